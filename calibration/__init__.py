@@ -1,0 +1,1 @@
+"""Models, hardware and calibrated latency: everything the simulator knows about how long serving takes."""

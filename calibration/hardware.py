@@ -1,0 +1,65 @@
+"""Data-sheet numbers of the GPUs.
+
+Source: NVIDIA data sheets of the SXM parts (A40 and L40S: PCIe), dense rates without sparsity. What a kernel reaches of
+them is a fitted coefficient of the latency model, never a number here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from calibration.lookup import nearest
+
+
+@dataclass(frozen=True)
+class GpuSpec:
+    """One GPU.
+
+    Args:
+        name: Name used in configurations and profiles.
+        memory_bytes: Device memory as advertised (1 GB = 1e9 bytes), bytes.
+        bandwidth: Peak memory bandwidth, bytes/s.
+        flops: Peak dense rate by data type (`bf16`, `fp8`, `fp4`), FLOP/s; a type the GPU lacks runs at the bf16 rate.
+        nvlink_bandwidth: Interconnect bandwidth, both directions together, bytes/s (PCIe where there is no NVLink).
+        price_usd_per_hour: Rental price, USD per hour; None where no price is assumed.
+    """
+
+    name: str
+    memory_bytes: float
+    bandwidth: float
+    flops: Mapping[str, float] = field(hash=False)
+    nvlink_bandwidth: float
+    price_usd_per_hour: float | None = None
+
+    def peak_flops(self, dtype: str) -> float:
+        """Peak dense rate for `dtype`, FLOP/s; types without hardware support fall back to bf16."""
+        return self.flops.get(dtype, self.flops["bf16"])
+
+
+GPUS: Mapping[str, GpuSpec] = MappingProxyType(
+    {
+        gpu.name: gpu
+        for gpu in (
+            GpuSpec("A40", 48e9, 696e9, {"bf16": 149.7e12}, 112.5e9),
+            GpuSpec("A100-80GB", 80e9, 2.039e12, {"bf16": 312e12}, 600e9),
+            GpuSpec("H100", 80e9, 3.35e12, {"bf16": 989e12, "fp8": 1979e12}, 900e9),
+            GpuSpec("H200", 141e9, 4.8e12, {"bf16": 989e12, "fp8": 1979e12}, 900e9),
+            GpuSpec("L40S", 48e9, 864e9, {"bf16": 362e12, "fp8": 733e12}, 64e9),
+            GpuSpec("B200", 180e9, 8.0e12, {"bf16": 2250e12, "fp8": 4500e12, "fp4": 9000e12}, 1800e9),
+        )
+    }
+)
+
+
+def get_gpu(name: str) -> GpuSpec:
+    """Looks a GPU up by name.
+
+    Args:
+        name: One of `GPUS`.
+
+    Raises:
+        ValueError: The GPU is unknown; the message names the nearest known one.
+    """
+    if name not in GPUS:
+        raise ValueError(f"unknown GPU {name!r}; {nearest(name, GPUS)}")
+    return GPUS[name]

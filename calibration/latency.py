@@ -1,0 +1,226 @@
+"""How long one iteration of an engine takes.
+
+Two forms of the same thing. `LatencyModel` is physical: overheads, weights read, arithmetic, KV cache read, attention
+and collectives, with fitted coefficients. `LatencyTables` is what the simulator kernel consumes: integers in
+picoseconds, affine in the context, so that a run of identical decode iterations has an exact closed form.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.coefficients import LatencyCoefficients
+from calibration.hardware import GpuSpec
+from calibration.models import ModelSpec
+
+PS_PER_S = 1e12
+FS_PER_S = 1e15
+ACTIVATION_BYTES = 2.0  # the residual stream travels in 16 bits whatever the weights are
+
+
+@dataclass(frozen=True)
+class LatencyTables:
+    """Iteration time in the simulator kernel's integer form.
+
+    A pure decode iteration of B sequences with C tokens of context together takes `decode_ps[B] + kv_ps * C`. One that
+    contains prefill and schedules n tokens in all takes `mixed_ps[n] + kv_ps * C + (attn_fs * pairs) // 1000`, with C
+    the decode context and `pairs` the query-key pairs of the prefill chunks.
+
+    Args:
+        decode_ps: (max_num_seqs + 1,), picoseconds by number of decoding sequences, int64.
+        mixed_ps: (max_num_batched_tokens + 1,), picoseconds by number of scheduled tokens, int64.
+        kv_ps: Picoseconds per token of decode context.
+        attn_fs: Femtoseconds per query-key pair of prefill.
+    """
+
+    decode_ps: NDArray[np.int64]
+    mixed_ps: NDArray[np.int64]
+    kv_ps: int
+    attn_fs: int
+
+    def iteration_ps(
+        self, num_decode: int, context_tokens: int, prefill_chunks: Iterable[tuple[int, int]] = ()
+    ) -> int:
+        """Time of one iteration as the kernel computes it, picoseconds.
+
+        Args:
+            num_decode: Decoding sequences.
+            context_tokens: Their context together, tokens.
+            prefill_chunks: (start, length) of each prefill chunk, tokens.
+        """
+        chunks = list(prefill_chunks)
+        if not chunks:
+            return int(self.decode_ps[num_decode]) + self.kv_ps * context_tokens
+        num_tokens = num_decode + sum(length for _, length in chunks)
+        attention = self.attn_fs * attention_pairs(chunks) // 1000
+        return int(self.mixed_ps[num_tokens]) + self.kv_ps * context_tokens + attention
+
+
+def attention_pairs(prefill_chunks: Iterable[tuple[int, int]]) -> int:
+    """Query-key pairs of causal prefill chunks: each token attends to all before it and to itself.
+
+    Args:
+        prefill_chunks: (start, length) of each chunk, tokens.
+    """
+    return sum(length * start + length * (length + 1) // 2 for start, length in prefill_chunks)
+
+
+def smooth_max(first: float, second: float, sharpness: float) -> float:
+    """p-norm of two times, s: their sum at sharpness 1, their maximum as it grows."""
+    larger, smaller = max(first, second), min(first, second)
+    if smaller == 0.0:
+        return larger
+    return float(larger * (1.0 + (smaller / larger) ** sharpness) ** (1.0 / sharpness))
+
+
+@dataclass(frozen=True)
+class LatencyModel:
+    """Iteration time of one engine: a model on `tp` GPUs with fitted coefficients.
+
+    With `execution="tp"` every iteration runs tensor parallel. With `execution="shift"` (Shift Parallelism, arXiv
+    2509.16495) the engine holds `base` engines of a smaller width with whole weights and runs iterations of more than
+    `shift_threshold_tokens` tokens sequence parallel: the tokens are split over the base engines and attention
+    exchanges heads by all-to-all, so the KV cache stays as tensor parallelism lays it out.
+
+    Args:
+        model: The model.
+        gpu: The GPU.
+        tp: GPUs of the engine.
+        coefficients: Fitted coefficients at this width.
+        execution: `tp` or `shift`.
+        base: The engine of smaller width that sequence parallelism replicates; needed for `shift` only.
+        shift_threshold_tokens: Scheduled tokens above which sequence parallelism runs; None runs whichever is faster
+            (source: ours, an ideal threshold).
+    """
+
+    model: ModelSpec
+    gpu: GpuSpec
+    tp: int
+    coefficients: LatencyCoefficients
+    execution: str = "tp"
+    base: "LatencyModel | None" = None
+    shift_threshold_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.execution not in ("tp", "shift"):
+            raise ValueError(f"execution={self.execution!r} is not allowed; choose 'tp' or 'shift'")
+        if self.execution == "shift" and (self.base is None or self.tp % self.base.tp):
+            raise ValueError(
+                f"execution='shift' on {self.tp} GPUs needs a base engine whose width divides it"
+            )
+
+    def matrices_s(self, num_tokens: float) -> float:
+        """Weights read and multiplied, s: dense and expert, each the smooth maximum of memory and arithmetic."""
+        c, m = self.coefficients, self.model
+        memory = self.tp * self.gpu.bandwidth
+        peak = self.tp * self.gpu.peak_flops(m.compute_dtype)
+        dense = smooth_max(
+            m.dense_read_bytes / (memory * c.dense_bandwidth_ratio),
+            num_tokens * m.dense_flops_per_token / (peak * c.dense_flops_ratio),
+            c.roofline_sharpness,
+        )
+        experts = smooth_max(
+            m.expert_read_bytes(num_tokens) / (memory * c.expert_bandwidth_ratio),
+            num_tokens * m.expert_flops_per_token / (peak * c.expert_flops_ratio),
+            c.expert_sharpness,
+        )
+        return dense + experts
+
+    def all_reduce_s(self, num_tokens: float) -> float:
+        """Two all-reduces a layer over the hidden state of `num_tokens` tokens, s."""
+        if self.tp == 1:
+            return 0.0
+        c, m = self.coefficients, self.model
+        message_bytes = num_tokens * m.hidden * ACTIVATION_BYTES
+        return 2.0 * m.num_layers * (c.all_reduce_s + message_bytes / c.all_reduce_bandwidth)
+
+    def all_to_all_s(self, num_tokens: float) -> float:
+        """Two all-to-alls a layer, before and after attention, when tokens are split over the base engines, s."""
+        assert self.base is not None
+        c, m = self.coefficients, self.model
+        heads = 2 * (m.num_heads + m.num_kv_heads)  # queries, keys and values one way, attention output back
+        message_bytes = num_tokens / self.tp * heads * m.head_dim * ACTIVATION_BYTES
+        return m.num_layers * (2.0 * c.all_to_all_s + message_bytes / c.all_to_all_bandwidth)
+
+    def tensor_parallel_s(self, num_tokens: float) -> float:
+        """Matrices and collectives, tensor parallel, s."""
+        return self.matrices_s(num_tokens) + self.all_reduce_s(num_tokens)
+
+    def sequence_parallel_s(self, num_tokens: float) -> float:
+        """Matrices and collectives, sequence parallel over the base engines, s."""
+        assert self.base is not None
+        share = -(-num_tokens // (self.tp // self.base.tp))
+        return self.base.tensor_parallel_s(share) + self.all_to_all_s(num_tokens)
+
+    def tokens_s(self, num_tokens: float) -> float:
+        """Matrices and collectives of `num_tokens` tokens in the mode that runs, s."""
+        if self.execution == "tp":
+            return self.tensor_parallel_s(num_tokens)
+        if self.shift_threshold_tokens is None:
+            return min(self.tensor_parallel_s(num_tokens), self.sequence_parallel_s(num_tokens))
+        if num_tokens > self.shift_threshold_tokens:
+            return self.sequence_parallel_s(num_tokens)
+        return self.tensor_parallel_s(num_tokens)
+
+    @property
+    def overhead_s(self) -> float:
+        """Time of an empty iteration, s: host work and the launches of the small kernels of each layer."""
+        return self.coefficients.fixed_s + self.model.num_layers * self.coefficients.layer_s
+
+    @property
+    def kv_s(self) -> float:
+        """Reading one token of context, s."""
+        memory = self.tp * self.gpu.bandwidth * self.coefficients.kv_bandwidth_ratio
+        return self.model.kv_bytes_per_token / memory
+
+    @property
+    def pair_s(self) -> float:
+        """Attention of one query-key pair of prefill, s."""
+        peak = self.tp * self.gpu.peak_flops("bf16") * self.coefficients.attention_flops_ratio
+        return self.model.attention_flops_per_pair / peak
+
+    def decode_s(self, num_decode: float) -> float:
+        """Pure decode iteration without the context term, s."""
+        return self.overhead_s + self.tokens_s(num_decode) + num_decode * self.coefficients.sequence_s
+
+    def mixed_s(self, num_tokens: float) -> float:
+        """Iteration that contains prefill, without the context and attention terms, s.
+
+        The integer form knows only the number of tokens here, not how many of them decode, so `sequence_s` is not
+        charged.
+        """
+        return self.overhead_s + self.tokens_s(num_tokens) + num_tokens * self.coefficients.token_s
+
+    def iteration_s(
+        self, num_decode: int, context_tokens: float, prefill_chunks: Iterable[tuple[int, int]] = ()
+    ) -> float:
+        """Time of one iteration, s.
+
+        Args:
+            num_decode: Decoding sequences.
+            context_tokens: Their context together, tokens.
+            prefill_chunks: (start, length) of each prefill chunk, tokens.
+        """
+        chunks = list(prefill_chunks)
+        if not chunks:
+            return self.decode_s(num_decode) + self.kv_s * context_tokens
+        num_tokens = num_decode + sum(length for _, length in chunks)
+        return self.mixed_s(num_tokens) + self.kv_s * context_tokens + self.pair_s * attention_pairs(chunks)
+
+    def tables(self, max_num_seqs: int, max_num_batched_tokens: int) -> LatencyTables:
+        """Rounds the model to the integers that the simulator kernel consumes.
+
+        Args:
+            max_num_seqs: Most sequences in an iteration.
+            max_num_batched_tokens: Most tokens in an iteration.
+        """
+        decode = [round(self.decode_s(n) * PS_PER_S) for n in range(max_num_seqs + 1)]
+        mixed = [round(self.mixed_s(n) * PS_PER_S) for n in range(max_num_batched_tokens + 1)]
+        return LatencyTables(
+            decode_ps=np.array(decode, dtype=np.int64),
+            mixed_ps=np.array(mixed, dtype=np.int64),
+            kv_ps=round(self.kv_s * PS_PER_S),
+            attn_fs=round(self.pair_s * FS_PER_S),
+        )

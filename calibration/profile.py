@@ -1,0 +1,140 @@
+"""Calibrated profiles: the coefficients of one model on one GPU, and where they come from."""
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from importlib import resources
+from typing import Any
+
+import yaml
+
+from calibration.coefficients import LatencyCoefficients, roofline_coefficients
+from calibration.hardware import GpuSpec, get_gpu
+from calibration.latency import LatencyModel
+from calibration.memory import check_fits
+from calibration.models import ModelSpec, get_model
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Latency coefficients of one model on one GPU.
+
+    Args:
+        model: The model.
+        gpu: The GPU.
+        source: `fitted` (from measurements) or `roofline` (assumed efficiencies, nothing measured).
+        coefficients: Coefficients by tensor-parallel width; a roofline profile has one entry for any width, keyed 0.
+        provenance: Data files, rows, repositories, licences and method, in words and counts.
+        held_out: Error on deployments left out of the fit, by target: n, median and 90th percentile (ratios).
+    """
+
+    model: ModelSpec
+    gpu: GpuSpec
+    source: str
+    coefficients: Mapping[int, LatencyCoefficients] = field(hash=False)
+    provenance: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    held_out: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Tensor-parallel widths with coefficients of their own; empty for a roofline profile."""
+        return tuple(sorted(width for width in self.coefficients if width))
+
+    def coefficients_at(self, tp: int) -> LatencyCoefficients:
+        """Coefficients at one width.
+
+        Raises:
+            ValueError: The profile was not fitted at this width.
+        """
+        if 0 in self.coefficients:
+            return self.coefficients[0]
+        if tp not in self.coefficients:
+            raise ValueError(
+                f"profile {self.model.name} on {self.gpu.name} has no coefficients for tp={tp}; "
+                f"allowed: {', '.join(map(str, self.widths))}"
+            )
+        return self.coefficients[tp]
+
+    def latency_model(
+        self,
+        tp: int,
+        execution: str = "tp",
+        base_width: int | None = None,
+        shift_threshold_tokens: int | None = None,
+    ) -> LatencyModel:
+        """Latency model of an engine of `tp` GPUs.
+
+        Args:
+            tp: GPUs of the engine.
+            execution: `tp`, or `shift` for Shift Parallelism.
+            base_width: With `shift`, GPUs that hold whole weights; None: the smallest fitted width (1 for roofline).
+            shift_threshold_tokens: With `shift`, tokens above which sequence parallelism runs; None: the faster one.
+
+        Raises:
+            ValueError: The width is not in the profile, does not hold the model, or the mode is unknown.
+        """
+        check_fits(self.model, self.gpu, tp)
+        coefficients = self.coefficients_at(tp)
+        if execution != "shift":
+            return LatencyModel(self.model, self.gpu, tp, coefficients, execution)
+        width = base_width or min(self.widths, default=1)
+        base = LatencyModel(self.model, self.gpu, width, self.coefficients_at(width))
+        return LatencyModel(self.model, self.gpu, tp, coefficients, execution, base, shift_threshold_tokens)
+
+
+def load_profile(model: str, gpu: str) -> Profile:
+    """Loads a committed profile, or makes a roofline one and warns when there is none.
+
+    Args:
+        model: Name of the model.
+        gpu: Name of the GPU.
+
+    Raises:
+        ValueError: The model or the GPU is unknown.
+    """
+    model_spec, gpu_spec = get_model(model), get_gpu(gpu)
+    file = resources.files("calibration") / "profiles" / profile_file_name(model_spec.name, gpu_spec.name)
+    if file.is_file():
+        return parse_profile(file.read_text(encoding="utf-8"))
+    warnings.warn(
+        f"no fitted profile for {model} on {gpu}: latency is a roofline estimate (source='roofline')",
+        stacklevel=2,
+    )
+    return Profile(model_spec, gpu_spec, "roofline", {0: roofline_coefficients(gpu_spec)})
+
+
+def profile_file_name(model: str, gpu: str) -> str:
+    """File of the profile of one model on one GPU."""
+    return f"{model}_{gpu.lower()}.yaml"
+
+
+def parse_profile(text: str) -> Profile:
+    """Reads a profile from YAML."""
+    raw = yaml.safe_load(text)
+    coefficients = {
+        int(width): LatencyCoefficients(**values) for width, values in raw["coefficients"].items()
+    }
+    return Profile(
+        get_model(raw["model"]),
+        get_gpu(raw["gpu"]),
+        raw["source"],
+        coefficients,
+        raw["provenance"],
+        raw["held_out"],
+    )
+
+
+def dump_profile(profile: Profile) -> str:
+    """Writes a profile as YAML, coefficients to five significant digits."""
+    raw = {
+        "model": profile.model.name,
+        "gpu": profile.gpu.name,
+        "source": profile.source,
+        "provenance": dict(profile.provenance),
+        "held_out": dict(profile.held_out),
+        "coefficients": {
+            width: {name: float(f"{value:.5g}") for name, value in asdict(values).items()}
+            for width, values in sorted(profile.coefficients.items())
+        },
+    }
+    return yaml.safe_dump(raw, sort_keys=False, width=110)

@@ -1,0 +1,78 @@
+"""What a change of layout costs: live switch, cold start, communicator pool.
+
+Source: Flying Serving, Table 2 (Llama-3-70B on H200) and Section 4.3. The paper states 15 ms for a live switch and a
+cold start of 292.38, 211.97 and 146.54 s with 2, 4 and 8 GPUs per engine.
+"""
+
+from dataclasses import dataclass
+
+LIVE_SWITCH_S = 0.015
+COLD_START_S = {2: 292.38, 4: 211.97, 8: 146.54}
+COLD_START_WEIGHT_BYTES = 140e9  # Llama-3-70B in 16 bits, the model of Table 2
+COMMUNICATOR_HOST_BYTES = 2_000_000  # per process group, Section 4.3
+COMMUNICATOR_START_S = 1.0  # per process group; source: ours, the paper gives no number
+
+
+@dataclass(frozen=True)
+class ColdStartRule:
+    """Cold start as a fixed part and a load time proportional to the weights on each GPU.
+
+    Args:
+        fixed_s: Process start, collectives, graph capture, s.
+        s_per_byte: Load time per byte of weights on one GPU, s.
+    """
+
+    fixed_s: float
+    s_per_byte: float
+
+    def seconds(self, weight_bytes: float, width: int) -> float:
+        """Cold start of an engine of `width` GPUs, s."""
+        return self.fixed_s + self.s_per_byte * weight_bytes / width
+
+
+def fit_cold_start() -> ColdStartRule:
+    """Least-squares line through the paper's three cold starts against weight bytes per GPU.
+
+    The three points are not quite on a line (residuals up to 14 s). Width 1 and every other model are extrapolations.
+    """
+    loads = [COLD_START_WEIGHT_BYTES / width for width in COLD_START_S]
+    times = list(COLD_START_S.values())
+    mean_load, mean_time = sum(loads) / len(loads), sum(times) / len(times)
+    covariance = sum((x - mean_load) * (y - mean_time) for x, y in zip(loads, times, strict=True))
+    slope = covariance / sum((x - mean_load) ** 2 for x in loads)
+    return ColdStartRule(fixed_s=mean_time - slope * mean_load, s_per_byte=slope)
+
+
+COLD_START_RULE = fit_cold_start()
+
+
+def cold_start_s(weight_bytes: float, width: int) -> float:
+    """Cold start of an engine, s: the paper's number where it has one, the fitted rule elsewhere.
+
+    Args:
+        weight_bytes: All weights of the model, bytes.
+        width: GPUs of the engine.
+
+    Raises:
+        ValueError: The width is not positive.
+    """
+    if width < 1:
+        raise ValueError(f"width={width} is not allowed; it must be at least 1")
+    if weight_bytes == COLD_START_WEIGHT_BYTES and width in COLD_START_S:
+        return COLD_START_S[width]
+    return COLD_START_RULE.seconds(weight_bytes, width)
+
+
+def communicator_pool(num_engines: int) -> tuple[float, int]:
+    """Start-up time and host memory of a pool with every aligned contiguous group of 2, 4, ... base engines.
+
+    Flying Serving, Section 4.3: groups are built once at start-up, for physically contiguous devices only.
+
+    Args:
+        num_engines: Base engines, a power of two.
+
+    Returns:
+        (seconds, bytes of host memory).
+    """
+    groups = num_engines - 1  # n/2 pairs, n/4 quadruples, ..., one of all
+    return groups * COMMUNICATOR_START_S, groups * COMMUNICATOR_HOST_BYTES

@@ -1,0 +1,129 @@
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from calibration.latency import attention_pairs, smooth_max
+from calibration.profile import load_profile
+
+PRESETS = [
+    (model, gpu, width)
+    for model, gpu in [
+        ("gpt-oss-120b", "H200"),
+        ("nemotron-8b-ultralong", "H200"),
+        ("llama-3-70b", "H200"),
+        ("llama-3.1-8b", "H100"),
+    ]
+    for width in load_profile(model, gpu).widths
+]
+MODELS = {preset: load_profile(*preset[:2]).latency_model(preset[2]) for preset in PRESETS}
+LLAMA = load_profile("llama-3-70b", "H200")
+CHUNKS = st.lists(st.tuples(st.integers(0, 100_000), st.integers(1, 2000)), max_size=4)
+
+
+def test_attention_pairs_by_hand():
+    assert attention_pairs([(0, 3)]) == 6  # 1 + 2 + 3
+    assert attention_pairs([(10, 2)]) == 23  # 11 + 12
+    assert attention_pairs([(0, 3), (10, 2)]) == 29
+
+
+def test_splitting_a_prompt_into_chunks_keeps_its_pairs():
+    assert attention_pairs([(0, 100)]) == attention_pairs([(0, 60), (60, 40)])
+
+
+def test_smooth_max_lies_between_maximum_and_sum():
+    assert smooth_max(3.0, 4.0, 1.0) == pytest.approx(7.0)
+    assert smooth_max(3.0, 4.0, 2.0) == pytest.approx(5.0)
+    assert smooth_max(3.0, 4.0, 100.0) == pytest.approx(4.0)
+    assert smooth_max(0.0, 4.0, 2.0) == 4.0
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_tables_equal_the_formula(preset):
+    model = MODELS[preset]
+    tables = model.tables(64, 300)
+    assert tables.decode_ps.dtype == tables.mixed_ps.dtype == np.int64
+    assert tables.decode_ps.shape == (65,)
+    assert tables.mixed_ps.shape == (301,)
+    iterations = [(1, 1000, []), (64, 640_000, []), (10, 5000, [(0, 100)]), (0, 0, [(4096, 300)])]
+    for num_decode, context, chunks in iterations:
+        exact = model.iteration_s(num_decode, context, chunks) * 1e12
+        # Rounding: half a picosecond a table entry and a context token, half a femtosecond a pair.
+        slack = 2.0 + 0.5 * context + 0.0005 * attention_pairs(chunks)
+        assert tables.iteration_ps(num_decode, context, chunks) == pytest.approx(exact, abs=slack)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_more_tokens_never_take_less_time(preset):
+    tables = MODELS[preset].tables(256, 2048)
+    assert (np.diff(tables.decode_ps) >= 0).all()
+    assert (np.diff(tables.mixed_ps) >= 0).all()
+    assert tables.decode_ps[0] > 0
+    assert tables.kv_ps > 0
+    assert tables.attn_fs > 0
+
+
+@settings(max_examples=50)
+@given(st.sampled_from(PRESETS), st.integers(0, 255), st.integers(0, 10**6), CHUNKS, st.integers(1, 500))
+def test_iteration_is_monotone(preset, num_decode, context, chunks, more):
+    model = MODELS[preset]
+    time = model.iteration_s(num_decode, context, chunks)
+    assert model.iteration_s(num_decode + 1, context, chunks) >= time
+    assert model.iteration_s(num_decode, context + more, chunks) > time
+    if chunks:
+        assert model.iteration_s(num_decode, context, [*chunks, (0, more)]) > time
+
+
+@pytest.mark.parametrize(("model", "gpu"), sorted({preset[:2] for preset in PRESETS}))
+def test_wider_engine_is_faster_for_one_request(model, gpu):
+    profile = load_profile(model, gpu)
+    decode = [profile.latency_model(width).iteration_s(1, 1000) for width in profile.widths]
+    prefill = [profile.latency_model(width).iteration_s(0, 0, [(0, 2048)]) for width in profile.widths]
+    assert decode == sorted(decode, reverse=True)
+    assert prefill == sorted(prefill, reverse=True)
+
+
+@pytest.mark.parametrize(("model", "gpu"), sorted({preset[:2] for preset in PRESETS}))
+def test_narrow_engines_together_have_more_prefill_throughput(model, gpu):
+    profile = load_profile(model, gpu)
+    prompts = [(0, 1024)] * 8
+    per_gpu = [1.0 / (w * profile.latency_model(w).iteration_s(0, 0, prompts)) for w in profile.widths]
+    assert per_gpu == sorted(per_gpu, reverse=True)
+
+
+@pytest.mark.parametrize(("model", "gpu"), sorted({preset[:2] for preset in PRESETS}))
+def test_narrow_engines_together_have_more_decode_throughput_at_the_largest_batch(model, gpu):
+    profile = load_profile(model, gpu)
+    widths = profile.widths
+    degree, batch = widths[-1] // widths[0], 256
+    narrow = profile.latency_model(widths[0]).iteration_s(batch, batch * 1000)
+    wide = profile.latency_model(widths[-1]).iteration_s(degree * batch, degree * batch * 1000)
+    assert narrow < wide
+
+
+def test_shift_runs_the_faster_mode():
+    tp, shift = LLAMA.latency_model(8), LLAMA.latency_model(8, "shift", base_width=2)
+    assert shift.iteration_s(1, 1000) == tp.iteration_s(1, 1000)
+    assert shift.iteration_s(0, 0, [(0, 4096)]) < tp.iteration_s(0, 0, [(0, 4096)])
+    assert (np.diff(shift.tables(64, 2048).mixed_ps) >= 0).all()
+
+
+def test_shift_switches_at_its_threshold():
+    tp = LLAMA.latency_model(8)
+    shift = LLAMA.latency_model(8, "shift", base_width=2, shift_threshold_tokens=128)
+    assert shift.tokens_s(128) == tp.tokens_s(128)
+    assert shift.tokens_s(129) == shift.sequence_parallel_s(129) != tp.tokens_s(129)
+
+
+def test_wrong_execution_is_refused():
+    with pytest.raises(ValueError, match="execution='pp' is not allowed"):
+        LLAMA.latency_model(8, "pp")
+    with pytest.raises(ValueError, match="base engine whose width divides"):
+        LLAMA.latency_model(2, "shift", base_width=4)
+
+
+def test_model_survives_pickling():
+    model = MODELS[PRESETS[0]]
+    assert pickle.loads(pickle.dumps(model)) == model

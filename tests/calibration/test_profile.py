@@ -1,0 +1,73 @@
+import warnings
+from importlib import resources
+
+import pytest
+import yaml
+
+from calibration.profile import dump_profile, load_profile, parse_profile, profile_file_name
+from calibration.specs import MODELS
+
+FILES = sorted(file.name for file in (resources.files("calibration") / "profiles").iterdir())
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_committed_profile_round_trips_and_says_where_it_comes_from(name):
+    text = (resources.files("calibration") / "profiles" / name).read_text(encoding="utf-8")
+    profile = parse_profile(text)
+    assert dump_profile(profile) == text
+    assert name == profile_file_name(profile.model.name, profile.gpu.name)
+    assert profile.source == "fitted"
+    assert profile.provenance["kernels"]["licence"]
+    assert all(entry["rows"] and entry["licence"] for entry in profile.provenance["end_to_end"])
+    assert 0.0 < profile.held_out["tpot"]["ape_median"] < 0.1
+    for width in profile.widths:
+        profile.latency_model(width)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_coefficients_are_physical(name):
+    profile = parse_profile((resources.files("calibration") / "profiles" / name).read_text(encoding="utf-8"))
+    for coefficients in profile.coefficients.values():
+        ratios = [value for key, value in vars(coefficients).items() if key.endswith("_ratio")]
+        assert all(0.0 < ratio <= 1.0 for ratio in ratios)
+        assert all(value >= 0.0 for value in vars(coefficients).values())
+
+
+def test_every_committed_profile_parses_without_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert load_profile("llama-3-70b", "H200").widths == (2, 4, 8)
+
+
+def test_unmeasured_pair_falls_back_to_the_roofline_and_says_so():
+    with pytest.warns(UserWarning, match=r"llama-3.1-8b on A40.*source='roofline'"):
+        profile = load_profile("llama-3.1-8b", "A40")
+    assert profile.source == "roofline"
+    assert profile.widths == ()
+    assert profile.latency_model(4).iteration_s(1, 100) < profile.latency_model(1).iteration_s(1, 100)
+
+
+def test_roofline_is_close_to_a_fitted_profile():
+    fitted = load_profile("llama-3.1-8b", "H100").latency_model(1)
+    assert MODELS["nemotron-8b-ultralong"].weight_bytes == fitted.model.weight_bytes
+    with pytest.warns(UserWarning, match="roofline"):
+        roofline = load_profile("nemotron-8b-ultralong", "H100").latency_model(1)
+    assert roofline.iteration_s(32, 32_000) == pytest.approx(fitted.iteration_s(32, 32_000), rel=0.15)
+
+
+def test_unknown_names_and_widths_are_refused():
+    with pytest.raises(ValueError, match="did you mean 'gpt-oss-120b'"):
+        load_profile("gpt-oss", "H200")
+    with pytest.raises(ValueError, match=r"no coefficients for tp=3; allowed: 2, 4, 8"):
+        load_profile("llama-3-70b", "H200").latency_model(3)
+    with pytest.raises(ValueError, match="does not fit 1 x H100"):
+        load_profile("llama-3.1-70b", "H100").latency_model(1)
+
+
+def test_profiles_hold_no_paths():
+    for name in FILES:
+        raw = yaml.safe_load((resources.files("calibration") / "profiles" / name).read_text(encoding="utf-8"))
+        files = raw["provenance"]["kernels"]["files"] + [
+            entry["file"] for entry in raw["provenance"]["end_to_end"]
+        ]
+        assert all(not file.startswith("/") for file in files)
