@@ -1,0 +1,208 @@
+"""One DP/TP episode: simulator, encoder and reward together. The scalar and the batched environment are made of these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.backend import SLO, TOTALS, ClusterSpec, ClusterState, Command, Fault, Redeploy
+from envs.dp_tp.action import action_mask, decode_action
+from envs.dp_tp.observation import ENGINE_FEATURES, Encoder, ObservationScales
+from envs.dp_tp.reward import RewardMeter
+from envs.layout import changed_regions, groups_of
+from envs.objective import Objective
+from envs.simulator.cluster import Cluster
+from envs.simulator.kernel.state import PS_PER_S
+from envs.simulator.simulator import Simulator
+from envs.workload.registry import WorkloadSource, WorkloadSpec
+
+DEFAULT_SLOS = {
+    "standard": SLO(ttft_s=0.5, tpot_s=0.02),
+    "normal": SLO(ttft_s=0.5, tpot_s=0.02),
+    "priority": SLO(ttft_s=0.2, tpot_s=0.01),
+    "long": SLO(ttft_s=20.0, tpot_s=0.02),
+}
+
+
+@dataclass(frozen=True)
+class DPTPConfig:
+    """What a DP/TP environment is made of.
+
+    Attributes:
+        workload: Requests of an episode.
+        cluster: The node.
+        slos: Latency promise by request class.
+        objective: Weights of the reward terms.
+        scales: Scales of the observation.
+        decision_interval_s: Time between decisions, seconds.
+        decide_on: Classes whose arrival asks for a decision at once.
+        drain_limit_s: How long after the last arrival an episode may go on before it is cut off, seconds.
+        faults_per_gpu_hour: Rate of GPU failures.
+        split: Part of the workload that episodes are drawn from; None: the workload's own.
+    """
+
+    workload: WorkloadSpec = field(default_factory=lambda: WorkloadSpec(name="flying_bursty"))
+    cluster: ClusterSpec = field(default_factory=ClusterSpec)
+    slos: dict[str, SLO] = field(default_factory=lambda: dict(DEFAULT_SLOS))
+    objective: Objective = field(default_factory=Objective)
+    scales: ObservationScales = field(default_factory=ObservationScales)
+    decision_interval_s: float = 1.0
+    decide_on: tuple[str, ...] = ()
+    drain_limit_s: float = 300.0
+    faults_per_gpu_hour: float = 0.0
+    split: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("decision_interval_s", "drain_limit_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        if not self.faults_per_gpu_hour >= 0:
+            raise ValueError(f"faults_per_gpu_hour must not be negative, got {self.faults_per_gpu_hour}")
+
+    def slos_of(self, classes: tuple[str, ...]) -> tuple[SLO, ...]:
+        """Promises in the order of the workload's classes."""
+        missing = [name for name in classes if name not in self.slos]
+        if missing:
+            raise ValueError(f"slos has no entry for class {missing[0]!r}; it has {', '.join(self.slos)}")
+        return tuple(self.slos[name] for name in classes)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step brought."""
+
+    reward: float
+    terms: dict[str, float]
+    dt_s: float
+    terminated: bool  # every request has been served, refused or lost
+    truncated: bool  # the drain limit was reached
+    refused: str  # why the command was refused, or ""
+
+
+class DPTPCore:
+    """Runs episodes of one configuration.
+
+    Args:
+        config: What the environment is made of.
+
+    Raises:
+        ValueError: Something in it is unknown or impossible.
+    """
+
+    def __init__(self, config: DPTPConfig) -> None:
+        self.config = config
+        self.source = WorkloadSource(config.workload)
+        self.classes = self.source.classes
+        self.slos = config.slos_of(self.classes)
+        triggers = tuple(i for i, name in enumerate(self.classes) if name in config.decide_on)
+        self.simulator = Simulator(config.cluster, self.slos, triggers)
+        self.num_base = config.cluster.num_base
+        self.encoder = _make_encoder(config, self.simulator.cluster, len(self.classes))
+        self.meter = RewardMeter(config.objective, self.classes)
+        self.done = True
+
+    @property
+    def engines_shape(self) -> tuple[int, int]:
+        """Shape of the observation's engine matrix."""
+        return (self.num_base, len(ENGINE_FEATURES))
+
+    @property
+    def cluster_shape(self) -> tuple[int]:
+        """Shape of the observation's cluster vector."""
+        return (self.encoder.cluster_size,)
+
+    def reset(self, seed: int) -> None:
+        """Begins the episode that a seed stands for: its arrivals, classes and failures."""
+        workload = self.source.sample(seed, self.config.split)
+        self.state: ClusterState = self.simulator.reset(workload, self._faults(seed, workload.duration_s))
+        self.encoder.reset()
+        self.meter.reset()
+        self.deadline_s = float(workload.arrival_s[-1]) + self.config.drain_limit_s
+        self.done = False
+        self.num_refused = 0
+
+    def _faults(self, seed: int, duration_s: float) -> tuple[Fault, ...]:
+        rate = self.config.faults_per_gpu_hour * self.config.cluster.num_gpus / 3600.0
+        if rate == 0.0:
+            return ()
+        rng = np.random.default_rng(np.random.SeedSequence([seed, _FAULT_STREAM]))
+        times = np.sort(rng.uniform(0.0, duration_s, rng.poisson(rate * duration_s)))
+        gpus = rng.integers(self.config.cluster.num_gpus, size=len(times))
+        return tuple(Fault(float(time), int(gpu)) for time, gpu in zip(times, gpus, strict=True))
+
+    def mask(self) -> NDArray[np.bool_]:
+        """(num_actions,), which actions are possible now."""
+        return action_mask(self.state, self.num_base, self.simulator.can_switch_live)
+
+    def step(self, action: int | np.integer | Command | None) -> Outcome:
+        """Carries out a decision and lets time pass to the next one."""
+        command = decode_action(int(action), self.num_base) if isinstance(action, (int, np.integer)) else action
+        switched, refused = self._apply(command)
+        before = self.simulator.now_s
+        self.simulator.advance(min(before + self.config.decision_interval_s, self.deadline_s))
+        self.state = self.simulator.observe()
+        terminated = self.simulator.idle
+        truncated = not terminated and self.simulator.now_s >= self.deadline_s
+        self.done = terminated or truncated
+        abandoned = self._in_flight() if truncated else np.zeros(len(self.classes), np.int64)
+        reward, terms = self.meter.measure(
+            self.state.totals, self.simulator.latency_cost, switched, abandoned
+        )
+        return Outcome(reward, terms, self.simulator.now_s - before, terminated, truncated, refused)
+
+    def _apply(self, command: Command | None) -> tuple[int, str]:
+        """Base engines that begin to be reconfigured, and why the command was refused."""
+        if command is None:
+            return 0, ""
+        touched = self._touched(command)
+        receipt = self.simulator.apply(command)
+        if not receipt.accepted:
+            self.num_refused += 1
+            return 0, receipt.reason
+        return touched, ""
+
+    def _touched(self, command: Command) -> int:
+        if isinstance(command, Redeploy):
+            return 0 if self.simulator.untouched else self.num_base
+        if sum(command.layout) != self.num_base:
+            return 0
+        regions = changed_regions(self.simulator.target_groups, groups_of(command.layout))
+        return sum(region.length for region in regions)
+
+    def _in_flight(self) -> NDArray[np.int64]:
+        totals = self.state.totals
+        gone = sum(totals[:, TOTALS.index(name)] for name in ("refused", "failed", "finished"))
+        return np.asarray(totals[:, TOTALS.index("arrived")] - gone).astype(np.int64)
+
+    def observe_into(self, engines: NDArray[np.float32], cluster: NDArray[np.float32]) -> None:
+        """Writes the observation of the present state; once per step."""
+        self.encoder.encode(self.state, engines, cluster)
+
+    def fork(self) -> DPTPCore:
+        """A copy of the episode that continues to the same numbers."""
+        copy = DPTPCore.__new__(DPTPCore)
+        copy.__dict__.update(self.__dict__)
+        copy.simulator = self.simulator.fork()
+        copy.encoder = self.encoder.fork()
+        copy.meter = self.meter.fork()
+        return copy
+
+
+_FAULT_STREAM = 0xFA17
+
+
+def _make_encoder(config: DPTPConfig, cluster: Cluster, num_classes: int) -> Encoder:
+    """An encoder that knows the engines' nominal speed from the same profile the simulator runs on."""
+    tables, count = cluster.tables, len(cluster.widths)
+    budget = config.cluster.max_num_batched_tokens
+    return Encoder(
+        num_base=config.cluster.num_base,
+        base_width=config.cluster.base_width,
+        num_classes=num_classes,
+        prefill_s_per_token=tables.mixed_ps[:count, -1] / PS_PER_S / budget,
+        decode_s=tables.decode_ps[:count] / PS_PER_S,
+        kv_s_per_token=tables.kv_ps[:count] / PS_PER_S,
+        scales=config.scales,
+    )

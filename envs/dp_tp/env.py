@@ -1,0 +1,171 @@
+"""The scalar DP/TP environment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from envs.backend import ClusterState, Command
+from envs.dp_tp.action import num_actions
+from envs.dp_tp.core import DPTPConfig, DPTPCore
+from envs.dp_tp.observation import HIGH
+from envs.dp_tp.render import Renderer
+from envs.metrics import RequestRecords
+from envs.policy_spec import PolicySpec
+
+Observation = dict[str, NDArray[np.float32]]
+MAX_SEED = 2**31 - 1
+
+
+def make_spaces(core: DPTPCore) -> tuple[spaces.Dict, spaces.Discrete]:
+    """Observation and action space of a configuration."""
+    observation = spaces.Dict(
+        {
+            "engines": spaces.Box(0.0, HIGH, core.engines_shape, np.float32),
+            "cluster": spaces.Box(0.0, HIGH, core.cluster_shape, np.float32),
+        }
+    )
+    return observation, spaces.Discrete(num_actions(core.num_base))
+
+
+class DPTPEnv(gym.Env[Observation, np.int64]):
+    """When should eight GPUs be eight engines, and when one? `Serving/DPTP-v0`.
+
+    A node carries base engines that can be merged live into tensor-parallel groups and split again, as Flying Serving
+    does (arXiv 2602.22593; `baselines/flying_serving`). Apart, they serve many requests at once (data parallelism);
+    merged, they serve each request faster and hold longer contexts.
+
+    ## Action space
+
+    `Discrete(layouts x 3)`, 78 for 8 base engines: `action = layout_index * 3 + mode`. A layout is a partition of the
+    node into aligned groups of power-of-two length (`envs.layout.all_layouts`; index 0 is all merged, the last one all
+    apart). The mode says what happens to running requests: 0 sequential (wait for stragglers), 1 soft preempt (idle
+    members serve new requests in DP meanwhile, which are recomputed after), 2 hard preempt (running DP requests stand
+    still with their KV resident; those of a TP group that is split are recomputed). A live switch takes 15 ms once the
+    engines are ready. Repeating the present target layout means to stay. Impossible actions are masked
+    (`action_masks()`, `info["action_mask"]`); one that is taken anyway changes nothing, and is counted and explained
+    in `info["refused"]`. `step` also takes a `SetLayout` or `Redeploy` command, or None (stay).
+
+    ## Observation space
+
+    `Dict(engines=(base engines, 13), cluster=(15 + 3 x classes,))`, float32 in [0, 64]. Rows and their units are named
+    in `envs.dp_tp.observation`: counts and rates are log1p(value / scale) with fixed scales, ratios are ratios. The true
+    output length of a request is nowhere in it.
+
+    ## Reward
+
+    `objective.scale` times the weighted sum of the terms in `info["reward_terms"]` over the interval: `latency` (minus
+    the growth of the sum over requests of TTFT / SLO + TPOT / SLO), `ttft_attainment/CLASS` and `tpot_attainment/CLASS`
+    (minus the promises broken), `goodput` (requests finished within both), `switch` (minus base engines reconfigured),
+    `abandoned` (minus requests refused, failed or left unfinished). `info["dt"]` is the time the step took, seconds.
+
+    ## Start and end
+
+    An episode begins with an empty node, every base engine on its own, and the arrivals that its seed draws from the
+    split. It is terminated when every request has been served, refused or lost, and truncated `drain_limit_s` after the
+    last arrival; what is unfinished then counts as missed and abandoned.
+
+    ## Arguments
+
+    See `envs.dp_tp.core.DPTPConfig`.
+
+    ## Version history
+
+    * v0: first release.
+    """
+
+    metadata = {"render_modes": ["ansi", "rgb_array"], "render_fps": 4}
+
+    def __init__(self, render_mode: str | None = None, **config: Any) -> None:
+        if render_mode is not None and render_mode not in self.metadata["render_modes"]:
+            raise ValueError(f"render_mode must be one of {self.metadata['render_modes']}, got {render_mode!r}")
+        self.render_mode = render_mode
+        self.core = DPTPCore(DPTPConfig(**config))
+        self.observation_space, self.action_space = make_spaces(self.core)
+        self._renderer = Renderer(self.core.config.cluster) if render_mode else None
+
+    @property
+    def config(self) -> DPTPConfig:
+        """What the environment is made of."""
+        return self.core.config
+
+    @property
+    def state(self) -> ClusterState:
+        """What the cluster shows now."""
+        return self.core.state
+
+    @property
+    def policy_spec(self) -> PolicySpec:
+        """What a policy is told before an episode."""
+        return PolicySpec(
+            cluster=self.config.cluster,
+            slos=self.core.slos,
+            classes=self.core.classes,
+            decision_interval_s=self.config.decision_interval_s,
+        )
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begins an episode; the seed fixes its arrivals, classes and failures."""
+        super().reset(seed=seed)
+        episode_seed = seed if seed is not None else int(self.np_random.integers(MAX_SEED))
+        self.core.reset(episode_seed)
+        if self._renderer:
+            self._renderer.reset()
+            self._renderer.record(self.core.state)
+        return self._observe(), self._info(0.0, {}, "")
+
+    def step(
+        self, action: np.int64 | int | Command | None
+    ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Takes a decision and lets time pass to the next one."""
+        if self.core.done:
+            raise RuntimeError("the episode is over; call reset()")
+        outcome = self.core.step(action)
+        if self._renderer:
+            self._renderer.record(self.core.state)
+        info = self._info(outcome.dt_s, outcome.terms, outcome.refused)
+        return self._observe(), outcome.reward, outcome.terminated, outcome.truncated, info
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """(num_actions,), which actions are possible now."""
+        return self.core.mask()
+
+    def records(self) -> RequestRecords:
+        """What happened to every request that has arrived."""
+        return self.core.simulator.results()
+
+    def fork(self) -> DPTPEnv:
+        """A copy of the episode that continues to the same numbers; it does not render."""
+        copy = DPTPEnv.__new__(DPTPEnv)
+        copy.__dict__.update(self.__dict__)
+        copy.core = self.core.fork()
+        copy.render_mode, copy._renderer = None, None
+        return copy
+
+    def render(self) -> Any:
+        """The node now (ansi) or over time (rgb_array)."""
+        if self._renderer is None:
+            gym.logger.warn("render() needs a render_mode; pass render_mode='ansi' or 'rgb_array' to make()")
+            return None
+        return self._renderer.text() if self.render_mode == "ansi" else self._renderer.image()
+
+    def _observe(self) -> Observation:
+        engines = np.empty(self.core.engines_shape, np.float32)
+        cluster = np.empty(self.core.cluster_shape, np.float32)
+        self.core.observe_into(engines, cluster)
+        return {"engines": engines, "cluster": cluster}
+
+    def _info(self, dt_s: float, terms: dict[str, float], refused: str) -> dict[str, Any]:
+        return {
+            "dt": dt_s,
+            "reward_terms": terms,
+            "refused": refused,
+            "num_refused": self.core.num_refused,
+            "action_mask": self.core.mask(),
+        }

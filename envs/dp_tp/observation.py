@@ -1,0 +1,302 @@
+"""The DP/TP observation, encoded from the cluster's state with fixed physical scales.
+
+Counts and rates are shown as log1p(value / scale), so they are neither clipped nor dominated by bursts; the scales are
+the values at which a quantity becomes noticeable and live in the environment's config. No running normalisation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from envs.backend import TOTALS, ClusterState, EngineStatus, SwitchMode
+
+HIGH = 64.0  # no log1p of a float64 is larger than this for values below e^64
+
+# Features of a base engine; those of its group are repeated on every member.
+ENGINE_FEATURES = (
+    "group_width",  # log2(base engines of the group) / log2(node)
+    "target_width",  # the same after the reconfigurations in flight
+    "group_begins",  # 1 on the leftmost member
+    "draining",
+    "speculative",
+    "down",
+    "num_running",
+    "num_waiting",
+    "prefill_backlog_s",  # pending prefill tokens over the group's prefill speed
+    "kv_usage",  # ratio
+    "context_tokens",
+    "iteration_s",  # of a decode iteration with the present batch
+    "num_paused",  # requests that stand still on any group of this base engine
+)
+
+CLUSTER_FEATURES = (
+    "num_pooled",
+    "pooled_tokens",
+    "num_in_flight",
+    "request_rate_now",  # arrivals per second in the last decision interval
+    "request_rate_short",  # exponential averages
+    "request_rate_long",
+    "token_rate_now",  # prompt tokens per second
+    "token_rate_short",
+    "token_rate_long",
+    "switching",  # share of the node under reconfiguration
+    "switch_elapsed_s",
+    "sequential",
+    "soft",
+    "hard",
+    "since_switch_s",
+)
+
+CLASS_FEATURES = (
+    "request_rate_short",
+    "ttft_misses_short",  # share of first tokens later than promised, exponential average
+    "tpot_misses_short",
+)
+
+
+@dataclass(frozen=True)
+class ObservationScales:
+    """Where each kind of quantity becomes noticeable, and how far back averages look.
+
+    Attributes:
+        requests: Requests.
+        tokens: KV or pending prompt tokens.
+        backlog_s: Seconds of prefill work.
+        iteration_s: Seconds of an iteration.
+        request_rate: Requests per second.
+        token_rate: Prompt tokens per second.
+        switch_s: Seconds.
+        short_s: Time constant of the short averages, seconds.
+        long_s: Time constant of the long averages, seconds.
+    """
+
+    requests: float = 8.0
+    tokens: float = 20_000.0
+    backlog_s: float = 0.1
+    iteration_s: float = 0.005
+    request_rate: float = 2.0
+    token_rate: float = 2_000.0
+    switch_s: float = 1.0
+    short_s: float = 5.0
+    long_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            if not getattr(self, name) > 0:
+                raise ValueError(f"scales.{name} must be positive, got {getattr(self, name)}")
+
+
+class Encoder:
+    """Turns successive `ClusterState`s into observations; remembers what rates and averages need.
+
+    Args:
+        num_base: Base engines of the node.
+        base_width: GPUs of a base engine.
+        num_classes: Request classes.
+        prefill_s_per_token: (num_widths,), seconds per prompt token of a group, by log2 of its length.
+        decode_s: (num_widths, max_num_seqs + 1), seconds of a decode iteration without its context.
+        kv_s_per_token: (num_widths,), seconds a token of context adds.
+        scales: Fixed scales.
+    """
+
+    def __init__(
+        self,
+        num_base: int,
+        base_width: int,
+        num_classes: int,
+        prefill_s_per_token: NDArray[np.float64],
+        decode_s: NDArray[np.float64],
+        kv_s_per_token: NDArray[np.float64],
+        scales: ObservationScales,
+    ) -> None:
+        self.num_base, self.base_width, self.num_classes = num_base, base_width, num_classes
+        self.prefill_s_per_token = prefill_s_per_token
+        self.decode_s = decode_s
+        self.kv_s_per_token = kv_s_per_token
+        self.scales = scales
+        self._scales = np.array([getattr(scales, name) for name in scales.__dataclass_fields__])
+        self.reset()
+
+    @property
+    def cluster_size(self) -> int:
+        """Length of the cluster vector."""
+        return len(CLUSTER_FEATURES) + self.num_classes * len(CLASS_FEATURES)
+
+    def reset(self) -> None:
+        """Forgets the past."""
+        self._previous = np.zeros((self.num_classes, len(TOTALS)))
+        self._averages = np.zeros((self.num_classes, _NUM_AVERAGES))
+        self._last_s = 0.0
+        self._switched_s = 0.0
+
+    def fork(self) -> Encoder:
+        """A copy with a memory of its own."""
+        copy = Encoder.__new__(Encoder)
+        copy.__dict__.update(self.__dict__)
+        copy._previous = self._previous.copy()
+        copy._averages = self._averages.copy()
+        return copy
+
+    def encode(
+        self, state: ClusterState, engines_out: NDArray[np.float32], cluster_out: NDArray[np.float32]
+    ) -> None:
+        """Writes the observation of a state that is later than the one before.
+
+        Args:
+            state: What the cluster shows.
+            engines_out: (num_base, len(ENGINE_FEATURES)), filled.
+            cluster_out: (cluster_size,), filled.
+        """
+        transition = np.zeros(5)
+        for item in state.transitions:
+            transition[0] += item.region.length / self.num_base
+            transition[1] = max(transition[1], state.now_s - item.started_s)
+            if item.mode is not None:
+                transition[2 + int(item.mode)] = 1.0
+        if state.transitions:
+            self._switched_s = state.now_s
+        dt = state.now_s - self._last_s
+        _encode_engines(
+            state.engines,
+            np.array(state.layout),
+            np.array(state.target_layout),
+            self.base_width,
+            self.prefill_s_per_token,
+            self.decode_s,
+            self.kv_s_per_token,
+            self._scales,
+            engines_out,
+        )
+        _encode_cluster(
+            state.totals,
+            self._previous,
+            self._averages,
+            dt,
+            np.array([state.num_pooled, state.pooled_tokens, state.now_s - self._switched_s], np.float64),
+            transition,
+            self._scales,
+            cluster_out,
+        )
+        self._last_s = state.now_s
+
+
+(_REQUESTS, _TOKENS, _BACKLOG, _ITERATION, _REQUEST_RATE, _TOKEN_RATE, _SWITCH, _SHORT, _LONG) = range(9)
+_ARRIVED, _ARRIVED_TOKENS = TOTALS.index("arrived"), TOTALS.index("arrived_tokens")
+_REFUSED, _FAILED = TOTALS.index("refused"), TOTALS.index("failed")
+_FIRST, _TTFT_MET = TOTALS.index("first_tokens"), TOTALS.index("ttft_met")
+_FINISHED, _TPOT_MET = TOTALS.index("finished"), TOTALS.index("tpot_met")
+_NUM_AVERAGES = 6
+(_AVG_RATE_SHORT, _AVG_RATE_LONG, _AVG_TOKENS_SHORT, _AVG_TOKENS_LONG, _AVG_TTFT, _AVG_TPOT) = range(_NUM_AVERAGES)
+_ACTIVE, _DRAINING = int(EngineStatus.ACTIVE), int(EngineStatus.DRAINING)
+_SPECULATIVE, _PAUSED, _DOWN = int(EngineStatus.SPECULATIVE), int(EngineStatus.PAUSED), int(EngineStatus.DOWN)
+assert len(SwitchMode) == 3
+
+
+@njit(cache=True)
+def _log_length(length: int) -> int:
+    rank = 0
+    while length > 1:
+        length //= 2
+        rank += 1
+    return rank
+
+
+@njit(cache=True)
+def _encode_engines(engines, layout, target, base_width, prefill_s, decode_s, kv_s, scales, out):  # type: ignore[no-untyped-def]
+    num_base = out.shape[0]
+    log_node = max(_log_length(num_base), 1)
+    out[:] = 0.0
+    first = 0
+    for length in target:
+        out[first : first + length, 1] = _log_length(length) / log_node
+        first += length
+    first = 0
+    for length in layout:
+        out[first : first + length, 0] = _log_length(length) / log_node
+        out[first, 2] = 1.0
+        first += length
+    for e in range(len(engines)):
+        row = engines[e]
+        begin, length = row.first_gpu // base_width, row.width // base_width
+        if row.status == _PAUSED:
+            out[begin : begin + length, 12] += row.num_running
+            continue
+        if row.status != _ACTIVE and row.status != _DRAINING and row.status != _SPECULATIVE and row.status != _DOWN:
+            continue
+        rank = _log_length(length)
+        decoding = row.num_running - row.num_prefilling
+        iteration_s = decode_s[rank, decoding] + kv_s[rank] * row.context_tokens if decoding > 0 else 0.0
+        for base in range(begin, begin + length):
+            out[base, 3] = row.status == _DRAINING
+            out[base, 4] = row.status == _SPECULATIVE
+            out[base, 5] = row.status == _DOWN
+            out[base, 6] = np.log1p(row.num_running / scales[_REQUESTS])
+            out[base, 7] = np.log1p(row.num_waiting / scales[_REQUESTS])
+            out[base, 8] = np.log1p(row.pending_prefill_tokens * prefill_s[rank] / scales[_BACKLOG])
+            out[base, 9] = row.kv_used_blocks / max(row.kv_capacity_blocks, 1)
+            out[base, 10] = np.log1p(row.context_tokens / scales[_TOKENS])
+            out[base, 11] = np.log1p(iteration_s / scales[_ITERATION])
+    for base in range(num_base):
+        out[base, 12] = np.log1p(out[base, 12] / scales[_REQUESTS])
+
+
+@njit(cache=True)
+def _blend(old: float, new: float, dt: float, constant: float) -> float:
+    """Exponential average over irregular intervals."""
+    keep = np.exp(-dt / constant)
+    return keep * old + (1.0 - keep) * new
+
+
+@njit(cache=True)
+def _encode_cluster(totals, previous, averages, dt, pool, transition, scales, out):  # type: ignore[no-untyped-def]
+    out[:] = 0.0
+    in_flight = 0.0
+    rate, tokens = 0.0, 0.0
+    span = max(dt, 1e-9)
+    offset = 15
+    for c in range(len(totals)):
+        row, before, average = totals[c], previous[c], averages[c]
+        in_flight += row[_ARRIVED] - row[_REFUSED] - row[_FAILED] - row[_FINISHED]
+        if dt > 0:
+            class_rate = (row[_ARRIVED] - before[_ARRIVED]) / span
+            class_tokens = (row[_ARRIVED_TOKENS] - before[_ARRIVED_TOKENS]) / span
+            rate += class_rate
+            tokens += class_tokens
+            average[_AVG_RATE_SHORT] = _blend(average[_AVG_RATE_SHORT], class_rate, dt, scales[_SHORT])
+            average[_AVG_RATE_LONG] = _blend(average[_AVG_RATE_LONG], class_rate, dt, scales[_LONG])
+            average[_AVG_TOKENS_SHORT] = _blend(average[_AVG_TOKENS_SHORT], class_tokens, dt, scales[_SHORT])
+            average[_AVG_TOKENS_LONG] = _blend(average[_AVG_TOKENS_LONG], class_tokens, dt, scales[_LONG])
+            first = row[_FIRST] - before[_FIRST]
+            if first > 0:
+                missed = 1.0 - (row[_TTFT_MET] - before[_TTFT_MET]) / first
+                average[_AVG_TTFT] = _blend(average[_AVG_TTFT], missed, dt, scales[_SHORT])
+            done = row[_FINISHED] - before[_FINISHED]
+            if done > 0:
+                missed = 1.0 - (row[_TPOT_MET] - before[_TPOT_MET]) / done
+                average[_AVG_TPOT] = _blend(average[_AVG_TPOT], missed, dt, scales[_SHORT])
+            before[:] = row
+        out[4] += average[_AVG_RATE_SHORT]
+        out[5] += average[_AVG_RATE_LONG]
+        out[7] += average[_AVG_TOKENS_SHORT]
+        out[8] += average[_AVG_TOKENS_LONG]
+        out[offset] = np.log1p(average[_AVG_RATE_SHORT] / scales[_REQUEST_RATE])
+        out[offset + 1] = average[_AVG_TTFT]
+        out[offset + 2] = average[_AVG_TPOT]
+        offset += 3
+    out[0] = np.log1p(pool[0] / scales[_REQUESTS])
+    out[1] = np.log1p(pool[1] / scales[_TOKENS])
+    out[2] = np.log1p(in_flight / scales[_REQUESTS])
+    out[3] = np.log1p(rate / scales[_REQUEST_RATE])
+    out[4] = np.log1p(out[4] / scales[_REQUEST_RATE])
+    out[5] = np.log1p(out[5] / scales[_REQUEST_RATE])
+    out[6] = np.log1p(tokens / scales[_TOKEN_RATE])
+    out[7] = np.log1p(out[7] / scales[_TOKEN_RATE])
+    out[8] = np.log1p(out[8] / scales[_TOKEN_RATE])
+    out[9] = transition[0]
+    out[10] = np.log1p(transition[1] / scales[_SWITCH])
+    out[11:14] = transition[2:5]
+    out[14] = np.log1p(pool[2] / scales[_SWITCH])

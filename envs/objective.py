@@ -1,0 +1,35 @@
+"""What an environment's reward adds up, in named terms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Weights of the reward terms. Every term is reported whatever its weight.
+
+    Attributes:
+        latency: On minus the sum over requests of TTFT / SLO + TPOT / SLO, accrued while requests are in the system
+            (Little's law), so that a decision's cost is seen in the interval it arises in.
+        ttft_attainment: On minus the number of requests whose first token came later than promised, or never.
+        tpot_attainment: On minus the number of requests whose tokens came slower than promised, or never.
+        goodput: On the number of requests finished within both promises.
+        switch: On minus the number of base engines that begin a reconfiguration.
+        abandoned: On minus the number of requests refused, failed or unfinished at the end. With the two misses it
+            makes giving up a request dearer than serving it late.
+        scale: Factor on the whole reward.
+    """
+
+    latency: float = 1.0
+    ttft_attainment: float = 1.0
+    tpot_attainment: float = 1.0
+    goodput: float = 0.0
+    switch: float = 0.02
+    abandoned: float = 20.0
+    scale: float = 0.1
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            if getattr(self, item.name) < 0:
+                raise ValueError(f"objective.{item.name} must not be negative, got {getattr(self, item.name)}")

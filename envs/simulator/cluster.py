@@ -1,0 +1,168 @@
+"""From a `ClusterSpec` to what the kernel needs: engine slots, block pools and latency tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.latency import LatencyTables
+from calibration.memory import num_blocks
+from calibration.profile import Profile, load_profile
+from calibration.transitions import LIVE_SWITCH_S, cold_start_s
+from envs.backend import SLO, ClusterSpec
+from envs.layout import Group, all_groups, groups_of
+from envs.simulator.kernel.state import FCFS, PRIORITY, PS_PER_S, ROUTER_NAMES, Tables
+
+EXECUTIONS = ("tp", "shift")
+QUEUE_ORDERS = {"fcfs": FCFS, "priority": PRIORITY}
+
+
+def to_ps(seconds: float) -> int:
+    """Seconds as the kernel's integer picoseconds."""
+    return round(seconds * PS_PER_S)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The constants of a cluster. Engine slot i is group i; its kind is its width's place in `widths`."""
+
+    spec: ClusterSpec
+    groups: tuple[Group, ...]
+    widths: tuple[int, ...]  # GPUs of a group, ascending
+    tables: Tables
+    blocks_per_base: int  # KV blocks of a base engine that holds the whole model
+    switch_ps: int
+    cold_start_ps: tuple[int, ...]  # by width
+
+    def slot(self, group: Group) -> int:
+        """Engine slot of a group."""
+        return self.groups.index(group)
+
+    def kind(self, group: Group, execution: str) -> int:
+        """Row of the tables for a group."""
+        rank = group.length.bit_length() - 1
+        return rank + EXECUTIONS.index(execution) * len(self.widths)
+
+    def blocks(self, group: Group, weights: str) -> int:
+        """KV blocks of an engine over `group`, in its own unit of block_size x length tokens."""
+        if weights == "whole":
+            return self.blocks_per_base
+        profile = _profile(self.spec.model, self.spec.gpu)
+        width = group.length * self.spec.base_width
+        block_size = self.spec.block_size * group.length
+        return num_blocks(profile.model, profile.gpu, width, block_size, self.spec.memory_utilization)
+
+    def max_request_tokens(self, weights: str) -> int:
+        """Longest request that any engine of the node could hold."""
+        whole_node = self.groups[-1]
+        return self.blocks(whole_node, weights) * self.spec.block_size * whole_node.length
+
+
+def _profile(model: str, gpu: str) -> Profile:
+    return _cached_profile(model, gpu)
+
+
+@lru_cache(maxsize=32)
+def _cached_profile(model: str, gpu: str) -> Profile:
+    return load_profile(model, gpu)
+
+
+def validate(spec: ClusterSpec) -> None:
+    """Raises ValueError where a cluster cannot exist."""
+    if spec.router not in ROUTER_NAMES:
+        raise ValueError(f"cluster.router must be one of {', '.join(ROUTER_NAMES)}, got {spec.router!r}")
+    if spec.order not in QUEUE_ORDERS:
+        raise ValueError(f"cluster.order must be fcfs or priority, got {spec.order!r}")
+    if spec.weights not in ("whole", "sharded"):
+        raise ValueError(f"cluster.weights must be whole or sharded, got {spec.weights!r}")
+    for name in ("num_gpus", "base_width", "block_size", "max_num_seqs", "max_num_batched_tokens"):
+        if getattr(spec, name) < 1:
+            raise ValueError(f"cluster.{name} must be at least 1, got {getattr(spec, name)}")
+    if spec.long_prefill_token_threshold < 0:
+        raise ValueError("cluster.long_prefill_token_threshold must be 0 (none) or positive")
+    if not 0 < spec.memory_utilization <= 1:
+        raise ValueError(f"cluster.memory_utilization must lie in (0, 1], got {spec.memory_utilization}")
+    if spec.num_gpus % spec.base_width:
+        raise ValueError(
+            f"cluster.num_gpus ({spec.num_gpus}) must be a multiple of cluster.base_width ({spec.base_width})"
+        )
+    all_groups(spec.num_base)
+    if spec.layout is not None:
+        groups_of(tuple(spec.layout))
+        if sum(spec.layout) != spec.num_base:
+            raise ValueError(
+                f"cluster.layout {tuple(spec.layout)} must add up to {spec.num_base} base engines"
+            )
+
+
+@lru_cache(maxsize=64)
+def build_cluster(spec: ClusterSpec, slos: tuple[SLO, ...]) -> Cluster:
+    """Works out a cluster's constants.
+
+    Only groups that a layout may use get an engine slot: all aligned ones where weights are whole, else those of the
+    spec's own layout and the two uniform extremes.
+
+    Raises:
+        ValueError: the spec names something unknown or does not fit its GPUs.
+    """
+    validate(spec)
+    profile = _profile(spec.model, spec.gpu)
+    groups = all_groups(spec.num_base)
+    widths = tuple(sorted({group.length for group in groups}))
+    per_kind = [
+        _kind_tables(spec, profile, length, execution) for execution in EXECUTIONS for length in widths
+    ]
+    return Cluster(
+        spec=spec,
+        groups=groups,
+        widths=widths,
+        tables=_stack(spec, per_kind, widths, slos),
+        blocks_per_base=num_blocks(
+            profile.model, profile.gpu, spec.base_width, spec.block_size, spec.memory_utilization
+        ),
+        switch_ps=to_ps(LIVE_SWITCH_S if spec.switch_s is None else spec.switch_s),
+        cold_start_ps=tuple(_cold_start_ps(spec, profile, length) for length in widths),
+    )
+
+
+def _cold_start_ps(spec: ClusterSpec, profile: Profile, length: int) -> int:
+    width = length * spec.base_width
+    if spec.cold_start_s and width in spec.cold_start_s:
+        return to_ps(spec.cold_start_s[width])
+    return to_ps(cold_start_s(profile.model.weight_bytes, width))
+
+
+def _kind_tables(spec: ClusterSpec, profile: Profile, length: int, execution: str) -> LatencyTables:
+    """Tables of an engine of `length` base engines; a single base engine has nothing to shift."""
+    width = length * spec.base_width
+    if execution == "shift" and length > 1:
+        model = profile.latency_model(width, "shift", base_width=spec.base_width)
+    else:
+        model = profile.latency_model(width)
+    return model.tables(spec.max_num_seqs, spec.max_num_batched_tokens)
+
+
+def _stack(
+    spec: ClusterSpec, kinds: list[LatencyTables], widths: tuple[int, ...], slos: tuple[SLO, ...]
+) -> Tables:
+    lengths = list(widths) * len(EXECUTIONS)
+    full = np.array([kind.mixed_ps[-1] for kind in kinds], np.float64)
+    return Tables(
+        decode_ps=np.stack([kind.decode_ps for kind in kinds]),
+        mixed_ps=np.stack([kind.mixed_ps for kind in kinds]),
+        kv_ps=np.array([kind.kv_ps for kind in kinds], np.int64),
+        attn_fs=np.array([kind.attn_fs for kind in kinds], np.int64),
+        block_size=np.array([spec.block_size * length for length in lengths], np.int64),
+        max_num_seqs=np.full(len(kinds), spec.max_num_seqs, np.int64),
+        max_batched_tokens=np.full(len(kinds), spec.max_num_batched_tokens, np.int64),
+        speed=full[0] / full,
+        ttft_slo_ps=_in_ps([slo.ttft_s for slo in slos]),
+        tpot_slo_ps=_in_ps([slo.tpot_s for slo in slos]),
+    )
+
+
+def _in_ps(seconds: list[float]) -> NDArray[np.int64]:
+    return np.array([to_ps(value) for value in seconds], np.int64)

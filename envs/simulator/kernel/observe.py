@@ -1,0 +1,31 @@
+"""What an engine shows of itself: the kernel's records without what only the simulator knows."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from envs.simulator.kernel.state import PS_PER_S, Tables, World
+
+
+@njit(cache=True)
+def observe_engines(world: World, tables: Tables, rows: NDArray[np.void]) -> None:
+    """Fills `rows` ((E,) ENGINE_STATE_DTYPE) from the kernel's engines."""
+    for e in range(len(world.engines)):
+        engine, row = world.engines[e], rows[e]
+        row.status = engine.status
+        row.first_gpu = engine.first_gpu
+        row.width = engine.width
+        row.num_running = engine.num_running
+        row.num_prefilling = engine.num_prefilling
+        row.num_waiting = engine.num_waiting
+        row.pending_prefill_tokens = engine.pending_prefill_tokens
+        row.context_tokens = engine.decode_context
+        row.kv_used_blocks = engine.used_blocks
+        row.kv_capacity_blocks = engine.capacity_blocks
+        row.kv_capacity_tokens = engine.capacity_blocks * tables.block_size[engine.kind]
+        row.preemptions = engine.preemptions
+        row.generated_tokens = engine.generated_tokens
+        row.prefilled_tokens = engine.prefilled_tokens
+        row.busy_s = engine.busy_ps / PS_PER_S

@@ -1,0 +1,276 @@
+"""The kernel's state: flat record arrays, one clock in integer picoseconds.
+
+A *world* is one cluster. Everything that changes lives in `World`, a named tuple of arrays whose sizes follow the number
+of engine slots and of requests in flight (not of requests in the trace), so that a copy of them is a copy of the world.
+What never changes during an episode lives in `Traffic` (the arrivals) and `Tables` (latency, limits) and is shared by
+forks. Times are picoseconds since the episode began: sums of integers are exact, so stepping through iterations and
+skipping over them give the same number.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+PS_PER_S = 1_000_000_000_000
+NEVER = np.iinfo(np.int64).max
+_LOG_MARGIN = 64  # arrivals that a fresh log has room for
+NUM_LEVELS = 8  # distinct priority values an engine's queue can hold apart
+
+# Engine status. ACTIVE and SPECULATIVE take new requests; DRAINING finishes what it runs; PAUSED keeps its KV and stands
+# still; INACTIVE is a group that is not part of the layout; DOWN has failed or is starting.
+INACTIVE, ACTIVE, DRAINING, SPECULATIVE, PAUSED, DOWN = range(6)
+STATUS_NAMES = ("inactive", "active", "draining", "speculative", "paused", "down")
+
+# Request phase.
+FREE, WAITING, PREFILL, DECODE = range(4)
+
+# Outcome of a request in the log.
+FINISHED, REFUSED, FAILED = range(3)
+
+# Queue order of an engine, as vLLM's `--scheduling-policy`.
+FCFS, PRIORITY = range(2)
+
+# Built-in routers.
+ROUND_ROBIN, LEAST_REQUESTS, JSQ_TOKENS, AFFINITY, HOLD = range(5)
+ROUTER_NAMES = ("round_robin", "least_requests", "jsq", "affinity", "hold")
+
+# Why `advance` returned.
+REACHED, NOTIFIED, TRIGGERED, NEED_SLOTS, NEED_LOG = range(5)
+
+ENGINE_DTYPE = np.dtype(
+    [
+        ("step_end_ps", np.int64),  # end of the iteration in flight, -1 when none is
+        ("tick", np.int64),  # iterations scheduled so far; a decoding request gains one token a tick
+        ("next_finish_tick", np.int64),  # earliest tick at which a decoding request ends
+        ("decode_context", np.int64),  # sum of computed tokens over decoding requests
+        ("step_context", np.int64),  # decode_context read by the iteration in flight
+        ("pending_prefill_tokens", np.int64),  # tokens still to be prefilled: waiting and partly prefilled requests
+        ("used_blocks", np.int64),
+        ("capacity_blocks", np.int64),  # what this engine's requests may use; less when paused requests share the pool
+        ("total_blocks", np.int64),  # capacity_blocks when nothing else is resident
+        ("busy_ps", np.int64),
+        ("steps", np.int64),
+        ("preemptions", np.int64),
+        ("generated_tokens", np.int64),
+        ("prefilled_tokens", np.int64),
+        ("status", np.int32),
+        ("kind", np.int32),  # row of Tables
+        ("width", np.int32),  # GPUs
+        ("first_gpu", np.int32),
+        ("num_running", np.int32),
+        ("num_prefilling", np.int32),
+        ("num_waiting", np.int32),
+        ("hold", np.int32),  # 1: schedule nothing after the iteration in flight
+        ("notify", np.int32),  # 1: stop the clock when this engine has nothing left to do (or holds)
+        ("steady", np.int32),  # 1: the iteration in flight is pure decode and the next ones repeat it
+        ("step_decodes", np.int32),  # decoding requests that get a token from the iteration in flight
+        ("walked", np.int32),  # 1: only decoding requests with a chunk get a token from the iteration in flight
+    ],
+    align=True,
+)
+
+REQUEST_DTYPE = np.dtype(
+    [
+        ("arrival_ps", np.int64),
+        ("first_scheduled_ps", np.int64),  # -1 until then
+        ("first_token_ps", np.int64),  # -1 until then
+        ("offset", np.int64),  # decoding: computed tokens = engine tick + offset
+        ("index", np.int32),  # row of the workload
+        ("prompt", np.int32),
+        ("output", np.int32),  # true length; no policy sees it
+        ("generated", np.int32),  # up to date unless decoding
+        ("computed", np.int32),  # up to date unless decoding
+        ("chunk", np.int32),  # tokens scheduled in the iteration in flight
+        ("phase", np.int32),
+        ("level", np.int32),  # priority level, 0 is served first
+        ("class_id", np.int32),
+        ("engine", np.int32),  # -1 in the pool
+        ("preemptions", np.int32),
+        ("next", np.int32),
+        ("prev", np.int32),
+    ],
+    align=True,
+)
+
+LOG_DTYPE = np.dtype(
+    [
+        ("arrival_ps", np.int64),
+        ("first_scheduled_ps", np.int64),
+        ("first_token_ps", np.int64),
+        ("finish_ps", np.int64),
+        ("index", np.int32),
+        ("generated", np.int32),
+        ("preemptions", np.int32),
+        ("engine", np.int32),
+        ("outcome", np.int32),
+    ],
+    align=True,
+)
+
+CLUSTER_DTYPE = np.dtype(
+    [
+        ("now_ps", np.int64),
+        ("next_arrival", np.int64),  # row of the workload
+        ("log_length", np.int64),
+        ("free_head", np.int32),  # free list of request slots
+        ("num_in_flight", np.int32),
+        ("num_pooled", np.int32),
+        ("pooled_tokens", np.int64),
+        ("router", np.int32),
+        ("order", np.int32),
+        ("chunked_prefill", np.int32),
+        ("reserve_full_prompt", np.int32),  # vLLM's scheduler_reserve_full_isl
+        ("long_prefill_threshold", np.int32),  # 0: none
+        ("stop_on_trigger", np.int32),
+        ("turn", np.int32),  # round robin's next engine
+        ("max_request_tokens", np.int64),  # a request that may grow beyond this is refused on arrival
+    ],
+    align=True,
+)
+
+# Columns of World.stats, a row a request class. Running totals since the episode began.
+STAT_NAMES = (
+    "arrived",
+    "arrived_tokens",  # prompt tokens
+    "refused",
+    "failed",
+    "first_tokens",
+    "ttft_met",
+    "ttft_sum_s",
+    "finished",
+    "tpot_met",
+    "tpot_sum_s",
+    "good",  # finished within both SLOs
+    "generated_tokens",  # of finished requests
+    "wait_weight",  # sum of weights of requests without a first token ...
+    "wait_weighted_start",  # ... and of weight x arrival time: together the running integral of waiting cost
+    "wait_closed",
+    "decode_weight",
+    "decode_weighted_start",
+    "decode_closed",
+)
+(
+    S_ARRIVED,
+    S_ARRIVED_TOKENS,
+    S_REFUSED,
+    S_FAILED,
+    S_FIRST,
+    S_TTFT_MET,
+    S_TTFT_SUM,
+    S_FINISHED,
+    S_TPOT_MET,
+    S_TPOT_SUM,
+    S_GOOD,
+    S_GENERATED,
+    S_WAIT_W,
+    S_WAIT_WS,
+    S_WAIT_CLOSED,
+    S_DECODE_W,
+    S_DECODE_WS,
+    S_DECODE_CLOSED,
+) = range(len(STAT_NAMES))
+
+
+class World(NamedTuple):
+    """All mutable arrays of one cluster. E engine slots, R request slots, S running requests, B block size, C classes."""
+
+    cluster: NDArray[np.void]  # (1,) CLUSTER_DTYPE
+    engines: NDArray[np.void]  # (E,) ENGINE_DTYPE
+    requests: NDArray[np.void]  # (R,) REQUEST_DTYPE
+    queues: NDArray[np.int32]  # (E + 1, NUM_LEVELS, 2) head and tail slot of each level; row E is the pool
+    running: NDArray[np.int32]  # (E, S) request slots in vLLM's order
+    finish_tick: NDArray[np.int64]  # (E, S) tick at which running[e, i] ends; NEVER while it prefills
+    residues: NDArray[np.int32]  # (E, B) decoding requests by offset modulo the engine's block size
+    stats: NDArray[np.float64]  # (C, len(STAT_NAMES))
+    log: NDArray[np.void]  # (M,) LOG_DTYPE, append only
+
+
+class Traffic(NamedTuple):
+    """The arrivals of an episode, N rows sorted by time."""
+
+    arrival_ps: NDArray[np.int64]
+    prompt: NDArray[np.int32]
+    output: NDArray[np.int32]
+    max_output: NDArray[np.int32]
+    level: NDArray[np.int32]
+    class_id: NDArray[np.int32]
+    trigger: NDArray[np.int8]  # 1: a decision may be asked for when this request arrives
+
+
+class Tables(NamedTuple):
+    """What engine kinds cost and allow. K kinds, C classes."""
+
+    decode_ps: NDArray[np.int64]  # (K, S + 1) pure decode iteration by batch size
+    mixed_ps: NDArray[np.int64]  # (K, T + 1) iteration with prefill, by scheduled tokens
+    kv_ps: NDArray[np.int64]  # (K,) per token of decode context
+    attn_fs: NDArray[np.int64]  # (K,) per (query, key) pair of prefill attention
+    block_size: NDArray[np.int64]  # (K,) tokens a block
+    max_num_seqs: NDArray[np.int64]  # (K,)
+    max_batched_tokens: NDArray[np.int64]  # (K,)
+    speed: NDArray[np.float64]  # (K,) relative token throughput, used by routers
+    ttft_slo_ps: NDArray[np.int64]  # (C,)
+    tpot_slo_ps: NDArray[np.int64]  # (C,)
+
+
+def new_world(
+    num_engines: int, max_running: int, max_block_size: int, num_classes: int, request_slots: int = 64
+) -> World:
+    """An empty world; engines are INACTIVE until the caller fills them in."""
+    world = World(
+        cluster=np.zeros(1, CLUSTER_DTYPE),
+        engines=np.zeros(num_engines, ENGINE_DTYPE),
+        requests=np.zeros(request_slots, REQUEST_DTYPE),
+        queues=np.full((num_engines + 1, NUM_LEVELS, 2), -1, np.int32),
+        running=np.full((num_engines, max_running), -1, np.int32),
+        finish_tick=np.full((num_engines, max_running), NEVER, np.int64),
+        residues=np.zeros((num_engines, max_block_size), np.int32),
+        stats=np.zeros((num_classes, len(STAT_NAMES))),
+        log=np.zeros(request_slots, LOG_DTYPE),
+    )
+    world.engines["step_end_ps"] = -1
+    world.engines["next_finish_tick"] = NEVER
+    world.cluster["free_head"] = -1
+    _link_free(world, 0)
+    return world
+
+
+def _link_free(world: World, start: int) -> None:
+    """Puts request slots from `start` on in front of the free list."""
+    size = len(world.requests)
+    world.requests["next"][start:] = np.arange(start + 1, size + 1)
+    world.requests["next"][size - 1] = world.cluster["free_head"][0]
+    world.cluster["free_head"] = start
+
+
+def with_more_slots(world: World) -> World:
+    """The same world with twice the room for requests in flight."""
+    old = len(world.requests)
+    grown = world._replace(requests=np.concatenate([world.requests, np.zeros(old, REQUEST_DTYPE)]))
+    _link_free(grown, old)
+    return grown
+
+
+def with_more_log(world: World) -> World:
+    """The same world with twice the room in the log, and room for every request in flight."""
+    extra = max(len(world.log), int(world.cluster["num_in_flight"][0]) + _LOG_MARGIN)
+    return world._replace(log=np.concatenate([world.log, np.zeros(extra, LOG_DTYPE)]))
+
+
+def fork(world: World) -> World:
+    """A copy that shares nothing mutable. Its log starts empty: the parent's entries are the parent's to tell."""
+    copy = World(
+        world.cluster.copy(),
+        world.engines.copy(),
+        world.requests.copy(),
+        world.queues.copy(),
+        world.running.copy(),
+        world.finish_tick.copy(),
+        world.residues.copy(),
+        world.stats.copy(),
+        np.empty(int(world.cluster["num_in_flight"][0]) + _LOG_MARGIN, LOG_DTYPE),
+    )
+    copy.cluster["log_length"] = 0
+    return copy

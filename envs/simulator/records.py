@@ -1,0 +1,61 @@
+"""Per-request results from the kernel's log and from the requests still in the system."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.metrics import FAILED, FINISHED, REFUSED, UNFINISHED, RequestRecords
+from envs.simulator.kernel import state as kernel
+from envs.simulator.kernel.state import PS_PER_S, World
+from envs.simulator.kernel.world import decoding_progress
+from envs.workload.schema import Workload
+
+_OUTCOMES = np.array([FINISHED, REFUSED, FAILED], np.int8)  # by the kernel's numbering
+
+
+def _seconds(times_ps: NDArray[np.int64]) -> NDArray[np.float64]:
+    return np.where(times_ps < 0, np.nan, times_ps / PS_PER_S)
+
+
+def to_records(workload: Workload, world: World, log: NDArray[np.void]) -> RequestRecords:
+    """Every request that has arrived, in the order of the workload."""
+    count = int(world.cluster["next_arrival"][0])
+    first_scheduled = np.full(count, -1, np.int64)
+    first_token = np.full(count, -1, np.int64)
+    finish = np.full(count, -1, np.int64)
+    generated = np.zeros(count, np.int32)
+    preemptions = np.zeros(count, np.int32)
+    engine = np.full(count, -1, np.int32)
+    outcome = np.full(count, UNFINISHED, np.int8)
+    rows = log["index"]
+    first_scheduled[rows] = log["first_scheduled_ps"]
+    first_token[rows] = log["first_token_ps"]
+    finish[rows] = np.where(log["outcome"] == kernel.FINISHED, log["finish_ps"], -1)
+    generated[rows] = log["generated"]
+    preemptions[rows] = log["preemptions"]
+    engine[rows] = log["engine"]
+    outcome[rows] = _OUTCOMES[log["outcome"]]
+    for slot in np.flatnonzero(world.requests["phase"] != kernel.FREE):
+        request = world.requests[slot]
+        row = request["index"]
+        first_scheduled[row] = request["first_scheduled_ps"]
+        first_token[row] = request["first_token_ps"]
+        generated[row] = decoding_progress(world, slot)
+        preemptions[row] = request["preemptions"]
+        engine[row] = request["engine"]
+    return RequestRecords(
+        index=np.arange(count, dtype=np.int64),
+        arrival_s=workload.arrival_s[:count],
+        input_tokens=workload.input_tokens[:count],
+        output_tokens=workload.output_tokens[:count],
+        class_id=workload.class_id[:count],
+        priority=workload.priority[:count],
+        first_scheduled_s=_seconds(first_scheduled),
+        first_token_s=_seconds(first_token),
+        finish_s=_seconds(finish),
+        generated_tokens=generated,
+        preemptions=preemptions,
+        engine=engine,
+        outcome=outcome,
+    )

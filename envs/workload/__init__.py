@@ -1,0 +1,19 @@
+"""Streams of requests: real traces, fitted generators, synthetic loads of papers, and splits."""
+
+from envs.workload.mixing import with_long_prompts, with_priorities
+from envs.workload.registry import SPLITS, WorkloadSource, WorkloadSpec, make_workload, workload_names
+from envs.workload.schema import Workload
+from envs.workload.traces import load_file, load_trace
+
+__all__ = [
+    "SPLITS",
+    "Workload",
+    "WorkloadSource",
+    "WorkloadSpec",
+    "load_file",
+    "load_trace",
+    "make_workload",
+    "with_long_prompts",
+    "with_priorities",
+    "workload_names",
+]

@@ -1,0 +1,316 @@
+"""Every workload by name: from a specification and a seed to the requests of one episode."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from envs.workload import flying
+from envs.workload.generators import FittedWorkload, Generator, fitted_names, load_fitted
+from envs.workload.mixing import LONG_CLASS, NORMAL_CLASS, PRIORITY_CLASS, with_long_prompts, with_priorities
+from envs.workload.schema import Workload
+from envs.workload.seeding import seed_sequence, stream
+from envs.workload.traces import TRACES, cached_trace, load_file
+
+SPLITS = ("train", "validation", "test", "all")
+FILE = "file"
+
+PURGE_S = 60.0
+_MAX_PURGE_SHARE = 0.05
+_MAX_WINDOW_SHARE = 0.75
+_NOT_PARAMS = ("name", "num_requests")
+_BOUNDS = {"train": (0.0, 0.6), "validation": (0.6, 0.8), "test": (0.8, 1.0), "all": (0.0, 1.0)}
+
+
+@dataclass
+class WorkloadSpec:
+    """What the user asks for: the node of the ``workload`` config group.
+
+    Attributes:
+        name: one of :func:`workload_names`.
+        path: for ``name="file"`` only: a trace file (see :mod:`envs.workload.formats`), or the ``.json`` of a
+            generator fitted with ``python -m runners.traces fit``.
+        num_requests: requests in an episode; None takes the whole split of a trace, or a generator's own
+            number.
+        rate_scale: factor on the arrival rate.
+        rate_rps: mean arrival rate asked for, requests per second; the rate of the whole trace (or the
+            long-run rate of a generator) is scaled to it, so that a window keeps its own departure from the
+            mean. Not with ``rate_scale``.
+        split: "train", "validation", "test" or "all".
+        priority_share: probability that a request is a priority request, 0 to 1; None takes the workload's
+            own (0.2 for ``flying_priority``, none elsewhere).
+        long_share: probability that a request is a long-context request, 0 to 1; None takes the workload's
+            own (0.02 for ``flying_long``, none elsewhere).
+        long_input_tokens: prompt length of long-context requests, tokens. The default is GPT-OSS-120B's
+            context less the longest answer of the ``flying_*`` workloads.
+        params: parameters of the workload itself: the fields of :class:`~envs.workload.flying.FlyingTraffic`
+            for ``flying_*``, ``spread_s`` for traces.
+    """
+
+    name: str = "azure_conv_fitted"
+    path: str | None = None
+    num_requests: int | None = None
+    rate_scale: float = 1.0
+    rate_rps: float | None = None
+    split: str = "train"
+    priority_share: float | None = None
+    long_share: float | None = None
+    long_input_tokens: int = flying.LONG_INPUT_TOKENS
+    params: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class WorkloadSource:
+    """Episodes of one workload: one for each seed and split, the same on every machine.
+
+    Traces are split by time: training is the first 60 % of the span, validation the next 20 %, test the last
+    20 %. The first 60 s of validation and of test (5 % of the span where that is less) are dropped, so that
+    no episode continues another split's backlog. An episode is ``num_requests`` consecutive requests from a
+    place drawn uniformly; its clock starts at the first of them. Inside a split an episode is never longer
+    than three quarters of the split, so that seeds stay different episodes: where more is asked, the windows
+    are that much shorter. Without ``num_requests`` it is the whole split, whatever the seed; of split "all"
+    any number can be had up to the whole trace, which keeps its own clock.
+
+    Generators draw every split from random streams of its own.
+
+    Args:
+        spec: what to draw.
+
+    Raises:
+        ValueError: unknown name, split or parameter (with the nearest match); a field out of range.
+    """
+
+    spec: WorkloadSpec
+
+    def __post_init__(self) -> None:
+        check_spec(self.spec)
+        object.__setattr__(self, "spec", replace(self.spec, params=dict(self.spec.params)))
+        if self.spec.name not in TRACES and self.spec.name != FILE:
+            self._source()
+
+    @property
+    def name(self) -> str:
+        """Name of the workload."""
+        return self.spec.name
+
+    @property
+    def rate_rps(self) -> float:
+        """Long-run mean arrival rate after scaling, requests per second."""
+        return self._source().rate_rps * self._factor()
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Request classes that episodes may hold, in the order of ``class_id``."""
+        classes = self._source().classes
+        if self._priority_share() > 0:
+            classes = (PRIORITY_CLASS, NORMAL_CLASS, *classes[1:])
+        return (*classes, LONG_CLASS) if self._long_share() > 0 and LONG_CLASS not in classes else classes
+
+    @property
+    def max_input_tokens(self) -> int:
+        """Longest prompt an episode may hold, tokens."""
+        longest = self._source().max_input_tokens
+        return max(longest, self.spec.long_input_tokens) if self._long_share() > 0 else longest
+
+    @property
+    def max_output_tokens(self) -> int:
+        """Largest cap a request may declare, tokens."""
+        return self._source().max_output_tokens
+
+    def sample(self, seed: int, split: str | None = None) -> Workload:
+        """Requests of one episode, in arrays of its own.
+
+        Args:
+            seed: which episode; at least 0.
+            split: in place of the specification's.
+
+        Raises:
+            ValueError: unknown split, negative seed, or a trace that is not on this machine.
+        """
+        chosen = self.spec.split if split is None else split
+        check_choice("split", chosen, SPLITS)
+        source, length = self._source(), self.spec.num_requests
+        rng = stream(seed, self.spec.name, chosen)
+        if isinstance(source, _TraceWindows):
+            workload = source.window(length, chosen, rng)
+        else:
+            workload = source.sample(source.num_requests if length is None else length, rng)
+        priority_share, long_share = self._priority_share(), self._long_share()
+        mixing_seed = int(seed_sequence(seed, self.spec.name, chosen, "mixing").generate_state(1)[0])
+        if priority_share > 0:
+            workload = with_priorities(workload, priority_share, mixing_seed)
+        if long_share > 0:
+            workload = with_long_prompts(workload, long_share, self.spec.long_input_tokens, mixing_seed)
+        factor = self._factor()
+        return workload if factor == 1.0 else workload.with_rate_scale(factor)
+
+    def _factor(self) -> float:
+        target = self.spec.rate_rps
+        return self.spec.rate_scale if target is None else target / self._source().rate_rps
+
+    def _priority_share(self) -> float:
+        own = flying.PRIORITY_SHARE if self.spec.name == "flying_priority" else 0.0
+        return own if self.spec.priority_share is None else self.spec.priority_share
+
+    def _long_share(self) -> float:
+        own = flying.LONG_SHARE if self.spec.name == "flying_long" else 0.0
+        return own if self.spec.long_share is None else self.spec.long_share
+
+    def _source(self) -> _TraceWindows | Generator:
+        if self.spec.name in TRACES:
+            return _TraceWindows(cached_trace(self.spec.name, **self.spec.params))
+        if self.spec.name == FILE:
+            path = Path(str(self.spec.path))
+            return _read_file(str(path), path.stat().st_mtime_ns if path.is_file() else 0)
+        return _GENERATORS[self.spec.name](**self.spec.params)
+
+
+def make_workload(spec: WorkloadSpec, seed: int) -> Workload:
+    """Requests of one episode (see :class:`WorkloadSource`)."""
+    return WorkloadSource(spec).sample(seed)
+
+
+def workload_names() -> tuple[str, ...]:
+    """Every name that a :class:`WorkloadSpec` may carry."""
+    return (*TRACES, *_GENERATORS, FILE)
+
+
+def check_spec(spec: WorkloadSpec) -> None:
+    """Checks every field that can be checked without reading the workload.
+
+    Raises:
+        ValueError: names the field, its value, what is allowed and the nearest match.
+    """
+    check_choice("workload name", spec.name, workload_names())
+    check_choice("split", spec.split, SPLITS)
+    if (spec.path is not None) != (spec.name == FILE):
+        raise ValueError(
+            f"path must be given for workload 'file' and for no other; {spec.name!r} has path={spec.path!r}"
+        )
+    for name, least in (("num_requests", 1), ("long_input_tokens", 1)):
+        value = getattr(spec, name)
+        if value is not None and value < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}")
+    for name in ("rate_scale", "rate_rps"):
+        value = getattr(spec, name)
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise ValueError(f"{name} must be a positive number, got {value}")
+    if spec.rate_rps is not None and spec.rate_scale != 1.0:
+        raise ValueError(f"give rate_rps ({spec.rate_rps}) or rate_scale ({spec.rate_scale}), not both")
+    for name in ("priority_share", "long_share"):
+        value = getattr(spec, name)
+        if value is not None and not 0.0 <= value <= 1.0:
+            raise ValueError(f"{name} must be between 0 and 1, got {value}")
+    allowed = _params_of(spec.name)
+    for name in spec.params:
+        check_choice(f"parameter of workload {spec.name!r}", str(name), allowed)
+
+
+def split_rows(workload: Workload, split: str) -> tuple[int, int]:
+    """Rows of a trace that belong to a split: first, and one past the last.
+
+    Raises:
+        ValueError: unknown split, or one in which no request arrives.
+    """
+    check_choice("split", split, SPLITS)
+    begin_s, span_s = float(workload.arrival_s[0]), workload.duration_s
+    low, high = _BOUNDS[split]
+    purge_s = min(PURGE_S, _MAX_PURGE_SHARE * span_s) if low > 0 else 0.0
+    first = int(np.searchsorted(workload.arrival_s, begin_s + low * span_s + purge_s, side="left"))
+    end_s = begin_s + high * span_s if high < 1 else math.inf
+    last = int(np.searchsorted(workload.arrival_s, end_s, side="left"))
+    if first >= last:
+        raise ValueError(
+            f"split {split!r} of workload {workload.name!r} holds no request ({len(workload)} in all)"
+        )
+    return first, last
+
+
+@dataclass(frozen=True)
+class _TraceWindows:
+    """A trace, of which episodes are windows."""
+
+    trace: Workload
+
+    @property
+    def rate_rps(self) -> float:
+        rate = self.trace.rate_rps
+        if math.isnan(rate):
+            raise ValueError(
+                f"workload {self.trace.name!r} has no arrival rate: its requests arrive all at once"
+            )
+        return rate
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.trace.classes
+
+    @property
+    def max_input_tokens(self) -> int:
+        return int(self.trace.input_tokens.max())
+
+    @property
+    def max_output_tokens(self) -> int:
+        return int(self.trace.max_output_tokens.max())
+
+    def window(self, num_requests: int | None, split: str, rng: np.random.Generator) -> Workload:
+        """Consecutive requests of a split, from a place drawn uniformly (see :class:`WorkloadSource`)."""
+        first, last = split_rows(self.trace, split)
+        held = last - first
+        longest = held if split == "all" else max(1, int(_MAX_WINDOW_SHARE * held))
+        length = held if num_requests is None else min(num_requests, longest)
+        if length == len(self.trace):
+            return self.trace.copy()
+        start = first + int(rng.integers(held - length + 1))
+        window = self.trace.rows(start, start + length)
+        return window.shifted(-float(window.arrival_s[0]))
+
+
+@lru_cache(maxsize=8)
+def _read_file(path: str, _modified_ns: int) -> _TraceWindows | Generator:
+    if Path(path).suffix == ".json":
+        return FittedWorkload.load(Path(path))
+    return _TraceWindows(load_file(path))
+
+
+_FLYING: dict[str, Callable[..., Generator]] = {
+    "flying_bursty": flying.bursty,
+    "flying_priority": flying.priority,
+    "flying_long": flying.long,
+}
+_GENERATORS: dict[str, Callable[..., Generator]] = {
+    **{name: partial(load_fitted, name) for name in fitted_names()},
+    **_FLYING,
+}
+
+
+def _params_of(name: str) -> tuple[str, ...]:
+    if name in _FLYING:
+        return tuple(entry.name for entry in fields(flying.FlyingTraffic) if entry.name not in _NOT_PARAMS)
+    return ("spread_s",) if name in TRACES else ()
+
+
+def check_choice(what: str, value: str, allowed: Iterable[str]) -> None:
+    """Refuses a name that is not allowed.
+
+    Args:
+        what: what is chosen, for the message.
+        value: the choice.
+        allowed: the names allowed.
+
+    Raises:
+        ValueError: with the nearest match and all names.
+    """
+    choices = tuple(allowed)
+    if value in choices:
+        return
+    near = difflib.get_close_matches(value, choices, n=1, cutoff=0.4)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"unknown {what} {value!r}{hint} (allowed: {', '.join(choices) or 'none'})")

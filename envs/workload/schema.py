@@ -1,0 +1,384 @@
+"""The one form every workload takes: a table of requests held as parallel arrays."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+FloatArray = NDArray[np.float64]
+TokenArray = NDArray[np.int32]
+OffsetArray = NDArray[np.int64]
+
+DEFAULT_HASH_BLOCK_TOKENS = 512
+_INT32_MAX = int(np.iinfo(np.int32).max)
+
+
+def _unset() -> Any:
+    """Empty column: ``Workload`` fills it with the default."""
+    return np.empty(0, dtype=np.int32)
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """Requests in order of arrival, one row each.
+
+    Columns are parallel arrays because both the compiled kernel and NumPy read them so. Columns left out are
+    filled: ``max_output_tokens`` with the largest output of the workload, ``priority`` and ``class_id`` with
+        0. Construction
+    converts types and refuses what has no integer value; :meth:`validate` checks the rest.
+
+    Real traces hold requests that produced no token (aborted or failed ones). An engine always samples at
+    least one, so the loaders of this package clip an output of 0 to 1.
+
+    Attributes:
+        arrival_s: (N,), seconds from the start of the workload, never decreasing.
+        input_tokens: (N,), prompt length in tokens, at least 1.
+        output_tokens: (N,), true output length in tokens, at least 1. Never shown to a policy.
+        max_output_tokens: (N,), tokens; the cap that the client declares, at least ``output_tokens``. What a
+            policy may know about the length of an answer.
+        priority: (N,), vLLM's convention: the lower value is served first; 0 is the default.
+        class_id: (N,), index into ``classes``.
+        classes: names of the request classes (for objectives that differ by class).
+        hash_offsets: (N + 1,) or None; row ``i`` owns ``hash_ids[hash_offsets[i]:hash_offsets[i + 1]]``.
+        hash_ids: (number of blocks,) or None; ids of the prompt's prefix blocks from its beginning (the last
+            one may be partly filled). Equal ids are equal text, hence reusable KV blocks. A row without ids
+            shares nothing.
+        hash_block_tokens: tokens that one id covers.
+        name: what the workload is called in reports.
+        provenance: where it comes from, in one line.
+    """
+
+    arrival_s: FloatArray
+    input_tokens: TokenArray
+    output_tokens: TokenArray
+    max_output_tokens: TokenArray = field(default_factory=_unset)
+    priority: TokenArray = field(default_factory=_unset)
+    class_id: TokenArray = field(default_factory=_unset)
+    classes: tuple[str, ...] = ("standard",)
+    hash_offsets: OffsetArray | None = None
+    hash_ids: TokenArray | None = None
+    hash_block_tokens: int = DEFAULT_HASH_BLOCK_TOKENS
+    name: str = "unnamed"
+    provenance: str = ""
+
+    def __post_init__(self) -> None:
+        rows = np.size(self.arrival_s)
+        put = object.__setattr__
+        put(self, "arrival_s", np.ascontiguousarray(self.arrival_s, dtype=np.float64))
+        for column in ("input_tokens", "output_tokens"):
+            put(self, column, _int32(column, getattr(self, column)))
+        cap = self.output_tokens.max(initial=1)
+        for column, default in (("max_output_tokens", cap), ("priority", 0), ("class_id", 0)):
+            given = getattr(self, column)
+            values = np.full(rows, default, dtype=np.int32) if np.size(given) == 0 else _int32(column, given)
+            put(self, column, values)
+        put(self, "classes", tuple(self.classes))
+        if self.hash_ids is not None:
+            put(self, "hash_ids", _int32("hash_ids", self.hash_ids))
+        if self.hash_offsets is not None:
+            put(self, "hash_offsets", np.ascontiguousarray(self.hash_offsets, dtype=np.int64))
+
+    def __len__(self) -> int:
+        """Number of requests."""
+        return int(self.arrival_s.size)
+
+    def __repr__(self) -> str:
+        """Name and size; the arrays are left out."""
+        return f"Workload(name={self.name!r}, requests={len(self)}, duration_s={self.duration_s:.1f})"
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds from the first arrival to the last."""
+        return float(self.arrival_s[-1] - self.arrival_s[0]) if len(self) else 0.0
+
+    @property
+    def rate_rps(self) -> float:
+        """Mean arrival rate, requests per second; not a number where fewer than two arrival times differ."""
+        return (len(self) - 1) / self.duration_s if self.duration_s > 0 else math.nan
+
+    def validate(self) -> Workload:
+        """Checks every column and returns the workload itself.
+
+        Raises:
+            ValueError: no requests; columns of different lengths; a time that is missing, negative or earlier
+                than the one before; a token count below 1; an output above its cap; an unknown class; broken
+                prefix blocks. The message names row (from 0) and column.
+        """
+        if len(self) == 0:
+            raise ValueError(f"workload {self.name!r} is empty: it holds no requests")
+        self._check_shapes()
+        time = self.arrival_s
+        self._refuse("arrival_s", ~np.isfinite(time), "is not a finite number of seconds")
+        self._refuse("arrival_s", time < 0, "is negative")
+        earlier = np.zeros(len(self), dtype=bool)
+        earlier[1:] = np.diff(time) < 0
+        self._refuse(
+            "arrival_s", earlier, "is earlier than the row before: requests must be sorted by arrival"
+        )
+        self._refuse("input_tokens", self.input_tokens < 1, "is below 1 token")
+        self._refuse("output_tokens", self.output_tokens < 1, "is below 1 token")
+        self._refuse(
+            "max_output_tokens", self.max_output_tokens < self.output_tokens, "is below output_tokens"
+        )
+        unknown = (self.class_id < 0) | (self.class_id >= len(self.classes))
+        self._refuse("class_id", unknown, f"is not an index into classes {self.classes}")
+        self._check_hashes()
+        return self
+
+    def with_rate_scale(self, factor: float) -> Workload:
+        """Same requests, arriving ``factor`` times as fast.
+
+        Args:
+            factor: above 0; 2.0 halves every interval.
+
+        Raises:
+            ValueError: the factor is not a positive number.
+        """
+        if not (math.isfinite(factor) and factor > 0):
+            raise ValueError(f"rate scale must be a positive number, got {factor}")
+        return replace(self, arrival_s=self.arrival_s / factor)
+
+    def shifted(self, offset_s: float) -> Workload:
+        """Same requests, every one ``offset_s`` seconds later (earlier where negative).
+
+        Raises:
+            ValueError: a request would arrive before 0.
+        """
+        if len(self) and self.arrival_s[0] + offset_s < 0:
+            raise ValueError(
+                f"shifting workload {self.name!r} by {offset_s} s would move its first arrival "
+                f"({self.arrival_s[0]} s) before 0"
+            )
+        return replace(self, arrival_s=self.arrival_s + offset_s)
+
+    def window(self, start_s: float, end_s: float) -> Workload:
+        """Requests that arrive in ``[start_s, end_s)``, with times counted from ``start_s``.
+
+        Raises:
+            ValueError: no request arrives in the window.
+        """
+        first, last = np.searchsorted(self.arrival_s, (start_s, end_s), side="left")
+        if last <= first:
+            raise ValueError(
+                f"workload {self.name!r} has no request between {start_s} s and {end_s} s "
+                f"(it spans {self.arrival_s[0]} to {self.arrival_s[-1]} s)"
+            )
+        return self.rows(int(first), int(last)).shifted(-start_s)
+
+    def head(self, n: int) -> Workload:
+        """First ``n`` requests (all where there are fewer)."""
+        if n < 1:
+            raise ValueError(f"head needs at least 1 request, got {n}")
+        return self.rows(0, n)
+
+    def rows(self, first: int, last: int) -> Workload:
+        """Requests ``first`` to ``last - 1``, copied, with their times unchanged."""
+        part = slice(first, last)
+        offsets, ids = self.hash_offsets, self.hash_ids
+        if offsets is not None and ids is not None:
+            ends = offsets[first : last + 1]
+            offsets, ids = ends - ends[0], ids[ends[0] : ends[-1]].copy()
+        return replace(
+            self,
+            arrival_s=self.arrival_s[part].copy(),
+            input_tokens=self.input_tokens[part].copy(),
+            output_tokens=self.output_tokens[part].copy(),
+            max_output_tokens=self.max_output_tokens[part].copy(),
+            priority=self.priority[part].copy(),
+            class_id=self.class_id[part].copy(),
+            hash_offsets=offsets,
+            hash_ids=ids,
+        )
+
+    def copy(self) -> Workload:
+        """Same requests in arrays of their own."""
+        return self.rows(0, len(self))
+
+    @staticmethod
+    def merge(*workloads: Workload) -> Workload:
+        """All requests of several workloads in order of arrival.
+
+        Classes of equal name become one. Prefix ids are renumbered so that no two workloads share a block.
+        Ties keep the order of the arguments.
+
+        Raises:
+            ValueError: no workload given, or prefix blocks of different sizes.
+        """
+        if not workloads:
+            raise ValueError("merge needs at least one workload")
+        classes = tuple(dict.fromkeys(name for part in workloads for name in part.classes))
+        class_id = [np.array([classes.index(c) for c in part.classes])[part.class_id] for part in workloads]
+        arrival_s = np.concatenate([part.arrival_s for part in workloads])
+        order = np.argsort(arrival_s, kind="stable")
+        offsets, ids, block_tokens = _merge_hashes(workloads, order)
+
+        def column(name: str) -> TokenArray:
+            joined: TokenArray = np.concatenate([getattr(part, name) for part in workloads])[order]
+            return joined
+
+        return Workload(
+            arrival_s=arrival_s[order],
+            input_tokens=column("input_tokens"),
+            output_tokens=column("output_tokens"),
+            max_output_tokens=column("max_output_tokens"),
+            priority=column("priority"),
+            class_id=np.concatenate(class_id)[order].astype(np.int32),
+            classes=classes,
+            hash_offsets=offsets,
+            hash_ids=ids,
+            hash_block_tokens=block_tokens,
+            name="+".join(part.name for part in workloads),
+            provenance="; ".join(dict.fromkeys(part.provenance for part in workloads if part.provenance)),
+        )
+
+    def equals(self, other: Workload) -> bool:
+        """Whether both hold the same requests (names and provenance aside)."""
+        if self.classes != other.classes or (self.hash_ids is None) != (other.hash_ids is None):
+            return False
+        columns = ["arrival_s", "input_tokens", "output_tokens", "max_output_tokens", "priority", "class_id"]
+        columns += [] if self.hash_ids is None else ["hash_offsets", "hash_ids"]
+        return all(np.array_equal(getattr(self, column), getattr(other, column)) for column in columns)
+
+    def sha256(self) -> str:
+        """Digest of arrivals (to the microsecond) and lengths, the same whatever file they came from."""
+        digest = hashlib.sha256(np.rint(self.arrival_s * 1e6).astype("<i8").tobytes())
+        digest.update(self.input_tokens.astype("<i4").tobytes())
+        digest.update(self.output_tokens.astype("<i4").tobytes())
+        return digest.hexdigest()
+
+    def summary(self) -> dict[str, Any]:
+        """Figures that describe the workload, ready for JSON.
+
+        ``interarrival_cv`` is 1 for a Poisson process; ``count_cv_10s`` is the coefficient of variation of
+        arrivals per 10 s; ``repeated_block_ratio`` is the share of prefix blocks seen earlier in the
+        workload, hence the best hit ratio an unbounded cache could reach.
+        """
+        gaps = np.diff(self.arrival_s)
+        figures: dict[str, Any] = {
+            "name": self.name,
+            "provenance": self.provenance,
+            "requests": len(self),
+            "duration_s": self.duration_s,
+            "rate_rps": self.rate_rps,
+            "interarrival_cv": variation(gaps),
+            "count_cv_10s": variation(counts_per_bin(self.arrival_s, 10.0)),
+        }
+        for column in ("input_tokens", "output_tokens"):
+            values = getattr(self, column)
+            p50, p95, p99 = np.percentile(values, (50, 95, 99))
+            figures[column] = {
+                "mean": float(values.mean()), "p50": float(p50), "p95": float(p95), "p99": float(p99),
+                "min": int(values.min()), "max": int(values.max()),
+            }  # fmt: skip
+        counts = np.bincount(self.class_id, minlength=len(self.classes))
+        figures["classes"] = {name: int(count) for name, count in zip(self.classes, counts, strict=True)}
+        figures["max_output_tokens"] = int(self.max_output_tokens.max())
+        if self.hash_ids is not None and self.hash_ids.size:
+            figures["repeated_block_ratio"] = 1.0 - np.unique(self.hash_ids).size / self.hash_ids.size
+        return figures
+
+    def _check_shapes(self) -> None:
+        for column in ("input_tokens", "output_tokens", "max_output_tokens", "priority", "class_id"):
+            size = getattr(self, column).size
+            if size != len(self):
+                raise ValueError(
+                    f"workload {self.name!r}: column {column!r} has {size} rows, arrival_s has {len(self)}"
+                )
+
+    def _check_hashes(self) -> None:
+        if (self.hash_ids is None) != (self.hash_offsets is None):
+            raise ValueError(f"workload {self.name!r}: hash_ids and hash_offsets must be given together")
+        if self.hash_block_tokens < 1:
+            raise ValueError(f"workload {self.name!r}: hash_block_tokens must be at least 1")
+        if self.hash_ids is None or self.hash_offsets is None:
+            return
+        ends = self.hash_offsets
+        if ends.size != len(self) + 1 or ends[0] != 0 or ends[-1] != self.hash_ids.size:
+            raise ValueError(
+                f"workload {self.name!r}: column 'hash_offsets' must have {len(self) + 1} entries "
+                f"from 0 to {self.hash_ids.size}"
+            )
+        self._refuse("hash_offsets", np.diff(ends) < 0, "decreases")
+
+    def _refuse(self, column: str, bad: NDArray[np.bool_], why: str) -> None:
+        if bad.any():
+            row = int(np.argmax(bad))
+            value = getattr(self, column)[row]
+            raise ValueError(f"workload {self.name!r}: row {row}, column {column!r}: {value} {why}")
+
+
+def variation(values: NDArray[Any]) -> float:
+    """Coefficient of variation: standard deviation over mean; not a number where there is no mean to divide by."""
+    mean = float(values.mean()) if values.size else 0.0
+    return float(values.std()) / mean if mean else math.nan
+
+
+def counts_per_bin(arrival_s: FloatArray, bin_s: float) -> NDArray[np.int64]:
+    """Arrivals in each whole bin of ``bin_s`` seconds from the first arrival on."""
+    elapsed = arrival_s - arrival_s[0] if arrival_s.size else arrival_s
+    bins = int(elapsed[-1] // bin_s) if elapsed.size else 0
+    index = (elapsed // bin_s).astype(np.int64)
+    return np.bincount(index[index < bins], minlength=bins)
+
+
+def _int32(column: str, values: ArrayLike) -> TokenArray:
+    """Column as int32; refuses what is not a whole number in that range."""
+    array = np.asarray(values)
+    if array.dtype == np.int32:
+        return np.ascontiguousarray(array)
+    if array.dtype.kind not in "iuf":
+        raise ValueError(f"column {column!r} must hold whole numbers, not {array.dtype}")
+    bad = ~((np.abs(array) <= _INT32_MAX) & (array == np.floor(array)))
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise ValueError(
+            f"row {row}, column {column!r}: {array[row]} is not a whole number of at most {_INT32_MAX}"
+        )
+    return np.ascontiguousarray(array, dtype=np.int32)
+
+
+def _merge_hashes(
+    workloads: tuple[Workload, ...], order: NDArray[np.intp]
+) -> tuple[OffsetArray | None, TokenArray | None, int]:
+    """Prefix blocks of the merged rows: offsets, ids and block size."""
+    hashed = [part for part in workloads if part.hash_ids is not None]
+    if not hashed:
+        return None, None, workloads[0].hash_block_tokens
+    sizes = {part.hash_block_tokens for part in hashed}
+    if len(sizes) > 1:
+        raise ValueError(f"cannot merge workloads whose prefix blocks differ in size: {sorted(sizes)} tokens")
+    lengths, ids, next_id = [], [], 0
+    for part in workloads:
+        if part.hash_ids is None or part.hash_offsets is None:
+            lengths.append(np.zeros(len(part), dtype=np.int64))
+            continue
+        lengths.append(np.diff(part.hash_offsets))
+        ids.append(part.hash_ids + next_id)
+        next_id += int(part.hash_ids.max(initial=-1)) + 1
+    offsets, gathered = gather_blocks(np.concatenate(lengths), np.concatenate(ids), order)
+    return offsets, gathered, sizes.pop()
+
+
+def gather_blocks(
+    lengths: OffsetArray, ids: TokenArray, order: NDArray[np.intp]
+) -> tuple[OffsetArray, TokenArray]:
+    """Reorders the rows of a compressed list of block ids.
+
+    Args:
+        lengths: (N,), ids in each row.
+        ids: (sum of lengths,), ids row after row.
+        order: (M,), the rows wanted, in the order wanted.
+
+    Returns:
+        Offsets (M + 1,) and ids of the wanted rows.
+    """
+    starts = np.concatenate([[0], np.cumsum(lengths)])[:-1]
+    taken = lengths[order]
+    offsets = np.concatenate([[0], np.cumsum(taken)])
+    inside = np.arange(offsets[-1]) - np.repeat(offsets[:-1], taken)
+    return offsets, ids[np.repeat(starts[order], taken) + inside]

@@ -1,0 +1,218 @@
+"""Lists, describes, fetches, converts and fits workloads.
+
+    python -m runners.traces list
+    python -m runners.traces describe name=azure_conv
+    python -m runners.traces describe path=my_trace.csv out=figures.json
+    python -m runners.traces fetch name=azure_conv [base_url=URL]
+    python -m runners.traces convert path=BurstGPT_1.csv out=burstgpt.parquet
+    python -m runners.traces fit path=my_trace.csv out=my_trace_fitted.json
+
+``describe``, ``convert`` and ``fit`` take the words of the ``workload`` config group (``name``, ``path``,
+``num_requests``, ``rate_scale``, ``rate_rps``, ``split``, ``priority_share``, ``long_share``,
+``long_input_tokens``) and ``seed``; here the split is "all" unless given. A fitted generator is used with
+``name=file path=my_trace_fitted.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from envs.workload.fetch import fetch_trace
+from envs.workload.fitting import fit
+from envs.workload.formats import write_trace
+from envs.workload.generators import fitted_names, load_fitted
+from envs.workload.registry import FILE, WorkloadSpec, check_choice, make_workload, workload_names
+from envs.workload.schema import Workload
+from envs.workload.traces import TRACES, find_trace
+
+Words = dict[str, Any]
+
+_SPEC_WORDS: dict[str, Callable[[str], Any]] = {
+    "name": str,
+    "path": str,
+    "num_requests": int,
+    "rate_scale": float,
+    "rate_rps": float,
+    "split": str,
+    "priority_share": float,
+    "long_share": float,
+    "long_input_tokens": int,
+}
+_WORKLOAD_WORDS: dict[str, Callable[[str], Any]] = {**_SPEC_WORDS, "seed": int, "out": str}
+
+
+def list_workloads(words: Words, console: Console) -> None:
+    """Every workload by name, and where its data lie."""
+    table = Table(title="Workloads")
+    for heading in ("name", "kind", "requests", "licence", "where", "what"):
+        table.add_column(heading, overflow="fold")
+    for name in workload_names():
+        table.add_row(name, *_row(name))
+    console.print(table)
+
+
+def describe(words: Words, console: Console) -> None:
+    """Figures of one workload, as a table and, with ``out``, as JSON."""
+    figures = _workload(words).summary()
+    table = Table("figure", "value", title=figures["name"])
+    for key, value in figures.items():
+        if isinstance(value, dict):
+            value = "  ".join(f"{name} {_shown(entry)}" for name, entry in value.items())
+        table.add_row(key, _shown(value))
+    if words.get("name") in fitted_names():
+        fitted = load_fitted(words["name"])
+        for key, value in {**fitted.provenance, **fitted.fit}.items():
+            table.add_row(key, _shown(value))
+    console.print(table)
+    if "out" in words:
+        _written(Path(words["out"])).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+def fetch(words: Words, console: Console) -> None:
+    """Downloads one published trace into the cache."""
+    name = _needed(words, "name", "fetch")
+    check_choice("trace", name, TRACES)
+    path = fetch_trace(TRACES[name], base_url=words.get("base_url"))
+    console.print(f"{name}: {TRACES[name].published_rows} requests in {path}", soft_wrap=True)
+
+
+def convert(words: Words, console: Console) -> None:
+    """Writes a workload to a file of ours."""
+    out = _needed(words, "out", "convert")
+    workload = _workload(words)
+    console.print(f"{len(workload)} requests in {write_trace(workload, out)}", soft_wrap=True)
+
+
+def fit_generator(words: Words, console: Console) -> None:
+    """Fits a generator to a workload and prints how close it comes."""
+    out = Path(_needed(words, "out", "fit"))
+    if out.suffix != ".json":
+        raise ValueError(f"out must end in .json, got {out}")
+    workload = _workload(words)
+    fitted = fit(workload, out.stem, _provenance(words))
+    fitted.save(_written(out))
+    table = Table("distance or figure", "value", title=f"{out.stem}, fitted to {len(workload)} requests")
+    for key, value in fitted.fit.items():
+        table.add_row(key, _shown(value))
+    console.print(table)
+
+
+_VERBS: dict[str, tuple[Callable[[Words, Console], None], dict[str, Callable[[str], Any]]]] = {
+    "list": (list_workloads, {}),
+    "describe": (describe, _WORKLOAD_WORDS),
+    "fetch": (fetch, {"name": str, "base_url": str}),
+    "convert": (convert, _WORKLOAD_WORDS),
+    "fit": (fit_generator, _WORKLOAD_WORDS),
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs one verb; returns the exit status."""
+    given = sys.argv[1:] if arguments is None else arguments
+    if not given or given[0] in ("-h", "--help", "help"):
+        print(__doc__)
+        return 0 if given else 2
+    try:
+        verb, *rest = given
+        check_choice("verb", verb, _VERBS)
+        command, allowed = _VERBS[verb]
+        command(parse_words(rest, allowed), Console())
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def parse_words(arguments: Iterable[str], allowed: dict[str, Callable[[str], Any]]) -> Words:
+    """``key=value`` words as a dictionary.
+
+    Raises:
+        ValueError: a word without "=", an unknown or repeated key (with the nearest match), or a value of
+            another type.
+    """
+    words: Words = {}
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
+        if not equals:
+            raise ValueError(f"expected key=value, got {argument!r}")
+        check_choice("word", key, allowed)
+        if key in words:
+            raise ValueError(f"{key} is given twice")
+        if value in ("null", ""):
+            continue
+        try:
+            words[key] = allowed[key](value)
+        except ValueError:
+            kind = "a whole number" if allowed[key] is int else "a number"
+            raise ValueError(f"{key} must be {kind}, got {value!r}") from None
+    return words
+
+
+def _workload(words: Words) -> Workload:
+    spec = {key: value for key, value in words.items() if key in _SPEC_WORDS}
+    if "name" not in spec:
+        if "path" not in spec:
+            raise ValueError(
+                "give name=WORKLOAD or path=FILE ('python -m runners.traces list' shows the names)"
+            )
+        spec["name"] = FILE
+    return make_workload(WorkloadSpec(**{"split": "all", **spec}), words.get("seed", 0))
+
+
+def _provenance(words: Words) -> dict[str, Any]:
+    """What is known about the trace behind a fit, for the JSON."""
+    split = {"split": words.get("split", "all")}
+    info = TRACES.get(words.get("name", ""))
+    if info is None:
+        return split
+    return {
+        "trace": info.name,
+        "publisher": info.publisher,
+        "licence": info.licence,
+        "citation": info.citation,
+        "source": f"{info.base_url}/{info.source_path}",
+        "published_rows": info.published_rows,
+        "starts_at": info.starts_at,
+        **split,
+    }
+
+
+def _row(name: str) -> tuple[str, str, str, str, str]:
+    """Kind, requests, licence, place and description of a workload."""
+    if name in TRACES:
+        info, path = TRACES[name], find_trace(name)
+        where = f"fetch name={name}" if path is None else str(path)
+        return "trace", f"{info.published_rows:,}", info.licence, where, info.title
+    if name in fitted_names():
+        fitted = load_fitted(name)
+        what = f"drawn from a model fitted to {fitted.provenance['trace']}"
+        return "fitted", "any", fitted.provenance["licence"], "built in", what
+    if name == FILE:
+        return "file", "", "", "path=FILE", "a trace file or a fitted generator of your own"
+    return "synthetic", "any", "", "built in", "Flying Serving's synthetic load"
+
+
+def _needed(words: Words, key: str, verb: str) -> str:
+    if key not in words:
+        raise ValueError(f"{verb} needs {key}=...")
+    return str(words[key])
+
+
+def _written(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,240 @@
+"""Workloads by name: splits, seeds, scaling, refusals, and the config group."""
+
+import contextlib
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from envs.workload import flying
+from envs.workload.fitting import fit
+from envs.workload.formats import write_trace
+from envs.workload.registry import (
+    SPLITS,
+    WorkloadSource,
+    WorkloadSpec,
+    make_workload,
+    split_rows,
+    workload_names,
+)
+from envs.workload.schema import Workload
+from envs.workload.traces import TRACES, load_trace
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "workload"
+GENERATED = tuple(name for name in workload_names() if name not in TRACES and name != "file")
+
+
+def trace(n=1000, span_s=2000.0):
+    rng = np.random.default_rng(3)
+    arrival_s = np.sort(rng.uniform(0, span_s, n))
+    return Workload(arrival_s, np.arange(1, n + 1), rng.integers(1, 50, n), name="mine")
+
+
+@pytest.fixture
+def path(tmp_path):
+    return str(write_trace(trace(), tmp_path / "mine.parquet"))
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_generated_episodes(name):
+    source = WorkloadSource(WorkloadSpec(name=name, num_requests=300))
+    episodes = [source.sample(seed, split).validate() for split in SPLITS for seed in range(3)]
+    assert len({episode.sha256() for episode in episodes}) == len(episodes)
+    assert source.sample(1).equals(source.sample(1, "train"))
+    assert pickle.loads(pickle.dumps(source)).sample(1).equals(source.sample(1))
+    for episode in episodes:
+        assert len(episode) == 300
+        assert episode.classes == source.classes
+        assert episode.input_tokens.max() <= source.max_input_tokens
+        assert episode.max_output_tokens.max() <= source.max_output_tokens
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_generators_have_a_length_of_their_own(name):
+    assert len(make_workload(WorkloadSpec(name=name), 0)) == 4000
+
+
+def test_priority_and_long_workloads():
+    priority = make_workload(WorkloadSpec(name="flying_priority"), 0)
+    assert priority.classes == ("priority", "normal")
+    assert (priority.priority == 0).mean() == pytest.approx(flying.PRIORITY_SHARE, abs=0.03)
+    long = make_workload(WorkloadSpec(name="flying_long", long_input_tokens=7936), 0)
+    assert (long.input_tokens == 7936).mean() == pytest.approx(flying.LONG_SHARE, abs=0.01)
+    none = WorkloadSource(WorkloadSpec(name="flying_long", long_share=0.0))
+    assert none.classes == none.sample(0).classes == ("standard",)
+    assert none.max_input_tokens == 8192
+    both = WorkloadSource(WorkloadSpec(name="flying_bursty", priority_share=0.5, long_share=0.5))
+    assert both.classes == both.sample(0).classes == ("priority", "normal", "long")
+    assert both.max_input_tokens == both.sample(0).input_tokens.max() == flying.LONG_INPUT_TOKENS
+
+
+def test_a_long_request_fits_the_context_it_is_named_after():
+    assert flying.LONG_INPUT_TOKENS + flying.long().max_output_tokens == 131072
+
+
+@pytest.mark.parametrize("changes", [{"rate_rps": 20.0}, {"rate_scale": 2.5}])
+def test_scaling_keeps_the_requests(path, changes):
+    plain = WorkloadSource(WorkloadSpec(name="file", path=path, num_requests=100))
+    scaled = WorkloadSource(WorkloadSpec(name="file", path=path, num_requests=100, **changes))
+    factor = scaled.rate_rps / plain.rate_rps
+    assert factor == pytest.approx(changes.get("rate_scale", 20.0 / plain.rate_rps))
+    assert np.allclose(scaled.sample(4).arrival_s * factor, plain.sample(4).arrival_s)
+    assert np.array_equal(scaled.sample(4).input_tokens, plain.sample(4).input_tokens)
+
+
+def test_splits_are_apart_in_time(path):
+    table = trace()
+    ends = {split: split_rows(table, split) for split in SPLITS}
+    assert ends["all"] == (0, 1000)
+    span, begin = table.duration_s, table.arrival_s[0]
+    for earlier, later, border in (("train", "validation", 0.6), ("validation", "test", 0.8)):
+        assert table.arrival_s[ends[earlier][1] - 1] < begin + border * span
+        assert table.arrival_s[ends[later][0]] >= begin + border * span + 60.0
+    assert ends["test"][1] == 1000
+
+
+def test_windows_stay_in_their_split_and_differ(path):
+    source = WorkloadSource(WorkloadSpec(name="file", path=path, num_requests=50))
+    for split in ("train", "validation", "test"):
+        first, last = split_rows(trace(), split)
+        episodes = [source.sample(seed, split).validate() for seed in range(10)]
+        assert len({episode.sha256() for episode in episodes}) == 10
+        for episode in episodes:
+            rows = episode.input_tokens - 1
+            assert first <= rows[0]
+            assert rows[-1] < last
+            assert (np.diff(rows) == 1).all()
+            assert episode.arrival_s[0] == 0.0
+
+
+def test_a_split_smaller_than_the_episode_gives_shorter_windows(path):
+    source = WorkloadSource(WorkloadSpec(name="file", path=path, num_requests=100_000, split="test"))
+    first, last = split_rows(trace(), "test")
+    episodes = [source.sample(seed) for seed in range(10)]
+    assert {len(episode) for episode in episodes} == {int(0.75 * (last - first))}
+    assert len({episode.sha256() for episode in episodes}) > 5
+
+
+def test_without_a_number_the_episode_is_the_whole_split(path):
+    source = WorkloadSource(WorkloadSpec(name="file", path=path))
+    assert source.sample(0, "all").equals(source.sample(7, "all"))
+    assert np.array_equal(source.sample(0, "all").input_tokens, trace().input_tokens)
+    first, last = split_rows(trace(), "validation")
+    assert len(source.sample(3, "validation")) == last - first
+
+
+@given(st.integers(1, 400), st.floats(0.1, 1e5))
+@settings(max_examples=60, deadline=None)
+def test_splits_never_overlap(n, span_s):
+    table, used = trace(n, span_s), np.zeros(n, dtype=int)
+    for split in ("train", "validation", "test"):
+        with contextlib.suppress(ValueError):
+            first, last = split_rows(table, split)
+            assert first < last
+            used[first:last] += 1
+    assert used.max() == 1
+
+
+def test_a_written_episode_cannot_spoil_the_next(path):
+    source = WorkloadSource(WorkloadSpec(name="file", path=path, split="all"))
+    source.sample(0).input_tokens[:] = 0
+    assert source.sample(0).input_tokens.min() == 1
+
+
+def test_files_and_fitted_files(tmp_path, path):
+    fit(trace(), "own").save(tmp_path / "own.json")
+    source = WorkloadSource(WorkloadSpec(name="file", path=str(tmp_path / "own.json"), num_requests=20))
+    assert len(source.sample(0).validate()) == 20
+    for absent in ("absent.csv", "absent.json"):
+        with pytest.raises(ValueError, match=f"{absent} does not exist"):
+            make_workload(WorkloadSpec(name="file", path=absent), 0)
+
+
+def test_requests_all_at_once_have_no_rate(tmp_path):
+    burst = Workload(np.zeros(5), np.ones(5), np.ones(5), name="burst")
+    path = str(write_trace(burst, tmp_path / "burst.csv"))
+    assert len(make_workload(WorkloadSpec(name="file", path=path, split="all"), 0)) == 5
+    with pytest.raises(ValueError, match="has no arrival rate"):
+        make_workload(WorkloadSpec(name="file", path=path, split="all", rate_rps=1.0), 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": "azure_conf"}, "unknown workload name 'azure_conf'; did you mean 'azure_conv'"),
+        ({"split": "tests"}, "unknown split 'tests'; did you mean 'test'"),
+        ({"name": "file"}, "path must be given for workload 'file'"),
+        ({"path": "x.csv"}, "and for no other"),
+        ({"num_requests": 0}, "num_requests must be at least 1"),
+        ({"rate_scale": 0.0}, "rate_scale must be a positive number"),
+        ({"rate_rps": float("inf")}, "rate_rps must be a positive number"),
+        ({"rate_rps": 3.0, "rate_scale": 2.0}, "not both"),
+        ({"priority_share": 1.5}, "priority_share must be between 0 and 1"),
+        ({"long_share": -0.5}, "long_share must be between 0 and 1"),
+        ({"long_input_tokens": 0}, "long_input_tokens must be at least 1"),
+        ({"params": {"low_rate": [1, 2]}}, "unknown parameter .* 'low_rate'; did you mean 'low_rate_rps'"),
+        ({"params": {"low_rate_rps": [2, 1]}}, "low_rate_rps must be a range"),
+        ({"name": "azure_conv_fitted", "params": {"spread_s": 3.0}}, r"\(allowed: none\)"),
+    ],
+)
+def test_bad_specifications_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        WorkloadSource(WorkloadSpec(**{"name": "flying_bursty", **changes}))
+
+
+def test_bad_split_and_seed_are_refused():
+    source = WorkloadSource(WorkloadSpec(name="flying_bursty"))
+    with pytest.raises(ValueError, match="unknown split 'trian'; did you mean 'train'"):
+        source.sample(0, "trian")
+    with pytest.raises(ValueError, match="seed must be at least 0"):
+        source.sample(-1)
+
+
+def test_every_name_has_a_config_and_every_config_a_name():
+    assert {file.stem for file in CONFIGS.glob("*.yaml")} == set(workload_names())
+
+
+@pytest.mark.parametrize("name", workload_names())
+def test_configs_are_complete_specifications(name):
+    config = OmegaConf.load(CONFIGS / f"{name}.yaml")
+    assert set(config) == set(WorkloadSpec.__dataclass_fields__)
+    if name == "file":
+        assert OmegaConf.is_missing(config, "path")
+        config.path = "some.csv"
+    spec = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(WorkloadSpec), config))
+    assert spec.name == name
+    WorkloadSource(spec)
+
+
+@pytest.mark.parametrize("name", ["flying_bursty", "flying_priority", "flying_long"])
+def test_configs_repeat_the_defaults_of_the_code(name):
+    config = OmegaConf.structured(WorkloadSpec)
+    spec = OmegaConf.to_object(OmegaConf.merge(config, OmegaConf.load(CONFIGS / f"{name}.yaml")))
+    assert make_workload(spec, 3).equals(make_workload(WorkloadSpec(name=name, num_requests=4000), 3))
+
+
+@pytest.mark.parametrize("name", sorted(TRACES))
+def test_real_traces(name, real_traces):
+    whole = load_trace(name).validate()
+    assert len(whole) <= TRACES[name].published_rows
+    assert (np.diff(whole.arrival_s) > 0).mean() > 0.99
+    assert make_workload(WorkloadSpec(name=name, split="all"), 5).sha256() == whole.sha256()
+    source = WorkloadSource(WorkloadSpec(name=name, num_requests=200))
+    for split in ("train", "validation", "test"):
+        episodes = [source.sample(seed, split).validate() for seed in range(10)]
+        assert {len(episode) for episode in episodes} == {200}
+        assert len({episode.sha256() for episode in episodes}) == 10
+    assert (whole.hash_ids is not None) == name.startswith("mooncake")
+    if whole.hash_ids is not None:
+        blocks = -(-whole.input_tokens // whole.hash_block_tokens)
+        assert np.abs(np.diff(whole.hash_offsets) - blocks).max() <= 1
+
+
+def test_absent_trace_is_refused_in_one_sentence(no_traces):
+    with pytest.raises(ValueError, match=r"runners\.traces fetch name=azure_code") as caught:
+        make_workload(WorkloadSpec(name="azure_code"), 0)
+    assert "\n" not in str(caught.value)
