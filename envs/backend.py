@@ -194,7 +194,8 @@ class ClusterSpec:
         model: Name of a model in `calibration.specs`.
         gpu: Name of a GPU there.
         num_gpus: GPUs of the node.
-        base_width: GPUs of one base engine; the node has num_gpus / base_width of them, a power of two.
+        base_width: GPUs of one base engine; the node has num_gpus / base_width of them.
+        max_group: Most base engines that may be merged; None: all of them.
         layout: Layout at the start; None: every base engine on its own.
         weights: "whole" (each base engine holds the model and can be merged live) or "sharded".
         router: Built-in router: round_robin, least_requests, jsq (tokens over speed), affinity (urgent requests to the
@@ -213,6 +214,7 @@ class ClusterSpec:
     gpu: str = "H200"
     num_gpus: int = 8
     base_width: int = 1
+    max_group: int | None = None
     layout: Layout | None = None
     weights: str = "whole"
     router: str = "affinity"

@@ -36,41 +36,45 @@ class Group(NamedTuple):
         return self.first <= other.first and other.first + other.length <= self.first + self.length
 
 
-@lru_cache(maxsize=None)
-def all_groups(num_base: int) -> tuple[Group, ...]:
+@lru_cache(maxsize=64)
+def all_groups(num_base: int, longest: int | None = None) -> tuple[Group, ...]:
     """Every aligned group of a node, narrow ones first: 15 for 8 base engines.
 
+    Args:
+        num_base: Base engines.
+        longest: Longest group; None: the whole node.
+
     Raises:
-        ValueError: `num_base` is not a power of two.
+        ValueError: `longest` is not a power of two that divides `num_base`.
     """
-    if num_base < 1 or num_base & (num_base - 1):
-        raise ValueError(f"num_base must be a power of two, got {num_base}")
-    lengths = [1 << k for k in range(num_base.bit_length())]
+    longest = num_base if longest is None else longest
+    if longest < 1 or longest & (longest - 1) or num_base < 1 or num_base % longest:
+        raise ValueError(f"the longest group must be a power of two that divides {num_base}, got {longest}")
+    lengths = [1 << k for k in range(longest.bit_length())]
     return tuple(Group(first, length) for length in lengths for first in range(0, num_base, length))
 
 
-@lru_cache(maxsize=None)
+@lru_cache(maxsize=64)
 def all_layouts(num_base: int) -> tuple[Layout, ...]:
     """Every layout of a node, from all merged to all apart."""
     all_groups(num_base)
     if num_base == 1:
         return ((1,),)
     halves = all_layouts(num_base // 2)
-    return ((num_base,),) + tuple(left + right for left in halves for right in halves)
+    return ((num_base,), *(left + right for left in halves for right in halves))
 
 
-@lru_cache(maxsize=None)
+@lru_cache(maxsize=4096)
 def groups_of(layout: Layout) -> tuple[Group, ...]:
     """The groups of a layout, left to right.
 
     Raises:
-        ValueError: a group is not an aligned power of two, or the lengths do not add up to a power of two.
+        ValueError: a group is not aligned or not a power of two.
     """
-    known = set(all_groups(sum(layout)))
     groups, first = [], 0
     for length in layout:
         group = Group(first, length)
-        if group not in known:
+        if length < 1 or length & (length - 1) or first % length:
             raise ValueError(
                 f"layout {layout} has a group of {length} at base engine {first}; "
                 "groups are aligned and of power-of-two length"
@@ -78,6 +82,12 @@ def groups_of(layout: Layout) -> tuple[Group, ...]:
         groups.append(group)
         first += length
     return tuple(groups)
+
+
+@lru_cache(maxsize=4096)
+def layout_of(groups: tuple[Group, ...]) -> Layout:
+    """The layout that groups, left to right, make up."""
+    return tuple(group.length for group in groups)
 
 
 @lru_cache(maxsize=4096)

@@ -26,10 +26,12 @@ class Objective:
     tpot_attainment: float = 1.0
     goodput: float = 0.0
     switch: float = 0.02
-    abandoned: float = 20.0
+    abandoned: float = 100.0
     scale: float = 0.1
 
     def __post_init__(self) -> None:
         for item in fields(self):
             if getattr(self, item.name) < 0:
-                raise ValueError(f"objective.{item.name} must not be negative, got {getattr(self, item.name)}")
+                raise ValueError(
+                    f"objective.{item.name} must not be negative, got {getattr(self, item.name)}"
+                )

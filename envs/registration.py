@@ -35,7 +35,9 @@ def register_envs() -> None:
     """Makes every environment known to Gymnasium."""
     for entry in ENVS.values():
         if entry.env_id not in gym.registry:
-            gym.register(entry.env_id, entry_point=entry.entry_point, vector_entry_point=entry.vector_entry_point)
+            gym.register(
+                entry.env_id, entry_point=entry.entry_point, vector_entry_point=entry.vector_entry_point
+            )
 
 
 def env_names() -> tuple[str, ...]:

@@ -18,6 +18,7 @@ def num_actions(num_base: int) -> int:
     return len(all_layouts(num_base)) * NUM_MODES
 
 
+@lru_cache(maxsize=4096)
 def decode_action(action: int, num_base: int) -> SetLayout:
     """The command an action stands for: action = layout index x 3 + mode."""
     layout, mode = divmod(int(action), NUM_MODES)

@@ -1,4 +1,4 @@
-"""One DP/TP episode: simulator, encoder and reward together. The scalar and the batched environment are made of these."""
+"""One DP/TP episode: simulator, encoder and reward. The scalar and the batched environment are made of these."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from envs.backend import SLO, TOTALS, ClusterSpec, ClusterState, Command, Fault, Redeploy
 from envs.dp_tp.action import action_mask, decode_action
 from envs.dp_tp.observation import ENGINE_FEATURES, Encoder, ObservationScales
-from envs.dp_tp.reward import RewardMeter
+from envs.dp_tp.reward import Interval, RewardMeter
 from envs.layout import changed_regions, groups_of
 from envs.objective import Objective
-from envs.simulator.cluster import Cluster
+from envs.simulator.cluster import Cluster, to_ps
 from envs.simulator.kernel.state import PS_PER_S
 from envs.simulator.simulator import Simulator
 from envs.workload.registry import WorkloadSource, WorkloadSpec
@@ -58,6 +58,12 @@ class DPTPConfig:
         for name in ("decision_interval_s", "drain_limit_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        num_base = self.cluster.num_base
+        if num_base < 1 or num_base & (num_base - 1) or self.cluster.max_group not in (None, num_base):
+            raise ValueError(
+                f"dp_tp needs a power of two of base engines that may all be merged (cluster.max_group null); "
+                f"got {num_base} with cluster.max_group {self.cluster.max_group}"
+            )
         if not self.faults_per_gpu_hour >= 0:
             raise ValueError(f"faults_per_gpu_hour must not be negative, got {self.faults_per_gpu_hour}")
 
@@ -74,7 +80,7 @@ class Outcome:
     """What a step brought."""
 
     reward: float
-    terms: dict[str, float]
+    interval: Interval  # the reward's terms
     dt_s: float
     terminated: bool  # every request has been served, refused or lost
     truncated: bool  # the drain limit was reached
@@ -100,7 +106,8 @@ class DPTPCore:
         self.simulator = Simulator(config.cluster, self.slos, triggers)
         self.num_base = config.cluster.num_base
         self.encoder = _make_encoder(config, self.simulator.cluster, len(self.classes))
-        self.meter = RewardMeter(config.objective, self.classes)
+        self.meter = RewardMeter(len(self.classes))
+        self._interval_ps = to_ps(config.decision_interval_s)
         self.done = True
 
     @property
@@ -113,13 +120,18 @@ class DPTPCore:
         """Shape of the observation's cluster vector."""
         return (self.encoder.cluster_size,)
 
-    def reset(self, seed: int) -> None:
-        """Begins the episode that a seed stands for: its arrivals, classes and failures."""
-        workload = self.source.sample(seed, self.config.split)
+    def reset(self, seed: int, split: str | None = None) -> None:
+        """Begins the episode that a seed stands for: its arrivals, classes and failures.
+
+        Args:
+            seed: Which episode.
+            split: Where it is drawn from; None: the configuration's split.
+        """
+        workload = self.source.sample(seed, split or self.config.split)
         self.state: ClusterState = self.simulator.reset(workload, self._faults(seed, workload.duration_s))
         self.encoder.reset()
         self.meter.reset()
-        self.deadline_s = float(workload.arrival_s[-1]) + self.config.drain_limit_s
+        self.deadline_ps = to_ps(float(workload.arrival_s[-1]) + self.config.drain_limit_s)
         self.done = False
         self.num_refused = 0
 
@@ -136,26 +148,36 @@ class DPTPCore:
         """(num_actions,), which actions are possible now."""
         return action_mask(self.state, self.num_base, self.simulator.can_switch_live)
 
-    def step(self, action: int | np.integer | Command | None) -> Outcome:
-        """Carries out a decision and lets time pass to the next one."""
-        command = decode_action(int(action), self.num_base) if isinstance(action, (int, np.integer)) else action
-        switched, refused = self._apply(command)
-        before = self.simulator.now_s
-        self.simulator.advance(min(before + self.config.decision_interval_s, self.deadline_s))
-        self.state = self.simulator.observe()
-        terminated = self.simulator.idle
-        truncated = not terminated and self.simulator.now_s >= self.deadline_s
-        self.done = terminated or truncated
-        abandoned = self._in_flight() if truncated else np.zeros(len(self.classes), np.int64)
-        reward, terms = self.meter.measure(
-            self.state.totals, self.simulator.latency_cost, switched, abandoned
-        )
-        return Outcome(reward, terms, self.simulator.now_s - before, terminated, truncated, refused)
+    def step(self, action: int | np.integer | Command | None, interval_s: float | None = None) -> Outcome:
+        """Carries out a decision and lets time pass to the next one.
 
-    def _apply(self, command: Command | None) -> tuple[int, str]:
+        Args:
+            action: An action, a command, or None (stay).
+            interval_s: Time to the next decision if no request asks for one before; None: the configuration's.
+        """
+        switched, refused = self._apply(action)
+        simulator = self.simulator
+        before_ps = simulator.now_ps
+        span_ps = self._interval_ps if interval_s is None else to_ps(interval_s)
+        simulator.advance_ps(min(before_ps + span_ps, self.deadline_ps))
+        self.state = simulator.observe()
+        now_ps = simulator.now_ps
+        terminated = simulator.idle
+        truncated = not terminated and now_ps >= self.deadline_ps
+        self.done = terminated or truncated
+        interval = self.meter.measure(
+            self.state.totals, simulator.latency_cost, switched, self._in_flight() if truncated else None
+        )
+        reward = interval.reward(self.config.objective)
+        return Outcome(reward, interval, (now_ps - before_ps) / PS_PER_S, terminated, truncated, refused)
+
+    def _apply(self, action: int | np.integer | Command | None) -> tuple[int, str]:
         """Base engines that begin to be reconfigured, and why the command was refused."""
-        if command is None:
+        if action is None:
             return 0, ""
+        command = (
+            decode_action(int(action), self.num_base) if isinstance(action, (int, np.integer)) else action
+        )
         touched = self._touched(command)
         receipt = self.simulator.apply(command)
         if not receipt.accepted:

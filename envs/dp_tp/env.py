@@ -21,7 +21,7 @@ Observation = dict[str, NDArray[np.float32]]
 MAX_SEED = 2**31 - 1
 
 
-def make_spaces(core: DPTPCore) -> tuple[spaces.Dict, spaces.Discrete]:
+def make_spaces(core: DPTPCore) -> tuple[spaces.Space[Any], spaces.Discrete]:
     """Observation and action space of a configuration."""
     observation = spaces.Dict(
         {
@@ -53,8 +53,8 @@ class DPTPEnv(gym.Env[Observation, np.int64]):
     ## Observation space
 
     `Dict(engines=(base engines, 13), cluster=(15 + 3 x classes,))`, float32 in [0, 64]. Rows and their units are named
-    in `envs.dp_tp.observation`: counts and rates are log1p(value / scale) with fixed scales, ratios are ratios. The true
-    output length of a request is nowhere in it.
+    in `envs.dp_tp.observation`: counts and rates are log1p(value / scale) with fixed scales, ratios are ratios. The
+    true output length of a request is nowhere in it.
 
     ## Reward
 
@@ -78,11 +78,13 @@ class DPTPEnv(gym.Env[Observation, np.int64]):
     * v0: first release.
     """
 
-    metadata = {"render_modes": ["ansi", "rgb_array"], "render_fps": 4}
+    metadata: dict[str, Any] = {"render_modes": ["ansi", "rgb_array"], "render_fps": 4}
 
     def __init__(self, render_mode: str | None = None, **config: Any) -> None:
         if render_mode is not None and render_mode not in self.metadata["render_modes"]:
-            raise ValueError(f"render_mode must be one of {self.metadata['render_modes']}, got {render_mode!r}")
+            raise ValueError(
+                f"render_mode must be one of {self.metadata['render_modes']}, got {render_mode!r}"
+            )
         self.render_mode = render_mode
         self.core = DPTPCore(DPTPConfig(**config))
         self.observation_space, self.action_space = make_spaces(self.core)
@@ -129,7 +131,7 @@ class DPTPEnv(gym.Env[Observation, np.int64]):
         outcome = self.core.step(action)
         if self._renderer:
             self._renderer.record(self.core.state)
-        info = self._info(outcome.dt_s, outcome.terms, outcome.refused)
+        info = self._info(outcome.dt_s, outcome.interval.terms(self.core.classes), outcome.refused)
         return self._observe(), outcome.reward, outcome.terminated, outcome.truncated, info
 
     def action_masks(self) -> NDArray[np.bool_]:

@@ -190,7 +190,9 @@ _REFUSED, _FAILED = TOTALS.index("refused"), TOTALS.index("failed")
 _FIRST, _TTFT_MET = TOTALS.index("first_tokens"), TOTALS.index("ttft_met")
 _FINISHED, _TPOT_MET = TOTALS.index("finished"), TOTALS.index("tpot_met")
 _NUM_AVERAGES = 6
-(_AVG_RATE_SHORT, _AVG_RATE_LONG, _AVG_TOKENS_SHORT, _AVG_TOKENS_LONG, _AVG_TTFT, _AVG_TPOT) = range(_NUM_AVERAGES)
+(_AVG_RATE_SHORT, _AVG_RATE_LONG, _AVG_TOKENS_SHORT, _AVG_TOKENS_LONG, _AVG_TTFT, _AVG_TPOT) = range(
+    _NUM_AVERAGES
+)
 _ACTIVE, _DRAINING = int(EngineStatus.ACTIVE), int(EngineStatus.DRAINING)
 _SPECULATIVE, _PAUSED, _DOWN = int(EngineStatus.SPECULATIVE), int(EngineStatus.PAUSED), int(EngineStatus.DOWN)
 assert len(SwitchMode) == 3
@@ -206,7 +208,17 @@ def _log_length(length: int) -> int:
 
 
 @njit(cache=True)
-def _encode_engines(engines, layout, target, base_width, prefill_s, decode_s, kv_s, scales, out):  # type: ignore[no-untyped-def]
+def _encode_engines(
+    engines: NDArray[np.void],
+    layout: NDArray[np.int64],
+    target: NDArray[np.int64],
+    base_width: int,
+    prefill_s: NDArray[np.float64],
+    decode_s: NDArray[np.float64],
+    kv_s: NDArray[np.float64],
+    scales: NDArray[np.float64],
+    out: NDArray[np.float32],
+) -> None:
     num_base = out.shape[0]
     log_node = max(_log_length(num_base), 1)
     out[:] = 0.0
@@ -225,7 +237,12 @@ def _encode_engines(engines, layout, target, base_width, prefill_s, decode_s, kv
         if row.status == _PAUSED:
             out[begin : begin + length, 12] += row.num_running
             continue
-        if row.status != _ACTIVE and row.status != _DRAINING and row.status != _SPECULATIVE and row.status != _DOWN:
+        if (
+            row.status != _ACTIVE
+            and row.status != _DRAINING
+            and row.status != _SPECULATIVE
+            and row.status != _DOWN
+        ):
             continue
         rank = _log_length(length)
         decoding = row.num_running - row.num_prefilling
@@ -252,7 +269,16 @@ def _blend(old: float, new: float, dt: float, constant: float) -> float:
 
 
 @njit(cache=True)
-def _encode_cluster(totals, previous, averages, dt, pool, transition, scales, out):  # type: ignore[no-untyped-def]
+def _encode_cluster(
+    totals: NDArray[np.float64],
+    previous: NDArray[np.float64],
+    averages: NDArray[np.float64],
+    dt: float,
+    pool: NDArray[np.float64],
+    transition: NDArray[np.float64],
+    scales: NDArray[np.float64],
+    out: NDArray[np.float32],
+) -> None:
     out[:] = 0.0
     in_flight = 0.0
     rate, tokens = 0.0, 0.0

@@ -9,13 +9,14 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
+from envs.dp_tp.action import num_actions
 from envs.dp_tp.core import DPTPConfig, DPTPCore
 from envs.dp_tp.env import MAX_SEED, make_spaces
 
 BatchObservation = dict[str, NDArray[np.float32]]
 
 
-class DPTPVectorEnv(VectorEnv[BatchObservation, NDArray[np.int64], NDArray[np.float64]]):
+class DPTPVectorEnv(VectorEnv[BatchObservation, NDArray[np.int64], NDArray[Any]]):
     """`Serving/DPTP-v0`, batched; equal to the scalar environment step by step.
 
     An episode that ends begins anew in the same step; its last observation and info are in `infos["final_obs"]` and
@@ -26,7 +27,7 @@ class DPTPVectorEnv(VectorEnv[BatchObservation, NDArray[np.int64], NDArray[np.fl
         config: As the scalar environment's.
     """
 
-    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}
+    metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}
 
     def __init__(self, num_envs: int = 1, render_mode: str | None = None, **config: Any) -> None:
         if num_envs < 1:
@@ -45,7 +46,11 @@ class DPTPVectorEnv(VectorEnv[BatchObservation, NDArray[np.int64], NDArray[np.fl
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[BatchObservation, dict[str, Any]]:
         """Begins an episode in every place. An integer seed gives place i the episode of seed + i."""
-        seeds = [None if seed is None else seed + i for i in range(self.num_envs)] if not isinstance(seed, list) else seed
+        seeds = (
+            [None if seed is None else seed + i for i in range(self.num_envs)]
+            if not isinstance(seed, list)
+            else seed
+        )
         if len(seeds) != self.num_envs:
             raise ValueError(f"seed must have {self.num_envs} entries, got {len(seeds)}")
         observation = self._empty()
@@ -95,7 +100,9 @@ class DPTPVectorEnv(VectorEnv[BatchObservation, NDArray[np.int64], NDArray[np.fl
         """Keeps an ended episode's last observation and mask, as Gymnasium's vector environments do."""
         if "final_obs" not in infos:
             infos["final_obs"] = np.full(self.num_envs, None, object)
-            infos["final_info"] = {"action_mask": np.zeros((self.num_envs, int(self.single_action_space.n)), bool)}
+            infos["final_info"] = {
+                "action_mask": np.zeros((self.num_envs, num_actions(self.cores[0].num_base)), bool)
+            }
             infos["_final_obs"] = np.zeros(self.num_envs, bool)
             infos["_final_info"] = np.zeros(self.num_envs, bool)
         infos["final_obs"][i] = {key: value[i].copy() for key, value in observation.items()}

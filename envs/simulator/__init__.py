@@ -1,0 +1,1 @@
+"""The simulated body of a cluster: a compiled data plane under a SimPy control plane."""

@@ -57,8 +57,8 @@ class Cluster:
 
     def max_request_tokens(self, weights: str) -> int:
         """Longest request that any engine of the node could hold."""
-        whole_node = self.groups[-1]
-        return self.blocks(whole_node, weights) * self.spec.block_size * whole_node.length
+        widest = self.groups[-1]
+        return self.blocks(widest, weights) * self.spec.block_size * widest.length
 
 
 def _profile(model: str, gpu: str) -> Profile:
@@ -89,12 +89,16 @@ def validate(spec: ClusterSpec) -> None:
         raise ValueError(
             f"cluster.num_gpus ({spec.num_gpus}) must be a multiple of cluster.base_width ({spec.base_width})"
         )
-    all_groups(spec.num_base)
+    longest = all_groups(spec.num_base, spec.max_group)[-1].length
     if spec.layout is not None:
         groups_of(tuple(spec.layout))
         if sum(spec.layout) != spec.num_base:
             raise ValueError(
                 f"cluster.layout {tuple(spec.layout)} must add up to {spec.num_base} base engines"
+            )
+        if max(spec.layout) > longest:
+            raise ValueError(
+                f"cluster.layout {tuple(spec.layout)} has a group longer than cluster.max_group ({longest})"
             )
 
 
@@ -102,15 +106,12 @@ def validate(spec: ClusterSpec) -> None:
 def build_cluster(spec: ClusterSpec, slos: tuple[SLO, ...]) -> Cluster:
     """Works out a cluster's constants.
 
-    Only groups that a layout may use get an engine slot: all aligned ones where weights are whole, else those of the
-    spec's own layout and the two uniform extremes.
-
     Raises:
         ValueError: the spec names something unknown or does not fit its GPUs.
     """
     validate(spec)
     profile = _profile(spec.model, spec.gpu)
-    groups = all_groups(spec.num_base)
+    groups = all_groups(spec.num_base, spec.max_group)
     widths = tuple(sorted({group.length for group in groups}))
     per_kind = [
         _kind_tables(spec, profile, length, execution) for execution in EXECUTIONS for length in widths

@@ -28,7 +28,7 @@ import simpy
 
 from envs.backend import EngineStatus, Fault, Redeploy, SwitchMode
 from envs.layout import Group, groups_of
-from envs.simulator.cluster import Cluster, to_ps
+from envs.simulator.cluster import to_ps
 from envs.simulator.kernel.state import NEVER, World
 from envs.simulator.kernel.world import (
     fail_running,
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from envs.simulator.simulator import Simulator
 
 Process = Generator[simpy.Event, None, None]
+
 
 class Phase(IntEnum):
     """Where an operation stands."""
@@ -200,7 +201,7 @@ class ControlPlane:
         if self.simulator.untouched:
             self._bind(target)
             return
-        node = self.simulator.cluster.groups[-1]
+        node = Group(0, self.simulator.spec.num_base)
         for group in target:
             self._set(group, EngineStatus.DOWN)
         slowest = max(self._cold_start_ps(group) for group in target)
@@ -249,7 +250,9 @@ class ControlPlane:
                 self._lose(group)
         for switch in overlapping:
             switch.phase, switch.due_ps = Phase.DONE, NEVER
-        region = max([serving, *(operation.region for operation in overlapping)], key=lambda group: group.length)
+        region = max(
+            [serving, *(operation.region for operation in overlapping)], key=lambda group: group.length
+        )
         groups = self._current(region)
         for group in groups:
             self._evacuate(group)
@@ -291,7 +294,9 @@ class ControlPlane:
         """Whether the stragglers of a region are done. Under SOFT, engines done early begin to serve speculatively."""
         if switch.mode == SwitchMode.HARD:
             return self._held(switch.region)
-        draining = [g for g in self._current(switch.region) if self._engine(g)["status"] == EngineStatus.DRAINING]
+        draining = [
+            g for g in self._current(switch.region) if self._engine(g)["status"] == EngineStatus.DRAINING
+        ]
         done = [group for group in draining if self._idle(group)]
         for group in done:
             self._set(group, EngineStatus.DRAINING, notify=0)
@@ -365,7 +370,9 @@ class ControlPlane:
     def _share_blocks(self) -> None:
         """Gives each engine what paused requests of other groups leave of its members' block pools."""
         groups, engines = self.simulator.cluster.groups, self._world.engines
-        holders = [(group, int(used)) for group, used in zip(groups, engines["used_blocks"], strict=True) if used]
+        holders = [
+            (group, int(used)) for group, used in zip(groups, engines["used_blocks"], strict=True) if used
+        ]
         for slot, group in enumerate(groups):
             taken = [0] * group.length
             for other, used in holders:

@@ -41,7 +41,7 @@ def to_records(workload: Workload, world: World, log: NDArray[np.void]) -> Reque
         row = request["index"]
         first_scheduled[row] = request["first_scheduled_ps"]
         first_token[row] = request["first_token_ps"]
-        generated[row] = decoding_progress(world, slot)
+        generated[row] = decoding_progress(world, int(slot))
         preemptions[row] = request["preemptions"]
         engine[row] = request["engine"]
     return RequestRecords(

@@ -15,12 +15,13 @@ from envs.backend import (
     Command,
     Fault,
     Receipt,
+    Redeploy,
     SetLayout,
     SwitchMode,
     Transition,
     WaitingRequest,
 )
-from envs.layout import Group, changed_regions, groups_of
+from envs.layout import Group, changed_regions, groups_of, layout_of
 from envs.simulator.cluster import QUEUE_ORDERS, build_cluster, to_ps
 from envs.simulator.control_plane import ControlPlane, Phase, Switch
 from envs.simulator.kernel import state as kernel_state
@@ -41,12 +42,13 @@ from envs.simulator.kernel.state import (
     with_more_log,
     with_more_slots,
 )
-from envs.simulator.kernel.world import advance, dispatch_pool, is_idle, latency_cost
+from envs.simulator.kernel.world import advance, dispatch_pool, latency_cost
 from envs.simulator.records import to_records
 
 if TYPE_CHECKING:
     from envs.metrics import RequestRecords
     from envs.workload.schema import Workload
+
 
 def make_traffic(workload: Workload, trigger_classes: tuple[int, ...] = ()) -> Traffic:
     """A workload in the kernel's form.
@@ -60,7 +62,9 @@ def make_traffic(workload: Workload, trigger_classes: tuple[int, ...] = ()) -> T
     """
     values, level = np.unique(workload.priority, return_inverse=True)
     if len(values) > NUM_LEVELS:
-        raise ValueError(f"workload.priority has {len(values)} distinct values; at most {NUM_LEVELS} are kept apart")
+        raise ValueError(
+            f"workload.priority has {len(values)} distinct values; at most {NUM_LEVELS} are kept apart"
+        )
     return Traffic(
         arrival_ps=np.round(workload.arrival_s * PS_PER_S).astype(np.int64),
         prompt=workload.input_tokens.astype(np.int32),
@@ -145,8 +149,8 @@ class Simulator:
         return ClusterState(
             now_s=float(cluster["now_ps"]) / PS_PER_S,
             engines=self._engine_rows(),
-            layout=tuple(group.length for group in self.control.layout),
-            target_layout=tuple(group.length for group in self.target_groups),
+            layout=layout_of(self.control.layout),
+            target_layout=layout_of(self.target_groups),
             transitions=tuple(self._transitions()),
             num_pooled=int(cluster["num_pooled"]),
             pooled_tokens=int(cluster["pooled_tokens"]),
@@ -195,7 +199,8 @@ class Simulator:
     @property
     def idle(self) -> bool:
         """Whether every request of the workload has arrived and left."""
-        return bool(is_idle(self.world, self.traffic))
+        cluster = self.world.cluster[0]
+        return bool(cluster["num_in_flight"] == 0 and cluster["next_arrival"] >= len(self.traffic.arrival_ps))
 
     @property
     def latency_cost(self) -> float:
@@ -205,9 +210,14 @@ class Simulator:
     @property
     def target_groups(self) -> tuple[Group, ...]:
         """Groups of the node when every reconfiguration is done."""
+        busy = self.control.busy_regions()
+        if not busy:
+            return self.control.layout
         groups = set(self.control.layout)
-        for operation in self.control.busy_regions():
-            groups = {group for group in groups if not operation.region.contains(group)} | set(operation.target)
+        for operation in busy:
+            groups = {group for group in groups if not operation.region.contains(group)} | set(
+                operation.target
+            )
         return tuple(sorted(groups))
 
     def advance_ps(self, until_ps: int) -> bool:
@@ -243,7 +253,9 @@ class Simulator:
         copy.cluster, copy.workload, copy.traffic = self.cluster, self.workload, self.traffic
         copy.refused_commands = self.refused_commands
         copy._inherited_log = (
-            np.concatenate([self._inherited_log, self._own_log()]) if len(self._inherited_log) else self._own_log()
+            np.concatenate([self._inherited_log, self._own_log()])
+            if len(self._inherited_log)
+            else self._own_log()
         )
         copy.world = kernel_state.fork(self.world)
         copy.control = self.control.fork(copy)
@@ -262,8 +274,9 @@ class Simulator:
         return self.world.log[: int(self.world.cluster["log_length"][0])]
 
     def _switch_to(self, command: SetLayout) -> Receipt:
-        if sum(command.layout) != self.spec.num_base:
-            return Receipt(False, f"layout {command.layout} does not add up to {self.spec.num_base} base engines")
+        impossible = self._impossible(command)
+        if impossible:
+            return Receipt(False, impossible)
         if self.control.weights != "whole":
             return Receipt(False, "engines hold sharded weights; only a cold restart changes their layout")
         target = groups_of(command.layout)
@@ -272,7 +285,7 @@ class Simulator:
         for operation in busy:
             if any(region.overlaps(operation.region) for region in regions):
                 return Receipt(False, f"base engines {list(operation.region.members)} are being reconfigured")
-        if command.mode == SwitchMode.HARD:
+        if not regions and command.mode == SwitchMode.HARD:
             for operation in busy:
                 if isinstance(operation, Switch) and operation.phase == Phase.DRAIN:
                     self.control.escalate(operation)
@@ -282,9 +295,19 @@ class Simulator:
         self.control.catch_up(notified=False)
         return Receipt(True)
 
-    def _redeploy(self, command: Command) -> Receipt:
+    def _impossible(self, command: Command) -> str:
+        """Why the node can never have a layout, or nothing."""
         if sum(command.layout) != self.spec.num_base:
-            return Receipt(False, f"layout {command.layout} does not add up to {self.spec.num_base} base engines")
+            return f"layout {command.layout} does not add up to {self.spec.num_base} base engines"
+        longest = self.cluster.groups[-1].length
+        if max(command.layout) > longest:
+            return f"layout {command.layout} has a group of more than {longest} base engines"
+        return ""
+
+    def _redeploy(self, command: Redeploy) -> Receipt:
+        impossible = self._impossible(command)
+        if impossible:
+            return Receipt(False, impossible)
         self.control.redeploy(command)
         return Receipt(True)
 

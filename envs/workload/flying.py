@@ -50,8 +50,8 @@ class FlyingTraffic:
     low_duration_s: Range = (40.0, 80.0)
     burst_rate_rps: Range | None = (10.0, 30.0)
     burst_duration_s: Range = (15.0, 40.0)
-    input_tokens: tuple[int, int] = (256, 8192)
-    output_tokens: tuple[int, int] = (32, 512)
+    input_tokens: tuple[int, int] = (512, 4096)
+    output_tokens: tuple[int, int] = (64, 512)
     num_requests: int = 4000
 
     def __post_init__(self) -> None:
@@ -105,18 +105,35 @@ class FlyingTraffic:
             provenance="synthetic; Flying Serving, section 6; what the paper does not state is ours",
         )
 
+    def phase_edges_s(self, num_requests: int, rng: np.random.Generator) -> FloatArray:
+        """Where the phases of a workload begin and end, (phases + 1,) seconds; the first is a low one.
+
+        Args:
+            num_requests: as given to `sample`.
+            rng: a generator in the state in which `sample` was given one.
+        """
+        phases, arrivals, *_ = rng.spawn(4)
+        durations, _ = self._phases(float(arrivals.standard_exponential(num_requests).sum()), phases)
+        edges: FloatArray = np.concatenate([[0.0], np.cumsum(durations)])
+        return edges
+
     def _arrivals(self, n: int, phases: np.random.Generator, arrivals: np.random.Generator) -> FloatArray:
         """Arrival times (n,): unit-rate Poisson times mapped through the inverse of the cumulative rate."""
         expected = np.cumsum(arrivals.standard_exponential(n))
-        durations, rates = np.empty(0), np.empty(0)
-        while durations @ rates < expected[-1]:
-            more_durations, more_rates = self._draw_phases(phases)
-            durations = np.concatenate([durations, more_durations])
-            rates = np.concatenate([rates, more_rates])
+        durations, rates = self._phases(float(expected[-1]), phases)
         times = np.concatenate([[0.0], np.cumsum(durations)])
         cumulative = np.concatenate([[0.0], np.cumsum(durations * rates)])
         arrival_s: FloatArray = np.interp(expected, cumulative, times)
         return arrival_s
+
+    def _phases(self, requests: float, rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:
+        """Durations in seconds and rates in requests per second of enough phases for so many expected requests."""
+        durations, rates = np.empty(0), np.empty(0)
+        while durations @ rates < requests:
+            more_durations, more_rates = self._draw_phases(rng)
+            durations = np.concatenate([durations, more_durations])
+            rates = np.concatenate([rates, more_rates])
+        return durations, rates
 
     def _draw_phases(self, rng: np.random.Generator) -> tuple[FloatArray, FloatArray]:
         """Durations in seconds and rates in requests per second of the next phases."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from envs.workload.traces import TRACES, cached_trace, load_file
 
 SPLITS = ("train", "validation", "test", "all")
 FILE = "file"
+MIXTURE = "mixture"
 
 PURGE_S = 60.0
 _MAX_PURGE_SHARE = 0.05
@@ -51,7 +52,8 @@ class WorkloadSpec:
         long_input_tokens: prompt length of long-context requests, tokens. The default is GPT-OSS-120B's
             context less the longest answer of the ``flying_*`` workloads.
         params: parameters of the workload itself: the fields of :class:`~envs.workload.flying.FlyingTraffic`
-            for ``flying_*``, ``spread_s`` for traces.
+            for ``flying_*``, ``spread_s`` for traces, ``parts`` for ``mixture``: a list of specifications, of
+            which each episode is drawn from one, all equally likely.
     """
 
     name: str = "azure_conv_fitted"
@@ -92,7 +94,9 @@ class WorkloadSource:
     def __post_init__(self) -> None:
         check_spec(self.spec)
         object.__setattr__(self, "spec", replace(self.spec, params=dict(self.spec.params)))
-        if self.spec.name not in TRACES and self.spec.name != FILE:
+        if self.spec.name == MIXTURE:
+            _parts(self.spec)
+        elif self.spec.name not in TRACES and self.spec.name != FILE:
             self._source()
 
     @property
@@ -103,11 +107,15 @@ class WorkloadSource:
     @property
     def rate_rps(self) -> float:
         """Long-run mean arrival rate after scaling, requests per second."""
+        if self.spec.name == MIXTURE:
+            return float(np.mean([part.rate_rps for part in _parts(self.spec)]))
         return self._source().rate_rps * self._factor()
 
     @property
     def classes(self) -> tuple[str, ...]:
         """Request classes that episodes may hold, in the order of ``class_id``."""
+        if self.spec.name == MIXTURE:
+            return _parts(self.spec)[0].classes
         classes = self._source().classes
         if self._priority_share() > 0:
             classes = (PRIORITY_CLASS, NORMAL_CLASS, *classes[1:])
@@ -116,12 +124,16 @@ class WorkloadSource:
     @property
     def max_input_tokens(self) -> int:
         """Longest prompt an episode may hold, tokens."""
+        if self.spec.name == MIXTURE:
+            return max(part.max_input_tokens for part in _parts(self.spec))
         longest = self._source().max_input_tokens
         return max(longest, self.spec.long_input_tokens) if self._long_share() > 0 else longest
 
     @property
     def max_output_tokens(self) -> int:
         """Largest cap a request may declare, tokens."""
+        if self.spec.name == MIXTURE:
+            return max(part.max_output_tokens for part in _parts(self.spec))
         return self._source().max_output_tokens
 
     def sample(self, seed: int, split: str | None = None) -> Workload:
@@ -136,8 +148,11 @@ class WorkloadSource:
         """
         chosen = self.spec.split if split is None else split
         check_choice("split", chosen, SPLITS)
-        source, length = self._source(), self.spec.num_requests
         rng = stream(seed, self.spec.name, chosen)
+        if self.spec.name == MIXTURE:
+            parts = _parts(self.spec)
+            return parts[int(rng.integers(len(parts)))].sample(seed, chosen)
+        source, length = self._source(), self.spec.num_requests
         if isinstance(source, _TraceWindows):
             workload = source.window(length, chosen, rng)
         else:
@@ -179,7 +194,7 @@ def make_workload(spec: WorkloadSpec, seed: int) -> Workload:
 
 def workload_names() -> tuple[str, ...]:
     """Every name that a :class:`WorkloadSpec` may carry."""
-    return (*TRACES, *_GENERATORS, FILE)
+    return (*TRACES, *_GENERATORS, FILE, MIXTURE)
 
 
 def check_spec(spec: WorkloadSpec) -> None:
@@ -291,9 +306,39 @@ _GENERATORS: dict[str, Callable[..., Generator]] = {
 }
 
 
+def _parts(spec: WorkloadSpec) -> tuple[WorkloadSource, ...]:
+    """Sources of a mixture's parts; what a part leaves out it takes from the mixture.
+
+    Raises:
+        ValueError: no parts, a part that is not a specification, or parts that differ in their classes.
+    """
+    parts = spec.params.get("parts")
+    if not parts:
+        raise ValueError("workload 'mixture' needs params.parts, a list of at least one workload")
+    known = {entry.name for entry in fields(WorkloadSpec)}
+    sources = []
+    for part in parts:
+        if not isinstance(part, Mapping):
+            raise ValueError(
+                f"a part of workload 'mixture' must be a mapping of workload fields, got {part!r}"
+            )
+        for key in part:
+            check_choice("field of a part of workload 'mixture'", str(key), sorted(known))
+        if part.get("name") == MIXTURE:
+            raise ValueError("a part of workload 'mixture' cannot be a mixture")
+        inherited = {"num_requests": spec.num_requests, "split": spec.split}
+        sources.append(WorkloadSource(WorkloadSpec(**(inherited | dict(part)))))
+    classes = {source.classes for source in sources}
+    if len(classes) > 1:
+        raise ValueError(f"parts of workload 'mixture' differ in their classes: {sorted(classes)}")
+    return tuple(sources)
+
+
 def _params_of(name: str) -> tuple[str, ...]:
     if name in _FLYING:
         return tuple(entry.name for entry in fields(flying.FlyingTraffic) if entry.name not in _NOT_PARAMS)
+    if name == MIXTURE:
+        return ("parts",)
     return ("spread_s",) if name in TRACES else ()
 
 

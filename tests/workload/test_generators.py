@@ -171,8 +171,8 @@ def test_flying_bursty_has_the_papers_rates():
     counts = counts_per_bin(draws[0].arrival_s, 10.0)
     assert counts.min() < 50 < 100 < counts.max()
     lengths = np.concatenate([draw.input_tokens for draw in draws])
-    assert (lengths.min(), lengths.max()) == (256, 8192)
-    assert lengths.mean() == pytest.approx(4224, rel=0.02)
+    assert (lengths.min(), lengths.max()) == (512, 4096)
+    assert lengths.mean() == pytest.approx(2304, rel=0.02)
 
 
 def test_a_constant_rate_is_poisson():

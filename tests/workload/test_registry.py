@@ -25,7 +25,7 @@ from envs.workload.schema import Workload
 from envs.workload.traces import TRACES, load_trace
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "workload"
-GENERATED = tuple(name for name in workload_names() if name not in TRACES and name != "file")
+GENERATED = tuple(name for name in workload_names() if name not in TRACES and name not in ("file", "mixture"))
 
 
 def trace(n=1000, span_s=2000.0):
@@ -66,7 +66,7 @@ def test_priority_and_long_workloads():
     assert (long.input_tokens == 7936).mean() == pytest.approx(flying.LONG_SHARE, abs=0.01)
     none = WorkloadSource(WorkloadSpec(name="flying_long", long_share=0.0))
     assert none.classes == none.sample(0).classes == ("standard",)
-    assert none.max_input_tokens == 8192
+    assert none.max_input_tokens == 4096
     both = WorkloadSource(WorkloadSpec(name="flying_bursty", priority_share=0.5, long_share=0.5))
     assert both.classes == both.sample(0).classes == ("priority", "normal", "long")
     assert both.max_input_tokens == both.sample(0).input_tokens.max() == flying.LONG_INPUT_TOKENS
@@ -238,3 +238,28 @@ def test_absent_trace_is_refused_in_one_sentence(no_traces):
     with pytest.raises(ValueError, match=r"runners\.traces fetch name=azure_code") as caught:
         make_workload(WorkloadSpec(name="azure_code"), 0)
     assert "\n" not in str(caught.value)
+
+
+def test_mixture_draws_each_episode_from_one_of_its_parts():
+    parts = [{"name": "flying_bursty"}, {"name": "azure_conv_fitted", "rate_scale": 4.0}]
+    source = WorkloadSource(WorkloadSpec(name="mixture", num_requests=50, params={"parts": parts}))
+    names = {source.sample(seed).name for seed in range(20)}
+    assert names == {"flying_bursty", "azure_conv_fitted"}
+    assert source.sample(3).equals(source.sample(3))
+    assert len(source.sample(0)) == 50
+    assert source.classes == ("standard",)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ([], "needs params.parts"),
+        (["azure_conv"], "must be a mapping"),
+        ([{"nmae": "azure_conv"}], "name"),
+        ([{"name": "mixture"}], "cannot be a mixture"),
+        ([{"name": "flying_bursty"}, {"name": "flying_priority"}], "differ in their classes"),
+    ],
+)
+def test_mixture_refuses_what_it_cannot_draw_from(parts, message):
+    with pytest.raises(ValueError, match=message):
+        WorkloadSource(WorkloadSpec(name="mixture", params={"parts": parts}))

@@ -1,64 +1,65 @@
 """One engine's continuous batching, as vLLM's V1 scheduler does it.
 
-An iteration begins with `schedule` and ends with `complete`. Running requests come first and in order; one that finds no
-KV block preempts the last one (FCFS) or the least urgent one (PRIORITY), which loses its KV and is recomputed. Then, if
-nothing was preempted, waiting requests are admitted while budget, sequence limit and free blocks last. Prompts are
+An iteration begins with `schedule` and ends with `complete`. Running requests come first and in order; one that finds
+no KV block preempts the last one (FCFS) or the least urgent one (PRIORITY), which loses its KV and is recomputed. Then,
+if nothing was preempted, waiting requests are admitted while budget, sequence limit and free blocks last. Prompts are
 prefilled in chunks of what the token budget leaves. Block accounting needs no per-request field: a request with n
 computed tokens holds ceil(n / block_size) blocks.
 
 Two shortcuts, both exact: an iteration in which every running request gets what it wants needs no walk over them
-(`_schedule_running_fast`), and a run of identical pure-decode iterations is crossed in one go (`skip`).
+(`_schedule_running_fast`), and a run of identical pure-decode iterations is crossed in one go (`runs.py`).
 """
 
 from __future__ import annotations
 
-import numpy as np
-from numba import njit
-
-from envs.simulator.kernel.queues import (
-    computed_tokens,
-    enqueue,
-    head_of,
-    release_slot,
-    tokens_to_prefill,
-    unlink,
-)
+from envs.simulator.kernel.accounting import book_finish, book_first_token
+from envs.simulator.kernel.compiled import compiled, inlined, int64
+from envs.simulator.kernel.queues import head_of, put_back, tokens_to_prefill, unlink
 from envs.simulator.kernel.state import (
     ACTIVE,
     DECODE,
     DRAINING,
-    FINISHED,
     NEVER,
     PREFILL,
     PRIORITY,
-    PS_PER_S,
-    S_DECODE_CLOSED,
-    S_DECODE_W,
-    S_DECODE_WS,
-    S_FINISHED,
-    S_FIRST,
-    S_GENERATED,
-    S_GOOD,
-    S_TPOT_MET,
-    S_TPOT_SUM,
-    S_TTFT_MET,
-    S_TTFT_SUM,
-    S_WAIT_CLOSED,
-    S_WAIT_W,
-    S_WAIT_WS,
     SPECULATIVE,
     Tables,
     World,
 )
 
 
-@njit(cache=True)
+@compiled
 def blocks_for(tokens: int, block_size: int) -> int:
     """KV blocks that hold `tokens` tokens."""
     return (tokens + block_size - 1) // block_size
 
 
-@njit(cache=True)
+@compiled
+def computed_tokens(world: World, slot: int) -> int:
+    """Tokens whose KV a running request holds, those scheduled in the iteration in flight included."""
+    request = world.requests[slot]
+    if request.phase == DECODE:
+        return world.engines[request.engine].tick + request.offset
+    return int64(request.computed)
+
+
+@compiled
+def decoding_progress(world: World, slot: int) -> int:
+    """Output tokens a request has produced, the iteration in flight not counted."""
+    request = world.requests[slot]
+    if request.phase != DECODE:
+        return int64(request.generated)
+    engine = world.engines[request.engine]
+    in_flight = 0
+    if engine.step_end_ps >= 0:
+        in_flight = int64(request.chunk) if engine.walked else 1
+    return engine.tick + request.offset - in_flight - request.prompt + 1
+
+
+# -- the running list --------------------------------------------------------------------------------------------------
+
+
+@compiled
 def _remove_running(world: World, e: int, i: int) -> None:
     """Removes entry `i` of the running list, keeping the order."""
     last = world.engines[e].num_running - 1
@@ -68,53 +69,55 @@ def _remove_running(world: World, e: int, i: int) -> None:
     world.engines[e].num_running = last
 
 
-@njit(cache=True)
+@compiled
 def _find_next_finish(world: World, e: int) -> None:
     earliest = NEVER
     for i in range(world.engines[e].num_running):
-        if world.finish_tick[e, i] < earliest:
-            earliest = world.finish_tick[e, i]
+        earliest = min(earliest, world.finish_tick[e, i])
     world.engines[e].next_finish_tick = earliest
 
 
-@njit(cache=True)
-def _leave_decode(world: World, tables: Tables, e: int, slot: int) -> None:
-    """Turns a decoding request's implicit counters into explicit ones and forgets it as a decoder."""
-    engine, request = world.engines[e], world.requests[slot]
-    computed = engine.tick + request.offset
-    world.residues[e, request.offset % tables.block_size[engine.kind]] -= 1
-    engine.decode_context -= computed
-    request.computed = computed
-    request.generated = generated_tokens(world, slot)
-    request.phase = PREFILL
-
-
-@njit(cache=True)
-def generated_tokens(world: World, slot: int) -> int:
-    """Output tokens a request has produced, the iteration in flight not counted."""
-    request = world.requests[slot]
-    if request.phase != DECODE:
-        return np.int64(request.generated)
-    engine = world.engines[request.engine]
-    in_flight = 0
-    if engine.step_end_ps >= 0:
-        in_flight = np.int64(request.chunk) if engine.walked else 1
-    return engine.tick + request.offset - in_flight - request.prompt + 1
-
-
-@njit(cache=True)
-def drop_running(world: World, tables: Tables, e: int, i: int) -> int:
-    """Takes entry `i` out of the running list and frees its KV; returns its slot, all its tokens to be computed again."""
+@compiled
+def _enter_decode(world: World, tables: Tables, e: int, i: int) -> None:
+    """Counts a request whose prefill is done among the decoders, whose counters are implicit in the engine's tick."""
     engine = world.engines[e]
-    slot = np.int64(world.running[e, i])
+    request = world.requests[world.running[e, i]]
+    request.phase = DECODE
+    request.offset = request.computed - engine.tick
+    world.residues[e, request.offset % tables.block_size[engine.kind]] += 1
+    engine.decode_context += request.computed
+    engine.prefill_context -= request.computed
+    finish = request.prompt + request.output - 1 - request.offset
+    world.finish_tick[e, i] = finish
+    engine.next_finish_tick = min(engine.next_finish_tick, finish)
+
+
+@compiled
+def _leave_decode(world: World, tables: Tables, e: int, slot: int) -> None:
+    """Forgets a request as a decoder."""
+    engine, request = world.engines[e], world.requests[slot]
+    world.residues[e, request.offset % tables.block_size[engine.kind]] -= 1
+    engine.decode_context -= engine.tick + request.offset
+
+
+@compiled
+def drop_running(world: World, tables: Tables, e: int, i: int) -> int:
+    """Takes entry `i` out of the running list and frees its KV; returns its slot, all its tokens to be computed again.
+
+    What the iteration in flight would have given it is lost.
+    """
+    engine = world.engines[e]
+    slot = int64(world.running[e, i])
     request = world.requests[slot]
-    held = computed_tokens(world, slot)
+    engine.used_blocks -= blocks_for(computed_tokens(world, slot), tables.block_size[engine.kind])
     if request.phase == DECODE:
+        request.generated = decoding_progress(world, slot)
         _leave_decode(world, tables, e, slot)
+        request.phase = PREFILL
     else:
         engine.num_prefilling -= 1
         engine.pending_prefill_tokens -= tokens_to_prefill(world, slot)
-    engine.used_blocks -= blocks_for(held, tables.block_size[engine.kind])
+        engine.prefill_context -= request.computed
     request.computed = 0
     request.chunk = 0
     request.preemptions += 1
@@ -122,130 +125,76 @@ def drop_running(world: World, tables: Tables, e: int, i: int) -> int:
     return slot
 
 
-@njit(cache=True)
-def _preempt(world: World, tables: Tables, e: int, i: int) -> None:
-    """Preempts entry `i` of the running list for recomputation at the head of the queue."""
-    enqueue(world, e, drop_running(world, tables, e, i), True)
-    world.engines[e].preemptions += 1
+# -- the beginning of an iteration -------------------------------------------------------------------------------------
 
 
-@njit(cache=True)
+@compiled
 def _victim(world: World, e: int) -> int:
     """Entry of the running list that gives way: the last (FCFS) or the highest (priority, arrival)."""
-    count = world.engines[e].num_running
+    count = int64(world.engines[e].num_running)
     if world.cluster[0].order != PRIORITY:
         return count - 1
-    worst = 0
+    worst = int64(0)
     for i in range(1, count):
         a, b = world.requests[world.running[e, i]], world.requests[world.running[e, worst]]
         if (a.level, a.arrival_ps, a.index) > (b.level, b.arrival_ps, b.index):
-            worst = i
+            worst = int64(i)
     return worst
 
 
-@njit(cache=True)
+@compiled
 def _prefill_threshold(world: World, e: int) -> int:
     """Longest prefill chunk: vLLM's long_prefill_token_threshold, which a request alone in its engine is spared."""
     engine = world.engines[e]
     if engine.num_running + engine.num_waiting > 1 and world.cluster[0].long_prefill_threshold > 0:
-        return np.int64(world.cluster[0].long_prefill_threshold)
+        return int64(world.cluster[0].long_prefill_threshold)
     return NEVER
 
 
-@njit(cache=True)
+@inlined
 def _schedule_running_fast(world: World, tables: Tables, e: int, budget: int, threshold: int) -> int:
     """Schedules every running request if all get what they want; returns the budget left, or -1 to walk instead."""
     engine = world.engines[e]
     block_size = tables.block_size[engine.kind]
     decoding = engine.num_running - engine.num_prefilling
     left = budget - decoding
-    if left < 0 or (engine.num_prefilling > 0 and left == 0):
-        return -1
-    needed = world.residues[e, -engine.tick % block_size]
+    if left < 0:
+        return int64(-1)
+    needed = int64(world.residues[e, -engine.tick % block_size])
     for i in range(decoding, engine.num_running):
-        slot = np.int64(world.running[e, i])
+        slot = int64(world.running[e, i])
         request = world.requests[slot]
         if request.phase != PREFILL or left == 0:
-            return -1
-        request.chunk = min(tokens_to_prefill(world, slot), threshold, left)
-        left -= request.chunk
-        needed += blocks_for(request.computed + request.chunk, block_size) - blocks_for(
-            request.computed, block_size
-        )
+            return int64(-1)
+        chunk = min(tokens_to_prefill(world, slot), threshold, left)
+        request.chunk = chunk
+        left -= chunk
+        computed = int64(request.computed)
+        needed += blocks_for(computed + chunk, block_size) - blocks_for(computed, block_size)
     if engine.used_blocks + needed > engine.capacity_blocks:
-        return -1
+        return int64(-1)
     engine.used_blocks += needed
     for i in range(decoding, engine.num_running):
         request = world.requests[world.running[e, i]]
         request.computed += request.chunk
+    engine.walked = 0
+    engine.step_decodes = decoding
     return left
 
 
-@njit(cache=True)
-def _schedule_running_walk(
-    world: World, tables: Tables, e: int, budget: int, threshold: int
-) -> tuple[int, bool, int]:
-    """vLLM's walk over the running list.
-
-    Returns the budget left, whether anything was preempted, and the summed context of decoding requests that go on.
-    """
-    engine = world.engines[e]
-    block_size = tables.block_size[engine.kind]
-    for i in range(engine.num_running):
-        world.requests[world.running[e, i]].chunk = 0
-    preempted = False
-    i = 0
-    while i < engine.num_running and budget > 0:
-        slot = np.int64(world.running[e, i])
-        request = world.requests[slot]
-        computed = computed_tokens(world, slot)
-        wanted = 1 if request.phase == DECODE else min(tokens_to_prefill(world, slot), threshold)
-        chunk = min(wanted, budget)
-        needed = blocks_for(computed + chunk, block_size) - blocks_for(computed, block_size)
-        alive = True
-        while engine.used_blocks + needed > engine.capacity_blocks:
-            victim = _victim(world, e)
-            victim_slot = np.int64(world.running[e, victim])
-            budget += _unschedule(world, tables, e, victim_slot)
-            _preempt(world, tables, e, victim)
-            preempted = True
-            if victim_slot == slot:
-                alive = False
-                break
-            if victim < i:
-                i -= 1
-        if not alive:
-            break
-        request.chunk = chunk
-        engine.used_blocks += needed
-        budget -= chunk
-        i += 1
-    context = 0
-    for j in range(engine.num_running):
-        slot = np.int64(world.running[e, j])
-        request = world.requests[slot]
-        if request.phase == PREFILL:
-            request.computed += request.chunk
-        elif request.chunk == 0:
-            _stand_still(world, tables, e, j)
-        else:
-            context += computed_tokens(world, slot)
-    return budget, preempted, context
-
-
-@njit(cache=True)
+@compiled
 def _unschedule(world: World, tables: Tables, e: int, slot: int) -> int:
     """Takes back what this iteration gave a request that is about to be preempted; returns the tokens refunded."""
     engine, request = world.engines[e], world.requests[slot]
     block_size = tables.block_size[engine.kind]
-    refund = request.chunk
+    refund = int64(request.chunk)
     computed = computed_tokens(world, slot)
     engine.used_blocks -= blocks_for(computed + refund, block_size) - blocks_for(computed, block_size)
     request.chunk = 0
     return refund
 
 
-@njit(cache=True)
+@compiled
 def _stand_still(world: World, tables: Tables, e: int, i: int) -> None:
     """A decoding request that the coming tick gives no token: its counters shift by one."""
     engine = world.engines[e]
@@ -255,13 +204,70 @@ def _stand_still(world: World, tables: Tables, e: int, i: int) -> None:
     request.offset -= 1
     world.residues[e, request.offset % block_size] += 1
     engine.decode_context -= 1
-    engine.generated_tokens -= 1
     world.finish_tick[e, i] += 1
-    if engine.next_finish_tick == world.finish_tick[e, i] - 1:
-        _find_next_finish(world, e)
 
 
-@njit(cache=True)
+@compiled
+def _settle_walk(world: World, tables: Tables, e: int) -> int:
+    """Books what a walk gave to whom; returns the summed context of decoding requests that go on."""
+    engine = world.engines[e]
+    context = int64(0)
+    going_on = 0
+    for j in range(engine.num_running):
+        slot = int64(world.running[e, j])
+        request = world.requests[slot]
+        if request.phase == PREFILL:
+            request.computed += request.chunk
+        elif request.chunk == 0:
+            _stand_still(world, tables, e, j)
+        else:
+            context += computed_tokens(world, slot)
+            going_on += 1
+    _find_next_finish(world, e)
+    engine.walked = 1
+    engine.step_decodes = going_on
+    return context
+
+
+@compiled
+def _schedule_running_walk(
+    world: World, tables: Tables, e: int, budget: int, threshold: int
+) -> tuple[int, bool]:
+    """Walks over the running list as vLLM does. Returns the budget left and whether anything was preempted."""
+    engine = world.engines[e]
+    block_size = tables.block_size[engine.kind]
+    for i in range(engine.num_running):
+        world.requests[world.running[e, i]].chunk = 0
+    preempted = False
+    alive = True
+    i = int64(0)
+    while alive and i < engine.num_running and budget > 0:
+        slot = int64(world.running[e, i])
+        request = world.requests[slot]
+        computed = computed_tokens(world, slot)
+        wanted = int64(1) if request.phase == DECODE else min(tokens_to_prefill(world, slot), threshold)
+        chunk = min(wanted, budget)
+        needed = blocks_for(computed + chunk, block_size) - blocks_for(computed, block_size)
+        while alive and engine.used_blocks + needed > engine.capacity_blocks:
+            victim = _victim(world, e)
+            victim_slot = int64(world.running[e, victim])
+            budget += _unschedule(world, tables, e, victim_slot)
+            drop_running(world, tables, e, victim)
+            put_back(world, e, victim_slot)
+            engine.preemptions += 1
+            preempted = True
+            alive = victim_slot != slot
+            if victim < i:
+                i -= 1
+        if alive:
+            request.chunk = chunk
+            engine.used_blocks += needed
+            budget -= chunk
+            i += 1
+    return budget, preempted
+
+
+@compiled
 def _admit_waiting(world: World, tables: Tables, e: int, now: int, budget: int, threshold: int) -> int:
     """Moves waiting requests into the batch while budget, sequence limit and blocks last; returns the budget left."""
     engine, cluster = world.engines[e], world.cluster[0]
@@ -274,9 +280,8 @@ def _admit_waiting(world: World, tables: Tables, e: int, now: int, budget: int, 
         if wanted > budget and not cluster.chunked_prefill:
             break
         chunk = min(wanted, budget)
-        free = engine.capacity_blocks - engine.used_blocks
         must_fit = tokens if cluster.reserve_full_prompt else chunk
-        if blocks_for(must_fit, block_size) > free:
+        if engine.used_blocks + blocks_for(must_fit, block_size) > engine.capacity_blocks:
             break
         unlink(world, e, slot)
         engine.used_blocks += blocks_for(chunk, block_size)
@@ -293,284 +298,149 @@ def _admit_waiting(world: World, tables: Tables, e: int, now: int, budget: int, 
     return budget
 
 
-@njit(cache=True)
+@compiled
 def _prefill_work(world: World, e: int) -> tuple[int, int]:
     """Tokens and (query, key) pairs of this iteration's prefill chunks, whose tokens are no longer pending."""
     engine = world.engines[e]
-    tokens, pairs, seen = 0, 0, 0
+    tokens, pairs = int64(0), int64(0)
+    unseen = engine.num_prefilling
     i = engine.num_running - 1
-    while seen < engine.num_prefilling:
+    while unseen > 0:
         request = world.requests[world.running[e, i]]
         if request.phase == PREFILL:
-            seen += 1
-            chunk = np.int64(request.chunk)
+            unseen -= 1
+            chunk = int64(request.chunk)
             tokens += chunk
             pairs += chunk * (request.computed - chunk) + chunk * (chunk + 1) // 2
         i -= 1
     engine.pending_prefill_tokens -= tokens
+    engine.prefill_context += tokens
     engine.prefilled_tokens += tokens
     return tokens, pairs
 
 
-@njit(cache=True)
+@inlined
+def _pick_tokens(world: World, tables: Tables, e: int, now: int) -> tuple[int, int]:
+    """Decides what the coming iteration computes. Returns its tokens and the context its decoding requests read.
+
+    A pass that only preempts schedules nothing and takes no time; vLLM then begins the next one at once.
+    """
+    engine = world.engines[e]
+    full_budget = tables.max_batched_tokens[engine.kind]
+    while True:
+        threshold = _prefill_threshold(world, e)
+        preempted = False
+        context = int64(engine.decode_context)
+        budget = _schedule_running_fast(world, tables, e, full_budget, threshold)
+        if budget < 0:
+            budget, preempted = _schedule_running_walk(world, tables, e, full_budget, threshold)
+            if preempted and budget == full_budget:
+                continue
+            context = _settle_walk(world, tables, e)
+        if engine.num_waiting > 0 and not preempted:
+            budget = _admit_waiting(world, tables, e, now, budget, threshold)
+        return full_budget - budget, context
+
+
+@compiled
+def takes_steps(world: World, e: int) -> bool:
+    """Whether an engine may begin an iteration."""
+    engine = world.engines[e]
+    status = engine.status
+    return not engine.hold and status in (ACTIVE, SPECULATIVE, DRAINING)
+
+
+@inlined
 def schedule(world: World, tables: Tables, e: int, now: int) -> None:
     """Begins an iteration at `now` if there is anything to run."""
     engine = world.engines[e]
     engine.step_end_ps = -1
     engine.steady = 0
-    if engine.hold or engine.num_running + engine.num_waiting == 0:
+    if engine.num_running + engine.num_waiting == 0 or not takes_steps(world, e):
         return
-    kind = engine.kind
-    full_budget = tables.max_batched_tokens[kind]
-    threshold = _prefill_threshold(world, e)
-    preempted = False
-    budget = _schedule_running_fast(world, tables, e, full_budget, threshold)
-    walked = budget < 0
-    context = engine.decode_context
-    if walked:
-        budget, preempted, context = _schedule_running_walk(world, tables, e, full_budget, threshold)
-    if engine.num_waiting > 0 and not preempted:
-        budget = _admit_waiting(world, tables, e, now, budget, threshold)
-    scheduled = full_budget - budget
+    scheduled, context = _pick_tokens(world, tables, e, now)
     if scheduled == 0:
         return
-    tokens, pairs = _prefill_work(world, e) if engine.num_prefilling > 0 else (0, 0)
-    decoding = engine.num_running - engine.num_prefilling
-    if tokens == 0:
-        duration = tables.decode_ps[kind, scheduled] + tables.kv_ps[kind] * context
+    kind = engine.kind
+    if engine.num_prefilling == 0:
+        engine.steady = 1 - engine.walked
+        duration = tables.decode_ps[kind, scheduled]
     else:
-        duration = (
-            tables.mixed_ps[kind, scheduled]
-            + tables.kv_ps[kind] * context
-            + tables.attn_fs[kind] * pairs // 1000
-        )
+        tokens, pairs = _prefill_work(world, e)
+        if tokens == 0:
+            duration = tables.decode_ps[kind, scheduled]
+        else:
+            duration = tables.mixed_ps[kind, scheduled] + tables.attn_fs[kind] * pairs // 1000
+    duration += tables.kv_ps[kind] * context
     engine.tick += 1
-    engine.decode_context += decoding
-    engine.step_context = context
-    engine.steady = engine.num_prefilling == 0 and not walked
+    engine.decode_context += engine.num_running - engine.num_prefilling
     engine.steps += 1
     engine.busy_ps += duration
     engine.step_end_ps = now + duration
 
 
-@njit(cache=True)
-def _first_token(world: World, tables: Tables, slot: int, now: int) -> None:
-    request = world.requests[slot]
-    request.first_token_ps = now
-    c = request.class_id
-    stats = world.stats[c]
-    ttft_ps = now - request.arrival_ps
-    ttft_s = ttft_ps / PS_PER_S
-    weight = PS_PER_S / tables.ttft_slo_ps[c]
-    stats[S_FIRST] += 1
-    stats[S_TTFT_SUM] += ttft_s
-    if ttft_ps <= tables.ttft_slo_ps[c]:
-        stats[S_TTFT_MET] += 1
-    stats[S_WAIT_W] -= weight
-    stats[S_WAIT_WS] -= weight * (request.arrival_ps / PS_PER_S)
-    stats[S_WAIT_CLOSED] += weight * ttft_s
-    if request.output > 1:
-        decode_weight = decode_cost_rate(world, tables, slot)
-        stats[S_DECODE_W] += decode_weight
-        stats[S_DECODE_WS] += decode_weight * (now / PS_PER_S)
+# -- the end of an iteration -------------------------------------------------------------------------------------------
 
 
-@njit(cache=True)
-def decode_cost_rate(world: World, tables: Tables, slot: int) -> float:
-    """Cost per second of a request between first and last token: adds up to TPOT over its SLO."""
-    request = world.requests[slot]
-    return PS_PER_S / tables.tpot_slo_ps[request.class_id] / (request.output - 1)
-
-
-@njit(cache=True)
-def _finish(world: World, tables: Tables, slot: int, now: int) -> None:
-    """Books a finished request and frees its slot."""
-    request = world.requests[slot]
-    c = request.class_id
-    stats = world.stats[c]
-    stats[S_FINISHED] += 1
-    stats[S_GENERATED] += request.output
-    decode_ps = now - request.first_token_ps
-    tpot_ps = decode_ps / max(request.output - 1, 1)
-    stats[S_TPOT_SUM] += tpot_ps / PS_PER_S
-    on_time = tpot_ps <= tables.tpot_slo_ps[c]
-    if on_time:
-        stats[S_TPOT_MET] += 1
-        if request.first_token_ps - request.arrival_ps <= tables.ttft_slo_ps[c]:
-            stats[S_GOOD] += 1
-    if request.output > 1:
-        weight = decode_cost_rate(world, tables, slot)
-        stats[S_DECODE_W] -= weight
-        stats[S_DECODE_WS] -= weight * (request.first_token_ps / PS_PER_S)
-        stats[S_DECODE_CLOSED] += weight * (decode_ps / PS_PER_S)
-    request.generated = request.output
-    write_log(world, slot, now, FINISHED)
-    release_slot(world, slot)
-
-
-@njit(cache=True)
-def write_log(world: World, slot: int, now: int, outcome: int) -> None:
-    """Appends a request's fate to the log; the caller has made sure there is room."""
-    cluster, request = world.cluster[0], world.requests[slot]
-    entry = world.log[cluster.log_length]
-    entry.arrival_ps = request.arrival_ps
-    entry.first_scheduled_ps = request.first_scheduled_ps
-    entry.first_token_ps = request.first_token_ps
-    entry.finish_ps = now
-    entry.index = request.index
-    entry.generated = request.generated
-    entry.preemptions = request.preemptions
-    entry.engine = request.engine
-    entry.outcome = outcome
-    cluster.log_length += 1
-
-
-@njit(cache=True)
+@compiled
 def _end_prefills(world: World, tables: Tables, e: int, now: int) -> bool:
     """Gives a first (or next) token to requests whose prefill is done. Returns whether one of them is finished."""
     engine = world.engines[e]
     any_done = False
-    left = engine.num_prefilling
+    unseen = engine.num_prefilling
     i = engine.num_running - 1
-    while left > 0:
-        slot = np.int64(world.running[e, i])
+    while unseen > 0:
+        slot = int64(world.running[e, i])
         request = world.requests[slot]
         if request.phase == PREFILL:
-            left -= 1
+            unseen -= 1
             if tokens_to_prefill(world, slot) == 0:
                 request.generated += 1
                 engine.generated_tokens += 1
                 engine.num_prefilling -= 1
                 if request.first_token_ps < 0:
-                    _first_token(world, tables, slot, now)
+                    book_first_token(world, tables, slot, now)
                 if request.generated >= request.output:
+                    engine.prefill_context -= request.computed
                     world.finish_tick[e, i] = engine.tick
                     any_done = True
                 else:
-                    _enter_decode(world, tables, e, i)
+                    _enter_decode(world, tables, e, int64(i))
         i -= 1
     return any_done
 
 
-@njit(cache=True)
-def _enter_decode(world: World, tables: Tables, e: int, i: int) -> None:
-    engine = world.engines[e]
-    request = world.requests[world.running[e, i]]
-    request.phase = DECODE
-    request.offset = request.computed - engine.tick
-    world.residues[e, request.offset % tables.block_size[engine.kind]] += 1
-    engine.decode_context += request.computed
-    finish = request.prompt + request.output - 1 - request.offset
-    world.finish_tick[e, i] = finish
-    if finish < engine.next_finish_tick:
-        engine.next_finish_tick = finish
-
-
-@njit(cache=True)
-def complete(world: World, tables: Tables, e: int, now: int) -> None:
-    """Ends the iteration in flight: tokens come out, finished requests leave."""
+@inlined
+def _let_finished_go(world: World, tables: Tables, e: int, now: int) -> None:
+    """Takes requests that have all their tokens off the running list."""
     engine = world.engines[e]
     block_size = tables.block_size[engine.kind]
-    engine.generated_tokens += engine.num_running - engine.num_prefilling
-    leaving = False
-    if engine.num_prefilling > 0:
-        leaving = _end_prefills(world, tables, e, now)
-    if not leaving and engine.next_finish_tick > engine.tick:
-        return
     kept = 0
     earliest = NEVER
     for i in range(engine.num_running):
-        slot = np.int64(world.running[e, i])
+        slot = int64(world.running[e, i])
         finish = world.finish_tick[e, i]
         if finish <= engine.tick:
-            computed = computed_tokens(world, slot)
+            engine.used_blocks -= blocks_for(computed_tokens(world, slot), block_size)
             if world.requests[slot].phase == DECODE:
                 _leave_decode(world, tables, e, slot)
-            engine.used_blocks -= blocks_for(computed, block_size)
-            _finish(world, tables, slot, now)
-            continue
-        world.running[e, kept] = slot
-        world.finish_tick[e, kept] = finish
-        earliest = min(earliest, finish)
-        kept += 1
+            book_finish(world, tables, slot, now)
+        else:
+            world.running[e, kept] = slot
+            world.finish_tick[e, kept] = finish
+            earliest = min(earliest, finish)
+            kept += 1
     engine.num_running = kept
     engine.next_finish_tick = earliest
 
 
-@njit(cache=True)
-def _blocks_over(world: World, tables: Tables, e: int, ticks: int) -> int:
-    """New KV blocks that `ticks` further decode iterations take."""
+@inlined
+def complete(world: World, tables: Tables, e: int, now: int) -> None:
+    """Ends the iteration in flight: tokens come out, finished requests leave."""
     engine = world.engines[e]
-    block_size = tables.block_size[engine.kind]
-    needed = ticks // block_size * engine.num_running
-    for j in range(ticks % block_size):
-        needed += world.residues[e, (-engine.tick - j) % block_size]
-    return needed
-
-
-@njit(cache=True)
-def skip(world: World, tables: Tables, e: int, until: int) -> None:
-    """Crosses identical decode iterations: all that begin by `until`, before any request ends or blocks run out.
-
-    With D decoding requests and context C in the iteration in flight, the j-th further one lasts d + g*j with
-    d = decode_ps[D] + kv_ps*C and g = kv_ps*D, so k of them last k*d + g*k*(k+1)/2.
-    """
-    engine = world.engines[e]
-    most = engine.next_finish_tick - engine.tick
-    if not engine.steady or most <= 0:
-        return
-    base = tables.decode_ps[engine.kind, engine.num_running] + tables.kv_ps[engine.kind] * engine.step_context
-    growth = tables.kv_ps[engine.kind] * engine.num_running
-    span = until - engine.step_end_ps  # k further iterations begin in time if the first k-1 of them end within span
-    most = min(most, span // base + 1)
-    half = base + 0.5 * growth
-    if growth > 0:
-        guess = (np.sqrt(half * half + 2.0 * growth * span) - half) / growth
-        most = min(most, np.int64(guess) + 2)
-    while most > 1 and (most - 1) * base + growth * (most - 1) * most // 2 > span:
-        most -= 1
-    free = engine.capacity_blocks - engine.used_blocks
-    needed = _blocks_over(world, tables, e, most)
-    while needed > free:
-        most -= 1
-        if most == 0:
-            return
-        needed = _blocks_over(world, tables, e, most)
-    duration = most * base + growth * most * (most + 1) // 2
-    engine.used_blocks += needed
-    engine.tick += most
-    engine.decode_context += most * engine.num_running
-    engine.step_context += most * engine.num_running
-    engine.generated_tokens += most * engine.num_running
-    engine.steps += most
-    engine.busy_ps += duration
-    engine.step_end_ps += duration
-
-
-@njit(cache=True)
-def advance_engine(world: World, tables: Tables, e: int, until: int) -> None:
-    """Ends every iteration due by `until` and begins the next ones."""
-    engine = world.engines[e]
-    while 0 <= engine.step_end_ps <= until:
-        if engine.steady:
-            skip(world, tables, e, until)
-            if engine.step_end_ps > until:
-                return
-        now = engine.step_end_ps
-        complete(world, tables, e, now)
-        schedule(world, tables, e, now)
-
-
-@njit(cache=True)
-def takes_steps(world: World, e: int) -> bool:
-    """Whether an idle engine may begin an iteration."""
-    status = world.engines[e].status
-    return status == ACTIVE or status == SPECULATIVE or status == DRAINING
-
-
-@njit(cache=True)
-def kick(world: World, tables: Tables, e: int, now: int) -> None:
-    """Begins an iteration on an engine that stands idle with something to do."""
-    engine = world.engines[e]
-    if engine.step_end_ps < 0 and engine.num_running + engine.num_waiting > 0 and takes_steps(world, e):
-        schedule(world, tables, e, now)
+    engine.generated_tokens += engine.step_decodes
+    leaving = False
+    if engine.num_prefilling > 0:
+        leaving = _end_prefills(world, tables, e, now)
+    if leaving or engine.next_finish_tick <= engine.tick:
+        _let_finished_go(world, tables, e, now)

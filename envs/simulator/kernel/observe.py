@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from envs.simulator.kernel.compiled import compiled
 from envs.simulator.kernel.state import PS_PER_S, Tables, World
 
 
-@njit(cache=True)
+@compiled
 def observe_engines(world: World, tables: Tables, rows: NDArray[np.void]) -> None:
     """Fills `rows` ((E,) ENGINE_STATE_DTYPE) from the kernel's engines."""
+    now = world.cluster[0].now_ps
     for e in range(len(world.engines)):
         engine, row = world.engines[e], rows[e]
         row.status = engine.status
@@ -28,4 +29,5 @@ def observe_engines(world: World, tables: Tables, rows: NDArray[np.void]) -> Non
         row.preemptions = engine.preemptions
         row.generated_tokens = engine.generated_tokens
         row.prefilled_tokens = engine.prefilled_tokens
-        row.busy_s = engine.busy_ps / PS_PER_S
+        ahead_ps = max(engine.step_end_ps - now, 0)  # the iteration in flight was booked when it began
+        row.busy_s = (engine.busy_ps - ahead_ps) / PS_PER_S

@@ -1,0 +1,1 @@
+"""What a practitioner would pick, and small parts that several policies share."""

@@ -1,0 +1,42 @@
+"""Random switching: what every other policy has to beat."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from baselines.policy import Action, PolicySpec
+from envs.backend import ClusterState, SetLayout, SwitchMode
+from envs.layout import all_layouts
+
+
+class RandomPolicy:
+    """Draws a layout and a way to get there, uniformly.
+
+    Args:
+        switch_probability: Probability that a decision draws one; otherwise all stays as it is.
+
+    Raises:
+        ValueError: the probability is not between 0 and 1.
+    """
+
+    name = "random"
+    clairvoyant = False
+
+    def __init__(self, switch_probability: float = 1.0) -> None:
+        if not 0.0 <= switch_probability <= 1.0:
+            raise ValueError(f"switch_probability must lie between 0 and 1, got {switch_probability}")
+        self.switch_probability = switch_probability
+
+    def reset(self, spec: PolicySpec, seed: int) -> None:
+        """Begins the stream of draws that the seed stands for."""
+        self._layouts = all_layouts(spec.num_base)
+        self._rng = np.random.default_rng(seed)
+
+    def act(self, observation: Any, state: ClusterState) -> Action:
+        """Draws."""
+        if self._rng.random() >= self.switch_probability:
+            return None
+        layout = self._layouts[self._rng.integers(len(self._layouts))]
+        return SetLayout(layout, SwitchMode(int(self._rng.integers(len(SwitchMode)))))

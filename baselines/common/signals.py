@@ -1,0 +1,39 @@
+"""What policies read off a `ClusterState`."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.backend import TOTALS, ClusterState
+
+_ARRIVED, _ARRIVED_TOKENS = TOTALS.index("arrived"), TOTALS.index("arrived_tokens")
+_GONE = [TOTALS.index(name) for name in ("refused", "failed", "finished")]
+_NEVER_SERVED = [TOTALS.index(name) for name in ("refused", "first_tokens")]
+
+
+def requests_in_system(state: ClusterState) -> int:
+    """Requests that run, stand paused, wait at an engine or wait in the pool."""
+    engines = state.engines
+    return int(engines["num_running"].sum() + engines["num_waiting"].sum()) + state.num_pooled
+
+
+def tokens_to_prefill(state: ClusterState) -> int:
+    """Prompt tokens that are queued or being worked on, and not computed yet."""
+    return int(state.engines["pending_prefill_tokens"].sum()) + state.pooled_tokens
+
+
+def in_flight_by_class(state: ClusterState) -> NDArray[np.float64]:
+    """(num_classes,), requests that have arrived and not left."""
+    return np.asarray(state.totals[:, _ARRIVED] - state.totals[:, _GONE].sum(axis=1))
+
+
+def without_first_token(state: ClusterState) -> NDArray[np.float64]:
+    """(num_classes,), requests that have arrived and wait for their first token. Failed ones may be counted."""
+    return np.asarray(state.totals[:, _ARRIVED] - state.totals[:, _NEVER_SERVED].sum(axis=1))
+
+
+def mean_prompt_tokens(state: ClusterState) -> NDArray[np.float64]:
+    """(num_classes,), mean prompt of the requests that have arrived, tokens; 0 where there are none."""
+    totals = state.totals
+    return np.asarray(totals[:, _ARRIVED_TOKENS] / np.maximum(totals[:, _ARRIVED], 1.0))

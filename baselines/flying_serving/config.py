@@ -1,0 +1,115 @@
+"""Constants of the Flying Serving policy and where they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baselines.common.layouts import parse_mode
+from baselines.policy import Tunable
+
+_MODES = ("load_merge_mode", "load_split_mode", "priority_mode", "long_mode", "release_mode")
+_POSITIVE = ("split_requests_per_gpu", "split_tokens_per_gpu", "priority_load_limit", "max_pause_s")
+_NOT_NEGATIVE = ("smoothing_s", "dwell_s", "priority_linger_s")
+
+
+@dataclass(frozen=True)
+class FlyingServingConfig:
+    """Constants of `FlyingServingPolicy`. The paper names no threshold at all: those are ours, to be tuned.
+
+    Attributes:
+        adapt_to_load: Use case 1: groups under light load, DP in bursts. Source: sections 2.3 and 3.
+        bind_for_priority: Use case 2: a group for requests of high priority. Source: sections 2.3 and 3.
+        bind_for_long_context: Use case 3: a group for requests that no engine holds. Source: sections 2.3 and 3.
+        widths: Group lengths from light to heavy load, base engines; empty: the whole node and 1, the two modes that
+            the paper evaluates (section 6.2: "remains in TP", "switches to DP").
+        split_requests_per_gpu: Requests in the system per GPU above which groups are dissolved. Source: ours.
+        split_tokens_per_gpu: Prompt tokens yet to be computed per GPU above which groups are dissolved: "merge before
+            the queue builds, split once it has" (authors' release). Source of the number: ours.
+        hysteresis_ratio: Groups are formed again below this share of the load they are dissolved at, 0 to 1. Source:
+            ours.
+        width_growth_ratio: Thresholds of each narrower width over those of the one before. Source: ours.
+        smoothing_s: Time constant of the mean that a merge waits for, seconds; 0 for none. Source: ours.
+        dwell_s: Least time between two switches on account of load, seconds. Source: ours.
+        load_merge_mode: Soft preempt (section 5.2.2, "rebalancing as load fluctuates").
+        load_split_mode: The text describes no way from TP to DP other than to wait; the authors' release preempts.
+        priority_classes: Names of the request classes of high priority. Source: ours.
+        priority_share: Share of the node that is bound for them, rounded to a power of two of base engines. Source:
+            ours; the text says "a subset of engines".
+        priority_load_limit: Load over the split thresholds (1: the load at which groups are dissolved) above which no
+            group is kept for priority, because the rest of the node would not drain its queue: "adapting parallelism
+            to drain backlog" (section 6.3). Source of the number: ours.
+        priority_mode: Hard preempt (section 5.2.3).
+        priority_linger_s: How long the group outlives its last request of high priority, seconds. 0: released "after
+            the TP request completes" (section 5.2.3).
+        max_pause_s: How long a priority group may keep DP requests paused before another subset takes its turn,
+            seconds; without it a steady stream of priority requests would pause them for ever. Source: ours.
+        escalate: Whether a priority request that finds every subset in transition hurries the stragglers by hard
+            preempt. Source: ours.
+        long_classes: Names of request classes of long contexts; their requests in flight keep the group. Source: ours.
+        long_capacity_ratio: Share of an engine's KV capacity above which a request is long; 1: only what does not fit
+            ("exceeds the limits of any single engine", section 2.3).
+        long_mode: Soft preempt (section 5.2.2, "parts of use case 3").
+        release_mode: How a bound group is given back: sequential waits for what it runs, "engines are released once
+            the request progresses past the memory-critical phase" (section 3). Source of the mode: ours.
+    """
+
+    adapt_to_load: bool = True
+    bind_for_priority: bool = True
+    bind_for_long_context: bool = True
+    widths: Sequence[int] = ()
+    split_requests_per_gpu: float = 2.0
+    split_tokens_per_gpu: float = 4096.0
+    hysteresis_ratio: float = 0.5
+    width_growth_ratio: float = 2.0
+    smoothing_s: float = 5.0
+    dwell_s: float = 5.0
+    load_merge_mode: str = "soft"
+    load_split_mode: str = "hard"
+    priority_classes: Sequence[str] = ("priority",)
+    priority_share: float = 0.5
+    priority_load_limit: float = 4.0
+    priority_mode: str = "hard"
+    priority_linger_s: float = 0.0
+    max_pause_s: float = 10.0
+    escalate: bool = True
+    long_classes: Sequence[str] = ("long",)
+    long_capacity_ratio: float = 1.0
+    long_mode: str = "soft"
+    release_mode: str = "sequential"
+
+    def __post_init__(self) -> None:
+        for name in _MODES:
+            parse_mode(getattr(self, name), name)
+        for name in _POSITIVE:
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        for name in _NOT_NEGATIVE:
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if not 0 <= self.hysteresis_ratio < 1:
+            raise ValueError(f"hysteresis_ratio must lie in [0, 1), got {self.hysteresis_ratio}")
+        if not self.width_growth_ratio >= 1:
+            raise ValueError(f"width_growth_ratio must be at least 1, got {self.width_growth_ratio}")
+        for name in ("priority_share", "long_capacity_ratio"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie in (0, 1], got {getattr(self, name)}")
+        if list(self.widths) != sorted(set(self.widths), reverse=True):
+            raise ValueError(f"widths must descend from light to heavy load, got {list(self.widths)}")
+
+    @staticmethod
+    def tunables() -> dict[str, Tunable]:
+        """Constants that a tuner may search."""
+        return {
+            "split_requests_per_gpu": Tunable(0.25, 64.0, log=True),
+            "split_tokens_per_gpu": Tunable(256.0, 65536.0, log=True),
+            "hysteresis_ratio": Tunable(0.1, 0.95),
+            "width_growth_ratio": Tunable(1.0, 8.0, log=True),
+            "smoothing_s": Tunable(0.0, 30.0),
+            "dwell_s": Tunable(1.0, 60.0, log=True),
+            "priority_share": Tunable(0.25, 1.0, log=True),
+            "priority_load_limit": Tunable(0.5, 20.0, log=True),
+            "priority_linger_s": Tunable(0.0, 10.0),
+            "max_pause_s": Tunable(2.0, 60.0, log=True),
+            "long_capacity_ratio": Tunable(0.05, 1.0, log=True),
+        }

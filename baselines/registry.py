@@ -1,0 +1,133 @@
+"""Every policy by name."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from baselines.common.layouts import parse_layout
+from baselines.policy import Policy, Tunable
+from envs.layout import all_layouts, format_layout
+
+STATIC_PREFIX = "static_"
+
+
+@dataclass(frozen=True)
+class PolicyEntry:
+    """Where a policy is.
+
+    Attributes:
+        policy: "module:class" of the policy.
+        config: "module:class" of the dataclass of its constants, which it takes as its only argument; None: it takes
+            its parameters itself.
+    """
+
+    policy: str
+    config: str | None = None
+
+
+POLICIES = {
+    "static_dp": PolicyEntry("baselines.common.static:StaticDPPolicy"),
+    "static_tp": PolicyEntry("baselines.common.static:StaticTPPolicy"),
+    "static": PolicyEntry("baselines.common.static:StaticLayoutPolicy"),
+    "shift_parallelism": PolicyEntry("baselines.common.static:ShiftParallelismPolicy"),
+    "random": PolicyEntry("baselines.common.random:RandomPolicy"),
+    "load_threshold": PolicyEntry(
+        "baselines.common.load_threshold:LoadThresholdPolicy",
+        "baselines.common.load_threshold:LoadThresholdConfig",
+    ),
+    "flying_serving": PolicyEntry(
+        "baselines.flying_serving.policy:FlyingServingPolicy",
+        "baselines.flying_serving.config:FlyingServingConfig",
+    ),
+}
+
+
+def policy_names(num_base: int | None = None) -> tuple[str, ...]:
+    """Names that `make_policy` knows; for a node of `num_base` base engines with every static layout of it."""
+    layouts = () if num_base is None else all_layouts(num_base)
+    return (*POLICIES, *(STATIC_PREFIX + format_layout(layout) for layout in layouts))
+
+
+def make_policy(name: str, **params: Any) -> Policy:
+    """A policy by name: one of `policy_names()`, or `static_` and a layout (`static_4x2`).
+
+    Args:
+        name: Its name.
+        params: Its parameters, as in `configs/policy/*.yaml`.
+
+    Raises:
+        ValueError: the name, a parameter or a parameter's value is not allowed.
+    """
+    layout = _static_layout(name)
+    if layout is not None:
+        name, params = "static", {"layout": layout, **params}
+    if name not in POLICIES:
+        _refuse(
+            "policy",
+            name,
+            POLICIES,
+            "; a static layout goes by static_8, static_4x2, static_4+2+1+1 and so on",
+        )
+    entry = POLICIES[name]
+    policy = _load(entry.policy)
+    if entry.config is None:
+        _check(name, policy, params)
+        return policy(**params)
+    config = _load(entry.config)
+    _check(name, config, params)
+    return policy(config(**params))
+
+
+def policy_tunables(name: str) -> dict[str, Tunable]:
+    """Constants of a policy that a tuner may search, with their ranges; none where it declares none.
+
+    Raises:
+        ValueError: there is no such policy.
+    """
+    if _static_layout(name) is not None:
+        return {}
+    if name not in POLICIES:
+        _refuse("policy", name, POLICIES)
+    entry = POLICIES[name]
+    return _load(entry.config).tunables() if entry.config else {}
+
+
+def _static_layout(name: str) -> str | None:
+    """The layout that a name like static_4x2 stands for."""
+    layout = name.removeprefix(STATIC_PREFIX)
+    if name in POLICIES or layout == name:
+        return None
+    try:
+        parse_layout(layout)
+    except ValueError:
+        if layout[:1].isdigit():
+            raise
+        return None
+    return layout
+
+
+def _load(path: str) -> Any:
+    module, _, attribute = path.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _check(name: str, target: Any, params: dict[str, Any]) -> None:
+    known = inspect.signature(target).parameters
+    for param in params:
+        if param not in known:
+            _refuse(f"parameter of policy {name}", param, known)
+    missing = [p.name for p in known.values() if p.default is p.empty and p.name not in params]
+    if missing:
+        raise ValueError(f"policy {name} needs the parameter {missing[0]}")
+
+
+def _refuse(what: str, given: str, known: Iterable[str], hint: str = "") -> NoReturn:
+    names = list(known)
+    near = difflib.get_close_matches(given, names, n=1, cutoff=0.0)
+    suggestion = f"; did you mean {near[0]!r}?" if near else ";"
+    raise ValueError(f"unknown {what} {given!r}{suggestion} known: {', '.join(names) or 'none'}{hint}")

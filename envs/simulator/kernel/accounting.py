@@ -1,0 +1,174 @@
+"""What becomes of requests, booked class by class: counts, latencies, SLOs met, and the running latency cost.
+
+The latency cost of a request rises by 1/TTFT_SLO a second until its first token and by 1/(TPOT_SLO * (output - 1)) a
+second from there to its last, so that it ends at TTFT/TTFT_SLO + TPOT/TPOT_SLO. Its running integral over all requests
+is kept as two sums, of weights and of weight times start.
+"""
+
+from __future__ import annotations
+
+from envs.simulator.kernel.compiled import compiled, int64
+from envs.simulator.kernel.queues import release_slot
+from envs.simulator.kernel.state import (
+    FAILED,
+    FINISHED,
+    PS_PER_S,
+    REFUSED,
+    S_ARRIVED,
+    S_ARRIVED_TOKENS,
+    S_DECODE_CLOSED,
+    S_DECODE_W,
+    S_DECODE_WS,
+    S_FAILED,
+    S_FINISHED,
+    S_FIRST,
+    S_GENERATED,
+    S_GOOD,
+    S_REFUSED,
+    S_TPOT_MET,
+    S_TPOT_SUM,
+    S_TTFT_MET,
+    S_TTFT_SUM,
+    S_WAIT_CLOSED,
+    S_WAIT_W,
+    S_WAIT_WS,
+    Tables,
+    World,
+)
+
+
+@compiled
+def _write_log(world: World, slot: int, now: int, outcome: int) -> None:
+    """Appends a request's fate to the log, which always has room for all requests in flight, and frees its slot."""
+    cluster, request = world.cluster[0], world.requests[slot]
+    entry = world.log[cluster.log_length]
+    entry.arrival_ps = request.arrival_ps
+    entry.first_scheduled_ps = request.first_scheduled_ps
+    entry.first_token_ps = request.first_token_ps
+    entry.finish_ps = now
+    entry.index = request.index
+    entry.generated = request.generated
+    entry.preemptions = request.preemptions
+    entry.engine = request.engine
+    entry.outcome = outcome
+    cluster.log_length += 1
+    release_slot(world, slot)
+
+
+@compiled
+def _wait_cost_rate(world: World, tables: Tables, slot: int) -> float:
+    """Cost per second of a request before its first token."""
+    return PS_PER_S / tables.ttft_slo_ps[world.requests[slot].class_id]
+
+
+@compiled
+def _decode_cost_rate(world: World, tables: Tables, slot: int) -> float:
+    """Cost per second of a request between first and last token; it has more than one."""
+    request = world.requests[slot]
+    return PS_PER_S / tables.tpot_slo_ps[request.class_id] / (request.output - 1)
+
+
+@compiled
+def _stop_waiting(world: World, tables: Tables, slot: int, now: int) -> None:
+    """Closes the waiting cost of a request that got its first token or failed."""
+    request = world.requests[slot]
+    c = request.class_id
+    weight = _wait_cost_rate(world, tables, slot)
+    world.stats[c, S_WAIT_W] -= weight
+    world.stats[c, S_WAIT_WS] -= weight * (request.arrival_ps / PS_PER_S)
+    world.stats[c, S_WAIT_CLOSED] += weight * ((now - request.arrival_ps) / PS_PER_S)
+
+
+@compiled
+def _stop_decoding(world: World, tables: Tables, slot: int, now: int) -> None:
+    """Closes the decoding cost of a request that finished or failed."""
+    request = world.requests[slot]
+    c = request.class_id
+    weight = _decode_cost_rate(world, tables, slot)
+    world.stats[c, S_DECODE_W] -= weight
+    world.stats[c, S_DECODE_WS] -= weight * (request.first_token_ps / PS_PER_S)
+    world.stats[c, S_DECODE_CLOSED] += weight * ((now - request.first_token_ps) / PS_PER_S)
+
+
+@compiled
+def book_arrival(world: World, tables: Tables, slot: int) -> None:
+    """Books a request that has arrived and is not refused."""
+    request = world.requests[slot]
+    c = request.class_id
+    weight = _wait_cost_rate(world, tables, slot)
+    world.stats[c, S_ARRIVED] += 1
+    world.stats[c, S_ARRIVED_TOKENS] += request.prompt
+    world.stats[c, S_WAIT_W] += weight
+    world.stats[c, S_WAIT_WS] += weight * (request.arrival_ps / PS_PER_S)
+
+
+@compiled
+def book_refusal(world: World, slot: int) -> None:
+    """Books a request that is refused as it arrives, and frees its slot."""
+    request = world.requests[slot]
+    c = request.class_id
+    world.stats[c, S_ARRIVED] += 1
+    world.stats[c, S_ARRIVED_TOKENS] += request.prompt
+    world.stats[c, S_REFUSED] += 1
+    _write_log(world, slot, request.arrival_ps, int64(REFUSED))
+
+
+@compiled
+def book_first_token(world: World, tables: Tables, slot: int, now: int) -> None:
+    """Books a request's first token."""
+    request = world.requests[slot]
+    request.first_token_ps = now
+    c = request.class_id
+    ttft_ps = now - request.arrival_ps
+    world.stats[c, S_FIRST] += 1
+    world.stats[c, S_TTFT_SUM] += ttft_ps / PS_PER_S
+    if ttft_ps <= tables.ttft_slo_ps[c]:
+        world.stats[c, S_TTFT_MET] += 1
+    _stop_waiting(world, tables, slot, now)
+    if request.output > 1:
+        weight = _decode_cost_rate(world, tables, slot)
+        world.stats[c, S_DECODE_W] += weight
+        world.stats[c, S_DECODE_WS] += weight * (now / PS_PER_S)
+
+
+@compiled
+def book_finish(world: World, tables: Tables, slot: int, now: int) -> None:
+    """Books a finished request and frees its slot."""
+    request = world.requests[slot]
+    c = request.class_id
+    tpot_ps = (now - request.first_token_ps) / max(request.output - 1, 1)
+    world.stats[c, S_FINISHED] += 1
+    world.stats[c, S_GENERATED] += request.output
+    world.stats[c, S_TPOT_SUM] += tpot_ps / PS_PER_S
+    if tpot_ps <= tables.tpot_slo_ps[c]:
+        world.stats[c, S_TPOT_MET] += 1
+        if request.first_token_ps - request.arrival_ps <= tables.ttft_slo_ps[c]:
+            world.stats[c, S_GOOD] += 1
+    if request.output > 1:
+        _stop_decoding(world, tables, slot, now)
+    request.generated = request.output
+    _write_log(world, slot, now, int64(FINISHED))
+
+
+@compiled
+def book_failure(world: World, tables: Tables, slot: int, now: int) -> None:
+    """Books a request whose client gets an error, and frees its slot."""
+    request = world.requests[slot]
+    world.stats[request.class_id, S_FAILED] += 1
+    if request.first_token_ps < 0:
+        _stop_waiting(world, tables, slot, now)
+    elif request.output > 1:
+        _stop_decoding(world, tables, slot, now)
+    _write_log(world, slot, now, int64(FAILED))
+
+
+@compiled
+def latency_cost(world: World) -> float:
+    """Running integral of the SLO-weighted number in system: sum over requests of TTFT/SLO + TPOT/SLO up to now."""
+    now_s = world.cluster[0].now_ps / PS_PER_S
+    total = 0.0
+    for c in range(len(world.stats)):
+        stats = world.stats[c]
+        total += stats[S_WAIT_CLOSED] + now_s * stats[S_WAIT_W] - stats[S_WAIT_WS]
+        total += stats[S_DECODE_CLOSED] + now_s * stats[S_DECODE_W] - stats[S_DECODE_WS]
+    return total

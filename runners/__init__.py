@@ -1,0 +1,1 @@
+"""The commands people type: `python -m runners.NAME`, in Hydra's grammar."""

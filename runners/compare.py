@@ -1,0 +1,109 @@
+"""Compares policies on identical arrivals.
+
+    python -m runners.compare env=dp_tp workload=azure_conv policies=[static_dp,flying_serving,zoo/dp_tp] seeds=10
+
+Writes `comparison.json` (see `runners.comparison`; null means infinite), `episodes.parquet`, and, unless `plots=false`,
+`intervals.png` and `timeline.png`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from envs.workload.registry import WorkloadSource
+from runners.cli import command
+from runners.comparison import Kinds, compare_results, disjoint_blocks
+from runners.environments import make_configured_env
+from runners.output import write_json, write_parquet
+from runners.policies import is_checkpoint, load_policy
+from runners.progress import progress_bar
+from runners.rollout import Episode, run_episode
+from runners.schema import CompareConfig
+from runners.tables import print_results_in, print_table
+from runners.trackers import make_tracker
+
+TABLE_METRICS = (
+    "return",
+    "slo_attainment",
+    "goodput_rps",
+    "ttft_p50_s",
+    "ttft_p99_s",
+    "tpot_p50_s",
+    "gpu_hours",
+)
+
+
+@command("compare", CompareConfig)
+def main(config: CompareConfig, out: Path) -> None:
+    """Compares and writes."""
+    policies = {name: load_policy(name) for name in config.policies}
+    kinds = Kinds(
+        learned=frozenset(name for name in policies if is_checkpoint(name)),
+        clairvoyant=frozenset(name for name, policy in policies.items() if policy.clairvoyant),
+    )
+    env: Any = make_configured_env(config)
+    results: dict[str, list[Episode]] = {name: [] for name in policies}
+    with (
+        make_tracker(config.tracker, out, dataclasses.asdict(config)) as tracker,
+        progress_bar(len(policies) * config.seeds, "compare", "episode") as bar,
+    ):
+        for step, seed in enumerate(config.seed_range):
+            for name, policy in policies.items():
+                bar.set_postfix_str(f"{name}, seed {seed}", refresh=False)
+                results[name].append(run_episode(env, policy, seed, name))
+                bar.update()
+            tracker.log({f"{name}/return": results[name][-1].metrics["return"] for name in policies}, step)
+        comparison = _header(config) | compare_results(results, kinds)
+        tracker.summary(
+            {f"{n}/{m}": e["iqm"] for n, p in comparison["policies"].items() for m, e in p["metrics"].items()}
+        )
+    write_json(out / "comparison.json", comparison)
+    rows = [episode.row() for episodes in results.values() for episode in episodes]
+    write_parquet(out / "episodes.parquet", pd.DataFrame(rows))
+    if config.plots:
+        _plot(out, comparison, results, [slo.ttft_s for slo in env.policy_spec.slos])
+    _print(comparison)
+    print_results_in(out)
+
+
+def _header(config: CompareConfig) -> dict[str, Any]:
+    return {
+        "env": config.env["name"],
+        "workload": config.workload.name,
+        "backend": config.backend.name,
+        "split": config.split,
+        "seeds": config.seeds,
+        "blocks": disjoint_blocks(WorkloadSource(config.workload), config.split, config.seeds),
+    }
+
+
+def _plot(
+    out: Path, comparison: dict[str, Any], results: dict[str, list[Episode]], ttft_slo_s: list[float]
+) -> None:
+    from runners.plots import plot_intervals, plot_timeline
+
+    plot_intervals(out / "intervals.png", comparison["policies"])
+    plot_timeline(out / "timeline.png", {name: episodes[0] for name, episodes in results.items()}, ttft_slo_s)
+
+
+def _print(comparison: dict[str, Any]) -> None:
+    policies, best = comparison["policies"], comparison["best_heuristic"]
+    rows = []
+    for name, entry in policies.items():
+        metrics = entry["metrics"]
+        against = comparison["probability_of_improvement"].get(f"{name}>{best}", None)
+        first = metrics["return"]
+        others = [metrics[metric]["iqm"] for metric in TABLE_METRICS[1:]]
+        rows.append([name, (first["iqm"], *first["ci95"]), *others, entry["us_per_decision"], against])
+    title = f"{comparison['env']} on {comparison['workload']}, {comparison['seeds']} episodes each, interquartile means"
+    headings = ["policy", "return\n[95 %]", *(metric.replace("_", "\n") for metric in TABLE_METRICS[1:])]
+    print_table(title, [*headings, "us a\ndecision", f"P(better than\n{best})"], rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main(None))

@@ -1,0 +1,169 @@
+"""What a paired comparison says: intervals, probabilities of improvement, gates and a verdict.
+
+The protocol: every policy sees the same arrivals. The headline is against the best heuristic of the comparison. A
+learned policy must not buy its return with the tail, the promises, one class or refusals; these are the gates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, permutations
+from typing import Any
+
+import numpy as np
+
+from envs.workload.registry import WorkloadSource
+from runners.aggregate import aggregate, column
+from runners.rollout import Episode
+from runners.statistics import (
+    holm,
+    interquartile_mean,
+    paired_p_value,
+    probability_of_improvement,
+    relative_improvement,
+)
+
+Results = Mapping[str, Sequence[Episode]]
+
+# Non-inferiority to the best heuristic.
+TTFT_P99_RATIO = 1.05
+SLO_ATTAINMENT_LOSS = 0.002
+WORST_CLASS_RATIO = 1.05
+
+SOLVED_GAIN = 0.03
+OPEN_GAP = 0.10
+SIGNIFICANT = 0.05
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """Which policies of a comparison are learned, and which look into the future."""
+
+    learned: frozenset[str] = frozenset()
+    clairvoyant: frozenset[str] = frozenset()
+
+    def heuristics(self, names: Iterable[str]) -> list[str]:
+        """The causal policies nobody trained."""
+        return [name for name in names if name not in self.learned and name not in self.clairvoyant]
+
+
+def compare_results(results: Results, kinds: Kinds) -> dict[str, Any]:
+    """The statistical part of `comparison.json`.
+
+    Args:
+        results: episodes by policy, all over the same seeds in the same order.
+        kinds: which of them are learned or clairvoyant.
+    """
+    returns = {name: column(episodes, "return") for name, episodes in results.items()}
+    pairs = list(permutations(results, 2))
+    best = _best(returns, kinds.heuristics(results))
+    p_values = holm({f"{a}|{b}": paired_p_value(returns[a], returns[b]) for a, b in combinations(results, 2)})
+    improvement = {f"{a}>{b}": relative_improvement(returns[a], returns[b]) for a, b in pairs}
+    gates = {} if best is None else {name: _gates(results, name, best) for name in results if name != best}
+    regret = _regret(returns, kinds)
+    return {
+        "policies": {
+            name: {
+                "metrics": aggregate(episodes),
+                "us_per_decision": float(np.median([episode.us_per_decision for episode in episodes])),
+            }
+            for name, episodes in results.items()
+        },
+        "probability_of_improvement": {
+            f"{a}>{b}": probability_of_improvement(returns[a], returns[b]) for a, b in pairs
+        },
+        "relative_improvement": {
+            key: {"iqm": gain, "ci95": ci95} for key, (gain, ci95) in improvement.items()
+        },
+        "p_values": p_values,
+        "corrected": "holm",
+        "best_heuristic": best,
+        "regret": {"bound": None, "clairvoyant": regret},
+        "gates": gates,
+        "badge": _badge(results, kinds, best, improvement, p_values, gates, regret),
+    }
+
+
+def disjoint_blocks(source: WorkloadSource, split: str, seeds: int) -> int:
+    """How many of the episodes can be independent: all of a generator's, but windows of one trace overlap."""
+    whole = WorkloadSource(replace(source.spec, num_requests=None))
+    if not whole.sample(0, split).equals(whole.sample(1, split)):
+        return seeds
+    return min(seeds, len(whole.sample(0, split)) // len(source.sample(0, split)))
+
+
+def _best(returns: Mapping[str, Any], names: Sequence[str]) -> str | None:
+    return max(names, key=lambda name: float(interquartile_mean(returns[name])), default=None)
+
+
+def _gates(results: Results, name: str, best: str) -> dict[str, Any]:
+    """Whether a policy is no worse than the best heuristic where it must not be."""
+
+    def iqm(policy: str, metric: str) -> float:
+        return float(interquartile_mean(column(results[policy], metric)))
+
+    def total(policy: str) -> float:
+        return float(sum(column(results[policy], key).sum() for key in ("refused", "failed", "unfinished")))
+
+    classes = [key for key in results[name][0].metrics if key.startswith("e2e_p50_s/")]
+    tail = _ratio(iqm(name, "ttft_p99_s"), iqm(best, "ttft_p99_s"))
+    loss = iqm(best, "slo_attainment") - iqm(name, "slo_attainment")
+    worst = max((_ratio(iqm(name, key), iqm(best, key)) for key in classes), default=1.0)
+    lost = total(name) - total(best)
+    gates: dict[str, Any] = {
+        "ttft_p99_ratio": _gate(tail, TTFT_P99_RATIO),
+        "slo_attainment_loss": _gate(loss, SLO_ATTAINMENT_LOSS),
+        "worst_class_e2e_ratio": _gate(worst, WORST_CLASS_RATIO),
+        "extra_requests_lost": _gate(lost, 0.0),
+    }
+    return {"versus": best, "holds": all(gate["holds"] for gate in gates.values()), **gates}
+
+
+def _gate(value: float, limit: float) -> dict[str, Any]:
+    return {"value": value, "limit": limit, "holds": bool(value <= limit)}
+
+
+def _ratio(ours: float, theirs: float) -> float:
+    """Ours over theirs; 1 where both are infinite, zero or undefined."""
+    if ours == theirs or (math.isnan(ours) and math.isnan(theirs)):
+        return 1.0
+    return ours / theirs if theirs else math.inf
+
+
+def _regret(returns: Mapping[str, Any], kinds: Kinds) -> dict[str, float] | None:
+    """What each policy lacks of the best clairvoyant one, as a share of that one's return; None without any."""
+    reference = _best(returns, [name for name in returns if name in kinds.clairvoyant])
+    if reference is None:
+        return None
+    return {
+        name: relative_improvement(returns[reference], returns[name])[0]
+        for name in returns
+        if name != reference
+    }
+
+
+def _badge(
+    results: Results,
+    kinds: Kinds,
+    best: str | None,
+    improvement: Mapping[str, tuple[float, tuple[float, float]]],
+    p_values: Mapping[str, float],
+    gates: Mapping[str, Any],
+    regret: Mapping[str, float] | None,
+) -> str:
+    """solved: a learned policy is 3 % better with its whole interval, significantly, and passes the gates.
+
+    open: nobody is, and even the best causal policy lacks 10 % of a clairvoyant one. none: neither.
+    """
+    if best is None:
+        return "none"
+    for name in results:
+        if name in kinds.learned and name not in kinds.clairvoyant:
+            p_value = p_values.get(f"{name}|{best}", p_values.get(f"{best}|{name}", 1.0))
+            gain = improvement[f"{name}>{best}"][1][0]
+            if gain >= SOLVED_GAIN and p_value < SIGNIFICANT and gates[name]["holds"]:
+                return "solved"
+    causal = [] if regret is None else [gap for name, gap in regret.items() if name not in kinds.clairvoyant]
+    return "open" if causal and min(causal) >= OPEN_GAP else "none"

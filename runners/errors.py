@@ -1,0 +1,117 @@
+"""One clear sentence for what a user did wrong."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.errors import (
+    ConfigCompositionException,
+    HydraException,
+    MissingConfigException,
+    OverrideParseException,
+)
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, ValidationError
+
+
+def explain(error: Exception, command: str, words: Sequence[str], config_dir: Path) -> str:
+    """The sentence for an error.
+
+    Args:
+        error: what was raised.
+        command: name of the command.
+        words: what the user typed behind it.
+        config_dir: where the config groups lie.
+    """
+    if isinstance(error, MissingConfigException):
+        return _unknown_choice(error)
+    cause = error.__cause__ if isinstance(error, ConfigCompositionException) and error.__cause__ else error
+    if isinstance(cause, (ConfigAttributeError, ConfigKeyError)):
+        return _unknown_key(cause, error, command, words, config_dir)
+    if isinstance(cause, MissingMandatoryValue):
+        return f"{cause.full_key} must be given: add {cause.full_key}=..."
+    if isinstance(error, OverrideParseException):
+        return f"cannot read the word {error.override!r}: words are key=value, lists are written [a,b]"
+    if isinstance(cause, ValidationError):
+        return _wrong_type(cause)
+    if isinstance(error, OSError):
+        return _file_error(error)
+    if isinstance(error, HydraException):
+        return _first_line(error)
+    return " ".join(str(error).split())
+
+
+def nearest(name: str, allowed: Iterable[str]) -> str:
+    """The part of a sentence that helps with a mistyped name."""
+    choices = sorted(allowed)
+    near = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"{hint} (allowed: {', '.join(choices) or 'none'})"
+
+
+def _wrong_type(cause: ValidationError) -> str:
+    """`seeds=abc`, or `policies=static_dp`."""
+    reason = _first_line(cause)
+    if "is not a ListConfig" in reason:
+        return f"{cause.full_key} must be a list, written {cause.full_key}=[a,b]"
+    return f"{cause.full_key}: {reason}"
+
+
+def _unknown_choice(error: MissingConfigException) -> str:
+    """`env=dp_pt`: a group without such a file."""
+    wanted = error.missing_cfg_file or ""
+    wanted = wanted if isinstance(wanted, str) else ", ".join(wanted)
+    group, _, choice = wanted.partition("/")
+    if not error.options:
+        return _first_line(error)
+    return f"unknown {group} {choice!r}{nearest(choice, error.options)}"
+
+
+def _unknown_key(
+    cause: Exception, error: Exception, command: str, words: Sequence[str], config_dir: Path
+) -> str:
+    """`env.decision_intervl_s=2`: a key that no schema has."""
+    wanted = str(getattr(cause, "full_key", None) or getattr(cause, "key", "") or "")
+    word = next((w for w in words if w.lstrip("+~").partition("=")[0].endswith(wanted)), "") if wanted else ""
+    typed = word.lstrip("+~").partition("=")[0] or wanted
+    if not typed:
+        return _first_line(error)
+    parent, _, last = typed.rpartition(".")
+    config = _defaults(command, words, config_dir)
+    siblings = OmegaConf.select(config, parent) if parent else config
+    if isinstance(siblings, DictConfig):
+        return f"unknown key {typed!r}{nearest(last, (str(key) for key in siblings))}"
+    every = list(_leaves(config))
+    return f"unknown key {typed!r}{nearest(typed, (key for key in every if '.' not in key))}"
+
+
+def _defaults(command: str, words: Sequence[str], config_dir: Path) -> DictConfig:
+    """What the command would run with, had the user only made choices of groups."""
+    groups = {path.name for path in config_dir.iterdir() if path.is_dir()}
+    choices = [word for word in words if word.partition("=")[0] in groups]
+    with initialize_config_dir(version_base="1.3", config_dir=str(config_dir)):
+        try:
+            return compose(command, overrides=choices)
+        except HydraException:
+            return compose(command)
+
+
+def _leaves(config: Any, prefix: str = "") -> Iterable[str]:
+    for key in config:
+        name = f"{prefix}{key}"
+        yield name
+        if not OmegaConf.is_missing(config, key) and isinstance(config._get_node(key), DictConfig):
+            yield from _leaves(config[key], f"{name}.")
+
+
+def _file_error(error: OSError) -> str:
+    reason = error.strerror or str(error)
+    return f"cannot use {str(error.filename)!r}: {reason}" if error.filename else reason
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0]

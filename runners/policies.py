@@ -1,0 +1,141 @@
+"""From a policy's name, or what its config file says, to the policy itself."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
+
+from runners.errors import nearest
+
+if TYPE_CHECKING:
+    from baselines.policy import Policy
+
+_ROOT = Path(__file__).resolve().parent.parent
+CONFIG_DIR = _ROOT / "configs"
+POLICY_DIR = CONFIG_DIR / "policy"
+ZOO_DIR = _ROOT / "agents" / "zoo"
+CHECKPOINT = "checkpoint"
+
+
+def policy_names() -> list[str]:
+    """Every policy that has a config file, and every checkpoint of the zoo."""
+    files = sorted(path.stem for path in POLICY_DIR.glob("*.yaml"))
+    zoo = sorted(
+        f"zoo/{path.name}" for path in ZOO_DIR.glob("*") if path.is_dir() and path.name[0] not in "._"
+    )
+    return files + zoo
+
+
+def is_checkpoint(name: str) -> bool:
+    """Whether a policy's name stands for a folder of learned weights."""
+    return _checkpoint_dir(name) is not None
+
+
+def policy_config(name: str) -> dict[str, Any]:
+    """Name and parameters of a policy, as the `policy` config group has them.
+
+    Args:
+        name: of a file in `configs/policy`, a static layout (`static_4x2`), `zoo/NAME`, or a folder with a checkpoint.
+
+    Raises:
+        ValueError: no such policy; names the nearest.
+    """
+    if (POLICY_DIR / f"{name}.yaml").is_file():
+        return _composed(name)
+    config = _without_file(name)
+    if config is None:
+        raise ValueError(f"unknown policy {name!r}{nearest(name, policy_names())}")
+    return config
+
+
+def policy_label(config: Mapping[str, Any]) -> str:
+    """What the policy of the `policy` config group is called in results: a checkpoint by where it lies."""
+    if config["name"] == CHECKPOINT:
+        return str(config["path"])
+    choices = HydraConfig.get().runtime.choices if HydraConfig.initialized() else {}
+    return str(choices.get("policy", config["name"]))
+
+
+def load_policy(policy: str | Mapping[str, Any]) -> Policy:
+    """The policy that a name or the node of the `policy` config group stands for.
+
+    Raises:
+        ValueError: no such policy, or a parameter it does not have.
+    """
+    config = policy_config(policy) if isinstance(policy, str) else policy
+    if config["name"] == CHECKPOINT:
+        from agents.checkpoint import load_policy as load_checkpoint
+
+        folder = _checkpoint_dir(config["path"])
+        if folder is None:
+            raise ValueError(f"no checkpoint in {config['path']!r}")
+        return cast("Policy", load_checkpoint(folder))
+    from baselines.registry import make_policy
+
+    return make_policy(config["name"], **config.get("params", {}))
+
+
+def register_choices(words: Sequence[str]) -> list[str]:
+    """Makes `policy=zoo/NAME`, `policy=FOLDER` and `policy=static_4x2` choices of the `policy` group.
+
+    Returns:
+        The words as Hydra is to read them.
+    """
+    return [_registered(word) if word.startswith("policy=") else word for word in words]
+
+
+def _registered(word: str) -> str:
+    choices = word.removeprefix("policy=").split(",")
+    return "policy=" + ",".join(_as_choice(choice) for choice in choices)
+
+
+def _as_choice(choice: str) -> str:
+    if (POLICY_DIR / f"{choice}.yaml").is_file():
+        return choice
+    config = _without_file(choice)
+    if config is None:
+        return choice
+    name = choice if config["name"] != CHECKPOINT else re.sub(r"\W+", "_", choice).strip("_")
+    ConfigStore.instance().store(group="policy", name=name, node=config)
+    return name
+
+
+def _without_file(name: str) -> dict[str, Any] | None:
+    """Config of a policy that needs no file, or None."""
+    if is_checkpoint(name):
+        return {"name": CHECKPOINT, "path": name}
+    if not name.startswith("static_"):
+        return None
+    from baselines.registry import make_policy
+
+    try:
+        make_policy(name)
+    except ValueError:
+        return None
+    return {"name": name, "params": {}}
+
+
+def _composed(name: str) -> dict[str, Any]:
+    """A file of the `policy` group with its own defaults."""
+    if GlobalHydra.instance().is_initialized():
+        config = compose(f"policy/{name}")
+    else:
+        with initialize_config_dir(version_base="1.3", config_dir=str(CONFIG_DIR)):
+            config = compose(f"policy/{name}")
+    return cast(dict[str, Any], OmegaConf.to_container(config.policy, resolve=True))
+
+
+def _checkpoint_dir(name: str) -> Path | None:
+    """Folder of a checkpoint: of the zoo, or anywhere."""
+    zoo = ZOO_DIR / name.removeprefix("zoo/")
+    if name.startswith("zoo/") and zoo.is_dir():
+        return zoo
+    return Path(name) if "/" in name and Path(name).is_dir() else None

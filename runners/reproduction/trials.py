@@ -1,0 +1,148 @@
+"""Runs of a reproduction: words as a user types them, a policy, some seeds; and the requests of all seeds pooled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, cast
+
+import numpy as np
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from numpy.typing import NDArray
+from omegaconf import OmegaConf
+
+from envs.metrics import FloatArray
+from envs.workload import flying
+from envs.workload.seeding import stream
+from runners.environments import make_configured_env
+from runners.policies import CONFIG_DIR, load_policy
+from runners.rollout import Episode, run_episode
+from runners.schema import EvaluateConfig
+from runners.typed import build
+
+BoolArray = NDArray[np.bool_]
+
+
+def compose_setting(words: Sequence[str]) -> EvaluateConfig:
+    """What `python -m runners.evaluate` would run with these words."""
+    if GlobalHydra.instance().is_initialized():
+        config = compose("evaluate", overrides=list(words))
+    else:
+        with initialize_config_dir(version_base="1.3", config_dir=str(CONFIG_DIR)):
+            config = compose("evaluate", overrides=list(words))
+    config.out = "unused"  # its default names the hour
+    values = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
+    return build(EvaluateConfig, values)
+
+
+@dataclass(frozen=True, eq=False)
+class Trials:
+    """One policy on one workload, every seed.
+
+    Attributes:
+        setting: what was run.
+        episodes: one a seed.
+    """
+
+    setting: EvaluateConfig
+    episodes: tuple[Episode, ...]
+
+    def pooled(self, name: str) -> NDArray[Any]:
+        """A column of `RequestRecords` or one of its properties, over all requests of all seeds."""
+        return np.concatenate([getattr(episode.records, name) for episode in self.episodes])
+
+    @cached_property
+    def ttft_s(self) -> FloatArray:
+        """(requests,)."""
+        return self.pooled("ttft_s")
+
+    @cached_property
+    def tpot_s(self) -> FloatArray:
+        """(requests,); NaN for answers of one token."""
+        return self.pooled("tpot_s")
+
+    @cached_property
+    def queue_s(self) -> FloatArray:
+        """(requests,), arrival to first being scheduled."""
+        return self.pooled("queue_s")
+
+    @property
+    def peak_tokens_per_s(self) -> float:
+        """Most tokens that came out in a second, mean over episodes."""
+        return float(np.mean([e.metrics["peak_throughput_tokens_per_s"] for e in self.episodes]))
+
+    def edges_s(self, episode: Episode) -> FloatArray:
+        """Where the phases of an episode of `flying_bursty` begin and end, low ones first."""
+        spec = self.setting.workload
+        traffic = flying.bursty(**spec.params)
+        rng = stream(episode.seed, spec.name, self.setting.split)
+        return traffic.phase_edges_s(spec.num_requests or traffic.num_requests, rng)
+
+
+def run_trials(words: Sequence[str], policy: str, seeds: Sequence[int], tick: Any) -> Trials:
+    """Runs a policy by name; calls `tick` after each episode."""
+    setting = compose_setting(words)
+    env, chosen = make_configured_env(setting), load_policy(policy)
+    episodes = []
+    for seed in seeds:
+        episodes.append(run_episode(env, chosen, seed, policy))
+        tick()
+    return Trials(setting, tuple(episodes))
+
+
+def phase_of(arrival_s: FloatArray, edges_s: FloatArray) -> NDArray[np.int64]:
+    """(requests,), number of the phase each request arrives in; odd ones are bursts."""
+    return np.asarray(np.searchsorted(edges_s, arrival_s, side="right") - 1, np.int64)
+
+
+def in_burst(trials: Trials) -> BoolArray:
+    """(requests,), whether each request arrives in a burst."""
+    return np.concatenate(
+        [phase_of(e.records.arrival_s, trials.edges_s(e)) % 2 == 1 for e in trials.episodes]
+    )
+
+
+def in_quiet(systems: Sequence[Trials]) -> BoolArray:
+    """(requests,), whether each request arrives in a low phase when no system still has requests of a burst.
+
+    Section 6.2 speaks of "flat periods"; a backlog that a burst has left behind is the burst's.
+    """
+    masks = []
+    for episodes in zip(*(trials.episodes for trials in systems), strict=True):
+        arrival_s = episodes[0].records.arrival_s
+        phase = phase_of(arrival_s, systems[0].edges_s(episodes[0]))
+        quiet = phase % 2 == 0
+        for episode in episodes:
+            left_s = np.where(phase % 2 == 1, np.nan_to_num(episode.records.finish_s, nan=np.inf), -np.inf)
+            last = np.maximum.accumulate(left_s)
+            quiet &= arrival_s >= last
+        masks.append(quiet)
+    return np.concatenate(masks)
+
+
+def ordered_layout_share(trials: Trials, layout: tuple[int, ...], burst: bool) -> float:
+    """Share of the time in bursts (or in low phases) during which a layout was the one last ordered."""
+    with_it = whole = 0.0
+    for episode in trials.episodes:
+        edges_s, present = trials.edges_s(episode), ()
+        starts_s = np.array([decision["now_s"] for decision in episode.decisions])
+        phases = phase_of(starts_s, edges_s) % 2 == burst
+        for decision, counts in zip(episode.decisions, phases, strict=True):
+            present = ordered_layout(decision) or present
+            if counts:
+                whole += decision["dt_s"]
+                with_it += decision["dt_s"] * (present == layout)
+    return with_it / whole if whole else float("nan")
+
+
+def ordered_layout(decision: dict[str, Any]) -> tuple[int, ...]:
+    """The layout a decision asked for; () where it left all as it was."""
+    action = decision["action"]
+    return () if action is None else tuple(action["layout"])
+
+
+def switches(trials: Trials) -> float:
+    """Layouts ordered after the first deployment, mean over episodes."""
+    return float(np.mean([sum(bool(ordered_layout(d)) for d in e.decisions) - 1 for e in trials.episodes]))

@@ -1,0 +1,134 @@
+"""One policy through one episode, and everything worth keeping of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+import numpy as np
+
+from envs.metrics import RequestRecords, summarise
+
+if TYPE_CHECKING:
+    from baselines.policy import Policy
+    from envs.policy_spec import PolicySpec
+
+_SECONDS_PER_HOUR = 3600.0
+
+
+@dataclass(frozen=True, eq=False)
+class Episode:
+    """What a policy did with one episode and what came of it.
+
+    Attributes:
+        policy: name of the policy.
+        seed: of the episode.
+        metrics: figures by name: `return`, `reward/TERM` (before weighting), `gpu_hours`, `commands_refused`, and those
+            of `envs.metrics.summarise`.
+        decisions: one mapping a decision: time, action, why it was refused, reward and its terms.
+        us_per_decision: time the policy took to decide, microseconds.
+        duration_s: length of the episode, seconds of simulated time.
+        records: every request.
+    """
+
+    policy: str
+    seed: int
+    metrics: dict[str, float]
+    decisions: list[dict[str, Any]]
+    us_per_decision: float
+    duration_s: float
+    records: RequestRecords
+
+    def row(self) -> dict[str, Any]:
+        """The episode as one row of a table."""
+        return {
+            "policy": self.policy,
+            "seed": self.seed,
+            "decisions": len(self.decisions),
+            "duration_s": self.duration_s,
+            "us_per_decision": self.us_per_decision,
+            **self.metrics,
+        }
+
+
+def run_episode(env: gym.Env[Any, Any], policy: Policy, seed: int, name: str | None = None) -> Episode:
+    """Runs one episode to its end.
+
+    Args:
+        env: environment with `state`, `policy_spec` and `records()`.
+        policy: what decides.
+        seed: of the episode and of the policy.
+        name: what the policy is called in the results; None takes its own name.
+    """
+    called = policy.name if name is None else name
+    core: Any = env.unwrapped
+    observation, _ = env.reset(seed=seed)
+    policy.reset(core.policy_spec, seed)
+    decisions: list[dict[str, Any]] = []
+    thinking_s, done = 0.0, False
+    while not done:
+        now_s, begun = core.state.now_s, time.perf_counter()
+        action = policy.act(observation, core.state)
+        thinking_s += time.perf_counter() - begun
+        observation, reward, terminated, truncated, info = env.step(action)
+        done = terminated or truncated
+        decisions.append(
+            {
+                "policy": called,
+                "seed": seed,
+                "now_s": now_s,
+                "dt_s": info["dt"],
+                "action": describe_action(action),
+                "refused": info["refused"],
+                "reward": float(reward),
+                "reward_terms": info["reward_terms"],
+            }
+        )
+    records: RequestRecords = core.records()
+    duration_s = float(core.state.now_s)
+    return Episode(
+        policy=called,
+        seed=seed,
+        metrics=_metrics(core.policy_spec, records, decisions, duration_s),
+        decisions=decisions,
+        us_per_decision=1e6 * thinking_s / len(decisions),
+        duration_s=duration_s,
+        records=records,
+    )
+
+
+def describe_action(action: Any) -> Any:
+    """An action as it stands in the decisions log: an index, a command spelt out, or null for "leave all as it is"."""
+    if action is None or isinstance(action, (int, np.integer)):
+        return action if action is None else int(action)
+    if dataclasses.is_dataclass(action) and not isinstance(action, type):
+        values = {key: getattr(value, "name", value) for key, value in dataclasses.asdict(action).items()}
+        return {"command": type(action).__name__, **values}
+    return np.asarray(action).tolist()
+
+
+def _metrics(
+    spec: PolicySpec, records: RequestRecords, decisions: list[dict[str, Any]], duration_s: float
+) -> dict[str, float]:
+    slos = dict(zip(spec.classes, spec.slos, strict=True))
+    return {
+        "return": sum(decision["reward"] for decision in decisions),
+        **summarise(records, slos, spec.classes, duration_s),
+        "gpu_hours": spec.cluster.num_gpus * duration_s / _SECONDS_PER_HOUR,
+        "commands_refused": float(sum(bool(decision["refused"]) for decision in decisions)),
+        **_sum_terms(decision["reward_terms"] for decision in decisions),
+    }
+
+
+def _sum_terms(terms: Any) -> dict[str, float]:
+    """Each reward term, before weighting, over the episode."""
+    total: dict[str, float] = {}
+    each: Mapping[str, float]
+    for each in terms:
+        for name, value in each.items():
+            total[f"reward/{name}"] = total.get(f"reward/{name}", 0.0) + value
+    return total

@@ -1,0 +1,281 @@
+"""What every command takes, typed: the schemas behind `configs/`, which refuse unknown keys.
+
+The dataclasses here are the real, frozen ones; `runners.typed` mirrors them for Hydra. A group whose keys depend on the
+choice (`env`, `policy`) stays a mapping: `env` is checked against the environment's own dataclass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+
+from envs.backend import SLO, ClusterSpec
+from envs.objective import Objective
+from envs.registration import env_config_class, env_names
+from envs.workload.registry import SPLITS, WorkloadSpec, check_choice
+from runners.typed import schema_of
+
+# Fields of an environment's dataclass that are config groups or words of their own.
+SHARED_ENV_FIELDS = ("workload", "cluster", "objective", "split")
+
+PAPERS = ("flying_serving",)
+
+
+@dataclass(frozen=True)
+class BackendConfig:
+    """The body of the cluster.
+
+    Attributes:
+        name: "simulator".
+    """
+
+    name: str = "simulator"
+
+
+@dataclass(frozen=True)
+class TrackerConfig:
+    """Where figures of a run go besides its directory.
+
+    Attributes:
+        name: "none", "tensorboard" or "wandb".
+        project: W&B project.
+        entity: W&B user or team; None: the account's own.
+        mode: W&B "offline" (a folder to be synchronised later) or "online" (needs an account).
+        run_name: name of the run; None: the tracker chooses.
+        tags: W&B tags.
+    """
+
+    name: str = "none"
+    project: str = "serving-gym"
+    entity: str | None = None
+    mode: str = "offline"
+    run_name: str | None = None
+    tags: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_choice("tracker", self.name, ("none", "tensorboard", "wandb"))
+        check_choice("tracker.mode", self.mode, ("offline", "online"))
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """What every command on an environment takes.
+
+    Attributes:
+        env: name and arguments of the environment.
+        workload: requests of an episode.
+        cluster: the node.
+        objective: weights of the reward terms.
+        backend: the body of the cluster.
+        tracker: where figures go besides the run directory.
+        out: run directory.
+        split: part of the workload that episodes are drawn from.
+        seeds: number of episodes (of each policy).
+        first_seed: seed of the first; the others follow it.
+    """
+
+    env: Any
+    workload: WorkloadSpec
+    cluster: ClusterSpec
+    objective: Objective
+    backend: BackendConfig
+    tracker: TrackerConfig
+    out: str
+    split: str = "test"
+    seeds: int = 10
+    first_seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_choice("split", self.split, SPLITS)
+        check_least("seeds", self.seeds, 1)
+        check_least("first_seed", self.first_seed, 0)
+
+    @property
+    def seed_range(self) -> range:
+        """Seeds of the episodes."""
+        return range(self.first_seed, self.first_seed + self.seeds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig(RunConfig):
+    """Words of `runners.evaluate`.
+
+    Attributes:
+        policy: name and constants of the policy.
+        detailed: whether `requests.json` holds every episode, not only the first.
+    """
+
+    policy: dict[str, Any]
+    detailed: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareConfig(RunConfig):
+    """Words of `runners.compare`.
+
+    Attributes:
+        policies: names of files in `configs/policy`, or checkpoints (`zoo/NAME`, or a path).
+        plots: whether to draw.
+    """
+
+    policies: tuple[str, ...] = ()
+    plots: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.policies:
+            raise ValueError("policies must name at least one policy, as in policies=[static_dp,static_tp]")
+        twice = sorted({name for name in self.policies if self.policies.count(name) > 1})
+        if twice:
+            raise ValueError(f"policies names {twice[0]!r} more than once")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneConfig(RunConfig):
+    """Words of `runners.tune`.
+
+    Attributes:
+        policy: name and constants of the policy; the constants are where the search begins.
+        evaluations: candidates to try, each on every seed.
+        sigma: first step size, as a share of each constant's range.
+        search_seed: seed of the search itself.
+        save: whether to write `configs/policy/NAME_tuned.yaml` as well.
+    """
+
+    policy: dict[str, Any]
+    evaluations: int = 100
+    sigma: float = 0.25
+    search_seed: int = 0
+    save: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least("evaluations", self.evaluations, 1)
+        if not 0 < self.sigma <= 1:
+            raise ValueError(f"sigma must be above 0 and at most 1, got {self.sigma}")
+
+
+@dataclass(frozen=True)
+class SimulateConfig:
+    """Words of `runners.simulate`.
+
+    Attributes:
+        workload: requests.
+        cluster: the node.
+        router: built-in router; None: the cluster's own.
+        slos: latency promises by request class.
+        seed: of the workload.
+        limit_s: when to stop, seconds of simulated time; None: when every request is done.
+        out: run directory.
+    """
+
+    workload: WorkloadSpec
+    cluster: ClusterSpec
+    out: str
+    slos: dict[str, SLO] = field(default_factory=dict)
+    router: str | None = None
+    seed: int = 0
+    limit_s: float | None = None
+
+    def __post_init__(self) -> None:
+        check_least("seed", self.seed, 0)
+        if self.limit_s is not None and not self.limit_s > 0:
+            raise ValueError(f"limit_s must be positive, got {self.limit_s}")
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """Words of `runners.bench`.
+
+    Attributes:
+        out: run directory.
+        cluster: the node; its number of GPUs is set to each of `engines`.
+        workload: requests, always all of them; None: azure_conv where its trace is at hand, else azure_conv_fitted.
+        engines: numbers of engines to simulate.
+        router: built-in router.
+        repeats: runs of each measurement; the median counts.
+        only: names of the measurements to make; empty: all.
+        num_envs: width of the batched environment.
+        oracle_requests: requests given to the slow oracle.
+    """
+
+    out: str
+    cluster: ClusterSpec
+    workload: WorkloadSpec | None = None
+    engines: tuple[int, ...] = (1, 8, 16, 64)
+    router: str = "jsq"
+    repeats: int = 5
+    only: tuple[str, ...] = ()
+    num_envs: int = 64
+    oracle_requests: int = 300
+
+    def __post_init__(self) -> None:
+        for name in ("repeats", "num_envs", "oracle_requests"):
+            check_least(name, getattr(self, name), 1)
+
+
+@dataclass(frozen=True)
+class ReproduceConfig:
+    """Words of `runners.reproduce`.
+
+    Attributes:
+        paper: whose figures.
+        out: run directory.
+        quick: whether to make do with one short episode of each.
+        seeds: episodes of each policy on each workload; quick takes one.
+        first_seed: seed of the first; the others follow it.
+        requests: length of an episode at the paper's rates; quick takes fewer.
+        split: part of the workloads that episodes are drawn from.
+    """
+
+    out: str
+    paper: str = "flying_serving"
+    quick: bool = False
+    seeds: int = 3
+    first_seed: int = 0
+    requests: int = 4000
+    split: str = "test"
+
+    def __post_init__(self) -> None:
+        check_choice("paper", self.paper, PAPERS)
+        check_choice("split", self.split, SPLITS)
+        check_least("seeds", self.seeds, 1)
+        check_least("first_seed", self.first_seed, 0)
+        check_least("requests", self.requests, 1)
+
+
+COMMANDS: dict[str, type] = {
+    "evaluate": EvaluateConfig,
+    "compare": CompareConfig,
+    "tune": TuneConfig,
+    "simulate": SimulateConfig,
+    "bench": BenchConfig,
+    "reproduce": ReproduceConfig,
+}
+
+
+def check_least(name: str, value: int, least: int) -> None:
+    """Refuses a number that is too small.
+
+    Raises:
+        ValueError: names the word, its value and the least that is allowed.
+    """
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
+def register_schemas() -> None:
+    """Puts every schema into Hydra's ConfigStore, under `schema/`, where YAML files refer to them."""
+    store = ConfigStore.instance()
+    for name, config in COMMANDS.items():
+        register_command(name, config)
+    for name in env_names():
+        node = schema_of(env_config_class(name), omit=SHARED_ENV_FIELDS, name=str)
+        store.store(group="schema/env", name=name, node=node)
+
+
+def register_command(name: str, config: type) -> None:
+    """Puts one command's schema into the ConfigStore, as `schema/NAME`."""
+    ConfigStore.instance().store(group="schema", name=name, node=schema_of(config), package="_global_")

@@ -1,0 +1,125 @@
+"""Statistics of paired comparisons over few seeds.
+
+After Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice" (NeurIPS 2021): inter-
+quartile means with stratified bootstrap intervals, and the probability of improvement, here paired because every policy
+sees the same arrivals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats
+
+from envs.metrics import percentiles
+
+FloatArray = NDArray[np.float64]
+Statistic = Callable[[FloatArray], Any]
+
+LEVEL = 0.95
+REPEATS = 2000
+
+
+def interquartile_mean(values: ArrayLike) -> Any:
+    """Mean of the middle half along the last axis; floor(N / 4) values are cut at each end.
+
+    Args:
+        values: (..., N), any unit; infinities allowed, they are cut first.
+    """
+    ordered = np.sort(np.asarray(values, dtype=np.float64), axis=-1)
+    cut = ordered.shape[-1] // 4
+    return ordered[..., cut : ordered.shape[-1] - cut].mean(axis=-1)
+
+
+def bootstrap_interval(
+    strata: Sequence[ArrayLike],
+    statistic: Statistic = interquartile_mean,
+    level: float = LEVEL,
+    repeats: int = REPEATS,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """Percentile interval of a statistic by the stratified (block) bootstrap.
+
+    Args:
+        strata: one array for each stratum (a workload, say): (blocks,) single values, or (blocks, size) where the
+            values of a block belong together and are drawn together.
+        statistic: of all values pooled, along the last axis.
+        level: coverage, 0 to 1.
+        repeats: bootstrap samples.
+        seed: of the resampling.
+
+    Returns:
+        Lower and upper end.
+
+    Raises:
+        ValueError: no values, or `level` outside (0, 1).
+    """
+    if not 0 < level < 1:
+        raise ValueError(f"level must be between 0 and 1, got {level}")
+    arrays = [np.asarray(stratum, dtype=np.float64) for stratum in strata]
+    if not arrays or any(not array.size for array in arrays):
+        raise ValueError("bootstrap_interval needs at least one value in every stratum")
+    rng = np.random.default_rng(seed)
+    drawn = []
+    for array in arrays:
+        blocks = len(array)
+        drawn.append(array[rng.integers(blocks, size=(repeats, blocks))].reshape(repeats, -1))
+    replicates = np.asarray(statistic(np.concatenate(drawn, axis=1)), dtype=np.float64)
+    tail = 100.0 * (1.0 - level) / 2.0
+    low, high = percentiles(replicates, (tail, 100.0 - tail))
+    return low, high
+
+
+def probability_of_improvement(ours: ArrayLike, theirs: ArrayLike) -> float:
+    """Share of seeds on which `ours` is larger than `theirs`; a tie counts half.
+
+    Args:
+        ours: (seeds,).
+        theirs: (seeds,), the same seeds in the same order.
+
+    Raises:
+        ValueError: different numbers of seeds, or none.
+    """
+    a, b = _paired(ours, theirs)
+    return float(np.mean((a > b) + 0.5 * (a == b)))
+
+
+def relative_improvement(
+    ours: ArrayLike, theirs: ArrayLike, seed: int = 0
+) -> tuple[float, tuple[float, float]]:
+    """Gain over another policy as a share of that one's size, and its 95 % interval over paired seeds.
+
+    The share is of the absolute interquartile mean of `theirs`, so that it is a gain for negative returns as well.
+    """
+    a, b = _paired(ours, theirs)
+    size = abs(float(interquartile_mean(b)))
+    scaled = (a - b) / size if size > 0 else np.where(a == b, 0.0, np.copysign(np.inf, a - b))
+    return float(interquartile_mean(scaled)), bootstrap_interval([scaled], seed=seed)
+
+
+def paired_p_value(ours: ArrayLike, theirs: ArrayLike) -> float:
+    """Two-sided p-value of Wilcoxon's signed-rank test on paired seeds; 1 where nothing differs."""
+    a, b = _paired(ours, theirs)
+    if np.array_equal(a, b):
+        return 1.0
+    return float(stats.wilcoxon(a, b, zero_method="pratt").pvalue)
+
+
+def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+    """p-values adjusted for having made all of these comparisons (Holm's step-down method), in the same order."""
+    adjusted: dict[str, float] = {}
+    worst = 0.0
+    for rank, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
+        worst = max(worst, min(1.0, (len(p_values) - rank) * p_values[name]))
+        adjusted[name] = worst
+    return {name: adjusted[name] for name in p_values}
+
+
+def _paired(ours: ArrayLike, theirs: ArrayLike) -> tuple[FloatArray, FloatArray]:
+    a, b = np.asarray(ours, dtype=np.float64), np.asarray(theirs, dtype=np.float64)
+    if a.shape != b.shape or a.ndim != 1 or not a.size:
+        raise ValueError(f"paired values must be two lists of one length, got shapes {a.shape} and {b.shape}")
+    return a, b

@@ -1,0 +1,68 @@
+"""Tables on standard output."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+_MOST_WIDTH = 400
+
+# What tables show of an episode, in this order; files hold everything.
+SHOWN_METRICS = (
+    "return",
+    "slo_attainment",
+    "goodput_rps",
+    "ttft_p50_s",
+    "ttft_p99_s",
+    "tpot_p50_s",
+    "tpot_p99_s",
+    "throughput_tokens_per_s",
+    "peak_throughput_tokens_per_s",
+    "completed",
+    "refused",
+    "failed",
+    "unfinished",
+    "preemptions",
+)
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Prints a table; the first column is left-aligned, the others hold figures."""
+    console = Console()
+    table = Table(title=title, title_justify="left")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(format_value(value) for value in row))
+    if not console.is_terminal:  # a file or a pipe has no width of its own
+        console = Console(width=_MOST_WIDTH)
+        console = Console(width=console.measure(table).maximum)
+    console.print(table)
+
+
+def print_summary(title: str, summary: Mapping[str, Any], names: Sequence[str] = SHOWN_METRICS) -> None:
+    """Prints figures one below the other."""
+    print_table(title, ("figure", "value"), [(name, summary[name]) for name in names if name in summary])
+
+
+def print_results_in(out: Path) -> None:
+    """Says where the files are."""
+    Console().print(f"Results in {out}", soft_wrap=True, highlight=False)
+
+
+def format_value(value: Any) -> str:
+    """A value in at most eight characters or so."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "-"
+    if isinstance(value, tuple):
+        return f"{format_value(value[0])} [{format_value(value[1])}, {format_value(value[2])}]"
+    if isinstance(value, float):
+        if math.isinf(value):
+            return "inf" if value > 0 else "-inf"
+        return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+    return str(value)

@@ -1,0 +1,140 @@
+"""Trains an agent, and says how it does beside the baselines.
+
+    python -m runners.train env=dp_tp
+    python -m runners.train env=dp_tp agent=dqn workload=azure_conv seed=1 total_steps=1000000 tracker=tensorboard
+    python -m runners.train resume=runs/train/DATE
+
+It runs for the agent's own number of decisions, but not longer than five minutes; `total_steps=...` lifts that limit,
+`max_minutes=...` sets another. The learning rate falls with whichever of the two is nearer, so that a machine fast
+enough for all decisions gives the same agent for the same seed.
+
+Writes `checkpoint/` (the policy that did best on validation episodes: weights, resolved config, card), `last/` (what
+`resume=` needs), `metrics.jsonl`, and `comparison.json` (see `runners.comparison`).
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from agents.checkpoint import load_policy, plain
+from agents.learner import Task, make_learner
+from runners.cli import command, use_one_thread
+from runners.comparison import Kinds, compare_results
+from runners.environments import env_arguments, make_configured_env
+from runners.output import write_json
+from runners.policies import load_policy as load_named_policy
+from runners.progress import progress_bar
+from runners.rollout import Episode, run_episode
+from runners.tables import print_results_in, print_table
+from runners.trackers import make_tracker
+from runners.train_config import TrainConfig, register_agents, resumed
+from runners.training import CHECKPOINT, Training
+
+TABLE_METRICS = ("slo_attainment", "ttft_p50_s", "ttft_p99_s", "tpot_p50_s")
+
+register_agents()
+
+
+@command("train", TrainConfig)
+def main(config: TrainConfig, out: Path) -> None:
+    """Trains, compares and writes."""
+    if config.resume is not None:
+        config = resumed(config)
+    baselines = {name: load_named_policy(name) for name in config.baselines}
+    agent = config.agent_config
+    limit = "" if config.minutes is None else f", at most {config.minutes:g} minutes"
+    _say(f"Training {agent.name} on {config.env['name']}, workload {config.workload.name}: {config.steps:,} steps{limit}.")
+    _say("The simulator compiles itself on first use (about half a minute).")
+    use_one_thread()
+    task = Task(config.env["name"], env_arguments(config), config.num_envs, config.seed)
+    training = Training(config, make_learner(agent, task), out)
+    with make_tracker(config.tracker, out, plain(config)) as tracker:
+        try:
+            with progress_bar(100, f"train {agent.name}", "%") as bar:
+                training.run(tracker, bar)
+        except KeyboardInterrupt:
+            _say(f"Interrupted; go on with: python -m runners.train resume={out}")
+            raise
+        budget = training.budget
+        _say(
+            f"{budget.steps:,} steps in {budget.elapsed_s / 60.0:.1f} minutes; best validation return "
+            f"{training.best_return:.4g}, after {training.best_steps:,} steps."
+        )
+        comparison = _compare(config, {agent.name: load_policy(out / CHECKPOINT), **baselines})
+        write_json(out / "comparison.json", comparison)
+        tracker.summary(
+            {
+                f"{name}/{metric}": entry["iqm"]
+                for name, policy in comparison["policies"].items()
+                for metric, entry in policy["metrics"].items()
+            }
+        )
+    _print(config, agent.name, comparison)
+    print_results_in(out)
+
+
+def _compare(config: TrainConfig, policies: dict[str, Any]) -> dict[str, Any]:
+    """All policies on the same episodes of the test split."""
+    env = make_configured_env(config)
+    results: dict[str, list[Episode]] = {name: [] for name in policies}
+    with progress_bar(len(policies) * config.seeds, "compare", "episode") as bar:
+        for seed in config.seed_range:
+            for name, policy in policies.items():
+                results[name].append(run_episode(env, policy, seed, name))
+                bar.update()
+    header = {
+        "env": config.env["name"],
+        "workload": config.workload.name,
+        "split": config.split,
+        "seeds": config.seeds,
+    }
+    learned = Kinds(learned=frozenset({config.agent["name"]}))
+    return header | compare_results(results, learned)
+
+
+def _print(config: TrainConfig, agent: str, comparison: dict[str, Any]) -> None:
+    rows = []
+    for name, entry in comparison["policies"].items():
+        metrics = entry["metrics"]
+        gain = comparison["relative_improvement"].get(f"{agent}>{name}", {}).get("iqm")
+        better = comparison["probability_of_improvement"].get(f"{agent}>{name}")
+        rows.append(
+            [
+                name,
+                (metrics["return"]["iqm"], *metrics["return"]["ci95"]),
+                *(metrics[metric]["iqm"] for metric in TABLE_METRICS),
+                None if gain is None else f"{100.0 * gain:+.1f} %",
+                better,
+            ]
+        )
+    rows.sort(key=lambda row: -row[1][0])
+    title = (
+        f"{config.env['name']} on {config.workload.name}, {config.split} split, {config.seeds} episodes each, "
+        "interquartile means"
+    )
+    headings = ["policy", "return [95 %]", *TABLE_METRICS, "agent's gain", "P(agent better)"]
+    print_table(title, headings, rows)
+    _say(_verdict(agent, comparison))
+
+
+def _verdict(agent: str, comparison: dict[str, Any]) -> str:
+    """How the agent did, in one sentence."""
+    parts = {True: [], False: []}  # type: dict[bool, list[str]]
+    for name in comparison["policies"]:
+        if name != agent:
+            gain = comparison["relative_improvement"][f"{agent}>{name}"]["iqm"]
+            wins = comparison["probability_of_improvement"][f"{agent}>{name}"]
+            parts[gain > 0].append(f"{name} by {100.0 * abs(gain):.1f} % (better on {100.0 * wins:.0f} % of episodes)")
+    ahead = f"beats {', '.join(parts[True])}" if parts[True] else ""
+    behind = f"is behind {', '.join(parts[False])}" if parts[False] else ""
+    return f"{agent} {'; it '.join(part for part in (ahead, behind) if part)}." if parts[True] or parts[False] else ""
+
+
+def _say(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(None))

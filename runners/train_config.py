@@ -1,0 +1,129 @@
+"""Words of `runners.train`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
+
+from agents.checkpoint import plain, read_config, standing
+from agents.config import AgentConfig
+from agents.learner import AGENTS, agent_config_class
+from runners.schema import RunConfig, check_least
+from runners.typed import build, schema_of
+
+DEFAULT_MINUTES = 5.0
+LAST = "last"
+
+# What may be another when a training is resumed.
+_FREE = ("resume", "out", "total_steps", "max_minutes", "tracker", "save_every_s", "baselines", "seeds", "split")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(RunConfig):
+    """Words of `runners.train`.
+
+    Attributes:
+        agent: name and settings of the agent.
+        seed: of weights, exploration and training episodes.
+        total_steps: decisions to train for; None: the agent's own number.
+        max_minutes: time to train for, minutes; None: five where `total_steps` is not given, else no limit.
+        num_envs: episodes side by side.
+        validations: times that the policy is tried on validation episodes.
+        validation_seeds: episodes each time.
+        save_every_s: time between saves from which training can go on, seconds.
+        baselines: policies beside the agent in the comparison at the end.
+        resume: run directory of a training that was interrupted; None: a new one.
+    """
+
+    agent: Any
+    seed: int = 0
+    total_steps: int | None = None
+    max_minutes: float | None = None
+    num_envs: int = 32
+    validations: int = 10
+    validation_seeds: int = 6
+    save_every_s: float = 20.0
+    baselines: tuple[str, ...] = ("static_dp", "static_tp", "flying_serving", "load_threshold")
+    resume: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("num_envs", "validations", "validation_seeds"):
+            check_least(name, getattr(self, name), 1)
+        check_least("seed", self.seed, 0)
+        if self.total_steps is not None:
+            check_least("total_steps", self.total_steps, 1)
+        for name in ("max_minutes", "save_every_s"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be positive, got {value}")
+
+    @property
+    def agent_config(self) -> AgentConfig:
+        """The agent's settings, typed."""
+        config_class: type[AgentConfig] = agent_config_class(self.agent["name"])
+        return build(config_class, self.agent)
+
+    @property
+    def steps(self) -> int:
+        """Decisions to train for."""
+        return self.total_steps if self.total_steps is not None else self.agent_config.total_steps
+
+    @property
+    def minutes(self) -> float | None:
+        """Limit of the time to train for, minutes."""
+        return DEFAULT_MINUTES if self.max_minutes is None and self.total_steps is None else self.max_minutes
+
+
+def register_agents() -> None:
+    """Puts the schema of every agent into Hydra's ConfigStore, and the resolver that `configs/train.yaml` needs."""
+    store = ConfigStore.instance()
+    for name in AGENTS:
+        store.store(group="schema/agent", name=name, node=schema_of(agent_config_class(name)))
+    OmegaConf.register_new_resolver("either", lambda first, second: first or second, replace=True)
+
+
+def resumed(config: TrainConfig) -> TrainConfig:
+    """The settings of the run that `config.resume` names, with those that may be changed.
+
+    Raises:
+        ValueError: there is nothing to resume, or a word of the command line contradicts the run's settings.
+    """
+    folder = standing(Path(str(config.resume)) / LAST)
+    if not folder.is_dir():
+        raise ValueError(f"nothing to resume in {config.resume!r}: it has no folder {LAST!r} of a training")
+    saved = read_config(folder)
+    saved.pop("format")
+    given, words = plain(config), list(_words())
+    for word in words:
+        _check_agrees(word, given, saved)
+    free = {key: given[key] for key in _FREE if key in {word.partition(".")[0] for word in words}}
+    free |= {"resume": config.resume, "out": config.out}
+    return dataclasses.replace(build(TrainConfig, {**saved, **free}))
+
+
+def _words() -> Iterable[str]:
+    """Keys that the command line sets."""
+    for word in HydraConfig.get().overrides.task if HydraConfig.initialized() else ():
+        yield cast(str, word).lstrip("+~").partition("=")[0]
+
+
+def _check_agrees(word: str, given: dict[str, Any], saved: dict[str, Any]) -> None:
+    if word.partition(".")[0] in _FREE:
+        return
+    ours, theirs = OmegaConf.select(OmegaConf.create(given), word), OmegaConf.select(OmegaConf.create(saved), word)
+    if OmegaConf.is_dict(ours) and OmegaConf.is_dict(theirs):  # the choice of a group
+        key = "name" if "name" in ours else "model"
+        ours, theirs = ours.get(key), theirs.get(key)
+    if ours != theirs:
+        raise ValueError(
+            f"the training in {given['resume']!r} has {word}={theirs}, it cannot go on with {word}={ours}; "
+            f"these may change: {', '.join(_FREE)}"
+        )

@@ -1,0 +1,151 @@
+"""The training loop: rounds of a learner, validation, the best policy kept, and everything saved to go on from."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from tqdm import tqdm
+
+from agents.checkpoint import replacing, standing, write_description
+from agents.learner import Budget, Learner
+from envs.metrics import to_jsonable
+from envs.registration import make_env
+from runners.environments import env_arguments
+from runners.output import write_jsonl
+from runners.rollout import run_episode
+from runners.trackers import Tracker
+from runners.train_config import LAST, TrainConfig
+
+CHECKPOINT, METRICS, PROGRESS = "checkpoint", "metrics.jsonl", "progress.json"
+
+
+class Training:
+    """One training run in its directory.
+
+    Args:
+        config: What was asked for.
+        learner: What learns.
+        out: The run's directory.
+    """
+
+    def __init__(self, config: TrainConfig, learner: Learner, out: Path) -> None:
+        self.config, self.learner, self.out = config, learner, out
+        self.budget = Budget(config.steps, config.minutes)
+        self.best_return, self.best_steps, self.validations = -np.inf, 0, 0
+        self.last_return = np.nan
+        self.env: Any = make_env(config.env["name"], **{**env_arguments(config), "split": "validation"})
+        if config.resume is not None:
+            self._restore()
+        else:
+            (out / METRICS).write_text("", encoding="utf-8")
+
+    def run(self, tracker: Tracker, bar: tqdm[Any]) -> None:
+        """Trains until the budget is used up.
+
+        Raises:
+            KeyboardInterrupt: the user stopped it; what was learned is saved.
+        """
+
+        def show(progress: float) -> None:
+            bar.n = int(100 * progress)
+            bar.set_postfix_str(f"{self.budget.steps:,} steps, validation {self.last_return:.4g}", refresh=False)
+            bar.update(0)
+
+        self.budget.on_progress = show
+        self.budget.started_s = saved_s = time.monotonic()
+        try:
+            if self.validations == 0:
+                self._validate(tracker)
+            while not self.budget.over:
+                self._record("train", self.learner.improve(self.budget), tracker)
+                if self.budget.progress * self.config.validations >= self.validations or self.budget.over:
+                    self._validate(tracker)
+                elif time.monotonic() - saved_s < self.config.save_every_s:
+                    continue
+                self._save_last()
+                saved_s = time.monotonic()
+        except KeyboardInterrupt:
+            self._save_last()
+            raise
+
+    def _validate(self, tracker: Tracker) -> None:
+        """Tries the policy on the validation episodes and keeps it if it is the best so far."""
+        policy = self.learner.policy()
+        episodes = [run_episode(self.env, policy, seed) for seed in range(self.config.validation_seeds)]
+        figures = {
+            name: float(np.mean([episode.metrics[name] for episode in episodes]))
+            for name in ("return", "slo_attainment", "ttft_p99_s", "tpot_p50_s")
+            if name in episodes[0].metrics
+        }
+        self.validations = int(self.budget.progress * self.config.validations) + 1
+        self.last_return = figures["return"]
+        if self.last_return > self.best_return:
+            self.best_return, self.best_steps = self.last_return, self.budget.steps
+            with replacing(self.out / CHECKPOINT) as folder:
+                self._write_policy(folder)
+        self._record("validation", {**figures, "best_return": self.best_return}, tracker)
+
+    def _record(self, kind: str, figures: Mapping[str, float], tracker: Tracker) -> None:
+        """Appends a line to `metrics.jsonl`, and tells the tracker."""
+        steps = self.budget.steps
+        row = {"kind": kind, "steps": steps, "minutes": round(self.budget.elapsed_s / 60.0, 4), **figures}
+        with (self.out / METRICS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(to_jsonable(row), allow_nan=False) + "\n")
+        tracker.log({f"{kind}/{name}": value for name, value in figures.items()}, steps)
+
+    def _save_last(self) -> None:
+        """Saves what is needed to go on."""
+        with replacing(self.out / LAST) as folder:
+            self._write_policy(folder)
+            self.learner.save_training(folder)
+            state = {
+                "steps": self.budget.steps,
+                "elapsed_s": self.budget.elapsed_s,
+                "best_return": self.best_return,
+                "best_steps": self.best_steps,
+                "validations": self.validations,
+                "last_return": self.last_return,
+            }
+            (folder / PROGRESS).write_text(json.dumps(state), encoding="utf-8")
+
+    def _restore(self) -> None:
+        """Goes on where the last save was; what was logged after it is dropped."""
+        folder = standing(self.out / LAST)
+        self.learner.restore(folder)
+        state = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
+        self.budget.steps, self.budget.spent_s = state["steps"], state["elapsed_s"]
+        self.best_return, self.best_steps = state["best_return"], state["best_steps"]
+        self.validations, self.last_return = state["validations"], state["last_return"]
+        path = self.out / METRICS
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        write_jsonl(path, [row for row in map(_parsed, lines) if row and row["steps"] <= self.budget.steps])
+
+    def _write_policy(self, folder: Path) -> None:
+        self.learner.save_policy(folder)
+        observation, action = self.env.observation_space, self.env.action_space
+        assert isinstance(observation, spaces.Dict)
+        assert isinstance(action, spaces.Discrete)
+        config = self.config
+        figures = {
+            "steps": self.budget.steps,
+            "minutes": self.budget.elapsed_s / 60.0,
+            "seed": config.seed,
+            "validation return": self.last_return,
+            "validation episodes": config.validation_seeds,
+        }
+        write_description(folder, vars(config), observation, action, figures)
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    """A line of metrics, or None for one that a killed process left unfinished."""
+    try:
+        row: dict[str, Any] = json.loads(line)
+    except ValueError:
+        return None
+    return row

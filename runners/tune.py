@@ -1,0 +1,105 @@
+"""Tunes a policy's declared constants on validation episodes with CMA-ES.
+
+    python -m runners.tune env=dp_tp policy=flying_serving workload=azure_conv evaluations=200 save=true
+
+Writes `tuned.yaml` (a file for `configs/policy`), `tuning.json` and `candidates.parquet`; with `save=true` also
+`configs/policy/NAME_tuned.yaml`. Every candidate runs on the same seeds; the score is the mean return.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+from hydra.core.hydra_config import HydraConfig
+
+from baselines.policy import Tunable
+from baselines.registry import policy_tunables
+from runners.cli import command
+from runners.environments import make_configured_env
+from runners.output import write_json, write_parquet, write_text
+from runners.policies import POLICY_DIR, load_policy, policy_label
+from runners.progress import progress_bar
+from runners.rollout import run_episode
+from runners.schema import TuneConfig
+from runners.search import search
+from runners.tables import print_results_in, print_table
+from runners.trackers import make_tracker
+
+
+@command("tune", TuneConfig)
+def main(config: TuneConfig, out: Path) -> None:
+    """Tunes and writes."""
+    tunables = policy_tunables(config.policy["name"])
+    if not tunables:
+        raise ValueError(f"policy {policy_label(config.policy)!r} declares no constants to tune")
+    env, params = make_configured_env(config), dict(config.policy.get("params", {}))
+    start = _start(params, tunables)
+
+    def score(candidate: Mapping[str, float]) -> float:
+        policy = load_policy({**config.policy, "params": {**params, **candidate}})
+        return float(
+            np.mean([run_episode(env, policy, seed).metrics["return"] for seed in config.seed_range])
+        )
+
+    rows: list[dict[str, float]] = []
+    with (
+        make_tracker(config.tracker, out, dataclasses.asdict(config)) as tracker,
+        progress_bar(config.evaluations + 1, f"tune {policy_label(config.policy)}", "candidate") as bar,
+    ):
+
+        def measured(candidate: Mapping[str, float]) -> float:
+            rows.append({**candidate, "return": score(candidate)})
+            tracker.log(rows[-1], len(rows) - 1)
+            bar.set_postfix_str(f"best return {max(row['return'] for row in rows):.4g}", refresh=False)
+            bar.update()
+            return rows[-1]["return"]
+
+        measured(start)  # the constants as they are: the tuned ones are never worse on these episodes
+        search(measured, tunables, start, config.evaluations, config.sigma, config.search_seed)
+    best = max(rows, key=lambda row: row["return"])
+    write_parquet(out / "candidates.parquet", pd.DataFrame(rows))
+    _write(config, out, rows[0], best, {**params, **{name: best[name] for name in tunables}})
+    print_table(
+        f"{policy_label(config.policy)} on {config.workload.name}, {config.split}",
+        ("constant", "before", "tuned"),
+        [(name, rows[0][name], best[name]) for name in (*tunables, "return")],
+    )
+    print_results_in(out)
+
+
+def _start(params: Mapping[str, Any], tunables: Mapping[str, Tunable]) -> dict[str, float]:
+    missing = [name for name in tunables if name not in params]
+    if missing:
+        raise ValueError(f"policy.params must name {missing[0]}, which is to be tuned")
+    return {name: float(params[name]) for name in tunables}
+
+
+def _write(
+    config: TuneConfig,
+    out: Path,
+    before: Mapping[str, float],
+    best: Mapping[str, float],
+    params: Mapping[str, Any],
+) -> None:
+    words = [str(word) for word in HydraConfig.get().overrides.task]
+    found_by = shlex.join(["python", "-m", "runners.tune", *words])
+    figures = f"mean return {before['return']:.5g} before, {best['return']:.5g} tuned"
+    where = f"{config.workload.name}, {config.split} split, {config.seeds} seeds from {config.first_seed}"
+    header = f"# Tuned on {where}: {figures}.\n# {found_by}\n"
+    text = header + yaml.safe_dump({"name": config.policy["name"], "params": dict(params)}, sort_keys=False)
+    write_text(out / "tuned.yaml", text)
+    write_json(out / "tuning.json", {"command": found_by, "before": before, "tuned": best, "params": params})
+    if config.save:
+        write_text(POLICY_DIR / f"{policy_label(config.policy)}_tuned.yaml", text)
+
+
+if __name__ == "__main__":
+    sys.exit(main(None))

@@ -1,0 +1,216 @@
+"""Every command runs on a tiny episode, and says one clear sentence when it cannot."""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+from hydra import compose, initialize_config_dir
+
+from runners import bench, compare, evaluate, simulate, tune
+from runners.cli import USER_ERROR
+from runners.policies import CONFIG_DIR, load_policy, policy_config, policy_names
+from runners.schema import register_schemas
+
+Main = Callable[[Sequence[str]], int]
+TINY = ["workload.num_requests=40", "seeds=2"]
+
+
+def failure(main: Main, words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What a command that must fail says."""
+    assert main(words) == USER_ERROR
+    said = capsys.readouterr().err.strip()
+    assert said.startswith("error: ")
+    assert len([line for line in said.splitlines() if "it/s" not in line and "|" not in line]) == 1, said
+    return said
+
+
+@pytest.mark.parametrize("name", ["evaluate", "compare", "tune", "simulate", "bench"])
+def test_every_command_and_choice_composes(name: str) -> None:
+    register_schemas()
+    with initialize_config_dir(version_base="1.3", config_dir=str(CONFIG_DIR)):
+        config = compose(name)
+        for group in set(config) & {path.name for path in CONFIG_DIR.iterdir() if path.is_dir()}:
+            for file in (CONFIG_DIR / group).glob("*.yaml"):
+                if group != "policy" or name != "tune":
+                    compose(name, overrides=[f"{group}={file.stem}"])
+        if "env" in config:
+            for file in (CONFIG_DIR / "experiment").glob("*.yaml"):
+                compose(name, overrides=[f"experiment={file.stem}"])
+
+
+def test_evaluate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["env=dp_tp", "policy=static_4x2", f"out={tmp_path}", *TINY]
+    assert evaluate.main(words) == 0
+    assert "static_4x2 on flying_bursty, 2 episodes" in capsys.readouterr().out
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["policy"] == "static_4x2"
+    assert summary["metrics"]["arrived"]["iqm"] == 40
+    assert len(pd.read_parquet(tmp_path / "episodes.parquet")) == 2
+    assert len(pd.read_parquet(tmp_path / "requests.parquet")) == 80
+    report = json.loads((tmp_path / "requests.json").read_text())
+    assert len(report["ttfts"]) == report["completed"] + report["failed"] == 40
+    first = json.loads((tmp_path / "decisions.jsonl").read_text().splitlines()[0])
+    assert first["action"]["command"] == "Redeploy"
+    assert (tmp_path / ".hydra" / "config.yaml").exists()
+
+
+def test_compare_is_paired_and_repeats(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        words = ["policies=[static_dp,static_tp]", f"out={tmp_path / folder}", "plots=false", *TINY]
+        assert compare.main(words) == 0
+    first, second = (json.loads((tmp_path / folder / "comparison.json").read_text()) for folder in ("a", "b"))
+    for comparison in (first, second):
+        for entry in comparison["policies"].values():
+            entry.pop("us_per_decision")
+    assert first == second
+    assert first["blocks"] == first["seeds"] == 2
+    assert set(first["policies"]) == {"static_dp", "static_tp"}
+    episodes = pd.read_parquet(tmp_path / "a" / "episodes.parquet")
+    assert episodes.groupby("policy")["seed"].apply(list).tolist() == [[0, 1], [0, 1]]
+
+
+def test_tune_never_ends_below_where_it_began(tmp_path: Path) -> None:
+    words = [
+        "policy=load_threshold",
+        "evaluations=3",
+        "workload.num_requests=40",
+        "seeds=1",
+        f"out={tmp_path}",
+    ]
+    assert tune.main(words) == 0
+    report = json.loads((tmp_path / "tuning.json").read_text())
+    assert report["tuned"]["return"] >= report["before"]["return"]
+    text = (tmp_path / "tuned.yaml").read_text()
+    assert "# python -m runners.tune policy=load_threshold evaluations=3" in text
+    assert load_policy(yaml.safe_load(text)).name == "load_threshold"
+    assert len(pd.read_parquet(tmp_path / "candidates.parquet")) == 4
+
+
+def test_simulate(tmp_path: Path) -> None:
+    words = [
+        "workload=azure_conv_fitted",
+        "workload.num_requests=50",
+        "router=round_robin",
+        f"out={tmp_path}",
+    ]
+    assert simulate.main(words) == 0
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["router"] == "round_robin"
+    assert summary["metrics"]["completed"] == 50
+    assert set(pd.read_parquet(tmp_path / "requests.parquet")["engine"]) == set(range(8))
+
+
+def test_bench(tmp_path: Path) -> None:
+    names = "[simulate.requests_per_s,oracle.requests_per_s,fork.us,env.steps_per_s]"
+    words = [
+        f"only={names}",
+        "engines=[8]",
+        "repeats=1",
+        "num_envs=2",
+        "oracle_requests=20",
+        "workload=flying_bursty",
+        f"out={tmp_path}",
+    ]
+    assert bench.main(words) == 0
+    report = json.loads((tmp_path / "bench.json").read_text())
+    assert [result["name"] for result in report["results"]] == [
+        "simulate.requests_per_s", "oracle.requests_per_s", "fork.us", "env.steps_per_s", "env.steps_per_s",
+    ]  # fmt: skip
+    assert all(result["value"] > 0 and result["peak_rss_mib"] > 0 for result in report["results"])
+    params = report["results"][0]["params"]
+    assert params == {"workload": "flying_bursty", "engines": 8, "router": "jsq", "prefix_caching": False}
+
+
+def test_tensorboard(tmp_path: Path) -> None:
+    words = ["tracker=tensorboard", "seeds=1", "workload.num_requests=20", f"out={tmp_path}"]
+    assert evaluate.main(words) == 0
+    assert list((tmp_path / "tensorboard").glob("events*"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["env=dp_pt"], "unknown env 'dp_pt'; did you mean 'dp_tp'?"),
+        (["workload=azure_cnv"], "unknown workload 'azure_cnv'; did you mean 'azure_conv'?"),
+        (["backend=vlm"], "unknown backend 'vlm'"),
+        (["policy=flying_servin"], "unknown policy 'flying_servin'; did you mean 'flying_serving'?"),
+        (["policy=static_3x2"], "unknown policy 'static_3x2'"),
+        (["policy=zoo/nobody"], "unknown policy 'zoo/nobody'"),
+        (["env.decision_intervl_s=2"], "unknown key 'env.decision_intervl_s'; did you mean 'decision_interval_s'?"),
+        (["cluster.num_gpu=4"], "unknown key 'cluster.num_gpu'; did you mean 'num_gpus'?"),
+        (["+cluster.num_gpu=4"], "unknown key 'cluster.num_gpu'; did you mean 'cluster.num_gpus'?"),
+        (["polices=[a]"], "unknown key 'polices'; did you mean 'policy'?"),
+        (["policy.params.dwell=1", "policy=load_threshold"], "'policy.params.dwell'; did you mean 'dwell_s'?"),
+        (["seeds=many"], "seeds: Value 'many' of type 'str' could not be converted to Integer"),
+        (["seeds=0"], "seeds must be at least 1, got 0"),
+        (["seeds"], "cannot read the word 'seeds': words are key=value"),
+        (["split=tset"], "unknown split 'tset'; did you mean 'test'?"),
+        (["env.decision_interval_s=0"], "decision_interval_s must be positive, got 0"),
+        (["cluster.model=gpt-oss-12b"], "gpt-oss-120b"),
+        (["cluster.num_gpus=6"], "power of two"),
+        (["workload=file"], "path must be given"),
+        (["workload=file", "workload.path=absent.csv"], "absent.csv"),
+        (["tracker=wandb", "tracker.mode=on"], "unknown tracker.mode 'on'; did you mean 'online'?"),
+    ],
+)  # fmt: skip
+def test_one_clear_sentence(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said in failure(evaluate.main, [*words, f"out={tmp_path}"], capsys)
+
+
+def test_bad_policies_of_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = f"out={tmp_path}"
+    said = failure(compare.main, ["policies=[static_dp,static_pt]", out], capsys)
+    assert "unknown policy 'static_pt'; did you mean 'static_tp'?" in said
+    assert "must be a list, written policies=[a,b]" in failure(
+        compare.main, ["policies=static_dp", out], capsys
+    )
+    assert "policies names 'static_dp' more than once" in failure(
+        compare.main, ["policies=[static_dp,static_dp]", out], capsys
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("arrival_s,input_tokens,output_tokens\n", "empty"),
+        ("arrival_s,input_tokens\n0,1\n", "output_tokens"),
+        ("arrival_s,input_tokens,output_tokens\n0,5,5\n-1,5,5\n", "row 1, column 'arrival_s'"),
+        ("arrival_s,input_tokens,output_tokens\n0,5,5\n1,0,5\n", "row 1, column 'input_tokens'"),
+    ],
+)
+def test_bad_traces(text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(text, encoding="utf-8")
+    words = ["workload=file", f"workload.path={path}", f"out={tmp_path / 'out'}"]
+    assert said in failure(simulate.main, words, capsys)
+
+
+def test_an_unwritable_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("x", encoding="utf-8")
+    said = failure(simulate.main, [f"out={tmp_path / 'file' / 'below'}"], capsys)
+    assert f"cannot use '{tmp_path / 'file' / 'below'}'" in said
+
+
+def test_debugging_shows_the_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVING_GYM_DEBUG", "1")
+    with pytest.raises(ValueError, match="seeds must be at least 1"):
+        evaluate.main(["seeds=0", f"out={tmp_path}"])
+
+
+def test_words_of_the_caller_stay_as_they_were(tmp_path: Path) -> None:
+    before = list(sys.argv)
+    evaluate.main(["seeds=0", f"out={tmp_path}"])
+    assert sys.argv == before
+
+
+@pytest.mark.parametrize("name", [name for name in policy_names() if not name.startswith("zoo/")])
+def test_every_policy_file_makes_a_policy(name: str) -> None:
+    config = policy_config(name)
+    assert load_policy(config).name
+    assert load_policy(name).name == load_policy(config).name

@@ -1,0 +1,95 @@
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from envs.metrics import to_jsonable
+from envs.workload.registry import WorkloadSource, WorkloadSpec
+from runners.comparison import Kinds, compare_results, disjoint_blocks
+from runners.plots import plot_intervals, plot_timeline
+from runners.rollout import Episode
+
+MakeEpisode = Callable[..., Episode]
+
+
+@pytest.fixture
+def results(make_episode: MakeEpisode) -> dict[str, list[Episode]]:
+    """`good` is 20 % better than `plain` on every one of ten seeds, `bad` worse; seeds differ more than policies."""
+    base = [-100.0 - 40.0 * seed for seed in range(10)]
+    factors = {"plain": 1.0, "bad": 1.5, "good": 0.8}
+    return {
+        name: [make_episode(name, seed, **{"return": factor * base[seed]}) for seed in range(10)]
+        for name, factor in factors.items()
+    }
+
+
+def test_the_binding_form(results: dict[str, list[Episode]]) -> None:
+    comparison = json.loads(json.dumps(to_jsonable(compare_results(results, Kinds())), allow_nan=False))
+    entry = comparison["policies"]["plain"]
+    assert entry["us_per_decision"] == 1.0
+    low, high = entry["metrics"]["return"]["ci95"]
+    assert low < entry["metrics"]["return"]["iqm"] == -280.0 < high
+    assert comparison["probability_of_improvement"] == {
+        "plain>bad": 1.0, "plain>good": 0.0, "bad>plain": 0.0, "bad>good": 0.0, "good>plain": 1.0, "good>bad": 1.0,
+    }  # fmt: skip
+    assert comparison["corrected"] == "holm"
+    assert comparison["p_values"] == pytest.approx(dict.fromkeys(comparison["p_values"], 3 * 2 / 2**10))
+    assert comparison["regret"] == {"bound": None, "clairvoyant": None}
+
+
+def test_a_learned_policy_is_held_against_the_best_heuristic(results: dict[str, list[Episode]]) -> None:
+    comparison = compare_results(results, Kinds(learned=frozenset({"good"})))
+    assert comparison["best_heuristic"] == "plain"
+    assert comparison["gates"]["good"]["holds"]
+    assert comparison["badge"] == "solved"
+    assert compare_results(results, Kinds())["badge"] == "none"  # nothing was learned
+
+
+@pytest.mark.parametrize(
+    ("worse", "gate"),
+    [
+        ({"ttft_p99_s": 1.06}, "ttft_p99_ratio"),
+        ({"ttft_p99_s": math.inf}, "ttft_p99_ratio"),
+        ({"slo_attainment": 0.99}, "slo_attainment_loss"),
+        ({"e2e_p50_s/standard": 1.06}, "worst_class_e2e_ratio"),
+        ({"refused": 1.0}, "extra_requests_lost"),
+    ],
+)
+def test_gates_keep_a_bought_return_from_counting(
+    results: dict[str, list[Episode]], make_episode: MakeEpisode, worse: dict[str, float], gate: str
+) -> None:
+    results["good"] = [
+        make_episode("good", e.seed, **{"return": e.metrics["return"]}, **worse) for e in results["good"]
+    ]
+    comparison = compare_results(results, Kinds(learned=frozenset({"good"})))
+    assert not comparison["gates"]["good"][gate]["holds"]
+    assert not comparison["gates"]["good"]["holds"]
+    assert comparison["badge"] == "none"
+
+
+def test_a_clairvoyant_policy_shows_the_room_left(results: dict[str, list[Episode]]) -> None:
+    comparison = compare_results(results, Kinds(clairvoyant=frozenset({"good"})))
+    assert comparison["best_heuristic"] == "plain"
+    assert comparison["regret"]["clairvoyant"]["plain"] == pytest.approx(0.2)
+    assert comparison["badge"] == "open"
+
+
+def test_windows_of_one_trace_are_not_independent(tmp_path: Path) -> None:
+    rows = "\n".join(f"{t},10,10" for t in range(1000))
+    path = tmp_path / "trace.csv"
+    path.write_text(f"arrival_s,input_tokens,output_tokens\n{rows}\n", encoding="utf-8")
+    windows = WorkloadSource(WorkloadSpec("file", path=str(path), num_requests=30))
+    test_rows = len(WorkloadSource(WorkloadSpec("file", path=str(path))).sample(0, "test"))
+    assert disjoint_blocks(windows, "test", 10) == test_rows // 30
+    assert disjoint_blocks(windows, "test", 2) == 2
+    assert disjoint_blocks(WorkloadSource(WorkloadSpec("flying_bursty", num_requests=30)), "test", 10) == 10
+
+
+def test_plots_are_written(results: dict[str, list[Episode]], tmp_path: Path) -> None:
+    comparison = compare_results(results, Kinds())
+    plot_intervals(tmp_path / "intervals.png", comparison["policies"])
+    plot_timeline(tmp_path / "timeline.png", {name: episodes[0] for name, episodes in results.items()}, [0.5])
+    for name in ("intervals.png", "timeline.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,46 @@
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from baselines.policy import Tunable
+from runners.search import from_unit, search, to_unit
+
+RANGES = {"level": Tunable(0.1, 10.0, log=True), "share": Tunable(0.0, 1.0)}
+
+
+def test_places_in_a_range() -> None:
+    assert to_unit(RANGES["level"], 1.0) == pytest.approx(0.5)
+    assert from_unit(RANGES["level"], 0.5) == 1.0
+    assert to_unit(RANGES["share"], -3.0) == 0.0
+    assert to_unit(RANGES["level"], 0.0) == 0.0
+    assert from_unit(RANGES["share"], 1.7) == 1.0
+
+
+def _best(ranges: Mapping[str, Tunable], seed: int) -> tuple[dict[str, float], int]:
+    seen: list[tuple[float, dict[str, float]]] = []
+
+    def score(params: Mapping[str, float]) -> float:
+        value = -sum((to_unit(ranges[name], params[name]) - 0.75) ** 2 for name in ranges)
+        seen.append((value, dict(params)))
+        return value
+
+    search(score, ranges, {name: tunable.low for name, tunable in ranges.items()}, 60, 0.3, seed)
+    return max(seen, key=lambda pair: pair[0])[1], len(seen)
+
+
+@pytest.mark.parametrize("names", [["level", "share"], ["level"]])
+def test_the_optimum_is_found_with_the_calls_given(names: list[str]) -> None:
+    ranges = {name: RANGES[name] for name in names}
+    best, calls = _best(ranges, seed=0)
+    assert calls == 60
+    assert best["level"] == pytest.approx(10**0.5, rel=0.35)
+
+
+def test_the_search_repeats_and_leaves_the_global_generator_alone() -> None:
+    state = np.random.get_state()[1]  # noqa: NPY002
+    assert _best(RANGES, seed=1) == _best(RANGES, seed=1)
+    assert _best(RANGES, seed=1) != _best(RANGES, seed=2)
+    assert np.array_equal(state, np.random.get_state()[1])  # noqa: NPY002
+    assert math.isfinite(_best(RANGES, seed=1)[0]["share"])

@@ -1,0 +1,390 @@
+"""A cluster of vLLM engines in plain Python, one iteration at a time: what the compiled kernel must equal.
+
+Written from the semantics of vLLM's V1 scheduler and from the kernel's documentation, sharing no code with the kernel
+and taking no shortcut. A request holds its blocks as a number of its own, an iteration is a dictionary from request to
+tokens, and nothing is skipped, cached or updated incrementally.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Kind:
+    """What an engine costs and allows; times in picoseconds, attention in femtoseconds."""
+
+    decode_ps: list[int]  # by batch size
+    mixed_ps: list[int]  # by scheduled tokens
+    kv_ps: int
+    attn_fs: int
+    block_size: int
+    max_num_seqs: int
+    max_batched_tokens: int
+    speed: float = 1.0
+
+
+@dataclass
+class Settings:
+    """The cluster's constants."""
+
+    router: str = "round_robin"
+    priority_order: bool = False
+    chunked_prefill: bool = True
+    reserve_full_prompt: bool = True
+    long_prefill_threshold: int = 0
+    max_request_tokens: int = 1 << 40
+
+
+@dataclass(eq=False)
+class Request:
+    """A request and everything that happens to it."""
+
+    index: int
+    arrival_ps: int
+    prompt: int
+    output: int
+    max_output: int
+    level: int = 0
+    computed: int = 0  # tokens with KV, those of the iteration in flight included
+    generated: int = 0
+    blocks: int = 0
+    decoding: bool = False  # has got a token since it was last admitted
+    preemptions: int = 0
+    engine: int = -1
+    first_scheduled_ps: int = -1
+    first_token_ps: int = -1
+    finish_ps: int = -1
+    fate: str = "in flight"
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that must be computed before the next one comes out."""
+        return self.prompt + self.generated
+
+    @property
+    def urgency(self) -> tuple[int, int, int]:
+        """Key of the priority order; the lowest is served first and preempted last."""
+        return (self.level, self.arrival_ps, self.index)
+
+
+@dataclass(eq=False)
+class Engine:
+    """One engine: a waiting queue, a running list and an iteration in flight."""
+
+    number: int
+    kind: Kind
+    settings: Settings
+    capacity_blocks: int
+    width: int = 1
+    serves: bool = True  # takes new requests
+    steps_allowed: bool = True
+    held: bool = False
+    notify: bool = False
+    waiting: list[Request] = field(default_factory=list)
+    running: list[Request] = field(default_factory=list)
+    scheduled: dict[Request, int] = field(default_factory=dict)  # the iteration in flight
+    ends_ps: int | None = None
+    steps: int = 0
+    busy_ps: int = 0
+    preemptions: int = 0
+    generated_tokens: int = 0
+    prefilled_tokens: int = 0
+
+    # What it shows.
+
+    @property
+    def used_blocks(self) -> int:
+        return sum(request.blocks for request in self.running)
+
+    @property
+    def pending_prefill_tokens(self) -> int:
+        prefilling = [request for request in self.running if not request.decoding]
+        return sum(request.tokens - request.computed for request in self.waiting + prefilling)
+
+    @property
+    def decode_context(self) -> int:
+        return sum(request.computed for request in self.running if request.decoding)
+
+    @property
+    def prefill_context(self) -> int:
+        return sum(request.computed for request in self.running if not request.decoding)
+
+    @property
+    def empty(self) -> bool:
+        return not self.waiting and not self.running
+
+    @property
+    def has_news(self) -> bool:
+        """Whether it was asked to tell and has nothing left to run, or stands still as told."""
+        return self.notify and self.ends_ps is None and (self.held or self.empty)
+
+    # What it does.
+
+    def add(self, request: Request) -> None:
+        request.engine = self.number
+        request.computed = request.blocks = 0
+        self.waiting.append(request)
+        if self.settings.priority_order:
+            self.waiting.sort(key=lambda waiting: waiting.urgency)
+
+    def begin(self, now: int) -> None:
+        """Begins an iteration if there is anything to run."""
+        self.scheduled, self.ends_ps = {}, None
+        if self.held or not self.steps_allowed or self.empty:
+            return
+        preempted = True
+        while preempted and not self.scheduled:
+            preempted = self._schedule_running()
+            if not preempted:
+                self._admit(now)
+        if not self.scheduled:
+            return
+        duration = self._duration_ps()
+        for request, tokens in self.scheduled.items():
+            if not request.decoding:
+                self.prefilled_tokens += tokens
+            request.computed += tokens
+        self.steps += 1
+        self.busy_ps += duration
+        self.ends_ps = now + duration
+
+    def end(self, now: int) -> list[Request]:
+        """Ends the iteration in flight. Returns the requests that are done."""
+        for request in self.scheduled:
+            if request.computed == request.tokens:
+                request.generated += 1
+                request.decoding = True
+                self.generated_tokens += 1
+                if request.first_token_ps < 0:
+                    request.first_token_ps = now
+        done = [request for request in self.running if request.generated >= request.output]
+        for request in done:
+            self.running.remove(request)
+            request.finish_ps, request.fate = now, "finished"
+        self.scheduled, self.ends_ps = {}, None
+        return done
+
+    def give_up_running(self, now: int) -> list[Request]:
+        """Drops all running requests with their KV and the iteration in flight."""
+        dropped = list(self.running)
+        for request in dropped:
+            self._drop(request)
+        if self.ends_ps is not None:
+            self.busy_ps -= self.ends_ps - now
+        self.scheduled, self.ends_ps = {}, None
+        return dropped
+
+    def _threshold(self) -> int:
+        limit = self.settings.long_prefill_threshold
+        alone = len(self.running) + len(self.waiting) <= 1
+        return limit if limit > 0 and not alone else 1 << 60
+
+    def _blocks(self, tokens: int) -> int:
+        return math.ceil(tokens / self.kind.block_size)
+
+    def _schedule_running(self) -> bool:
+        """Gives running requests their tokens, in order. Returns whether any was preempted."""
+        threshold = self._threshold()
+        preempted = False
+        position = 0
+        while position < len(self.running) and self._budget() > 0:
+            request = self.running[position]
+            tokens = min(request.tokens - request.computed, threshold, self._budget())
+            while (
+                self._blocks(request.computed + tokens) - request.blocks
+                > self.capacity_blocks - self.used_blocks
+            ):
+                victim = self._victim()
+                preempted = True
+                self.preemptions += 1
+                if self.running.index(victim) < position:
+                    position -= 1
+                self.scheduled.pop(victim, None)
+                self._drop(victim)
+                self.waiting.insert(0, victim)
+                if self.settings.priority_order:
+                    self.waiting.sort(key=lambda waiting: waiting.urgency)
+                if victim is request:
+                    return True
+            request.blocks = self._blocks(request.computed + tokens)
+            self.scheduled[request] = tokens
+            position += 1
+        return preempted
+
+    def _victim(self) -> Request:
+        if self.settings.priority_order:
+            return max(self.running, key=lambda running: running.urgency)
+        return self.running[-1]
+
+    def _drop(self, request: Request) -> None:
+        self.running.remove(request)
+        request.computed = request.blocks = 0
+        request.decoding = False
+        request.preemptions += 1
+
+    def _admit(self, now: int) -> None:
+        """Lets waiting requests into the batch, in order, until one does not fit."""
+        threshold = self._threshold()
+        while self.waiting and self._budget() > 0 and len(self.running) < self.kind.max_num_seqs:
+            request = self.waiting[0]
+            tokens = min(request.tokens, threshold)
+            if tokens > self._budget() and not self.settings.chunked_prefill:
+                return
+            tokens = min(tokens, self._budget())
+            must_fit = request.tokens if self.settings.reserve_full_prompt else tokens
+            if self._blocks(must_fit) > self.capacity_blocks - self.used_blocks:
+                return
+            self.waiting.pop(0)
+            self.running.append(request)
+            self.scheduled[request] = tokens
+            request.blocks = self._blocks(tokens)
+            if request.first_scheduled_ps < 0:
+                request.first_scheduled_ps = now
+
+    def _budget(self) -> int:
+        return self.kind.max_batched_tokens - sum(self.scheduled.values())
+
+    def _duration_ps(self) -> int:
+        decodes = [request for request in self.scheduled if request.decoding]
+        prefills = [request for request in self.scheduled if not request.decoding]
+        reading_ps = self.kind.kv_ps * sum(request.computed for request in decodes)
+        if not prefills:
+            return self.kind.decode_ps[len(decodes)] + reading_ps
+        pairs = 0
+        for request in prefills:
+            for query in range(self.scheduled[request]):
+                pairs += request.computed + query + 1
+        return (
+            self.kind.mixed_ps[sum(self.scheduled.values())] + reading_ps + self.kind.attn_fs * pairs // 1000
+        )
+
+
+@dataclass(eq=False)
+class Cluster:
+    """Engines, a router, a pool of requests that no engine took, and a clock."""
+
+    settings: Settings
+    engines: list[Engine]
+    arrivals: list[Request]  # by arrival time
+    now: int = 0
+    turn: int = 0
+    arrived: int = 0
+    pool: list[Request] = field(default_factory=list)
+
+    def advance(self, until: int) -> bool:
+        """Runs to `until`, or to the first instant at which an engine has news. Returns whether one had."""
+        if self._news_now():
+            return True
+        while True:
+            ends = [engine.ends_ps for engine in self.engines if engine.ends_ps is not None]
+            if self.arrived < len(self.arrivals):
+                ends.append(self.arrivals[self.arrived].arrival_ps)
+            if not ends or min(ends) > until:
+                self.now = until
+                return False
+            self.now = min(ends)
+            self._end_iterations()
+            if any(engine.has_news for engine in self.engines):
+                return True
+            self._let_arrive()
+            self.kick()
+
+    def dispatch(self) -> None:
+        """Offers pooled requests to the router again and starts idle engines."""
+        for request in list(self.pool):
+            number = self._route(request)
+            if number is not None:
+                self.pool.remove(request)
+                self.engines[number].add(request)
+        self.kick()
+
+    def kick(self) -> None:
+        """Lets idle engines begin."""
+        for engine in self.engines:
+            if engine.ends_ps is None:
+                engine.begin(self.now)
+
+    def pool_waiting(self, number: int) -> None:
+        """Sends an engine's waiting requests to the pool."""
+        engine = self.engines[number]
+        self._to_pool(engine.waiting)
+        engine.waiting = []
+
+    def pool_running(self, number: int) -> None:
+        """Sends an engine's running requests to the pool, their KV lost."""
+        self._to_pool(self.engines[number].give_up_running(self.now))
+
+    def fail_running(self, number: int) -> None:
+        """Loses an engine's running requests."""
+        for request in self.engines[number].give_up_running(self.now):
+            request.finish_ps, request.fate = self.now, "failed"
+
+    def send(self, request: Request, number: int) -> None:
+        """Moves a pooled request to an engine of the caller's choice."""
+        self.pool.remove(request)
+        self.engines[number].add(request)
+        self.kick()
+
+    def _news_now(self) -> bool:
+        """Whether an engine has news at once; iterations that end at this very instant are ended first."""
+        if not any(engine.has_news for engine in self.engines):
+            return False
+        self._end_iterations()
+        return True
+
+    def _end_iterations(self) -> None:
+        for engine in self.engines:
+            if engine.ends_ps == self.now:
+                engine.end(self.now)
+                engine.begin(self.now)
+
+    def _let_arrive(self) -> None:
+        while self.arrived < len(self.arrivals) and self.arrivals[self.arrived].arrival_ps == self.now:
+            request = self.arrivals[self.arrived]
+            self.arrived += 1
+            if request.prompt + request.max_output > self.settings.max_request_tokens:
+                request.finish_ps, request.fate = self.now, "refused"
+                continue
+            number = self._route(request)
+            if number is None:
+                self._to_pool([request])
+            else:
+                self.engines[number].add(request)
+
+    def _to_pool(self, requests: list[Request]) -> None:
+        for request in requests:
+            request.engine = -1
+            self.pool.append(request)
+        self.pool.sort(key=lambda pooled: pooled.urgency)
+
+    def _route(self, request: Request) -> int | None:
+        most_tokens = request.prompt + request.max_output
+        fitting = [
+            engine
+            for engine in self.engines
+            if engine.serves and most_tokens <= engine.capacity_blocks * engine.kind.block_size
+        ]
+        if not fitting or self.settings.router == "hold":
+            return None
+        if self.settings.router == "round_robin":
+            chosen = min(fitting, key=lambda engine: (engine.number - self.turn) % len(self.engines))
+            self.turn = (chosen.number + 1) % len(self.engines)
+            return chosen.number
+        if self.settings.router == "least_requests":
+            return min(fitting, key=lambda engine: len(engine.running) + len(engine.waiting)).number
+        if self.settings.router == "affinity":
+            fitting = self._by_width(fitting, urgent=request.level == 0)
+        return min(fitting, key=_tokens_over_speed).number
+
+    def _by_width(self, fitting: list[Engine], urgent: bool) -> list[Engine]:
+        widest = max(engine.width for engine in fitting)
+        if all(engine.width == widest for engine in fitting):
+            return fitting
+        return [engine for engine in fitting if (engine.width == widest) == urgent]
+
+
+def _tokens_over_speed(engine: Engine) -> float:
+    resident = sum(request.computed for request in engine.running)
+    return (engine.pending_prefill_tokens + resident) / engine.kind.speed

@@ -1,0 +1,50 @@
+"""The oracle's twin of a simulator and its workload: same engines, same latencies, same requests."""
+
+from __future__ import annotations
+
+from envs.simulator.kernel.state import ACTIVE, PRIORITY, ROUTER_NAMES, Tables
+from envs.simulator.simulator import Simulator
+from tests.simulator.oracle import Cluster, Engine, Kind, Request, Settings
+
+
+def oracle_of(simulator: Simulator) -> Cluster:
+    """A plain-Python cluster in the state of a simulator that was just reset; it has only the engines that serve."""
+    cluster, tables = simulator.world.cluster[0], simulator.cluster.tables
+    settings = Settings(
+        router=ROUTER_NAMES[cluster["router"]],
+        priority_order=bool(cluster["order"] == PRIORITY),
+        chunked_prefill=bool(cluster["chunked_prefill"]),
+        reserve_full_prompt=bool(cluster["reserve_full_prompt"]),
+        long_prefill_threshold=int(cluster["long_prefill_threshold"]),
+        max_request_tokens=int(cluster["max_request_tokens"]),
+    )
+    kinds: dict[int, Kind] = {}
+    engines: list[Engine] = []
+    for slot in simulator.world.engines[simulator.world.engines["status"] == ACTIVE]:
+        number = int(slot["kind"])
+        kind = kinds.setdefault(number, _kind(tables, number))
+        engines.append(Engine(len(engines), kind, settings, int(slot["capacity_blocks"]), int(slot["width"])))
+    traffic = simulator.traffic
+    columns = (traffic.arrival_ps, traffic.prompt, traffic.output, traffic.max_output, traffic.level)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    arrivals = [Request(index, *row) for index, row in enumerate(rows)]
+    return Cluster(settings=settings, engines=engines, arrivals=arrivals)
+
+
+def run_oracle(cluster: Cluster, step_ps: int = 10**13) -> None:
+    """Serves all of its requests."""
+    while cluster.arrived < len(cluster.arrivals) or not all(engine.empty for engine in cluster.engines):
+        cluster.advance(cluster.now + step_ps)
+
+
+def _kind(tables: Tables, number: int) -> Kind:
+    return Kind(
+        decode_ps=tables.decode_ps[number].tolist(),
+        mixed_ps=tables.mixed_ps[number].tolist(),
+        kv_ps=int(tables.kv_ps[number]),
+        attn_fs=int(tables.attn_fs[number]),
+        block_size=int(tables.block_size[number]),
+        max_num_seqs=int(tables.max_num_seqs[number]),
+        max_batched_tokens=int(tables.max_batched_tokens[number]),
+        speed=float(tables.speed[number]),
+    )

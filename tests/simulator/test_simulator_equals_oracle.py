@@ -1,0 +1,29 @@
+"""On calibrated latencies and realistic requests, the simulator's results are the oracle's."""
+
+import numpy as np
+import pytest
+
+from envs.backend import SLO, ClusterSpec
+from envs.simulator.kernel.state import PS_PER_S
+from envs.simulator.simulator import Simulator
+from envs.workload.registry import WorkloadSource, WorkloadSpec
+from tests.simulator.oracle_of import oracle_of, run_oracle
+
+
+@pytest.mark.parametrize("router", ["jsq", "round_robin", "least_requests"])
+@pytest.mark.parametrize("rate_scale", [1.0, 30.0])
+def test_a_stream_gives_the_oracles_times(router: str, rate_scale: float) -> None:
+    spec = ClusterSpec(model="llama-3.1-8b", gpu="H100", num_gpus=4, router=router, order="fcfs")
+    workload = WorkloadSource(
+        WorkloadSpec("azure_conv_fitted", num_requests=80, rate_scale=rate_scale)
+    ).sample(0)
+    simulator = Simulator(spec, (SLO(0.5, 0.02),))
+    simulator.reset(workload)
+    oracle = oracle_of(simulator)
+    run_oracle(oracle)
+    simulator.run_to_completion()
+    records = simulator.results()
+    for column in ("first_scheduled", "first_token", "finish"):
+        expected = np.array([getattr(request, f"{column}_ps") for request in oracle.arrivals]) / PS_PER_S
+        np.testing.assert_array_equal(getattr(records, f"{column}_s"), expected)
+    assert records.preemptions.tolist() == [request.preemptions for request in oracle.arrivals]
