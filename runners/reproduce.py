@@ -13,12 +13,12 @@ import sys
 from pathlib import Path
 
 from runners.cli import command
-from runners.reproduction import flying_serving
 from runners.reproduction.claims import print_claims, write_claims
+from runners.reproduction.flying_serving import reproduce as flying_serving
 from runners.schema import ReproduceConfig
 from runners.tables import print_results_in
 
-_PAPERS = {"flying_serving": flying_serving.reproduce}
+_PAPERS = {"flying_serving": flying_serving}
 
 
 @command("reproduce", ReproduceConfig)

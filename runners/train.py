@@ -44,8 +44,11 @@ def main(config: TrainConfig, out: Path) -> None:
         config = resumed(config)
     baselines = {name: load_named_policy(name) for name in config.baselines}
     agent = config.agent_config
+    make_configured_env(config)  # says what is wrong with it before anything takes time
     limit = "" if config.minutes is None else f", at most {config.minutes:g} minutes"
-    _say(f"Training {agent.name} on {config.env['name']}, workload {config.workload.name}: {config.steps:,} steps{limit}.")
+    _say(
+        f"Training {agent.name} on {config.env['name']} ({config.workload.name}): {config.steps:,} steps{limit}."
+    )
     _say("The simulator compiles itself on first use (about half a minute).")
     use_one_thread()
     task = Task(config.env["name"], env_arguments(config), config.num_envs, config.seed)
@@ -126,10 +129,16 @@ def _verdict(agent: str, comparison: dict[str, Any]) -> str:
         if name != agent:
             gain = comparison["relative_improvement"][f"{agent}>{name}"]["iqm"]
             wins = comparison["probability_of_improvement"][f"{agent}>{name}"]
-            parts[gain > 0].append(f"{name} by {100.0 * abs(gain):.1f} % (better on {100.0 * wins:.0f} % of episodes)")
+            parts[gain > 0].append(
+                f"{name} by {100.0 * abs(gain):.1f} % (better on {100.0 * wins:.0f} % of episodes)"
+            )
     ahead = f"beats {', '.join(parts[True])}" if parts[True] else ""
     behind = f"is behind {', '.join(parts[False])}" if parts[False] else ""
-    return f"{agent} {'; it '.join(part for part in (ahead, behind) if part)}." if parts[True] or parts[False] else ""
+    return (
+        f"{agent} {'; it '.join(part for part in (ahead, behind) if part)}."
+        if parts[True] or parts[False]
+        else ""
+    )
 
 
 def _say(sentence: str) -> None:

@@ -22,7 +22,17 @@ DEFAULT_MINUTES = 5.0
 LAST = "last"
 
 # What may be another when a training is resumed.
-_FREE = ("resume", "out", "total_steps", "max_minutes", "tracker", "save_every_s", "baselines", "seeds", "split")
+_FREE = (
+    "resume",
+    "out",
+    "total_steps",
+    "max_minutes",
+    "tracker",
+    "save_every_s",
+    "baselines",
+    "seeds",
+    "split",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +96,7 @@ def register_agents() -> None:
     """Puts the schema of every agent into Hydra's ConfigStore, and the resolver that `configs/train.yaml` needs."""
     store = ConfigStore.instance()
     for name in AGENTS:
-        store.store(group="schema/agent", name=name, node=schema_of(agent_config_class(name)))
+        store.store(group="schema/agent", name=name, node=schema_of(cast(Any, agent_config_class(name))))
     OmegaConf.register_new_resolver("either", lambda first, second: first or second, replace=True)
 
 
@@ -112,13 +122,16 @@ def resumed(config: TrainConfig) -> TrainConfig:
 def _words() -> Iterable[str]:
     """Keys that the command line sets."""
     for word in HydraConfig.get().overrides.task if HydraConfig.initialized() else ():
-        yield cast(str, word).lstrip("+~").partition("=")[0]
+        yield word.lstrip("+~").partition("=")[0]
 
 
 def _check_agrees(word: str, given: dict[str, Any], saved: dict[str, Any]) -> None:
     if word.partition(".")[0] in _FREE:
         return
-    ours, theirs = OmegaConf.select(OmegaConf.create(given), word), OmegaConf.select(OmegaConf.create(saved), word)
+    ours, theirs = (
+        OmegaConf.select(OmegaConf.create(given), word),
+        OmegaConf.select(OmegaConf.create(saved), word),
+    )
     if OmegaConf.is_dict(ours) and OmegaConf.is_dict(theirs):  # the choice of a group
         key = "name" if "name" in ours else "model"
         ours, theirs = ours.get(key), theirs.get(key)

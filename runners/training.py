@@ -54,7 +54,9 @@ class Training:
 
         def show(progress: float) -> None:
             bar.n = int(100 * progress)
-            bar.set_postfix_str(f"{self.budget.steps:,} steps, validation {self.last_return:.4g}", refresh=False)
+            bar.set_postfix_str(
+                f"{self.budget.steps:,} steps, validation {self.last_return:.4g}", refresh=False
+            )
             bar.update(0)
 
         self.budget.on_progress = show
@@ -78,7 +80,7 @@ class Training:
         """Tries the policy on the validation episodes and keeps it if it is the best so far."""
         policy = self.learner.policy()
         episodes = [run_episode(self.env, policy, seed) for seed in range(self.config.validation_seeds)]
-        figures = {
+        figures: dict[str, float] = {
             name: float(np.mean([episode.metrics[name] for episode in episodes]))
             for name in ("return", "slo_attainment", "ttft_p99_s", "tpot_p50_s")
             if name in episodes[0].metrics

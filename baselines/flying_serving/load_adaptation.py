@@ -35,21 +35,22 @@ class LoadAdaptation:
         self._ladder = HysteresisLadder(up, down, config.dwell_s)
         self.load, self._mean, self._seen_s = 0.0, 0.0, 0.0  # load: as of the last update
 
-    def _load(self, state: ClusterState, long_tokens: float) -> float:
-        """Load over the first threshold; above 1 the first split is due.
+    def _load(self, state: ClusterState, long_tokens: float, long_requests: float) -> float:
+        """Load over the first threshold; above 1 the first split is due."""
+        config = self._config
+        requests = max(0.0, requests_in_system(state) - long_requests) / self._num_gpus
+        tokens = max(0.0, tokens_to_prefill(state) - long_tokens) / self._num_gpus
+        return max(requests / config.split_requests_per_gpu, tokens / config.split_tokens_per_gpu)
+
+    def update(self, state: ClusterState, long_tokens: float = 0.0, long_requests: float = 0.0) -> int:
+        """The length that the load calls for, base engines.
 
         Args:
             state: The cluster.
             long_tokens: Prompt tokens of long-context requests, which more engines would not serve sooner.
+            long_requests: Requests that no single base engine holds: a split leaves them fewer engines, not more.
         """
-        config = self._config
-        requests = requests_in_system(state) / self._num_gpus
-        tokens = max(0.0, tokens_to_prefill(state) - long_tokens) / self._num_gpus
-        return max(requests / config.split_requests_per_gpu, tokens / config.split_tokens_per_gpu)
-
-    def update(self, state: ClusterState, long_tokens: float = 0.0) -> int:
-        """The length that the load calls for, base engines."""
-        self.load = load = self._load(state, long_tokens)
+        self.load = load = self._load(state, long_tokens, long_requests)
         if not self._config.adapt_to_load:
             return self.widths[-1]
         elapsed_s, self._seen_s = state.now_s - self._seen_s, state.now_s

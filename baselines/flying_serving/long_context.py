@@ -40,6 +40,14 @@ class LongContextBinding:
         waiting = without_first_token(state)[self._rows]
         return float((waiting * mean_prompt_tokens(state)[self._rows]).sum())
 
+    def requests(self, state: ClusterState) -> float:
+        """Requests in flight of the long classes that a base engine does not hold, by the class's mean prompt."""
+        if not self._rows:
+            return 0.0
+        self._learn_capacity(state)
+        too_long = mean_prompt_tokens(state)[self._rows] > self.base_capacity_tokens
+        return float(in_flight_by_class(state)[self._rows][too_long].sum())
+
     def update(self, state: ClusterState, load_length: int, avoid: Sequence[Group] = ()) -> Group | None:
         """The group to keep bound now, if any.
 

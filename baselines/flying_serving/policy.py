@@ -56,7 +56,7 @@ class FlyingServingPolicy:
     def act(self, observation: Any, state: ClusterState) -> Action:
         """Decides; at time zero the layout for no load is deployed, every base engine with whole weights."""
         fresh, self._fresh = self._fresh, False
-        length = self._load.update(state, self._long.tokens_to_prefill(state))
+        length = self._load.update(state, self._long.tokens_to_prefill(state), self._long.requests(state))
         called_for = groups_of(uniform_layout(self._num_base, length))
         if fresh and state.now_s == 0.0:
             return Redeploy(compose(called_for), weights="whole")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from calibration.latency import LatencyTables
 from calibration.memory import num_blocks
 from calibration.profile import Profile, load_profile
-from calibration.transitions import LIVE_SWITCH_S, cold_start_s
+from calibration.transitions import COMMUNICATOR_START_S, LIVE_SWITCH_S, cold_start_s
 from envs.backend import SLO, ClusterSpec
 from envs.layout import Group, all_groups, groups_of
 from envs.simulator.kernel.state import FCFS, PRIORITY, PS_PER_S, ROUTER_NAMES, Tables
@@ -36,6 +36,7 @@ class Cluster:
     blocks_per_base: int  # KV blocks of a base engine that holds the whole model
     switch_ps: int
     cold_start_ps: tuple[int, ...]  # by width
+    communicators_ps: int  # building the pool of communicators that live switching needs
 
     def slot(self, group: Group) -> int:
         """Engine slot of a group."""
@@ -126,6 +127,7 @@ def build_cluster(spec: ClusterSpec, slos: tuple[SLO, ...]) -> Cluster:
         ),
         switch_ps=to_ps(LIVE_SWITCH_S if spec.switch_s is None else spec.switch_s),
         cold_start_ps=tuple(_cold_start_ps(spec, profile, length) for length in widths),
+        communicators_ps=to_ps(COMMUNICATOR_START_S * (len(groups) - spec.num_base)),
     )
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import simpy
@@ -106,6 +106,10 @@ class ControlPlane:
         copy.operations = [replace(operation) for operation in self.operations]
         copy._env = copy._notice = None
         return copy
+
+    def __getstate__(self) -> dict[str, Any]:
+        """As a fork: processes cannot be pickled and are begun anew from the records when they are needed."""
+        return {**self.__dict__, "_env": None, "_notice": None}
 
     # -- clock ---------------------------------------------------------------------------------------------------------
 
@@ -205,8 +209,9 @@ class ControlPlane:
         for group in target:
             self._set(group, EngineStatus.DOWN)
         slowest = max(self._cold_start_ps(group) for group in target)
+        pool = self.simulator.cluster.communicators_ps if self.weights == "whole" else 0
         now = self.simulator.now_ps
-        self._begin(Restart(node, target, now, now + slowest))
+        self._begin(Restart(node, target, now, now + slowest + pool))
 
     # -- processes -----------------------------------------------------------------------------------------------------
 

@@ -277,11 +277,11 @@ class Simulator:
         impossible = self._impossible(command)
         if impossible:
             return Receipt(False, impossible)
-        if self.control.weights != "whole":
-            return Receipt(False, "engines hold sharded weights; only a cold restart changes their layout")
         target = groups_of(command.layout)
         busy = self.control.busy_regions()
         regions = changed_regions(self.target_groups, target)
+        if regions and self.control.weights != "whole":
+            return Receipt(False, "engines hold sharded weights; only a cold restart changes their layout")
         for operation in busy:
             if any(region.overlaps(operation.region) for region in regions):
                 return Receipt(False, f"base engines {list(operation.region.members)} are being reconfigured")

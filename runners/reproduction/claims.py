@@ -47,8 +47,8 @@ def at_most(value: float, tolerance: float = TOLERANCE) -> Rule:
     return Rule(f"at most {bound:.4g}", lambda ours: ours <= bound)
 
 
-def above(value: float = 1.0) -> Rule:
-    """Only the direction is known, or comparable."""
+def above(value: float = 1.05) -> Rule:
+    """Only the direction is known, or comparable: a gain, by more than a margin of ours."""
     return Rule(f"above {value:.4g}", lambda ours: ours > value)
 
 
@@ -126,12 +126,21 @@ def print_claims(title: str, claims: Sequence[Claim]) -> None:
     """Prints every claim, and below the table why some do not hold."""
     marks = {True: "yes", False: "NO", None: "-"}
     rows = [
-        (claim.claim, claim.section, claim.paper_value, claim.ours, claim.unit, claim.ratio, marks[claim.holds])
+        (
+            claim.claim,
+            claim.section,
+            claim.paper_value,
+            claim.ours,
+            claim.unit,
+            claim.ratio,
+            marks[claim.holds],
+        )
         for claim in claims
     ]
     print_table(title, ("claim", "section", "paper", "ours", "unit", "ratio", "holds"), rows)
     failed = [claim for claim in claims if claim.holds is False]
     compared = [claim for claim in claims if claim.holds is not None]
     print(f"{len(compared) - len(failed)} of {len(compared)} compared claims hold.")
-    for claim in failed:
-        print(f"NO: {claim.claim}: {claim.beyond or claim.note}")
+    for reason in dict.fromkeys(claim.beyond for claim in failed):
+        names = "; ".join(claim.claim for claim in failed if claim.beyond == reason)
+        print(f"NO: {names}\n    {reason}")

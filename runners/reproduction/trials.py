@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, cast
 
 import numpy as np
@@ -13,8 +13,11 @@ from hydra.core.global_hydra import GlobalHydra
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
+from baselines.policy import Policy
+from envs.layout import format_layout
 from envs.metrics import FloatArray
 from envs.workload import flying
+from envs.workload.registry import WorkloadSource
 from envs.workload.seeding import stream
 from runners.environments import make_configured_env
 from runners.policies import CONFIG_DIR, load_policy
@@ -25,13 +28,14 @@ from runners.typed import build
 BoolArray = NDArray[np.bool_]
 
 
-def compose_setting(words: Sequence[str]) -> EvaluateConfig:
+@lru_cache(maxsize=8)
+def compose_setting(words: tuple[str, ...]) -> EvaluateConfig:
     """What `python -m runners.evaluate` would run with these words."""
     if GlobalHydra.instance().is_initialized():
-        config = compose("evaluate", overrides=list(words))
+        config = compose("evaluate", overrides=[*words])
     else:
         with initialize_config_dir(version_base="1.3", config_dir=str(CONFIG_DIR)):
-            config = compose("evaluate", overrides=list(words))
+            config = compose("evaluate", overrides=[*words])
     config.out = "unused"  # its default names the hour
     values = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
     return build(EvaluateConfig, values)
@@ -69,6 +73,11 @@ class Trials:
         return self.pooled("queue_s")
 
     @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the request classes, in the order of `class_id`."""
+        return WorkloadSource(self.setting.workload).classes
+
+    @property
     def peak_tokens_per_s(self) -> float:
         """Most tokens that came out in a second, mean over episodes."""
         return float(np.mean([e.metrics["peak_throughput_tokens_per_s"] for e in self.episodes]))
@@ -81,10 +90,15 @@ class Trials:
         return traffic.phase_edges_s(spec.num_requests or traffic.num_requests, rng)
 
 
+@lru_cache(maxsize=8)
+def _policy(name: str) -> Policy:
+    return load_policy(name)  # forgets an episode when it is reset
+
+
 def run_trials(words: Sequence[str], policy: str, seeds: Sequence[int], tick: Any) -> Trials:
     """Runs a policy by name; calls `tick` after each episode."""
-    setting = compose_setting(words)
-    env, chosen = make_configured_env(setting), load_policy(policy)
+    setting = compose_setting(tuple(words))
+    env, chosen = make_configured_env(setting), _policy(policy)
     episodes = []
     for seed in seeds:
         episodes.append(run_episode(env, chosen, seed, policy))
@@ -126,7 +140,8 @@ def ordered_layout_share(trials: Trials, layout: tuple[int, ...], burst: bool) -
     """Share of the time in bursts (or in low phases) during which a layout was the one last ordered."""
     with_it = whole = 0.0
     for episode in trials.episodes:
-        edges_s, present = trials.edges_s(episode), ()
+        edges_s = trials.edges_s(episode)
+        present: tuple[int, ...] = ()
         starts_s = np.array([decision["now_s"] for decision in episode.decisions])
         phases = phase_of(starts_s, edges_s) % 2 == burst
         for decision, counts in zip(episode.decisions, phases, strict=True):
@@ -143,6 +158,49 @@ def ordered_layout(decision: dict[str, Any]) -> tuple[int, ...]:
     return () if action is None else tuple(action["layout"])
 
 
+def layout_shares(trials: Trials, most: int = 4) -> dict[str, float]:
+    """Share of the time during which each layout was the one last ordered, the most frequent first."""
+    time_s: dict[str, float] = {}
+    for episode in trials.episodes:
+        present: tuple[int, ...] = ()
+        for decision in episode.decisions:
+            present = ordered_layout(decision) or present
+            time_s[format_layout(present)] = time_s.get(format_layout(present), 0.0) + decision["dt_s"]
+    whole_s = sum(time_s.values())
+    return {name: time_s[name] / whole_s for name in sorted(time_s, key=lambda name: -time_s[name])[:most]}
+
+
 def switches(trials: Trials) -> float:
     """Layouts ordered after the first deployment, mean over episodes."""
     return float(np.mean([sum(bool(ordered_layout(d)) for d in e.decisions) - 1 for e in trials.episodes]))
+
+
+def requests_in_system(trials: Trials, burst: bool) -> float:
+    """Requests of bursts (or of low phases) in the system over those phases' time, mean (Little's law)."""
+    spent_s = mean_s = 0.0
+    for episode in trials.episodes:
+        arrival_s, edges_s = episode.records.arrival_s, trials.edges_s(episode)
+        chosen = (phase_of(arrival_s, edges_s) % 2 == 1) == burst
+        spent_s += float(episode.records.e2e_s[chosen].sum())
+        lasted_s = np.diff(np.minimum(edges_s, arrival_s[-1]))
+        mean_s += float(lasted_s[int(burst) :: 2].sum())
+    return spent_s / mean_s if mean_s else float("nan")
+
+
+def order_delay_s(trials: Trials, layout: tuple[int, ...], burst: bool) -> float:
+    """From the begin of a burst (or of a later low phase) until a layout is ordered, mean; NaN where it never is."""
+    delays: list[float] = []
+    for episode in trials.episodes:
+        edges_s = trials.edges_s(episode)
+        present: tuple[int, ...] = ()
+        waiting_since_s, last_phase = float("nan"), 0
+        for decision in episode.decisions:
+            present = ordered_layout(decision) or present
+            phase = int(phase_of(np.array([decision["now_s"]]), edges_s)[0])
+            if phase != last_phase:
+                last_phase = phase
+                waiting_since_s = float(edges_s[phase]) if (phase % 2 == 1) == burst else float("nan")
+            if present == layout and not np.isnan(waiting_since_s):
+                delays.append(max(0.0, decision["now_s"] - waiting_since_s))
+                waiting_since_s = float("nan")
+    return float(np.mean(delays)) if delays else float("nan")

@@ -155,7 +155,9 @@ def test_priority_binds_half_the_node_at_once_where_it_disturbs_least(busy_dp, m
 
 def test_priority_requests_that_are_served_in_dp_are_not_interrupted(busy_dp, make_state):
     policy = busy_dp()
-    served = {PRIORITY: {"arrived": 5, "first_tokens": 4, "finished": 3}}  # one waits, one has its first token
+    served = {
+        PRIORITY: {"arrived": 5, "first_tokens": 4, "finished": 3}
+    }  # one waits, one has its first token
     assert policy.act(None, make_state(DP, rows=running(40), totals=served, now_s=11.0)) is None
     waiting = {PRIORITY: {"arrived": 5, "first_tokens": 4, "finished": 4}}
     state = make_state(DP, rows=running(40), totals=waiting, now_s=12.0)
@@ -306,6 +308,13 @@ def test_long_prompts_are_no_burst(make, make_state):
     rows = {Group(0, 8): {"num_running": 1, "pending_prefill_tokens": 150_000}}
     assert policy.act(None, make_state(TP, rows=rows, totals=long_arrived(150_000), now_s=10.0)) is None
     assert policy.act(None, make_state(TP, rows=rows, now_s=11.0)) == SetLayout(DP, HARD)
+
+
+@pytest.mark.parametrize(("tokens", "action"), [(150_000, None), (90_000, SetLayout(DP, HARD))])
+def test_requests_that_no_base_engine_holds_are_no_reason_to_split(tokens, action, make, make_state):
+    totals = {LONG: {"arrived": 24, "arrived_tokens": 24 * tokens}}
+    rows = {Group(0, 8): {"num_running": 2, "num_waiting": 22}}  # 3 per GPU
+    assert make().act(None, make_state(TP, rows=rows, totals=totals, now_s=10.0)) == action
 
 
 def test_the_pool_tells_of_requests_that_fit_no_engine(spec, make_state):

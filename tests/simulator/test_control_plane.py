@@ -175,6 +175,21 @@ def test_redeploy_is_free_at_the_start_and_costs_a_cold_start_later() -> None:
     assert simulator.observe().layout == (1, 1, 1, 1)
 
 
+def test_a_cold_start_with_whole_weights_builds_the_communicator_pool() -> None:
+    spec = ClusterSpec(model="llama-3-70b", num_gpus=8, base_width=2, router="jsq")
+    ends = {}
+    for weights in ("sharded", "whole"):
+        simulator = start(workload((0.5, 100, 4)), spec)
+        simulator.advance(1.0)
+        simulator.apply(Redeploy((1, 1, 1, 1), weights=weights))
+        (restart,) = simulator.observe().transitions
+        assert restart.mode is None
+        assert restart.due_s is not None
+        ends[weights] = restart.due_s
+    assert ends["sharded"] == pytest.approx(1.0 + 292.38)
+    assert ends["whole"] == pytest.approx(ends["sharded"] + 3.0), "groups of 2, 2 and 4 base engines, 1 s each"
+
+
 def test_a_failed_gpu_loses_what_was_streaming_and_comes_back() -> None:
     fault = Fault(0.5, 0)
     load = workload((0.0, 100, 900), (0.0, 100, 900), (0.6, 100, 10))

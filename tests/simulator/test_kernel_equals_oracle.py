@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from envs.simulator.kernel.state import PS_PER_S
 from tests.simulator.cases import cases, slices
-from tests.simulator.oracle import Cluster
-from tests.simulator.twins import Case, Kernel, assert_equal, build_oracle
+from tests.simulator.oracle import Cluster, Kind, Settings
+from tests.simulator.twins import Case, Kernel, Row, Slot, assert_equal, build_oracle
 
 HORIZON_PS = 20_000
-EXAMPLES = int(os.environ.get("SERVING_GYM_EXAMPLES", "150"))
+EXAMPLES = int(os.environ.get("SERVING_GYM_EXAMPLES", "200"))
 thorough = settings(
     max_examples=EXAMPLES,
     deadline=None,
@@ -35,6 +38,70 @@ def test_every_number_is_the_oracles(case: Case, intervals: list[int]) -> None:
     for interval in intervals:
         advance_both(kernel, cluster, cluster.now + interval)
     advance_both(kernel, cluster, cluster.now + HORIZON_PS)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_equal_at_the_scale_of_real_engines(seed: int) -> None:
+    """Iterations of 10 to 100 ms, hundreds of tokens, a KV pool that preempts now and then, odd picoseconds."""
+    random = np.random.default_rng(seed)
+    kind = Kind(
+        decode_ps=[10_000_000_019 + 60_000_007 * batch for batch in range(33)],
+        mixed_ps=[10_000_000_033 + 30_000_001 * tokens for tokens in range(2049)],
+        kv_ps=16_007,
+        attn_fs=101,
+        block_size=16,
+        max_num_seqs=32,
+        max_batched_tokens=2048,
+    )
+    arrival_ps = np.cumsum(random.exponential(8e10, 100)).astype(np.int64)
+    rows = tuple(
+        Row(int(at), int(prompt), int(output), int(output), int(level))
+        for at, prompt, output, level in zip(
+            arrival_ps,
+            random.integers(1, 3000, 100),
+            random.integers(1, 300, 100),
+            random.integers(0, 3, 100),
+            strict=True,
+        )
+    )
+    case = Case(
+        (kind,), (Slot(0, 1200), Slot(0, 700)), rows, Settings(router="jsq", priority_order=seed % 2 == 1)
+    )
+    kernel, cluster = Kernel(case), build_oracle(case)
+    while cluster.now < 20 * PS_PER_S:
+        advance_both(kernel, cluster, cluster.now + int(random.exponential(5e11)))
+    advance_both(kernel, cluster, 1000 * PS_PER_S)
+    assert {request.fate for request in cluster.arrivals} == {"finished"}
+    assert sum(engine.preemptions for engine in cluster.engines) > 0
+
+
+def priority_case(capacity_blocks: int, *rows: tuple[int, int, int, int]) -> Case:
+    """One engine with priority order; iterations of 1 ps, blocks of one token. Rows: arrival, prompt, output, level."""
+    kind = Kind([1] * 7, [1] * 7, 0, 0, block_size=1, max_num_seqs=3, max_batched_tokens=6)
+    return Case(
+        kinds=(kind,),
+        slots=(Slot(0, capacity_blocks),),
+        rows=tuple(Row(at, prompt, output, output, level) for at, prompt, output, level in rows),
+        settings=Settings(priority_order=True, reserve_full_prompt=False),
+    )
+
+
+@pytest.mark.parametrize("capacity_blocks", range(35, 50, 2))
+@pytest.mark.parametrize("levels", [(0, 1, 0), (1, 0, 0)])
+def test_a_request_that_gives_way_to_itself(levels: tuple[int, int, int], capacity_blocks: int) -> None:
+    """Rare paths of the priority scheduler, one iteration at a time.
+
+    Where the first of the running list is the least urgent, it gives way to itself and nobody is scheduled in that
+    pass, or it is scheduled and then gives way to one behind it. Where the middle one is, the first goes on and the
+    last stands still for an iteration.
+    """
+    rows = ((0, 5, 30, levels[0]), (1, 2, 30, levels[1]), (2, 2, 30, levels[2]))
+    case = priority_case(capacity_blocks, *rows)
+    kernel, cluster = Kernel(case), build_oracle(case)
+    for now in range(200):
+        advance_both(kernel, cluster, now)
+    assert cluster.engines[0].preemptions > 0
+    assert {request.fate for request in cluster.arrivals} == {"finished"}
 
 
 ACTIONS = ("pool_waiting", "pool_running", "fail_running", "send", "set")

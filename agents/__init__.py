@@ -1,0 +1,1 @@
+"""Learned policies: networks, trainers, checkpoints. Each becomes a `Policy`."""

@@ -1,0 +1,1 @@
+"""Approximate policy iteration by counterfactual rollouts on the forkable simulator (`agent=api`)."""

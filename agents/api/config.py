@@ -1,0 +1,67 @@
+"""Settings of approximate policy iteration; free of torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agents.config import AgentConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class APIConfig(AgentConfig):
+    """Approximate policy iteration by counterfactual rollouts. `discount` and `network` are not used.
+
+    Attributes:
+        iterations: Policy improvements; each gets an equal share of the budget.
+        horizon: Decision intervals that a rollout looks ahead.
+        stride: Decision intervals between two decisions inside a rollout; more makes rollouts cheaper and coarser.
+        candidates: Most actions compared at a state; staying and the present policy's choice are always among them.
+        sample_every: Decisions between two sampled states, on average.
+        exploration: Probability of a random possible action while data is gathered.
+        kept_iterations: Iterations whose data the network is trained on.
+        hidden: Width of the network.
+        epochs: Passes over the data after each iteration.
+        entropy_weights: Of the policy's entropy, in the first and in the last epoch.
+        worst: Relative advantages are not taken to be less: an action that multiplies the cost is bad enough.
+        least_cost: Added to a state's cost before advantages are taken relative to it, in units of reward.
+    """
+
+    name: str = "api"
+    total_steps: int = 4_000_000
+    learning_rate: float = 2e-3
+    iterations: int = 5
+    horizon: int = 20
+    stride: int = 2
+    candidates: int = 8
+    sample_every: int = 4
+    exploration: float = 0.1
+    kept_iterations: int = 3
+    hidden: int = 64
+    epochs: int = 60
+    entropy_weights: tuple[float, float] = (0.3, 0.003)
+    worst: float = -3.0
+    least_cost: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        least = {
+            "iterations": 1,
+            "horizon": 1,
+            "stride": 1,
+            "candidates": 2,
+            "sample_every": 1,
+            "kept_iterations": 1,
+            "hidden": 1,
+            "epochs": 1,
+        }
+        for name, lowest in least.items():
+            if getattr(self, name) < lowest:
+                raise ValueError(f"agent.{name} must be at least {lowest}, got {getattr(self, name)}")
+        if not 0.0 <= self.exploration <= 1.0:
+            raise ValueError(f"agent.exploration must be in [0, 1], got {self.exploration}")
+        if self.least_cost < 0:
+            raise ValueError(f"agent.least_cost must not be negative, got {self.least_cost}")
+        if self.worst >= 0:
+            raise ValueError(f"agent.worst must be negative, got {self.worst}")
+        if min(self.entropy_weights) <= 0:
+            raise ValueError(f"agent.entropy_weights must be positive, got {self.entropy_weights}")

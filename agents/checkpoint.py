@@ -1,0 +1,187 @@
+"""A trained agent on disk, and back to a policy.
+
+A checkpoint is a folder: `config.yaml` (settings of the agent and of the environment it was trained in, resolved),
+`spaces.json` (shapes of what it sees and does), `card.md` (for people: what it is, how it was trained, how good it is),
+and the weights, as plain tensors without code. A folder is written beside its place and moved there whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from enum import Enum
+from importlib import metadata
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+from gymnasium import spaces
+
+from agents.learner import agent_entry, resolve
+from agents.spaces import FILE as SPACES
+from agents.spaces import spaces_to_json
+from baselines.policy import Policy
+
+CONFIG, CARD = "config.yaml", "card.md"
+FORMAT = 1
+ZOO = Path(__file__).resolve().parent / "zoo"
+_ZOO_PREFIX = "zoo/"
+_VERSIONS = ("serving-gym", "torch", "stable-baselines3", "sb3-contrib", "gymnasium", "numpy", "numba")
+
+Loader = Callable[[Path, Mapping[str, Any], str], Policy]
+
+# Loaders of agents that are not in `agents.learner.AGENTS`, by name.
+LOADERS: dict[str, Loader] = {}
+
+
+@contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """A new folder to fill, which then takes the place of `folder`; until then the old one stands."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    fresh = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir()
+    try:
+        yield fresh
+        old = previous(folder)
+        shutil.rmtree(old, ignore_errors=True)
+        if folder.exists():
+            folder.rename(old)
+        fresh.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def previous(folder: Path) -> Path:
+    """Where the old version of a folder stands for the moment in which `replacing` moves the new one in."""
+    return folder.with_name(f".{folder.name}.old")
+
+
+def standing(folder: Path) -> Path:
+    """A folder, or its old version where a process was killed in that moment."""
+    return folder if folder.exists() or not previous(folder).exists() else previous(folder)
+
+
+def write_description(
+    folder: Path,
+    config: Mapping[str, Any],
+    observation: spaces.Dict,
+    action: spaces.Discrete,
+    figures: Mapping[str, Any],
+) -> None:
+    """Writes everything but the weights.
+
+    Args:
+        folder: Of the checkpoint.
+        config: `agent`, `env` and `workload`, and whatever else was set.
+        observation: What the agent sees.
+        action: What it chooses from.
+        figures: For the card, by name.
+    """
+    text = yaml.safe_dump({"format": FORMAT, **plain(config)}, sort_keys=False, allow_unicode=True)
+    (folder / CONFIG).write_text(text, encoding="utf-8")
+    (folder / SPACES).write_text(spaces_to_json(observation, action), encoding="utf-8")
+    (folder / CARD).write_text(_card(config, figures), encoding="utf-8")
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Settings of a checkpoint.
+
+    Raises:
+        ValueError: the folder is not a checkpoint, or one of a later version.
+    """
+    path = folder / CONFIG
+    if not path.is_file():
+        raise ValueError(f"no checkpoint in {str(folder)!r}: {CONFIG} is missing")
+    config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if not isinstance(config, dict) or not isinstance(config.get("agent"), dict):
+        raise ValueError(f"{str(path)!r} does not describe an agent")
+    if config.get("format") != FORMAT:
+        raise ValueError(f"{str(path)!r} has format {config.get('format')!r}, this version reads {FORMAT}")
+    return config
+
+
+def load_policy(checkpoint: str | Path) -> Policy:
+    """The policy in a checkpoint.
+
+    Args:
+        checkpoint: `zoo/NAME`, the folder of a checkpoint, or that of the run which wrote it.
+
+    Raises:
+        ValueError: there is none, or it cannot be read.
+    """
+    folder = find_checkpoint(checkpoint)
+    config = read_config(folder)
+    kind = str(config["agent"].get("name"))
+    loader = LOADERS[kind] if kind in LOADERS else cast("Loader", resolve(agent_entry(kind).loader))
+    return loader(folder, config["agent"], str(checkpoint))
+
+
+def find_checkpoint(checkpoint: str | Path) -> Path:
+    """Folder of a checkpoint.
+
+    Raises:
+        ValueError: there is none; for the zoo, says what it holds.
+    """
+    name = str(checkpoint)
+    if name.startswith(_ZOO_PREFIX) and not Path(name).is_dir():
+        folder = ZOO / name.removeprefix(_ZOO_PREFIX)
+        if not (folder / CONFIG).is_file():
+            held = sorted(path.parent.name for path in ZOO.glob(f"*/{CONFIG}"))
+            raise ValueError(f"no {name!r}: the zoo holds {', '.join(held) or 'nothing yet'}")
+        return folder
+    for folder in (Path(checkpoint), standing(Path(checkpoint) / "checkpoint")):
+        if (folder / CONFIG).is_file():
+            return folder
+    raise ValueError(f"no checkpoint in {name!r}")
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses, tuples, enums and the like as YAML and JSON have them."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {entry.name: plain(getattr(value, entry.name)) for entry in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {plain(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(entry) for entry in value]
+    if isinstance(value, Enum):
+        return value.name
+    return value
+
+
+def versions() -> dict[str, str]:
+    """Versions of what a result depends on."""
+    found = {}
+    for name in _VERSIONS:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def _card(config: Mapping[str, Any], figures: Mapping[str, Any]) -> str:
+    """What people should know."""
+    agent, env = plain(config["agent"]), plain(config["env"])
+    workload = plain(config["workload"])["name"]
+    lines = [f"# {agent['name']} on {env['name']}", ""]
+    lines += [f"A policy for the environment `{env['name']}`, trained on the workload `{workload}`.", ""]
+    lines += ["| | |", "|---|---|"]
+    lines += [f"| {name} | {_shown(value)} |" for name, value in figures.items()]
+    lines += [f"| {name} | {version} |" for name, version in versions().items()]
+    lines += ["", "All settings are in `config.yaml`.", ""]
+    return "\n".join(lines)
+
+
+def _shown(value: Any) -> str:
+    return (
+        f"{value:,.4g}"
+        if isinstance(value, float)
+        else f"{value:,}"
+        if isinstance(value, int)
+        else str(value)
+    )

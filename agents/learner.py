@@ -1,0 +1,166 @@
+"""What `runners.train` needs of a learner, and every agent by name.
+
+A learner of one's own is a class with the methods of `Learner`, a dataclass of its settings that extends
+`agents.config.AgentConfig`, an entry in `AGENTS`, and a file in `configs/agent`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from agents.config import AgentConfig
+    from baselines.policy import Policy
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be learned.
+
+    Attributes:
+        env: Name of the environment.
+        arguments: Its keyword arguments, typed; episodes are drawn from the training split.
+        num_envs: Episodes side by side.
+        seed: Of everything random.
+    """
+
+    env: str
+    arguments: Mapping[str, Any]
+    num_envs: int = 32
+    seed: int = 0
+
+    @property
+    def training_arguments(self) -> dict[str, Any]:
+        """Keyword arguments of `make_env` and `make_vector_env` for training."""
+        return {**self.arguments, "split": "train"}
+
+
+@dataclass
+class Budget:
+    """How long to train, in decisions or in minutes, whichever is used up first.
+
+    Attributes:
+        total_steps: Decisions.
+        max_minutes: Minutes; None: no limit.
+        steps: Decisions taken so far; learners count them up.
+        spent_s: Time that earlier, interrupted runs took, seconds.
+        on_progress: Hears the share that is used up, whenever `count` is called.
+    """
+
+    total_steps: int
+    max_minutes: float | None = None
+    steps: int = 0
+    spent_s: float = 0.0
+    on_progress: Callable[[float], None] | None = None
+    started_s: float = field(default_factory=time.monotonic)
+
+    def count(self, steps: int) -> None:
+        """Notes decisions taken."""
+        self.steps += steps
+        if self.on_progress:
+            self.on_progress(self.progress)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Time spent, earlier runs included, seconds."""
+        return self.spent_s + time.monotonic() - self.started_s
+
+    @property
+    def progress(self) -> float:
+        """Share that is used up, 0 to 1."""
+        by_time = 0.0 if self.max_minutes is None else self.elapsed_s / (60.0 * self.max_minutes)
+        return min(1.0, max(self.steps / self.total_steps, by_time))
+
+    @property
+    def over(self) -> bool:
+        """Whether it is used up."""
+        return self.progress >= 1.0
+
+
+class Learner(Protocol):
+    """Learns a policy, round by round.
+
+    Args of every learner's class: its config, the `Task`.
+    """
+
+    def improve(self, budget: Budget) -> dict[str, float]:
+        """One round: gathers experience and learns from it, telling `budget.count`. Returns figures worth logging."""
+        ...
+
+    def policy(self) -> Policy:
+        """The policy as it is now, without exploration."""
+        ...
+
+    def save_policy(self, folder: Path) -> None:
+        """Writes what the agent's loader needs."""
+        ...
+
+    def save_training(self, folder: Path) -> None:
+        """Writes what going on needs besides (optimizer, random generators)."""
+        ...
+
+    def restore(self, folder: Path) -> None:
+        """Reads what the two methods above wrote."""
+        ...
+
+
+@dataclass(frozen=True)
+class AgentEntry:
+    """Where an agent is, each as "module:name".
+
+    Attributes:
+        config: Dataclass of its settings.
+        learner: Class of its learner.
+        loader: Function from (folder, config of the checkpoint, name) to a policy.
+    """
+
+    config: str
+    learner: str
+    loader: str
+
+
+_SB3 = ("agents.sb3_learner:SB3Learner", "agents.sb3_learner:load")
+AGENTS: dict[str, AgentEntry] = {
+    "maskable_ppo": AgentEntry("agents.config:PPOConfig", *_SB3),
+    "ppo": AgentEntry("agents.config:PPOConfig", *_SB3),
+    "dqn": AgentEntry("agents.config:DQNConfig", *_SB3),
+    "api": AgentEntry(
+        "agents.api.config:APIConfig", "agents.api.learner:APILearner", "agents.api.learner:load"
+    ),
+}
+
+
+def agent_entry(name: str) -> AgentEntry:
+    """An agent by name.
+
+    Raises:
+        ValueError: there is none of that name; names the nearest.
+    """
+    if name not in AGENTS:
+        near = difflib.get_close_matches(name, AGENTS, n=1, cutoff=0.0)
+        raise ValueError(f"unknown agent {name!r}; did you mean {near[0]!r}? known: {', '.join(AGENTS)}")
+    return AGENTS[name]
+
+
+def resolve(target: str) -> Any:
+    """What "module:name" stands for."""
+    module, _, attribute = target.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def agent_config_class(name: str) -> type[AgentConfig]:
+    """The dataclass of an agent's settings."""
+    config: type[AgentConfig] = resolve(agent_entry(name).config)
+    return config
+
+
+def make_learner(config: AgentConfig, task: Task) -> Learner:
+    """The learner of an agent."""
+    learner: Learner = resolve(agent_entry(config.name).learner)(config, task)
+    return learner

@@ -1,0 +1,123 @@
+"""What the sections share: the models, the policies, and the one rule for rates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from runners.reproduction.claims import Claim, Rule
+from runners.reproduction.measures import geometric_mean, request_capacity_rps
+from runners.reproduction.trials import Trials, run_trials
+from runners.schema import ReproduceConfig
+
+PAPER = "flying_serving"
+TP, DP, FLYING, SHIFT = "static_tp", "static_dp", "flying_serving", "shift_parallelism"
+COMPARED = (TP, DP, FLYING)
+LOW_RPS, BURST_RPS, PRIORITY_RPS = (2.0, 5.0), (10.0, 30.0), (3.0, 5.0)  # paper, sections 6.1.3 and 6.3
+LENGTHS = "it depends on the lengths, whose ranges the text has lost, and on the engine"
+
+_CAPACITY_REQUESTS = 8000
+_AT_ONCE = 1e6  # rate scale at which all requests arrive within milliseconds
+_PATIENT = "env.drain_limit_s=36000"  # nothing is cut off
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model of section 6.1.2.
+
+    Attributes:
+        name: as in the paper.
+        words: what sets its cluster and promises.
+        has_shift: whether the paper ran Shift Parallelism on it.
+        context: its longest supported context in section 6.5, tokens.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    has_shift: bool
+    context: int
+
+
+LLAMA = Model("Llama-70B", ("experiment=llama3_70b",), True, 8 * 1024)
+GPT_OSS = Model("GPT-OSS-120B", (), False, 128 * 1024)
+NEMOTRON = Model("Nemotron-8B", ("experiment=nemotron_8b",), True, 1024 * 1024)
+MODELS = (LLAMA, GPT_OSS, NEMOTRON)
+
+
+@dataclass
+class Study:
+    """Runs policies and remembers capacities.
+
+    Attributes:
+        config: words of the command.
+        bar: progress bar, one step an episode.
+    """
+
+    config: ReproduceConfig
+    bar: Any
+    _capacities: dict[tuple[str, str], float] = field(default_factory=dict)
+
+    @property
+    def seeds(self) -> range:
+        """Seeds of the pooled episodes."""
+        return range(self.config.first_seed, self.config.first_seed + num_seeds(self.config))
+
+    @property
+    def requests(self) -> int:
+        """Requests of an episode at the paper's rates."""
+        return max(1, self.config.requests // 4) if self.config.quick else self.config.requests
+
+    def run(self, what: str, words: Sequence[str], policy: str, seeds: Sequence[int] | None = None) -> Trials:
+        """One policy on one workload; nothing is cut off before it is done."""
+        self.bar.set_postfix_str(f"{what}, {policy}", refresh=False)
+        split = f"split={self.config.split}"
+        chosen = self.seeds if seeds is None else seeds
+        return run_trials([*words, split, _PATIENT], policy, chosen, partial(self.bar.update, 1))
+
+    def capacity_rps(self, model: Model, policy: str) -> float:
+        """Requests of `flying_bursty` that a static system finishes a second when all arrive at once."""
+        key = (model.name, policy)
+        if key not in self._capacities:
+            words = [
+                *model.words,
+                "workload=flying_bursty",
+                f"workload.num_requests={_CAPACITY_REQUESTS}",
+                f"workload.rate_scale={_AT_ONCE}",
+            ]
+            trials = self.run(f"capacity of {model.name}", words, policy, [self.config.first_seed])
+            self._capacities[key] = request_capacity_rps(trials.episodes[0].records)
+        return self._capacities[key]
+
+    def busy_rate_rps(self, model: Model) -> float:
+        """The one rule: where a busy range of rates has its midpoint.
+
+        The paper's bursts, and its "sustained queueing pressure", are more than static TP can serve and no more than
+        static DP can. Source of the number: ours: the geometric mean of the two measured capacities, halfway in ratio.
+        """
+        return geometric_mean([self.capacity_rps(model, policy) for policy in (TP, DP)])
+
+    def busy_range(self, model: Model, published: tuple[float, float]) -> tuple[float, float]:
+        """A published range of rates moved, by a factor, so that its midpoint follows the rule."""
+        factor = self.busy_rate_rps(model) / float(np.mean(published))
+        return (published[0] * factor, published[1] * factor)
+
+
+def num_seeds(config: ReproduceConfig) -> int:
+    """Episodes that are pooled."""
+    return 1 if config.quick else config.seeds
+
+
+def make_claim(
+    section: str, claim: str, paper_value: float | None, ours: float, unit: str, rule: Rule, **notes: str
+) -> Claim:
+    """A claim of this paper."""
+    return Claim(PAPER, claim, section, paper_value, ours, unit, rule, **notes)
+
+
+def range_word(key: str, bounds: tuple[float, float]) -> str:
+    """A word that sets a range of the workload."""
+    return f"workload.params.{key}=[{bounds[0]!r},{bounds[1]!r}]"

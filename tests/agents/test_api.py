@@ -1,0 +1,145 @@
+"""Approximate policy iteration: it learns an instance whose optimum is known, and its parts do what they say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agents.api.config import APIConfig
+from agents.api.features import encode_actions, encode_state, shortlist, stay_action
+from agents.api.learner import APILearner
+from agents.api.network import TrainableNetwork, fit
+from agents.learner import Budget, Task
+from envs.backend import ClusterSpec, Redeploy, SetLayout, SwitchMode
+from envs.dp_tp.action import decode_action, encode_action
+from envs.dp_tp.core import DPTPConfig, DPTPCore
+from envs.workload.registry import WorkloadSpec
+
+TWO_GPUS = ClusterSpec(num_gpus=2)
+LIGHT = {"name": "flying_bursty", "num_requests": 200, "rate_scale": 0.3}
+
+
+def arguments(**changes: Any) -> dict[str, Any]:
+    return {"workload": WorkloadSpec(**LIGHT), "cluster": TWO_GPUS, "split": "train", **changes}
+
+
+def episode_return(core: DPTPCore, decide: Any, seed: int) -> float:
+    """Return of a validation episode; `decide` maps the core to an action."""
+    core.reset(seed, split="validation")
+    total = 0.0
+    while not core.done:
+        total += core.step(decide(core)).reward
+    return total
+
+
+def static(layout: tuple[int, ...]) -> Any:
+    return lambda core: Redeploy(layout, weights="whole") if core.state.now_s == 0 else None
+
+
+def greedy(learner: APILearner) -> Any:
+    policy = learner.policy()
+    engines, cluster = learner._engines, learner._cluster
+
+    def decide(core: DPTPCore) -> int:
+        core.observe_into(engines, cluster)
+        return policy.choose(engines, cluster, core.state)
+
+    return decide
+
+
+def test_it_learns_to_merge_under_light_load() -> None:
+    """With few requests one engine over both GPUs is faster for each of them; apart, half of the node stands idle."""
+    learner = APILearner(APIConfig(iterations=2, sample_every=2), Task("dp_tp", arguments(), seed=1))
+    budget = Budget(total_steps=30_000)
+    while not budget.over:
+        learner.improve(budget)
+    core = DPTPCore(DPTPConfig(**arguments()))
+    for seed in range(3):
+        merged = episode_return(core, static((2,)), seed)
+        apart = episode_return(core, static((1, 1)), seed)
+        learned = episode_return(core, greedy(learner), seed)
+        assert merged > apart, "the instance is what it is meant to be"
+        assert learned > 0.5 * (merged + apart)
+
+
+def test_training_goes_on_where_it_was_saved(tmp_path: Path) -> None:
+    config, task = APIConfig(iterations=2, epochs=3), Task("dp_tp", arguments(), seed=1)
+    first = APILearner(config, task)
+    first.improve(Budget(total_steps=600))
+    first.save_policy(tmp_path)
+    first.save_training(tmp_path)
+    second = APILearner(config, task)
+    second.restore(tmp_path)
+    assert second.iteration == 1
+    for mine, theirs in zip(first.network.parameters(), second.network.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    for name in ("states", "actions", "returns"):
+        for one, other in zip(getattr(first.batches[0], name), getattr(second.batches[0], name), strict=True):
+            np.testing.assert_array_equal(one, other)
+    assert first.rng.random() == second.rng.random()
+
+
+def test_other_environments_are_refused() -> None:
+    with pytest.raises(ValueError, match="learns env 'dp_tp'"):
+        APILearner(APIConfig(), Task("routing", {}))
+
+
+def test_shortlist_keeps_one_of_each_kind_of_layout_the_nearest() -> None:
+    target = (4, 2, 1, 1)
+    mask = np.ones(78, bool).tobytes()
+    layouts = {decode_action(int(action), 8).layout for action in shortlist(target, mask)}
+    assert len(layouts) == len({tuple(sorted(layout)) for layout in layouts}) == 10
+    assert target in layouts
+    assert (4, 2, 2) in layouts, "only the last two base engines change, not the first four"
+
+
+def test_action_vectors_tell_what_would_change() -> None:
+    engines = np.zeros((8, 13), np.float32)
+    engines[:, 6] = np.arange(8)  # running
+    target = (4, 4)
+    actions = np.array(
+        [
+            stay_action(target),
+            encode_action(SetLayout((4, 2, 2), SwitchMode.HARD)),
+            encode_action(SetLayout((8,), SwitchMode.SOFT)),
+        ]
+    )
+    stay, split, merge = encode_actions(engines, target, actions)
+    ranks = 4
+    assert stay[ranks : ranks + 3].tolist() == [0.0, 0.0, 0.0]
+    assert split[ranks : ranks + 3].tolist() == [0.5, 0.0, 0.5]
+    assert merge[ranks : ranks + 3].tolist() == [1.0, 1.0, 0.0]
+    assert split[ranks + 3 + 3] == pytest.approx((4 + 5 + 6 + 7) / 8)
+    assert merge[ranks + 3] == pytest.approx(28 / 8)
+    assert split[-2] == 1.0, "hard"
+    assert merge[-3] == 1.0, "soft"
+
+
+def test_permuted_nodes_look_alike_to_the_state_vector() -> None:
+    rng = np.random.default_rng(0)
+    engines, cluster = rng.random((8, 13)).astype(np.float32), rng.random(18).astype(np.float32)
+    np.testing.assert_allclose(
+        encode_state(engines, cluster, (4, 4)), encode_state(engines[::-1].copy(), cluster, (4, 4)), rtol=1e-5
+    )
+
+
+def test_fit_finds_the_best_action_in_spite_of_rare_disasters() -> None:
+    """Action 1 is usually a little better than action 0, but where the state says so it is a disaster."""
+    rng = np.random.default_rng(0)
+    states = rng.uniform(-1, 1, (512, 2)).astype(np.float32)
+    actions = np.broadcast_to(np.eye(2, dtype=np.float32), (512, 2, 2)).copy()
+    disaster = states[:, 0] > 0.8
+    advantages = np.zeros((512, 2), np.float32)
+    advantages[:, 1] = np.where(disaster, -100.0, 0.1)
+    torch.manual_seed(0)
+    network = TrainableNetwork(2, 2, 16)
+    config = APIConfig(epochs=200, learning_rate=5e-3, entropy_weights=(0.3, 1e-3))
+    fit(network, states, actions, advantages, np.ones((512, 2), bool), config, torch.Generator().manual_seed(0))
+    run = network.export()
+    chosen = np.array([np.argmax(run.scores(state, actions[0])) for state in states])
+    assert (chosen[disaster] == 0).all()
+    assert (chosen[states[:, 0] < 0.5] == 1).mean() > 0.95

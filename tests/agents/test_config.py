@@ -1,0 +1,58 @@
+"""Settings refuse what makes no sense, by name; files and dataclasses agree."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import yaml
+
+from agents.checkpoint import plain
+from agents.config import AgentConfig, DQNConfig, NetworkConfig, PPOConfig, build_agent_config
+from agents.learner import AGENTS, Budget, agent_config_class, agent_entry
+from runners.policies import CONFIG_DIR
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: AgentConfig(learning_rate=0.0), "learning_rate"),
+        (lambda: AgentConfig(learning_rate_schedule="linar"), "linear"),
+        (lambda: AgentConfig(discount=1.0), "discount"),
+        (lambda: AgentConfig(disturbance=1.0), "disturbance"),
+        (lambda: PPOConfig(batch_size=1), "batch_size"),
+        (lambda: PPOConfig(advantage_decay=1.1), "advantage_decay"),
+        (lambda: PPOConfig(target_kl=0.0), "target_kl"),
+        (lambda: PPOConfig(advantage_floor=-1.0), "advantage_floor"),
+        (lambda: DQNConfig(exploration_end=2.0), "exploration_end"),
+        (lambda: NetworkConfig(stay_probability=1.0), "stay_probability"),
+        (lambda: build_agent_config({"name": "ppo", "epoch": 3}), "epochs"),
+        (lambda: agent_entry("maskable_pp0"), "maskable_ppo"),
+    ],
+)
+def test_mistakes_are_named(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+@pytest.mark.parametrize("name", ["maskable_ppo", "ppo", "dqn"])
+def test_files_give_every_setting(name):
+    values = yaml.safe_load((CONFIG_DIR / "agent" / f"{name}.yaml").read_text())
+    values.pop("defaults")
+    assert set(values) == {entry.name for entry in dataclasses.fields(agent_config_class(name))}
+    config = build_agent_config(values)
+    assert config.name == name
+    assert plain(config) == values
+    assert name in AGENTS
+
+
+def test_a_budget_is_used_up_by_steps_or_by_time():
+    heard = []
+    budget = Budget(100, on_progress=heard.append)
+    budget.count(40)
+    assert heard == [0.4]
+    assert not budget.over
+    budget.count(60)
+    assert budget.over
+    assert Budget(100, max_minutes=1.0, spent_s=60.0).over
+    assert Budget(100, max_minutes=1.0, spent_s=30.0).progress == pytest.approx(0.5, abs=0.01)

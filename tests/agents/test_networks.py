@@ -1,0 +1,66 @@
+"""The network sees every engine alike, in order, and knows which layout it is in."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from agents.config import NetworkConfig, PPOConfig
+from agents.factory import make_network
+from agents.features import SetFeatures
+from agents.layout_policy import layout_ranks
+from envs.backend import ClusterSpec
+from envs.layout import all_layouts
+from envs.registration import make_env
+from envs.workload.registry import WorkloadSpec
+
+BURSTY = WorkloadSpec(name="flying_bursty", num_requests=60)
+
+
+def batch_of(observation):
+    return {key: torch.as_tensor(value)[None] for key, value in observation.items()}
+
+
+def test_pooled_features_do_not_depend_on_the_order_of_engines_and_the_others_do():
+    env = make_env("dp_tp", workload=BURSTY)
+    torch.manual_seed(0)
+    features = SetFeatures(env.observation_space, row_width=8, place_width=2)
+    observation = {
+        "engines": torch.rand(3, *env.observation_space["engines"].shape),
+        "cluster": torch.rand(3, *env.observation_space["cluster"].shape),
+    }
+    reversed_rows = {**observation, "engines": observation["engines"].flip(1)}
+    ours, theirs = features(observation), features(reversed_rows)
+    assert ours.shape == (3, features.features_dim)
+    torch.testing.assert_close(ours[:, :16], theirs[:, :16])
+    assert not torch.allclose(ours[:, 16:32], theirs[:, 16:32])
+
+
+@pytest.mark.parametrize("num_gpus", [2, 4, 8])
+def test_an_untrained_actor_mostly_keeps_the_layout_it_is_in(num_gpus):
+    env = make_env("dp_tp", workload=BURSTY, cluster=ClusterSpec(num_gpus=num_gpus))
+    torch.manual_seed(0)
+    config = PPOConfig(network=NetworkConfig(stay_probability=0.8))
+    network = make_network(config, env.observation_space, env.action_space)
+    rng = np.random.default_rng(0)
+    observation, _ = env.reset(seed=0)
+    layouts = set()
+    for _ in range(20):
+        stay = all_layouts(num_gpus).index(env.state.target_layout) * 3
+        layouts.add(stay)
+        probabilities = network.get_distribution(batch_of(observation)).distribution.probs[0]
+        assert probabilities[stay].item() == pytest.approx(0.8, abs=0.05)
+        others = np.delete(probabilities.detach().numpy(), stay)
+        np.testing.assert_allclose(others, others.mean(), rtol=0.3)
+        observation, _, terminated, truncated, _ = env.step(int(rng.choice(np.flatnonzero(env.action_masks()))))
+        if terminated or truncated:
+            break
+    assert len(layouts) > 1
+
+
+def test_ranks_of_layouts():
+    assert layout_ranks(2).tolist() == [[1, 1], [0, 0]]
+    ranks = layout_ranks(8)
+    assert ranks.shape == (26, 8)
+    assert len({tuple(row) for row in ranks}) == 26

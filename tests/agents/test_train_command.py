@@ -1,0 +1,171 @@
+"""`python -m runners.train` from the first word to the table, killed and resumed, with every tracker and agent."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from runners import evaluate, train
+from runners.cli import USER_ERROR
+from runners.policies import CONFIG_DIR
+from runners.schema import register_command, register_schemas
+from runners.train_config import TrainConfig
+
+TINY = [
+    "env=dp_tp",
+    "workload.num_requests=60",
+    "num_envs=4",
+    "validations=2",
+    "validation_seeds=1",
+    "seeds=2",
+    "baselines=[static_dp]",
+]
+SMALL_PPO = [
+    "agent.rollout_steps=16",
+    "agent.batch_size=32",
+    "agent.epochs=1",
+    "agent.network.hidden_widths=[16]",
+]
+
+
+def rows_of(out: Path) -> list[dict]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def failure(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert train.main(words) == USER_ERROR
+    said = capsys.readouterr().err.strip()
+    assert said.startswith("error: ")
+    assert len(said.splitlines()) == 1, said
+    return said
+
+
+def test_every_agent_composes():
+    register_schemas()
+    register_command("train", TrainConfig)
+    with initialize_config_dir(version_base="1.3", config_dir=str(CONFIG_DIR)):
+        for file in (CONFIG_DIR / "agent").glob("*.yaml"):
+            assert compose("train", overrides=[f"agent={file.stem}"]).agent.name == file.stem
+
+
+def test_trains_compares_and_leaves_a_checkpoint_that_other_commands_take(tmp_path, capsys):
+    out = tmp_path / "run"
+    assert train.main([*TINY, *SMALL_PPO, "total_steps=256", f"out={out}", "tracker=tensorboard"]) == 0
+    said = capsys.readouterr()
+    assert "static_dp" in said.out
+    assert "maskable_ppo" in said.out
+    assert "256 steps" in said.err
+    rows = rows_of(out)
+    assert [row["steps"] for row in rows if row["kind"] == "train"] == [64, 128, 192, 256]
+    assert [row["steps"] for row in rows if row["kind"] == "validation"] == [0, 128, 256]
+    assert list((out / "tensorboard").glob("events*"))
+    comparison = json.loads((out / "comparison.json").read_text())
+    assert set(comparison["policies"]) == {"maskable_ppo", "static_dp"}
+    for name in ("config.yaml", "card.md", "spaces.json", "weights.pt"):
+        assert (out / "checkpoint" / name).is_file()
+    words = [
+        "env=dp_tp",
+        f"policy={out}/checkpoint",
+        "workload.num_requests=60",
+        "seeds=2",
+        f"out={tmp_path}/e",
+    ]
+    assert evaluate.main(words) == 0
+    summary = json.loads((tmp_path / "e" / "summary.json").read_text())
+    assert summary["metrics"]["return"]["iqm"] == pytest.approx(
+        comparison["policies"]["maskable_ppo"]["metrics"]["return"]["iqm"]
+    )
+
+
+@pytest.mark.parametrize("agent", ["ppo", "dqn"])
+def test_other_agents(agent, tmp_path):
+    own = (
+        SMALL_PPO
+        if agent == "ppo"
+        else ["agent.warm_up_steps=20", "agent.batch_size=16", "agent.buffer_size=500"]
+    )
+    assert train.main([*TINY, *own, f"agent={agent}", "total_steps=128", f"out={tmp_path}"]) == 0
+    assert (tmp_path / "checkpoint" / "weights.pt").is_file()
+
+
+def test_wandb_offline_needs_no_account(tmp_path, monkeypatch):
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    assert train.main([*TINY, *SMALL_PPO, "total_steps=64", f"out={tmp_path}", "tracker=wandb"]) == 0
+    assert list((tmp_path / "wandb").glob("offline-run-*"))
+
+
+def test_the_same_seed_gives_the_same_agent(tmp_path):
+    logs = []
+    for run in ("a", "b"):
+        assert train.main([*TINY, *SMALL_PPO, "total_steps=128", "seed=3", f"out={tmp_path / run}"]) == 0
+        rows = rows_of(tmp_path / run)
+        logs.append([{key: value for key, value in row.items() if key != "minutes"} for row in rows])
+    assert logs[0] == logs[1]
+    assert (tmp_path / "a/checkpoint/weights.pt").read_bytes() == (
+        tmp_path / "b/checkpoint/weights.pt"
+    ).read_bytes()
+
+
+def test_a_killed_training_resumes_and_nothing_is_lost(tmp_path, capsys):
+    out = tmp_path / "run"
+    words = [*TINY, *SMALL_PPO, "seed=5", "total_steps=100000000", "save_every_s=0.05", f"out={out}"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "runners.train", *words],
+        cwd=CONFIG_DIR.parent,
+        env={**os.environ, "PYTHONPATH": str(CONFIG_DIR.parent)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        for _ in range(1200):
+            if (out / "last").exists() and len(rows_of(out)) >= 5:
+                break
+            assert process.poll() is None
+            time.sleep(0.1)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    before = json.loads((out / "last" / "progress.json").read_text())["steps"]
+    total = before + 192
+    assert train.main([f"resume={out}", f"total_steps={total}"]) == 0
+    assert "static_dp" in capsys.readouterr().out
+    steps = [row["steps"] for row in rows_of(out) if row["kind"] == "train"]
+    assert steps == list(range(64, total + 1, 64))
+    assert "seed: 5" in (out / "last" / "config.yaml").read_text()
+    contradiction = failure([f"resume={out}", "seed=6"], capsys)
+    assert "seed=5" in contradiction
+    assert "seed=6" in contradiction
+    assert (
+        train.main([f"resume={out}", "env=dp_tp", "agent=maskable_ppo", "seed=5"]) == 0
+    )  # nothing left to do
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["agent=maskable_pp"], "maskable_ppo"),
+        (["agent.epoch=3"], "epochs"),
+        (["agent.epochs=0"], "epochs"),
+        (["num_envs=0"], "num_envs"),
+        (["total_steps=0"], "total_steps"),
+        (["max_minutes=-1"], "max_minutes"),
+        (["baselines=[static_db]"], "static_dp"),
+        (["resume=/nowhere"], "nothing to resume"),
+        (["env=dp_pt"], "dp_tp"),
+        (["workload.num_requests=0"], "num_requests"),
+        (["cluster.model=llama-3-70b"], "allowed: 2, 4, 8"),
+    ],
+)
+def test_mistakes_get_one_sentence(words, expected, tmp_path, capsys):
+    out = [] if words[0].startswith("resume") else [f"out={tmp_path}"]
+    assert expected in failure([*TINY, *words, *out], capsys)

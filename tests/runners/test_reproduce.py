@@ -1,0 +1,135 @@
+"""Published figures beside ours."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from envs.backend import Redeploy, SetLayout
+from envs.workload.seeding import stream
+from runners import reproduce
+from runners.cli import USER_ERROR
+from runners.reproduction.claims import Claim, above, at_least, at_most, near, shown, write_claims
+from runners.reproduction.flying_serving import switching
+from runners.reproduction.flying_serving.study import LLAMA, MODELS
+from runners.reproduction.measures import transition_s
+from runners.reproduction.trials import compose_setting, in_burst, in_quiet, phase_of, run_trials
+from runners.schema import register_schemas
+
+KEYS = ["paper", "claim", "section", "paper_value", "ours", "unit", "ratio", "holds", "note"]
+
+
+def claim(ours, rule, paper_value=2.0, **more):
+    return Claim("someone", "something", "6", paper_value, ours, "x", rule, **more)
+
+
+@pytest.mark.parametrize(
+    ("rule", "ours", "holds"),
+    [
+        (near(2.0), 2.19, True),
+        (near(2.0), 1.79, False),
+        (at_least(2.0), 1.81, True),
+        (at_least(2.0), 1.79, False),
+        (at_most(2.0), 2.19, True),
+        (at_most(2.0), math.inf, False),
+        (above(), 1.05, False),
+        (above(), math.inf, True),
+        (shown("apples"), 2.0, None),
+        (near(2.0), math.nan, None),
+    ],
+)
+def test_rules(rule, ours, holds):
+    assert claim(ours, rule).holds is holds
+
+
+def test_a_claim_says_why_it_fails_and_only_then():
+    kept, broken = (claim(ours, near(2.0), note="How.", beyond="Why not.") for ours in (2.0, 3.0))
+    assert kept.to_row()["note"] == "Rule: within 10% of 2. How."
+    assert broken.to_row()["note"] == "Rule: within 10% of 2. How. Why not."
+
+
+def test_claims_are_written_in_the_binding_form(tmp_path: Path):
+    write_claims(tmp_path, [claim(1.0, near(2.0)), claim(math.inf, above(), paper_value=None)])
+    first, second = json.loads((tmp_path / "claims.json").read_text())
+    assert list(first) == list(second) == KEYS
+    assert first["ratio"] == 0.5
+    assert first["holds"] is False
+    assert second["paper_value"] is second["ours"] is second["ratio"] is None  # infinite is null
+    assert second["holds"] is True
+
+
+def test_phases_are_those_of_the_arrivals():
+    register_schemas()
+    words = ["workload=flying_bursty", "workload.num_requests=2000", "split=test"]
+    trials = run_trials(words, "static_dp", [0, 1], lambda: None)
+    arrivals = [episode.records.arrival_s for episode in trials.episodes]
+    for episode, arrival_s in zip(trials.episodes, arrivals, strict=True):
+        edges_s = trials.edges_s(episode)
+        counts = np.bincount(phase_of(arrival_s, edges_s))[:-1]  # the last one is cut short
+        rates = counts / np.diff(edges_s)[: len(counts)]
+        assert len(rates) > 1
+        assert np.all(rates[0::2] < 7.0)
+        assert np.all(rates[1::2] > 7.0)
+    burst, quiet = in_burst(trials), in_quiet([trials])
+    assert len(burst) == len(quiet) == 4000
+    assert not np.any(burst & quiet)
+    assert np.all(quiet[: int((arrivals[0] < trials.edges_s(trials.episodes[0])[1]).sum())])
+
+
+def test_asking_for_phases_does_not_change_the_workload():
+    from envs.workload import flying
+
+    traffic, rng = flying.bursty(), stream(3, "x")
+    edges_s = traffic.phase_edges_s(200, stream(3, "x"))
+    assert np.array_equal(traffic.sample(200, rng).arrival_s, traffic.sample(200, stream(3, "x")).arrival_s)
+    assert edges_s[0] == 0.0
+    assert np.all(np.diff(edges_s) > 0)
+
+
+def test_transitions_are_timed():
+    register_schemas()
+    cluster = compose_setting(LLAMA.words).cluster
+    assert transition_s(cluster, SetLayout((4,))) == pytest.approx(0.015)
+    assert transition_s(cluster, Redeploy((2, 2))) == pytest.approx(211.97)
+    with pytest.raises(ValueError, match="add up"):
+        transition_s(cluster, SetLayout((8,)))
+
+
+def test_table_2_holds():
+    register_schemas()
+    assert all(found.holds for found in switching.claims())
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert reproduce.main(["paper=flying_serving", "quick=true", "requests=200", f"out={tmp_path}"]) == 0
+    rows = json.loads((tmp_path / "claims.json").read_text())
+    assert all(list(row) == KEYS for row in rows)
+    assert {row["section"] for row in rows} == {"1", "6.2", "6.3", "6.4", "6.5"}
+    assert len({row["claim"] for row in rows}) == len(rows)
+    assert all(any(row["claim"].startswith(model.name) for row in rows) for model in MODELS)
+    assert "compared claims hold" in capsys.readouterr().out
+
+
+def test_an_unknown_paper(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert reproduce.main(["paper=flying_servin", f"out={tmp_path}"]) == USER_ERROR
+    assert "unknown paper 'flying_servin'; did you mean 'flying_serving'?" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.reproduction
+def test_the_shape_of_the_whole_paper(tmp_path: Path):
+    """What the paper's argument stands on, whatever the policy's constants: each static layout has its regime."""
+    assert reproduce.main(["paper=flying_serving", f"out={tmp_path}"]) == 0
+    rows = {row["claim"]: row for row in json.loads((tmp_path / "claims.json").read_text())}
+    for model in MODELS:
+        for name in (
+            f"{model.name}, bursts: P90 TTFT, TP over Flying Serving",
+            f"{model.name}, bursts: mean queue time, TP over Flying Serving",
+            f"{model.name}: peak throughput, Flying Serving over DP",
+            f"{model.name}: peak throughput, Flying Serving over TP",
+        ):
+            assert rows[name]["holds"], rows[name]
+        tp, dp = (rows[f"{model.name}, light load: mean TTFT of static {x}"]["ours"] for x in ("TP", "DP"))
+        assert tp < dp
