@@ -49,6 +49,8 @@ class AgentConfig:
             when the layout is left as it is, measured on training episodes and then fixed.
         disturbance: Probability that a decision in training is replaced by a random possible one, falling to zero
             over the last fifth of the training.
+        training_stride: Decision intervals between two decisions in training; afterwards the agent decides at every one.
+            More of them make what a layout is worth stand out against what it costs to get there.
         network: The network.
     """
 
@@ -58,7 +60,8 @@ class AgentConfig:
     learning_rate_schedule: str = "linear"
     discount: float = 0.95
     reward_scale: float | None = None
-    disturbance: float = 0.02
+    disturbance: float = 0.1
+    training_stride: float = 5.0
     network: NetworkConfig = field(default_factory=NetworkConfig)
 
     def __post_init__(self) -> None:
@@ -66,6 +69,7 @@ class AgentConfig:
         _check("agent.total_steps", self.total_steps, self.total_steps >= 1, "at least 1")
         _check("agent.learning_rate", self.learning_rate, self.learning_rate > 0, "positive")
         _check("agent.discount", self.discount, 0 < self.discount < 1, "in (0, 1)")
+        _check("agent.training_stride", self.training_stride, self.training_stride >= 1, "at least 1")
         _check("agent.disturbance", self.disturbance, 0 <= self.disturbance < 1, "in [0, 1)")
         _check(
             "agent.reward_scale",

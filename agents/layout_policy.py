@@ -92,7 +92,6 @@ class LayoutHead(nn.Module):
         self.register_buffer("ranks", torch.as_tensor(ranks / max(num_ranks - 1, 1), dtype=torch.float32))
         self.register_buffer("parts", torch.as_tensor(_parts(ranks), dtype=torch.float32))
         self.scores = nn.Linear(latent_dim, len(_parts(ranks)) + NUM_MODES)
-        self.hold = nn.Linear(latent_dim, 1)
         self.own = nn.Linear(latent_dim, len(ranks) * NUM_MODES)
         num_others = len(ranks) * NUM_MODES - 1
         bonus = math.log(stay_probability / (1.0 - stay_probability) * num_others)
@@ -107,15 +106,14 @@ class LayoutHead(nn.Module):
         present = (widths.unsqueeze(1) - self.ranks).abs().amax(dim=2) < 1e-3
         # the bonus is for the sequential mode alone: with the present layout, that is to stay
         staying = torch.stack([present, torch.zeros_like(present), torch.zeros_like(present)], dim=2)
-        hold = (self.stay + self.hold(latent)).unsqueeze(2)
-        return (logits + hold * staying).flatten(1) + self.own(latent)
+        return (logits + self.stay * staying).flatten(1) + self.own(latent)
 
 
 def _parts(ranks: NDArray[np.int64]) -> NDArray[np.float64]:
-    """(parts, layouts): for each place and length, whether a layout has it; for each length, base engines in it."""
+    """(parts, layouts): for each place and length, whether a layout has it; for each length, its share of the node."""
     num_ranks = int(ranks.max()) + 1
     places = (ranks[:, :, None] == np.arange(num_ranks)).astype(np.float64)
-    return np.concatenate([places.reshape(len(ranks), -1), places.sum(axis=1)], axis=1).T
+    return np.concatenate([places.reshape(len(ranks), -1) / ranks.shape[1], places.mean(axis=1)], axis=1).T
 
 
 class LayoutPolicy(MaskableMultiInputActorCriticPolicy):
@@ -139,7 +137,7 @@ class LayoutPolicy(MaskableMultiInputActorCriticPolicy):
         num_base = int(self.features_extractor.num_base)  # type: ignore[arg-type]
         latent_dim = self.mlp_extractor.latent_dim_pi - num_base
         self.action_net = LayoutHead(latent_dim, num_base, self.stay_probability)
-        for layer in (self.action_net.scores, self.action_net.hold, self.action_net.own):
+        for layer in (self.action_net.scores, self.action_net.own):
             self.init_weights(layer, gain=0.01)
         self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)  # type: ignore[call-arg]
 

@@ -98,8 +98,9 @@ class SB3Learner:
     def __init__(self, config: AgentConfig, task: Task) -> None:
         self.config, self.task = config, task
         self._budget = Budget(config.total_steps)
-        env = make_vector_env(task.env, task.num_envs, **task.training_arguments)
         interval_s = float(task.arguments.get("decision_interval_s", 1.0))
+        arguments = {**task.training_arguments, "decision_interval_s": config.training_stride * interval_s}
+        env = make_vector_env(task.env, task.num_envs, **arguments)
         self.reward_scale = config.reward_scale or measure_reward_scale(config, task, interval_s)
         self.env = SB3VecEnv(env, self.reward_scale, seed=task.seed)
         set_random_seed(task.seed)

@@ -12,7 +12,7 @@ class LatencyCoefficients:
     Args:
         fixed_s: Host work of an iteration that the GPU waits for, s.
         layer_s: Small kernels and gaps of one layer, s.
-        sequence_s: Work per sequence of a pure decode iteration, s: host work and decode attention beyond its context.
+        sequence_s: Work per decoding sequence of an iteration, s: host work and decode attention beyond its context.
         token_s: Element-wise work and prefill attention per token of an iteration that contains prefill, s.
         dense_bandwidth_ratio: Achieved share of memory bandwidth reading dense weights.
         dense_flops_ratio: Achieved share of peak arithmetic in dense matrices.

@@ -25,18 +25,21 @@ class LatencyTables:
     """Iteration time in the simulator kernel's integer form.
 
     A pure decode iteration of B sequences with C tokens of context together takes `decode_ps[B] + kv_ps * C`. One that
-    contains prefill and schedules n tokens in all takes `mixed_ps[n] + kv_ps * C + (attn_fs * pairs) // 1000`, with C
+    contains prefill and schedules n tokens in all, B of them decoding, takes
+    `mixed_ps[n] + sequence_ps * B + kv_ps * C + (attn_fs * pairs) // 1000`, with C
     the decode context and `pairs` the query-key pairs of the prefill chunks.
 
     Args:
         decode_ps: (max_num_seqs + 1,), picoseconds by number of decoding sequences, int64.
         mixed_ps: (max_num_batched_tokens + 1,), picoseconds by number of scheduled tokens, int64.
+        sequence_ps: Picoseconds per decoding sequence beside prefill; a pure decode iteration has it in `decode_ps`.
         kv_ps: Picoseconds per token of decode context.
         attn_fs: Femtoseconds per query-key pair of prefill.
     """
 
     decode_ps: NDArray[np.int64]
     mixed_ps: NDArray[np.int64]
+    sequence_ps: int
     kv_ps: int
     attn_fs: int
 
@@ -55,7 +58,8 @@ class LatencyTables:
             return int(self.decode_ps[num_decode]) + self.kv_ps * context_tokens
         num_tokens = num_decode + sum(length for _, length in chunks)
         attention = self.attn_fs * attention_pairs(chunks) // 1000
-        return int(self.mixed_ps[num_tokens]) + self.kv_ps * context_tokens + attention
+        sequences = self.sequence_ps * num_decode
+        return int(self.mixed_ps[num_tokens]) + sequences + self.kv_ps * context_tokens + attention
 
 
 def attention_pairs(prefill_chunks: Iterable[tuple[int, int]]) -> int:
@@ -186,11 +190,7 @@ class LatencyModel:
         return self.overhead_s + self.tokens_s(num_decode) + num_decode * self.coefficients.sequence_s
 
     def mixed_s(self, num_tokens: float) -> float:
-        """Iteration that contains prefill, without the context and attention terms, s.
-
-        The integer form knows only the number of tokens here, not how many of them decode, so `sequence_s` is not
-        charged.
-        """
+        """Iteration that contains prefill, without the sequence, context and attention terms, s."""
         return self.overhead_s + self.tokens_s(num_tokens) + num_tokens * self.coefficients.token_s
 
     def iteration_s(
@@ -207,7 +207,9 @@ class LatencyModel:
         if not chunks:
             return self.decode_s(num_decode) + self.kv_s * context_tokens
         num_tokens = num_decode + sum(length for _, length in chunks)
-        return self.mixed_s(num_tokens) + self.kv_s * context_tokens + self.pair_s * attention_pairs(chunks)
+        sequences = num_decode * self.coefficients.sequence_s
+        attention = self.pair_s * attention_pairs(chunks)
+        return self.mixed_s(num_tokens) + sequences + self.kv_s * context_tokens + attention
 
     def tables(self, max_num_seqs: int, max_num_batched_tokens: int) -> LatencyTables:
         """Rounds the model to the integers that the simulator kernel consumes.
@@ -221,6 +223,7 @@ class LatencyModel:
         return LatencyTables(
             decode_ps=np.array(decode, dtype=np.int64),
             mixed_ps=np.array(mixed, dtype=np.int64),
+            sequence_ps=round(self.coefficients.sequence_s * PS_PER_S),
             kv_ps=round(self.kv_s * PS_PER_S),
             attn_fs=round(self.pair_s * FS_PER_S),
         )

@@ -77,7 +77,7 @@ def load_policy(policy: str | Mapping[str, Any]) -> Policy:
         folder = _checkpoint_dir(config["path"])
         if folder is None:
             raise ValueError(f"no checkpoint in {config['path']!r}")
-        return cast("Policy", load_checkpoint(folder))
+        return load_checkpoint(folder)
     from baselines.registry import make_policy
 
     return make_policy(config["name"], **config.get("params", {}))

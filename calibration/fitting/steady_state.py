@@ -32,9 +32,10 @@ def iteration_mean_s(model: LatencyModel, run: Run, sequences: float) -> tuple[f
     share = 1.0 - math.exp(-prompts * chunks)
     pairs = run.input_tokens * (run.cached_tokens + (run.input_tokens + 1.0) / 2.0)
     kv = model.kv_s * context
-    crowded = model.mixed_s(sequences + prompts * run.input_tokens / share)
+    decoding_s = sequences * model.coefficients.sequence_s
+    crowded = model.mixed_s(sequences + prompts * run.input_tokens / share) + decoding_s
     mean = (1.0 - share) * model.decode_s(sequences) + share * crowded + kv + prompts * pairs * model.pair_s
-    own = chunks * (model.mixed_s(sequences + run.input_tokens / chunks) + kv) + pairs * model.pair_s
+    own = chunks * (model.mixed_s(sequences + run.input_tokens / chunks) + decoding_s + kv) + pairs * model.pair_s
     return mean, own
 
 

@@ -112,6 +112,9 @@ def build_cluster(spec: ClusterSpec, slos: tuple[SLO, ...]) -> Cluster:
     """
     validate(spec)
     profile = _profile(spec.model, spec.gpu)
+    blocks_per_base = num_blocks(
+        profile.model, profile.gpu, spec.base_width, spec.block_size, spec.memory_utilization
+    )
     groups = all_groups(spec.num_base, spec.max_group)
     widths = tuple(sorted({group.length for group in groups}))
     per_kind = [
@@ -122,9 +125,7 @@ def build_cluster(spec: ClusterSpec, slos: tuple[SLO, ...]) -> Cluster:
         groups=groups,
         widths=widths,
         tables=_stack(spec, per_kind, widths, slos),
-        blocks_per_base=num_blocks(
-            profile.model, profile.gpu, spec.base_width, spec.block_size, spec.memory_utilization
-        ),
+        blocks_per_base=blocks_per_base,
         switch_ps=to_ps(LIVE_SWITCH_S if spec.switch_s is None else spec.switch_s),
         cold_start_ps=tuple(_cold_start_ps(spec, profile, length) for length in widths),
         communicators_ps=to_ps(COMMUNICATOR_START_S * (len(groups) - spec.num_base)),
@@ -156,6 +157,7 @@ def _stack(
     return Tables(
         decode_ps=np.stack([kind.decode_ps for kind in kinds]),
         mixed_ps=np.stack([kind.mixed_ps for kind in kinds]),
+        sequence_ps=np.array([kind.sequence_ps for kind in kinds], np.int64),
         kv_ps=np.array([kind.kv_ps for kind in kinds], np.int64),
         attn_fs=np.array([kind.attn_fs for kind in kinds], np.int64),
         block_size=np.array([spec.block_size * length for length in lengths], np.int64),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from envs.backend import (
     ENGINE_STATE_DTYPE,
@@ -27,7 +28,6 @@ from envs.simulator.control_plane import ControlPlane, Phase, Switch
 from envs.simulator.kernel import state as kernel_state
 from envs.simulator.kernel.observe import observe_engines
 from envs.simulator.kernel.state import (
-    LOG_DTYPE,
     NEED_LOG,
     NEED_SLOTS,
     NEVER,
@@ -96,7 +96,7 @@ class Simulator:
         self.trigger_classes = trigger_classes
         self.cluster = build_cluster(spec, slos)
         self.refused_commands = 0
-        self._inherited_log = np.zeros(0, LOG_DTYPE)
+        self._inherited_logs: tuple[NDArray[np.void], ...] = ()
 
     # -- Backend -------------------------------------------------------------------------------------------------------
 
@@ -117,7 +117,7 @@ class Simulator:
             num_classes=len(self.slos),
         )
         self._fill_world()
-        self._inherited_log = np.zeros(0, LOG_DTYPE)
+        self._inherited_logs = ()
         self.refused_commands = 0
         self.control = ControlPlane(self)
         self.set_request_limit(self.spec.weights)
@@ -171,7 +171,7 @@ class Simulator:
 
     def results(self) -> RequestRecords:
         """What happened to every request that has arrived."""
-        log = np.concatenate([self._inherited_log, self._own_log()])
+        log = np.concatenate([*self._inherited_logs, self._own_log()])
         return to_records(self.workload, self.world, log)
 
     # -- the simulator's own -------------------------------------------------------------------------------------------
@@ -252,11 +252,7 @@ class Simulator:
         copy.spec, copy.slos, copy.trigger_classes = self.spec, self.slos, self.trigger_classes
         copy.cluster, copy.workload, copy.traffic = self.cluster, self.workload, self.traffic
         copy.refused_commands = self.refused_commands
-        copy._inherited_log = (
-            np.concatenate([self._inherited_log, self._own_log()])
-            if len(self._inherited_log)
-            else self._own_log()
-        )
+        copy._inherited_logs = (*self._inherited_logs, self._own_log())
         copy.world = kernel_state.fork(self.world)
         copy.control = self.control.fork(copy)
         return copy
@@ -267,9 +263,12 @@ class Simulator:
 
     def set_request_limit(self, weights: str) -> None:
         """Refuses on arrival what no engine of the node could ever hold."""
-        self.world.cluster["max_request_tokens"] = self.cluster.max_request_tokens(weights)
+        most = self.cluster.max_request_tokens(weights)
+        if not self.spec.chunked_prefill:
+            most = min(most, self.spec.max_num_batched_tokens)  # vLLM wants a budget of max_model_len then
+        self.world.cluster["max_request_tokens"] = most
 
-    def _own_log(self) -> np.ndarray:
+    def _own_log(self) -> NDArray[np.void]:
         """This world's log entries; append only, so a view stays true."""
         return self.world.log[: int(self.world.cluster["log_length"][0])]
 
@@ -311,7 +310,7 @@ class Simulator:
         self.control.redeploy(command)
         return Receipt(True)
 
-    def _engine_rows(self) -> np.ndarray:
+    def _engine_rows(self) -> NDArray[np.void]:
         rows = np.zeros(len(self.world.engines), ENGINE_STATE_DTYPE)
         observe_engines(self.world, self.cluster.tables, rows)
         return rows

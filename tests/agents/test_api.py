@@ -138,7 +138,15 @@ def test_fit_finds_the_best_action_in_spite_of_rare_disasters() -> None:
     torch.manual_seed(0)
     network = TrainableNetwork(2, 2, 16)
     config = APIConfig(epochs=200, learning_rate=5e-3, entropy_weights=(0.3, 1e-3))
-    fit(network, states, actions, advantages, np.ones((512, 2), bool), config, torch.Generator().manual_seed(0))
+    fit(
+        network,
+        states,
+        actions,
+        advantages,
+        np.ones((512, 2), bool),
+        config,
+        torch.Generator().manual_seed(0),
+    )
     run = network.export()
     chosen = np.array([np.argmax(run.scores(state, actions[0])) for state in states])
     assert (chosen[disaster] == 0).all()

@@ -53,7 +53,9 @@ def test_an_untrained_actor_mostly_keeps_the_layout_it_is_in(num_gpus):
         assert probabilities[stay].item() == pytest.approx(0.8, abs=0.05)
         others = np.delete(probabilities.detach().numpy(), stay)
         np.testing.assert_allclose(others, others.mean(), rtol=0.3)
-        observation, _, terminated, truncated, _ = env.step(int(rng.choice(np.flatnonzero(env.action_masks()))))
+        observation, _, terminated, truncated, _ = env.step(
+            int(rng.choice(np.flatnonzero(env.action_masks())))
+        )
         if terminated or truncated:
             break
     assert len(layouts) > 1

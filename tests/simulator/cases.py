@@ -24,6 +24,7 @@ def kinds(draw: st.DrawFn) -> Kind:
     return Kind(
         decode_ps=[base + slope * batch for batch in range(max(seqs, budget) + 1)],
         mixed_ps=[mixed_base + mixed_slope * tokens for tokens in range(budget + 1)],
+        sequence_ps=draw(st.integers(0, 4)),
         kv_ps=draw(st.integers(0, 3)),
         attn_fs=draw(st.integers(0, 2000)),
         block_size=draw(st.integers(1, 32)),

@@ -17,6 +17,7 @@ class Kind:
 
     decode_ps: list[int]  # by batch size
     mixed_ps: list[int]  # by scheduled tokens
+    sequence_ps: int  # per decoding request beside prefill
     kv_ps: int
     attn_fs: int
     block_size: int
@@ -257,7 +258,10 @@ class Engine:
             for query in range(self.scheduled[request]):
                 pairs += request.computed + query + 1
         return (
-            self.kind.mixed_ps[sum(self.scheduled.values())] + reading_ps + self.kind.attn_fs * pairs // 1000
+            self.kind.mixed_ps[sum(self.scheduled.values())]
+            + self.kind.sequence_ps * len(decodes)
+            + reading_ps
+            + self.kind.attn_fs * pairs // 1000
         )
 
 

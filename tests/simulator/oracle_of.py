@@ -41,6 +41,7 @@ def _kind(tables: Tables, number: int) -> Kind:
     return Kind(
         decode_ps=tables.decode_ps[number].tolist(),
         mixed_ps=tables.mixed_ps[number].tolist(),
+        sequence_ps=int(tables.sequence_ps[number]),
         kv_ps=int(tables.kv_ps[number]),
         attn_fs=int(tables.attn_fs[number]),
         block_size=int(tables.block_size[number]),

@@ -187,7 +187,9 @@ def test_a_cold_start_with_whole_weights_builds_the_communicator_pool() -> None:
         assert restart.due_s is not None
         ends[weights] = restart.due_s
     assert ends["sharded"] == pytest.approx(1.0 + 292.38)
-    assert ends["whole"] == pytest.approx(ends["sharded"] + 3.0), "groups of 2, 2 and 4 base engines, 1 s each"
+    assert ends["whole"] == pytest.approx(ends["sharded"] + 3.0), (
+        "groups of 2, 2 and 4 base engines, 1 s each"
+    )
 
 
 def test_a_failed_gpu_loses_what_was_streaming_and_comes_back() -> None:

@@ -42,6 +42,7 @@ def waiting_times_ps(traffic: Traffic, engines: int, servers: int, router: int) 
     tables = Tables(
         decode_ps=np.full((1, servers + 1), ITERATION_PS, np.int64),
         mixed_ps=np.full((1, servers + 1), ITERATION_PS, np.int64),
+        sequence_ps=np.zeros(1, np.int64),
         kv_ps=np.zeros(1, np.int64),
         attn_fs=np.zeros(1, np.int64),
         block_size=np.full(1, 16, np.int64),

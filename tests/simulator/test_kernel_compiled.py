@@ -28,7 +28,7 @@ def test_every_cached_function_carries_the_digest_of_all_files(module: ModuleTyp
 
 
 def test_worlds_of_any_size_forked_or_grown_share_one_version_of_advance() -> None:
-    kind = Kind([10] * 9, [10] * 9, 1, 1, 4, max_num_seqs=8, max_batched_tokens=8)
+    kind = Kind([10] * 9, [10] * 9, 1, 1, 1, 4, max_num_seqs=8, max_batched_tokens=8)
     for num_engines in (1, 3):
         rows = tuple(Row(number, 3, 20, 20, number % 2) for number in range(20))
         kernel = Kernel(Case((kind,), (Slot(0, 12),) * num_engines, rows, Settings(priority_order=True)))

@@ -47,6 +47,7 @@ def test_equal_at_the_scale_of_real_engines(seed: int) -> None:
     kind = Kind(
         decode_ps=[10_000_000_019 + 60_000_007 * batch for batch in range(33)],
         mixed_ps=[10_000_000_033 + 30_000_001 * tokens for tokens in range(2049)],
+        sequence_ps=9_000_011,
         kv_ps=16_007,
         attn_fs=101,
         block_size=16,
@@ -77,7 +78,7 @@ def test_equal_at_the_scale_of_real_engines(seed: int) -> None:
 
 def priority_case(capacity_blocks: int, *rows: tuple[int, int, int, int]) -> Case:
     """One engine with priority order; iterations of 1 ps, blocks of one token. Rows: arrival, prompt, output, level."""
-    kind = Kind([1] * 7, [1] * 7, 0, 0, block_size=1, max_num_seqs=3, max_batched_tokens=6)
+    kind = Kind([1] * 7, [1] * 7, 0, 0, 0, block_size=1, max_num_seqs=3, max_batched_tokens=6)
     return Case(
         kinds=(kind,),
         slots=(Slot(0, capacity_blocks),),

@@ -254,7 +254,7 @@ def test_class_totals_are_sums_over_requests(case: Case) -> None:
 
 def busy_case(num_requests: int = 3, num_engines: int = 1, output: int = 10) -> Case:
     """Requests of one prompt token that all arrive at once; every iteration takes 10 ps."""
-    kind = Kind([10] * 300, [10] * 300, 0, 0, 4, max_num_seqs=256, max_batched_tokens=256)
+    kind = Kind([10] * 300, [10] * 300, 0, 0, 0, 4, max_num_seqs=256, max_batched_tokens=256)
     return Case(
         kinds=(kind,),
         slots=tuple(Slot(0, 10_000) for _ in range(num_engines)),

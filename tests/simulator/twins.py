@@ -88,6 +88,7 @@ def build_tables(case: Case) -> Tables:
     return Tables(
         decode_ps=rows([kind.decode_ps for kind in case.kinds]),
         mixed_ps=rows([kind.mixed_ps for kind in case.kinds]),
+        sequence_ps=column("sequence_ps"),
         kv_ps=column("kv_ps"),
         attn_fs=column("attn_fs"),
         block_size=column("block_size"),

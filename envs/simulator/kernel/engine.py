@@ -370,7 +370,11 @@ def schedule(world: World, tables: Tables, e: int, now: int) -> None:
         if tokens == 0:
             duration = tables.decode_ps[kind, scheduled]
         else:
-            duration = tables.mixed_ps[kind, scheduled] + tables.attn_fs[kind] * pairs // 1000
+            duration = (
+                tables.mixed_ps[kind, scheduled]
+                + tables.sequence_ps[kind] * (scheduled - tokens)
+                + tables.attn_fs[kind] * pairs // 1000
+            )
     duration += tables.kv_ps[kind] * context
     engine.tick += 1
     engine.decode_context += engine.num_running - engine.num_prefilling

@@ -219,6 +219,7 @@ class Tables(NamedTuple):
 
     decode_ps: NDArray[np.int64]  # (K, S + 1) pure decode iteration by batch size
     mixed_ps: NDArray[np.int64]  # (K, T + 1) iteration with prefill, by scheduled tokens
+    sequence_ps: NDArray[np.int64]  # (K,) per decoding request beside prefill; decode_ps has it already
     kv_ps: NDArray[np.int64]  # (K,) per token of decode context
     attn_fs: NDArray[np.int64]  # (K,) per (query, key) pair of prefill attention
     block_size: NDArray[np.int64]  # (K,) tokens a block
@@ -277,9 +278,9 @@ def with_more_log(world: World) -> World:
 def fork(world: World) -> World:
     """A copy that shares nothing mutable. Its log starts empty: the parent's entries are the parent's to tell."""
     copy = World(
-        _copied_records(world.cluster),
-        _copied_records(world.engines),
-        _copied_records(world.requests),
+        _copied_records(world.cluster, CLUSTER_DTYPE, _WHOLE_CLUSTER),
+        _copied_records(world.engines, ENGINE_DTYPE, _WHOLE_ENGINE),
+        _copied_records(world.requests, REQUEST_DTYPE, _WHOLE_REQUEST),
         world.queues.copy(),
         world.running.copy(),
         world.finish_tick.copy(),
@@ -291,6 +292,12 @@ def fork(world: World) -> World:
     return copy
 
 
-def _copied_records(records: NDArray[np.void]) -> NDArray[np.void]:
+def _copied_records(records: NDArray[np.void], dtype: np.dtype, whole: np.dtype) -> NDArray[np.void]:
     """A copy, record by record; numpy's own goes field by field and takes ten times as long."""
-    return records.view(f"V{records.itemsize}").copy().view(records.dtype)
+    return records.view(whole).copy().view(dtype)
+
+
+# The same records without their fields.
+_WHOLE_CLUSTER = np.dtype((np.void, CLUSTER_DTYPE.itemsize))
+_WHOLE_ENGINE = np.dtype((np.void, ENGINE_DTYPE.itemsize))
+_WHOLE_REQUEST = np.dtype((np.void, REQUEST_DTYPE.itemsize))
