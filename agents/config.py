@@ -43,44 +43,53 @@ class AgentConfig:
         name: The agent: a name in `agents.learner.AGENTS`.
         total_steps: Decisions to train for, where the command line does not say.
         learning_rate: Of Adam.
+    """
+
+    name: str
+    total_steps: int
+    learning_rate: float
+
+    def __post_init__(self) -> None:
+        _check("agent.total_steps", self.total_steps, self.total_steps >= 1, "at least 1")
+        _check("agent.learning_rate", self.learning_rate, self.learning_rate > 0, "positive")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SB3Config(AgentConfig):
+    """What the agents of Stable-Baselines3 have in common.
+
+    Attributes:
         learning_rate_schedule: "constant", or "linear" down to a twentieth at the end.
         discount: On the reward of the next decision, one decision interval later; elapsed time counts.
         reward_scale: Factor on the rewards that the agent learns from; None: one over the spread of discounted returns
             when the layout is left as it is, measured on training episodes and then fixed.
         disturbance: Probability that a decision in training is replaced by a random possible one, falling to zero
             over the last fifth of the training.
-        training_stride: Decision intervals between two decisions in training; afterwards the agent decides at every one.
-            More of them make what a layout is worth stand out against what it costs to get there.
+        training_stride: Decision intervals between two decisions in training; afterwards the agent decides at every
+            one. More of them make what a layout is worth stand out against what it costs to get there.
         network: The network.
     """
 
-    name: str = "maskable_ppo"
-    total_steps: int = 400_000
-    learning_rate: float = 5e-4
+    learning_rate: float = 1e-3
     learning_rate_schedule: str = "linear"
-    discount: float = 0.95
+    discount: float = 0.99
     reward_scale: float | None = None
     disturbance: float = 0.1
     training_stride: float = 5.0
     network: NetworkConfig = field(default_factory=NetworkConfig)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_choice("agent.learning_rate_schedule", self.learning_rate_schedule, SCHEDULES)
-        _check("agent.total_steps", self.total_steps, self.total_steps >= 1, "at least 1")
-        _check("agent.learning_rate", self.learning_rate, self.learning_rate > 0, "positive")
+        scale = self.reward_scale
         _check("agent.discount", self.discount, 0 < self.discount < 1, "in (0, 1)")
-        _check("agent.training_stride", self.training_stride, self.training_stride >= 1, "at least 1")
+        _check("agent.reward_scale", scale, scale is None or scale > 0, "positive or null")
         _check("agent.disturbance", self.disturbance, 0 <= self.disturbance < 1, "in [0, 1)")
-        _check(
-            "agent.reward_scale",
-            self.reward_scale,
-            self.reward_scale is None or self.reward_scale > 0,
-            "positive",
-        )
+        _check("agent.training_stride", self.training_stride, self.training_stride >= 1, "at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PPOConfig(AgentConfig):
+class PPOConfig(SB3Config):
     """PPO and MaskablePPO (Schulman et al. 2017; Huang and Ontanon 2020).
 
     Attributes:
@@ -99,12 +108,14 @@ class PPOConfig(AgentConfig):
             light load, where little is at stake, count beside those in a burst; None: they are left as they are.
     """
 
-    rollout_steps: int = 128
-    batch_size: int = 512
+    name: str = "maskable_ppo"
+    total_steps: int = 600_000
+    rollout_steps: int = 64
+    batch_size: int = 1024
     epochs: int = 6
-    advantage_decay: float = 0.9
+    advantage_decay: float = 0.955
     clip_range: float = 0.2
-    entropy_weight: float = 0.003
+    entropy_weight: float = 0.01
     value_weight: float = 0.5
     max_gradient_norm: float = 0.5
     target_kl: float | None = 0.05
@@ -131,7 +142,7 @@ class PPOConfig(AgentConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DQNConfig(AgentConfig):
+class DQNConfig(SB3Config):
     """DQN (Mnih et al. 2015). It knows no masks: an impossible action is tried, refused, counted and changes nothing.
 
     Attributes:
@@ -145,6 +156,9 @@ class DQNConfig(AgentConfig):
         exploration_end: Share of random actions after that.
     """
 
+    name: str = "dqn"
+    total_steps: int = 300_000
+    learning_rate: float = 5e-4
     buffer_size: int = 200_000
     warm_up_steps: int = 5_000
     batch_size: int = 256
@@ -163,7 +177,7 @@ class DQNConfig(AgentConfig):
             _check(f"agent.{name}", getattr(self, name), 0 <= getattr(self, name) <= 1, "in [0, 1]")
 
 
-def build_agent_config(values: Mapping[str, Any]) -> AgentConfig:
+def build_agent_config(values: Mapping[str, Any]) -> SB3Config:
     """Settings of an agent of Stable-Baselines3 from plain values, as a checkpoint holds them.
 
     Raises:

@@ -12,7 +12,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
 from torch import nn
 
-from agents.config import AgentConfig, DQNConfig, PPOConfig
+from agents.config import DQNConfig, PPOConfig, SB3Config
 from agents.features import SetFeatures
 from agents.layout_policy import LayoutPolicy
 from agents.semi_mdp import SemiMDPMaskableRolloutBuffer, SemiMDPReplayBuffer, SemiMDPRolloutBuffer
@@ -21,7 +21,7 @@ LOWEST_RATE = 0.05  # of the linear schedule, as a share of the first
 
 
 def make_agent(
-    config: AgentConfig,
+    config: SB3Config,
     vec_env: VecEnv,
     seed: int,
     tensorboard_dir: str | None = None,
@@ -60,12 +60,12 @@ def make_agent(
     return agent
 
 
-def network_class(config: AgentConfig) -> Any:
+def network_class(config: SB3Config) -> Any:
     """Class, or Stable-Baselines3's name, of an agent's policy."""
     return LayoutPolicy if config.name == "maskable_ppo" else "MultiInputPolicy"
 
 
-def network_arguments(config: AgentConfig) -> dict[str, Any]:
+def network_arguments(config: SB3Config) -> dict[str, Any]:
     """Arguments of an agent's policy."""
     network = config.network
     arguments: dict[str, Any] = {
@@ -81,7 +81,7 @@ def network_arguments(config: AgentConfig) -> dict[str, Any]:
     return arguments
 
 
-def make_network(config: AgentConfig, observation: spaces.Dict, action: spaces.Discrete) -> Any:
+def make_network(config: SB3Config, observation: spaces.Dict, action: spaces.Discrete) -> Any:
     """An agent's policy network alone, for loading weights into."""
     classes: dict[str, Any] = {"maskable_ppo": MaskablePPO, "ppo": PPO, "dqn": DQN}
     named = network_class(config)
@@ -131,7 +131,7 @@ def _make_dqn(
     return agent
 
 
-def _learning_rate(config: AgentConfig, progress: Callable[[], float] | None) -> Callable[[float], float]:
+def _learning_rate(config: SB3Config, progress: Callable[[], float] | None) -> Callable[[float], float]:
     """Learning rate by the share of the training that remains."""
     if config.learning_rate_schedule == "constant":
         return lambda remaining: config.learning_rate

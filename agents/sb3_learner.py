@@ -17,7 +17,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.utils import set_random_seed
 
-from agents.config import AgentConfig, PPOConfig, build_agent_config
+from agents.config import PPOConfig, SB3Config, build_agent_config
 from agents.factory import make_agent, make_network
 from agents.learner import Budget, Task
 from agents.sb3_vec_env import SB3VecEnv
@@ -95,7 +95,7 @@ class SB3Learner:
         task: What is to be learned.
     """
 
-    def __init__(self, config: AgentConfig, task: Task) -> None:
+    def __init__(self, config: SB3Config, task: Task) -> None:
         self.config, self.task = config, task
         self._budget = Budget(config.total_steps)
         interval_s = float(task.arguments.get("decision_interval_s", 1.0))
@@ -129,7 +129,9 @@ class SB3Learner:
         self._budget = budget
         self.env.disturbance = self.config.disturbance * min(1.0, _CALM * (1.0 - budget.progress))
         rollout_steps = getattr(self.config, "rollout_steps", None)
-        round_steps = rollout_steps * self.task.num_envs if rollout_steps else min(_DQN_ROUND, budget.total_steps)
+        round_steps = (
+            rollout_steps * self.task.num_envs if rollout_steps else min(_DQN_ROUND, budget.total_steps)
+        )
         self.agent.learn(round_steps, callback=self._callbacks, reset_num_timesteps=False)
         values = self.agent.logger.name_to_value
         figures = {name: float(values[key]) for key, name in _LOGGED.items() if key in values}
@@ -189,7 +191,7 @@ class _Counter(BaseCallback):
         return True
 
 
-def measure_reward_scale(config: AgentConfig, task: Task, interval_s: float) -> float:
+def measure_reward_scale(config: SB3Config, task: Task, interval_s: float) -> float:
     """One over the spread of discounted returns when nothing is ever changed, on a few training episodes."""
     env: Any = make_env(task.env, **task.training_arguments)
     samples = []
@@ -223,5 +225,5 @@ def load(folder: Path, config: Mapping[str, Any], name: str) -> SB3Policy:
     return SB3Policy(network, observation, action, _is_masked(settings), name)
 
 
-def _is_masked(config: AgentConfig) -> bool:
+def _is_masked(config: SB3Config) -> bool:
     return config.name == "maskable_ppo"

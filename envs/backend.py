@@ -65,7 +65,7 @@ ENGINE_STATE_DTYPE = np.dtype(
 # Columns of ClusterState.totals, one row a request class, counted since the episode began.
 TOTALS = (
     "arrived",
-    "arrived_tokens",
+    "arrived_tokens",  # prompt tokens
     "refused",
     "failed",
     "first_tokens",
@@ -74,8 +74,8 @@ TOTALS = (
     "finished",
     "tpot_met",
     "tpot_sum_s",
-    "good",
-    "generated_tokens",
+    "good",  # finished within both SLOs
+    "generated_tokens",  # of finished requests
 )
 
 

@@ -60,7 +60,7 @@ class TrainConfig(RunConfig):
     validations: int = 10
     validation_seeds: int = 6
     save_every_s: float = 20.0
-    baselines: tuple[str, ...] = ("static_dp", "static_tp", "flying_serving", "load_threshold")
+    baselines: tuple[str, ...] = ("static_dp", "static_tp", "static_2x4", "flying_serving", "load_threshold")
     resume: str | None = None
 
     def __post_init__(self) -> None:

@@ -9,11 +9,13 @@ from agents.config import AgentConfig
 
 @dataclass(frozen=True, kw_only=True)
 class APIConfig(AgentConfig):
-    """Approximate policy iteration by counterfactual rollouts. `discount` and `network` are not used.
+    """Approximate policy iteration by counterfactual rollouts.
 
     Attributes:
         iterations: Policy improvements; each gets an equal share of the budget.
         horizon: Decision intervals that a rollout looks ahead.
+        commit: Decision intervals for which a rollout keeps to its action before it follows the present policy. A
+            policy that corrects every deviation at once would make all actions look alike.
         stride: Decision intervals between two decisions inside a rollout; more makes rollouts cheaper and coarser.
         candidates: Most actions compared at a state; staying and the present policy's choice are always among them.
         sample_every: Decisions between two sampled states, on average.
@@ -29,15 +31,16 @@ class APIConfig(AgentConfig):
     name: str = "api"
     total_steps: int = 4_000_000
     learning_rate: float = 2e-3
-    iterations: int = 5
+    iterations: int = 3
     horizon: int = 20
+    commit: int = 20
     stride: int = 2
     candidates: int = 8
     sample_every: int = 4
     exploration: float = 0.1
     kept_iterations: int = 3
     hidden: int = 64
-    epochs: int = 60
+    epochs: int = 150
     entropy_weights: tuple[float, float] = (0.3, 0.003)
     worst: float = -3.0
     least_cost: float = 1.0
@@ -47,6 +50,7 @@ class APIConfig(AgentConfig):
         least = {
             "iterations": 1,
             "horizon": 1,
+            "commit": 1,
             "stride": 1,
             "candidates": 2,
             "sample_every": 1,

@@ -1,10 +1,10 @@
 """Approximate policy iteration by counterfactual rollouts.
 
 At states that the present policy visits, the world is forked once for each candidate action; every fork takes its
-action and then follows the present policy for a while, on the arrivals that really come (common random numbers, so the
-difference between two actions is free of the noise they share). A network that sees only what can be seen at the
-decision is trained to put its probability on the actions that came out best; its greedy policy is the next one. Kin:
-Hindsight Learning (arXiv 2207.06272). The rollouts know the future, the policy that is learned does not.
+action, keeps to it for a while and then follows the present policy, on the arrivals that really come (common random
+numbers, so the difference between two actions is free of the noise they share). A network that sees only what can be
+seen at the decision is trained to put its probability on the actions that came out best; its greedy policy is the next
+one. Kin: Hindsight Learning (arXiv 2207.06272). The rollouts know the future, the policy that is learned does not.
 """
 
 from __future__ import annotations
@@ -129,14 +129,16 @@ class APILearner:
         return len(chosen) * (1 + self.config.horizon // self.config.stride)
 
     def _rollout(self, action: int) -> float:
-        """Return of an action followed by the present policy, on the arrivals that really come."""
+        """Return of an action, kept to and then followed by the present policy, on the arrivals that really come."""
         core = self.core.fork()
         interval_s = core.config.decision_interval_s
-        end_s = core.state.now_s + self.config.horizon * interval_s
+        begin_s = core.state.now_s
+        end_s = begin_s + self.config.horizon * interval_s
+        commit_s = end_s if self.present is None else begin_s + self.config.commit * interval_s
         total = core.step(action).reward
         while not core.done and core.state.now_s < end_s - 1e-9:
-            if self.present is None:
-                total += core.step(None, end_s - core.state.now_s).reward
+            if core.state.now_s < commit_s - 1e-9:
+                total += core.step(None, min(commit_s, end_s) - core.state.now_s).reward
             else:
                 follow = self._act(core, self._rollout_engines, self._rollout_cluster)
                 total += core.step(follow, self.config.stride * interval_s).reward

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from agents.checkpoint import plain
-from agents.config import AgentConfig, DQNConfig, NetworkConfig, PPOConfig, build_agent_config
+from agents.config import DQNConfig, NetworkConfig, PPOConfig, build_agent_config
 from agents.learner import AGENTS, Budget, agent_config_class, agent_entry
 from runners.policies import CONFIG_DIR
 
@@ -16,10 +16,10 @@ from runners.policies import CONFIG_DIR
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: AgentConfig(learning_rate=0.0), "learning_rate"),
-        (lambda: AgentConfig(learning_rate_schedule="linar"), "linear"),
-        (lambda: AgentConfig(discount=1.0), "discount"),
-        (lambda: AgentConfig(disturbance=1.0), "disturbance"),
+        (lambda: PPOConfig(learning_rate=0.0), "learning_rate"),
+        (lambda: PPOConfig(learning_rate_schedule="linar"), "linear"),
+        (lambda: PPOConfig(discount=1.0), "discount"),
+        (lambda: PPOConfig(disturbance=1.0), "disturbance"),
         (lambda: PPOConfig(batch_size=1), "batch_size"),
         (lambda: PPOConfig(advantage_decay=1.1), "advantage_decay"),
         (lambda: PPOConfig(target_kl=0.0), "target_kl"),

@@ -14,6 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from envs.backend import TOTALS
+
 PS_PER_S = 1_000_000_000_000
 NEVER = np.iinfo(np.int64).max
 _LOG_MARGIN = 64  # arrivals that a fresh log has room for
@@ -147,18 +149,7 @@ CLUSTER_DTYPE = np.dtype(
 
 # Columns of World.stats, a row a request class. Running totals since the episode began.
 STAT_NAMES = (
-    "arrived",
-    "arrived_tokens",  # prompt tokens
-    "refused",
-    "failed",
-    "first_tokens",
-    "ttft_met",
-    "ttft_sum_s",
-    "finished",
-    "tpot_met",
-    "tpot_sum_s",
-    "good",  # finished within both SLOs
-    "generated_tokens",  # of finished requests
+    *TOTALS,  # what a cluster shows
     "wait_weight",  # sum of weights of requests without a first token ...
     "wait_weighted_start",  # ... and of weight x arrival time: together the running integral of waiting cost
     "wait_closed",
