@@ -125,7 +125,10 @@ class WaitingRequest:
 
 @dataclass(frozen=True, slots=True)
 class SetLayout:
-    """Switch live to `layout`; regions that differ switch independently. Needs engines that hold whole weights."""
+    """Switch live to `layout`; regions that differ switch independently. Needs engines that hold whole weights.
+
+    At time zero it is the choice of the first layout and costs nothing.
+    """
 
     layout: Layout
     mode: SwitchMode = SwitchMode.SEQUENTIAL

@@ -35,7 +35,10 @@ def iteration_mean_s(model: LatencyModel, run: Run, sequences: float) -> tuple[f
     decoding_s = sequences * model.coefficients.sequence_s
     crowded = model.mixed_s(sequences + prompts * run.input_tokens / share) + decoding_s
     mean = (1.0 - share) * model.decode_s(sequences) + share * crowded + kv + prompts * pairs * model.pair_s
-    own = chunks * (model.mixed_s(sequences + run.input_tokens / chunks) + decoding_s + kv) + pairs * model.pair_s
+    own = (
+        chunks * (model.mixed_s(sequences + run.input_tokens / chunks) + decoding_s + kv)
+        + pairs * model.pair_s
+    )
     return mean, own
 
 

@@ -186,8 +186,10 @@ class DPTPCore:
         return touched, ""
 
     def _touched(self, command: Command) -> int:
+        if self.simulator.untouched:
+            return 0
         if isinstance(command, Redeploy):
-            return 0 if self.simulator.untouched else self.num_base
+            return self.num_base
         if sum(command.layout) != self.num_base:
             return 0
         regions = changed_regions(self.simulator.target_groups, groups_of(command.layout))

@@ -66,7 +66,8 @@ class DPTPEnv(gym.Env[Observation, np.int64]):
     ## Start and end
 
     An episode begins with an empty node, every base engine on its own, and the arrivals that its seed draws from the
-    split. It is terminated when every request has been served, refused or lost, and truncated `drain_limit_s` after the
+    split. The first decision falls at time zero, before anything has arrived, and chooses the first layout for nothing.
+    It is terminated when every request has been served, refused or lost, and truncated `drain_limit_s` after the
     last arrival; what is unfinished then counts as missed and abandoned.
 
     ## Arguments

@@ -192,19 +192,26 @@ class ControlPlane:
         switch.mode = SwitchMode.HARD
         self._hold(switch.region)
 
+    def deploy(self, target: tuple[Group, ...]) -> None:
+        """Chooses the first layout, before anything has arrived: nothing is running, so nothing is switched."""
+        for group in self.simulator.cluster.groups:
+            self._evacuate(group)
+        self.layout = target
+        self._bind(target)
+
     def redeploy(self, command: Redeploy) -> None:
         """Stops everything and starts `command.layout` from cold, at once if nothing has arrived yet."""
         target = groups_of(command.layout)
+        self.execution, self.weights = command.execution, command.weights
+        self.simulator.set_request_limit(self.weights)
+        if self.simulator.untouched:
+            self.deploy(target)
+            return
         for group in self.simulator.cluster.groups:
             self._evacuate(group)
         self.operations = [o for o in self.operations if isinstance(o, PendingFault)]
         self._env = self._notice = None
-        self.execution, self.weights = command.execution, command.weights
-        self.simulator.set_request_limit(self.weights)
         self.layout = target
-        if self.simulator.untouched:
-            self._bind(target)
-            return
         node = Group(0, self.simulator.spec.num_base)
         for group in target:
             self._set(group, EngineStatus.DOWN)

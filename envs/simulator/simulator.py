@@ -279,8 +279,11 @@ class Simulator:
         target = groups_of(command.layout)
         busy = self.control.busy_regions()
         regions = changed_regions(self.target_groups, target)
-        if regions and self.control.weights != "whole":
+        if regions and not self.can_switch_live:
             return Receipt(False, "engines hold sharded weights; only a cold restart changes their layout")
+        if self.untouched:
+            self.control.deploy(target)
+            return Receipt(True)
         for operation in busy:
             if any(region.overlaps(operation.region) for region in regions):
                 return Receipt(False, f"base engines {list(operation.region.members)} are being reconfigured")

@@ -138,6 +138,17 @@ def test_paused_requests_are_recomputed_when_their_group_is_cut_smaller() -> Non
     assert simulator.results().outcome.tolist() == [FINISHED]
 
 
+def test_the_first_layout_is_chosen_for_nothing() -> None:
+    simulator = start(workload((0.0, 100, 5)))
+    assert simulator.apply(SetLayout((2, 2))).accepted
+    state = simulator.observe()
+    assert (state.layout, state.transitions) == ((2, 2), ())
+    assert statuses(simulator) == ["ACTIVE", "ACTIVE"]
+    assert simulator.apply(SetLayout((4,))).accepted, "it may be thought over until the clock starts"
+    simulator.run_to_completion()
+    assert simulator.results().engine.tolist() == [len(simulator.cluster.groups) - 1]
+
+
 def test_regions_switch_independently() -> None:
     simulator = start(workload((0.0, 100, 2000)))
     simulator.advance(0.05)
