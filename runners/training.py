@@ -64,6 +64,7 @@ class Training:
         try:
             if self.validations == 0:
                 self._validate(tracker)
+                self._save_last()
             while not self.budget.over:
                 self._record("train", self.learner.improve(self.budget), tracker)
                 if self.budget.progress * self.config.validations >= self.validations or self.budget.over:

@@ -36,6 +36,7 @@ from envs.dp_tp.core import DPTPConfig, DPTPCore
 
 FloatArray = NDArray[np.float32]
 WEIGHTS, DATA, STATE = "weights.pt", "data.npz", "training.json"
+_SLICE = 0.04  # share of the budget between two chances to save
 _LEAST_STATES = 64  # no iteration learns from fewer
 _GATHERING = 0.95  # share of an iteration's budget; the rest is for training the network
 
@@ -50,7 +51,7 @@ class Batch:
 
 
 class APILearner:
-    """Learns a DP/TP policy; one round is one policy improvement.
+    """Learns a DP/TP policy; a policy improvement takes several rounds.
 
     Args:
         config: Its settings.
@@ -71,6 +72,7 @@ class APILearner:
         self.network = self._new_network()
         self.present: APIPolicy | None = None  # None: stay
         self.batches: list[Batch] = []
+        self.gathered = Batch()
         self.iteration = 0
         self._engines = np.empty(self.core.engines_shape, np.float32)
         self._cluster = np.empty(self.core.cluster_shape, np.float32)
@@ -81,14 +83,20 @@ class APILearner:
         return TrainableNetwork(state_size(num_base, cluster_size), action_size(num_base), self.config.hidden)
 
     def improve(self, budget: Budget) -> dict[str, float]:
-        """Gathers data with the present policy and trains the next one."""
+        """Gathers data with the present policy; when its share of the budget is used up, trains the next one."""
         last = self.iteration >= self.config.iterations - 1
         end = 1.0 if last else (self.iteration + _GATHERING) / self.config.iterations
-        batch = self._gather(budget, end)
-        self.batches = [*self.batches, batch][-self.config.kept_iterations :]
+        self._gather(budget, min(end, budget.progress + _SLICE))
+        figures = {"iteration": float(self.iteration), "states": float(len(self.gathered.states))}
+        if budget.progress < end:
+            return figures
+        while len(self.gathered.states) < _LEAST_STATES:
+            self._decide(budget)
+        self.batches = [*self.batches, self.gathered][-self.config.kept_iterations :]
+        self.gathered = Batch()
         gain = self._train()
         self.iteration += 1
-        return {"iteration": float(self.iteration), "states": float(len(batch.states)), "expected_gain": gain}
+        return figures | {"expected_gain": gain}
 
     def policy(self) -> APIPolicy:
         """The policy as it is now."""
@@ -100,29 +108,33 @@ class APILearner:
             return stay_action(core.state.target_layout)
         return self.present.choose(engines, cluster, core.state)
 
-    def _gather(self, budget: Budget, end: float) -> Batch:
-        """Runs training episodes and samples states until the share `end` of the budget is used up."""
-        batch, core = Batch(), self.core
-        while budget.progress < end or len(batch.states) < _LEAST_STATES:
-            core.reset(int(self.rng.integers(_MAX_SEED)))
-            while not core.done and (budget.progress < end or len(batch.states) < _LEAST_STATES):
-                action = self._act(core, self._engines, self._cluster)
-                options = shortlist(core.state.target_layout, core.mask().tobytes())
-                if len(options) > 1 and self.rng.random() * self.config.sample_every < 1.0:
-                    budget.count(self._sample(batch, options, action))
-                if self.rng.random() < self.config.exploration:
-                    action = int(self.rng.choice(options))
-                core.step(action)
-                budget.count(1)
-        return batch
+    def _gather(self, budget: Budget, end: float) -> None:
+        """Plays training episodes and samples states until the share `end` of the budget is used up."""
+        while budget.progress < end:
+            self._decide(budget)
 
-    def _sample(self, batch: Batch, options: NDArray[np.int64], action: int) -> int:
+    def _decide(self, budget: Budget) -> None:
+        """One decision of the present policy or of chance, its state sampled now and then."""
+        core = self.core
+        if core.done:
+            core.reset(int(self.rng.integers(_MAX_SEED)))
+        action = self._act(core, self._engines, self._cluster)
+        options = shortlist(core.state.target_layout, core.mask().tobytes())
+        if len(options) > 1 and self.rng.random() * self.config.sample_every < 1.0:
+            budget.count(self._sample(options, action))
+        if self.rng.random() < self.config.exploration:
+            action = int(self.rng.choice(options))
+        core.step(action)
+        budget.count(1)
+
+    def _sample(self, options: NDArray[np.int64], action: int) -> int:
         """Adds the present state, with the returns of some of its actions; returns the decisions that took."""
         target = self.core.state.target_layout
         musts = {stay_action(target), action}
         others = [int(option) for option in options if option not in musts]
         extra = self.rng.permutation(others)[: max(0, self.config.candidates - len(musts))]
         chosen = np.array([*sorted(musts), *extra], np.int64)
+        batch = self.gathered
         batch.states.append(encode_state(self._engines, self._cluster, target))
         batch.actions.append(encode_actions(self._engines, target, chosen))
         batch.returns.append(np.array([self._rollout(int(option)) for option in chosen]))
@@ -174,7 +186,7 @@ class APILearner:
         """Writes the kept data and the random generators."""
         arrays = {
             f"{i}/{name}/{k}": value
-            for i, batch in enumerate(self.batches)
+            for i, batch in enumerate([*self.batches, self.gathered])
             for name in ("states", "actions", "returns")
             for k, value in enumerate(_packed(getattr(batch, name)))
         }
@@ -195,7 +207,7 @@ class APILearner:
         self.rng.bit_generator.state = state["rng"]
         self.generator.set_state(torch.tensor(state["torch"], dtype=torch.uint8))
         with np.load(folder / DATA) as data:
-            self.batches = [_read_batch(data, i) for i in range(state["batches"])]
+            *self.batches, self.gathered = [_read_batch(data, i) for i in range(state["batches"] + 1)]
         self.present = self.policy() if self.iteration else None
 
 

@@ -69,12 +69,15 @@ def test_it_learns_to_merge_under_light_load() -> None:
 def test_training_goes_on_where_it_was_saved(tmp_path: Path) -> None:
     config, task = APIConfig(iterations=2, epochs=3), Task("dp_tp", arguments(), seed=1)
     first = APILearner(config, task)
-    first.improve(Budget(total_steps=600))
+    budget = Budget(total_steps=20_000)
+    while (first.iteration < 1 or not first.gathered.states) and not budget.over:
+        first.improve(budget)
     first.save_policy(tmp_path)
     first.save_training(tmp_path)
     second = APILearner(config, task)
     second.restore(tmp_path)
-    assert second.iteration == 1
+    assert second.iteration == first.iteration == 1
+    assert len(second.gathered.states) == len(first.gathered.states) > 0
     for mine, theirs in zip(first.network.parameters(), second.network.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs)
     for name in ("states", "actions", "returns"):
