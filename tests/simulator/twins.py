@@ -254,7 +254,7 @@ class Kernel:
     # What the control plane does.
 
     def dispatch(self) -> None:
-        dispatch_pool(self.world, self.traffic, self.tables)
+        dispatch_pool(self.world, self.tables)
 
     def pool_waiting(self, number: int) -> None:
         pool_waiting(self.world, np.int64(number))

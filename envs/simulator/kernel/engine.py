@@ -397,6 +397,7 @@ def schedule(world: World, tables: Tables, e: int, now: int) -> None:
     if scheduled == 0:
         return
     kind = engine.kind
+    engine.prefills = 0
     if engine.num_prefilling == 0:
         engine.steady = 0 if engine.walked or _order_may_change(world, tables, e) else 1
         duration = tables.decode_ps[kind, scheduled]
@@ -410,6 +411,7 @@ def schedule(world: World, tables: Tables, e: int, now: int) -> None:
                 + tables.sequence_ps[kind] * (scheduled - tokens)
                 + tables.attn_fs[kind] * pairs // 1000
             )
+            engine.prefills = 1
             engine.prefill_ps += duration + tables.kv_ps[kind] * context
     duration += tables.kv_ps[kind] * context
     engine.tick += 1

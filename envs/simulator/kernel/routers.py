@@ -57,7 +57,7 @@ def _next_in_turn(world: World, tables: Tables, number: int, most_tokens: int) -
 
 @compiled
 def _lowest_that_may(world: World, tables: Tables, endpoint: int, width: int, most_tokens: int) -> int:
-    """The first engine of an endpoint with the lowest load, or -1. A negative width is one to avoid, zero admits all."""
+    """The first engine with the lowest load, or -1. A negative width is one to avoid, zero admits all."""
     best, lowest = int64(-1), np.inf
     for e in range(int64(world.endpoints[endpoint].first), int64(world.endpoints[endpoint].last)):
         if world.load[e] < lowest and may_take(world, tables, e, most_tokens):

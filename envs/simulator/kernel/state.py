@@ -87,6 +87,7 @@ ENGINE_DTYPE = np.dtype(
             "walked",
             np.int32,
         ),  # 1: only decoding requests with a chunk get a token from the iteration in flight
+        ("prefills", np.int32),  # 1: the iteration in flight has prefill
         (
             "free_first",
             np.int32,
@@ -106,6 +107,7 @@ REQUEST_DTYPE = np.dtype(
         ("index", np.int32),  # row of the workload
         ("prompt", np.int32),
         ("output", np.int32),  # true length; no policy sees it
+        ("max_output", np.int32),  # what its client declared
         ("generated", np.int32),  # up to date unless decoding
         ("computed", np.int32),  # up to date unless decoding
         ("chunk", np.int32),  # tokens scheduled in the iteration in flight
@@ -135,6 +137,8 @@ LOG_DTYPE = np.dtype(
         ("generated", np.int32),
         ("preemptions", np.int32),
         ("cached", np.int32),
+        ("class_id", np.int32),
+        ("endpoint", np.int32),
         ("engine", np.int32),
         ("outcome", np.int32),
     ],
@@ -176,7 +180,8 @@ CHAIN_DTYPE = np.dtype([("node", np.int32), ("end", np.int32)], align=True)  # b
 CLUSTER_DTYPE = np.dtype(
     [
         ("now_ps", np.int64),
-        ("next_arrival", np.int64),  # row of the workload
+        ("next_arrival", np.int64),  # row of Traffic
+        ("first_index", np.int64),  # of Traffic's first row, where arrivals are streamed piece by piece
         ("log_length", np.int64),
         ("free_head", np.int32),  # free list of request slots
         ("num_in_flight", np.int32),

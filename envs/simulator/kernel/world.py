@@ -45,10 +45,10 @@ _EXTENTS_A_REQUEST = 8  # records that a request takes at most beside its chain'
 
 
 @compiled
-def _most_tokens(world: World, traffic: Traffic, slot: int) -> int:
+def _most_tokens(world: World, slot: int) -> int:
     """Tokens a request may grow to, as its client declared."""
-    index = world.requests[slot].index
-    return int64(traffic.prompt[index]) + traffic.max_output[index]
+    request = world.requests[slot]
+    return int64(request.prompt) + request.max_output
 
 
 @inlined
@@ -68,9 +68,10 @@ def _new_request(world: World, traffic: Traffic, tables: Tables, index: int) -> 
     request.arrival_ps = traffic.arrival_ps[index]
     request.first_scheduled_ps = -1
     request.first_token_ps = -1
-    request.index = index
+    request.index = world.cluster[0].first_index + index
     request.prompt = traffic.prompt[index]
     request.output = traffic.output[index]
+    request.max_output = traffic.max_output[index]
     request.generated = 0
     request.computed = 0
     request.chunk = 0
@@ -91,7 +92,7 @@ def _new_request(world: World, traffic: Traffic, tables: Tables, index: int) -> 
 def _ingest(world: World, traffic: Traffic, tables: Tables, index: int) -> int:
     """Lets a request arrive. Returns the engine it went to if that stands idle, or -1."""
     slot = _new_request(world, traffic, tables, index)
-    most_tokens = _most_tokens(world, traffic, slot)
+    most_tokens = _most_tokens(world, slot)
     if most_tokens > world.endpoints[world.requests[slot].endpoint].max_request_tokens:
         book_refusal(world, slot)
         return int64(-1)
@@ -285,7 +286,7 @@ def advance(world: World, traffic: Traffic, tables: Tables, until: int) -> int:
 
 
 @compiled
-def dispatch_pool(world: World, traffic: Traffic, tables: Tables) -> None:
+def dispatch_pool(world: World, tables: Tables) -> None:
     """Offers every pooled request to the router again, in order, and lets engines see what has changed for them."""
     num_engines = len(world.engines)
     for e in range(num_engines):
@@ -294,7 +295,7 @@ def dispatch_pool(world: World, traffic: Traffic, tables: Tables) -> None:
         slot = int64(world.queues[num_engines, level, 0])
         while slot >= 0:
             following = int64(world.requests[slot].next)
-            e = route(world, tables, slot, _most_tokens(world, traffic, slot))
+            e = route(world, tables, slot, _most_tokens(world, slot))
             if e >= 0:
                 unlink(world, num_engines, slot)
                 _hand_over(world, tables, slot, e)
@@ -328,7 +329,9 @@ def _break_off(world: World, e: int) -> None:
     """Abandons the iteration in flight of an engine whose requests are gone."""
     engine = world.engines[e]
     if engine.step_end_ps >= 0:
-        engine.busy_ps -= engine.step_end_ps - world.cluster[0].now_ps
+        undone = engine.step_end_ps - world.cluster[0].now_ps
+        engine.busy_ps -= undone
+        engine.prefill_ps -= undone * engine.prefills
     engine.step_end_ps = -1
     engine.next_finish_tick = NEVER
     interrupt(world, e)
