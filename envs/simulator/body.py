@@ -30,7 +30,7 @@ from envs.simulator.kernel.world import advance, dispatch_pool, lacks_extents, l
 from envs.simulator.prefix_tree import make_chains
 from envs.simulator.records import to_records
 from envs.simulator.scheduling import QUEUE_ORDERS, Scheduling, to_ps
-from envs.simulator.traffic import make_traffic
+from envs.simulator.traffic import make_traffic, priorities_of
 
 if TYPE_CHECKING:
     from envs.metrics import RequestRecords
@@ -96,7 +96,8 @@ class Body:
                 f"but {len(self.slos)} SLOs are declared"
             )
         self.workload = workload
-        self.traffic = make_traffic(workload, self.trigger_classes, endpoint)
+        self._priorities = priorities_of(workload)
+        self.traffic = make_traffic(workload, self._priorities, self.trigger_classes, endpoint)
         caching = self._scheduling.prefix_caching
         self.world = new_world(
             num_engines=num_engines,
@@ -192,6 +193,33 @@ class Body:
         log = np.concatenate([*self._inherited_logs, self._own_log()])
         return to_records(self.workload, self.traffic, self.world, log)
 
+    def append(self, workload: Workload, endpoint: NDArray[np.int32] | None = None) -> None:
+        """Lets further requests come once all of the present ones have arrived; `workload` is now these alone.
+
+        Args:
+            workload: Requests that arrive after now, times counted since the episode began.
+            endpoint: (N,) endpoint of each request; None: there is only one.
+
+        Raises:
+            ValueError: requests are still to arrive, or the workload is of a kind that cannot be streamed.
+        """
+        cluster = self.world.cluster
+        if cluster["next_arrival"][0] < len(self.traffic.arrival_ps):
+            raise ValueError("requests can be appended only when all earlier ones have arrived")
+        if self._scheduling.prefix_caching or workload.num_clients:
+            raise ValueError("a workload with prefix caching or in a closed loop cannot be streamed")
+        cluster["first_index"] += len(self.traffic.arrival_ps)
+        cluster["next_arrival"] = 0
+        self.workload = workload
+        self.traffic = make_traffic(workload, self._priorities, self.trigger_classes, endpoint)
+
+    def drain_log(self) -> NDArray[np.void]:
+        """Log entries of requests that have left since the last call, (M,) LOG_DTYPE; `results` no longer has them."""
+        entries = np.concatenate([*self._inherited_logs, self._own_log()])
+        self._inherited_logs = ()
+        self.world.cluster["log_length"] = 0
+        return entries
+
     @property
     def latency_cost(self) -> float:
         """Sum over requests of TTFT/SLO + TPOT/SLO accrued so far, requests still in the system included."""
@@ -238,6 +266,7 @@ class Body:
         copy._scheduling, copy.tables = self._scheduling, self.tables
         copy.slos, copy.trigger_classes = self.slos, self.trigger_classes
         copy.workload, copy.traffic = self.workload, self.traffic
+        copy._priorities = self._priorities
         if self.workload.num_clients:  # arrivals follow from what the fork does
             copy.traffic = self.traffic._replace(arrival_ps=self.traffic.arrival_ps.copy())
         copy.refused_commands = self.refused_commands

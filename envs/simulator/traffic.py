@@ -11,23 +11,46 @@ from envs.simulator.kernel.state import NEVER, NUM_LEVELS, PS_PER_S, Traffic
 from envs.workload.schema import Workload
 
 
+def priorities_of(workload: Workload) -> NDArray[np.int32]:
+    """The distinct priorities of a workload, ascending.
+
+    Raises:
+        ValueError: there are more than an engine's queue keeps apart.
+    """
+    values = np.unique(workload.priority)
+    if len(values) > NUM_LEVELS:
+        raise ValueError(
+            f"workload.priority has {len(values)} distinct values; at most {NUM_LEVELS} are kept apart"
+        )
+    return values
+
+
 def make_traffic(
-    workload: Workload, trigger_classes: Sequence[int] = (), endpoint: NDArray[np.int32] | None = None
+    workload: Workload,
+    priorities: NDArray[np.int32],
+    trigger_classes: Sequence[int] = (),
+    endpoint: NDArray[np.int32] | None = None,
 ) -> Traffic:
     """A workload in the kernel's form.
 
     Args:
         workload: Requests sorted by arrival.
+        priorities: Distinct priorities, ascending; a request's level is its priority's place among them.
         trigger_classes: Classes whose arrival may ask for a decision.
         endpoint: (N,) endpoint of each request; None: there is only one.
 
     Raises:
-        ValueError: the workload has more distinct priorities than an engine's queue keeps apart.
+        ValueError: a request has a priority that is not among `priorities`.
     """
-    values, level = np.unique(workload.priority, return_inverse=True)
-    if len(values) > NUM_LEVELS:
+    level = np.searchsorted(priorities, workload.priority)
+    known = (
+        priorities[np.minimum(level, len(priorities) - 1)] == workload.priority if len(priorities) else level
+    )
+    if not np.all(known):
+        row = int(np.argmin(known))
         raise ValueError(
-            f"workload.priority has {len(values)} distinct values; at most {NUM_LEVELS} are kept apart"
+            f"workload {workload.name!r}: row {row}, column 'priority': {workload.priority[row]} is not among the "
+            f"priorities {priorities.tolist()} of the stream's first piece"
         )
     arrival_ps = np.round(workload.arrival_s * PS_PER_S).astype(np.int64)
     if workload.num_clients:
