@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, Self
 
 import numpy as np
@@ -88,15 +89,16 @@ class Body:
         num_engines: int,
         endpoint: NDArray[np.int32] | None = None,
         num_endpoints: int = 1,
+        priorities: Sequence[int] = (),
     ) -> None:
-        """Empties the world and prepares it for a workload."""
+        """Empties the world and prepares it for a workload; `priorities` may come with what is appended to it."""
         if len(workload.classes) != len(self.slos):
             raise ValueError(
                 f"workload has {len(workload.classes)} classes ({', '.join(workload.classes)}) "
                 f"but {len(self.slos)} SLOs are declared"
             )
         self.workload = workload
-        self._priorities = priorities_of(workload)
+        self._priorities = priorities_of(workload, priorities)
         self.traffic = make_traffic(workload, self._priorities, self.trigger_classes, endpoint)
         caching = self._scheduling.prefix_caching
         self.world = new_world(

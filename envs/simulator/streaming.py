@@ -80,13 +80,18 @@ def _percentiles(values: NDArray[np.float32]) -> list[float]:
     return [float(ordered[place]) for place in places]
 
 
-def run_stream(simulator: FleetSimulator, pieces: Iterable[Workload], settle_s: float = 3600.0) -> Tally:
+def run_stream(
+    simulator: FleetSimulator,
+    pieces: Iterable[Workload],
+    priorities: Sequence[int] = (),
+    settle_s: float = 3600.0,
+) -> Tally:
     """Serves a trace that comes in pieces.
 
     Args:
         simulator: A fleet.
-        pieces: Workloads with times since the episode began, each later than the one before; the first has all
-            priorities and classes of the others.
+        pieces: Workloads with times since the episode began, each later than the one before.
+        priorities: All priorities that occur; where left out, those of the first piece.
         settle_s: Longest time after the last arrival for requests to end, s.
 
     Returns:
@@ -95,7 +100,7 @@ def run_stream(simulator: FleetSimulator, pieces: Iterable[Workload], settle_s: 
     tally = Tally(simulator.slos)
     for number, piece in enumerate(pieces):
         if number == 0:
-            simulator.reset(piece)
+            simulator.reset(piece, priorities=priorities)
         else:
             simulator.append(piece, simulator.endpoints_of(piece))
         tally.arrived += len(piece)

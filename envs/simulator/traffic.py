@@ -11,13 +11,13 @@ from envs.simulator.kernel.state import NEVER, NUM_LEVELS, PS_PER_S, Traffic
 from envs.workload.schema import Workload
 
 
-def priorities_of(workload: Workload) -> NDArray[np.int32]:
-    """The distinct priorities of a workload, ascending.
+def priorities_of(workload: Workload, others: Sequence[int] = ()) -> NDArray[np.int32]:
+    """The distinct priorities of a workload, and `others` that may come later, ascending.
 
     Raises:
         ValueError: there are more than an engine's queue keeps apart.
     """
-    values = np.unique(workload.priority)
+    values = np.unique(np.concatenate([workload.priority, np.asarray(others, np.int32)]))
     if len(values) > NUM_LEVELS:
         raise ValueError(
             f"workload.priority has {len(values)} distinct values; at most {NUM_LEVELS} are kept apart"
@@ -43,14 +43,12 @@ def make_traffic(
         ValueError: a request has a priority that is not among `priorities`.
     """
     level = np.searchsorted(priorities, workload.priority)
-    known = (
-        priorities[np.minimum(level, len(priorities) - 1)] == workload.priority if len(priorities) else level
-    )
-    if not np.all(known):
+    known = np.isin(workload.priority, priorities)
+    if not known.all():
         row = int(np.argmin(known))
         raise ValueError(
             f"workload {workload.name!r}: row {row}, column 'priority': {workload.priority[row]} is not among the "
-            f"priorities {priorities.tolist()} of the stream's first piece"
+            f"priorities {priorities.tolist()} known when the stream began"
         )
     arrival_ps = np.round(workload.arrival_s * PS_PER_S).astype(np.int64)
     if workload.num_clients:

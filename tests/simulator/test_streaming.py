@@ -39,7 +39,7 @@ def test_pieces_give_the_same_latencies(size: int) -> None:
     records = whole.results()
     pieces = (workload.rows(first, first + size) for first in range(0, len(workload), size))
     simulator = FleetSimulator(SPEC, SLOS)
-    summary = run_stream(simulator, pieces).summary()
+    summary = run_stream(simulator, pieces, priorities=(0, 1)).summary()
     assert summary["requests"] == len(workload)
     for name, values in (("ttft", records.ttft_s), ("e2e", records.e2e_s)):
         expected = np.percentile(values, [50, 90, 99], method="inverted_cdf")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -56,8 +57,15 @@ class FleetSimulator(Body):
         """The control plane."""
         return self.plane
 
-    def reset(self, workload: Workload, faults: tuple[FleetFault, ...] = ()) -> FleetState:
+    def reset(
+        self, workload: Workload, faults: tuple[FleetFault, ...] = (), priorities: Sequence[int] = ()
+    ) -> FleetState:
         """Empties the fleet and prepares to serve `workload` from time zero.
+
+        Args:
+            workload: Requests.
+            faults: What will go wrong.
+            priorities: Priorities of requests that may be appended.
 
         Raises:
             ValueError: the workload asks for a model in a region where the fleet has no place for it, or a fault names
@@ -67,7 +75,7 @@ class FleetSimulator(Body):
         self.fleet = build_fleet(self.spec, self.slos, factors)
         self.tables = self.fleet.tables
         endpoint = self.endpoints_of(workload)
-        self.begin(workload, len(self.fleet.places), endpoint, len(self.fleet.endpoints))
+        self.begin(workload, len(self.fleet.places), endpoint, len(self.fleet.endpoints), priorities)
         self._fill_world()
         self.plane = FleetPlane(self)
         self.plane.start(faults)
