@@ -1,6 +1,6 @@
-"""What a change of layout costs: live switch, cold start, communicator pool.
+"""What changes of engines cost: live switch, cold start, communicator pool, loading weights, resizing a KV pool.
 
-Source: Flying Serving, Table 2 (Llama-3-70B on H200) and Section 4.3. The paper states 15 ms for a live switch and a
+Source of the first three: Flying Serving, Table 2 (Llama-3-70B on H200) and Section 4.3. The paper states 15 ms for a live switch and a
 cold start of 292.38, 211.97 and 146.54 s with 2, 4 and 8 GPUs per engine.
 """
 
@@ -11,6 +11,19 @@ COLD_START_S = {2: 292.38, 4: 211.97, 8: 146.54}
 COLD_START_WEIGHT_BYTES = 140e9  # Llama-3-70B in 16 bits, the model of Table 2
 COMMUNICATOR_HOST_BYTES = 2_000_000  # per process group, Section 4.3
 COMMUNICATOR_START_S = 1.0  # per process group; source: ours, the paper gives no number
+
+# Loading weights from local NVMe (29 GB/s) to an H100, bytes/s: least-squares line through the origin over 90 loads each
+# of distinct copies of Llama-3.1-8B, Qwen3-32B and DeepSeek-R1-Distill-Qwen-32B (16.1, 65.5 and 65.5 GB), ServerlessLLM's
+# published `loading_time_s`; see `calibration.fitting.loading`. Single models reach 3.2-3.6 and 20.3-23.7 GB/s.
+STORAGE_BYTES_PER_S = {"safetensors": 3.31e9, "serverlessllm": 20.4e9}
+
+# A node's network, bytes/s each way: 200 Gbit/s, the lower `node_inter_node_bw` of aiconfigurator's system table.
+LINK_BYTES_PER_S = 25e9
+
+# LLM-Mesh, section 6.2: "scaling the original 32GB KV-cache space down to 16GB or up to 64GB requires 0.3 s and 1.9 s,
+# respectively" (A100-80GB). Two numbers give two rates: what is kept is copied, what is added is created.
+KV_COPY_S_PER_BYTE = 0.3 / 16e9
+KV_CREATE_S_PER_BYTE = (1.9 - 0.3 * 32 / 16) / 32e9
 
 
 @dataclass(frozen=True)
@@ -61,6 +74,20 @@ def cold_start_s(weight_bytes: float, width: int) -> float:
     if weight_bytes == COLD_START_WEIGHT_BYTES and width in COLD_START_S:
         return COLD_START_S[width]
     return COLD_START_RULE.seconds(weight_bytes, width)
+
+
+def kv_resize_s(old_bytes: float, new_bytes: float) -> float:
+    """Time for which an engine stands still while its KV pool is resized, s.
+
+    "Scaling it requires creating new blocks, and copy the original KV-cache from old blocks to new blocks" (LLM-Mesh,
+    section 6.2). The pool counts, not what of it is used, as in the measurement.
+
+    Args:
+        old_bytes: Pool on each GPU before, bytes.
+        new_bytes: Pool on each GPU after, bytes.
+    """
+    kept, added = min(old_bytes, new_bytes), max(new_bytes - old_bytes, 0.0)
+    return kept * KV_COPY_S_PER_BYTE + added * KV_CREATE_S_PER_BYTE
 
 
 def communicator_pool(num_engines: int) -> tuple[float, int]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from calibration.transitions import COLD_START_RULE, LINK_BYTES_PER_S, STORAGE_BYTES_PER_S
+
 ROLES = ("mixed", "prefill", "decode")
 
 
@@ -87,7 +89,11 @@ class GroupSpec:
 
 @dataclass(frozen=True)
 class SlowNode:
-    """A replica's iterations take `factor` times as long from `time_s` on, for `duration_s`."""
+    """Iterations at a place take `factor` times as long from `time_s` on, for `duration_s`.
+
+    The iteration in flight keeps its time. The worst of several slow-downs counts; a restart does not end them. Routers
+    go on counting with the nominal speed.
+    """
 
     time_s: float
     place: int
@@ -105,10 +111,18 @@ class SlowNode:
 
 @dataclass(frozen=True)
 class Crash:
-    """The replica at a place fails at `time_s` and is started again."""
+    """The replica at a place fails at `time_s` and is started again.
+
+    Requests that it runs fail, those that wait for it go elsewhere. One that was being taken out of service is gone;
+    one that was starting begins anew. An empty place has nothing to lose.
+    """
 
     time_s: float
     place: int
+
+    def __post_init__(self) -> None:
+        if self.time_s < 0:
+            raise ValueError(f"crash.time_s must not be negative, got {self.time_s}")
 
 
 @dataclass(frozen=True)
@@ -121,9 +135,12 @@ class FleetSpec:
         order: Queue order of the engines: fcfs, priority, edf or dpa.
         weight_source: Where a starting replica gets its weights from: "storage" (each at `storage_bytes_per_s`) or
             "peer" (from a running replica of the same model in the region, if there is one, over its network link).
-        storage_bytes_per_s: Bandwidth of loading from storage, bytes/s.
-        link_bytes_per_s: Bandwidth of a replica's network link, each way, bytes/s, shared by its transfers.
-        start_fixed_s: What a start takes beside its weights, s.
+        storage_bytes_per_s: Bandwidth of loading from storage, bytes/s; `calibration.transitions.STORAGE_BYTES_PER_S`
+            has measured ones, this is vLLM's default format.
+        link_bytes_per_s: Bandwidth of a replica's network link, each way, bytes/s, shared max-min fairly by its
+            transfers.
+        start_fixed_s: What a start takes after its weights have come, s: engine start and graph capture, here the
+            fixed part of Flying Serving's cold starts (`calibration.transitions.COLD_START_RULE`).
     """
 
     groups: tuple[GroupSpec, ...]
@@ -136,9 +153,9 @@ class FleetSpec:
     reserve_full_prompt: bool = True
     long_prefill_token_threshold: int = 0
     weight_source: str = "storage"
-    storage_bytes_per_s: float = 5e9
-    link_bytes_per_s: float = 25e9
-    start_fixed_s: float = 30.0
+    storage_bytes_per_s: float = STORAGE_BYTES_PER_S["safetensors"]
+    link_bytes_per_s: float = LINK_BYTES_PER_S
+    start_fixed_s: float = COLD_START_RULE.fixed_s
 
     def __post_init__(self) -> None:
         if not self.groups:
@@ -146,8 +163,8 @@ class FleetSpec:
         if self.weight_source not in ("storage", "peer"):
             raise ValueError(f"fleet.weight_source must be storage or peer, got {self.weight_source!r}")
         for name in ("storage_bytes_per_s", "link_bytes_per_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"fleet.{name} must be positive, got {getattr(self, name)}")
+            if not getattr(self, name) >= 1:
+                raise ValueError(f"fleet.{name} must be at least 1, got {getattr(self, name)}")
         if self.start_fixed_s < 0:
             raise ValueError(f"fleet.start_fixed_s must not be negative, got {self.start_fixed_s}")
 
@@ -174,7 +191,11 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class ResizeKV:
-    """Give a replica a KV pool of another size; it stands still while its blocks are copied."""
+    """Give a replica a KV pool of another size; after the iteration in flight it stands still while blocks are copied.
+
+    What is running must fit the new pool (a smaller one holds for admission at once), and that the GPU memory. The pool
+    stays with the place when its replica is started again.
+    """
 
     place: int
     kv_blocks: int

@@ -52,10 +52,10 @@ class Fleet:
         group = self.places[place]
         return self.endpoints.index((group.replica.model, group.region))
 
-    def max_request_tokens(self, endpoint: int) -> int:
-        """Longest request that some place of an endpoint could hold."""
+    def max_request_tokens(self, endpoint: int, blocks: Sequence[int] | NDArray[np.int64]) -> int:
+        """Longest request that some place of an endpoint could hold, with `blocks` ((places,)) KV blocks in each."""
         places = range(self.first_place[endpoint], self.first_place[endpoint + 1])
-        most = max(self.blocks[place] * self.places[place].replica.block_size for place in places)
+        most = max(int(blocks[place]) * self.places[place].replica.block_size for place in places)
         if not self.spec.chunked_prefill:
             most = min(most, min(self.places[place].replica.max_num_batched_tokens for place in places))
         return most
@@ -107,12 +107,18 @@ def build_fleet(spec: FleetSpec, slos: tuple[SLO, ...], factors: tuple[float, ..
 
 
 @lru_cache(maxsize=64)
-def blocks_of(replica: ReplicaSpec) -> int:
-    """KV blocks of a replica. Layers on other stages leave room for as much more of those that are here."""
+def most_blocks(replica: ReplicaSpec) -> int:
+    """KV blocks that fit beside the weights. Layers on other stages leave room for more of those that are here."""
     profile = profile_of(replica.model, replica.gpu)
-    available = num_blocks(
+    return num_blocks(
         profile.model, profile.gpu, replica.num_gpus, replica.block_size, replica.memory_utilization
     )
+
+
+@lru_cache(maxsize=64)
+def blocks_of(replica: ReplicaSpec) -> int:
+    """KV blocks of a replica when it first starts."""
+    available = most_blocks(replica)
     if replica.kv_blocks is None:
         return available
     if replica.kv_blocks > available:
@@ -147,7 +153,7 @@ def _scaled(values: NDArray[np.int64] | int, factor: float) -> NDArray[np.int64]
 def _stack(kinds: Sequence[tuple[ReplicaSpec, float]], slos: tuple[SLO, ...]) -> Tables:
     parts = [(tables_of(replica), factor) for replica, factor in kinds]
     replicas = [replica for replica, _ in kinds]
-    full = np.array([table.mixed_ps[-1] / (len(table.mixed_ps) - 1) * factor for table, factor in parts])
+    full = np.array([table.mixed_ps[-1] / (len(table.mixed_ps) - 1) for table, _ in parts])
     block_size = np.array([replica.block_size for replica in replicas], np.int64)
     return Tables(
         decode_ps=_padded([_scaled(table.decode_ps, factor) for table, factor in parts]),

@@ -1,76 +1,50 @@
-"""The control plane of a fleet: replicas that are started and stopped."""
+"""The control plane of a fleet: what commands and faults do to its replicas."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import TYPE_CHECKING
+from math import isinf
+from typing import TYPE_CHECKING, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
+import simpy
 
 from calibration.models import get_model
 from envs.backend import EngineStatus
-from envs.fleet import FleetCommand, FleetFault, Route, Start, Stop
-from envs.simulator.kernel.state import NEVER, PS_PER_S, WAITING
-from envs.simulator.kernel.world import flush_cache, may_take, pool_running, pool_waiting, send
+from envs.fleet import Crash, FleetFault
+from envs.simulator.fleet.links import STORAGE, Links
+from envs.simulator.fleet.meter import Meter
+from envs.simulator.fleet.operations import (
+    Crashing,
+    Operation,
+    Phase,
+    Resizing,
+    Slowing,
+    Starting,
+    Stopping,
+)
+from envs.simulator.kernel.state import NEVER, PS_PER_S
+from envs.simulator.kernel.world import fail_running, flush_cache, pool_running, pool_waiting
 from envs.simulator.plane import Plane, Process
 from envs.simulator.scheduling import to_ps
 
 if TYPE_CHECKING:
     from envs.simulator.fleet.simulator import FleetSimulator
 
-
-class Phase(IntEnum):
-    """Where an operation stands."""
-
-    DRAIN = 0  # waiting for running requests to end
-    LOAD = 1  # a timer: weights on their way, engine starting
-    DONE = 2
-
-
-@dataclass
-class Starting:
-    """A replica that starts from cold."""
-
-    place: int
-    started_ps: int
-    due_ps: int
-    phase: Phase = Phase.LOAD
-
-    @property
-    def done(self) -> bool:
-        """Whether nothing is left to do."""
-        return self.phase == Phase.DONE
-
-
-@dataclass
-class Stopping:
-    """A replica that is taken out of service when what it runs has ended."""
-
-    place: int
-    started_ps: int
-    due_ps: int = NEVER
-    phase: Phase = Phase.DRAIN
-
-    @property
-    def done(self) -> bool:
-        """Whether nothing is left to do."""
-        return self.phase == Phase.DONE
+Kind = TypeVar("Kind", bound=Operation)
 
 
 @dataclass(frozen=True, slots=True)
 class Underway:
     """What a policy sees of an operation."""
 
-    kind: str  # starting or stopping
+    kind: str  # starting, stopping or resizing
     place: int
     started_s: float
-    due_s: float | None  # None: when what it waits for has ended
+    due_s: float | None  # as things stand; None: when what it waits for has ended
 
 
 class FleetPlane(Plane):
-    """Carries out commands and faults on a fleet's replicas.
+    """The operations of a fleet and the steps they are made of.
 
     Args:
         simulator: The fleet.
@@ -79,139 +53,248 @@ class FleetPlane(Plane):
     def __init__(self, simulator: FleetSimulator) -> None:
         super().__init__(simulator)
         self.simulator = simulator
-        places = len(simulator.fleet.places)
-        self._kept_ps = np.zeros(places, np.int64)  # time for which replicas were kept that are gone
-        self._since_ps = np.full(places, -1, np.int64)  # since when a replica is kept, -1 where there is none
+        self.meter = Meter(len(simulator.fleet.places))
+        self.links = Links(round(simulator.spec.link_bytes_per_s), round(simulator.spec.storage_bytes_per_s))
+        self.boot_ps = to_ps(simulator.spec.start_fixed_s)
+        self._sharing: simpy.Event | None = None
 
     def fork(self, simulator: FleetSimulator) -> FleetPlane:
         """A copy for another simulator."""
         copy = self._fork_plane(simulator)
-        copy.simulator = simulator
-        copy._kept_ps, copy._since_ps = self._kept_ps.copy(), self._since_ps.copy()
+        copy.simulator, copy.boot_ps, copy._sharing = simulator, self.boot_ps, None
+        copy.meter, copy.links = self.meter.fork(), self.links.fork()
         return copy
 
-    def process_of(self, operation: Starting | Stopping) -> Process:
+    def __getstate__(self) -> dict[str, object]:
+        """As a fork."""
+        return {**super().__getstate__(), "_sharing": None}
+
+    def forget_processes(self) -> None:
+        """Drops all processes; those of operations that are left begin anew when they are needed."""
+        super().forget_processes()
+        self._sharing = None
+
+    def process_of(self, operation: Operation) -> Process:
         """The process that carries an operation out from whatever phase it is in."""
-        return self._start(operation) if isinstance(operation, Starting) else self._stop(operation)
+        return operation.process(self)
+
+    def start(self, faults: tuple[FleetFault, ...]) -> None:
+        """Puts the first replicas into service and schedules the faults that are to come."""
+        for place in self.simulator.fleet.running:
+            self.meter.open(place, 0)
+            self._set(place, EngineStatus.ACTIVE)
+        for fault in faults:
+            due_ps = to_ps(fault.time_s)
+            if isinstance(fault, Crash):
+                self.begin(Crashing(fault.place, 0, due_ps))
+            else:
+                until_ps = NEVER if isinf(fault.duration_s) else due_ps + to_ps(fault.duration_s)
+                self.begin(Slowing(fault.place, 0, due_ps, factor=fault.factor, until_ps=until_ps))
+        self.catch_up(notified=False)
 
     # -- what is seen --------------------------------------------------------------------------------------------------
 
-    def gpu_seconds(self) -> NDArray[np.float64]:
-        """GPU-seconds that replicas have been kept, by place: from the command that starts one until it is gone."""
-        kept = self._kept_ps + np.where(self._since_ps >= 0, self.simulator.now_ps - self._since_ps, 0)
-        return np.asarray(kept / PS_PER_S * self.simulator.world.engines["width"], np.float64)
-
     def underway(self) -> tuple[Underway, ...]:
-        """Operations that are not done."""
+        """Operations that are not done, without faults: these show in what engines do."""
         return tuple(
             Underway(
                 type(operation).__name__.lower(),
                 operation.place,
                 operation.started_ps / PS_PER_S,
-                None if operation.due_ps == NEVER else operation.due_ps / PS_PER_S,
+                self._expected_s(operation),
             )
             for operation in self.operations
-            if isinstance(operation, (Starting, Stopping))
+            if isinstance(operation, (Starting, Stopping, Resizing))
         )
 
-    # -- commands ------------------------------------------------------------------------------------------------------
+    def _expected_s(self, operation: Operation) -> float | None:
+        if operation.due_ps == NEVER:
+            return None
+        after_ps = self.boot_ps if operation.phase == Phase.FETCH else 0
+        return (operation.due_ps + after_ps) / PS_PER_S
 
-    def start(self, faults: tuple[FleetFault, ...]) -> None:
-        """Puts the first replicas into service and schedules the faults that are to come."""
-        for place in self.simulator.fleet.running:
-            self._since_ps[place] = 0
-            self._serve(place)
+    def under_way(self, kind: type[Kind], place: int) -> Kind | None:
+        """The operation of a kind at a place that is not done."""
+        for operation in self.operations:
+            if isinstance(operation, kind) and operation.place == place and not operation.done:
+                return operation
+        return None
 
-    def obey(self, command: FleetCommand) -> str:
-        """Begins to carry out a command; returns why it cannot be, or nothing."""
-        if isinstance(command, Route):
-            return self._route(command)
-        if not 0 <= command.place < len(self.simulator.fleet.places):
-            return f"there is no place {command.place}; the fleet has {len(self.simulator.fleet.places)}"
-        if isinstance(command, Start):
-            return self._begin_start(command.place)
-        if isinstance(command, Stop):
-            return self._begin_stop(command)
-        return f"{type(command).__name__} is not carried out yet"
+    def status(self, place: int) -> int:
+        """EngineStatus of a place."""
+        return int(self.simulator.world.engines["status"][place])
 
-    def _begin_start(self, place: int) -> str:
-        if self._status(place) != EngineStatus.INACTIVE:
-            return f"place {place} is not empty"
-        now = self.simulator.now_ps
+    def empty(self, place: int) -> bool:
+        """Whether a replica has nothing left to run."""
+        engine = self.simulator.world.engines[place]
+        return bool(engine["num_running"] + engine["num_waiting"] == 0 and engine["step_end_ps"] < 0)
+
+    def still(self, place: int) -> bool:
+        """Whether no iteration is in flight."""
+        return bool(self.simulator.world.engines["step_end_ps"][place] < 0)
+
+    # -- waiting -------------------------------------------------------------------------------------------------------
+
+    def timer(self, operation: Operation) -> simpy.Event:
+        """Event that happens when an operation is due.
+
+        Timers that end together ring in the order in which they were set; so does a fork, whose processes begin in the
+        order of `operations`.
+        """
+        self.operations = [other for other in self.operations if other is not operation] + [operation]
+        return self.until(operation.due_ps)
+
+    def next_sharing(self) -> simpy.Event:
+        """Event that happens when the links are next shared anew."""
+        if self._sharing is None:
+            self._sharing = self.environment.event()
+        return self._sharing
+
+    # -- starting ------------------------------------------------------------------------------------------------------
+
+    def begin_start(self, place: int) -> None:
+        """Begins to bring a replica up."""
         self._set(place, EngineStatus.DOWN)
-        self._since_ps[place] = now
-        self.begin(Starting(place, now, now + self._start_ps(place)))
-        return ""
+        size_bytes = round(get_model(self.simulator.fleet.places[place].replica.model).weight_bytes)
+        self.links.begin(self.simulator.now_ps, place, self._source_for(place), size_bytes)
+        self.begin(Starting(place, self.simulator.now_ps))
+        self._share()
 
-    def _start_ps(self, place: int) -> int:
-        spec, replica = self.simulator.spec, self.simulator.fleet.places[place].replica
-        load_s = get_model(replica.model).weight_bytes / spec.storage_bytes_per_s
-        return to_ps(spec.start_fixed_s + load_s)
+    def end_transfer(self, place: int) -> None:
+        """Ends the transfer to a place, complete or not."""
+        self.links.end(self.simulator.now_ps, place)
+        self._share()
 
-    def _begin_stop(self, command: Stop) -> str:
-        place = command.place
-        if self._status(place) != EngineStatus.ACTIVE:
-            return f"place {place} has no replica in service"
+    def serve(self, place: int) -> None:
+        """Brings a replica into service."""
+        self.simulator.make_room()
+        flush_cache(self.simulator.world, place)
+        self._set(place, EngineStatus.ACTIVE)
+        self.simulator.dispatch()
+
+    def _source_for(self, place: int) -> int:
+        """Where a place's weights come from: the replica of its endpoint in service that sends least, or storage."""
+        fleet = self.simulator.fleet
+        if self.simulator.spec.weight_source == "storage":
+            return STORAGE
+        endpoint = fleet.endpoint_of(place)
+        peers = range(fleet.first_place[endpoint], fleet.first_place[endpoint + 1])
+        serving = [peer for peer in peers if self.status(peer) == EngineStatus.ACTIVE]
+        return min(serving, key=lambda peer: len(self.links.targets_of(peer)), default=STORAGE)
+
+    def _replace_source(self, place: int) -> None:
+        """Lets transfers from a replica that is gone go on from elsewhere."""
+        for target in self.links.targets_of(place):
+            self.links.move(self.simulator.now_ps, target, self._source_for(target))
+        self._share()
+
+    def _share(self) -> None:
+        """Tells starting replicas when their weights are now due."""
+        for operation in self.operations:
+            if isinstance(operation, Starting) and operation.phase == Phase.FETCH:
+                operation.due_ps = self.links.due_ps(operation.place)
+        if self._sharing is not None:
+            sharing, self._sharing = self._sharing, None
+            sharing.succeed()
+
+    # -- stopping ------------------------------------------------------------------------------------------------------
+
+    def begin_stop(self, place: int, drain: bool) -> None:
+        """Begins to take a replica out of service."""
+        self._cancel_resize(place)
         self.simulator.make_room()
         pool_waiting(self.simulator.world, place)
-        if not command.drain:
+        if not drain:
             pool_running(self.simulator.world, self.simulator.tables, place)
         self._set(place, EngineStatus.DRAINING, notify=1)
         self.simulator.dispatch()
         self.begin(Stopping(place, self.simulator.now_ps))
         self.catch_up(notified=False)
-        return ""
 
-    def _route(self, command: Route) -> str:
-        world, place = self.simulator.world, command.place
-        slots = np.flatnonzero(
-            (world.requests["index"] == command.request) & (world.requests["phase"] == WAITING)
-        )
-        if not len(slots) or world.requests["engine"][slots[0]] >= 0:
-            return f"request {command.request} is not waiting to be sent to an engine"
-        request = world.requests[slots[0]]
-        endpoint = world.endpoints[request["endpoint"]]
-        if not endpoint["first"] <= place < endpoint["last"]:
-            return f"place {place} does not serve the model of request {command.request} in its region"
-        most = int(request["prompt"]) + int(request["max_output"])
-        if not may_take(world, self.simulator.tables, place, most):
-            return f"place {place} has no replica in service that could hold request {command.request}"
+    def retire(self, place: int) -> None:
+        """Leaves a place empty."""
+        self._set(place, EngineStatus.INACTIVE)
+        self.meter.close(place, self.simulator.now_ps)
+        self._replace_source(place)
+
+    # -- faults --------------------------------------------------------------------------------------------------------
+
+    def crash(self, place: int) -> None:
+        """Loses what a replica runs and starts it again; one that was to go is gone."""
+        if self.status(place) == EngineStatus.INACTIVE:
+            return
+        self._cancel_resize(place)
         self.simulator.make_room()
-        send(world, self.simulator.tables, int(slots[0]), place)
-        return ""
-
-    # -- processes -----------------------------------------------------------------------------------------------------
-
-    def _start(self, starting: Starting) -> Process:
-        yield self.until(starting.due_ps)
-        starting.phase, starting.due_ps = Phase.DONE, NEVER
-        self._serve(starting.place)
+        pool_waiting(self.simulator.world, place)
+        fail_running(self.simulator.world, self.simulator.tables, place)
+        if self._cancel(Stopping, place):
+            self.retire(place)
+        else:
+            if self._cancel(Starting, place):
+                self.end_transfer(place)
+            self._set(place, EngineStatus.DOWN)
+            self._replace_source(place)
+            self.begin_start(place)
         self.simulator.dispatch()
 
-    def _stop(self, stopping: Stopping) -> Process:
-        while not self._empty(stopping.place):
-            yield self.next_notice()
-        stopping.phase = Phase.DONE
-        self._retire(stopping.place)
+    def set_speed(self, place: int) -> None:
+        """Gives a place the speed that the worst of its slow-downs leaves; the iteration in flight keeps its time."""
+        factors = [
+            operation.factor
+            for operation in self.operations
+            if isinstance(operation, Slowing) and operation.place == place and operation.phase == Phase.SLOW
+        ]
+        kind = self.simulator.fleet.kind(place, max(factors, default=1.0))
+        self.simulator.world.engines["kind"][place] = kind
+        self.simulator.dispatch()
+
+    def _cancel(self, kind: type[Operation], place: int) -> bool:
+        """Breaks an operation off; returns whether there was one."""
+        operation = self.under_way(kind, place)
+        if operation is not None:
+            operation.finish()
+        return operation is not None
+
+    # -- KV pools ------------------------------------------------------------------------------------------------------
+
+    def begin_resize(self, place: int, kv_blocks: int, copy_ps: int) -> None:
+        """Begins to give a replica another pool; what is smaller from then on can be relied on at once."""
+        engine = self.simulator.world.engines[place]
+        if kv_blocks < engine["total_blocks"]:
+            self.simulator.make_room()
+            pool_waiting(self.simulator.world, place)
+            self._allow(place, kv_blocks)
+        self._set(place, EngineStatus.ACTIVE, hold=1, notify=1)
+        self.simulator.dispatch()
+        resizing = Resizing(place, self.simulator.now_ps, kv_blocks=kv_blocks, copy_ps=copy_ps)
+        self.begin(resizing)
+        self.catch_up(notified=False)
+
+    def hush(self, place: int) -> None:
+        """Lets a replica that stands still do so without telling."""
+        self.simulator.world.engines["notify"][place] = 0
+
+    def resume(self, place: int, kv_blocks: int) -> None:
+        """Lets a replica go on with another pool."""
+        self.simulator.world.engines["total_blocks"][place] = kv_blocks
+        self._allow(place, kv_blocks)
+        self._set(place, EngineStatus.ACTIVE)
+        self.simulator.dispatch()
+
+    def _cancel_resize(self, place: int) -> None:
+        if self._cancel(Resizing, place):
+            self._allow(place, int(self.simulator.world.engines["total_blocks"][place]))
+
+    def _allow(self, place: int, kv_blocks: int) -> None:
+        """Sets how many blocks a replica may use, and with them how long a request may be."""
+        world = self.simulator.world
+        self.simulator.make_room()
+        world.engines["capacity_blocks"][place] = kv_blocks
+        flush_cache(world, place)
+        self.simulator.set_request_limit(self.simulator.fleet.endpoint_of(place))
 
     # -- steps ---------------------------------------------------------------------------------------------------------
-
-    def _status(self, place: int) -> int:
-        return int(self.simulator.world.engines["status"][place])
 
     def _set(self, place: int, status: EngineStatus, hold: int = 0, notify: int = 0) -> None:
         engine = self.simulator.world.engines[place]
         engine["status"], engine["hold"], engine["notify"] = status, hold, notify
-
-    def _empty(self, place: int) -> bool:
-        engine = self.simulator.world.engines[place]
-        return bool(engine["num_running"] + engine["num_waiting"] == 0 and engine["step_end_ps"] < 0)
-
-    def _serve(self, place: int) -> None:
-        flush_cache(self.simulator.world, place)
-        self._set(place, EngineStatus.ACTIVE)
-
-    def _retire(self, place: int) -> None:
-        self._set(place, EngineStatus.INACTIVE)
-        self._kept_ps[place] += self.simulator.now_ps - self._since_ps[place]
-        self._since_ps[place] = -1

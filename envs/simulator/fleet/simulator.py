@@ -13,6 +13,7 @@ from envs.backend import ENGINE_STATE_DTYPE, SLO, TOTALS, Receipt, WaitingReques
 from envs.fleet import FleetCommand, FleetFault, FleetSpec, SlowNode
 from envs.simulator.body import Body
 from envs.simulator.fleet.build import Fleet, build_fleet
+from envs.simulator.fleet.commands import obey
 from envs.simulator.fleet.plane import FleetPlane, Underway
 from envs.simulator.kernel.observe import observe_engines
 from envs.simulator.kernel.state import PS_PER_S
@@ -71,6 +72,7 @@ class FleetSimulator(Body):
             ValueError: the workload asks for a model in a region where the fleet has no place for it, or a fault names
                 a place that does not exist.
         """
+        self._check(faults)
         factors = tuple(dict.fromkeys(fault.factor for fault in faults if isinstance(fault, SlowNode)))
         self.fleet = build_fleet(self.spec, self.slos, factors)
         self.tables = self.fleet.tables
@@ -115,7 +117,22 @@ class FleetSimulator(Body):
         for number in range(len(fleet.endpoints)):
             endpoint = world.endpoints[number]
             endpoint["first"], endpoint["last"] = fleet.first_place[number : number + 2]
-            endpoint["max_request_tokens"] = fleet.max_request_tokens(number)
+            self.set_request_limit(number)
+
+    def set_request_limit(self, endpoint: int) -> None:
+        """Refuses on arrival what no place of an endpoint could hold."""
+        blocks = self.world.engines["capacity_blocks"]
+        limit = self.fleet.max_request_tokens(endpoint, blocks)
+        self.world.endpoints["max_request_tokens"][endpoint] = limit
+
+    def _check(self, faults: tuple[FleetFault, ...]) -> None:
+        """Raises ValueError where a fault names a place that does not exist."""
+        for fault in faults:
+            if not 0 <= fault.place < self.spec.num_places:
+                raise ValueError(
+                    f"{type(fault).__name__} at {fault.time_s:g} s: place must be 0 to {self.spec.num_places - 1}, "
+                    f"got {fault.place}"
+                )
 
     def observe(self) -> FleetState:
         """What the fleet shows now."""
@@ -125,7 +142,7 @@ class FleetSimulator(Body):
         return FleetState(
             now_s=float(world.cluster["now_ps"][0]) / PS_PER_S,
             engines=rows,
-            gpu_seconds=self.plane.gpu_seconds(),
+            gpu_seconds=self.gpu_seconds(),
             operations=self.plane.underway(),
             num_pooled=int(world.cluster["num_pooled"][0]),
             pooled_tokens=int(world.cluster["pooled_tokens"][0]),
@@ -133,9 +150,14 @@ class FleetSimulator(Body):
             waiting=self.arrived_now(),
         )
 
+    def gpu_seconds(self) -> NDArray[np.float64]:
+        """GPU-seconds that replicas have been kept, (places,): from the command that starts one until it is gone."""
+        kept_ps = self.plane.meter.kept_ps(self.now_ps)
+        return np.asarray(kept_ps / PS_PER_S * self.world.engines["width"], np.float64)
+
     def apply(self, command: FleetCommand) -> Receipt:
         """Begins to carry out a command, or refuses it with a reason."""
-        reason = self.plane.obey(command)
+        reason = obey(self, command)
         if reason:
             self.refused_commands += 1
         return Receipt(not reason, reason)

@@ -1,0 +1,111 @@
+"""What a fleet can be told: each command is checked, then begun, or refused with a reason."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.transitions import kv_resize_s
+from envs.backend import EngineStatus
+from envs.fleet import FleetCommand, ResizeKV, Route, Start, Stop
+from envs.simulator.fleet.build import most_blocks, profile_of
+from envs.simulator.fleet.operations import Resizing
+from envs.simulator.kernel.state import FREE, WAITING
+from envs.simulator.kernel.world import may_take, send
+from envs.simulator.scheduling import to_ps
+
+if TYPE_CHECKING:
+    from envs.simulator.fleet.simulator import FleetSimulator
+
+
+def obey(simulator: FleetSimulator, command: FleetCommand) -> str:
+    """Begins to carry out a command; returns why it cannot be, or nothing."""
+    if isinstance(command, Route):
+        return _route(simulator, command)
+    if not 0 <= command.place < len(simulator.fleet.places):
+        return f"there is no place {command.place}; the fleet has {len(simulator.fleet.places)}"
+    if isinstance(command, Start):
+        return _start(simulator, command)
+    status = simulator.plane.status(command.place)
+    if status != EngineStatus.ACTIVE:
+        return f"place {command.place} has no replica in service"
+    if isinstance(command, Stop):
+        simulator.plane.begin_stop(command.place, command.drain)
+        return ""
+    return _resize(simulator, command)
+
+
+def _start(simulator: FleetSimulator, command: Start) -> str:
+    if simulator.plane.status(command.place) != EngineStatus.INACTIVE:
+        return f"place {command.place} is not empty"
+    simulator.plane.meter.open(command.place, simulator.now_ps)
+    simulator.plane.begin_start(command.place)
+    return ""
+
+
+def _route(simulator: FleetSimulator, command: Route) -> str:
+    world, place = simulator.world, command.place
+    slots = np.flatnonzero(
+        (world.requests["index"] == command.request) & (world.requests["phase"] == WAITING)
+    )
+    if not len(slots) or world.requests["engine"][slots[0]] >= 0:
+        return f"request {command.request} is not waiting to be sent to an engine"
+    request = world.requests[slots[0]]
+    endpoint = world.endpoints[request["endpoint"]]
+    if not endpoint["first"] <= place < endpoint["last"]:
+        return f"place {place} does not serve the model of request {command.request} in its region"
+    most = int(request["prompt"]) + int(request["max_output"])
+    if not may_take(world, simulator.tables, place, most):
+        return f"place {place} has no replica in service that could hold request {command.request}"
+    simulator.make_room()
+    send(world, simulator.tables, int(slots[0]), place)
+    return ""
+
+
+def _resize(simulator: FleetSimulator, command: ResizeKV) -> str:
+    place, now_blocks = command.place, int(simulator.world.engines["total_blocks"][command.place])
+    if simulator.plane.under_way(Resizing, place) is not None:
+        return f"place {place} is being resized"
+    if command.kv_blocks == now_blocks:
+        return f"place {place} has {now_blocks} KV blocks already"
+    replica = simulator.fleet.places[place].replica
+    most = most_blocks(replica)
+    if command.kv_blocks > most:
+        return f"place {place} has GPU memory for {most} KV blocks at most, not for {command.kv_blocks}"
+    reason = _overfull(simulator, command)
+    if not reason:
+        block_bytes = profile_of(replica.model, replica.gpu).model.kv_bytes_per_token * replica.block_size
+        per_gpu = block_bytes / replica.num_gpus
+        seconds = kv_resize_s(now_blocks * per_gpu, command.kv_blocks * per_gpu)
+        simulator.plane.begin_resize(place, command.kv_blocks, to_ps(seconds))
+    return reason
+
+
+def _overfull(simulator: FleetSimulator, command: ResizeKV) -> str:
+    """Why what is there would not fit the new pool, or nothing."""
+    place, engine = command.place, simulator.world.engines[command.place]
+    if engine["used_blocks"] > command.kv_blocks:
+        return f"place {place} uses {engine['used_blocks']} KV blocks, more than {command.kv_blocks}"
+    tokens = command.kv_blocks * simulator.fleet.places[place].replica.block_size
+    requests = simulator.world.requests
+    running = (requests["phase"] != FREE) & (requests["phase"] != WAITING) & (requests["engine"] == place)
+    if _longest(simulator, running) > tokens:
+        return f"place {place} runs a request that may grow beyond {command.kv_blocks} KV blocks"
+    endpoint = simulator.fleet.endpoint_of(place)
+    blocks = simulator.world.engines["capacity_blocks"].copy()
+    blocks[place] = command.kv_blocks
+    limit = simulator.fleet.max_request_tokens(endpoint, blocks)
+    if _longest(simulator, (requests["phase"] == WAITING) & (requests["endpoint"] == endpoint)) > limit:
+        return (
+            f"a request waits that no replica could hold if place {place} had {command.kv_blocks} KV blocks"
+        )
+    return ""
+
+
+def _longest(simulator: FleetSimulator, which: NDArray[np.bool_]) -> int:
+    """Most tokens that one of some requests may grow to, as its client declared; `which` is (R,)."""
+    requests = simulator.world.requests
+    most = requests["prompt"].astype(np.int64) + requests["max_output"]
+    return int(most[which].max(initial=0))
