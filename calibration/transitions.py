@@ -12,7 +12,7 @@ COLD_START_WEIGHT_BYTES = 140e9  # Llama-3-70B in 16 bits, the model of Table 2
 COMMUNICATOR_HOST_BYTES = 2_000_000  # per process group, Section 4.3
 COMMUNICATOR_START_S = 1.0  # per process group; source: ours, the paper gives no number
 
-# Loading weights from local NVMe (29 GB/s) to an H100, bytes/s, by file format: least squares through the origin over 90
+# Loading weights from local NVMe (29 GB/s) to an H100, bytes/s, by format: least squares through the origin over 90
 # loads of distinct copies of Llama-3.1-8B, Qwen3-32B and DeepSeek-R1-Distill-Qwen-32B (16.1, 65.5 and 65.5 GB) each,
 # published by ServerlessLLM (`loading_time_s`). Single models reach 3.2-3.6 and 20.3-23.7 GB/s.
 STORAGE_BYTES_PER_S = {"safetensors": 3.31e9, "serverlessllm": 20.4e9}

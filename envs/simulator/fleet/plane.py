@@ -82,7 +82,7 @@ class FleetPlane(Plane):
         """Puts the first replicas into service and schedules the faults that are to come."""
         for place in self.simulator.fleet.running:
             self.meter.open(place, 0)
-            self._set(place, EngineStatus.ACTIVE)
+            self._enlist(place)
         for fault in faults:
             due_ps = to_ps(fault.time_s)
             if isinstance(fault, Crash):
@@ -167,10 +167,13 @@ class FleetPlane(Plane):
 
     def serve(self, place: int) -> None:
         """Brings a replica into service."""
+        self._enlist(place)
+        self.simulator.dispatch()
+
+    def _enlist(self, place: int) -> None:
         self.simulator.make_room()
         flush_cache(self.simulator.world, place)
         self._set(place, EngineStatus.ACTIVE)
-        self.simulator.dispatch()
 
     def _source_for(self, place: int) -> int:
         """Where a place's weights come from: the replica of its endpoint in service that sends least, or storage."""
