@@ -21,7 +21,8 @@ class GpuSpec:
         bandwidth: Peak memory bandwidth, bytes/s.
         flops: Peak dense rate by data type (`bf16`, `fp8`, `fp4`), FLOP/s; a type the GPU lacks runs at the bf16 rate.
         nvlink_bandwidth: Interconnect bandwidth, both directions together, bytes/s (PCIe where there is no NVLink).
-        price_usd_per_hour: Rental price, USD per hour; None where no price is assumed.
+        price_usd_per_hour: Rental price, USD per hour; None where no price is assumed. Source: AWS on demand, November
+            2026, p4de.24xlarge and p5.48xlarge over their 8 GPUs (Azure's H100 costs 98.32 / 8 in SageServe, section 7).
     """
 
     name: str
@@ -41,8 +42,8 @@ GPUS: Mapping[str, GpuSpec] = MappingProxyType(
         gpu.name: gpu
         for gpu in (
             GpuSpec("A40", 48e9, 696e9, {"bf16": 149.7e12}, 112.5e9),
-            GpuSpec("A100-80GB", 80e9, 2.039e12, {"bf16": 312e12}, 600e9),
-            GpuSpec("H100", 80e9, 3.35e12, {"bf16": 989e12, "fp8": 1979e12}, 900e9),
+            GpuSpec("A100-80GB", 80e9, 2.039e12, {"bf16": 312e12}, 600e9, 3.43),
+            GpuSpec("H100", 80e9, 3.35e12, {"bf16": 989e12, "fp8": 1979e12}, 900e9, 6.88),
             GpuSpec("H200", 141e9, 4.8e12, {"bf16": 989e12, "fp8": 1979e12}, 900e9),
             GpuSpec("L40S", 48e9, 864e9, {"bf16": 362e12, "fp8": 733e12}, 64e9),
             GpuSpec("B200", 180e9, 8.0e12, {"bf16": 2250e12, "fp8": 4500e12, "fp4": 9000e12}, 1800e9),

@@ -16,8 +16,10 @@ SLOS = (SLO(1.0, 0.1),)
 BLOCK_BYTES = 16 * 2 * 32 * 8 * 128 * 2  # 16 tokens, keys and values, 32 layers, 8 heads of 128, 2 bytes
 
 
-def fleet(kv_blocks: int = 1000, count: int = 1, **faults: tuple[Crash, ...]) -> FleetSimulator:
-    """A replica with some requests that run."""
+def fleet(
+    kv_blocks: int = 1000, count: int = 1, faults: tuple[Crash, ...] = (), until_s: float = 0.2
+) -> FleetSimulator:
+    """Replicas with some requests that run."""
     replica = ReplicaSpec("llama-3.1-8b", "H100", kv_blocks=kv_blocks)
     simulator = FleetSimulator(FleetSpec((GroupSpec(replica, count),), start_fixed_s=2.0), SLOS)
     rows = 4
@@ -27,20 +29,20 @@ def fleet(kv_blocks: int = 1000, count: int = 1, **faults: tuple[Crash, ...]) ->
         np.full(rows, 100),
         max_output_tokens=np.full(rows, 120),
     )
-    simulator.reset(load, faults.get("faults", ()))
-    simulator.advance(0.2)
+    simulator.reset(load, faults)
+    simulator.advance(until_s)
     return simulator
 
 
-@pytest.mark.parametrize("kv_blocks", [400, 4000])
+@pytest.mark.parametrize("kv_blocks", [8000, 20000])
 def test_the_replica_stands_still_as_long_as_the_copy_takes(kv_blocks: int) -> None:
-    simulator = fleet()
+    simulator = fleet(16000)
     before = simulator.world.engines["generated_tokens"][0]
     assert simulator.apply(ResizeKV(0, kv_blocks)).accepted
     assert "being resized" in simulator.apply(ResizeKV(0, 500)).reason
     simulator.advance(0.22)
     (operation,) = simulator.observe().operations
-    took_s = kv_resize_s(1000 * BLOCK_BYTES, kv_blocks * BLOCK_BYTES)
+    took_s = kv_resize_s(16000 * BLOCK_BYTES, kv_blocks * BLOCK_BYTES)
     assert operation.kind == "resizing"
     simulator.advance(operation.due_s - 1e-6)
     assert simulator.world.engines["generated_tokens"][0] - before <= 4, (
@@ -66,8 +68,7 @@ def test_the_paper_s_numbers() -> None:
     [(1000, "already"), (10, "uses"), (19, "grow beyond"), (10**6, "GPU memory for")],
 )
 def test_what_does_not_fit_is_refused_with_a_reason(kv_blocks: int, reason: str) -> None:
-    simulator = fleet()
-    simulator.advance(0.02)
+    simulator = fleet(until_s=0.1)
     receipt = simulator.apply(ResizeKV(0, kv_blocks))
     assert (receipt.accepted, simulator.refused_commands) == (False, 1)
     assert reason in receipt.reason
