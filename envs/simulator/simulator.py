@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from calibration.power import power_of
 from envs.backend import (
     ENGINE_STATE_DTYPE,
     SLO,
@@ -27,6 +28,8 @@ from envs.simulator.cluster import build_cluster
 from envs.simulator.control_plane import ControlPlane, Phase, Switch
 from envs.simulator.kernel.observe import observe_engines
 from envs.simulator.kernel.state import NEVER, PS_PER_S
+from envs.simulator.metering import usage, work_j
+from envs.usage import Usage
 
 if TYPE_CHECKING:
     from envs.workload.schema import Workload
@@ -93,6 +96,16 @@ class Simulator(Body):
         if not receipt.accepted:
             self.refused_commands += 1
         return receipt
+
+    def usage(self) -> Usage:
+        """What the node has used up; all of its GPUs are kept throughout."""
+        powers = [power_of(self.spec.gpu, int(width)) for width in self.world.engines["width"]]
+        return usage(
+            gpus=[self.spec.gpu],
+            gpu_s=np.array([self.now_s * self.spec.num_gpus]),
+            idle_w=np.array([powers[0].idle_w]),
+            work=work_j(self.world, powers).sum(keepdims=True),
+        )
 
     # -- the simulator's own -------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from calibration.power import power_of
 from envs.backend import ENGINE_STATE_DTYPE, SLO, TOTALS, Receipt, WaitingRequest
 from envs.fleet import FleetCommand, FleetFault, FleetSpec, SlowNode
 from envs.simulator.body import Body
@@ -17,6 +18,8 @@ from envs.simulator.fleet.commands import obey
 from envs.simulator.fleet.plane import FleetPlane, Underway
 from envs.simulator.kernel.observe import observe_engines
 from envs.simulator.kernel.state import PS_PER_S
+from envs.simulator.metering import usage, work_j
+from envs.usage import Usage
 
 if TYPE_CHECKING:
     from envs.workload.schema import Workload
@@ -154,6 +157,17 @@ class FleetSimulator(Body):
         """GPU-seconds that replicas have been kept, (places,): from the command that starts one until it is gone."""
         kept_ps = self.plane.meter.kept_ps(self.now_ps)
         return np.asarray(kept_ps / PS_PER_S * self.world.engines["width"], np.float64)
+
+    def usage(self) -> Usage:
+        """What each place has used up: idle power while a replica is kept, more in iterations."""
+        replicas = [group.replica for group in self.fleet.places]
+        powers = [power_of(replica.gpu, replica.tp_size) for replica in replicas]
+        return usage(
+            gpus=[replica.gpu for replica in replicas],
+            gpu_s=self.gpu_seconds(),
+            idle_w=np.array([power.idle_w for power in powers]),
+            work=work_j(self.world, powers),
+        )
 
     def apply(self, command: FleetCommand) -> Receipt:
         """Begins to carry out a command, or refuses it with a reason."""
