@@ -90,6 +90,7 @@ class Body:
         endpoint: NDArray[np.int32] | None = None,
         num_endpoints: int = 1,
         priorities: Sequence[int] = (),
+        disaggregated: bool = False,
     ) -> None:
         """Empties the world and prepares it for a workload; `priorities` may come with what is appended to it."""
         if len(workload.classes) != len(self.slos):
@@ -108,6 +109,7 @@ class Body:
             num_classes=len(self.slos),
             chains=make_chains(workload, np.unique(self.tables.block_size)) if caching else None,
             num_endpoints=num_endpoints,
+            disaggregated=disaggregated,
         )
         self._tell_scheduling()
         self._inherited_logs = ()

@@ -155,6 +155,8 @@ def _stack(
         block_rank=np.unique(block_size, return_inverse=True)[1].astype(np.int64),
         max_num_seqs=np.full(len(kinds), spec.max_num_seqs, np.int64),
         max_batched_tokens=np.full(len(kinds), spec.max_num_batched_tokens, np.int64),
+        transfer_ps=np.zeros(len(kinds), np.int64),
+        transfer_fixed_ps=np.zeros(len(kinds), np.int64),
         speed=full[0] / full,
         ttft_slo_ps=_in_ps([slo.ttft_s for slo in slos]),
         tpot_slo_ps=_in_ps([slo.tpot_s for slo in slos]),

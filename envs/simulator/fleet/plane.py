@@ -205,7 +205,8 @@ class FleetPlane(Plane):
 
     def _empty(self, place: int) -> bool:
         engine = self.simulator.world.engines[place]
-        return bool(engine["num_running"] + engine["num_waiting"] == 0 and engine["step_end_ps"] < 0)
+        busy = engine["num_running"] + engine["num_waiting"] > 0 or engine["first_transit"] >= 0
+        return bool(not busy and engine["step_end_ps"] < 0)
 
     def _serve(self, place: int) -> None:
         flush_cache(self.simulator.world, place)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.backend import ENGINE_STATE_DTYPE, SLO, TOTALS, Receipt, WaitingRequest
-from envs.fleet import FleetCommand, FleetFault, FleetSpec, SlowNode
+from envs.fleet import ROLES, FleetCommand, FleetFault, FleetSpec, SlowNode
 from envs.simulator.body import Body
 from envs.simulator.fleet.build import Fleet, build_fleet
 from envs.simulator.fleet.plane import FleetPlane, Underway
@@ -75,7 +75,14 @@ class FleetSimulator(Body):
         self.fleet = build_fleet(self.spec, self.slos, factors)
         self.tables = self.fleet.tables
         endpoint = self.endpoints_of(workload)
-        self.begin(workload, len(self.fleet.places), endpoint, len(self.fleet.endpoints), priorities)
+        self.begin(
+            workload,
+            len(self.fleet.places),
+            endpoint,
+            len(self.fleet.endpoints),
+            priorities,
+            self.fleet.disaggregated,
+        )
         self._fill_world()
         self.plane = FleetPlane(self)
         self.plane.start(faults)
@@ -110,11 +117,13 @@ class FleetSimulator(Body):
     def _fill_world(self) -> None:
         world, fleet = self.world, self.fleet
         world.engines["kind"] = [fleet.kind(place) for place in range(len(fleet.places))]
+        world.engines["role"] = [ROLES.index(group.replica.role) for group in fleet.places]
         world.engines["width"] = [group.replica.num_gpus for group in fleet.places]
         world.engines["total_blocks"] = world.engines["capacity_blocks"] = fleet.blocks
         for number in range(len(fleet.endpoints)):
             endpoint = world.endpoints[number]
-            endpoint["first"], endpoint["last"] = fleet.first_place[number : number + 2]
+            endpoint["first"], endpoint["last_decode"] = fleet.first_place[number : number + 2]
+            endpoint["last"] = endpoint["first_decode"] = fleet.decodes_from(number)
             endpoint["max_request_tokens"] = fleet.max_request_tokens(number)
 
     def observe(self) -> FleetState:

@@ -7,7 +7,7 @@ from envs.simulator.kernel.blocks import flush_cache, forget
 from envs.simulator.kernel.compiled import compiled, inlined, int64
 from envs.simulator.kernel.engine import decoding_progress, drop_running
 from envs.simulator.kernel.queues import enqueue, head_of, take_slot, tokens_to_prefill, unlink
-from envs.simulator.kernel.routers import may_take, route
+from envs.simulator.kernel.routers import may_take, route, route_decode
 from envs.simulator.kernel.runs import catch_up, interrupt, kick, plan_run, show_load, step
 from envs.simulator.kernel.state import (
     NEED_EXTENTS,
@@ -21,6 +21,7 @@ from envs.simulator.kernel.state import (
     Traffic,
     World,
 )
+from envs.simulator.kernel.transit import take_off
 
 __all__ = [
     "advance",
@@ -153,11 +154,11 @@ def _triggered(traffic: Traffic, last: int) -> bool:
 
 @compiled
 def _done_or_held(world: World, e: int) -> bool:
-    """Whether an engine that was asked to tell has nothing left to run, or stands still as told."""
+    """Whether an engine that was asked to tell has nothing left to run or send, or stands still as told."""
     engine = world.engines[e]
     if engine.notify == 0 or engine.step_end_ps >= 0:
         return False
-    return engine.hold == 1 or engine.num_running + engine.num_waiting == 0
+    return engine.hold == 1 or (engine.num_running + engine.num_waiting == 0 and engine.first_transit < 0)
 
 
 @compiled
@@ -184,6 +185,21 @@ def _clients_send(world: World, traffic: Traffic) -> bool:
     return sent
 
 
+@compiled
+def _deliver(world: World, tables: Tables, e: int) -> None:
+    """Lets the KV that an engine has sent arrive: its request goes to a decode engine, or is computed again."""
+    slot = take_off(world, tables, e)
+    now = world.cluster[0].now_ps
+    kick(world, tables, e, now)  # it may have waited for the blocks
+    target = route_decode(world, tables, slot, _most_tokens(world, slot))
+    if target < 0:
+        world.requests[slot].computed = 0
+        enqueue(world, len(world.engines), slot)
+    else:
+        _hand_over(world, tables, slot, target)
+        kick(world, tables, target, now)
+
+
 @inlined
 def _step_engines(world: World, traffic: Traffic, tables: Tables, until: int, noticed: bool) -> int:
     """Steps engines in the order in which they are due: to `until`, the first notice, or a client's next request.
@@ -197,10 +213,16 @@ def _step_engines(world: World, traffic: Traffic, tables: Tables, until: int, no
         due = world.due_ps[e]
         if due > (cluster.now_ps if noticed else until):
             break
+        sends = e >= len(world.engines)
+        if sends:
+            e -= len(world.engines)
         if lacks_extents(world, _most_changes(world, tables, e)):
             return NEED_EXTENTS
         cluster.now_ps = due
-        step(world, tables, e)
+        if sends:
+            _deliver(world, tables, e)
+        else:
+            step(world, tables, e)
         noticed |= _done_or_held(world, e)
         if not noticed and _clients_send(world, traffic):
             return REACHED
@@ -321,6 +343,7 @@ def pool_waiting(world: World, e: int) -> None:
         unlink(world, e, slot)
         forget(world, e, slot)
         world.engines[e].pending_prefill_tokens -= tokens_to_prefill(world, slot)
+        world.requests[slot].computed = 0  # what it brought along stays behind
         enqueue(world, len(world.engines), slot)
 
 
@@ -340,6 +363,10 @@ def _break_off(world: World, e: int) -> None:
 @compiled
 def pool_running(world: World, tables: Tables, e: int) -> None:
     """Drops the KV of an engine's running requests and sends them to the pool, to be recomputed elsewhere."""
+    while world.engines[e].first_transit >= 0:
+        slot = take_off(world, tables, e)
+        world.requests[slot].computed = 0
+        enqueue(world, len(world.engines), slot)
     while world.engines[e].num_running > 0:
         slot = drop_running(world, tables, e, world.engines[e].num_running - 1, int64(0), int64(0))
         enqueue(world, len(world.engines), slot)
@@ -349,6 +376,9 @@ def pool_running(world: World, tables: Tables, e: int) -> None:
 @compiled
 def fail_running(world: World, tables: Tables, e: int) -> None:
     """Loses an engine's running requests: their clients get an error."""
+    while world.engines[e].first_transit >= 0:
+        slot = take_off(world, tables, e)
+        book_failure(world, tables, slot, world.cluster[0].now_ps)
     while world.engines[e].num_running > 0:
         slot = drop_running(world, tables, e, world.engines[e].num_running - 1, int64(0), int64(0))
         book_failure(world, tables, slot, world.cluster[0].now_ps)
