@@ -70,7 +70,8 @@ def _remove_running(world: World, e: int, i: int) -> None:
 
 
 @compiled
-def _find_next_finish(world: World, e: int) -> None:
+def find_next_finish(world: World, e: int) -> None:
+    """Looks for the earliest tick at which a decoding request ends."""
     earliest = NEVER
     for i in range(world.engines[e].num_running):
         earliest = min(earliest, world.finish_tick[e, i])
@@ -223,7 +224,7 @@ def _settle_walk(world: World, tables: Tables, e: int) -> int:
         else:
             context += computed_tokens(world, slot)
             going_on += 1
-    _find_next_finish(world, e)
+    find_next_finish(world, e)
     engine.walked = 1
     engine.step_decodes = going_on
     return context

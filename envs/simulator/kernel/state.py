@@ -30,7 +30,7 @@ STATUS_NAMES = ("inactive", "active", "draining", "speculative", "paused", "down
 FREE, WAITING, PREFILL, DECODE = range(4)
 
 # Outcome of a request in the log.
-FINISHED, REFUSED, FAILED = range(3)
+FINISHED, REFUSED, FAILED, ABORTED = range(4)
 
 # Queue order of an engine, as vLLM's `--scheduling-policy`.
 FCFS, PRIORITY = range(2)
@@ -156,6 +156,7 @@ STAT_NAMES = (
     "decode_weight",
     "decode_weighted_start",
     "decode_closed",
+    "aborted",  # by clients that hung up; no workload has such yet
 )
 (
     S_ARRIVED,
@@ -176,6 +177,7 @@ STAT_NAMES = (
     S_DECODE_W,
     S_DECODE_WS,
     S_DECODE_CLOSED,
+    S_ABORTED,
 ) = range(len(STAT_NAMES))
 
 
