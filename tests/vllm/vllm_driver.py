@@ -166,29 +166,28 @@ class Drive:
         while not output.num_scheduled_tokens and output.preempted_req_ids:
             self.scheduler.update_from_output(output, self.model_output(output))
             output = self.scheduler.schedule()
-        scheduled = {
-            int(name): (self.requests[int(name)].num_computed_tokens - tokens, tokens)
+        scheduled = [
+            [int(name), self.requests[int(name)].num_computed_tokens - tokens, tokens]
             for name, tokens in output.num_scheduled_tokens.items()
-        }
-        preempted = {
-            number: request.num_preemptions - old
+        ]
+        preempted = [
+            [number, request.num_preemptions - old]
             for number, (request, old) in enumerate(zip(self.requests, before, strict=True))
             if request.num_preemptions > old
-        }
-        shown = self.show("after_schedule")
+        ]
+        begun, evictions = self.state(), self.evictions - evictions
         self.abort(step, during=True)
         produced = self.model_output(output)
         alive = [request for request in self.requests if request.request_id in self.scheduler.requests]
         self.scheduler.update_from_output(output, produced)
-        done = [int(request.request_id) for request in alive if request.is_finished()]
         return {
             "step": step,
             "scheduled": scheduled,
             "preempted": preempted,
-            **shown,
-            "finished": done,
-            "evictions": self.evictions - evictions,
-            **self.show("after_update"),
+            "evictions": evictions,
+            "begun": begun,
+            "finished": [int(request.request_id) for request in alive if request.is_finished()],
+            "ended": self.state(),
         }
 
     def model_output(self, output: Any) -> ModelRunnerOutput:
@@ -208,18 +207,18 @@ class Drive:
             pooler_output=[],
         )
 
-    def show(self, when: str) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         """Queue, batch and pool."""
         scheduler = self.scheduler
         pool = scheduler.kv_cache_manager.block_pool
         running = [int(request.request_id) for request in scheduler.running]
         tables = [scheduler.kv_cache_manager.get_block_ids(str(number))[0] for number in running]
         return {
-            f"{when}_running": running,
-            f"{when}_waiting": [int(request.request_id) for request in scheduler.waiting],
-            f"{when}_free_blocks": pool.get_num_free_blocks(),
-            f"{when}_cached_hashes": len(pool.cached_block_hash_to_block),
-            f"{when}_block_tables": zlib.crc32(json.dumps(tables).encode()),
+            "running": running,
+            "waiting": [int(request.request_id) for request in scheduler.waiting],
+            "free_blocks": pool.get_num_free_blocks(),
+            "cached_hashes": len(pool.cached_block_hash_to_block),
+            "block_tables": zlib.crc32(json.dumps(tables).encode()),
         }
 
 
