@@ -53,7 +53,9 @@ class Request:
     output: int
     max_output: int
     level: int = 0
-    hash_ids: tuple[int, ...] = ()  # equal ids: equal tokens up to there; tokens beyond the last id are the request's own
+    hash_ids: tuple[
+        int, ...
+    ] = ()  # equal ids: equal tokens up to there; tokens beyond the last id are the request's own
     computed: int = 0  # tokens with KV, those of the iteration in flight included
     generated: int = 0
     blocks: list[Block] = field(default_factory=list)
@@ -256,7 +258,7 @@ class Engine:
         request.preemptions += 1
 
     def _allocate(self, request: Request, tokens: int) -> None:
-        """Gives a request blocks for its first `tokens` tokens; full ones are cached at once, before they are computed."""
+        """Gives a request blocks for its first `tokens` tokens; full ones are cached before they are computed."""
         request.blocks += self.pool.take(self._blocks(tokens) - len(request.blocks))
         while self.settings.prefix_caching and (request.cached + 1) * self.kind.block_size <= tokens:
             self.pool.remember(request.blocks[request.cached], self._content(request, request.cached))

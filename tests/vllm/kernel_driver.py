@@ -52,9 +52,7 @@ class KernelEngine:
             complete(world, self.kernel.tables, ENGINE, np.int64(step))
             world.engines[0]["step_end_ps"] = -1
         done = sorted(
-            number
-            for number, slot in self.slots.items()
-            if world.requests[slot]["phase"] == state.FREE
+            number for number, slot in self.slots.items() if world.requests[slot]["phase"] == state.FREE
         )
         for number in done:
             del self.slots[number]
@@ -92,6 +90,11 @@ class KernelEngine:
             "waiting": shown["waiting"],
             "free_blocks": int(engine["capacity_blocks"]) - int(engine["used_blocks"]),
         }
+
+
+def covers(scenario: Scenario) -> bool:
+    """Whether the kernel has what a scenario asks for."""
+    return not scenario.settings.prefix_caching
 
 
 def trace(scenario: Scenario) -> list[Step]:

@@ -13,8 +13,6 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-FEATURES = ("plain", "prefix")  # without and with prefix caching
-
 
 @dataclass(frozen=True)
 class Settings:
@@ -85,12 +83,17 @@ def draw_scenario(seed: int, prefix_caching: bool) -> Scenario:
     return Scenario(seed, settings, requests, _draw_aborts(random, requests))
 
 
+def draw_scenarios(count: int, first_seed: int = 0) -> list[Scenario]:
+    """Workloads by seed; every other one with prefix caching."""
+    return [draw_scenario(first_seed + i // 2, prefix_caching=i % 2 == 1) for i in range(count)]
+
+
 def _draw_settings(random: np.random.Generator, prefix_caching: bool) -> Settings:
     block_size = int(random.choice([1, 2, 4, 8, 16]))
     longest = int(random.integers(12, 120))  # tokens of the longest request
     blocks_of_longest = -(-longest // block_size)
     # From a pool that barely holds the longest request to one that seldom runs dry.
-    blocks = int(blocks_of_longest * random.choice([1.0, 1.3, 2.0, 3.0, 6.0]))
+    blocks = int(blocks_of_longest * random.choice([1.0, 1.3, 1.6, 2.0, 3.0, 6.0]))
     seqs = int(random.integers(1, 9))
     budget = max(seqs, int(random.choice([seqs, 8, 16, 32, 64, 128])))
     chunked = bool(random.random() < 0.75)
@@ -101,9 +104,9 @@ def _draw_settings(random: np.random.Generator, prefix_caching: bool) -> Setting
         max_num_seqs=seqs,
         max_model_len=longest,
         chunked_prefill=chunked,
-        long_prefill_token_threshold=int(random.choice([0, 0, 0, 1, 3, 7, min(longest, 20)])),
-        reserve_full_isl=bool(random.random() < 0.6),
-        policy=str(random.choice(["fcfs", "fcfs", "priority"])),
+        long_prefill_token_threshold=min(longest, int(random.choice([0, 0, 0, 0, 1, 3, 7, 20]))),
+        reserve_full_isl=bool(random.random() < 0.5),
+        policy=str(random.choice(["fcfs", "priority"])),
         prefix_caching=prefix_caching,
     )
 
@@ -143,7 +146,9 @@ def _draw_chain(
 ) -> tuple[tuple[int, ...], int]:
     """Tokens of a request and how many of them are its prompt."""
     longest = settings.max_model_len
-    length = int(random.choice([random.integers(2, longest + 1), longest, random.integers(2, 2 + longest // 3)]))
+    length = int(
+        random.choice([random.integers(2, longest + 1), longest, random.integers(2, 2 + longest // 3)])
+    )
     shared: tuple[int, ...] = ()
     if earlier and random.random() < 0.7:
         parent = earlier[int(random.integers(len(earlier)))]
@@ -157,7 +162,7 @@ def _draw_chain(
     shared = shared[:length]
     chain = shared + tokens.fresh(length - len(shared))
     prompt = int(random.integers(1, length))
-    if random.random() < 0.5:  # a long prompt, at the edge of a block where that is near
+    if random.random() < 0.3:  # a long prompt, at the edge of a block where that is near
         prompt = max(prompt, length - int(random.integers(1, 1 + max(1, length // 3))))
         prompt -= prompt % settings.block_size if random.random() < 0.5 else 0
     return chain, max(1, prompt)

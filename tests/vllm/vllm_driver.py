@@ -81,9 +81,7 @@ def build_scheduler(base: VllmConfig, settings: dict[str, Any]) -> Scheduler:
         async_scheduling=False,
     )
     block_size = settings["block_size"]
-    config.cache_config = CacheConfig(
-        block_size=block_size, enable_prefix_caching=settings["prefix_caching"]
-    )
+    config.cache_config = CacheConfig(block_size=block_size, enable_prefix_caching=settings["prefix_caching"])
     config.cache_config.num_gpu_blocks = settings["num_blocks"]
     spec = FullAttentionSpec(block_size=block_size, num_kv_heads=1, head_size=1, dtype=torch.float32)
     return Scheduler(
