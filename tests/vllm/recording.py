@@ -19,7 +19,7 @@ MOST_STEPS = 250
 
 def write(python: Path) -> None:
     """Records vLLM's scheduler on short scenarios in which much happens."""
-    drawn = draw_scenarios(4 * WORKLOADS, first_seed=10_000)
+    drawn = draw_scenarios(16 * WORKLOADS, first_seed=10_000)
     version, traces = vllm_traces(python, drawn)
     pairs = list(zip(drawn, traces, strict=True))
     kept = [pair for caching in (False, True) for pair in _richest(pairs, caching)]
@@ -42,7 +42,7 @@ def _richest(pairs: list[tuple[Scenario, list[Step]]], caching: bool) -> list[tu
 
     def kinds(pair: tuple[Scenario, list[Step]]) -> int:
         counts = coverage(*pair)
-        return sum(counts[name] > 0 for name in (*COMMON, *WITH_PREFIXES, *RARE))
+        return sum(counts[name] > 0 for name in (*COMMON, *WITH_PREFIXES, *RARE, *RARE))
 
     return sorted(found, key=kinds, reverse=True)[: WORKLOADS // 2]
 

@@ -24,7 +24,7 @@ class Engine(Protocol):
 
 
 def replay(scenario: Scenario, engine: Engine) -> list[Step]:
-    """The trace of a scenario: what each step did and left behind."""
+    """The trace of a scenario: what each step did and left behind. One that does not end is cut off."""
     steps: list[Step] = []
     added = 0
     for step in range(MOST_STEPS):
@@ -36,8 +36,8 @@ def replay(scenario: Scenario, engine: Engine) -> list[Step]:
         _abort(scenario, engine, step, during=True)
         steps.append({"step": step, **begun, **engine.end(step)})
         if added == len(scenario.requests) and engine.empty:
-            return steps
-    raise AssertionError(f"scenario {scenario.seed} has not ended after {MOST_STEPS} steps")
+            break
+    return steps
 
 
 def _abort(scenario: Scenario, engine: Engine, step: int, during: bool) -> None:
