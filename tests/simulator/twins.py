@@ -92,6 +92,7 @@ def build_tables(case: Case) -> Tables:
         kv_ps=column("kv_ps"),
         attn_fs=column("attn_fs"),
         block_size=column("block_size"),
+        block_rank=np.unique(column("block_size"), return_inverse=True)[1].astype(np.int64),
         max_num_seqs=column("max_num_seqs"),
         max_batched_tokens=column("max_batched_tokens"),
         speed=column("speed", np.float64),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from envs.simulator.kernel.blocks import take_blocks
 from envs.simulator.kernel.compiled import compiled, inlined, int64
 from envs.simulator.kernel.engine import complete, schedule, takes_steps
 from envs.simulator.kernel.state import NEVER, Tables, World
@@ -76,7 +77,7 @@ def _cross(world: World, tables: Tables, e: int, count: int) -> None:
     engine = world.engines[e]
     duration = _span_ps(world, tables, e, count)
     tokens = count * engine.num_running
-    engine.used_blocks += _blocks_over(world, tables, e, count)
+    take_blocks(world, e, _blocks_over(world, tables, e, count))
     engine.tick += count
     engine.decode_context += tokens
     engine.generated_tokens += tokens
