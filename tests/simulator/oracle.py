@@ -53,9 +53,7 @@ class Request:
     output: int
     max_output: int
     level: int = 0
-    hash_ids: tuple[
-        int, ...
-    ] = ()  # equal ids: equal tokens up to there; tokens beyond the last id are the request's own
+    hash_ids: tuple[int, ...] = ()  # equal ids: equal tokens up to there; what follows the last is its own
     computed: int = 0  # tokens with KV, those of the iteration in flight included
     generated: int = 0
     blocks: list[Block] = field(default_factory=list)
@@ -79,9 +77,15 @@ class Request:
         return (self.level, self.arrival_ps, self.index)
 
     def content(self, start: int, end: int, hash_block_tokens: int) -> Hashable:
-        """What stands for tokens [start, end) and all before them."""
+        """What stands for tokens [start, end) and all before them.
+
+        Ids name the prompt, the last of them perhaps a block that is partly filled; further ids name generated tokens.
+        """
         last = (end - 1) // hash_block_tokens
-        if last < len(self.hash_ids):
+        named = self.prompt
+        if len(self.hash_ids) > math.ceil(self.prompt / hash_block_tokens):
+            named += self.output
+        if last < len(self.hash_ids) and end <= named:
             return (self.hash_ids[last], end - last * hash_block_tokens, end - start)
         return ("own", self.index, start)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from envs.simulator.kernel import state
+from envs.simulator.kernel.blocks import flush_cache
 from envs.simulator.kernel.state import Tables, Traffic, World
 from envs.simulator.kernel.world import (
     advance,
@@ -17,6 +18,8 @@ from envs.simulator.kernel.world import (
     pool_waiting,
     send,
 )
+from envs.simulator.prefix_tree import make_chains
+from envs.workload.schema import Workload
 from tests.simulator import oracle
 from tests.simulator.oracle import Kind, Settings
 
@@ -53,6 +56,7 @@ class Row:
     max_output: int
     level: int = 0
     class_id: int = 0
+    hash_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,20 @@ def build_traffic(case: Case) -> Traffic:
     )
 
 
+def build_chains(case: Case) -> state.Chains:
+    """The prefixes that the rows share."""
+    ids = [row.hash_ids for row in case.rows]
+    workload = Workload(
+        arrival_s=np.zeros(len(case.rows)),
+        input_tokens=np.array([row.prompt for row in case.rows]),
+        output_tokens=np.array([row.output for row in case.rows]),
+        hash_offsets=np.concatenate([[0], np.cumsum([len(row) for row in ids])]).astype(np.int64),
+        hash_ids=np.array([name for row in ids for name in row], np.int64),
+        hash_block_tokens=case.settings.hash_block_tokens,
+    )
+    return make_chains(workload, np.unique([kind.block_size for kind in case.kinds]))
+
+
 def build_world(case: Case, request_slots: int = 2) -> World:
     """The kernel's world, small enough at first to have to grow."""
     world = state.new_world(
@@ -126,6 +144,7 @@ def build_world(case: Case, request_slots: int = 2) -> World:
         max_block_size=max(kind.block_size for kind in case.kinds),
         num_classes=len(case.slos_ps),
         request_slots=request_slots,
+        chains=build_chains(case) if case.settings.prefix_caching else None,
     )
     engines, cluster, settings = world.engines, world.cluster, case.settings
     engines["kind"] = [slot.kind for slot in case.slots]
@@ -138,6 +157,8 @@ def build_world(case: Case, request_slots: int = 2) -> World:
     cluster["reserve_full_prompt"] = settings.reserve_full_prompt
     cluster["long_prefill_threshold"] = settings.long_prefill_threshold
     cluster["max_request_tokens"] = settings.max_request_tokens
+    for e in range(len(case.slots)):
+        flush_cache(world, np.int64(e))
     return world
 
 
@@ -151,7 +172,9 @@ def build_oracle(case: Case) -> oracle.Cluster:
             for number, slot in enumerate(case.slots)
         ],
         arrivals=[
-            oracle.Request(index, row.arrival_ps, row.prompt, row.output, row.max_output, row.level)
+            oracle.Request(
+                index, row.arrival_ps, row.prompt, row.output, row.max_output, row.level, row.hash_ids
+            )
             for index, row in enumerate(case.rows)
         ],
     )
@@ -182,6 +205,8 @@ class Kernel:
                 self.world = state.with_more_slots(self.world)
             elif reason == state.NEED_LOG:
                 self.world = state.with_more_log(self.world)
+            elif reason == state.NEED_EXTENTS:
+                self.world = state.with_more_extents(self.world)
             else:
                 return reason == state.NOTIFIED
 

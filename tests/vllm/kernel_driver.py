@@ -9,7 +9,7 @@ from envs.simulator.kernel.aborts import abort
 from envs.simulator.kernel.accounting import book_arrival
 from envs.simulator.kernel.engine import complete, computed_tokens, schedule
 from envs.simulator.kernel.queues import enqueue
-from envs.simulator.kernel.world import _new_request
+from envs.simulator.kernel.world import _new_request, lacks_extents
 from tests.simulator.twins import Kernel
 from tests.vllm.replay import Step, case_of, replay
 from tests.vllm.scenarios import Scenario
@@ -32,7 +32,7 @@ class KernelEngine:
 
     def add(self, number: int) -> None:
         kernel = self.kernel
-        slot = _new_request(kernel.world, kernel.traffic, np.int64(number))
+        slot = _new_request(kernel.world, kernel.traffic, kernel.tables, np.int64(number))
         book_arrival(kernel.world, kernel.tables, slot)
         enqueue(kernel.world, ENGINE, slot)
         self.slots[number] = slot
@@ -42,6 +42,7 @@ class KernelEngine:
             abort(self.kernel.world, self.kernel.tables, np.int64(self.slots.pop(number)))
 
     def begin(self, step: int) -> Step:
+        self._make_room()
         world = self.kernel.world
         schedule(world, self.kernel.tables, ENGINE, np.int64(step))
         return {"scheduled": self._scheduled(), "preempted": self._preempted(), "begun": self._state()}
@@ -57,6 +58,11 @@ class KernelEngine:
         for number in done:
             del self.slots[number]
         return {"finished": done, "ended": self._state()}
+
+    def _make_room(self) -> None:
+        """As `Simulator` does before a step."""
+        while lacks_extents(self.kernel.world, len(self.slots)):
+            self.kernel.world = state.with_more_extents(self.kernel.world)
 
     def _scheduled(self) -> list[list[int]]:
         world, engine = self.kernel.world, self.kernel.world.engines[0]
@@ -90,11 +96,6 @@ class KernelEngine:
             "waiting": shown["waiting"],
             "free_blocks": int(engine["capacity_blocks"]) - int(engine["used_blocks"]),
         }
-
-
-def covers(scenario: Scenario) -> bool:
-    """Whether the kernel has what a scenario asks for."""
-    return not scenario.settings.prefix_caching
 
 
 def trace(scenario: Scenario) -> list[Step]:

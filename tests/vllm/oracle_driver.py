@@ -7,7 +7,7 @@ import zlib
 
 from tests.simulator import oracle
 from tests.simulator.twins import build_oracle
-from tests.vllm.replay import Step, case_of, hash_ids, replay
+from tests.vllm.replay import Step, case_of, replay
 from tests.vllm.scenarios import Scenario
 
 
@@ -17,8 +17,6 @@ class OracleEngine:
     def __init__(self, scenario: Scenario) -> None:
         cluster = build_oracle(case_of(scenario))
         self.engine, self.requests = cluster.engines[0], cluster.arrivals
-        for request, ids in zip(self.requests, hash_ids(scenario), strict=True):
-            request.hash_ids = ids
 
     @property
     def empty(self) -> bool:

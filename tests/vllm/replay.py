@@ -70,8 +70,9 @@ def case_of(scenario: Scenario) -> Case:
                 output=len(request.tokens) - request.num_prompt_tokens,
                 max_output=len(request.tokens) - request.num_prompt_tokens,
                 level=request.priority,
+                hash_ids=ids,
             )
-            for request in scenario.requests
+            for request, ids in zip(scenario.requests, hash_ids(scenario), strict=True)
         ),
         settings=Settings(
             router="hold",
@@ -86,13 +87,19 @@ def case_of(scenario: Scenario) -> Case:
 
 
 def hash_ids(scenario: Scenario) -> list[tuple[int, ...]]:
-    """Per request one id a full block of its tokens; equal ids name equal tokens up to there."""
+    """Per request one id a full block of its tokens; equal ids name equal tokens up to there.
+
+    A last one, its own, says that the block before it is full also where the prompt ends in that block.
+    """
     names: dict[tuple[int, ...], int] = {}
     size = scenario.settings.block_size
     return [
-        tuple(
-            names.setdefault(request.tokens[:end], len(names))
-            for end in range(size, len(request.tokens) + 1, size)
+        (
+            *(
+                names.setdefault(request.tokens[:end], len(names))
+                for end in range(size, len(request.tokens) + 1, size)
+            ),
+            -1 - number,
         )
-        for request in scenario.requests
+        for number, request in enumerate(scenario.requests)
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from envs.simulator.kernel.accounting import book_abort
+from envs.simulator.kernel.blocks import forget
 from envs.simulator.kernel.compiled import compiled, int64
 from envs.simulator.kernel.engine import drop_running, find_next_finish
 from envs.simulator.kernel.queues import tokens_to_prefill, unlink
@@ -19,7 +20,7 @@ def _abort_running(world: World, tables: Tables, e: int, slot: int) -> None:
     i = int64(0)
     while world.running[e, i] != slot:
         i += 1
-    drop_running(world, tables, e, i)
+    drop_running(world, tables, e, i, int64(0), int64(0))
     request.preemptions -= 1  # it was not preempted
     find_next_finish(world, e)
 
@@ -34,6 +35,7 @@ def abort(world: World, tables: Tables, slot: int) -> None:
         catch_up(world, tables, e, now)
         if world.requests[slot].phase == WAITING:
             unlink(world, e, slot)
+            forget(world, e, slot)
             world.engines[e].pending_prefill_tokens -= tokens_to_prefill(world, slot)
         else:
             _abort_running(world, tables, e, slot)
