@@ -411,6 +411,7 @@ def schedule(world: World, tables: Tables, e: int, now: int) -> None:
                 + tables.sequence_ps[kind] * (scheduled - tokens)
                 + tables.attn_fs[kind] * pairs // 1000
             )
+            engine.prefill_ps += duration + tables.kv_ps[kind] * context
     duration += tables.kv_ps[kind] * context
     engine.tick += 1
     engine.decode_context += engine.num_running - engine.num_prefilling

@@ -10,7 +10,6 @@ from envs.simulator.kernel.state import (
     ACTIVE,
     AFFINITY,
     HOLD,
-    LEAST_REQUESTS,
     ROUND_ROBIN,
     SPECULATIVE,
     Tables,
@@ -25,16 +24,6 @@ def may_take(world: World, tables: Tables, e: int, most_tokens: int) -> bool:
     if engine.status != ACTIVE and engine.status != SPECULATIVE:
         return False
     return most_tokens <= engine.capacity_blocks * tables.block_size[engine.kind]
-
-
-@compiled
-def _score(world: World, tables: Tables, e: int, router: int) -> float:
-    """What the routers minimise: requests, or tokens to prefill and resident, over the engine's speed."""
-    engine = world.engines[e]
-    if router == LEAST_REQUESTS:
-        return float(engine.num_running + engine.num_waiting)
-    tokens = engine.pending_prefill_tokens + engine.prefill_context + engine.decode_context
-    return tokens / tables.speed[engine.kind]
 
 
 @compiled
@@ -66,19 +55,28 @@ def _next_in_turn(world: World, tables: Tables, most_tokens: int) -> int:
     return int64(-1)
 
 
-@inlined
-def _lowest(world: World, tables: Tables, router: int, width: int, most_tokens: int) -> int:
-    """The first of the engines with the lowest score, or -1. A negative width is one to avoid, zero admits all."""
-    best, best_score = int64(-1), np.inf
-    for e in range(len(world.engines)):
-        engine = world.engines[e]
-        if (width > 0 and engine.width != width) or (width < 0 and engine.width == -width):
-            continue
-        if may_take(world, tables, e, most_tokens):
-            score = _score(world, tables, e, router)
-            if score < best_score:
-                best, best_score = int64(e), score
+@compiled
+def _lowest_that_may(world: World, tables: Tables, width: int, most_tokens: int) -> int:
+    """The first of the engines with the lowest load, or -1. A negative width is one to avoid, zero admits all."""
+    best, lowest = int64(-1), np.inf
+    for e in range(len(world.load)):
+        if world.load[e] < lowest and may_take(world, tables, e, most_tokens):
+            engine_width = world.engines[e].width
+            if width == 0 or (width > 0 and engine_width == width) or (width < 0 and engine_width != -width):
+                best, lowest = int64(e), world.load[e]
     return best
+
+
+@inlined
+def _lowest(world: World, tables: Tables, width: int, most_tokens: int) -> int:
+    """As `_lowest_that_may`, but first looks at loads alone: the least loaded engine nearly always may."""
+    best, lowest = int64(-1), np.inf
+    for e in range(len(world.load)):
+        if world.load[e] < lowest:
+            best, lowest = int64(e), world.load[e]
+    if width == 0 and best >= 0 and may_take(world, tables, best, most_tokens):
+        return best
+    return _lowest_that_may(world, tables, width, most_tokens)
 
 
 @inlined
@@ -98,7 +96,7 @@ def route(world: World, tables: Tables, slot: int, most_tokens: int) -> int:
     if router == AFFINITY:
         width = _width_wanted(world, tables, most_tokens, world.requests[slot].level == 0)
     while True:
-        e = _lowest(world, tables, router, width, most_tokens)
+        e = _lowest(world, tables, width, most_tokens)
         if e < 0 or world.engines[e].run_left == 0 or world.engines[e].step_end_ps > now:
             return e
         catch_up(world, tables, e, now)

@@ -50,10 +50,6 @@ REACHED, NOTIFIED, TRIGGERED, NEED_SLOTS, NEED_LOG, NEED_EXTENTS = range(6)
 ENGINE_DTYPE = np.dtype(
     [
         ("step_end_ps", np.int64),  # end of the iteration in flight, -1 when none is
-        (
-            "due_ps",
-            np.int64,
-        ),  # end of the last iteration of the run in flight, NEVER when there is none (see runs.py)
         ("run_left", np.int64),  # further iterations of the run, all like the one in flight
         ("tick", np.int64),  # iterations scheduled so far; a decoding request gains one token a tick
         ("next_finish_tick", np.int64),  # earliest tick at which a decoding request ends
@@ -70,6 +66,7 @@ ENGINE_DTYPE = np.dtype(
         ),  # what this engine's requests may use; less when paused requests share the pool
         ("total_blocks", np.int64),  # capacity_blocks when nothing else is resident
         ("busy_ps", np.int64),
+        ("prefill_ps", np.int64),  # of these, in iterations with prefill
         ("steps", np.int64),
         ("preemptions", np.int64),
         ("generated_tokens", np.int64),
@@ -244,6 +241,8 @@ class World(NamedTuple):
 
     cluster: NDArray[np.void]  # (1,) CLUSTER_DTYPE
     engines: NDArray[np.void]  # (E,) ENGINE_DTYPE
+    due_ps: NDArray[np.int64]  # (E,) end of the last iteration of the run in flight (runs.py), NEVER where there is none
+    load: NDArray[np.float64]  # (E,) what the router minimises (routers.py), infinite where nothing may be sent
     requests: NDArray[np.void]  # (R,) REQUEST_DTYPE
     queues: NDArray[np.int32]  # (E + 1, NUM_LEVELS, 2) head and tail slot of each level; row E is the pool
     running: NDArray[np.int32]  # (E, S) request slots in vLLM's order
@@ -328,6 +327,8 @@ def new_world(
     world = World(
         cluster=np.zeros(1, CLUSTER_DTYPE),
         engines=np.zeros(num_engines, ENGINE_DTYPE),
+        due_ps=np.full(num_engines, NEVER, np.int64),
+        load=np.full(num_engines, np.inf),
         requests=np.zeros(request_slots, REQUEST_DTYPE),
         queues=np.full((num_engines + 1, NUM_LEVELS, 2), -1, np.int32),
         running=np.full((num_engines, max_running), -1, np.int32),
@@ -347,7 +348,6 @@ def new_world(
         world.cluster["prefix_caching"] = 1
         world.cluster["longest_chain"] = chains.longest
     world.engines["step_end_ps"] = -1
-    world.engines["due_ps"] = NEVER
     world.engines["next_finish_tick"] = NEVER
     world.cluster["free_head"] = -1
     _link_free(world, 0)
@@ -399,6 +399,8 @@ def fork(world: World) -> World:
     copy = World(
         _copied_records(world.cluster, CLUSTER_DTYPE, _WHOLE_CLUSTER),
         _copied_records(world.engines, ENGINE_DTYPE, _WHOLE_ENGINE),
+        world.due_ps.copy(),
+        world.load.copy(),
         _copied_records(world.requests, REQUEST_DTYPE, _WHOLE_REQUEST),
         world.queues.copy(),
         world.running.copy(),

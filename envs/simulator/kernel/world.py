@@ -8,7 +8,7 @@ from envs.simulator.kernel.compiled import compiled, inlined, int64
 from envs.simulator.kernel.engine import decoding_progress, drop_running
 from envs.simulator.kernel.queues import enqueue, head_of, take_slot, tokens_to_prefill, unlink
 from envs.simulator.kernel.routers import may_take, route
-from envs.simulator.kernel.runs import catch_up, interrupt, kick, plan_run, step
+from envs.simulator.kernel.runs import catch_up, interrupt, kick, plan_run, show_load, step
 from envs.simulator.kernel.state import (
     NEED_EXTENTS,
     NEED_LOG,
@@ -57,6 +57,7 @@ def _hand_over(world: World, tables: Tables, slot: int, e: int) -> None:
     catch_up(world, tables, e, world.cluster[0].now_ps)
     enqueue(world, e, slot)
     interrupt(world, e)
+    show_load(world, tables, e)
 
 
 @compiled
@@ -86,20 +87,20 @@ def _new_request(world: World, traffic: Traffic, tables: Tables, index: int) -> 
 
 
 @inlined
-def _ingest(world: World, traffic: Traffic, tables: Tables, index: int) -> bool:
-    """Lets a request arrive. Returns whether it went to an engine that stands idle."""
+def _ingest(world: World, traffic: Traffic, tables: Tables, index: int) -> int:
+    """Lets a request arrive. Returns the engine it went to if that stands idle, or -1."""
     slot = _new_request(world, traffic, tables, index)
     most_tokens = _most_tokens(world, traffic, slot)
     if most_tokens > world.cluster[0].max_request_tokens:
         book_refusal(world, slot)
-        return False
+        return int64(-1)
     book_arrival(world, tables, slot)
     e = route(world, tables, slot, most_tokens)
     if e < 0:
         enqueue(world, len(world.engines), slot)
-        return False
+        return int64(-1)
     _hand_over(world, tables, slot, e)
-    return world.engines[e].step_end_ps < 0
+    return e if world.engines[e].step_end_ps < 0 else int64(-1)
 
 
 @compiled
@@ -160,10 +161,10 @@ def _done_or_held(world: World, e: int) -> bool:
 @compiled
 def _next_due(world: World) -> int:
     """The engine that is due first, the lowest in case of a tie."""
-    first, due = int64(0), world.engines[0].due_ps
-    for e in range(1, len(world.engines)):
-        if world.engines[e].due_ps < due:
-            first, due = int64(e), world.engines[e].due_ps
+    first, due = int64(0), world.due_ps[0]
+    for e in range(1, len(world.due_ps)):
+        if world.due_ps[e] < due:
+            first, due = int64(e), world.due_ps[e]
     return first
 
 
@@ -191,7 +192,7 @@ def _step_engines(world: World, traffic: Traffic, tables: Tables, until: int, no
     cluster = world.cluster[0]
     while True:
         e = _next_due(world)
-        due = world.engines[e].due_ps
+        due = world.due_ps[e]
         if due > (cluster.now_ps if noticed else until):
             break
         if lacks_extents(world, _most_changes(world, tables, e)):
@@ -229,15 +230,20 @@ def _let_arrive(world: World, traffic: Traffic, tables: Tables, now: int) -> int
     cluster = world.cluster[0]
     first = cluster.next_arrival
     # If there was no room for all of the instant, an engine that got work then has yet to begin.
-    idle_engine_has_work = first > 0 and traffic.arrival_ps[first - 1] == now
+    several = first > 0 and traffic.arrival_ps[first - 1] == now
+    idle = int64(-1)
     while cluster.next_arrival < len(traffic.arrival_ps) and traffic.arrival_ps[cluster.next_arrival] == now:
         needs = _needs_room(world, cluster.next_arrival - first)
         if needs != REACHED:
             return needs
-        idle_engine_has_work |= _ingest(world, traffic, tables, cluster.next_arrival)
+        e = _ingest(world, traffic, tables, cluster.next_arrival)
         cluster.next_arrival += 1
-    if idle_engine_has_work:
+        several |= idle >= 0 and e >= 0
+        idle = max(idle, e)
+    if several:
         _kick_all(world, tables)
+    elif idle >= 0:
+        kick(world, tables, idle, now)
     if cluster.stop_on_trigger and _triggered(traffic, cluster.next_arrival - 1):
         return TRIGGERED
     return REACHED
@@ -281,6 +287,8 @@ def advance(world: World, traffic: Traffic, tables: Tables, until: int) -> int:
 def dispatch_pool(world: World, traffic: Traffic, tables: Tables) -> None:
     """Offers every pooled request to the router again, in order, and lets engines see what has changed for them."""
     num_engines = len(world.engines)
+    for e in range(num_engines):
+        show_load(world, tables, e)
     for level in range(world.queues.shape[1]):
         slot = int64(world.queues[num_engines, level, 0])
         while slot >= 0:
