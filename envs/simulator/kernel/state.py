@@ -78,6 +78,7 @@ ENGINE_DTYPE = np.dtype(
         ("first_gpu", np.int32),
         ("num_running", np.int32),
         ("num_prefilling", np.int32),
+        ("num_sharing", np.int32),  # prefix caching: decoding requests whose next full blocks others may hit
         ("num_waiting", np.int32),
         ("hold", np.int32),  # 1: schedule nothing after the iteration in flight
         ("notify", np.int32),  # 1: stop the clock when this engine has nothing left to do (or holds)
@@ -117,6 +118,7 @@ REQUEST_DTYPE = np.dtype(
         ("cached", np.int32),  # prompt tokens found in the prefix cache when first admitted
         ("holds", np.int32),  # prefix caching: first entry of its list of held extents, -1 if none
         ("held_blocks", np.int32),  # blocks that list covers; what it has beyond is its own and implicit
+        ("sharing", np.int32),  # prefix caching: 1 while it decodes blocks that its chain names
         ("own_extents", np.int32),  # its own blocks left in the cache by a preemption, -1 if none
         ("next", np.int32),
         ("prev", np.int32),
@@ -191,6 +193,7 @@ CLUSTER_DTYPE = np.dtype(
         ("num_free_extents", np.int32),
         ("first_hold", np.int32),  # ... and entries of lists of held ones
         ("num_free_holds", np.int32),
+        ("num_sharing", np.int32),  # of all engines
         ("longest_chain", np.int32),  # rows
         ("expired_ps", np.int64),  # DPA: requests this long after their deadline come first
         ("urgent_ps", np.int64),  # DPA: requests with no more than this left come before the others
@@ -241,8 +244,12 @@ class World(NamedTuple):
 
     cluster: NDArray[np.void]  # (1,) CLUSTER_DTYPE
     engines: NDArray[np.void]  # (E,) ENGINE_DTYPE
-    due_ps: NDArray[np.int64]  # (E,) end of the last iteration of the run in flight (runs.py), NEVER where there is none
-    load: NDArray[np.float64]  # (E,) what the router minimises (routers.py), infinite where nothing may be sent
+    due_ps: NDArray[
+        np.int64
+    ]  # (E,) end of the last iteration of the run in flight (runs.py), NEVER where there is none
+    load: NDArray[
+        np.float64
+    ]  # (E,) what the router minimises (routers.py), infinite where nothing may be sent
     requests: NDArray[np.void]  # (R,) REQUEST_DTYPE
     queues: NDArray[np.int32]  # (E + 1, NUM_LEVELS, 2) head and tail slot of each level; row E is the pool
     running: NDArray[np.int32]  # (E, S) request slots in vLLM's order
