@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from envs.simulator.kernel.state import PS_PER_S
-from tests.simulator.cases import cases, slices
+from tests.simulator.cases import cases, sharing, slices
 from tests.simulator.oracle import Cluster, Kind, Settings
 from tests.simulator.twins import Case, Kernel, Row, Slot, assert_equal, build_oracle
 
@@ -34,6 +34,15 @@ def advance_both(kernel: Kernel, cluster: Cluster, until: int) -> bool:
 @thorough
 @given(cases(), slices())
 def test_every_number_is_the_oracles(case: Case, intervals: list[int]) -> None:
+    kernel, cluster = Kernel(case), build_oracle(case)
+    for interval in intervals:
+        advance_both(kernel, cluster, cluster.now + interval)
+    advance_both(kernel, cluster, cluster.now + HORIZON_PS)
+
+
+@thorough
+@given(cases().flatmap(sharing), slices())
+def test_every_number_is_the_oracles_with_prefix_caching(case: Case, intervals: list[int]) -> None:
     kernel, cluster = Kernel(case), build_oracle(case)
     for interval in intervals:
         advance_both(kernel, cluster, cluster.now + interval)
