@@ -14,7 +14,8 @@ from tests.vllm.scenarios import Scenario, draw_scenarios, from_json, to_json
 PATH = Path(__file__).with_name("recording.json.gz")
 COMMAND = "python -m tests.vllm --record"
 WORKLOADS = 48  # half of them with prefix caching
-MOST_STEPS = 250
+MOST_STEPS = 200
+ALL = (*COMMON, *WITH_PREFIXES, *RARE)
 
 
 def write(python: Path) -> None:
@@ -33,18 +34,21 @@ def write(python: Path) -> None:
 
 
 def _richest(pairs: list[tuple[Scenario, list[Step]]], caching: bool) -> list[tuple[Scenario, list[Step]]]:
-    """The workloads in which most kinds of rare things happen."""
-    found = [
-        (scenario, trace)
-        for scenario, trace in pairs
-        if scenario.settings.prefix_caching == caching and len(trace) <= MOST_STEPS
+    """The workloads in which most kinds of rare things happen; two, the shortest, for each kind before all others."""
+    counted = [
+        (coverage(scenario, trace), scenario, trace)
+        for scenario, trace in sorted(pairs, key=lambda pair: len(pair[1]))
+        if scenario.settings.prefix_caching == caching
     ]
-
-    def kinds(pair: tuple[Scenario, list[Step]]) -> int:
-        counts = coverage(*pair)
-        return sum(counts[name] > 0 for name in (*COMMON, *WITH_PREFIXES, *RARE, *RARE))
-
-    return sorted(found, key=kinds, reverse=True)[: WORKLOADS // 2]
+    found: list[tuple[Scenario, list[Step]]] = []
+    for name in RARE:
+        found += [(scenario, trace) for count, scenario, trace in counted if count[name]][:2]
+    kinds = {id(trace): sum(count[name] > 0 for name in ALL) for count, _, trace in counted}
+    short = [(scenario, trace) for _, scenario, trace in counted if len(trace) <= MOST_STEPS]
+    found += sorted(short, key=lambda pair: kinds[id(pair[1])], reverse=True)
+    unique = {scenario.seed: (scenario, trace) for scenario, trace in reversed(found)}
+    chosen = list(dict.fromkeys(scenario.seed for scenario, _ in found))[: WORKLOADS // 2]
+    return [unique[seed] for seed in sorted(chosen)]
 
 
 def read() -> tuple[str, list[tuple[Scenario, list[Step]]]]:
