@@ -1,12 +1,14 @@
 """Compares the kernel and the oracle with vLLM's own scheduler: `python -m tests.vllm`, from the repository's root.
 
 Needs a vLLM: the Python named by --vllm-python or SERVING_GYM_VLLM_PYTHON, or else it installs vLLM's CPU build into a
-virtual environment of its own, which takes some minutes once. Exits with 1 if anything differs.
+virtual environment of its own, which takes some minutes once. Exits with 1 if anything differs, with 69 if there is no
+vLLM to compare with.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 
@@ -17,7 +19,7 @@ from rich.table import Table
 from tests.vllm import recording
 from tests.vllm.compare import SUBJECTS, Tally, compare, seldom
 from tests.vllm.coverage import COMMON, RARE, WITH_PREFIXES
-from tests.vllm.installation import find_python, vllm_traces
+from tests.vllm.installation import Unavailable, find_python, vllm_traces
 from tests.vllm.scenarios import draw_scenarios
 
 console = Console()
@@ -29,9 +31,9 @@ def main() -> int:
     began = time.monotonic()
     try:
         python = find_python(arguments.vllm_python)
-    except ValueError as error:
+    except (ValueError, Unavailable) as error:
         console.print(str(error), markup=False)
-        return 2
+        return os.EX_UNAVAILABLE if isinstance(error, Unavailable) else os.EX_USAGE
     if arguments.record:
         recording.write(python)
         return 0

@@ -26,6 +26,10 @@ UNUSED = (
 )  # required by the build, built for other devices, not called
 
 
+class Unavailable(RuntimeError):
+    """There is no vLLM to compare with."""
+
+
 def find_python(named: str | None) -> Path:
     """The Python of the named vLLM, else of the environment's, else of one installed now."""
     chosen = named or os.environ.get(VARIABLE)
@@ -57,7 +61,7 @@ def _pip(python: Path, *arguments: str) -> None:
     """Runs pip; its `+cpu` builds of torch come from PyTorch's own index, which pip must have been told of."""
     result = subprocess.run([str(python), "-m", "pip", "--quiet", *arguments], check=False)
     if result.returncode:
-        raise ValueError(
+        raise Unavailable(
             f"pip could not {' '.join(arguments)}; it needs an index with PyTorch's CPU builds (PIP_EXTRA_INDEX_URL). "
             f"Or name the Python of an installed vLLM with --vllm-python or {VARIABLE}."
         )
