@@ -78,6 +78,7 @@ def make_traffic(workload: Workload, trigger_classes: tuple[int, ...] = ()) -> T
         max_output=workload.max_output_tokens.astype(np.int32),
         level=level.astype(np.int32),
         class_id=workload.class_id.astype(np.int32),
+        endpoint=np.zeros(len(workload), np.int32),
         trigger=np.isin(workload.class_id, trigger_classes).astype(np.int8),
     )
 
@@ -287,7 +288,7 @@ class Simulator:
         most = self.cluster.max_request_tokens(weights)
         if not self.spec.chunked_prefill:
             most = min(most, self.spec.max_num_batched_tokens)  # vLLM wants a budget of max_model_len then
-        self.world.cluster["max_request_tokens"] = most
+        self.world.endpoints["max_request_tokens"] = most
 
     def _own_log(self) -> NDArray[np.void]:
         """This world's log entries; append only, so a view stays true."""

@@ -119,6 +119,7 @@ def build_traffic(case: Case) -> Traffic:
         max_output=column("max_output"),
         level=column("level"),
         class_id=column("class_id"),
+        endpoint=np.zeros(len(case.rows), np.int32),
         trigger=np.zeros(len(case.rows), np.int8),
     )
 
@@ -157,7 +158,7 @@ def build_world(case: Case, request_slots: int = 2) -> World:
     cluster["chunked_prefill"] = settings.chunked_prefill
     cluster["reserve_full_prompt"] = settings.reserve_full_prompt
     cluster["long_prefill_threshold"] = settings.long_prefill_threshold
-    cluster["max_request_tokens"] = settings.max_request_tokens
+    world.endpoints["max_request_tokens"] = settings.max_request_tokens
     for e in range(len(case.slots)):
         flush_cache(world, np.int64(e))
     return world

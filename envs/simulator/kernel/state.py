@@ -113,7 +113,8 @@ REQUEST_DTYPE = np.dtype(
         ("phase", np.int32),
         ("level", np.int32),  # priority level, 0 is served first
         ("class_id", np.int32),
-        ("engine", np.int32),  # -1 in the pool
+        ("endpoint", np.int32),  # row of World.endpoints
+        ("engine", np.int32),  # -1 until it is sent to one
         ("preemptions", np.int32),
         ("cached", np.int32),  # prompt tokens found in the prefix cache when first admitted
         ("holds", np.int32),  # prefix caching: first entry of its list of held extents, -1 if none
@@ -198,8 +199,17 @@ CLUSTER_DTYPE = np.dtype(
         ("expired_ps", np.int64),  # DPA: requests this long after their deadline come first
         ("urgent_ps", np.int64),  # DPA: requests with no more than this left come before the others
         ("stop_on_trigger", np.int32),
-        ("turn", np.int32),  # round robin's next engine
         ("num_clients", np.int32),  # closed loop: requests kept in flight; 0 when arrivals are given
+    ],
+    align=True,
+)
+
+# Engines that may serve the same requests: those of one model in one region, neighbours in `World.engines`.
+ENDPOINT_DTYPE = np.dtype(
+    [
+        ("first", np.int32),  # engine
+        ("last", np.int32),  # behind the last
+        ("turn", np.int32),  # round robin's next engine, counted from the first
         ("max_request_tokens", np.int64),  # a request that may grow beyond this is refused on arrival
     ],
     align=True,
@@ -250,8 +260,11 @@ class World(NamedTuple):
     load: NDArray[
         np.float64
     ]  # (E,) what the router minimises (routers.py), infinite where nothing may be sent
+    endpoints: NDArray[np.void]  # (P,) ENDPOINT_DTYPE
     requests: NDArray[np.void]  # (R,) REQUEST_DTYPE
-    queues: NDArray[np.int32]  # (E + 1, NUM_LEVELS, 2) head and tail slot of each level; row E is the pool
+    queues: NDArray[
+        np.int32
+    ]  # (E + 1, NUM_LEVELS, 2) head and tail slot of each level; row E holds those not yet sent to one
     running: NDArray[np.int32]  # (E, S) request slots in vLLM's order
     finish_tick: NDArray[np.int64]  # (E, S) tick at which running[e, i] ends; NEVER while it prefills
     residues: NDArray[np.int32]  # (E, B) decoding requests by offset modulo the engine's block size
@@ -273,6 +286,7 @@ class Traffic(NamedTuple):
     max_output: NDArray[np.int32]
     level: NDArray[np.int32]
     class_id: NDArray[np.int32]
+    endpoint: NDArray[np.int32]  # row of World.endpoints
     trigger: NDArray[np.int8]  # 1: a decision may be asked for when this request arrives
 
 
@@ -328,14 +342,19 @@ def new_world(
     num_classes: int,
     request_slots: int = 64,
     chains: Chains | None = None,
+    num_endpoints: int = 1,
 ) -> World:
-    """An empty world; engines are INACTIVE until the caller fills them in. With `chains` it caches prefixes."""
+    """An empty world; engines are INACTIVE and endpoints empty until the caller fills them in.
+
+    With `chains` it caches prefixes. A single endpoint has all engines.
+    """
     cached = chains or no_chains(0)
     world = World(
         cluster=np.zeros(1, CLUSTER_DTYPE),
         engines=np.zeros(num_engines, ENGINE_DTYPE),
         due_ps=np.full(num_engines, NEVER, np.int64),
         load=np.full(num_engines, np.inf),
+        endpoints=np.zeros(num_endpoints, ENDPOINT_DTYPE),
         requests=np.zeros(request_slots, REQUEST_DTYPE),
         queues=np.full((num_engines + 1, NUM_LEVELS, 2), -1, np.int32),
         running=np.full((num_engines, max_running), -1, np.int32),
@@ -349,6 +368,8 @@ def new_world(
         chain_start=cached.start,
         chains=cached.rows,
     )
+    if num_endpoints == 1:
+        world.endpoints["last"] = num_engines
     world.engines["free_first"] = world.engines["free_last"] = -1
     world.cluster["first_extent"] = world.cluster["first_hold"] = -1
     if chains is not None:
@@ -408,6 +429,7 @@ def fork(world: World) -> World:
         _copied_records(world.engines, ENGINE_DTYPE, _WHOLE_ENGINE),
         world.due_ps.copy(),
         world.load.copy(),
+        world.endpoints.copy(),
         _copied_records(world.requests, REQUEST_DTYPE, _WHOLE_REQUEST),
         world.queues.copy(),
         world.running.copy(),

@@ -76,6 +76,7 @@ def _new_request(world: World, traffic: Traffic, tables: Tables, index: int) -> 
     request.chunk = 0
     request.level = traffic.level[index]
     request.class_id = traffic.class_id[index]
+    request.endpoint = traffic.endpoint[index]
     request.deadline_ps = request.arrival_ps + tables.ttft_slo_ps[request.class_id]
     request.engine = -1
     request.preemptions = 0
@@ -92,7 +93,7 @@ def _ingest(world: World, traffic: Traffic, tables: Tables, index: int) -> int:
     """Lets a request arrive. Returns the engine it went to if that stands idle, or -1."""
     slot = _new_request(world, traffic, tables, index)
     most_tokens = _most_tokens(world, traffic, slot)
-    if most_tokens > world.cluster[0].max_request_tokens:
+    if most_tokens > world.endpoints[world.requests[slot].endpoint].max_request_tokens:
         book_refusal(world, slot)
         return int64(-1)
     book_arrival(world, tables, slot)
