@@ -389,6 +389,14 @@ class Cluster:
         for request in self.engines[number].give_up_running(self.now):
             request.finish_ps, request.fate = self.now, "failed"
 
+    def abort(self, request: Request) -> None:
+        """Lets a request go whose client has hung up."""
+        if request in self.pool:
+            self.pool.remove(request)
+            request.finish_ps, request.fate = self.now, "aborted"
+        else:
+            self.engines[request.engine].abort(request, self.now)
+
     def send(self, request: Request, number: int) -> None:
         """Moves a pooled request to an engine of the caller's choice."""
         self.pool.remove(request)

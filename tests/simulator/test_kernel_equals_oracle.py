@@ -114,7 +114,7 @@ def test_a_request_that_gives_way_to_itself(levels: tuple[int, int, int], capaci
     assert {request.fate for request in cluster.arrivals} == {"finished"}
 
 
-ACTIONS = ("pool_waiting", "pool_running", "fail_running", "send", "set")
+ACTIONS = ("pool_waiting", "pool_running", "fail_running", "send", "abort", "set")
 
 
 @st.composite
@@ -138,6 +138,13 @@ def intervene(
     kernel: Kernel, cluster: Cluster, action: str, number: int, wish: dict[str, bool | int]
 ) -> None:
     """Does the same to both."""
+    if action == "abort":
+        alive = [request for request in cluster.arrivals[: cluster.arrived] if request.fate == "in flight"]
+        if alive:
+            request = alive[number % len(alive)]
+            kernel.abort(request.index)
+            cluster.abort(request)
+        return
     number %= len(cluster.engines)
     engine = cluster.engines[number]
     if action == "set":

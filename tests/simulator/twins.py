@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from envs.simulator.kernel import state
+from envs.simulator.kernel.aborts import abort
 from envs.simulator.kernel.blocks import flush_cache
 from envs.simulator.kernel.state import Tables, Traffic, World
 from envs.simulator.kernel.world import (
@@ -39,7 +40,7 @@ ENGINE_COUNTERS = (
     "num_prefilling",
     "step_end_ps",
 )
-FATES = ("finished", "refused", "failed")
+FATES = ("finished", "refused", "failed", "aborted")
 STATUS_OF = {  # (serves, steps_allowed)
     (True, True): state.ACTIVE,
     (False, True): state.DRAINING,
@@ -303,6 +304,12 @@ class Kernel:
         engine = self.world.engines[number]
         engine["status"] = STATUS_OF[serves, steps_allowed]
         engine["hold"], engine["notify"], engine["capacity_blocks"] = held, notify, capacity_blocks
+
+    def abort(self, index: int) -> None:
+        """The client of row `index`, which is in flight, hangs up."""
+        alive = self.world.requests["phase"] != state.FREE
+        (slot,) = np.flatnonzero(alive & (self.world.requests["index"] == index))
+        abort(self.world, self.tables, slot)
 
     def send_first(self, number: int) -> None:
         """Sends the first pooled request to an engine."""

@@ -7,7 +7,7 @@ from envs.simulator.kernel.blocks import forget
 from envs.simulator.kernel.compiled import compiled, int64
 from envs.simulator.kernel.engine import drop_running, find_next_finish
 from envs.simulator.kernel.queues import tokens_to_prefill, unlink
-from envs.simulator.kernel.runs import catch_up, interrupt
+from envs.simulator.kernel.runs import catch_up, interrupt, show_load
 from envs.simulator.kernel.state import DECODE, WAITING, Tables, World
 
 
@@ -40,4 +40,5 @@ def abort(world: World, tables: Tables, slot: int) -> None:
         else:
             _abort_running(world, tables, e, slot)
         interrupt(world, e)
+        show_load(world, tables, e)
     book_abort(world, tables, slot, now)
