@@ -18,6 +18,8 @@ from envs.simulator.kernel.blocks import (
     cache_chunk,
     find_hit,
     give_back,
+    start_sharing,
+    stop_sharing,
     take_blocks,
     take_hit,
 )
@@ -76,7 +78,8 @@ def _remove_running(world: World, e: int, i: int) -> None:
 
 
 @compiled
-def _find_next_finish(world: World, e: int) -> None:
+def find_next_finish(world: World, e: int) -> None:
+    """Looks for the earliest tick at which a decoding request ends."""
     earliest = NEVER
     for i in range(world.engines[e].num_running):
         earliest = min(earliest, world.finish_tick[e, i])
@@ -93,6 +96,7 @@ def _enter_decode(world: World, tables: Tables, e: int, i: int) -> None:
     world.residues[e, request.offset % tables.block_size[engine.kind]] += 1
     engine.decode_context += request.computed
     engine.prefill_context -= request.computed
+    start_sharing(world, tables, e, int64(world.running[e, i]))
     finish = request.prompt + request.output - 1 - request.offset
     world.finish_tick[e, i] = finish
     engine.next_finish_tick = min(engine.next_finish_tick, finish)
@@ -104,6 +108,31 @@ def _leave_decode(world: World, tables: Tables, e: int, slot: int) -> None:
     engine, request = world.engines[e], world.requests[slot]
     world.residues[e, request.offset % tables.block_size[engine.kind]] -= 1
     engine.decode_context -= engine.tick + request.offset
+    stop_sharing(world, e, slot)
+
+
+@compiled
+def cache_decoded(world: World, tables: Tables, e: int) -> None:
+    """Caches what decoding requests have filled, in the order in which they did: vLLM hits the oldest of equal blocks.
+
+    Of two that fill the same block of a prefix, the one with more computed tokens does so first.
+    """
+    engine = world.engines[e]
+    before = NEVER
+    left = int64(engine.num_sharing)
+    while left > 0:
+        offset = -NEVER
+        for i in range(engine.num_running):
+            request = world.requests[world.running[e, i]]
+            if request.sharing and request.offset < before:
+                offset = max(offset, int64(request.offset))
+        for i in range(engine.num_running):
+            slot = int64(world.running[e, i])
+            request = world.requests[slot]
+            if request.sharing and request.offset == offset:
+                left -= 1
+                cache_chunk(world, tables, e, slot, engine.tick + offset)
+        before = offset
 
 
 @compiled
@@ -185,6 +214,11 @@ def _schedule_running_fast(world: World, tables: Tables, e: int, budget: int, th
     if engine.used_blocks + needed > engine.capacity_blocks:
         return int64(-1)
     take_blocks(world, e, needed)
+    if engine.num_sharing > 0:
+        for i in range(decoding):
+            slot = int64(world.running[e, i])
+            if world.requests[slot].sharing:
+                cache_chunk(world, tables, e, slot, engine.tick + world.requests[slot].offset + 1)
     for i in range(decoding, engine.num_running):
         slot = int64(world.running[e, i])
         request = world.requests[slot]
@@ -235,7 +269,7 @@ def _settle_walk(world: World, tables: Tables, e: int) -> int:
         else:
             context += computed_tokens(world, slot)
             going_on += 1
-    _find_next_finish(world, e)
+    find_next_finish(world, e)
     engine.walked = 1
     engine.step_decodes = going_on
     return context
@@ -270,7 +304,7 @@ def _schedule_running_walk(
         if alive:
             request.chunk = chunk
             take_blocks(world, e, needed)
-            if request.phase == PREFILL:
+            if request.phase == PREFILL or request.sharing:
                 cache_chunk(world, tables, e, slot, computed + chunk)
             budget -= chunk
             i += 1
@@ -383,10 +417,13 @@ def takes_steps(world: World, e: int) -> bool:
 
 
 @compiled
-def _order_may_change(world: World, tables: Tables, e: int) -> bool:
-    """Whether another request may become next by the mere passing of time, and then be admitted."""
+def _queue_may_move(world: World, tables: Tables, e: int) -> bool:
+    """Whether a waiting request may be admitted by the mere passing of time.
+
+    Because another becomes next, or because what is being decoded is the beginning of what waits.
+    """
     engine = world.engines[e]
-    if world.cluster[0].order != DPA or engine.num_waiting == 0:
+    if engine.num_waiting == 0 or (world.cluster[0].order != DPA and engine.num_sharing == 0):
         return False
     return engine.num_running < tables.max_num_seqs[engine.kind]
 
@@ -405,7 +442,7 @@ def schedule(world: World, tables: Tables, e: int, now: int) -> None:
     kind = engine.kind
     engine.prefills = 0
     if engine.num_prefilling == 0:
-        engine.steady = 0 if engine.walked or _order_may_change(world, tables, e) else 1
+        engine.steady = 0 if engine.walked or _queue_may_move(world, tables, e) else 1
         duration = tables.decode_ps[kind, scheduled]
     else:
         tokens, pairs = _prefill_work(world, e)

@@ -34,7 +34,7 @@ FREE, WAITING, PREFILL, DECODE, TRANSIT = range(5)
 MIXED, PREFILLS, DECODES = range(3)
 
 # Outcome of a request in the log.
-FINISHED, REFUSED, FAILED = range(3)
+FINISHED, REFUSED, FAILED, ABORTED = range(4)
 
 # Queue order of an engine. The first two are vLLM's `--scheduling-policy`; the others SageServe's (section 6.5), which
 # calls PRIORITY "priority first".
@@ -85,6 +85,7 @@ ENGINE_DTYPE = np.dtype(
         ("first_gpu", np.int32),
         ("num_running", np.int32),
         ("num_prefilling", np.int32),
+        ("num_sharing", np.int32),  # prefix caching: decoding requests whose next full blocks others may hit
         ("num_waiting", np.int32),
         ("hold", np.int32),  # 1: schedule nothing after the iteration in flight
         ("notify", np.int32),  # 1: stop the clock when this engine has nothing left to do (or holds)
@@ -128,6 +129,7 @@ REQUEST_DTYPE = np.dtype(
         ("cached", np.int32),  # prompt tokens found in the prefix cache when first admitted
         ("holds", np.int32),  # prefix caching: first entry of its list of held extents, -1 if none
         ("held_blocks", np.int32),  # blocks that list covers; what it has beyond is its own and implicit
+        ("sharing", np.int32),  # prefix caching: 1 while it decodes blocks that its chain names
         ("own_extents", np.int32),  # its own blocks left in the cache by a preemption, -1 if none
         ("next", np.int32),
         ("prev", np.int32),
@@ -205,6 +207,7 @@ CLUSTER_DTYPE = np.dtype(
         ("num_free_extents", np.int32),
         ("first_hold", np.int32),  # ... and entries of lists of held ones
         ("num_free_holds", np.int32),
+        ("num_sharing", np.int32),  # of all engines
         ("longest_chain", np.int32),  # rows
         ("expired_ps", np.int64),  # DPA: requests this long after their deadline come first
         ("urgent_ps", np.int64),  # DPA: requests with no more than this left come before the others
@@ -236,6 +239,7 @@ STAT_NAMES = (
     "decode_weight",
     "decode_weighted_start",
     "decode_closed",
+    "aborted",  # by clients that hung up; no workload has such yet
 )
 (
     S_ARRIVED,
@@ -256,6 +260,7 @@ STAT_NAMES = (
     S_DECODE_W,
     S_DECODE_WS,
     S_DECODE_CLOSED,
+    S_ABORTED,
 ) = range(len(STAT_NAMES))
 
 

@@ -85,6 +85,7 @@ def _new_request(world: World, traffic: Traffic, tables: Tables, index: int) -> 
     request.cached = 0
     request.holds = -1
     request.held_blocks = 0
+    request.sharing = 0
     request.own_extents = -1
     return slot
 
@@ -108,13 +109,13 @@ def _ingest(world: World, traffic: Traffic, tables: Tables, index: int) -> int:
 
 @compiled
 def lacks_extents(world: World, num_requests: int) -> bool:
-    """Prefix caching: whether records may run out while so many requests are admitted or leave."""
+    """Prefix caching: whether records may run out while so many requests are come or go, and others decode on."""
     cluster = world.cluster[0]
     if cluster.prefix_caching == 0:
         return False
-    return min(cluster.num_free_extents, cluster.num_free_holds) < (num_requests + 2) * (
-        4 * cluster.longest_chain + _EXTENTS_A_REQUEST
-    )
+    return min(cluster.num_free_extents, cluster.num_free_holds) < (
+        2 * num_requests + cluster.num_sharing + 2
+    ) * (4 * cluster.longest_chain + _EXTENTS_A_REQUEST)
 
 
 @compiled
@@ -289,6 +290,8 @@ def advance(world: World, traffic: Traffic, tables: Tables, until: int) -> int:
     idle engines begin.
     """
     cluster = world.cluster[0]
+    if lacks_extents(world, int64(0)):
+        return NEED_EXTENTS
     noticed = _take_stock(world, tables)
     reason = REACHED
     while reason == REACHED:
