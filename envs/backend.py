@@ -103,6 +103,7 @@ class ClusterState:
     pooled_tokens: int  # their tokens to prefill
     totals: NDArray[np.float64]  # (num_classes, len(TOTALS))
     waiting: tuple[WaitingRequest, ...]  # requests whose arrival asked for this decision, oldest first
+    stale: tuple[int, ...] = ()  # engine slots whose gauges are too old to be trusted; in simulation none ever is
 
     @property
     def active(self) -> NDArray[np.void]:
