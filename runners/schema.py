@@ -22,7 +22,7 @@ from runners.typed import schema_of
 SHARED_ENV_FIELDS = ("workload", "cluster", "objective", "split")
 
 PAPERS = ("flying_serving",)
-BACKENDS = ("simulator", "vllm")
+BACKENDS = ("simulator", "vllm", "tables")
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class BackendConfig(LiveSettings):
     """The body of the cluster; all but its name is for live servers.
 
     Attributes:
-        name: "simulator" or "vllm".
+        name: "simulator" or "vllm"; "tables" for `runners.calibrate`.
         launch: Whether to start a server of a tiny model on this machine's CPU, where no endpoints are given.
         python: Python with vLLM to launch with; None: the one that SERVING_GYM_VLLM_PYTHON names.
     """
@@ -42,7 +42,7 @@ class BackendConfig(LiveSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("backend", self.name, BACKENDS)
-        if self.name == "simulator" and (self.endpoints or self.launch):
+        if self.name != "vllm" and (self.endpoints or self.launch):
             raise ValueError("backend.endpoints and backend.launch need backend=vllm")
         if self.name == "vllm" and bool(self.endpoints) == self.launch:
             raise ValueError(
@@ -205,6 +205,7 @@ class SimulateConfig:
 
     def __post_init__(self) -> None:
         check_least("seed", self.seed, 0)
+        check_choice("backend", self.backend.name, ("simulator", "vllm"))
         if self.limit_s is not None and not self.limit_s > 0:
             raise ValueError(f"limit_s must be positive, got {self.limit_s}")
 

@@ -10,8 +10,8 @@ from envs.live.tiny_model import KV_BYTES_PER_TOKEN
 
 PYTHON_VARIABLE = "SERVING_GYM_VLLM_PYTHON"
 SERVED_NAME = "tiny"
-# The time of every line to the microsecond: vLLM's own format stops at the second.
-LOG_FORMAT = "%(created).6f %(levelname)s %(message)s"
+# Stamps every line to the microsecond: vLLM's own format stops at the second.
+LOG_CONFIG = Path(__file__).with_name("vllm_logging.json")
 
 
 @dataclass(frozen=True)
@@ -73,30 +73,13 @@ class LaunchSettings:
         ]  # fmt: skip
 
 
-def environment(log_config: Path) -> dict[str, str]:
+def environment() -> dict[str, str]:
     """Environment of the server: offline, quiet, unpinned, with its log stamped."""
     own = {
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "0",
-        "VLLM_LOGGING_CONFIG_PATH": str(log_config),
+        "VLLM_LOGGING_CONFIG_PATH": str(LOG_CONFIG),
     }
     # A server sees nothing of this process's own import path.
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | own
-
-
-def log_config() -> dict[str, object]:
-    """What VLLM_LOGGING_CONFIG_PATH must hold : lines stamped to the microsecond on standard output."""
-    return {
-        "version": 1,
-        "disable_existing_loggers": False,
-        "formatters": {"stamped": {"format": LOG_FORMAT}},
-        "handlers": {
-            "out": {
-                "class": "logging.StreamHandler",
-                "formatter": "stamped",
-                "stream": "ext://sys.stdout",
-            }
-        },
-        "loggers": {"vllm": {"handlers": ["out"], "level": "INFO", "propagate": False}},
-    }

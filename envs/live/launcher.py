@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -18,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from envs.live.launch_settings import LaunchSettings, environment, log_config
+from envs.live.launch_settings import LaunchSettings, environment
 from envs.live.tiny_model import write_tiny_model
 
 _POLL_S = 0.25
@@ -78,8 +77,6 @@ class LocalServer:
 
     def _start(self) -> None:
         model = write_tiny_model(self.folder / "model")
-        config = self.folder / "logging.json"
-        config.write_text(json.dumps(log_config()), encoding="utf-8")
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}"
         with self.log.open("wb") as log:
@@ -88,7 +85,7 @@ class LocalServer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=environment(config),
+                env=environment(),
                 cwd=self.folder,
                 start_new_session=True,  # its own group: Ctrl-C reaches us first, and we reach all of it
             )
