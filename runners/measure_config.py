@@ -79,4 +79,11 @@ class CalibrateConfig:
                 "measurement"
             )
         if self.date is not None:
-            date.fromisoformat(self.date)
+            _check_date(self.date)
+
+
+def _check_date(text: str) -> None:
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"date must be written YYYY-MM-DD, got {text!r}") from None

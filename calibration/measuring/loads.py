@@ -48,9 +48,9 @@ class Load:
     @property
     def name(self) -> str:
         """The configuration in words."""
-        parts = [f"{self.decoding}x{self.prompt}" * bool(self.decoding)]
-        parts.append(f"{self.injected_prompt}" * bool(self.injected))
-        return "decode " * bool(self.decoding) + " + prefill ".join(part for part in parts if part)
+        parts = [f"decode {self.decoding}x{self.prompt}"] if self.decoding else []
+        parts += [f"prefill {self.injected_prompt}"] if self.injected else []
+        return " + ".join(parts)
 
 
 def designed_loads(limits: Limits) -> list[Load]:
