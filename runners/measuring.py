@@ -45,16 +45,13 @@ def measure_live(config: CalibrateConfig, out: Path) -> None:
 
 
 def _measured(config: CalibrateConfig, url: str, log: Path) -> Measurement:
-    def limits(server: Server) -> Limits:
-        return limits_of(config.cluster, server)
-
     with progress_bar(0, "configurations", "load") as bar:
 
         def on_load(load: Load) -> None:
             bar.update(1)
 
         def counted(server: Server) -> Limits:
-            known = limits(server)
+            known = limits_of(config.cluster, server)
             bar.total = config.repeats * len(designed_loads(known))
             return known
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ class Served:
         duration_s: length of the run on the cluster's clock, seconds.
         figures: about the run itself, by name.
         engines: number of engines.
+        servers: what live servers say they are.
         details: lists that replace those of `RequestRecords.to_vllm_json`.
     """
 
@@ -46,6 +47,7 @@ class Served:
     duration_s: float
     figures: dict[str, float]
     engines: int
+    servers: list[dict[str, Any]] = field(default_factory=list)
     details: dict[str, list[Any]] = field(default_factory=dict)
 
 
@@ -63,8 +65,12 @@ def main(config: SimulateConfig, out: Path) -> None:
     write_atomically(out / "requests.parquet", records.to_parquet)
     detailed = records.to_vllm_json(duration_s, slos, workload.classes) | served.details
     write_json(out / "requests.json", detailed, indent=None)
-    header = {"workload": workload.name, "provenance": workload.provenance, "router": cluster.router}
-    header |= {"backend": config.backend.name}
+    header: dict[str, Any] = {
+        "workload": workload.name,
+        "provenance": workload.provenance,
+        "router": cluster.router,
+    }
+    header |= {"backend": config.backend.name, "servers": served.servers}
     write_json(out / "summary.json", {**header, **figures, "metrics": summary})
     title = f"{len(records):,} requests of {workload.name}, {served.engines} engines, {cluster.router}"
     print_summary(title, figures | summary, (*figures, *SHOWN_METRICS[1:]))
@@ -100,7 +106,8 @@ def serve_live(
             "elapsed_s": time.perf_counter() - begun,
             "send_lag_p99_s": float(np.percentile(lag_s, 99)) if lag_s.size else 0.0,
         }
-        return Served(records, duration_s, figures, len(backend.servers), backend.details())
+        servers = [asdict(server) for server in backend.servers]
+        return Served(records, duration_s, figures, len(servers), servers, backend.details())
 
 
 def slos_of(workload: Workload, slos: dict[str, SLO]) -> dict[str, SLO]:

@@ -1,4 +1,9 @@
 import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -32,6 +37,27 @@ def test_the_same_stream_and_the_same_files(make_server: MakeServer, tmp_path: P
     detailed = [json.loads((tmp_path / body / "requests.json").read_text()) for body in ("sim", "live")]
     assert detailed[0].keys() == detailed[1].keys()
     assert [len(gaps) for gaps in detailed[1]["itls"]] == (live["generated_tokens"] - 1).tolist()
+
+
+def test_an_interrupt_drops_what_is_in_flight(make_server: MakeServer, tmp_path: Path) -> None:
+    server = make_server(num_blocks=10**6, max_model_len=10**6, token_s=30.0)
+    words = [*WORDS, f"backend.endpoints=[{server.url}]", f"out={tmp_path}"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "runners.simulate", *words], stderr=subprocess.PIPE, text=True
+    )
+    wait_for(lambda: len(server.bodies) == 6 or process.poll() is not None)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert said.strip().endswith("error: interrupted")
+    wait_for(lambda: server.aborted == 6)
+
+
+def wait_for(condition: Callable[[], bool], within_s: float = 60.0) -> None:
+    deadline_s = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(
