@@ -1,8 +1,8 @@
 """Fits latency profiles: to measured tables, or to a live vLLM by its per-iteration log.
 
-python -m runners.calibrate
-python -m runners.calibrate backend=vllm backend.launch=true
-python -m runners.calibrate backend=vllm backend.endpoints=[http://127.0.0.1:8000] log=vllm.log hardware.name=H200
+    python -m runners.calibrate
+    python -m runners.calibrate backend=vllm backend.launch=true
+    python -m runners.calibrate backend=vllm backend.endpoints=[http://127.0.0.1:8000] log=vllm.log cluster=NAME
 """
 
 from __future__ import annotations

@@ -49,9 +49,11 @@ class CalibrateConfig:
         out: run directory.
         backend: "tables" (measured tables) or "vllm".
         log: file of the server's standard output; None: a launched server's own.
-        model: a model of `calibration.models`, or a folder with its config.json; None: the folder the server names.
+        model: a model of `calibration.models`, or a folder with its config.json; None: the folder the server names, or
+            where there is none the cluster's model.
         name: of the model in the profile; None: the cluster's.
         hardware: what a rank runs on.
+        longest_tokens: longest request of the designed load; None: the server's.
         repeats: rounds through the designed load.
         date: of the measurement, YYYY-MM-DD; None: today.
     """
@@ -63,12 +65,15 @@ class CalibrateConfig:
     model: str | None = None
     name: str | None = None
     hardware: Hardware = field(default_factory=Hardware)
+    longest_tokens: int | None = None
     repeats: int = 4
     date: str | None = None
 
     def __post_init__(self) -> None:
         check_choice("backend", self.backend.name, ("tables", "vllm"))
         check_least("repeats", self.repeats, 1)
+        if self.longest_tokens is not None:
+            check_least("longest_tokens", self.longest_tokens, 128)
         if self.backend.name == "vllm" and len(self.backend.endpoints) > 1:
             raise ValueError(
                 f"backend.endpoints names {len(self.backend.endpoints)} servers; one is measured at a time"

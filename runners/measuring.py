@@ -14,6 +14,7 @@ from calibration.latency import LatencyModel
 from calibration.measuring.loads import Limits, Load, designed_loads
 from calibration.measuring.measure import Measurement, measure, profile_of
 from calibration.measuring.model import served_model
+from calibration.models import MODELS
 from calibration.profile import Profile, dump_profile, profile_file_name
 from envs.backend import ClusterSpec
 from envs.live.endpoints import check_endpoints
@@ -51,7 +52,7 @@ def _measured(config: CalibrateConfig, url: str, log: Path) -> Measurement:
             bar.update(1)
 
         def counted(server: Server) -> Limits:
-            known = limits_of(config.cluster, server)
+            known = limits_of(config.cluster, server, config.longest_tokens)
             bar.total = config.repeats * len(designed_loads(known))
             return known
 
@@ -60,19 +61,22 @@ def _measured(config: CalibrateConfig, url: str, log: Path) -> Measurement:
         return asyncio.run(running)
 
 
-def limits_of(cluster: ClusterSpec, server: Server) -> Limits:
-    """What an engine can take: batch limits as the cluster says, lengths as the server says."""
+def limits_of(cluster: ClusterSpec, server: Server, longest_tokens: int | None) -> Limits:
+    """What an engine can take: batch limits as the cluster says, lengths as the server says, or `longest_tokens`."""
     return Limits(
         max_num_seqs=cluster.max_num_seqs,
         max_num_batched_tokens=cluster.max_num_batched_tokens,
-        max_model_len=server.max_model_len,
+        max_model_len=min(server.max_model_len, longest_tokens or server.max_model_len),
         kv_tokens=server.cache.num_blocks * server.cache.block_size,
     )
 
 
 def _profile(config: CalibrateConfig, measurement: Measurement) -> Profile:
     server = measurement.server
-    model = served_model(config.model, server.root, config.name or config.cluster.model)
+    known = config.cluster.model if config.cluster.model in MODELS else None
+    has_folder = (Path(server.root) / "config.json").is_file()
+    name = config.model or (None if has_folder else known)
+    model = served_model(name, server.root, config.name or config.cluster.model)
     if config.name:
         model = replace(model, name=config.name)
     when = config.date or date.today().isoformat()

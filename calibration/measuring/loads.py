@@ -7,6 +7,8 @@ from itertools import product
 
 DECODE_STEPS = 48
 MIXED_PROMPT = 64  # prompt of the requests that decode beside prompts, tokens
+HELD_OUT_SHARE = 0.25
+_GOLDEN = (5**0.5 - 1.0) / 2.0
 INJECTED = 4  # prompts sent one after another beside decoding requests
 
 
@@ -59,8 +61,11 @@ def designed_loads(limits: Limits) -> list[Load]:
 
 
 def held_out(number: int) -> bool:
-    """Whether the configuration at this place of the design is kept out of the fit: every fourth, not the first."""
-    return number % 4 == 2
+    """Whether the configuration at this place of the design is kept out of the fit: a quarter of them.
+
+    Multiples of the golden ratio fall evenly and in step with no sweep, so that no length is always left out.
+    """
+    return (number * _GOLDEN + 0.5) % 1.0 < HELD_OUT_SHARE
 
 
 def _decode_loads(limits: Limits) -> list[Load]:

@@ -27,7 +27,7 @@ METHOD = (
     "reconstructed from the load; physical form fitted by relative error (calibration/measuring)"
 )
 HELD_OUT_METHOD = (
-    "every fourth configuration of the designed load kept out of the fit, with all its iterations"
+    "a quarter of the configurations of the designed load kept out of the fit, with all their iterations"
 )
 _LOG_SETTLES_S = 0.2
 _LONE_REQUESTS = 20
