@@ -12,6 +12,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 
 from envs.backend import SLO, ClusterSpec
+from envs.live.settings import LiveSettings
 from envs.objective import Objective
 from envs.registration import env_config_class, env_names
 from envs.workload.registry import SPLITS, WorkloadSpec, check_choice
@@ -21,17 +22,33 @@ from runners.typed import schema_of
 SHARED_ENV_FIELDS = ("workload", "cluster", "objective", "split")
 
 PAPERS = ("flying_serving",)
+BACKENDS = ("simulator", "vllm", "tables")
 
 
 @dataclass(frozen=True)
-class BackendConfig:
-    """The body of the cluster.
+class BackendConfig(LiveSettings):
+    """The body of the cluster; all but its name is for live servers.
 
     Attributes:
-        name: "simulator".
+        name: "simulator" or "vllm"; "tables" for `runners.calibrate`.
+        launch: Whether to start a server of a tiny model on this machine's CPU, where no endpoints are given.
+        python: Python with vLLM to launch with; None: the one that SERVING_GYM_VLLM_PYTHON names.
     """
 
     name: str = "simulator"
+    launch: bool = False
+    python: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("backend", self.name, BACKENDS)
+        if self.name != "vllm" and (self.endpoints or self.launch):
+            raise ValueError("backend.endpoints and backend.launch need backend=vllm")
+        if self.name == "vllm" and bool(self.endpoints) == self.launch:
+            raise ValueError(
+                "backend=vllm needs either running servers, as in backend.endpoints=[http://127.0.0.1:8000], "
+                "or backend.launch=true"
+            )
 
 
 @dataclass(frozen=True)
@@ -91,6 +108,11 @@ class RunConfig:
         check_choice("split", self.split, SPLITS)
         check_least("seeds", self.seeds, 1)
         check_least("first_seed", self.first_seed, 0)
+        if self.backend.name != "simulator":
+            raise ValueError(
+                f"backend={self.backend.name} is not to be had here: environments run on backend=simulator; "
+                "runners.simulate and runners.calibrate take backend=vllm"
+            )
 
     @property
     def seed_range(self) -> range:
@@ -167,13 +189,15 @@ class SimulateConfig:
         router: built-in router; None: the cluster's own.
         slos: latency promises by request class.
         seed: of the workload.
-        limit_s: when to stop, seconds of simulated time; None: when every request is done.
+        limit_s: when to stop, seconds of the cluster's time; None: when every request is done.
         out: run directory.
+        backend: the body of the cluster.
     """
 
     workload: WorkloadSpec
     cluster: ClusterSpec
     out: str
+    backend: BackendConfig = field(default_factory=BackendConfig)
     slos: dict[str, SLO] = field(default_factory=dict)
     router: str | None = None
     seed: int = 0
@@ -181,6 +205,7 @@ class SimulateConfig:
 
     def __post_init__(self) -> None:
         check_least("seed", self.seed, 0)
+        check_choice("backend", self.backend.name, ("simulator", "vllm"))
         if self.limit_s is not None and not self.limit_s > 0:
             raise ValueError(f"limit_s must be positive, got {self.limit_s}")
 
