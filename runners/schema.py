@@ -220,6 +220,9 @@ class BenchConfig:
         workload: requests, always all of them; None: azure_conv where its trace is at hand, else azure_conv_fitted.
         engines: numbers of engines to simulate.
         router: built-in router.
+        load: share of what the engines can serve that arrives.
+        requests: lengths of the streams.
+        week_requests: requests of the week.
         repeats: runs of each measurement; the median counts.
         only: names of the measurements to make; empty: all.
         num_envs: width of the batched environment.
@@ -229,16 +232,24 @@ class BenchConfig:
     out: str
     cluster: ClusterSpec
     workload: WorkloadSpec | None = None
-    engines: tuple[int, ...] = (1, 8, 16, 64)
+    engines: tuple[int, ...] = (1, 8, 16, 64, 256)
     router: str = "jsq"
+    load: float = 0.7
+    requests: tuple[int, ...] = (10_000, 100_000, 1_000_000, 10_000_000)
+    week_requests: int = 10_000_000
     repeats: int = 5
     only: tuple[str, ...] = ()
     num_envs: int = 64
     oracle_requests: int = 300
 
     def __post_init__(self) -> None:
-        for name in ("repeats", "num_envs", "oracle_requests"):
+        for name in ("repeats", "num_envs", "oracle_requests", "week_requests"):
             check_least(name, getattr(self, name), 1)
+        for name in ("engines", "requests"):
+            for value in getattr(self, name):
+                check_least(name, value, 1)
+        if not 0 < self.load <= 1:
+            raise ValueError(f"load must lie in (0, 1], got {self.load}")
 
 
 @dataclass(frozen=True)

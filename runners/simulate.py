@@ -123,13 +123,13 @@ def slos_of(workload: Workload, slos: dict[str, SLO]) -> dict[str, SLO]:
 
 
 def timed_run(simulator: Simulator, workload: Workload, limit_s: float | None = None) -> float:
-    """Serves a workload and returns the seconds it took, compilation apart."""
+    """Serves a workload and returns the processor's seconds that it took, compilation apart."""
     simulator.reset(workload.rows(0, min(_WARM_UP_REQUESTS, len(workload))))
     simulator.run_to_completion()
     simulator.reset(workload)
-    begun = time.perf_counter()
+    begun = time.process_time()
     simulator.run_to_completion(limit_s)
-    return time.perf_counter() - begun
+    return time.process_time() - begun
 
 
 if __name__ == "__main__":
