@@ -101,6 +101,8 @@ def build_tables(case: Case) -> Tables:
         block_rank=np.unique(column("block_size"), return_inverse=True)[1].astype(np.int64),
         max_num_seqs=column("max_num_seqs"),
         max_batched_tokens=column("max_batched_tokens"),
+        transfer_ps=np.zeros(len(case.kinds), np.int64),
+        transfer_fixed_ps=np.zeros(len(case.kinds), np.int64),
         speed=column("speed", np.float64),
         ttft_slo_ps=np.array([ttft for ttft, _ in case.slos_ps], np.int64),
         tpot_slo_ps=np.array([tpot for _, tpot in case.slos_ps], np.int64),
@@ -281,7 +283,7 @@ class Kernel:
     # What the control plane does.
 
     def dispatch(self) -> None:
-        dispatch_pool(self.world, self.traffic, self.tables)
+        dispatch_pool(self.world, self.tables)
 
     def pool_waiting(self, number: int) -> None:
         pool_waiting(self.world, np.int64(number))

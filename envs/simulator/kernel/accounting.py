@@ -52,6 +52,8 @@ def _write_log(world: World, slot: int, now: int, outcome: int) -> None:
     entry.generated = request.generated
     entry.preemptions = request.preemptions
     entry.cached = request.cached
+    entry.class_id = request.class_id
+    entry.endpoint = request.endpoint
     entry.engine = request.engine
     entry.outcome = outcome
     cluster.log_length += 1

@@ -33,11 +33,13 @@ from envs.simulator.kernel.state import (
     EDF,
     NEVER,
     PREFILL,
+    PREFILLS,
     PRIORITY,
     SPECULATIVE,
     Tables,
     World,
 )
+from envs.simulator.kernel.transit import send_off
 
 
 @compiled
@@ -311,20 +313,21 @@ def _schedule_running_walk(
 
 @compiled
 def _begin_prefill(
-    world: World, tables: Tables, e: int, slot: int, now: int, cached: int, chunk: int
+    world: World, tables: Tables, e: int, slot: int, now: int, cached: int, brought: int, chunk: int
 ) -> None:
-    """Gives a request its first chunk, behind what the prefix cache has of it; both are whole blocks or the last."""
+    """Gives a request its first chunk, behind what the prefix cache has of it or what it brought along."""
     engine, request = world.engines[e], world.requests[slot]
+    engine.prefill_context += brought
     if cached > 0:
         take_hit(world, tables, e, slot)
         engine.cached_tokens += cached
         engine.pending_prefill_tokens -= cached
         engine.prefill_context += cached
-    take_blocks(world, e, blocks_for(chunk, tables.block_size[engine.kind]))
+    take_blocks(world, e, blocks_for(brought + chunk, tables.block_size[engine.kind]))
     request.phase = PREFILL
     request.chunk = chunk
-    request.computed = cached + chunk
-    cache_chunk(world, tables, e, slot, cached + chunk)
+    request.computed = cached + brought + chunk
+    cache_chunk(world, tables, e, slot, int64(request.computed))
     if request.first_scheduled_ps < 0:
         request.first_scheduled_ps = now
         request.cached = cached
@@ -337,7 +340,10 @@ def _admit_waiting(world: World, tables: Tables, e: int, now: int, budget: int, 
     block_size = tables.block_size[engine.kind]
     while budget > 0 and engine.num_waiting > 0 and engine.num_running < tables.max_num_seqs[engine.kind]:
         slot = head_of(world, e, now)
-        hit, of_these_free = find_hit(world, tables, e, slot)
+        brought = int64(world.requests[slot].computed)  # KV that came from another engine
+        hit, of_these_free = int64(0), int64(0)
+        if brought == 0:
+            hit, of_these_free = find_hit(world, tables, e, slot)
         cached = hit * block_size
         tokens = tokens_to_prefill(world, slot) - cached
         wanted = min(tokens, threshold)
@@ -345,11 +351,11 @@ def _admit_waiting(world: World, tables: Tables, e: int, now: int, budget: int, 
             break
         chunk = min(wanted, budget)
         must_fit = tokens if cluster.reserve_full_prompt else chunk
-        needed = blocks_for(must_fit, block_size) + of_these_free
+        needed = blocks_for(brought + must_fit, block_size) + of_these_free
         if engine.used_blocks + needed > engine.capacity_blocks:
             break
         unlink(world, e, slot)
-        _begin_prefill(world, tables, e, slot, now, cached, chunk)
+        _begin_prefill(world, tables, e, slot, now, cached, brought, chunk)
         world.running[e, engine.num_running] = slot
         world.finish_tick[e, engine.num_running] = NEVER
         engine.num_running += 1
@@ -434,6 +440,7 @@ def schedule(world: World, tables: Tables, e: int, now: int) -> None:
     if scheduled == 0:
         return
     kind = engine.kind
+    engine.prefills = 0
     if engine.num_prefilling == 0:
         engine.steady = 0 if engine.walked or _queue_may_move(world, tables, e) else 1
         duration = tables.decode_ps[kind, scheduled]
@@ -447,6 +454,7 @@ def schedule(world: World, tables: Tables, e: int, now: int) -> None:
                 + tables.sequence_ps[kind] * (scheduled - tokens)
                 + tables.attn_fs[kind] * pairs // 1000
             )
+            engine.prefills = 1
             engine.prefill_ps += duration + tables.kv_ps[kind] * context
     duration += tables.kv_ps[kind] * context
     engine.tick += 1
@@ -477,7 +485,7 @@ def _end_prefills(world: World, tables: Tables, e: int, now: int) -> bool:
                 engine.num_prefilling -= 1
                 if request.first_token_ps < 0:
                     book_first_token(world, tables, slot, now)
-                if request.generated >= request.output:
+                if request.generated >= request.output or engine.role == PREFILLS:
                     engine.prefill_context -= request.computed
                     world.finish_tick[e, i] = engine.tick
                     any_done = True
@@ -497,6 +505,9 @@ def _let_finished_go(world: World, tables: Tables, e: int, now: int) -> None:
         slot = int64(world.running[e, i])
         finish = world.finish_tick[e, i]
         if finish <= engine.tick:
+            if engine.role == PREFILLS and world.requests[slot].generated < world.requests[slot].output:
+                send_off(world, tables, e, slot, now)
+                continue
             give_back(world, tables, e, slot, computed_tokens(world, slot), int64(0))
             if world.requests[slot].phase == DECODE:
                 _leave_decode(world, tables, e, slot)
