@@ -46,7 +46,7 @@ def _least_urgent_by_place(right: Method) -> Method:
 
 
 def _first_gives_way(right: Method) -> Method:
-    return lambda self: self.running[0] if not self.settings.priority_order else right(self)
+    return lambda self: self.running[0] if self.settings.order == "fcfs" else right(self)
 
 
 def _most_urgent_gives_way(right: Method) -> Method:
@@ -58,7 +58,7 @@ def _preempted_to_the_tail(right: Method) -> Method:
 
     def wrong(self: Engine) -> bool:
         preempted = right(self)
-        if preempted and not self.settings.priority_order:
+        if preempted and self.settings.order == "fcfs":
             self.waiting.append(self.waiting.pop(0))
         return preempted
 
