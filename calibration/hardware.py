@@ -22,7 +22,7 @@ class GpuSpec:
         flops: Peak dense rate by data type (`bf16`, `fp8`, `fp4`), FLOP/s; a type the GPU lacks runs at the bf16 rate.
         nvlink_bandwidth: Interconnect bandwidth, both directions together, bytes/s (PCIe where there is no NVLink).
         price_usd_per_hour: Rental price, USD per hour; None where no price is assumed. Source: AWS on demand, November
-            2026, p4de.24xlarge and p5.48xlarge over their 8 GPUs (Azure's H100 costs 98.32 / 8 in SageServe, section 7).
+            2026, p4de.24xlarge and p5.48xlarge over their 8 GPUs (SageServe counts 98.32 / 8 for an H100 on Azure).
     """
 
     name: str

@@ -4,15 +4,16 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from calibration.coefficients import LatencyCoefficients, roofline_coefficients
-from calibration.hardware import GpuSpec, get_gpu
+from calibration.hardware import GPUS, GpuSpec, get_gpu
 from calibration.latency import LatencyModel
 from calibration.memory import check_fits
-from calibration.models import ModelSpec, get_model
+from calibration.models import MODELS, ModelSpec, get_model
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,8 @@ class Profile:
     Args:
         model: The model.
         gpu: The GPU.
-        source: `fitted` (from measurements) or `roofline` (assumed efficiencies, nothing measured).
+        source: `fitted` (from measured tables), `measured` (on a live engine) or `roofline` (assumed efficiencies,
+            nothing measured).
         coefficients: Coefficients by tensor-parallel width; a roofline profile has one entry for any width, keyed 0.
         provenance: Data files, rows, repositories, licences and method, in words and counts.
         held_out: Error on deployments left out of the fit, by target: n, median and 90th percentile (ratios).
@@ -108,15 +110,32 @@ def profile_file_name(model: str, gpu: str) -> str:
     return f"{model}_{gpu.lower()}.yaml"
 
 
+def read_profile(file: str | Path) -> Profile:
+    """Reads a profile file of one's own.
+
+    Raises:
+        ValueError: the file is no profile.
+        OSError: the file cannot be read.
+    """
+    text = Path(file).read_text(encoding="utf-8")
+    try:
+        return parse_profile(text)
+    except (yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{str(file)!r} is not a profile: {type(error).__name__} {error}") from error
+
+
 def parse_profile(text: str) -> Profile:
-    """Reads a profile from YAML."""
+    """Reads a profile from YAML.
+
+    Model and GPU stand there by name, or in full where no list of this package has them (measured profiles).
+    """
     raw = yaml.safe_load(text)
     coefficients = {
         int(width): LatencyCoefficients(**values) for width, values in raw["coefficients"].items()
     }
     return Profile(
-        get_model(raw["model"]),
-        get_gpu(raw["gpu"]),
+        get_model(raw["model"]) if isinstance(raw["model"], str) else ModelSpec(**raw["model"]),
+        get_gpu(raw["gpu"]) if isinstance(raw["gpu"], str) else GpuSpec(**raw["gpu"]),
         raw["source"],
         coefficients,
         raw["provenance"],
@@ -127,8 +146,8 @@ def parse_profile(text: str) -> Profile:
 def dump_profile(profile: Profile) -> str:
     """Writes a profile as YAML, coefficients to five significant digits."""
     raw = {
-        "model": profile.model.name,
-        "gpu": profile.gpu.name,
+        "model": profile.model.name if profile.model in MODELS.values() else asdict(profile.model),
+        "gpu": profile.gpu.name if profile.gpu in GPUS.values() else asdict(profile.gpu),
         "source": profile.source,
         "provenance": dict(profile.provenance),
         "held_out": dict(profile.held_out),

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from calibration.latency import LatencyModel, LatencyTables
 from calibration.memory import num_blocks
-from calibration.pipeline import pipelined
+from calibration.models import get_model
+from calibration.pipeline import LINK_LATENCY_S, pipelined
 from calibration.profile import Profile, load_profile
 from envs.backend import SLO
 from envs.fleet import FleetSpec, GroupSpec, ReplicaSpec
@@ -52,10 +53,29 @@ class Fleet:
         group = self.places[place]
         return self.endpoints.index((group.replica.model, group.region))
 
+    def decodes_from(self, endpoint: int) -> int:
+        """First place of an endpoint that decodes for others; the one behind its last if there is none."""
+        first, last = self.first_place[endpoint : endpoint + 2]
+        return next((p for p in range(first, last) if self.places[p].replica.role == "decode"), last)
+
+    @property
+    def disaggregated(self) -> bool:
+        """Whether some replicas only prefill."""
+        return any(group.replica.role == "prefill" for group in self.places)
+
     def max_request_tokens(self, endpoint: int, blocks: Sequence[int] | NDArray[np.int64]) -> int:
-        """Longest request that some place of an endpoint could hold, with `blocks` ((places,)) KV blocks in each."""
-        places = range(self.first_place[endpoint], self.first_place[endpoint + 1])
-        most = max(int(blocks[place]) * self.places[place].replica.block_size for place in places)
+        """Longest request that some place of an endpoint could hold; with disaggregated prefill, one of each role.
+
+        Args:
+            endpoint: Which.
+            blocks: (places,) KV blocks of each place.
+        """
+        first, last, decodes = *self.first_place[endpoint : endpoint + 2], self.decodes_from(endpoint)
+        places = range(first, last)
+        capacity = [int(blocks[place]) * self.places[place].replica.block_size for place in places]
+        most = max(capacity[: decodes - first])
+        if decodes < last:
+            most = min(most, max(capacity[decodes - first :]))
         if not self.spec.chunked_prefill:
             most = min(most, min(self.places[place].replica.max_num_batched_tokens for place in places))
         return most
@@ -83,10 +103,7 @@ def build_fleet(spec: FleetSpec, slos: tuple[SLO, ...], factors: tuple[float, ..
     if spec.router == "affinity":
         raise ValueError("fleet.router must be round_robin, least_requests, jsq or hold, got 'affinity'")
     endpoints = tuple(dict.fromkeys((group.replica.model, group.region) for group in spec.groups))
-    by_endpoint = [
-        [group for group in spec.groups if (group.replica.model, group.region) == endpoint]
-        for endpoint in endpoints
-    ]
+    by_endpoint = [_members(spec, endpoint) for endpoint in endpoints]
     numbered = [
         (group, number) for groups in by_endpoint for group in groups for number in range(group.num_places)
     ]
@@ -101,9 +118,21 @@ def build_fleet(spec: FleetSpec, slos: tuple[SLO, ...], factors: tuple[float, ..
         endpoints=endpoints,
         first_place=tuple(int(place) for place in np.cumsum([0, *sizes])),
         kinds=kinds,
-        tables=_stack(kinds, slos),
+        tables=_stack(kinds, slos, spec.link_bytes_per_s),
         blocks=tuple(blocks_of(group.replica) for group in places),
     )
+
+
+def _members(spec: FleetSpec, endpoint: tuple[str, str]) -> list[GroupSpec]:
+    """Groups of an endpoint, those that decode for others last."""
+    members = [group for group in spec.groups if (group.replica.model, group.region) == endpoint]
+    roles = {group.replica.role for group in members}
+    if len(roles & {"prefill", "decode"}) == 1:
+        raise ValueError(
+            f"fleet.groups for {endpoint[0]} in {endpoint[1]} must have replicas of role prefill and of role decode, "
+            f"or of neither; got {', '.join(sorted(roles))}"
+        )
+    return sorted(members, key=lambda group: group.replica.role == "decode")
 
 
 @lru_cache(maxsize=64)
@@ -140,6 +169,11 @@ def tables_of(replica: ReplicaSpec) -> LatencyTables:
     return pipelined(tables, replica.pp_size, profile.model, profile.gpu.nvlink_bandwidth / 2)
 
 
+def _kv_bytes(replica: ReplicaSpec) -> float:
+    """KV of one token, bytes."""
+    return float(get_model(replica.model).kv_bytes_per_token)
+
+
 def _padded(rows: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
     """Rows of different lengths as one array; what lies behind a row's end is never read."""
     longest = max(len(row) for row in rows)
@@ -150,7 +184,9 @@ def _scaled(values: NDArray[np.int64] | int, factor: float) -> NDArray[np.int64]
     return np.asarray(np.rint(np.asarray(values) * factor), np.int64)
 
 
-def _stack(kinds: Sequence[tuple[ReplicaSpec, float]], slos: tuple[SLO, ...]) -> Tables:
+def _stack(
+    kinds: Sequence[tuple[ReplicaSpec, float]], slos: tuple[SLO, ...], link_bytes_per_s: float
+) -> Tables:
     parts = [(tables_of(replica), factor) for replica, factor in kinds]
     replicas = [replica for replica, _ in kinds]
     full = np.array([table.mixed_ps[-1] / (len(table.mixed_ps) - 1) for table, _ in parts])
@@ -165,6 +201,10 @@ def _stack(kinds: Sequence[tuple[ReplicaSpec, float]], slos: tuple[SLO, ...]) ->
         block_rank=np.unique(block_size, return_inverse=True)[1].astype(np.int64),
         max_num_seqs=np.array([replica.max_num_seqs for replica in replicas], np.int64),
         max_batched_tokens=np.array([replica.max_num_batched_tokens for replica in replicas], np.int64),
+        transfer_ps=np.array(
+            [to_ps(_kv_bytes(replica) / link_bytes_per_s) for replica in replicas], np.int64
+        ),
+        transfer_fixed_ps=np.full(len(kinds), to_ps(LINK_LATENCY_S), np.int64),
         speed=full[0] / full,
         ttft_slo_ps=np.array([to_ps(slo.ttft_s) for slo in slos], np.int64),
         tpot_slo_ps=np.array([to_ps(slo.tpot_s) for slo in slos], np.int64),

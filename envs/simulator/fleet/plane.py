@@ -125,9 +125,10 @@ class FleetPlane(Plane):
         return int(self.simulator.world.engines["status"][place])
 
     def empty(self, place: int) -> bool:
-        """Whether a replica has nothing left to run."""
+        """Whether a replica has nothing left to run or send."""
         engine = self.simulator.world.engines[place]
-        return bool(engine["num_running"] + engine["num_waiting"] == 0 and engine["step_end_ps"] < 0)
+        busy = engine["num_running"] + engine["num_waiting"] > 0 or engine["first_transit"] >= 0
+        return bool(not busy and engine["step_end_ps"] < 0)
 
     def still(self, place: int) -> bool:
         """Whether no iteration is in flight."""

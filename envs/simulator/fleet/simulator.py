@@ -10,13 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.power import power_of
-from envs.backend import ENGINE_STATE_DTYPE, SLO, TOTALS, Receipt, WaitingRequest
-from envs.fleet import FleetCommand, FleetFault, FleetSpec, SlowNode
+from envs.backend import SLO, TOTALS, Receipt, WaitingRequest
+from envs.fleet import ROLES, FleetCommand, FleetFault, FleetSpec, SlowNode
 from envs.simulator.body import Body
 from envs.simulator.fleet.build import Fleet, build_fleet
 from envs.simulator.fleet.commands import obey
 from envs.simulator.fleet.plane import FleetPlane, Underway
-from envs.simulator.kernel.observe import observe_engines
 from envs.simulator.kernel.state import PS_PER_S
 from envs.simulator.metering import usage, work_j
 from envs.usage import Usage
@@ -80,7 +79,14 @@ class FleetSimulator(Body):
         self.fleet = build_fleet(self.spec, self.slos, factors)
         self.tables = self.fleet.tables
         endpoint = self.endpoints_of(workload)
-        self.begin(workload, len(self.fleet.places), endpoint, len(self.fleet.endpoints), priorities)
+        self.begin(
+            workload,
+            len(self.fleet.places),
+            endpoint,
+            len(self.fleet.endpoints),
+            priorities,
+            self.fleet.disaggregated,
+        )
         self._fill_world()
         self.plane = FleetPlane(self)
         self.plane.start(faults)
@@ -115,11 +121,13 @@ class FleetSimulator(Body):
     def _fill_world(self) -> None:
         world, fleet = self.world, self.fleet
         world.engines["kind"] = [fleet.kind(place) for place in range(len(fleet.places))]
+        world.engines["role"] = [ROLES.index(group.replica.role) for group in fleet.places]
         world.engines["width"] = [group.replica.num_gpus for group in fleet.places]
         world.engines["total_blocks"] = world.engines["capacity_blocks"] = fleet.blocks
         for number in range(len(fleet.endpoints)):
             endpoint = world.endpoints[number]
-            endpoint["first"], endpoint["last"] = fleet.first_place[number : number + 2]
+            endpoint["first"], endpoint["last_decode"] = fleet.first_place[number : number + 2]
+            endpoint["last"] = endpoint["first_decode"] = fleet.decodes_from(number)
             self.set_request_limit(number)
 
     def set_request_limit(self, endpoint: int) -> None:
@@ -140,11 +148,9 @@ class FleetSimulator(Body):
     def observe(self) -> FleetState:
         """What the fleet shows now."""
         world = self.world
-        rows = np.zeros(len(world.engines), ENGINE_STATE_DTYPE)
-        observe_engines(world, self.tables, rows)
         return FleetState(
             now_s=float(world.cluster["now_ps"][0]) / PS_PER_S,
-            engines=rows,
+            engines=self.shown(),
             gpu_seconds=self.gpu_seconds(),
             operations=self.plane.underway(),
             num_pooled=int(world.cluster["num_pooled"][0]),
@@ -171,6 +177,7 @@ class FleetSimulator(Body):
 
     def apply(self, command: FleetCommand) -> Receipt:
         """Begins to carry out a command, or refuses it with a reason."""
+        self.stale = True
         reason = obey(self, command)
         if reason:
             self.refused_commands += 1

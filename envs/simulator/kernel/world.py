@@ -6,8 +6,9 @@ from envs.simulator.kernel.accounting import book_arrival, book_failure, book_re
 from envs.simulator.kernel.blocks import flush_cache, forget
 from envs.simulator.kernel.compiled import compiled, inlined, int64
 from envs.simulator.kernel.engine import decoding_progress, drop_running
+from envs.simulator.kernel.observe import show_engines
 from envs.simulator.kernel.queues import enqueue, head_of, take_slot, tokens_to_prefill, unlink
-from envs.simulator.kernel.routers import may_take, route
+from envs.simulator.kernel.routers import may_take, route, route_decode
 from envs.simulator.kernel.runs import catch_up, interrupt, kick, plan_run, show_load, step
 from envs.simulator.kernel.state import (
     NEED_EXTENTS,
@@ -21,6 +22,7 @@ from envs.simulator.kernel.state import (
     Traffic,
     World,
 )
+from envs.simulator.kernel.transit import take_off
 
 __all__ = [
     "advance",
@@ -36,6 +38,7 @@ __all__ = [
     "pool_running",
     "pool_waiting",
     "send",
+    "show_engines",
 ]
 
 
@@ -84,6 +87,7 @@ def _new_request(world: World, traffic: Traffic, tables: Tables, index: int) -> 
     request.cached = 0
     request.holds = -1
     request.held_blocks = 0
+    request.sharing = 0
     request.own_extents = -1
     return slot
 
@@ -107,13 +111,13 @@ def _ingest(world: World, traffic: Traffic, tables: Tables, index: int) -> int:
 
 @compiled
 def lacks_extents(world: World, num_requests: int) -> bool:
-    """Prefix caching: whether records may run out while so many requests are admitted or leave."""
+    """Prefix caching: whether records may run out while so many requests are come or go, and others decode on."""
     cluster = world.cluster[0]
     if cluster.prefix_caching == 0:
         return False
-    return min(cluster.num_free_extents, cluster.num_free_holds) < (num_requests + 2) * (
-        4 * cluster.longest_chain + _EXTENTS_A_REQUEST
-    )
+    return min(cluster.num_free_extents, cluster.num_free_holds) < (
+        2 * num_requests + cluster.num_sharing + 2
+    ) * (4 * cluster.longest_chain + _EXTENTS_A_REQUEST)
 
 
 @compiled
@@ -153,11 +157,11 @@ def _triggered(traffic: Traffic, last: int) -> bool:
 
 @compiled
 def _done_or_held(world: World, e: int) -> bool:
-    """Whether an engine that was asked to tell has nothing left to run, or stands still as told."""
+    """Whether an engine that was asked to tell has nothing left to run or send, or stands still as told."""
     engine = world.engines[e]
     if engine.notify == 0 or engine.step_end_ps >= 0:
         return False
-    return engine.hold == 1 or engine.num_running + engine.num_waiting == 0
+    return engine.hold == 1 or (engine.num_running + engine.num_waiting == 0 and engine.first_transit < 0)
 
 
 @compiled
@@ -184,6 +188,21 @@ def _clients_send(world: World, traffic: Traffic) -> bool:
     return sent
 
 
+@compiled
+def _deliver(world: World, tables: Tables, e: int) -> None:
+    """Lets the KV that an engine has sent arrive: its request goes to a decode engine, or is computed again."""
+    slot = take_off(world, tables, e)
+    now = world.cluster[0].now_ps
+    kick(world, tables, e, now)  # it may have waited for the blocks
+    target = route_decode(world, tables, slot, _most_tokens(world, slot))
+    if target < 0:
+        world.requests[slot].computed = 0
+        enqueue(world, len(world.engines), slot)
+    else:
+        _hand_over(world, tables, slot, target)
+        kick(world, tables, target, now)
+
+
 @inlined
 def _step_engines(world: World, traffic: Traffic, tables: Tables, until: int, noticed: bool) -> int:
     """Steps engines in the order in which they are due: to `until`, the first notice, or a client's next request.
@@ -197,10 +216,16 @@ def _step_engines(world: World, traffic: Traffic, tables: Tables, until: int, no
         due = world.due_ps[e]
         if due > (cluster.now_ps if noticed else until):
             break
+        sends = e >= len(world.engines)
+        if sends:
+            e -= len(world.engines)
         if lacks_extents(world, _most_changes(world, tables, e)):
             return NEED_EXTENTS
         cluster.now_ps = due
-        step(world, tables, e)
+        if sends:
+            _deliver(world, tables, e)
+        else:
+            step(world, tables, e)
         noticed |= _done_or_held(world, e)
         if not noticed and _clients_send(world, traffic):
             return REACHED
@@ -267,6 +292,8 @@ def advance(world: World, traffic: Traffic, tables: Tables, until: int) -> int:
     idle engines begin.
     """
     cluster = world.cluster[0]
+    if lacks_extents(world, int64(0)):
+        return NEED_EXTENTS
     noticed = _take_stock(world, tables)
     reason = REACHED
     while reason == REACHED:
@@ -279,6 +306,8 @@ def advance(world: World, traffic: Traffic, tables: Tables, until: int) -> int:
             reason = _let_arrive(world, traffic, tables, upcoming)
     for e in range(len(world.engines)):
         catch_up(world, tables, e, cluster.now_ps)
+    show_engines(world, tables)
+    cluster.latency_cost = latency_cost(world)
     return reason
 
 
@@ -321,6 +350,7 @@ def pool_waiting(world: World, e: int) -> None:
         unlink(world, e, slot)
         forget(world, e, slot)
         world.engines[e].pending_prefill_tokens -= tokens_to_prefill(world, slot)
+        world.requests[slot].computed = 0  # what it brought along stays behind
         enqueue(world, len(world.engines), slot)
 
 
@@ -340,6 +370,10 @@ def _break_off(world: World, e: int) -> None:
 @compiled
 def pool_running(world: World, tables: Tables, e: int) -> None:
     """Drops the KV of an engine's running requests and sends them to the pool, to be recomputed elsewhere."""
+    while world.engines[e].first_transit >= 0:
+        slot = take_off(world, tables, e)
+        world.requests[slot].computed = 0
+        enqueue(world, len(world.engines), slot)
     while world.engines[e].num_running > 0:
         slot = drop_running(world, tables, e, world.engines[e].num_running - 1, int64(0), int64(0))
         enqueue(world, len(world.engines), slot)
@@ -349,6 +383,9 @@ def pool_running(world: World, tables: Tables, e: int) -> None:
 @compiled
 def fail_running(world: World, tables: Tables, e: int) -> None:
     """Loses an engine's running requests: their clients get an error."""
+    while world.engines[e].first_transit >= 0:
+        slot = take_off(world, tables, e)
+        book_failure(world, tables, slot, world.cluster[0].now_ps)
     while world.engines[e].num_running > 0:
         slot = drop_running(world, tables, e, world.engines[e].num_running - 1, int64(0), int64(0))
         book_failure(world, tables, slot, world.cluster[0].now_ps)

@@ -1,0 +1,63 @@
+"""What `cluster=NAME` may be: a node, or a fleet of replica groups with what will go wrong in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from envs.backend import SLO, ClusterSpec
+from envs.fleet import Crash, FleetFault, FleetSpec, SlowNode
+from envs.simulator.fleet.simulator import FleetSimulator
+from envs.simulator.simulator import Simulator
+from runners.typed import build
+
+
+@dataclass(frozen=True)
+class FleetConfig(FleetSpec):
+    """A fleet and its faults.
+
+    Attributes:
+        crashes: Replicas that fail.
+        slow_nodes: Places that slow down.
+    """
+
+    crashes: tuple[Crash, ...] = ()
+    slow_nodes: tuple[SlowNode, ...] = ()
+
+    @property
+    def faults(self) -> tuple[FleetFault, ...]:
+        """All of them."""
+        return (*self.crashes, *self.slow_nodes)
+
+
+# By the name that the files of `configs/cluster` give in their defaults.
+CLUSTERS: dict[str, type] = {"node": ClusterSpec, "fleet": FleetConfig}
+
+
+def cluster_of(values: Mapping[str, Any], router: str | None = None) -> ClusterSpec | FleetConfig:
+    """The cluster that a file of `configs/cluster` describes; one with groups is a fleet.
+
+    Args:
+        values: Its fields.
+        router: Built-in router instead of its own.
+    """
+    if "groups" in values:
+        fleet = build(FleetConfig, values, "cluster.")
+        return fleet if router is None else replace(fleet, router=router)
+    node = build(ClusterSpec, values, "cluster.")
+    return node if router is None else replace(node, router=router)
+
+
+def simulator_of(cluster: ClusterSpec | FleetConfig, slos: tuple[SLO, ...]) -> Simulator | FleetSimulator:
+    """The simulator of a cluster."""
+    if isinstance(cluster, FleetConfig):
+        return FleetSimulator(cluster, slos)
+    return Simulator(cluster, slos)
+
+
+def num_engines(simulator: Simulator | FleetSimulator) -> int:
+    """Engines of a node, or places of a fleet."""
+    if isinstance(simulator, FleetSimulator):
+        return len(simulator.fleet.places)
+    return len(simulator.observe().layout)
