@@ -36,6 +36,8 @@ def explain(error: Exception, command: str, words: Sequence[str], config_dir: Pa
         return f"{cause.full_key} must be given: add {cause.full_key}=..."
     if isinstance(error, OverrideParseException):
         return f"cannot read the word {error.override!r}: words are key=value, lists are written [a,b]"
+    if "'schema/cluster/fleet'" in str(error):
+        return f"{command} cannot serve a fleet: choose a cluster that is a node, or runners.simulate"
     if isinstance(cause, ValidationError):
         return _wrong_type(cause)
     if isinstance(error, OSError):

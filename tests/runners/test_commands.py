@@ -35,7 +35,8 @@ def test_every_command_and_choice_composes(name: str) -> None:
         config = compose(name)
         for group in set(config) & {path.name for path in CONFIG_DIR.iterdir() if path.is_dir()}:
             for file in (CONFIG_DIR / group).glob("*.yaml"):
-                if group != "policy" or name != "tune":
+                fleet = group == "cluster" and file.stem.startswith("fleet_")
+                if (group != "policy" or name != "tune") and (not fleet or name == "simulate"):
                     compose(name, overrides=[f"{group}={file.stem}"])
         if "env" in config:
             for file in (CONFIG_DIR / "experiment").glob("*.yaml"):
@@ -102,6 +103,51 @@ def test_simulate(tmp_path: Path) -> None:
     assert summary["router"] == "round_robin"
     assert summary["metrics"]["completed"] == 50
     assert set(pd.read_parquet(tmp_path / "requests.parquet")["engine"]) == set(range(8))
+
+
+def test_simulate_a_fleet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["workload=azure_conv_fitted", "workload.num_requests=300", "cluster=fleet_two_gpus"]
+    assert simulate.main([*words, "router=round_robin", f"out={tmp_path}"]) == 0
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["router"] == "round_robin"
+    metrics = summary["metrics"]
+    assert metrics["completed"] == 300
+    assert metrics["gpu_hours"] == pytest.approx(8 * summary["duration_s"] / 3600)
+    assert metrics["cost_usd"] == pytest.approx((6.88 + 3.43) / 2 * metrics["gpu_hours"])
+    assert set(pd.read_parquet(tmp_path / "requests.parquet")["engine"]) == set(range(8))
+    assert "energy_kwh" in capsys.readouterr().out
+
+
+def test_a_fleet_has_the_faults_that_its_file_names(tmp_path: Path) -> None:
+    words = ["workload=azure_conv_fitted", "workload.num_requests=300", "cluster=fleet_faulty"]
+    words += ["workload.rate_rps=20", "cluster.crashes.0.time_s=5", f"out={tmp_path}"]
+    assert simulate.main(words) == 0
+    assert json.loads((tmp_path / "summary.json").read_text())["metrics"]["failed"] > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["cluster=fleet_two_gpu"], "did you mean 'fleet_two_gpus'"),
+        (["cluster=fleet_two_gpus", "cluster.routr=jsq"], "did you mean 'router'"),
+        (["cluster=fleet_two_gpus", "router=jqs"], "fleet.router must be one of"),
+        (["cluster=fleet_two_gpus", "cluster.groups.0.replica.gpu=H10"], "did you mean 'H100'"),
+        (["cluster=fleet_two_gpus", "cluster.groups.0.count=many"], "could not be converted to Integer"),
+        (["cluster=fleet_faulty", "cluster.crashes.0.place=9"], "place must be 0 to 3, got 9"),
+        (["cluster=llama31_8b_h100_x8", "cluster.num_gpu=3"], "did you mean 'num_gpus'"),
+    ],
+)
+def test_what_is_wrong_with_a_cluster_is_said(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said in failure(simulate.main, [*words, "workload.num_requests=10", f"out={tmp_path}"], capsys)
+
+
+def test_a_fleet_is_refused_where_a_node_is_needed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["env=dp_tp", "policy=static_dp", "cluster=fleet_two_gpus", f"out={tmp_path}"]
+    assert "cannot serve a fleet" in failure(evaluate.main, words, capsys)
 
 
 def test_bench(tmp_path: Path) -> None:
