@@ -3,6 +3,8 @@
     python -m runners.calibrate
     python -m runners.calibrate backend=vllm backend.launch=true
     python -m runners.calibrate backend=vllm backend.endpoints=[http://127.0.0.1:8000] log=vllm.log cluster=NAME
+
+A live engine's profile goes to `MODEL_GPU.yaml` in the run directory, its provenance and errors to `calibration.json`.
 """
 
 from __future__ import annotations
