@@ -188,6 +188,7 @@ def test_a_reset_drops_what_is_in_flight(make_server: MakeServer, make_backend: 
     backend.reset(stream_of(3, gap_s=0.0))
     backend.advance(0.2)
     assert (backend.results().outcome == UNFINISHED).all()
+    assert backend.details()["errors"] == ["unfinished"] * 3
     server.behaviour.token_s = 0.001
     state = backend.reset(stream_of(1))
     assert server.aborted == 3
