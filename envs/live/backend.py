@@ -160,7 +160,7 @@ class LiveBackend:
         return self._loop.call(
             lambda: {
                 "itls": [ledger.inter_token_s(row) for row in range(ledger.arrived)],
-                "errors": [ledger.reasons.get(row, "") for row in range(ledger.arrived)],
+                "errors": [ledger.reason(row) for row in range(ledger.arrived)],
             }
         )
 
