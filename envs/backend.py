@@ -125,6 +125,18 @@ class WaitingRequest:
     priority: int
     class_id: int
 
+    @classmethod
+    def of(cls, workload: Workload, row: int) -> WaitingRequest:
+        """A row of a workload as a router sees it."""
+        return cls(
+            index=row,
+            arrival_s=float(workload.arrival_s[row]),
+            input_tokens=int(workload.input_tokens[row]),
+            max_output_tokens=int(workload.max_output_tokens[row]),
+            priority=int(workload.priority[row]),
+            class_id=int(workload.class_id[row]),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class SetLayout:

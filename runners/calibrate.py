@@ -1,8 +1,10 @@
 """Fits latency profiles: to measured tables, or to a live vLLM by its per-iteration log.
 
-python -m runners.calibrate
-python -m runners.calibrate backend=vllm backend.launch=true
-python -m runners.calibrate backend=vllm backend.endpoints=[http://127.0.0.1:8000] log=vllm.log cluster=NAME
+    python -m runners.calibrate
+    python -m runners.calibrate backend=vllm backend.launch=true
+    python -m runners.calibrate backend=vllm backend.endpoints=[http://127.0.0.1:8000] log=vllm.log cluster=NAME
+
+A live engine's profile goes to `MODEL_GPU.yaml` in the run directory, its provenance and errors to `calibration.json`.
 """
 
 from __future__ import annotations

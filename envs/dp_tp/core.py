@@ -59,6 +59,10 @@ class DPTPConfig:
         for name in ("decision_interval_s", "drain_limit_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        if self.workload.num_clients:
+            raise ValueError(
+                "dp_tp needs requests that arrive when the workload says; workload.num_clients must be 0"
+            )
         num_base = self.cluster.num_base
         if num_base < 1 or num_base & (num_base - 1) or self.cluster.max_group not in (None, num_base):
             raise ValueError(

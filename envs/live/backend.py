@@ -160,7 +160,7 @@ class LiveBackend:
         return self._loop.call(
             lambda: {
                 "itls": [ledger.inter_token_s(row) for row in range(ledger.arrived)],
-                "errors": [ledger.reasons.get(row, "") for row in range(ledger.arrived)],
+                "errors": [ledger.reason(row) for row in range(ledger.arrived)],
             }
         )
 
@@ -212,19 +212,8 @@ class LiveBackend:
             num_pooled=len(pool),
             pooled_tokens=int(self.workload.input_tokens[list(pool)].sum()),
             totals=self._session.ledger.totals.copy(),
-            waiting=tuple(self._waiting_request(row) for row in self._triggered),
+            waiting=tuple(WaitingRequest.of(self.workload, row) for row in self._triggered),
             stale=self._session.stale(),
-        )
-
-    def _waiting_request(self, row: int) -> WaitingRequest:
-        workload = self.workload
-        return WaitingRequest(
-            index=row,
-            arrival_s=float(workload.arrival_s[row]),
-            input_tokens=int(workload.input_tokens[row]),
-            max_output_tokens=int(workload.max_output_tokens[row]),
-            priority=int(workload.priority[row]),
-            class_id=int(workload.class_id[row]),
         )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.backend import SLO, TOTALS
-from envs.metrics import FAILED, FINISHED, REFUSED, UNFINISHED, RequestRecords
+from envs.metrics import FAILED, FINISHED, OUTCOME_NAMES, REFUSED, UNFINISHED, RequestRecords
 from envs.workload.schema import Workload
 
 _COLUMN = {name: number for number, name in enumerate(TOTALS)}
@@ -122,7 +122,11 @@ class Ledger:
         self._add(row, refused=refused, failed=not refused)
 
     def records(self) -> RequestRecords:
-        """Every request that has arrived. Preemptions of single requests are not to be had from a server."""
+        """Every request that has arrived.
+
+        A server does not tell the preemptions of single requests (0 here), and when it first scheduled one only with
+        `--enable-per-request-metrics` (else NaN).
+        """
         rows = slice(0, self.arrived)
         return RequestRecords(
             index=np.arange(self.arrived, dtype=np.int64),
@@ -138,6 +142,12 @@ class Ledger:
             preemptions=np.zeros(self.arrived, np.int32),
             engine=self.engine[rows].copy(),
             outcome=self.outcome[rows].copy(),
+        )
+
+    def reason(self, row: int) -> str:
+        """Why a request has no whole answer; empty where it has."""
+        return (
+            "" if self.outcome[row] == FINISHED else self.reasons.get(row, OUTCOME_NAMES[self.outcome[row]])
         )
 
     def inter_token_s(self, row: int) -> list[float]:

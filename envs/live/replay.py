@@ -52,6 +52,7 @@ class Replay:
         self.send_priority, self.silence_s, self.on_arrival = send_priority, silence_s, on_arrival
         self.pool: deque[int] = deque()  # rows that no engine could take yet
         self.begun_s = float("nan")  # monotonic
+        self.failure: BaseException | None = None  # an error of our own in a stream, which ends the run
         self._streams: set[asyncio.Task[None]] = set()
         self._longest = max(server.most_tokens for server in servers)
 
@@ -117,8 +118,13 @@ class Replay:
         self.ledger.book_sent(row, engine, self.now_s)
         stream = asyncio.create_task(self._follow(row, engine, body))
         self._streams.add(stream)
-        stream.add_done_callback(self._streams.discard)
+        stream.add_done_callback(self._end_stream)
         return True
+
+    def _end_stream(self, stream: asyncio.Task[None]) -> None:
+        self._streams.discard(stream)
+        if not stream.cancelled() and stream.exception() is not None:
+            self.failure = stream.exception()
 
     async def _follow(self, row: int, engine: int, body: dict[str, object]) -> None:
         server = self.servers[engine]

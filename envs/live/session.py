@@ -68,6 +68,8 @@ class LiveSession:
         if self.scraper.missing is not None:
             return self.scraper.missing
         task = self._replaying
+        if task is not None and self.replay.failure is not None:
+            return self.replay.failure
         return task.exception() if task is not None and task.done() and not task.cancelled() else None
 
     async def attach(self, urls: tuple[str, ...]) -> None:

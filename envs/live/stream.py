@@ -91,20 +91,18 @@ async def stream_completion(
                 if payload == _DONE:
                     return _end(counted, body["max_tokens"], server_ttft_s)
                 now_s = time.monotonic()
-                chunk = json.loads(payload)
-                if "error" in chunk:
-                    return StreamEnd(reason=f"server error: {str(chunk['error'])[:_MOST_TEXT]}")
-                usage = chunk.get("usage")
-                if usage and usage["completion_tokens"] > counted:
-                    counted = usage["completion_tokens"]
+                chunk = _read(payload)
+                if chunk.error:
+                    return StreamEnd(reason=chunk.error)
+                if chunk.tokens > counted:
+                    counted = chunk.tokens
                     on_tokens(counted, now_s)
-                server_ttft_s = _server_ttft_s(chunk, server_ttft_s)
+                if chunk.server_ttft_s is not None:
+                    server_ttft_s = chunk.server_ttft_s
     except TimeoutError:
         return StreamEnd(reason=f"nothing came for {silence_s:g} s")
     except (aiohttp.ClientError, OSError) as error:
         return StreamEnd(reason=f"{type(error).__name__}: {error}".rstrip(": "))
-    except (ValueError, KeyError, TypeError) as error:
-        return StreamEnd(reason=f"unreadable answer ({type(error).__name__}: {error})")
     return StreamEnd(reason=f"the stream broke off after {counted} tokens")
 
 
@@ -115,8 +113,30 @@ def _end(counted: int, wanted: int, server_ttft_s: float | None) -> StreamEnd:
     return StreamEnd(server_ttft_s=server_ttft_s)
 
 
-def _server_ttft_s(chunk: dict[str, Any], known: float | None) -> float | None:
-    """The server's own figure, which rides on the last chunk."""
-    figures = chunk.get("metrics")
-    value = figures.get("time_to_first_token_ms") if isinstance(figures, dict) else None
-    return known if value is None else float(value) / 1e3
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """What one event of a stream says.
+
+    Attributes:
+        tokens: Tokens so far.
+        server_ttft_s: The server's own figure, which rides on the last chunk.
+        error: What went wrong.
+    """
+
+    tokens: int = 0
+    server_ttft_s: float | None = None
+    error: str = ""
+
+
+def _read(payload: bytes) -> _Chunk:
+    try:
+        chunk = json.loads(payload)
+        if "error" in chunk:
+            return _Chunk(error=f"server error: {str(chunk['error'])[:_MOST_TEXT]}")
+        usage, figures = chunk.get("usage") or {}, chunk.get("metrics") or {}
+        ttft_ms = figures.get("time_to_first_token_ms")
+        return _Chunk(
+            int(usage.get("completion_tokens", 0)), None if ttft_ms is None else float(ttft_ms) / 1e3
+        )
+    except (ValueError, TypeError, AttributeError) as error:
+        return _Chunk(error=f"unreadable answer: {type(error).__name__} {error}")

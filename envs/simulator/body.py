@@ -261,18 +261,7 @@ class Body:
             if self.traffic.trigger[i]:
                 rows.append(i)
             i -= 1
-        return tuple(self._waiting_request(row) for row in reversed(rows))
-
-    def _waiting_request(self, row: int) -> WaitingRequest:
-        workload = self.workload
-        return WaitingRequest(
-            index=row,
-            arrival_s=float(workload.arrival_s[row]),
-            input_tokens=int(workload.input_tokens[row]),
-            max_output_tokens=int(workload.max_output_tokens[row]),
-            priority=int(workload.priority[row]),
-            class_id=int(workload.class_id[row]),
-        )
+        return tuple(WaitingRequest.of(self.workload, row) for row in reversed(rows))
 
     # -- forks ---------------------------------------------------------------------------------------------------------
 

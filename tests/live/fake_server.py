@@ -32,6 +32,7 @@ class Behaviour:
         hang_after: Tokens after which a stream goes silent; None: none does.
         short_by: Tokens too few at the end of an orderly stream.
         tokens_per_chunk: Tokens sent together.
+        garbage: What streams hold in place of chunks.
         per_request_metrics: Whether the last chunk carries the server's own times.
     """
 
@@ -49,6 +50,7 @@ class Behaviour:
     hang_after: int | None = None
     short_by: int = 0
     tokens_per_chunk: int = 1
+    garbage: str = ""
     per_request_metrics: bool = True
 
 
@@ -132,6 +134,8 @@ class FakeServer:
         await asyncio.sleep(self.behaviour.first_token_s)
         self._counts["vllm:prompt_tokens_total"] += len(body["prompt"])  # type: ignore[arg-type]
         sent = 0
+        if self.behaviour.garbage:
+            await response.write(b"data: " + self.behaviour.garbage.encode() + b"\n\n")
         while sent < wanted:
             if sent == self.behaviour.break_after:
                 assert request.transport is not None

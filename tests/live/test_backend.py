@@ -7,6 +7,7 @@ import pytest
 from envs.backend import ClusterSpec, Fault, Redeploy, SetLayout
 from envs.live.backend import LiveBackend
 from envs.live.gauges import KV_USAGE, RUNNING, MissingMetricError
+from envs.live.ledger import Ledger
 from envs.live.settings import LiveSettings
 from envs.metrics import FAILED, FINISHED, REFUSED, UNFINISHED
 from tests.live.conftest import SLOS, MakeBackend, MakeServer, stream_of
@@ -141,6 +142,37 @@ def test_lost_answers_stay_in_the_records(
     assert backend.observe().engines[0]["context_tokens"] == 0
 
 
+@pytest.mark.parametrize(
+    ("garbage", "said"),
+    [
+        ("{", "unreadable answer: JSONDecodeError"),
+        ("[1]", "unreadable answer: AttributeError"),
+        ('{"error": {"message": "out of blocks"}}', "server error: {'message': 'out of blocks'}"),
+    ],
+)
+def test_unreadable_answers(
+    garbage: str, said: str, make_server: MakeServer, make_backend: MakeBackend
+) -> None:
+    backend = make_backend(make_server(garbage=garbage))
+    backend.reset(stream_of(2))
+    backend.run_to_completion()
+    assert (backend.results().outcome == FAILED).all()
+    assert all(reason.startswith(said) for reason in backend.details()["errors"])
+
+
+def test_an_error_of_our_own_ends_the_run(
+    make_server: MakeServer, make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def book_tokens(self: Ledger, row: int, tokens: int, now_s: float) -> None:
+        raise RuntimeError("the books do not balance")
+
+    backend = make_backend(make_server())
+    backend.reset(stream_of(50))
+    monkeypatch.setattr(Ledger, "book_tokens", book_tokens)
+    with pytest.raises(RuntimeError, match="the books do not balance"):
+        backend.run_to_completion()
+
+
 def test_what_no_engine_could_hold_is_refused(make_server: MakeServer, make_backend: MakeBackend) -> None:
     server = make_server(num_blocks=4, block_size=16)
     backend = make_backend(server)
@@ -156,6 +188,7 @@ def test_a_reset_drops_what_is_in_flight(make_server: MakeServer, make_backend: 
     backend.reset(stream_of(3, gap_s=0.0))
     backend.advance(0.2)
     assert (backend.results().outcome == UNFINISHED).all()
+    assert backend.details()["errors"] == ["unfinished"] * 3
     server.behaviour.token_s = 0.001
     state = backend.reset(stream_of(1))
     assert server.aborted == 3

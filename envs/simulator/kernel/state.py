@@ -101,6 +101,9 @@ ENGINE_DTYPE = np.dtype(
             np.int32,
         ),  # prefix caching: the free blocks as a list of extents, next to be taken ...
         ("free_last", np.int32),  # ... and last
+        # Reserved, 0 until the environment comes that needs it:
+        ("node", np.int32),  # engines of one node share its compute, iteration by iteration, and its memory
+        ("spot", np.int32),  # 1: may be reclaimed
     ],
     align=True,
 )
@@ -133,6 +136,8 @@ REQUEST_DTYPE = np.dtype(
         ("own_extents", np.int32),  # its own blocks left in the cache by a preemption, -1 if none
         ("next", np.int32),
         ("prev", np.int32),
+        # Reserved, 0 until the environment comes that needs it:
+        ("target", np.int32),  # in transit: the engine it migrates to
     ],
     align=True,
 )
