@@ -15,6 +15,7 @@ from envs.backend import SLO, EngineStatus
 from envs.fleet import Crash, FleetFault, FleetSpec, GroupSpec, ReplicaSpec, ResizeKV, SlowNode, Start, Stop
 from envs.metrics import FAILED, FINISHED, UNFINISHED
 from envs.simulator.fleet.simulator import FleetSimulator
+from envs.simulator.kernel.state import NEVER
 from envs.workload.schema import Workload
 
 SLOS = (SLO(1.0, 0.1),)
@@ -60,7 +61,7 @@ commands = st.lists(
         st.one_of(
             st.builds(Start, place=places),
             st.builds(Stop, place=places, drain=st.booleans()),
-            st.builds(ResizeKV, place=places, kv_blocks=st.integers(100, 900)),
+            st.builds(ResizeKV, place=places, kv_blocks=st.integers(20, 900)),
         ),
     ),
     max_size=8,
@@ -112,6 +113,20 @@ def check(simulator: FleetSimulator) -> None:
         assert held + state.num_pooled == unfinished
     assert (engines["used_blocks"] <= engines["capacity_blocks"]).all()
     assert (engines["used_blocks"][idle] == 0).all()
+    if simulator.spec.prefix_caching:
+        serving = np.flatnonzero(engines["status"] == EngineStatus.ACTIVE)
+        free = np.array([free_blocks(simulator, int(place)) for place in serving])
+        assert (free + engines["used_blocks"][serving] == engines["capacity_blocks"][serving]).all()
+
+
+def free_blocks(simulator: FleetSimulator, place: int) -> int:
+    """Blocks in a replica's list of free ones."""
+    extents, total = simulator.world.extents, 0
+    x = int(simulator.world.engines["free_first"][place])
+    while x >= 0:
+        total += int(extents["end"][x] - extents["start"][x])
+        x = int(extents["next"][x])
+    return total
 
 
 def run(simulator: FleetSimulator, schedule: list[tuple[float, object]], after_s: float) -> None:
@@ -238,6 +253,15 @@ def test_a_crash_of_a_place_without_a_replica_in_service() -> None:
     assert simulator.results().outcome.tolist() == [FAILED]
     assert restarting.due_s == pytest.approx(starting.due_s + 0.4)
     np.testing.assert_allclose(simulator.observe().gpu_seconds, [0.5, 0.4, 0.0])
+
+
+def test_what_is_switched_off_costs_nothing() -> None:
+    """Without faults and commands there are no operations, no timers and no further rows in the tables."""
+    simulator = FleetSimulator(PEERS, SLOS)
+    simulator.reset(load(10, 0))
+    assert simulator.plane.operations == []
+    assert simulator.plane.next_due_ps() == NEVER
+    assert len(simulator.tables.decode_ps) == len({group.replica for group in PEERS.groups})
 
 
 def test_faults_name_places_that_exist() -> None:

@@ -66,7 +66,7 @@ def _route(simulator: FleetSimulator, command: Route) -> str:
 
 def _resize(simulator: FleetSimulator, command: ResizeKV) -> str:
     place, now_blocks = command.place, int(simulator.world.engines["total_blocks"][command.place])
-    if simulator.plane.under_way(Resizing, place) is not None:
+    if simulator.plane.operation_at(Resizing, place) is not None:
         return f"place {place} is being resized"
     if command.kv_blocks == now_blocks:
         return f"place {place} has {now_blocks} KV blocks already"

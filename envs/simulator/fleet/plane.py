@@ -104,7 +104,7 @@ class FleetPlane(Plane):
                 self._expected_s(operation),
             )
             for operation in self.operations
-            if isinstance(operation, (Starting, Stopping, Resizing))
+            if isinstance(operation, (Starting, Stopping, Resizing)) and not operation.done
         )
 
     def _expected_s(self, operation: Operation) -> float | None:
@@ -113,7 +113,7 @@ class FleetPlane(Plane):
         after_ps = self.boot_ps if operation.phase == Phase.FETCH else 0
         return (operation.due_ps + after_ps) / PS_PER_S
 
-    def under_way(self, kind: type[Kind], place: int) -> Kind | None:
+    def operation_at(self, kind: type[Kind], place: int) -> Kind | None:
         """The operation of a kind at a place that is not done."""
         for operation in self.operations:
             if isinstance(operation, kind) and operation.place == place and not operation.done:
@@ -254,7 +254,7 @@ class FleetPlane(Plane):
 
     def _cancel(self, kind: type[Operation], place: int) -> bool:
         """Breaks an operation off; returns whether there was one."""
-        operation = self.under_way(kind, place)
+        operation = self.operation_at(kind, place)
         if operation is not None:
             operation.finish()
         return operation is not None
