@@ -56,6 +56,29 @@ def simulator_of(cluster: ClusterSpec | FleetConfig, slos: tuple[SLO, ...]) -> S
     return Simulator(cluster, slos)
 
 
+def check_unattended(cluster: ClusterSpec | FleetConfig) -> None:
+    """Refuses a cluster in which requests would wait for a decision that nobody takes.
+
+    Raises:
+        ValueError: requests are held for a policy, or an endpoint has no replicas at the start.
+    """
+    if cluster.router == "hold":
+        raise ValueError(
+            "router=hold waits for a policy to send each request, and none decides here; try router=jsq"
+        )
+    groups = cluster.groups if isinstance(cluster, FleetConfig) else ()
+    for model, region in dict.fromkeys((group.replica.model, group.region) for group in groups):
+        roles = {
+            group.replica.role
+            for group in groups
+            if (group.replica.model, group.region) == (model, region) and group.count
+        }
+        if "mixed" not in roles and len(roles) < 2:
+            raise ValueError(
+                f"cluster.groups: {model} in {region} lacks replicas at the start, and none starts later; raise count"
+            )
+
+
 def num_engines(simulator: Simulator | FleetSimulator) -> int:
     """Engines of a node, or places of a fleet."""
     if isinstance(simulator, FleetSimulator):

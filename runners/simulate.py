@@ -24,7 +24,7 @@ from envs.simulator.simulator import Simulator
 from envs.workload.registry import WorkloadSource
 from envs.workload.schema import Workload
 from runners.cli import command
-from runners.clusters import FleetConfig, cluster_of, num_engines, simulator_of
+from runners.clusters import FleetConfig, check_unattended, cluster_of, num_engines, simulator_of
 from runners.output import write_atomically, write_json
 from runners.progress import progress_bar
 from runners.schema import SimulateConfig
@@ -90,6 +90,7 @@ def serve_simulated(
     out: Path,
 ) -> Served:
     """Serves a workload in simulation."""
+    check_unattended(cluster)
     simulator = simulator_of(cluster, tuple(slos.values()))
     faults = cluster.faults if isinstance(cluster, FleetConfig) else ()
     elapsed_s = timed_run(simulator, workload, config.limit_s, faults)

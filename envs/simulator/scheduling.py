@@ -17,8 +17,9 @@ def to_ps(seconds: float) -> int:
 
 def check_scheduling(spec: Scheduling, name: str) -> None:
     """Raises ValueError where engines cannot be told to schedule so; `name` is what the spec is called."""
-    if spec.router not in ROUTER_NAMES:
-        raise ValueError(f"{name}.router must be one of {', '.join(ROUTER_NAMES)}, got {spec.router!r}")
+    routers = [router for router in ROUTER_NAMES if isinstance(spec, ClusterSpec) or router != "affinity"]
+    if spec.router not in routers:
+        raise ValueError(f"{name}.router must be one of {', '.join(routers)}, got {spec.router!r}")
     if spec.order not in QUEUE_ORDERS:
         raise ValueError(f"{name}.order must be one of {', '.join(QUEUE_ORDERS)}, got {spec.order!r}")
     for field in ("dpa_expired_s", "dpa_urgent_s"):

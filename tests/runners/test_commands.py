@@ -131,6 +131,16 @@ def test_a_fleet_has_the_faults_that_its_file_names(tmp_path: Path) -> None:
         (["cluster=fleet_two_gpu"], "did you mean 'fleet_two_gpus'"),
         (["cluster=fleet_two_gpus", "cluster.routr=jsq"], "did you mean 'router'"),
         (["cluster=fleet_two_gpus", "router=jqs"], "fleet.router must be one of"),
+        (["cluster=fleet_two_gpus", "router=affinity"], "fleet.router must be one of"),
+        (["cluster=fleet_two_gpus", "router=hold"], "router=hold waits for a policy"),
+        (["cluster=llama31_8b_h100_x8", "router=hold"], "router=hold waits for a policy"),
+        (
+            [
+                "cluster=fleet_two_gpus",
+                "cluster.groups=[{replica:{model:llama-3.1-8b,gpu:H100},count:0,places:2}]",
+            ],
+            "lacks replicas at the start",
+        ),
         (["cluster=fleet_two_gpus", "cluster.groups.0.replica.gpu=H10"], "did you mean 'H100'"),
         (["cluster=fleet_two_gpus", "cluster.groups.0.count=many"], "could not be converted to Integer"),
         (["cluster=fleet_faulty", "cluster.crashes.0.place=9"], "place must be 0 to 3, got 9"),

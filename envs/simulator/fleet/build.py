@@ -100,8 +100,6 @@ def build_fleet(spec: FleetSpec, slos: tuple[SLO, ...], factors: tuple[float, ..
         ValueError: the spec names something unknown, or a model does not fit its GPUs.
     """
     check_scheduling(spec, "fleet")
-    if spec.router == "affinity":
-        raise ValueError("fleet.router must be round_robin, least_requests, jsq or hold, got 'affinity'")
     endpoints = tuple(dict.fromkeys((group.replica.model, group.region) for group in spec.groups))
     by_endpoint = [_members(spec, endpoint) for endpoint in endpoints]
     numbered = [
