@@ -56,7 +56,7 @@ def test_roofline_is_close_to_a_fitted_profile():
 
 
 def test_unknown_names_and_widths_are_refused():
-    with pytest.raises(ValueError, match="did you mean 'gpt-oss-120b'"):
+    with pytest.raises(ValueError, match="did you mean 'gpt-oss-"):
         load_profile("gpt-oss", "H200")
     with pytest.raises(ValueError, match=r"no coefficients for tp=3; allowed: 2, 4, 8"):
         load_profile("llama-3-70b", "H200").latency_model(3)
