@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from envs.metrics import FAILED, FINISHED, REFUSED, UNFINISHED, RequestRecords
 from envs.simulator.kernel import state as kernel
-from envs.simulator.kernel.state import PS_PER_S, World
+from envs.simulator.kernel.state import PS_PER_S, Traffic, World
 from envs.simulator.kernel.world import decoding_progress
 from envs.workload.schema import Workload
 
@@ -18,7 +18,7 @@ def _seconds(times_ps: NDArray[np.int64]) -> NDArray[np.float64]:
     return np.where(times_ps < 0, np.nan, times_ps / PS_PER_S)
 
 
-def to_records(workload: Workload, world: World, log: NDArray[np.void]) -> RequestRecords:
+def to_records(workload: Workload, traffic: Traffic, world: World, log: NDArray[np.void]) -> RequestRecords:
     """Every request that has arrived, in the order of the workload."""
     count = int(world.cluster["next_arrival"][0])
     first_scheduled = np.full(count, -1, np.int64)
@@ -46,7 +46,9 @@ def to_records(workload: Workload, world: World, log: NDArray[np.void]) -> Reque
         engine[row] = request["engine"]
     return RequestRecords(
         index=np.arange(count, dtype=np.int64),
-        arrival_s=workload.arrival_s[:count],
+        arrival_s=_seconds(traffic.arrival_ps[:count])
+        if workload.num_clients
+        else workload.arrival_s[:count],
         input_tokens=workload.input_tokens[:count],
         output_tokens=workload.output_tokens[:count],
         class_id=workload.class_id[:count],

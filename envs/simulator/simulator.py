@@ -65,8 +65,11 @@ def make_traffic(workload: Workload, trigger_classes: tuple[int, ...] = ()) -> T
         raise ValueError(
             f"workload.priority has {len(values)} distinct values; at most {NUM_LEVELS} are kept apart"
         )
+    arrival_ps = np.round(workload.arrival_s * PS_PER_S).astype(np.int64)
+    if workload.num_clients:
+        arrival_ps[:] = NEVER
     return Traffic(
-        arrival_ps=np.round(workload.arrival_s * PS_PER_S).astype(np.int64),
+        arrival_ps=arrival_ps,
         prompt=workload.input_tokens.astype(np.int32),
         output=workload.output_tokens.astype(np.int32),
         max_output=workload.max_output_tokens.astype(np.int32),
@@ -136,6 +139,7 @@ class Simulator:
         cluster["reserve_full_prompt"] = self.spec.reserve_full_prompt
         cluster["long_prefill_threshold"] = self.spec.long_prefill_token_threshold
         cluster["stop_on_trigger"] = len(self.trigger_classes) > 0
+        cluster["num_clients"] = self.workload.num_clients
 
     def _router(self) -> str:
         """Affinity sets urgent requests apart from others; where all are alike it is jsq."""
@@ -172,7 +176,7 @@ class Simulator:
     def results(self) -> RequestRecords:
         """What happened to every request that has arrived."""
         log = np.concatenate([*self._inherited_logs, self._own_log()])
-        return to_records(self.workload, self.world, log)
+        return to_records(self.workload, self.traffic, self.world, log)
 
     # -- the simulator's own -------------------------------------------------------------------------------------------
 
@@ -241,8 +245,8 @@ class Simulator:
         """Serves the whole workload, or as much of it as `limit_s` allows."""
         limit_ps = NEVER - 1 if limit_s is None else to_ps(limit_s)
         step_ps = to_ps(60.0)
-        end_ps = int(self.traffic.arrival_ps[-1]) if len(self.traffic.arrival_ps) else 0
-        self.advance_ps(min(end_ps, limit_ps))
+        if len(self.workload) and not self.workload.num_clients:
+            self.advance_ps(min(int(self.traffic.arrival_ps[-1]), limit_ps))
         while not self.idle and self.now_ps < limit_ps:
             self.advance_ps(min(self.now_ps + step_ps, limit_ps))
 
@@ -251,6 +255,8 @@ class Simulator:
         copy = Simulator.__new__(Simulator)
         copy.spec, copy.slos, copy.trigger_classes = self.spec, self.slos, self.trigger_classes
         copy.cluster, copy.workload, copy.traffic = self.cluster, self.workload, self.traffic
+        if self.workload.num_clients:  # arrivals follow from what the fork does
+            copy.traffic = self.traffic._replace(arrival_ps=self.traffic.arrival_ps.copy())
         copy.refused_commands = self.refused_commands
         copy._inherited_logs = (*self._inherited_logs, self._own_log())
         copy.world = kernel_state.fork(self.world)

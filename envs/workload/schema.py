@@ -49,6 +49,8 @@ class Workload:
             one may be partly filled). Equal ids are equal text, hence reusable KV blocks. A row without ids
             shares nothing.
         hash_block_tokens: tokens that one id covers.
+        num_clients: 0 where requests arrive when ``arrival_s`` says (open loop); else that many clients, each of which
+            sends its next request when its last one has ended (closed loop), and ``arrival_s`` says nothing.
         name: what the workload is called in reports.
         provenance: where it comes from, in one line.
     """
@@ -63,6 +65,7 @@ class Workload:
     hash_offsets: OffsetArray | None = None
     hash_ids: TokenArray | None = None
     hash_block_tokens: int = DEFAULT_HASH_BLOCK_TOKENS
+    num_clients: int = 0
     name: str = "unnamed"
     provenance: str = ""
 
@@ -115,6 +118,8 @@ class Workload:
         time = self.arrival_s
         self._refuse("arrival_s", ~np.isfinite(time), "is not a finite number of seconds")
         self._refuse("arrival_s", time < 0, "is negative")
+        if self.num_clients < 0:
+            raise ValueError(f"workload {self.name!r}: num_clients must be 0 (open loop) or more")
         earlier = np.zeros(len(self), dtype=bool)
         earlier[1:] = np.diff(time) < 0
         self._refuse(

@@ -142,6 +142,7 @@ CLUSTER_DTYPE = np.dtype(
         ("long_prefill_threshold", np.int32),  # 0: none
         ("stop_on_trigger", np.int32),
         ("turn", np.int32),  # round robin's next engine
+        ("num_clients", np.int32),  # closed loop: requests kept in flight; 0 when arrivals are given
         ("max_request_tokens", np.int64),  # a request that may grow beyond this is refused on arrival
     ],
     align=True,
@@ -194,7 +195,7 @@ class World(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """The arrivals of an episode, N rows sorted by time."""
+    """The arrivals of an episode, N rows sorted by time. In a closed loop, times are NEVER until a client sends."""
 
     arrival_ps: NDArray[np.int64]
     prompt: NDArray[np.int32]

@@ -135,9 +135,24 @@ def _next_due(world: World) -> int:
     return first
 
 
+@compiled
+def _clients_send(world: World, traffic: Traffic) -> bool:
+    """Closed loop: clients whose last request has ended send the next one now. Returns whether any did."""
+    cluster = world.cluster[0]
+    if cluster.num_clients == 0:
+        return False
+    sent = False
+    last = min(cluster.next_arrival + cluster.num_clients - cluster.num_in_flight, len(traffic.arrival_ps))
+    for index in range(cluster.next_arrival, last):
+        traffic.arrival_ps[index] = cluster.now_ps
+        sent = True
+    return sent
+
+
 @inlined
-def _step_engines(world: World, tables: Tables, until: int, noticed: bool) -> bool:
-    """Steps engines in the order in which they are due, up to `until` or the instant of the first notice.
+def _step_engines(world: World, traffic: Traffic, tables: Tables, until: int, noticed: bool) -> bool:
+    """Steps engines in the order in which they are due, up to `until`, the instant of the first notice, or a client's
+    next request.
 
     Returns whether there was a notice. The order makes logs and sums of floats independent of how time is sliced.
     """
@@ -150,6 +165,8 @@ def _step_engines(world: World, tables: Tables, until: int, noticed: bool) -> bo
         cluster.now_ps = due
         step(world, tables, e)
         noticed |= _done_or_held(world, e)
+        if not noticed and _clients_send(world, traffic):
+            return False
     if not noticed:
         cluster.now_ps = until
     return noticed
@@ -192,6 +209,14 @@ def _let_arrive(world: World, traffic: Traffic, tables: Tables, now: int) -> int
 
 
 @compiled
+def _upcoming(world: World, traffic: Traffic) -> int:
+    """Time of the next arrival, or NEVER."""
+    if world.cluster[0].next_arrival < len(traffic.arrival_ps):
+        return traffic.arrival_ps[world.cluster[0].next_arrival]
+    return NEVER
+
+
+@compiled
 def advance(world: World, traffic: Traffic, tables: Tables, until: int) -> int:
     """Moves the world to `until`, or to the first thing the control plane must see. Returns why it stopped.
 
@@ -202,10 +227,9 @@ def advance(world: World, traffic: Traffic, tables: Tables, until: int) -> int:
     noticed = _take_stock(world, tables)
     reason = REACHED
     while reason == REACHED:
-        upcoming = NEVER
-        if cluster.next_arrival < len(traffic.arrival_ps):
-            upcoming = traffic.arrival_ps[cluster.next_arrival]
-        noticed = _step_engines(world, tables, min(upcoming, until), noticed)
+        _clients_send(world, traffic)
+        noticed = _step_engines(world, traffic, tables, min(_upcoming(world, traffic), until), noticed)
+        upcoming = _upcoming(world, traffic)
         if noticed:
             reason = NOTIFIED
         elif upcoming > until:
