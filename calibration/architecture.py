@@ -4,6 +4,12 @@ Nothing here is measured.
 """
 
 from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Amount = TypeVar("Amount", float, NDArray[np.float64])  # one number of tokens, or many at once
 
 
 @dataclass(frozen=True)
@@ -94,21 +100,21 @@ class ModelSpec:
         """Dense weights that every iteration reads, bytes: layers and head, not the input embedding."""
         return self.dense_params * self.weight_dtype_bytes + self.head_params * 2.0
 
-    def expert_coverage(self, num_tokens: float) -> float:
+    def expert_coverage(self, num_tokens: Amount) -> Amount:
         """Expected share of the experts touched by `num_tokens` tokens, ratio in [0, 1].
 
         Routing is taken as uniform and independent: 1 - (1 - k/E)^n.
         """
         if self.num_experts == 0:
-            return 0.0
+            return 0.0 * num_tokens
         return 1.0 - (1.0 - self.experts_per_token / self.num_experts) ** num_tokens
 
-    def expert_read_bytes(self, num_tokens: float) -> float:
+    def expert_read_bytes(self, num_tokens: Amount) -> Amount:
         """Expected bytes of expert weights that an iteration of `num_tokens` tokens reads."""
         all_experts = self.num_layers * self.num_experts * self.expert_params * self.expert_dtype_bytes
         return all_experts * self.expert_coverage(num_tokens)
 
-    def active_weight_bytes(self, num_tokens: float) -> float:
+    def active_weight_bytes(self, num_tokens: Amount) -> Amount:
         """Expected bytes of weights that an iteration of `num_tokens` tokens reads."""
         return self.dense_read_bytes + self.expert_read_bytes(num_tokens)
 

@@ -217,6 +217,7 @@ MINIMAX_M2_5 = ModelSpec(
     expert_intermediate=1536,
 )
 
+# Three layers of four attend within chunks of 8192 tokens; counted as full attention, as contexts served are shorter.
 LLAMA_4_SCOUT = ModelSpec(
     name="llama-4-scout",
     num_layers=48,
@@ -230,8 +231,6 @@ LLAMA_4_SCOUT = ModelSpec(
     num_experts=16,
     experts_per_token=1,
     expert_intermediate=8192,
-    sliding_window=8192,  # attention within chunks of 8192 tokens in three layers of four
-    window_layer_share=0.75,
 )
 
 # Latent attention is counted with heads of 128 and the low-rank projections as one matrix each of about their size.

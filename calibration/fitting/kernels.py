@@ -10,7 +10,7 @@ import numpy as np
 
 from calibration.coefficients import LatencyCoefficients
 from calibration.fitting.attention import fit_collective, fit_decode_attention, fit_prefill_attention
-from calibration.fitting.data import AIC_SYSTEM
+from calibration.fitting.data import KERNEL_SYSTEM
 from calibration.fitting.matrices import (
     TOKENS,
     Array,
@@ -23,6 +23,8 @@ from calibration.hardware import GpuSpec
 from calibration.models import ModelSpec
 
 UNUSED_BANDWIDTH = 1e12  # bytes/s; a single GPU has no collectives
+NO_EXPERTS = (np.empty(0), np.empty(0), 0)
+MIN_EXPERT_POINTS = 8  # batch sizes that an expert table must cover to be fitted
 
 
 @dataclass(frozen=True)
@@ -40,13 +42,13 @@ class KernelFit:
     form_error: float
 
 
-def fit_kernels(model: ModelSpec, gpu: GpuSpec, tp: int) -> KernelFit:
+def fit_kernels(model: ModelSpec, gpu: GpuSpec, tp: int, expert_parallel: bool = False) -> KernelFit:
     """Kernel-level coefficients of a model on `tp` GPUs.
 
     Attention constants of every layer go to `layer_s`. Attention terms that grow with the sequence or the token go to
-    `sequence_s` and `token_s`.
+    `sequence_s` and `token_s`. Experts that no table covers keep the efficiencies assumed for them.
     """
-    system = AIC_SYSTEM[gpu.name]
+    system = KERNEL_SYSTEM[gpu.name]
     memory, peak = tp * gpu.bandwidth, tp * gpu.peak_flops(model.compute_dtype)
     dense_times = dense_matrices_s(model, system, tp)
     dense, error = fit_roofline(
@@ -58,12 +60,14 @@ def fit_kernels(model: ModelSpec, gpu: GpuSpec, tp: int) -> KernelFit:
     )
     rows = gemm_surface(system, model.compute_dtype)[1]
     experts = np.array([0.0, 0.6, 0.35, 2.0])
-    if model.num_experts:
-        expert_times, expert_rows = expert_matrices_s(model, system, tp)
+    tokens, expert_times, expert_rows = (
+        expert_matrices_s(model, system, tp, expert_parallel) if model.num_experts else NO_EXPERTS
+    )
+    if len(tokens) >= MIN_EXPERT_POINTS:
         experts, expert_error = fit_roofline(
             expert_times,
-            np.array([model.expert_read_bytes(n) for n in TOKENS]) / memory,
-            TOKENS * model.expert_flops_per_token / peak,
+            np.array([model.expert_read_bytes(n) for n in tokens]) / memory,
+            tokens * model.expert_flops_per_token / peak,
             (1e-3, 0.6, 0.35, 1.0),
             0.6,
         )
@@ -75,7 +79,7 @@ def assemble(
     model: ModelSpec, gpu: GpuSpec, tp: int, dense: Array, experts: Array, rows: int, error: float
 ) -> KernelFit:
     """Joins matrix, attention and collective fits into coefficients."""
-    system = AIC_SYSTEM[gpu.name]
+    system = KERNEL_SYSTEM[gpu.name]
     full, window, decode_rows = fit_decode_attention(model, system, tp)
     prefill, prefill_window, prefill_rows = fit_prefill_attention(model, system, tp)
     layers = np.array([model.full_attention_layers, model.window_layers])

@@ -23,7 +23,7 @@ from envs.backend import (
     WaitingRequest,
 )
 from envs.layout import Group, changed_regions, groups_of, layout_of
-from envs.simulator.cluster import QUEUE_ORDERS, build_cluster, to_ps
+from envs.simulator.cluster import QUEUE_ORDERS, build_cluster, make_cluster, to_ps
 from envs.simulator.control_plane import ControlPlane, Phase, Switch
 from envs.simulator.kernel import state as kernel_state
 from envs.simulator.kernel.observe import observe_engines
@@ -46,6 +46,7 @@ from envs.simulator.kernel.world import advance, dispatch_pool, latency_cost
 from envs.simulator.records import to_records
 
 if TYPE_CHECKING:
+    from calibration.profile import Profile
     from envs.metrics import RequestRecords
     from envs.workload.schema import Workload
 
@@ -86,18 +87,23 @@ class Simulator:
         spec: The cluster.
         slos: Latency promise of each request class, in the order of the workload's classes.
         trigger_classes: Classes whose arrival stops `advance` so that a decision can be taken.
+        profile: Latency of the engines; None: the committed profile of the spec's model and GPU.
 
     Raises:
         ValueError: the spec names something unknown, or the model does not fit its GPUs.
     """
 
     def __init__(
-        self, spec: ClusterSpec, slos: tuple[SLO, ...], trigger_classes: tuple[int, ...] = ()
+        self,
+        spec: ClusterSpec,
+        slos: tuple[SLO, ...],
+        trigger_classes: tuple[int, ...] = (),
+        profile: Profile | None = None,
     ) -> None:
         self.spec = spec
         self.slos = slos
         self.trigger_classes = trigger_classes
-        self.cluster = build_cluster(spec, slos)
+        self.cluster = build_cluster(spec, slos) if profile is None else make_cluster(spec, slos, profile)
         self.refused_commands = 0
         self._inherited_logs: tuple[NDArray[np.void], ...] = ()
 
