@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.architecture import Amount, ModelSpec
-from calibration.coefficients import LatencyCoefficients
+from calibration.coefficients import RATIO_TOKENS, LatencyCoefficients
 from calibration.hardware import GpuSpec
 
 PS_PER_S = 1e12
@@ -130,7 +130,14 @@ class LatencyModel:
             num_tokens * m.expert_flops_per_token / (peak * c.expert_flops_ratio),
             c.expert_sharpness,
         )
-        return dense + experts
+        return (dense + experts) * self._matrix_ratio(num_tokens)
+
+    def _matrix_ratio(self, num_tokens: Amount) -> Amount:
+        """Measured matrix time over the smooth form, interpolated in the logarithm of the tokens."""
+        ratios = self.coefficients.matrix_ratios
+        if not ratios:
+            return 1.0 + 0.0 * num_tokens
+        return np.interp(np.log2(np.maximum(num_tokens, 1.0)), np.log2(RATIO_TOKENS), ratios)
 
     def all_reduce_s(self, num_tokens: Amount) -> Amount:
         """Two all-reduces a layer over the hidden state of `num_tokens` tokens, s."""
@@ -190,7 +197,8 @@ class LatencyModel:
 
     def mixed_s(self, num_tokens: Amount) -> Amount:
         """Iteration that contains prefill, without the sequence, context and attention terms, s."""
-        return self.overhead_s + self.tokens_s(num_tokens) + num_tokens * self.coefficients.token_s
+        c = self.coefficients
+        return self.overhead_s + c.prefill_s + self.tokens_s(num_tokens) + num_tokens * c.token_s
 
     def iteration_s(
         self, num_decode: int, context_tokens: float, prefill_chunks: Iterable[tuple[int, int]] = ()

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from calibration.coefficients import LatencyCoefficients, roofline_coefficients
+from calibration.engines import Engine, Frontend, dump_engine, parse_engine
 from calibration.hardware import GpuSpec, get_gpu
 from calibration.latency import LatencyModel
 from calibration.memory import check_fits
@@ -26,6 +27,9 @@ class Profile:
         coefficients: Coefficients by tensor-parallel width; a roofline profile has one entry for any width, keyed 0.
         provenance: Data files, rows, repositories, licences and method, in words and counts.
         held_out: Error on deployments left out of the fit, by target: n, median and 90th percentile (ratios).
+        engine: Name of the engine the coefficients belong to; empty for the profiles that environments use.
+        overheads: What that engine adds to the kernels at a width without coefficients of its own.
+        frontends: What happens to a request outside the engine's iterations, by width.
     """
 
     model: ModelSpec
@@ -34,6 +38,9 @@ class Profile:
     coefficients: Mapping[int, LatencyCoefficients] = field(hash=False)
     provenance: Mapping[str, Any] = field(default_factory=dict, hash=False)
     held_out: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    engine: str = ""
+    overheads: Engine | None = None
+    frontends: Mapping[int, Frontend] = field(default_factory=dict, hash=False)
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -103,16 +110,16 @@ def load_profile(model: str, gpu: str) -> Profile:
     return Profile(model_spec, gpu_spec, "roofline", {0: roofline_coefficients(gpu_spec)})
 
 
-def profile_file_name(model: str, gpu: str) -> str:
-    """File of the profile of one model on one GPU."""
-    return f"{model}_{gpu.lower()}.yaml"
+def profile_file_name(model: str, gpu: str, engine: str = "") -> str:
+    """File of the profile of one model on one GPU, under one engine where that is named."""
+    return f"{model}_{gpu.lower()}{'_' if engine else ''}{engine}.yaml"
 
 
 def parse_profile(text: str) -> Profile:
     """Reads a profile from YAML."""
     raw = yaml.safe_load(text)
     coefficients = {
-        int(width): LatencyCoefficients(**values) for width, values in raw["coefficients"].items()
+        int(width): coefficients_from_yaml(values) for width, values in raw["coefficients"].items()
     }
     return Profile(
         get_model(raw["model"]),
@@ -121,20 +128,43 @@ def parse_profile(text: str) -> Profile:
         coefficients,
         raw["provenance"],
         raw["held_out"],
+        raw.get("engine", ""),
+        parse_engine(raw["overheads"]) if "overheads" in raw else None,
+        {int(width): Frontend(**values) for width, values in raw.get("frontends", {}).items()},
     )
+
+
+def coefficients_from_yaml(values: Mapping[str, Any]) -> LatencyCoefficients:
+    """Coefficients from plain values."""
+    ratios = tuple(values.get("matrix_ratios", ()))
+    return LatencyCoefficients(**{**values, "matrix_ratios": ratios})
+
+
+def coefficients_to_yaml(coefficients: LatencyCoefficients) -> dict[str, Any]:
+    """Coefficients as plain values of five significant digits; what is absent is left out."""
+    plain = asdict(coefficients)
+    ratios = [float(f"{ratio:.4g}") for ratio in plain.pop("matrix_ratios")]
+    values: dict[str, Any] = {name: float(f"{value:.5g}") for name, value in plain.items()}
+    if not values["prefill_s"]:
+        del values["prefill_s"]
+    return values | ({"matrix_ratios": ratios} if ratios else {})
 
 
 def dump_profile(profile: Profile) -> str:
     """Writes a profile as YAML, coefficients to five significant digits."""
-    raw = {
+    raw: dict[str, Any] = {
         "model": profile.model.name,
         "gpu": profile.gpu.name,
+        **({"engine": profile.engine} if profile.engine else {}),
         "source": profile.source,
         "provenance": dict(profile.provenance),
         "held_out": dict(profile.held_out),
         "coefficients": {
-            width: {name: float(f"{value:.5g}") for name, value in asdict(values).items()}
-            for width, values in sorted(profile.coefficients.items())
+            width: coefficients_to_yaml(values) for width, values in sorted(profile.coefficients.items())
         },
     }
+    if profile.frontends:
+        raw["frontends"] = {width: asdict(values) for width, values in sorted(profile.frontends.items())}
+    if profile.overheads:
+        raw["overheads"] = dump_engine(profile.overheads)
     return yaml.safe_dump(raw, sort_keys=False, width=110)

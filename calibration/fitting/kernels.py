@@ -4,11 +4,11 @@ The tables (aiconfigurator, kernels timed inside vLLM containers) are composed i
 width, and the physical form is fitted to the composition: log error, bounded coefficients.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from calibration.coefficients import LatencyCoefficients
+from calibration.coefficients import RATIO_TOKENS, LatencyCoefficients
 from calibration.fitting.attention import fit_collective, fit_decode_attention, fit_prefill_attention
 from calibration.fitting.data import KERNEL_SYSTEM
 from calibration.fitting.matrices import (
@@ -20,10 +20,12 @@ from calibration.fitting.matrices import (
     gemm_surface,
 )
 from calibration.hardware import GpuSpec
+from calibration.latency import LatencyModel
 from calibration.models import ModelSpec
 
 UNUSED_BANDWIDTH = 1e12  # bytes/s; a single GPU has no collectives
 NO_EXPERTS = (np.empty(0), np.empty(0), 0)
+RATIO_RANGE = (0.5, 2.0)  # beyond it a table and the form do not speak of the same thing
 MIN_EXPERT_POINTS = 8  # batch sizes that an expert table must cover to be fitted
 
 
@@ -42,11 +44,14 @@ class KernelFit:
     form_error: float
 
 
-def fit_kernels(model: ModelSpec, gpu: GpuSpec, tp: int, expert_parallel: bool = False) -> KernelFit:
+def fit_kernels(
+    model: ModelSpec, gpu: GpuSpec, tp: int, expert_parallel: bool = False, ratios: bool = False
+) -> KernelFit:
     """Kernel-level coefficients of a model on `tp` GPUs.
 
     Attention constants of every layer go to `layer_s`. Attention terms that grow with the sequence or the token go to
-    `sequence_s` and `token_s`. Experts that no table covers keep the efficiencies assumed for them.
+    `sequence_s` and `token_s`. Experts that no table covers keep the efficiencies assumed for them. With `ratios` the
+    coefficients also hold what the tables say beyond the physical form.
     """
     system = KERNEL_SYSTEM[gpu.name]
     memory, peak = tp * gpu.bandwidth, tp * gpu.peak_flops(model.compute_dtype)
@@ -72,7 +77,23 @@ def fit_kernels(model: ModelSpec, gpu: GpuSpec, tp: int, expert_parallel: bool =
             0.6,
         )
         rows, error = rows + expert_rows, max(error, expert_error)
-    return assemble(model, gpu, tp, dense, experts, rows, error)
+    fit = assemble(model, gpu, tp, dense, experts, rows, error)
+    if not ratios:
+        return fit
+    constant = dense[0] + experts[0]
+    measured = dense_times + (
+        np.interp(TOKENS, tokens, expert_times) if len(tokens) >= MIN_EXPERT_POINTS else 0
+    )
+    form = LatencyModel(model, gpu, tp, fit.coefficients).matrices_s(TOKENS)
+    if model.num_experts and len(tokens) < MIN_EXPERT_POINTS:
+        return fit
+    table = np.clip((measured - constant) / form, *RATIO_RANGE)
+    return replace(
+        fit,
+        coefficients=replace(
+            fit.coefficients, matrix_ratios=tuple(np.interp(np.log2(RATIO_TOKENS), np.log2(TOKENS), table))
+        ),
+    )
 
 
 def assemble(
