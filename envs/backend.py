@@ -203,7 +203,12 @@ class ClusterSpec:
         weights: "whole" (each base engine holds the model and can be merged live) or "sharded".
         router: Built-in router: round_robin, least_requests, jsq (tokens over speed), affinity (urgent requests to the
             widest engines, the others to the narrower ones, jsq among them) or hold.
-        order: Queue order of the engines, fcfs or priority.
+        order: Queue order of the engines: fcfs, priority (vLLM's), edf (earliest deadline first) or dpa (deadline and
+            priority aware); a deadline is the arrival plus the class's TTFT promise (SageServe, section 6.5).
+        dpa_expired_s: Under dpa, requests this long after their deadline come first (source: ours, the paper gives no
+            value).
+        dpa_urgent_s: Under dpa, requests with no more than this left come before others (source: ours).
+        prefix_caching: Whether engines keep KV blocks of prompts that begin alike (workloads with `hash_ids`).
         block_size: Tokens a KV block holds in a base engine; a group of p of them fits p times as many.
         max_num_seqs: Most running requests of an engine.
         max_num_batched_tokens: Token budget of an iteration.
@@ -222,6 +227,9 @@ class ClusterSpec:
     weights: str = "whole"
     router: str = "affinity"
     order: str = "priority"
+    dpa_expired_s: float = 5.0
+    dpa_urgent_s: float = 1.0
+    prefix_caching: bool = False
     block_size: int = 16
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192

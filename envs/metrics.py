@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +49,7 @@ class RequestRecords:
         preemptions: (N,), times it was thrown out of a batch and recomputed.
         engine: (N,), engine slot it ended on, -1 where it never reached one.
         outcome: (N,), FINISHED, REFUSED, FAILED or UNFINISHED.
+        cached_tokens: (N,), prompt tokens that were in the prefix cache when it was first scheduled; 0 if left out.
     """
 
     index: NDArray[np.int64]
@@ -64,8 +65,11 @@ class RequestRecords:
     preemptions: NDArray[np.int32]
     engine: NDArray[np.int32]
     outcome: NDArray[np.int8]
+    cached_tokens: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
 
     def __post_init__(self) -> None:
+        if not self.cached_tokens.size:
+            object.__setattr__(self, "cached_tokens", np.zeros(np.size(self.index), np.int32))
         sizes = {entry.name: np.size(getattr(self, entry.name)) for entry in fields(self)}
         if len(set(sizes.values())) > 1:
             raise ValueError(f"columns of RequestRecords differ in length: {sizes}")
@@ -184,7 +188,8 @@ def summarise(
     the same with `/CLASS` behind it for each class; `goodput_rps` (requests a second that keep both promises),
     `request_throughput_rps`, `throughput_tokens_per_s` (all tokens that came out), `peak_throughput_tokens_per_s` (most
     in a whole second, each answer's tokens spread evenly between its first and its last); counts `arrived completed
-    refused failed unfinished preemptions`. A figure about no request at all is NaN.
+    refused failed unfinished preemptions`; `cached_prompt_ratio`, the share of prompt tokens that were in the prefix
+    cache. A figure about no request at all is NaN.
 
     Args:
         records: what happened.
@@ -227,8 +232,15 @@ def summarise(
         "failed": float(counts[FAILED]),
         "unfinished": float(counts[UNFINISHED]),
         "preemptions": float(records.preemptions.sum(dtype=np.int64)),
+        "cached_prompt_ratio": _share(records.cached_tokens, records.input_tokens),
     }
     return summary
+
+
+def _share(part: NDArray[np.int32], whole: NDArray[np.int32]) -> float:
+    """Sum over sum; 0 of nothing."""
+    total = float(whole.sum(dtype=np.int64))
+    return float(part.sum(dtype=np.int64)) / total if total else 0.0
 
 
 def percentiles(values: FloatArray, which: Sequence[float] = PERCENTILES) -> list[float]:

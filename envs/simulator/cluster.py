@@ -14,10 +14,10 @@ from calibration.profile import Profile, load_profile
 from calibration.transitions import COMMUNICATOR_START_S, LIVE_SWITCH_S, cold_start_s
 from envs.backend import SLO, ClusterSpec
 from envs.layout import Group, all_groups, groups_of
-from envs.simulator.kernel.state import FCFS, PRIORITY, PS_PER_S, ROUTER_NAMES, Tables
+from envs.simulator.kernel.state import DPA, EDF, FCFS, PRIORITY, PS_PER_S, ROUTER_NAMES, Tables
 
 EXECUTIONS = ("tp", "shift")
-QUEUE_ORDERS = {"fcfs": FCFS, "priority": PRIORITY}
+QUEUE_ORDERS = {"fcfs": FCFS, "priority": PRIORITY, "edf": EDF, "dpa": DPA}
 
 
 def to_ps(seconds: float) -> int:
@@ -76,7 +76,10 @@ def validate(spec: ClusterSpec) -> None:
     if spec.router not in ROUTER_NAMES:
         raise ValueError(f"cluster.router must be one of {', '.join(ROUTER_NAMES)}, got {spec.router!r}")
     if spec.order not in QUEUE_ORDERS:
-        raise ValueError(f"cluster.order must be fcfs or priority, got {spec.order!r}")
+        raise ValueError(f"cluster.order must be one of {', '.join(QUEUE_ORDERS)}, got {spec.order!r}")
+    for name in ("dpa_expired_s", "dpa_urgent_s"):
+        if getattr(spec, name) < 0:
+            raise ValueError(f"cluster.{name} must not be negative, got {getattr(spec, name)}")
     if spec.weights not in ("whole", "sharded"):
         raise ValueError(f"cluster.weights must be whole or sharded, got {spec.weights!r}")
     for name in ("num_gpus", "base_width", "block_size", "max_num_seqs", "max_num_batched_tokens"):
@@ -163,13 +166,15 @@ def _stack(
 ) -> Tables:
     lengths = list(widths) * len(EXECUTIONS)
     full = np.array([kind.mixed_ps[-1] for kind in kinds], np.float64)
+    block_size = np.array([spec.block_size * length for length in lengths], np.int64)
     return Tables(
         decode_ps=np.stack([kind.decode_ps for kind in kinds]),
         mixed_ps=np.stack([kind.mixed_ps for kind in kinds]),
         sequence_ps=np.array([kind.sequence_ps for kind in kinds], np.int64),
         kv_ps=np.array([kind.kv_ps for kind in kinds], np.int64),
         attn_fs=np.array([kind.attn_fs for kind in kinds], np.int64),
-        block_size=np.array([spec.block_size * length for length in lengths], np.int64),
+        block_size=block_size,
+        block_rank=np.unique(block_size, return_inverse=True)[1].astype(np.int64),
         max_num_seqs=np.full(len(kinds), spec.max_num_seqs, np.int64),
         max_batched_tokens=np.full(len(kinds), spec.max_num_batched_tokens, np.int64),
         speed=full[0] / full,

@@ -32,6 +32,7 @@ from envs.simulator.cluster import to_ps
 from envs.simulator.kernel.state import NEVER, World
 from envs.simulator.kernel.world import (
     fail_running,
+    flush_cache,
     pool_running,
     pool_waiting,
 )
@@ -121,6 +122,7 @@ class ControlPlane:
         """Runs every process step that is due now; `notified` says that the kernel stopped for an engine."""
         if not self.operations:
             return
+        self.simulator.make_room()
         env = self._environment()
         now = self.simulator.now_ps
         if now > env.now:
@@ -342,6 +344,7 @@ class ControlPlane:
 
     def _evacuate(self, group: Group) -> None:
         """Sends everything an engine has to the pool, its KV lost."""
+        self.simulator.make_room()
         slot = self.simulator.cluster.slot(group)
         pool_waiting(self._world, slot)
         pool_running(self._world, self.simulator.cluster.tables, slot)
@@ -371,12 +374,18 @@ class ControlPlane:
                 continue
             if group.length > covering.length:
                 self._evacuate(group)
+        capacity_before = self._world.engines["capacity_blocks"].copy()
         for group in target:
             engine = self._engine(group)
             engine["kind"] = cluster.kind(group, self.execution)
             engine["total_blocks"] = cluster.blocks(group, self.weights)
             self._set(group, EngineStatus.ACTIVE)
         self._share_blocks()
+        changed = self._world.engines["capacity_blocks"] != capacity_before
+        for group in cluster.groups:
+            slot = cluster.slot(group)
+            if changed[slot] or group in target:
+                flush_cache(self._world, slot)
         self.simulator.dispatch()
 
     def _share_blocks(self) -> None:

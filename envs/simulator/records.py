@@ -26,6 +26,7 @@ def to_records(workload: Workload, traffic: Traffic, world: World, log: NDArray[
     finish = np.full(count, -1, np.int64)
     generated = np.zeros(count, np.int32)
     preemptions = np.zeros(count, np.int32)
+    cached = np.zeros(count, np.int32)
     engine = np.full(count, -1, np.int32)
     outcome = np.full(count, UNFINISHED, np.int8)
     rows = log["index"]
@@ -34,6 +35,7 @@ def to_records(workload: Workload, traffic: Traffic, world: World, log: NDArray[
     finish[rows] = np.where(log["outcome"] == kernel.FINISHED, log["finish_ps"], -1)
     generated[rows] = log["generated"]
     preemptions[rows] = log["preemptions"]
+    cached[rows] = log["cached"]
     engine[rows] = log["engine"]
     outcome[rows] = _OUTCOMES[log["outcome"]]
     for slot in np.flatnonzero(world.requests["phase"] != kernel.FREE):
@@ -43,6 +45,7 @@ def to_records(workload: Workload, traffic: Traffic, world: World, log: NDArray[
         first_token[row] = request["first_token_ps"]
         generated[row] = decoding_progress(world, int(slot))
         preemptions[row] = request["preemptions"]
+        cached[row] = request["cached"]
         engine[row] = request["engine"]
     return RequestRecords(
         index=np.arange(count, dtype=np.int64),
@@ -60,4 +63,5 @@ def to_records(workload: Workload, traffic: Traffic, world: World, log: NDArray[
         preemptions=preemptions,
         engine=engine,
         outcome=outcome,
+        cached_tokens=cached,
     )

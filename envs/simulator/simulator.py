@@ -28,6 +28,7 @@ from envs.simulator.control_plane import ControlPlane, Phase, Switch
 from envs.simulator.kernel import state as kernel_state
 from envs.simulator.kernel.observe import observe_engines
 from envs.simulator.kernel.state import (
+    NEED_EXTENTS,
     NEED_LOG,
     NEED_SLOTS,
     NEVER,
@@ -39,10 +40,12 @@ from envs.simulator.kernel.state import (
     Traffic,
     World,
     new_world,
+    with_more_extents,
     with_more_log,
     with_more_slots,
 )
-from envs.simulator.kernel.world import advance, dispatch_pool, latency_cost
+from envs.simulator.kernel.world import advance, dispatch_pool, lacks_extents, latency_cost
+from envs.simulator.prefix_tree import make_chains
 from envs.simulator.records import to_records
 
 if TYPE_CHECKING:
@@ -76,6 +79,7 @@ def make_traffic(workload: Workload, trigger_classes: tuple[int, ...] = ()) -> T
         max_output=workload.max_output_tokens.astype(np.int32),
         level=level.astype(np.int32),
         class_id=workload.class_id.astype(np.int32),
+        endpoint=np.zeros(len(workload), np.int32),
         trigger=np.isin(workload.class_id, trigger_classes).astype(np.int8),
     )
 
@@ -124,6 +128,7 @@ class Simulator:
             max_running=self.spec.max_num_seqs,
             max_block_size=int(tables.block_size.max()),
             num_classes=len(self.slos),
+            chains=make_chains(workload, np.unique(tables.block_size)) if self.spec.prefix_caching else None,
         )
         self._fill_world()
         self._inherited_logs = ()
@@ -144,6 +149,8 @@ class Simulator:
         cluster["chunked_prefill"] = self.spec.chunked_prefill
         cluster["reserve_full_prompt"] = self.spec.reserve_full_prompt
         cluster["long_prefill_threshold"] = self.spec.long_prefill_token_threshold
+        cluster["expired_ps"] = to_ps(self.spec.dpa_expired_s)
+        cluster["urgent_ps"] = to_ps(self.spec.dpa_urgent_s)
         cluster["stop_on_trigger"] = len(self.trigger_classes) > 0
         cluster["num_clients"] = self.workload.num_clients
 
@@ -241,6 +248,9 @@ class Simulator:
             if reason == NEED_LOG:
                 self.world = with_more_log(self.world)
                 continue
+            if reason == NEED_EXTENTS:
+                self.world = with_more_extents(self.world)
+                continue
             self.control.catch_up(reason == NOTIFIED)
             if reason == TRIGGERED:
                 return True
@@ -269,8 +279,14 @@ class Simulator:
         copy.control = self.control.fork(copy)
         return copy
 
+    def make_room(self) -> None:
+        """Prefix caching: makes room for every request in flight to be moved."""
+        while lacks_extents(self.world, int(self.world.cluster["num_in_flight"][0])):
+            self.world = with_more_extents(self.world)
+
     def dispatch(self) -> None:
         """Offers pooled requests to the router again."""
+        self.make_room()
         dispatch_pool(self.world, self.traffic, self.cluster.tables)
 
     def set_request_limit(self, weights: str) -> None:
@@ -278,7 +294,7 @@ class Simulator:
         most = self.cluster.max_request_tokens(weights)
         if not self.spec.chunked_prefill:
             most = min(most, self.spec.max_num_batched_tokens)  # vLLM wants a budget of max_model_len then
-        self.world.cluster["max_request_tokens"] = most
+        self.world.endpoints["max_request_tokens"] = most
 
     def _own_log(self) -> NDArray[np.void]:
         """This world's log entries; append only, so a view stays true."""

@@ -135,7 +135,9 @@ def _from_frame(
             "holds lengths without arrival times (such as the ShareGPT or arXiv length files): "
             "a workload needs a column 'arrival_s'"
         )
-    optional = {column: _whole(frame, column) for column in _OPTIONAL_COLUMNS if column in frame}
+    optional: dict[str, Any] = {
+        column: _whole(frame, column) for column in _OPTIONAL_COLUMNS if column in frame
+    }
     if "class" in frame:
         classes, class_id = _classes(frame, about.get("classes", ()))
         optional |= {"class_id": class_id}

@@ -16,7 +16,7 @@ def oracle_of(simulator: Simulator) -> Cluster:
         chunked_prefill=bool(cluster["chunked_prefill"]),
         reserve_full_prompt=bool(cluster["reserve_full_prompt"]),
         long_prefill_threshold=int(cluster["long_prefill_threshold"]),
-        max_request_tokens=int(cluster["max_request_tokens"]),
+        max_request_tokens=int(simulator.world.endpoints["max_request_tokens"][0]),
     )
     kinds: dict[int, Kind] = {}
     engines: list[Engine] = []

@@ -33,6 +33,7 @@ def poisson_load(utilization: float, servers: int, count: int, seed: int) -> Tra
         max_output=output,
         level=np.zeros(count, np.int32),
         class_id=np.zeros(count, np.int32),
+        endpoint=np.zeros(count, np.int32),
         trigger=np.zeros(count, np.int8),
     )
 
@@ -46,6 +47,7 @@ def waiting_times_ps(traffic: Traffic, engines: int, servers: int, router: int) 
         kv_ps=np.zeros(1, np.int64),
         attn_fs=np.zeros(1, np.int64),
         block_size=np.full(1, 16, np.int64),
+        block_rank=np.zeros(1, np.int64),
         max_num_seqs=np.full(1, servers, np.int64),
         max_batched_tokens=np.full(1, servers, np.int64),
         speed=np.ones(1),
@@ -57,7 +59,7 @@ def waiting_times_ps(traffic: Traffic, engines: int, servers: int, router: int) 
     world.engines["status"] = state.ACTIVE
     world.engines["capacity_blocks"] = 1 << 40
     world.cluster["router"] = router
-    world.cluster["max_request_tokens"] = 1 << 40
+    world.endpoints["max_request_tokens"] = 1 << 40
     world = state.with_more_log(world)
     assert advance(world, traffic, tables, state.NEVER - 1) == state.REACHED
     log = np.sort(world.log[:count], order="index")

@@ -92,6 +92,7 @@ def build_tables(case: Case) -> Tables:
         kv_ps=column("kv_ps"),
         attn_fs=column("attn_fs"),
         block_size=column("block_size"),
+        block_rank=np.unique(column("block_size"), return_inverse=True)[1].astype(np.int64),
         max_num_seqs=column("max_num_seqs"),
         max_batched_tokens=column("max_batched_tokens"),
         speed=column("speed", np.float64),
@@ -113,6 +114,7 @@ def build_traffic(case: Case) -> Traffic:
         max_output=column("max_output"),
         level=column("level"),
         class_id=column("class_id"),
+        endpoint=np.zeros(len(case.rows), np.int32),
         trigger=np.zeros(len(case.rows), np.int8),
     )
 
@@ -136,7 +138,7 @@ def build_world(case: Case, request_slots: int = 2) -> World:
     cluster["chunked_prefill"] = settings.chunked_prefill
     cluster["reserve_full_prompt"] = settings.reserve_full_prompt
     cluster["long_prefill_threshold"] = settings.long_prefill_threshold
-    cluster["max_request_tokens"] = settings.max_request_tokens
+    world.endpoints["max_request_tokens"] = settings.max_request_tokens
     return world
 
 

@@ -49,6 +49,7 @@ def _write_log(world: World, slot: int, now: int, outcome: int) -> None:
     entry.index = request.index
     entry.generated = request.generated
     entry.preemptions = request.preemptions
+    entry.cached = request.cached
     entry.engine = request.engine
     entry.outcome = outcome
     cluster.log_length += 1

@@ -4,7 +4,7 @@ An iteration begins with `schedule` and ends with `complete`. Running requests c
 no KV block preempts the last one (FCFS) or the least urgent one (PRIORITY), which loses its KV and is recomputed. Then,
 if nothing was preempted, waiting requests are admitted while budget, sequence limit and free blocks last. Prompts are
 prefilled in chunks of what the token budget leaves. Block accounting needs no per-request field: a request with n
-computed tokens holds ceil(n / block_size) blocks.
+computed tokens holds ceil(n / block_size) blocks (`blocks.py`).
 
 Two shortcuts, both exact: an iteration in which every running request gets what it wants needs no walk over them
 (`_schedule_running_fast`), and a run of identical pure-decode iterations is crossed in one go (`runs.py`).
@@ -13,12 +13,22 @@ Two shortcuts, both exact: an iteration in which every running request gets what
 from __future__ import annotations
 
 from envs.simulator.kernel.accounting import book_finish, book_first_token
+from envs.simulator.kernel.blocks import (
+    blocks_for,
+    cache_chunk,
+    find_hit,
+    give_back,
+    take_blocks,
+    take_hit,
+)
 from envs.simulator.kernel.compiled import compiled, inlined, int64
 from envs.simulator.kernel.queues import head_of, put_back, tokens_to_prefill, unlink
 from envs.simulator.kernel.state import (
     ACTIVE,
     DECODE,
+    DPA,
     DRAINING,
+    EDF,
     NEVER,
     PREFILL,
     PRIORITY,
@@ -26,12 +36,6 @@ from envs.simulator.kernel.state import (
     Tables,
     World,
 )
-
-
-@compiled
-def blocks_for(tokens: int, block_size: int) -> int:
-    """KV blocks that hold `tokens` tokens."""
-    return (tokens + block_size - 1) // block_size
 
 
 @compiled
@@ -101,15 +105,16 @@ def _leave_decode(world: World, tables: Tables, e: int, slot: int) -> None:
 
 
 @compiled
-def drop_running(world: World, tables: Tables, e: int, i: int) -> int:
+def drop_running(world: World, tables: Tables, e: int, i: int, planned: int, stays: int) -> int:
     """Takes entry `i` out of the running list and frees its KV; returns its slot, all its tokens to be computed again.
 
-    What the iteration in flight would have given it is lost.
+    What the iteration in flight would have given it is lost, and so are `planned` tokens of one that is being put
+    together. `stays` says that it comes back to this engine.
     """
     engine = world.engines[e]
     slot = int64(world.running[e, i])
     request = world.requests[slot]
-    engine.used_blocks -= blocks_for(computed_tokens(world, slot), tables.block_size[engine.kind])
+    give_back(world, tables, e, slot, computed_tokens(world, slot) + planned, stays)
     if request.phase == DECODE:
         request.generated = decoding_progress(world, slot)
         _leave_decode(world, tables, e, slot)
@@ -130,14 +135,18 @@ def drop_running(world: World, tables: Tables, e: int, i: int) -> int:
 
 @compiled
 def _victim(world: World, e: int) -> int:
-    """Entry of the running list that gives way: the last (FCFS) or the highest (priority, arrival)."""
+    """Entry of the running list that gives way: the highest (priority, arrival), the latest deadline, or the last."""
     count = int64(world.engines[e].num_running)
-    if world.cluster[0].order != PRIORITY:
+    order = world.cluster[0].order
+    if order != PRIORITY and order != EDF:
         return count - 1
     worst = int64(0)
     for i in range(1, count):
         a, b = world.requests[world.running[e, i]], world.requests[world.running[e, worst]]
-        if (a.level, a.arrival_ps, a.index) > (b.level, b.arrival_ps, b.index):
+        a_key, b_key = int64(a.level), int64(b.level)
+        if order == EDF:
+            a_key, b_key = int64(a.deadline_ps), int64(b.deadline_ps)
+        if (a_key, a.arrival_ps, a.index) > (b_key, b.arrival_ps, b.index):
             worst = int64(i)
     return worst
 
@@ -173,25 +182,26 @@ def _schedule_running_fast(world: World, tables: Tables, e: int, budget: int, th
         needed += blocks_for(computed + chunk, block_size) - blocks_for(computed, block_size)
     if engine.used_blocks + needed > engine.capacity_blocks:
         return int64(-1)
-    engine.used_blocks += needed
+    take_blocks(world, e, needed)
     for i in range(decoding, engine.num_running):
-        request = world.requests[world.running[e, i]]
+        slot = int64(world.running[e, i])
+        request = world.requests[slot]
         request.computed += request.chunk
+        cache_chunk(world, tables, e, slot, int64(request.computed))
     engine.walked = 0
     engine.step_decodes = decoding
     return left
 
 
 @compiled
-def _unschedule(world: World, tables: Tables, e: int, slot: int) -> int:
-    """Takes back what this iteration gave a request that is about to be preempted; returns the tokens refunded."""
-    engine, request = world.engines[e], world.requests[slot]
-    block_size = tables.block_size[engine.kind]
-    refund = int64(request.chunk)
-    computed = computed_tokens(world, slot)
-    engine.used_blocks -= blocks_for(computed + refund, block_size) - blocks_for(computed, block_size)
-    request.chunk = 0
-    return refund
+def _preempt(world: World, tables: Tables, e: int, i: int) -> int:
+    """Sends entry `i` of the running list back to the queue; returns the tokens this iteration had given it."""
+    slot = int64(world.running[e, i])
+    planned = int64(world.requests[slot].chunk)
+    drop_running(world, tables, e, i, planned, int64(1))
+    put_back(world, e, slot)
+    world.engines[e].preemptions += 1
+    return planned
 
 
 @compiled
@@ -250,21 +260,40 @@ def _schedule_running_walk(
         needed = blocks_for(computed + chunk, block_size) - blocks_for(computed, block_size)
         while alive and engine.used_blocks + needed > engine.capacity_blocks:
             victim = _victim(world, e)
-            victim_slot = int64(world.running[e, victim])
-            budget += _unschedule(world, tables, e, victim_slot)
-            drop_running(world, tables, e, victim)
-            put_back(world, e, victim_slot)
-            engine.preemptions += 1
+            alive = victim != i
+            budget += _preempt(world, tables, e, victim)
             preempted = True
-            alive = victim_slot != slot
             if victim < i:
                 i -= 1
         if alive:
             request.chunk = chunk
-            engine.used_blocks += needed
+            take_blocks(world, e, needed)
+            if request.phase == PREFILL:
+                cache_chunk(world, tables, e, slot, computed + chunk)
             budget -= chunk
             i += 1
     return budget, preempted
+
+
+@compiled
+def _begin_prefill(
+    world: World, tables: Tables, e: int, slot: int, now: int, cached: int, chunk: int
+) -> None:
+    """Gives a request its first chunk, behind what the prefix cache has of it; both are whole blocks or the last."""
+    engine, request = world.engines[e], world.requests[slot]
+    if cached > 0:
+        take_hit(world, tables, e, slot)
+        engine.cached_tokens += cached
+        engine.pending_prefill_tokens -= cached
+        engine.prefill_context += cached
+    take_blocks(world, e, blocks_for(chunk, tables.block_size[engine.kind]))
+    request.phase = PREFILL
+    request.chunk = chunk
+    request.computed = cached + chunk
+    cache_chunk(world, tables, e, slot, cached + chunk)
+    if request.first_scheduled_ps < 0:
+        request.first_scheduled_ps = now
+        request.cached = cached
 
 
 @compiled
@@ -273,23 +302,20 @@ def _admit_waiting(world: World, tables: Tables, e: int, now: int, budget: int, 
     engine, cluster = world.engines[e], world.cluster[0]
     block_size = tables.block_size[engine.kind]
     while budget > 0 and engine.num_waiting > 0 and engine.num_running < tables.max_num_seqs[engine.kind]:
-        slot = head_of(world, e)
-        request = world.requests[slot]
-        tokens = tokens_to_prefill(world, slot)
+        slot = head_of(world, e, now)
+        hit, of_these_free = find_hit(world, tables, e, slot)
+        cached = hit * block_size
+        tokens = tokens_to_prefill(world, slot) - cached
         wanted = min(tokens, threshold)
         if wanted > budget and not cluster.chunked_prefill:
             break
         chunk = min(wanted, budget)
         must_fit = tokens if cluster.reserve_full_prompt else chunk
-        if engine.used_blocks + blocks_for(must_fit, block_size) > engine.capacity_blocks:
+        needed = blocks_for(must_fit, block_size) + of_these_free
+        if engine.used_blocks + needed > engine.capacity_blocks:
             break
         unlink(world, e, slot)
-        engine.used_blocks += blocks_for(chunk, block_size)
-        request.phase = PREFILL
-        request.chunk = chunk
-        request.computed = chunk
-        if request.first_scheduled_ps < 0:
-            request.first_scheduled_ps = now
+        _begin_prefill(world, tables, e, slot, now, cached, chunk)
         world.running[e, engine.num_running] = slot
         world.finish_tick[e, engine.num_running] = NEVER
         engine.num_running += 1
@@ -350,6 +376,15 @@ def takes_steps(world: World, e: int) -> bool:
     return not engine.hold and status in (ACTIVE, SPECULATIVE, DRAINING)
 
 
+@compiled
+def _order_may_change(world: World, tables: Tables, e: int) -> bool:
+    """Whether another request may become next by the mere passing of time, and then be admitted."""
+    engine = world.engines[e]
+    if world.cluster[0].order != DPA or engine.num_waiting == 0:
+        return False
+    return engine.num_running < tables.max_num_seqs[engine.kind]
+
+
 @inlined
 def schedule(world: World, tables: Tables, e: int, now: int) -> None:
     """Begins an iteration at `now` if there is anything to run."""
@@ -363,7 +398,7 @@ def schedule(world: World, tables: Tables, e: int, now: int) -> None:
         return
     kind = engine.kind
     if engine.num_prefilling == 0:
-        engine.steady = 1 - engine.walked
+        engine.steady = 0 if engine.walked or _order_may_change(world, tables, e) else 1
         duration = tables.decode_ps[kind, scheduled]
     else:
         tokens, pairs = _prefill_work(world, e)
@@ -375,6 +410,7 @@ def schedule(world: World, tables: Tables, e: int, now: int) -> None:
                 + tables.sequence_ps[kind] * (scheduled - tokens)
                 + tables.attn_fs[kind] * pairs // 1000
             )
+            engine.prefill_ps += duration + tables.kv_ps[kind] * context
     duration += tables.kv_ps[kind] * context
     engine.tick += 1
     engine.decode_context += engine.num_running - engine.num_prefilling
@@ -418,14 +454,13 @@ def _end_prefills(world: World, tables: Tables, e: int, now: int) -> bool:
 def _let_finished_go(world: World, tables: Tables, e: int, now: int) -> None:
     """Takes requests that have all their tokens off the running list."""
     engine = world.engines[e]
-    block_size = tables.block_size[engine.kind]
     kept = 0
     earliest = NEVER
     for i in range(engine.num_running):
         slot = int64(world.running[e, i])
         finish = world.finish_tick[e, i]
         if finish <= engine.tick:
-            engine.used_blocks -= blocks_for(computed_tokens(world, slot), block_size)
+            give_back(world, tables, e, slot, computed_tokens(world, slot), int64(0))
             if world.requests[slot].phase == DECODE:
                 _leave_decode(world, tables, e, slot)
             book_finish(world, tables, slot, now)

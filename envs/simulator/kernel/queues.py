@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from envs.simulator.kernel.compiled import compiled, int64
-from envs.simulator.kernel.state import FCFS, FREE, NUM_LEVELS, PRIORITY, WAITING, World
+from envs.simulator.kernel.state import (
+    DPA,
+    EDF,
+    FCFS,
+    FREE,
+    NUM_LEVELS,
+    PRIORITY,
+    WAITING,
+    World,
+)
 
 
 @compiled
@@ -35,9 +44,12 @@ def tokens_to_prefill(world: World, slot: int) -> int:
 
 
 @compiled
-def _comes_before(world: World, a: int, b: int) -> bool:
-    """Order of two requests of one level: by arrival, then by row of the workload."""
+def _comes_before(world: World, row: int, a: int, b: int) -> bool:
+    """Order of two requests of one list: by deadline where deadlines count, by arrival, by row of the workload."""
     first, second = world.requests[a], world.requests[b]
+    order = world.cluster[0].order
+    if row < len(world.engines) and (order in (EDF, DPA)) and first.deadline_ps != second.deadline_ps:
+        return first.deadline_ps < second.deadline_ps
     if first.arrival_ps != second.arrival_ps:
         return first.arrival_ps < second.arrival_ps
     return first.index < second.index
@@ -45,8 +57,9 @@ def _comes_before(world: World, a: int, b: int) -> bool:
 
 @compiled
 def _level_of(world: World, row: int, slot: int) -> int:
-    """List of a queue a request stands in: its priority level where order counts, else one for all."""
-    if row == len(world.engines) or world.cluster[0].order == PRIORITY:
+    """List of a queue a request stands in: its priority level where that counts, else one for all."""
+    order = world.cluster[0].order
+    if row == len(world.engines) or order in (PRIORITY, DPA):
         return int64(world.requests[slot].level)
     return int64(0)
 
@@ -84,13 +97,14 @@ def _stand_behind(world: World, row: int, level: int, slot: int, before: int) ->
 def enqueue(world: World, row: int, slot: int) -> None:
     """Puts a request into a queue: by arrival within its level, or at the tail.
 
-    Under PRIORITY every queue is ordered by (priority, arrival), as vLLM's heap is; under FCFS an engine's queue is a
-    plain deque. The pool is always ordered by (priority, arrival).
+    Under PRIORITY every queue is ordered by (priority, arrival), as vLLM's heap is, under EDF by deadline, under DPA by
+    deadline within each priority; under FCFS an engine's queue is a plain deque. The pool is always ordered by
+    (priority, arrival).
     """
     level = _level_of(world, row, slot)
     before = int64(world.queues[row, level, 1])
-    if row == len(world.engines) or world.cluster[0].order == PRIORITY:
-        while before >= 0 and _comes_before(world, slot, before):
+    if row == len(world.engines) or world.cluster[0].order != FCFS:
+        while before >= 0 and _comes_before(world, row, slot, before):
             before = int64(world.requests[before].prev)
     _stand_behind(world, row, level, slot, before)
 
@@ -98,7 +112,7 @@ def enqueue(world: World, row: int, slot: int) -> None:
 @compiled
 def put_back(world: World, e: int, slot: int) -> None:
     """Puts a preempted request into its engine's queue: at the head, or where its priority and arrival say."""
-    if world.cluster[0].order == PRIORITY:
+    if world.cluster[0].order != FCFS:
         enqueue(world, e, slot)
     else:
         _stand_behind(world, e, int64(0), slot, int64(-1))
@@ -125,10 +139,51 @@ def unlink(world: World, row: int, slot: int) -> None:
 
 
 @compiled
-def head_of(world: World, row: int) -> int:
+def _first_due_after(world: World, row: int, level: int, deadline: int) -> int:
+    """First request of a list, ordered by deadline, whose deadline is not before `deadline`, or -1."""
+    slot = int64(world.queues[row, level, 0])
+    while slot >= 0 and world.requests[slot].deadline_ps < deadline:
+        slot = int64(world.requests[slot].next)
+    return slot
+
+
+@compiled
+def _earliest_deadline(world: World, row: int) -> int:
+    """The waiting request with the earliest deadline, or -1; the more urgent level in case of a tie."""
+    best = int64(-1)
+    for level in range(NUM_LEVELS):
+        slot = int64(world.queues[row, level, 0])
+        if slot >= 0 and (best < 0 or world.requests[slot].deadline_ps < world.requests[best].deadline_ps):
+            best = slot
+    return best
+
+
+@compiled
+def _by_deadline_and_priority(world: World, row: int, now: int) -> int:
+    """DPA's next request: severely expired, urgent by tier, not urgent by tier, recently expired; -1 if none waits."""
+    cluster = world.cluster[0]
+    oldest = _earliest_deadline(world, row)
+    if oldest < 0 or world.requests[oldest].deadline_ps < now - cluster.expired_ps:
+        return oldest
+    relaxed = int64(-1)
+    for level in range(NUM_LEVELS):
+        slot = _first_due_after(world, row, int64(level), now)
+        if slot >= 0 and world.requests[slot].deadline_ps <= now + cluster.urgent_ps:
+            return slot
+        if relaxed < 0:
+            relaxed = slot
+    return relaxed if relaxed >= 0 else oldest
+
+
+@compiled
+def head_of(world: World, row: int, now: int) -> int:
     """The slot that is served next, or -1."""
-    if row < len(world.engines) and world.cluster[0].order == FCFS:
-        return int64(world.queues[row, 0, 0])
+    if row < len(world.engines):
+        order = world.cluster[0].order
+        if order in (FCFS, EDF):
+            return int64(world.queues[row, 0, 0])
+        if order == DPA:
+            return _by_deadline_and_priority(world, row, now)
     for level in range(NUM_LEVELS):
         if world.queues[row, level, 0] >= 0:
             return int64(world.queues[row, level, 0])

@@ -1,4 +1,4 @@
-"""The built-in routers: which engine a request goes to."""
+"""The built-in routers: which engine of its endpoint a request goes to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from envs.simulator.kernel.state import (
     ACTIVE,
     AFFINITY,
     HOLD,
-    LEAST_REQUESTS,
     ROUND_ROBIN,
     SPECULATIVE,
     Tables,
@@ -28,23 +27,13 @@ def may_take(world: World, tables: Tables, e: int, most_tokens: int) -> bool:
 
 
 @compiled
-def _score(world: World, tables: Tables, e: int, router: int) -> float:
-    """What the routers minimise: requests, or tokens to prefill and resident, over the engine's speed."""
-    engine = world.engines[e]
-    if router == LEAST_REQUESTS:
-        return float(engine.num_running + engine.num_waiting)
-    tokens = engine.pending_prefill_tokens + engine.prefill_context + engine.decode_context
-    return tokens / tables.speed[engine.kind]
-
-
-@compiled
-def _width_wanted(world: World, tables: Tables, most_tokens: int, urgent: bool) -> int:
+def _width_wanted(world: World, tables: Tables, endpoint: int, most_tokens: int, urgent: bool) -> int:
     """AFFINITY: the widest engines serve urgent requests, the narrower ones the rest, if there are any.
 
     Returns the width to choose, or the negated width to avoid, or 0 where all fitting engines are as wide.
     """
     widest, narrowest = int64(0), int64(np.iinfo(np.int32).max)
-    for e in range(len(world.engines)):
+    for e in range(int64(world.endpoints[endpoint].first), int64(world.endpoints[endpoint].last)):
         if may_take(world, tables, e, most_tokens):
             widest = max(widest, int64(world.engines[e].width))
             narrowest = min(narrowest, int64(world.engines[e].width))
@@ -54,31 +43,40 @@ def _width_wanted(world: World, tables: Tables, most_tokens: int, urgent: bool) 
 
 
 @compiled
-def _next_in_turn(world: World, tables: Tables, most_tokens: int) -> int:
-    """ROUND_ROBIN: the next engine that can take the request, or -1."""
-    cluster = world.cluster[0]
-    num_engines = len(world.engines)
+def _next_in_turn(world: World, tables: Tables, number: int, most_tokens: int) -> int:
+    """ROUND_ROBIN: the next engine of the endpoint that can take the request, or -1."""
+    endpoint = world.endpoints[number]
+    num_engines = int64(endpoint.last) - endpoint.first
     for turn in range(num_engines):
-        e = (cluster.turn + turn) % num_engines
-        if may_take(world, tables, e, most_tokens):
-            cluster.turn = (e + 1) % num_engines
-            return int64(e)
+        place = int64((endpoint.turn + turn) % num_engines)
+        if may_take(world, tables, endpoint.first + place, most_tokens):
+            endpoint.turn = (place + 1) % num_engines
+            return int64(endpoint.first + place)
     return int64(-1)
 
 
-@inlined
-def _lowest(world: World, tables: Tables, router: int, width: int, most_tokens: int) -> int:
-    """The first of the engines with the lowest score, or -1. A negative width is one to avoid, zero admits all."""
-    best, best_score = int64(-1), np.inf
-    for e in range(len(world.engines)):
-        engine = world.engines[e]
-        if (width > 0 and engine.width != width) or (width < 0 and engine.width == -width):
-            continue
-        if may_take(world, tables, e, most_tokens):
-            score = _score(world, tables, e, router)
-            if score < best_score:
-                best, best_score = int64(e), score
+@compiled
+def _lowest_that_may(world: World, tables: Tables, endpoint: int, width: int, most_tokens: int) -> int:
+    """The first engine of an endpoint with the lowest load, or -1. A negative width is one to avoid, zero admits all."""
+    best, lowest = int64(-1), np.inf
+    for e in range(int64(world.endpoints[endpoint].first), int64(world.endpoints[endpoint].last)):
+        if world.load[e] < lowest and may_take(world, tables, e, most_tokens):
+            engine_width = world.engines[e].width
+            if width == 0 or (width > 0 and engine_width == width) or (width < 0 and engine_width != -width):
+                best, lowest = int64(e), world.load[e]
     return best
+
+
+@inlined
+def _lowest(world: World, tables: Tables, endpoint: int, width: int, most_tokens: int) -> int:
+    """As `_lowest_that_may`, but first looks at loads alone: the least loaded engine nearly always may."""
+    best, lowest = int64(-1), np.inf
+    for e in range(int64(world.endpoints[endpoint].first), int64(world.endpoints[endpoint].last)):
+        if world.load[e] < lowest:
+            best, lowest = int64(e), world.load[e]
+    if width == 0 and best >= 0 and may_take(world, tables, best, most_tokens):
+        return best
+    return _lowest_that_may(world, tables, endpoint, width, most_tokens)
 
 
 @inlined
@@ -86,19 +84,20 @@ def route(world: World, tables: Tables, slot: int, most_tokens: int) -> int:
     """The built-in router's engine for a request, or -1 (none can take it, or the router holds).
 
     An engine that has not caught up shows less context than it has. If it looks best it catches up, and the choice is
-    made again: what wins in the end has its true score, and the others have at least theirs.
+    made again: what wins in the end has its true load, and the others have at least theirs.
     """
     router = world.cluster[0].router
     now = world.cluster[0].now_ps
+    endpoint = int64(world.requests[slot].endpoint)
     if router == HOLD:
         return int64(-1)
     if router == ROUND_ROBIN:
-        return _next_in_turn(world, tables, most_tokens)
+        return _next_in_turn(world, tables, endpoint, most_tokens)
     width = int64(0)
     if router == AFFINITY:
-        width = _width_wanted(world, tables, most_tokens, world.requests[slot].level == 0)
+        width = _width_wanted(world, tables, endpoint, most_tokens, world.requests[slot].level == 0)
     while True:
-        e = _lowest(world, tables, router, width, most_tokens)
+        e = _lowest(world, tables, endpoint, width, most_tokens)
         if e < 0 or world.engines[e].run_left == 0 or world.engines[e].step_end_ps > now:
             return e
         catch_up(world, tables, e, now)

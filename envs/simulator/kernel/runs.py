@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from envs.simulator.kernel.blocks import take_blocks
 from envs.simulator.kernel.compiled import compiled, inlined, int64
 from envs.simulator.kernel.engine import complete, schedule, takes_steps
-from envs.simulator.kernel.state import NEVER, Tables, World
+from envs.simulator.kernel.state import ACTIVE, LEAST_REQUESTS, NEVER, SPECULATIVE, Tables, World
 
 
 @compiled
@@ -57,17 +58,31 @@ def _affordable(world: World, tables: Tables, e: int, most: int) -> int:
 
 
 @inlined
+def show_load(world: World, tables: Tables, e: int) -> None:
+    """Writes down what the router minimises: requests, or tokens to prefill and resident, over the engine's speed."""
+    engine = world.engines[e]
+    if engine.status != ACTIVE and engine.status != SPECULATIVE:
+        world.load[e] = np.inf
+    elif world.cluster[0].router == LEAST_REQUESTS:
+        world.load[e] = engine.num_running + engine.num_waiting
+    else:
+        tokens = engine.pending_prefill_tokens + engine.prefill_context + engine.decode_context
+        world.load[e] = tokens / tables.speed[engine.kind]
+
+
+@inlined
 def plan_run(world: World, tables: Tables, e: int) -> None:
     """Works out how long the iteration in flight repeats itself, and so when the engine is due."""
     engine = world.engines[e]
     engine.run_left = 0
-    engine.due_ps = engine.step_end_ps
+    world.due_ps[e] = engine.step_end_ps
+    show_load(world, tables, e)
     if engine.step_end_ps < 0:
-        engine.due_ps = NEVER
+        world.due_ps[e] = NEVER
     elif engine.steady and takes_steps(world, e) and engine.next_finish_tick > engine.tick:
         count = _affordable(world, tables, e, engine.next_finish_tick - engine.tick)
         engine.run_left = count
-        engine.due_ps += _span_ps(world, tables, e, count)
+        world.due_ps[e] += _span_ps(world, tables, e, count)
 
 
 @compiled
@@ -76,7 +91,7 @@ def _cross(world: World, tables: Tables, e: int, count: int) -> None:
     engine = world.engines[e]
     duration = _span_ps(world, tables, e, count)
     tokens = count * engine.num_running
-    engine.used_blocks += _blocks_over(world, tables, e, count)
+    take_blocks(world, e, _blocks_over(world, tables, e, count))
     engine.tick += count
     engine.decode_context += tokens
     engine.generated_tokens += tokens
@@ -101,6 +116,7 @@ def catch_up(world: World, tables: Tables, e: int, now: int) -> None:
     while _span_ps(world, tables, e, ended + 1) <= elapsed:
         ended += 1
     _cross(world, tables, e, min(ended + 1, engine.run_left))
+    show_load(world, tables, e)
 
 
 @compiled
@@ -109,7 +125,7 @@ def interrupt(world: World, e: int) -> None:
     engine = world.engines[e]
     engine.steady = 0
     engine.run_left = 0
-    engine.due_ps = engine.step_end_ps if engine.step_end_ps >= 0 else NEVER
+    world.due_ps[e] = engine.step_end_ps if engine.step_end_ps >= 0 else NEVER
 
 
 @inlined

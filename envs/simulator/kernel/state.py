@@ -9,6 +9,7 @@ iterations and skipping over them give the same number.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -32,23 +33,23 @@ FREE, WAITING, PREFILL, DECODE = range(4)
 # Outcome of a request in the log.
 FINISHED, REFUSED, FAILED = range(3)
 
-# Queue order of an engine, as vLLM's `--scheduling-policy`.
-FCFS, PRIORITY = range(2)
+# Queue order of an engine. The first two are vLLM's `--scheduling-policy`; the others SageServe's (section 6.5), which
+# calls PRIORITY "priority first".
+FCFS, PRIORITY, EDF, DPA = range(4)
+
+# Node of an extent that holds nothing anyone could hit; -2 - slot is a request's own.
+ANONYMOUS = -1
 
 # Built-in routers.
 ROUND_ROBIN, LEAST_REQUESTS, JSQ_TOKENS, AFFINITY, HOLD = range(5)
 ROUTER_NAMES = ("round_robin", "least_requests", "jsq", "affinity", "hold")
 
 # Why `advance` returned.
-REACHED, NOTIFIED, TRIGGERED, NEED_SLOTS, NEED_LOG = range(5)
+REACHED, NOTIFIED, TRIGGERED, NEED_SLOTS, NEED_LOG, NEED_EXTENTS = range(6)
 
 ENGINE_DTYPE = np.dtype(
     [
         ("step_end_ps", np.int64),  # end of the iteration in flight, -1 when none is
-        (
-            "due_ps",
-            np.int64,
-        ),  # end of the last iteration of the run in flight, NEVER when there is none (see runs.py)
         ("run_left", np.int64),  # further iterations of the run, all like the one in flight
         ("tick", np.int64),  # iterations scheduled so far; a decoding request gains one token a tick
         ("next_finish_tick", np.int64),  # earliest tick at which a decoding request ends
@@ -65,10 +66,12 @@ ENGINE_DTYPE = np.dtype(
         ),  # what this engine's requests may use; less when paused requests share the pool
         ("total_blocks", np.int64),  # capacity_blocks when nothing else is resident
         ("busy_ps", np.int64),
+        ("prefill_ps", np.int64),  # of these, in iterations with prefill
         ("steps", np.int64),
         ("preemptions", np.int64),
         ("generated_tokens", np.int64),
         ("prefilled_tokens", np.int64),
+        ("cached_tokens", np.int64),  # prompt tokens found in the prefix cache
         ("status", np.int32),
         ("kind", np.int32),  # row of Tables
         ("width", np.int32),  # GPUs
@@ -84,6 +87,11 @@ ENGINE_DTYPE = np.dtype(
             "walked",
             np.int32,
         ),  # 1: only decoding requests with a chunk get a token from the iteration in flight
+        (
+            "free_first",
+            np.int32,
+        ),  # prefix caching: the free blocks as a list of extents, next to be taken ...
+        ("free_last", np.int32),  # ... and last
     ],
     align=True,
 )
@@ -93,6 +101,7 @@ REQUEST_DTYPE = np.dtype(
         ("arrival_ps", np.int64),
         ("first_scheduled_ps", np.int64),  # -1 until then
         ("first_token_ps", np.int64),  # -1 until then
+        ("deadline_ps", np.int64),  # of the first token: arrival and the class's TTFT promise
         ("offset", np.int64),  # decoding: computed tokens = engine tick + offset
         ("index", np.int32),  # row of the workload
         ("prompt", np.int32),
@@ -103,8 +112,13 @@ REQUEST_DTYPE = np.dtype(
         ("phase", np.int32),
         ("level", np.int32),  # priority level, 0 is served first
         ("class_id", np.int32),
-        ("engine", np.int32),  # -1 in the pool
+        ("endpoint", np.int32),  # row of World.endpoints
+        ("engine", np.int32),  # -1 until it is sent to one
         ("preemptions", np.int32),
+        ("cached", np.int32),  # prompt tokens found in the prefix cache when first admitted
+        ("holds", np.int32),  # prefix caching: first entry of its list of held extents, -1 if none
+        ("held_blocks", np.int32),  # blocks that list covers; what it has beyond is its own and implicit
+        ("own_extents", np.int32),  # its own blocks left in the cache by a preemption, -1 if none
         ("next", np.int32),
         ("prev", np.int32),
     ],
@@ -120,11 +134,44 @@ LOG_DTYPE = np.dtype(
         ("index", np.int32),
         ("generated", np.int32),
         ("preemptions", np.int32),
+        ("cached", np.int32),
         ("engine", np.int32),
         ("outcome", np.int32),
     ],
     align=True,
 )
+
+# A run of KV blocks of an engine with one content and one number of users. The physical block does not matter, so an
+# extent has none. Positions count blocks from the beginning of the prompt.
+EXTENT_DTYPE = np.dtype(
+    [
+        ("node", np.int32),  # whose content: a node of the prefix tree, ANONYMOUS, or a request's own
+        ("start", np.int32),  # first position
+        ("end", np.int32),  # behind the last position
+        ("refs", np.int32),  # running requests that use it; 0: it stands in the engine's list of free blocks
+        ("next", np.int32),  # towards the end of that list, where blocks are freed; also links unused records
+        ("prev", np.int32),
+        (
+            "sibling",
+            np.int32,
+        ),  # the node's next extent in this engine, in the order in which they were cached
+        ("before", np.int32),  # what was split off its beginning, for those that hold both
+    ],
+    align=True,
+)
+
+# An entry of the list of extents that a running request holds, last blocks first.
+HOLD_DTYPE = np.dtype(
+    [
+        ("extent", np.int32),  # this one and what was split off its beginning ...
+        ("start", np.int32),  # ... back to this position
+        ("next", np.int32),
+    ],
+    align=True,
+)
+
+# A row of a request's path through the prefix tree.
+CHAIN_DTYPE = np.dtype([("node", np.int32), ("end", np.int32)], align=True)  # behind its last position there
 
 CLUSTER_DTYPE = np.dtype(
     [
@@ -140,9 +187,26 @@ CLUSTER_DTYPE = np.dtype(
         ("chunked_prefill", np.int32),
         ("reserve_full_prompt", np.int32),  # vLLM's scheduler_reserve_full_isl
         ("long_prefill_threshold", np.int32),  # 0: none
+        ("prefix_caching", np.int32),
+        ("first_extent", np.int32),  # unused extent records ...
+        ("num_free_extents", np.int32),
+        ("first_hold", np.int32),  # ... and entries of lists of held ones
+        ("num_free_holds", np.int32),
+        ("longest_chain", np.int32),  # rows
+        ("expired_ps", np.int64),  # DPA: requests this long after their deadline come first
+        ("urgent_ps", np.int64),  # DPA: requests with no more than this left come before the others
         ("stop_on_trigger", np.int32),
-        ("turn", np.int32),  # round robin's next engine
         ("num_clients", np.int32),  # closed loop: requests kept in flight; 0 when arrivals are given
+    ],
+    align=True,
+)
+
+# Engines that may serve the same requests: those of one model in one region, neighbours in `World.engines`.
+ENDPOINT_DTYPE = np.dtype(
+    [
+        ("first", np.int32),  # engine
+        ("last", np.int32),  # behind the last
+        ("turn", np.int32),  # round robin's next engine, counted from the first
         ("max_request_tokens", np.int64),  # a request that may grow beyond this is refused on arrival
     ],
     align=True,
@@ -185,13 +249,27 @@ class World(NamedTuple):
 
     cluster: NDArray[np.void]  # (1,) CLUSTER_DTYPE
     engines: NDArray[np.void]  # (E,) ENGINE_DTYPE
+    due_ps: NDArray[
+        np.int64
+    ]  # (E,) end of the last iteration of the run in flight (runs.py), NEVER where there is none
+    load: NDArray[
+        np.float64
+    ]  # (E,) what the router minimises (routers.py), infinite where nothing may be sent
+    endpoints: NDArray[np.void]  # (P,) ENDPOINT_DTYPE
     requests: NDArray[np.void]  # (R,) REQUEST_DTYPE
-    queues: NDArray[np.int32]  # (E + 1, NUM_LEVELS, 2) head and tail slot of each level; row E is the pool
+    queues: NDArray[
+        np.int32
+    ]  # (E + 1, NUM_LEVELS, 2) head and tail slot of each level; row E holds those not yet sent to one
     running: NDArray[np.int32]  # (E, S) request slots in vLLM's order
     finish_tick: NDArray[np.int64]  # (E, S) tick at which running[e, i] ends; NEVER while it prefills
     residues: NDArray[np.int32]  # (E, B) decoding requests by offset modulo the engine's block size
     stats: NDArray[np.float64]  # (C, len(STAT_NAMES))
     log: NDArray[np.void]  # (M,) LOG_DTYPE, append only
+    extents: NDArray[np.void]  # (X,) EXTENT_DTYPE
+    holds: NDArray[np.void]  # (X,) HOLD_DTYPE
+    node_extents: NDArray[np.int32]  # (E, nodes) first extent of each node of the prefix tree, -1 if none
+    chain_start: NDArray[np.int32]  # (block sizes, N + 1) first row of each request's chain; never changes
+    chains: NDArray[np.void]  # (rows,) CHAIN_DTYPE; never changes
 
 
 class Traffic(NamedTuple):
@@ -203,6 +281,7 @@ class Traffic(NamedTuple):
     max_output: NDArray[np.int32]
     level: NDArray[np.int32]
     class_id: NDArray[np.int32]
+    endpoint: NDArray[np.int32]  # row of World.endpoints
     trigger: NDArray[np.int8]  # 1: a decision may be asked for when this request arrives
 
 
@@ -215,6 +294,7 @@ class Tables(NamedTuple):
     kv_ps: NDArray[np.int64]  # (K,) per token of decode context
     attn_fs: NDArray[np.int64]  # (K,) per (query, key) pair of prefill attention
     block_size: NDArray[np.int64]  # (K,) tokens a block
+    block_rank: NDArray[np.int64]  # (K,) its place among the distinct block sizes, ascending
     max_num_seqs: NDArray[np.int64]  # (K,)
     max_batched_tokens: NDArray[np.int64]  # (K,)
     speed: NDArray[np.float64]  # (K,) relative token throughput, used by routers
@@ -222,13 +302,54 @@ class Tables(NamedTuple):
     tpot_slo_ps: NDArray[np.int64]  # (C,)
 
 
+@dataclass(frozen=True)
+class Chains:
+    """Every request's path through the tree of shared prefixes, for each block size of the cluster.
+
+    Only nodes that two requests or more go through are in it. Positions count blocks; a node lies at the same positions
+    in every request that goes through it.
+
+    Args:
+        start: (block sizes, N + 1), row `start[b, i]` of `rows` is the first of request i.
+        rows: (rows,) CHAIN_DTYPE.
+        num_nodes: Nodes of the trees.
+    """
+
+    start: NDArray[np.int32]
+    rows: NDArray[np.void]
+    num_nodes: int
+
+    @property
+    def longest(self) -> int:
+        """Most rows of one request."""
+        return int(np.diff(self.start, axis=1).max(initial=0))
+
+
+def no_chains(num_requests: int, num_block_sizes: int = 1) -> Chains:
+    """Chains of requests that share nothing."""
+    return Chains(np.zeros((num_block_sizes, num_requests + 1), np.int32), np.zeros(0, CHAIN_DTYPE), 0)
+
+
 def new_world(
-    num_engines: int, max_running: int, max_block_size: int, num_classes: int, request_slots: int = 64
+    num_engines: int,
+    max_running: int,
+    max_block_size: int,
+    num_classes: int,
+    request_slots: int = 64,
+    chains: Chains | None = None,
+    num_endpoints: int = 1,
 ) -> World:
-    """An empty world; engines are INACTIVE until the caller fills them in."""
+    """An empty world; engines are INACTIVE and endpoints empty until the caller fills them in.
+
+    With `chains` it caches prefixes. A single endpoint has all engines.
+    """
+    cached = chains or no_chains(0)
     world = World(
         cluster=np.zeros(1, CLUSTER_DTYPE),
         engines=np.zeros(num_engines, ENGINE_DTYPE),
+        due_ps=np.full(num_engines, NEVER, np.int64),
+        load=np.full(num_engines, np.inf),
+        endpoints=np.zeros(num_endpoints, ENDPOINT_DTYPE),
         requests=np.zeros(request_slots, REQUEST_DTYPE),
         queues=np.full((num_engines + 1, NUM_LEVELS, 2), -1, np.int32),
         running=np.full((num_engines, max_running), -1, np.int32),
@@ -236,13 +357,24 @@ def new_world(
         residues=np.zeros((num_engines, max_block_size), np.int32),
         stats=np.zeros((num_classes, len(STAT_NAMES))),
         log=np.zeros(request_slots, LOG_DTYPE),
+        extents=np.zeros(0, EXTENT_DTYPE),
+        holds=np.zeros(0, HOLD_DTYPE),
+        node_extents=np.full((num_engines, cached.num_nodes), -1, np.int32),
+        chain_start=cached.start,
+        chains=cached.rows,
     )
+    if num_endpoints == 1:
+        world.endpoints["last"] = num_engines
+    world.engines["free_first"] = world.engines["free_last"] = -1
+    world.cluster["first_extent"] = world.cluster["first_hold"] = -1
+    if chains is not None:
+        world.cluster["prefix_caching"] = 1
+        world.cluster["longest_chain"] = chains.longest
     world.engines["step_end_ps"] = -1
-    world.engines["due_ps"] = NEVER
     world.engines["next_finish_tick"] = NEVER
     world.cluster["free_head"] = -1
     _link_free(world, 0)
-    return world
+    return with_more_extents(world, 4 * num_engines) if chains is not None else world
 
 
 def _link_free(world: World, start: int) -> None:
@@ -267,11 +399,32 @@ def with_more_log(world: World) -> World:
     return world._replace(log=np.concatenate([world.log, np.zeros(extra, LOG_DTYPE)]))
 
 
+def with_more_extents(world: World, least: int = 64) -> World:
+    """The same world with twice the room for extents and for entries of lists of held ones, and `least` more."""
+    old = len(world.extents)
+    extra = old + least
+    extents = np.concatenate([world.extents, np.zeros(extra, EXTENT_DTYPE)])
+    holds = np.concatenate([world.holds, np.zeros(extra, HOLD_DTYPE)])
+    cluster = world.cluster
+    for records, first, count in (
+        (extents, "first_extent", "num_free_extents"),
+        (holds, "first_hold", "num_free_holds"),
+    ):
+        records["next"][old:] = np.arange(old + 1, old + extra + 1)
+        records["next"][-1] = cluster[first][0]
+        cluster[first] = old
+        cluster[count] += extra
+    return world._replace(extents=extents, holds=holds)
+
+
 def fork(world: World) -> World:
     """A copy that shares nothing mutable. Its log starts empty: the parent's entries are the parent's to tell."""
     copy = World(
         _copied_records(world.cluster, CLUSTER_DTYPE, _WHOLE_CLUSTER),
         _copied_records(world.engines, ENGINE_DTYPE, _WHOLE_ENGINE),
+        world.due_ps.copy(),
+        world.load.copy(),
+        world.endpoints.copy(),
         _copied_records(world.requests, REQUEST_DTYPE, _WHOLE_REQUEST),
         world.queues.copy(),
         world.running.copy(),
@@ -279,6 +432,11 @@ def fork(world: World) -> World:
         world.residues.copy(),
         world.stats.copy(),
         np.empty(world.cluster["num_in_flight"][0] + _LOG_MARGIN, LOG_DTYPE),
+        _copied_if_any(world.extents, EXTENT_DTYPE, _WHOLE_EXTENT),
+        _copied_if_any(world.holds, HOLD_DTYPE, _WHOLE_HOLD),
+        world.node_extents.copy() if world.node_extents.size else world.node_extents,
+        world.chain_start,
+        world.chains,
     )
     copy.cluster["log_length"] = 0
     return copy
@@ -289,7 +447,14 @@ def _copied_records(records: NDArray[np.void], dtype: np.dtype, whole: np.dtype)
     return records.view(whole).copy().view(dtype)
 
 
+def _copied_if_any(records: NDArray[np.void], dtype: np.dtype, whole: np.dtype) -> NDArray[np.void]:
+    """A copy of what only prefix caching has records of."""
+    return _copied_records(records, dtype, whole) if len(records) else records
+
+
 # The same records without their fields.
 _WHOLE_CLUSTER = np.dtype((np.void, CLUSTER_DTYPE.itemsize))
 _WHOLE_ENGINE = np.dtype((np.void, ENGINE_DTYPE.itemsize))
 _WHOLE_REQUEST = np.dtype((np.void, REQUEST_DTYPE.itemsize))
+_WHOLE_EXTENT = np.dtype((np.void, EXTENT_DTYPE.itemsize))
+_WHOLE_HOLD = np.dtype((np.void, HOLD_DTYPE.itemsize))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from envs.simulator.kernel.accounting import book_arrival, book_failure, book_refusal, latency_cost
+from envs.simulator.kernel.blocks import flush_cache, forget
 from envs.simulator.kernel.compiled import compiled, inlined, int64
 from envs.simulator.kernel.engine import decoding_progress, drop_running
 from envs.simulator.kernel.queues import enqueue, head_of, take_slot, tokens_to_prefill, unlink
 from envs.simulator.kernel.routers import may_take, route
-from envs.simulator.kernel.runs import catch_up, interrupt, kick, plan_run, step
+from envs.simulator.kernel.runs import catch_up, interrupt, kick, plan_run, show_load, step
 from envs.simulator.kernel.state import (
+    NEED_EXTENTS,
     NEED_LOG,
     NEED_SLOTS,
     NEVER,
@@ -25,8 +27,10 @@ __all__ = [
     "decoding_progress",
     "dispatch_pool",
     "fail_running",
+    "flush_cache",
     "is_idle",
     "kick",
+    "lacks_extents",
     "latency_cost",
     "may_take",
     "pool_running",
@@ -34,6 +38,8 @@ __all__ = [
     "send",
 ]
 
+
+_EXTENTS_A_REQUEST = 8  # records that a request takes at most beside its chain's
 
 # -- arrivals ----------------------------------------------------------------------------------------------------------
 
@@ -51,10 +57,11 @@ def _hand_over(world: World, tables: Tables, slot: int, e: int) -> None:
     catch_up(world, tables, e, world.cluster[0].now_ps)
     enqueue(world, e, slot)
     interrupt(world, e)
+    show_load(world, tables, e)
 
 
 @compiled
-def _new_request(world: World, traffic: Traffic, index: int) -> int:
+def _new_request(world: World, traffic: Traffic, tables: Tables, index: int) -> int:
     """Fills a slot with row `index` of the workload."""
     slot = take_slot(world)
     request = world.requests[slot]
@@ -69,37 +76,64 @@ def _new_request(world: World, traffic: Traffic, index: int) -> int:
     request.chunk = 0
     request.level = traffic.level[index]
     request.class_id = traffic.class_id[index]
+    request.endpoint = traffic.endpoint[index]
+    request.deadline_ps = request.arrival_ps + tables.ttft_slo_ps[request.class_id]
     request.engine = -1
     request.preemptions = 0
+    request.cached = 0
+    request.holds = -1
+    request.held_blocks = 0
+    request.own_extents = -1
     return slot
 
 
 @inlined
-def _ingest(world: World, traffic: Traffic, tables: Tables, index: int) -> bool:
-    """Lets a request arrive. Returns whether it went to an engine that stands idle."""
-    slot = _new_request(world, traffic, index)
+def _ingest(world: World, traffic: Traffic, tables: Tables, index: int) -> int:
+    """Lets a request arrive. Returns the engine it went to if that stands idle, or -1."""
+    slot = _new_request(world, traffic, tables, index)
     most_tokens = _most_tokens(world, traffic, slot)
-    if most_tokens > world.cluster[0].max_request_tokens:
+    if most_tokens > world.endpoints[world.requests[slot].endpoint].max_request_tokens:
         book_refusal(world, slot)
-        return False
+        return int64(-1)
     book_arrival(world, tables, slot)
     e = route(world, tables, slot, most_tokens)
     if e < 0:
         enqueue(world, len(world.engines), slot)
-        return False
+        return int64(-1)
     _hand_over(world, tables, slot, e)
-    return world.engines[e].step_end_ps < 0
+    return e if world.engines[e].step_end_ps < 0 else int64(-1)
 
 
 @compiled
-def _needs_room(world: World) -> int:
-    """Whether arrays must grow before another request may arrive. The log has room for all requests in flight."""
+def lacks_extents(world: World, num_requests: int) -> bool:
+    """Prefix caching: whether records may run out while so many requests are admitted or leave."""
+    cluster = world.cluster[0]
+    if cluster.prefix_caching == 0:
+        return False
+    return min(cluster.num_free_extents, cluster.num_free_holds) < (num_requests + 2) * (
+        4 * cluster.longest_chain + _EXTENTS_A_REQUEST
+    )
+
+
+@compiled
+def _most_changes(world: World, tables: Tables, e: int) -> int:
+    """Requests that one step of an engine may admit or let go."""
+    engine = world.engines[e]
+    return engine.num_running + min(int64(engine.num_waiting), tables.max_num_seqs[engine.kind])
+
+
+@compiled
+def _needs_room(world: World, arriving: int) -> int:
+    """Whether arrays must grow before the `arriving`-th request of an instant may arrive.
+
+    The log has room for all requests in flight.
+    """
     cluster = world.cluster[0]
     if cluster.free_head < 0:
         return NEED_SLOTS
     if cluster.log_length + cluster.num_in_flight + 1 > len(world.log):
         return NEED_LOG
-    return REACHED
+    return NEED_EXTENTS if lacks_extents(world, arriving) else REACHED
 
 
 @compiled
@@ -128,10 +162,10 @@ def _done_or_held(world: World, e: int) -> bool:
 @compiled
 def _next_due(world: World) -> int:
     """The engine that is due first, the lowest in case of a tie."""
-    first, due = int64(0), world.engines[0].due_ps
-    for e in range(1, len(world.engines)):
-        if world.engines[e].due_ps < due:
-            first, due = int64(e), world.engines[e].due_ps
+    first, due = int64(0), world.due_ps[0]
+    for e in range(1, len(world.due_ps)):
+        if world.due_ps[e] < due:
+            first, due = int64(e), world.due_ps[e]
     return first
 
 
@@ -150,26 +184,29 @@ def _clients_send(world: World, traffic: Traffic) -> bool:
 
 
 @inlined
-def _step_engines(world: World, traffic: Traffic, tables: Tables, until: int, noticed: bool) -> bool:
-    """Steps engines in the order in which they are due, up to `until`, the instant of the first notice, or a client's
-    next request.
+def _step_engines(world: World, traffic: Traffic, tables: Tables, until: int, noticed: bool) -> int:
+    """Steps engines in the order in which they are due: to `until`, the first notice, or a client's next request.
 
-    Returns whether there was a notice. The order makes logs and sums of floats independent of how time is sliced.
+    Returns REACHED, NOTIFIED or NEED_EXTENTS. The order makes logs and sums of floats independent of how time is
+    sliced.
     """
     cluster = world.cluster[0]
     while True:
         e = _next_due(world)
-        due = world.engines[e].due_ps
+        due = world.due_ps[e]
         if due > (cluster.now_ps if noticed else until):
             break
+        if lacks_extents(world, _most_changes(world, tables, e)):
+            return NEED_EXTENTS
         cluster.now_ps = due
         step(world, tables, e)
         noticed |= _done_or_held(world, e)
         if not noticed and _clients_send(world, traffic):
-            return False
-    if not noticed:
-        cluster.now_ps = until
-    return noticed
+            return REACHED
+    if noticed:
+        return NOTIFIED
+    cluster.now_ps = until
+    return REACHED
 
 
 @compiled
@@ -194,15 +231,20 @@ def _let_arrive(world: World, traffic: Traffic, tables: Tables, now: int) -> int
     cluster = world.cluster[0]
     first = cluster.next_arrival
     # If there was no room for all of the instant, an engine that got work then has yet to begin.
-    idle_engine_has_work = first > 0 and traffic.arrival_ps[first - 1] == now
+    several = first > 0 and traffic.arrival_ps[first - 1] == now
+    idle = int64(-1)
     while cluster.next_arrival < len(traffic.arrival_ps) and traffic.arrival_ps[cluster.next_arrival] == now:
-        needs = _needs_room(world)
+        needs = _needs_room(world, cluster.next_arrival - first)
         if needs != REACHED:
             return needs
-        idle_engine_has_work |= _ingest(world, traffic, tables, cluster.next_arrival)
+        e = _ingest(world, traffic, tables, cluster.next_arrival)
         cluster.next_arrival += 1
-    if idle_engine_has_work:
+        several |= idle >= 0 and e >= 0
+        idle = max(idle, e)
+    if several:
         _kick_all(world, tables)
+    elif idle >= 0:
+        kick(world, tables, idle, now)
     if cluster.stop_on_trigger and _triggered(traffic, cluster.next_arrival - 1):
         return TRIGGERED
     return REACHED
@@ -228,13 +270,11 @@ def advance(world: World, traffic: Traffic, tables: Tables, until: int) -> int:
     reason = REACHED
     while reason == REACHED:
         _clients_send(world, traffic)
-        noticed = _step_engines(world, traffic, tables, min(_upcoming(world, traffic), until), noticed)
+        reason = _step_engines(world, traffic, tables, min(_upcoming(world, traffic), until), noticed)
         upcoming = _upcoming(world, traffic)
-        if noticed:
-            reason = NOTIFIED
-        elif upcoming > until:
+        if upcoming > until:
             break
-        else:
+        if reason == REACHED:
             reason = _let_arrive(world, traffic, tables, upcoming)
     for e in range(len(world.engines)):
         catch_up(world, tables, e, cluster.now_ps)
@@ -248,6 +288,8 @@ def advance(world: World, traffic: Traffic, tables: Tables, until: int) -> int:
 def dispatch_pool(world: World, traffic: Traffic, tables: Tables) -> None:
     """Offers every pooled request to the router again, in order, and lets engines see what has changed for them."""
     num_engines = len(world.engines)
+    for e in range(num_engines):
+        show_load(world, tables, e)
     for level in range(world.queues.shape[1]):
         slot = int64(world.queues[num_engines, level, 0])
         while slot >= 0:
@@ -274,8 +316,9 @@ def send(world: World, tables: Tables, slot: int, e: int) -> None:
 def pool_waiting(world: World, e: int) -> None:
     """Sends an engine's waiting requests to the pool."""
     while world.engines[e].num_waiting > 0:
-        slot = head_of(world, e)
+        slot = head_of(world, e, world.cluster[0].now_ps)
         unlink(world, e, slot)
+        forget(world, e, slot)
         world.engines[e].pending_prefill_tokens -= tokens_to_prefill(world, slot)
         enqueue(world, len(world.engines), slot)
 
@@ -295,7 +338,7 @@ def _break_off(world: World, e: int) -> None:
 def pool_running(world: World, tables: Tables, e: int) -> None:
     """Drops the KV of an engine's running requests and sends them to the pool, to be recomputed elsewhere."""
     while world.engines[e].num_running > 0:
-        slot = drop_running(world, tables, e, world.engines[e].num_running - 1)
+        slot = drop_running(world, tables, e, world.engines[e].num_running - 1, int64(0), int64(0))
         enqueue(world, len(world.engines), slot)
     _break_off(world, e)
 
@@ -304,7 +347,7 @@ def pool_running(world: World, tables: Tables, e: int) -> None:
 def fail_running(world: World, tables: Tables, e: int) -> None:
     """Loses an engine's running requests: their clients get an error."""
     while world.engines[e].num_running > 0:
-        slot = drop_running(world, tables, e, world.engines[e].num_running - 1)
+        slot = drop_running(world, tables, e, world.engines[e].num_running - 1, int64(0), int64(0))
         book_failure(world, tables, slot, world.cluster[0].now_ps)
     _break_off(world, e)
 
