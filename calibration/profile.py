@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -12,6 +13,7 @@ from calibration.coefficients import LatencyCoefficients, roofline_coefficients
 from calibration.engines import Engine, Frontend, dump_engine, parse_engine
 from calibration.hardware import GpuSpec, get_gpu
 from calibration.latency import LatencyModel
+from calibration.lookup import nearest
 from calibration.memory import check_fits
 from calibration.models import ModelSpec, get_model
 
@@ -108,6 +110,27 @@ def load_profile(model: str, gpu: str) -> Profile:
         stacklevel=2,
     )
     return Profile(model_spec, gpu_spec, "roofline", {0: roofline_coefficients(gpu_spec)})
+
+
+def read_profile(name: str) -> Profile:
+    """Reads a profile from a file, or a committed one by its name.
+
+    Raises:
+        ValueError: There is no such file, or it holds no profile.
+    """
+    folder = resources.files("calibration") / "profiles"
+    committed = folder / f"{name.removesuffix('.yaml')}.yaml"
+    file = Path(name)
+    if not file.is_file() and not committed.is_file():
+        known = [entry.name.removesuffix(".yaml") for entry in folder.iterdir()]
+        raise ValueError(
+            f"profile={name!r} is neither a file nor a committed profile; {nearest(name, known)}"
+        )
+    text = (file if file.is_file() else committed).read_text(encoding="utf-8")
+    try:
+        return parse_profile(text)
+    except (KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
+        raise ValueError(f"profile={name!r} holds no profile: {error!r}") from error
 
 
 def profile_file_name(model: str, gpu: str, engine: str = "") -> str:

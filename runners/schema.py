@@ -246,6 +246,51 @@ class ReproduceConfig:
         check_least("requests", self.requests, 1)
 
 
+@dataclass(frozen=True)
+class ValidateConfig:
+    """Words of `runners.validate`.
+
+    Attributes:
+        data: table of measurements.
+        out: run directory.
+        profile: file or name of the one profile to score; None: whatever is committed for each row.
+    """
+
+    data: str
+    out: str
+    profile: str | None = None
+
+
+CALIBRATION_BACKENDS = ("tables", "vllm")
+CALIBRATION_PARTS = ("all", "kernels", "engines", "steps", "environments")
+
+
+@dataclass(frozen=True)
+class CalibrateConfig:
+    """Words of `runners.calibrate`.
+
+    Attributes:
+        out: run directory.
+        backend: where measurements come from, "tables" or "vllm".
+        part: what is fitted.
+        into: folder that takes the place of `calibration/`; None: the package itself.
+        held_out: whether the fit is repeated without each part of the data, for the errors that profiles state.
+        folds: parts that the data are cut into for that.
+    """
+
+    out: str
+    backend: str = "tables"
+    part: str = "all"
+    into: str | None = None
+    held_out: bool = True
+    folds: int = 4
+
+    def __post_init__(self) -> None:
+        check_choice("backend", self.backend, CALIBRATION_BACKENDS)
+        check_choice("part", self.part, CALIBRATION_PARTS)
+        check_least("folds", self.folds, 2)
+
+
 COMMANDS: dict[str, type] = {
     "evaluate": EvaluateConfig,
     "compare": CompareConfig,
@@ -253,6 +298,8 @@ COMMANDS: dict[str, type] = {
     "simulate": SimulateConfig,
     "bench": BenchConfig,
     "reproduce": ReproduceConfig,
+    "validate": ValidateConfig,
+    "calibrate": CalibrateConfig,
 }
 
 

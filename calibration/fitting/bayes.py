@@ -10,7 +10,8 @@ Array = NDArray[np.float64]
 
 STEP = 0.1  # of a prior's width, for finite differences
 ROUNDS = 6
-SMALLEST_GAIN = 1e-3  # of the objective, below which a round was the last
+STEP_SHARES = (1.0, 0.7, 0.4)  # of the Gauss-Newton step, tried one after the other with one derivative
+SMALLEST_GAIN = 1e-2  # of the objective, below which a round was the last
 
 
 @dataclass(frozen=True)
@@ -35,12 +36,15 @@ def objective(residuals: Array, z: Array) -> float:
     return float(np.sum(2.0 * (np.sqrt(1.0 + residuals**2) - 1.0)) + z @ z)
 
 
-def fit_map(priors: Sequence[Prior], residuals: Callable[[dict[str, float]], Array]) -> dict[str, float]:
+def fit_map(
+    priors: Sequence[Prior], residuals: Callable[[dict[str, float]], Array], rounds: int = ROUNDS
+) -> dict[str, float]:
     """Most probable parameters.
 
     Args:
         priors: The parameters.
         residuals: Residuals of the measurements in standard deviations, given parameters by name.
+        rounds: Most Gauss-Newton steps.
 
     Returns:
         Parameters by name.
@@ -55,18 +59,19 @@ def fit_map(priors: Sequence[Prior], residuals: Callable[[dict[str, float]], Arr
     z = np.maximum(np.zeros(len(priors)), low)
     now = at(z)
     best = objective(now, z)
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         jacobian = np.stack([(at(z + STEP * unit) - now) / STEP for unit in np.eye(len(z))], axis=-1)
-        weight = 1.0 / np.sqrt(1.0 + now**2)
-        normal = jacobian.T @ (weight[:, None] * jacobian) + np.eye(len(z))
-        move = np.linalg.solve(normal, -(jacobian.T @ (weight * now) + z))
         before = best
-        for share in (1.0, 0.5, 0.2):
+        for (
+            share
+        ) in STEP_SHARES:  # a derivative costs as many simulations as there are parameters, so it is used up
+            weight = 1.0 / np.sqrt(1.0 + now**2)
+            normal = jacobian.T @ (weight[:, None] * jacobian) + np.eye(len(z))
+            move = np.linalg.solve(normal, -(jacobian.T @ (weight * now) + z))
             tried = np.maximum(z + share * move, low)
             new = at(tried)
             if objective(new, tried) < best:
                 z, now, best = tried, new, objective(new, tried)
-                break
         if before - best < SMALLEST_GAIN * before:
             break
     return {prior.name: float(x) for prior, x in zip(priors, mean + width * z, strict=True)}

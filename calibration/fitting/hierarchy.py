@@ -5,7 +5,7 @@ these for each model and GPU, these for each deployment. The less a deployment w
 relations, and one that was never measured takes theirs. The judge is the simulator: every residual is a simulated run.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,6 +23,7 @@ from calibration.profile import Profile
 SPREAD = {"tpot": 0.03, "ttft": 0.08}
 # How far each level may leave the one above, as a share of the engine's own prior widths.
 LEVEL_WIDTHS = (1.0, 0.6, 0.4, 0.4)
+LEVEL_ROUNDS = (3, 1, 1, 1)  # derivatives taken: the lower levels begin close to where they end
 SCALE_NAMES = tuple(f"matrix_scale_{tokens}" for tokens in SCALE_TOKENS)
 # Before any measurement (source: ours): a host that works as fast as those whose profiles the project began with, and
 # sustained arithmetic somewhat below what short bursts reach.
@@ -43,7 +44,6 @@ PRIORS = (
 )
 # Asynchronous scheduling, on by default from vLLM 0.14, decides the next iteration while one runs.
 PIPELINE_ITERATIONS = {"vllm-0.15": 1.0, "vllm-0.17": 1.0}
-SMALLEST_PREDICTION = 1e-6  # s; what cannot be simulated is no information
 
 
 @dataclass(frozen=True)
@@ -95,9 +95,17 @@ def log_errors(run: ServingRun, overheads: Engine) -> dict[str, list[float]]:
     for stage, figures in zip(run.stages, predicted, strict=True):
         for target in SPREAD:
             if target in stage.measured:
-                ratio = max(figures[target], SMALLEST_PREDICTION) / stage.measured[target]
-                errors[target].append(float(np.log(ratio)))
+                ratio = figures[target] / stage.measured[target]
+                errors[target].append(float(np.log(ratio)) if ratio > 0 else 0.0)  # refused: no information
     return errors
+
+
+def shortened(run: ServingRun) -> ServingRun:
+    """An open-loop run cut to a part of each stage, its first prompts (not cached yet) left out: as good for a fit."""
+    if not run.shorter:
+        return run
+    workload, stages = run.shorter()
+    return replace(run, workload=workload, stages=stages, shorter=None)
 
 
 def residuals(runs: Iterable[ServingRun], overheads: Engine) -> Array:
@@ -114,18 +122,32 @@ def fit_level(runs: Sequence[ServingRun], engine: str, parent: Engine | None, le
         means = to_values(parent)
         share = LEVEL_WIDTHS[level]
         priors = [replace(p, mean=means[p.name], width=p.width * share) for p in PRIORS]
-    return to_engine(fit_map(priors, lambda x: residuals(runs, to_engine(x, engine))), engine)
+    values = fit_map(priors, lambda x: residuals(runs, to_engine(x, engine)), LEVEL_ROUNDS[level])
+    return to_engine(values, engine)
 
 
-def fit_hierarchy(runs: Sequence[ServingRun]) -> Fit:
-    """Fits every level of every engine that the runs belong to."""
+def fit_hierarchy(runs: Sequence[ServingRun], report: Callable[[str], None] = lambda _: None) -> Fit:
+    """Fits every level of every engine that the runs belong to.
+
+    Args:
+        runs: Measured runs.
+        report: Is told the key of each group when it is fitted.
+    """
     overheads: dict[str, Engine] = {}
+    sizes: dict[str, int] = {}
     for level in range(len(LEVEL_WIDTHS)):
         groups: dict[str, list[ServingRun]] = {}
         for run in runs:
             groups.setdefault(keys_of(run.deployment)[level], []).append(run)
         for key, members in sorted(groups.items()):
-            levels = keys_of(members[0].deployment)
-            parent = overheads[levels[level - 1]] if level else None
-            overheads[key] = fit_level(members, members[0].deployment.engine, parent, level)
+            parent = keys_of(members[0].deployment)[level - 1] if level else ""
+            sizes[key] = len(members)
+            if level > 1 and sizes[parent] == len(
+                members
+            ):  # the same runs: there is nothing more particular to say
+                overheads[key] = overheads[parent]
+                continue
+            engine = members[0].deployment.engine
+            overheads[key] = fit_level(members, engine, overheads.get(parent), level)
+            report(key)
     return Fit(overheads)

@@ -19,6 +19,7 @@ from envs.workload.schema import Workload
 
 COLUMNS = ("isl", "osl", "concurrency", "tensor_parallel", "ttft_ms", "tpot_ms", "model", "system")
 REQUESTS_PER_CLIENT = 10
+BLOCK_TOKENS = 16
 SHORTEST = 0.8  # of the nominal length, in the public nightly benchmark
 # Token budgets: vLLM's default for an API server on these GPUs, and what the authors' own runs behave like.
 NIGHTLY_BUDGET, OWN_BUDGET = 8192, 2048
@@ -31,14 +32,18 @@ MS = 1e-3
 MEMORY_UTILIZATION = 0.925
 
 
-def workload(isl: int, osl: int, clients: int, shortest: float, seed: int) -> Workload:
-    """Requests of a closed loop."""
+def workload(isl: int, osl: int, clients: int, shortest: float, cached: float, seed: int) -> Workload:
+    """Requests of a closed loop, the first `cached` share of each prompt alike."""
     count = clients * REQUESTS_PER_CLIENT
     random = np.random.default_rng(seed)
+    shared = int(cached * isl) // BLOCK_TOKENS
     return Workload(
         arrival_s=np.zeros(count),
         input_tokens=random.integers(max(1, round(shortest * isl)), isl + 1, count, dtype=np.int32),
         output_tokens=random.integers(max(1, round(shortest * osl)), osl + 1, count, dtype=np.int32),
+        hash_offsets=np.arange(count + 1, dtype=np.int64) * shared if shared else None,
+        hash_ids=np.tile(np.arange(shared, dtype=np.int32), count) if shared else None,
+        hash_block_tokens=BLOCK_TOKENS,
         num_clients=clients,
         name="closed loop",
     )
@@ -95,14 +100,13 @@ def run_of(row: dict[str, Any], index: int) -> ServingRun:
     deployment, nightly = deployment_of(row), is_nightly(row)
     cached = 0.0 if nightly else CACHED_SHARE.get(deployment.model, 0.0)
     budget = NIGHTLY_BUDGET if nightly or cached else OWN_BUDGET
-    computed, shortest = max(1, round(isl * (1.0 - cached))), SHORTEST if nightly else 1.0
+    shortest = SHORTEST if nightly else 1.0
     measured = {"ttft": float(row["ttft_ms"]) * MS, "tpot": float(row["tpot_ms"]) * MS}
     return ServingRun(
         deployment=deployment,
-        workload=functools.partial(workload, computed, osl, clients, shortest, index),
+        workload=functools.partial(workload, isl, osl, clients, shortest, cached, index),
         stages=(Stage(0, clients * REQUESTS_PER_CLIENT, measured, index),),
-        load=clients,
         max_num_batched_tokens=budget,
         memory_utilization=MEMORY_UTILIZATION,
-        cached_context_tokens=isl * cached,
+        prefix_caching=cached > 0.0,
     )

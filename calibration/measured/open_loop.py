@@ -2,7 +2,7 @@
 
 Every run sends the same few prompts over and over with prefix caching on: `num_system_prompts` groups that share a
 system prompt, `users_per_prompt` questions each. All but the first sending of a prompt find it cached up to its last
-whole block, so only the tail is computed, while attention reads all of it.
+whole block, so only the tail is computed.
 """
 
 import functools
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from calibration.deployments import Deployment
 from calibration.engines import BENCHMARKED_ENGINES
@@ -28,6 +29,7 @@ TEMPLATE_TOKENS = (
 BLOCK_TOKENS = 16
 DEVICE_MARGIN = MEMORY_UTILIZATION - 0.9  # of device memory, beyond the data sheet's number
 MS = 1e-3
+SHORT_SHARE, SHORT_S = 0.15, 60.0  # of a stage, in fits; and at least so long, s
 TARGETS = {"ttft": "ttft_ms_mean", "ttft_p99": "ttft_ms_p99", "e2e": "e2e_ms_mean", "tpot": "tpot_ms_mean"}
 
 
@@ -38,48 +40,72 @@ def prompt_tokens(row: dict[str, Any]) -> int:
 
 def workload(rows: Sequence[dict[str, Any]]) -> Workload:
     """Requests of a run: its stages one after the other, users in turn."""
-    arrivals, computed, output, start, sent = [], [], [], 0.0, 0
-    prompt = prompt_tokens(rows[0])
-    users = int(rows[0]["num_system_prompts"] * number(rows[0], "users_per_prompt", 1))
-    random = np.random.default_rng(len(rows))
+    arrivals, output, start = [], [], 0.0
     for row in rows:
         count = round(row["rate_rps"] * row["duration_s"])
         arrivals.append(start + np.arange(count) / row["rate_rps"])
-        turn = sent + np.arange(count)
-        tail = 1 + random.integers(0, BLOCK_TOKENS, count)
-        computed.append(np.where(turn < users, prompt, tail))
-        output.append(np.full(count, int(row["output_tokens"])))
-        start, sent = start + row["duration_s"], sent + count
+        output.append(np.full(count, int(row["output_tokens"]), dtype=np.int32))
+        start += row["duration_s"]
+    sent = sum(map(len, arrivals))
+    ids = prompt_blocks(rows[0])
+    chosen = ids[np.arange(sent) % len(ids)]
     return Workload(
         arrival_s=np.concatenate(arrivals),
-        input_tokens=np.concatenate(computed),
+        input_tokens=np.full(sent, prompt_tokens(rows[0]), dtype=np.int32),
         output_tokens=np.concatenate(output),
+        hash_offsets=np.arange(sent + 1, dtype=np.int64) * ids.shape[1],
+        hash_ids=chosen.ravel().astype(np.int32),
+        hash_block_tokens=BLOCK_TOKENS,
         name="constant rate",
     )
+
+
+def prompt_blocks(row: dict[str, Any]) -> NDArray[np.int64]:
+    """Ids of the full KV blocks of each distinct prompt, (prompts, blocks); a group shares its system prompt."""
+    groups, users = int(row["num_system_prompts"]), int(number(row, "users_per_prompt", 1))
+    blocks, shared = prompt_tokens(row) // BLOCK_TOKENS, int(row["system_prompt_tokens"]) // BLOCK_TOKENS
+    prompt, place = np.divmod(np.arange(groups * users * blocks), blocks)
+    owner = np.where(place < shared, prompt % groups, groups + prompt)
+    return np.asarray(owner * blocks + place).reshape(groups * users, blocks)
+
+
+def stages_of(rows: Sequence[dict[str, Any]], indices: Sequence[int], skipped: int = 0) -> tuple[Stage, ...]:
+    """Measured stages of a run, the first `skipped` requests left out."""
+    stages, sent = [], 0
+    for row, index in zip(rows, indices, strict=True):
+        count = round(row["rate_rps"] * row["duration_s"])
+        measured = {target: number(row, column, np.nan) * MS for target, column in TARGETS.items()}
+        known = {target: value for target, value in measured.items() if value == value}
+        stages.append(Stage(max(sent, skipped), sent + count, known, index, float(row["rate_rps"])))
+        sent += count
+    return tuple(stages)
+
+
+def shorter(
+    rows: Sequence[dict[str, Any]], indices: Sequence[int]
+) -> tuple[functools.partial[Workload], tuple[Stage, ...]]:
+    """Workload and stages of a run whose stages last a part of their time."""
+    cut = [{**row, "duration_s": max(SHORT_S, row["duration_s"] * SHORT_SHARE)} for row in rows]
+    return functools.partial(workload, cut), stages_of(cut, indices, 2 * len(prompt_blocks(rows[0])))
 
 
 def run_of(rows: Sequence[dict[str, Any]], indices: Sequence[int]) -> ServingRun:
     """The rows of one run, in the order of their stages."""
     first = rows[0]
-    stages, sent = [], 0
-    for row, index in zip(rows, indices, strict=True):
-        count = round(row["rate_rps"] * row["duration_s"])
-        measured = {target: number(row, column, np.nan) * MS for target, column in TARGETS.items()}
-        stages.append(Stage(sent, sent + count, {k: v for k, v in measured.items() if v == v}, index))
-        sent += count
-    precision = text(first, "precision")
     return ServingRun(
         deployment=Deployment(
-            model=model_name(text(first, "model"), precision),
+            model=model_name(text(first, "model"), text(first, "precision")),
             gpu=gpu_name(text(first, "gpu")),
             tp=int(first["tensor_parallel"]),
             engine=BENCHMARKED_ENGINES["open_loop"],
         ),
         workload=functools.partial(workload, rows),
-        stages=tuple(stages),
+        stages=stages_of(rows, indices),
         max_num_seqs=int(number(first, "max_num_seqs", 128)),
         max_num_batched_tokens=int(number(first, "max_num_batched_tokens", 2048)),
-        memory_utilization=number(first, "gpu_memory_utilization", 0.9) + DEVICE_MARGIN,
-        cached_context_tokens=float(prompt_tokens(first) - BLOCK_TOKENS / 2),
-        load=max(float(row["rate_rps"]) for row in rows),
+        memory_utilization=min(1.0, number(first, "gpu_memory_utilization", 0.9) + DEVICE_MARGIN),
+        prefix_caching=True,
+        context_tokens=prompt_tokens(first) + float(first["output_tokens"]) / 2.0,
+        output_tokens=float(first["output_tokens"]),
+        shorter=functools.partial(shorter, rows, indices),
     )

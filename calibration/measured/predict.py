@@ -27,20 +27,7 @@ def cluster_of(run: ServingRun) -> ClusterSpec:
         max_num_batched_tokens=run.max_num_batched_tokens,
         chunked_prefill=run.chunked_prefill,
         memory_utilization=run.memory_utilization,
-    )
-
-
-def with_cached_context(profile: Profile, tp: int, tokens: float) -> Profile:
-    """A profile whose decoding sequences each also read `tokens` of context that the workload does not count.
-
-    Exact for decode attention. The kernel's own prefix cache takes its place where a workload carries `hash_ids`.
-    """
-    if not tokens:
-        return profile
-    coefficients = profile.coefficients_at(tp)
-    extra_s = tokens * profile.latency_model(tp).kv_s
-    return replace(
-        profile, coefficients={tp: replace(coefficients, sequence_s=coefficients.sequence_s + extra_s)}
+        prefix_caching=run.prefix_caching,
     )
 
 
@@ -56,9 +43,16 @@ def with_frontend(records: RequestRecords, frontend: Frontend) -> RequestRecords
     return replace(records, first_token_s=records.first_token_s + delay, finish_s=records.finish_s + delay)
 
 
+def capacity_rps(run: ServingRun, profile: Profile) -> float:
+    """Requests a second that decoding alone would let an engine finish with every sequence slot taken."""
+    model = profile.latency_model(run.deployment.tp)
+    sequences = run.max_num_seqs
+    step_s = model.iteration_s(sequences, sequences * run.context_tokens)
+    return sequences / (run.output_tokens * step_s)
+
+
 def simulate(run: ServingRun, profile: Profile) -> RequestRecords:
     """Serves a run's requests in the simulator, nothing but the engine around them."""
-    profile = with_cached_context(profile, run.deployment.tp, run.cached_context_tokens)
     simulator = Simulator(cluster_of(run), NO_PROMISE, profile=profile)
     simulator.reset(run.workload())
     simulator.run_to_completion()

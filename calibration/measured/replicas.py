@@ -62,10 +62,12 @@ def run_of(row: dict[str, Any], index: int) -> ServingRun:
         workload=functools.partial(
             workload, share, prompt, output, SPREAD.get(kind, (0.5, 0.5)), REQUESTS, index
         ),
-        stages=(Stage(0, REQUESTS, {k: v * MS for k, v in measured.items() if v == v}, index),),
+        stages=(Stage(0, REQUESTS, {k: v * MS for k, v in measured.items() if v == v}, index, share),),
         max_num_seqs=256,
         memory_utilization=MEMORY_UTILIZATION,
         chunked_prefill=False,
         max_num_batched_tokens=8192,
-        load=share,
+        comparison=f"{text(row, 'model')} {text(row, 'precision')} {kind} {float(row['rate_rps']):g}/s",
+        context_tokens=prompt + output / 2.0,
+        output_tokens=output,
     )

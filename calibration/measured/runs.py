@@ -22,12 +22,14 @@ class Stage:
         last: One past the last.
         measured: Measured values by target, s.
         row: Row of the published table.
+        rate_rps: Arrivals, 1/s; 0 for a closed loop.
     """
 
     first: int
     last: int
     measured: Mapping[str, float]
     row: int
+    rate_rps: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -41,11 +43,13 @@ class ServingRun:
         max_num_seqs: Most sequences in an iteration.
         max_num_batched_tokens: Most tokens in an iteration.
         memory_utilization: Share of GPU memory that the engine may use.
-        cached_context_tokens: Mean context of a request that was found in the prefix cache and is not among the
-            workload's input tokens, tokens.
+        prefix_caching: Whether the engine keeps prompts that begin alike.
         chunked_prefill: Whether prompts are computed in chunks beside decoding requests.
         statistic: How the source condenses requests into one number.
-        load: Requests per second or clients, for tables.
+        comparison: Runs with one value are the same load on layouts of different width; empty for none.
+        context_tokens: Mean context of a decoding request, tokens; 0 where the load is a closed loop.
+        output_tokens: Mean output, tokens.
+        shorter: Makes the workload and stages of a shorter run in the same steady state, for fits.
     """
 
     deployment: Deployment
@@ -54,10 +58,20 @@ class ServingRun:
     max_num_seqs: int = 1024
     max_num_batched_tokens: int = 8192
     memory_utilization: float = 0.9
-    cached_context_tokens: float = 0.0
+    prefix_caching: bool = False
     chunked_prefill: bool = True
     statistic: str = "mean"
-    load: float = 0.0
+    comparison: str = ""
+    context_tokens: float = 0.0
+    output_tokens: float = 0.0
+    shorter: "Callable[[], tuple[Callable[[], Workload], tuple[Stage, ...]]] | None" = field(
+        default=None, hash=False, compare=False
+    )
+
+    @property
+    def rate_rps(self) -> float:
+        """Arrivals of the busiest stage, 1/s; 0 for a closed loop."""
+        return max(stage.rate_rps for stage in self.stages)
 
     def condense(self, records: RequestRecords, stage: Stage) -> dict[str, float]:
         """Figures of one stage as its source condenses them, s."""
