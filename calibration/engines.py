@@ -93,14 +93,14 @@ class Engine:
         return replace(
             kernels,
             fixed_s=kernels.fixed_s + self.fixed_s,
-            layer_s=kernels.layer_s + self.layer_s,
+            layer_s=max(0.0, kernels.layer_s + self.layer_s),
             sequence_s=kernels.sequence_s + self.sequence_s,
             token_s=kernels.token_s + self.token_s,
-            all_reduce_s=kernels.all_reduce_s + self.all_reduce_s * math.log2(tp),
+            all_reduce_s=max(0.0, kernels.all_reduce_s + self.all_reduce_s * math.log2(tp)),
             prefill_s=kernels.prefill_s + self.prefill_s,
             matrix_ratios=tuple(float(x) for x in self._scale() * (kernels.matrix_ratios or 1.0)),
-            attention_flops_ratio=kernels.attention_flops_ratio * self.attention_ratio,
-            kv_bandwidth_ratio=kernels.kv_bandwidth_ratio * self.kv_ratio,
+            attention_flops_ratio=min(1.0, kernels.attention_flops_ratio * self.attention_ratio),
+            kv_bandwidth_ratio=min(1.0, kernels.kv_bandwidth_ratio * self.kv_ratio),
         )
 
 

@@ -1,7 +1,7 @@
 """The language models this project knows.
 
 Every number follows from the published model configuration (`config.json` of the checkpoint). A name with `-fp8`,
-`-fp4` or `-int4` behind it is the same model with its matrices in that type.
+`-fp4` or `-int4` behind it is the same model with its matrices in that type; with `-kv8`, with its KV cache in 8 bits.
 """
 
 from dataclasses import replace
@@ -309,6 +309,7 @@ MODELS: dict[str, ModelSpec] = {
 }
 
 # Bytes per weight, block scales included, and the type of the arithmetic; weight-only int4 multiplies in 16 bits.
+PRECISIONS = ("fp8", "fp4", "int4", "kv8")
 _FP4_BYTES, _INT4_BYTES = 4.5 / 8, 4.25 / 8
 
 
@@ -317,7 +318,7 @@ def quantised(model: ModelSpec, precision: str) -> ModelSpec:
 
     Args:
         model: The model in 16 bits.
-        precision: `fp8`, `fp4` (both, attention included) or `int4` (experts only).
+        precision: `fp8`, `fp4` (both, attention included), `int4` (experts only) or `kv8` (KV cache only).
 
     Raises:
         ValueError: The precision is none of these.
@@ -332,7 +333,9 @@ def quantised(model: ModelSpec, precision: str) -> ModelSpec:
         )
     if precision == "int4":
         return replace(model, name=name, expert_dtype_bytes=_INT4_BYTES)
-    raise ValueError(f"precision={precision!r} is not allowed; choose one of fp8, fp4, int4")
+    if precision == "kv8":
+        return replace(model, name=name, kv_dtype_bytes=1.0)
+    raise ValueError(f"precision={precision!r} is not allowed; choose one of {', '.join(PRECISIONS)}")
 
 
 def get_model(name: str) -> ModelSpec:
@@ -345,8 +348,8 @@ def get_model(name: str) -> ModelSpec:
         ValueError: The model is unknown; the message names the nearest known one.
     """
     base, _, precision = name.rpartition("-")
-    if name not in MODELS and base in MODELS and precision in ("fp8", "fp4", "int4"):
-        return quantised(MODELS[base], precision)
+    if name not in MODELS and precision in PRECISIONS:
+        return quantised(get_model(base), precision)
     if name not in MODELS:
         raise ValueError(f"unknown model {name!r}; {nearest(name, MODELS)}")
     return MODELS[name]

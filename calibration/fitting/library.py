@@ -14,7 +14,6 @@ from calibration.models import MODELS, ModelSpec, get_model
 WIDTHS = (1, 2, 4, 8)
 SPLITS = ("tp", "ep")
 INT4_MODELS = ("kimi-k2.5",)
-KERNEL_FOLDER = Path(__file__).resolve().parents[1] / FOLDER
 
 
 def variants(gpu: GpuSpec) -> Iterator[ModelSpec]:
@@ -54,12 +53,12 @@ def kernel_library(gpu: GpuSpec) -> dict[tuple[str, int, str], LatencyCoefficien
     return rows
 
 
-def write_library() -> list[Path]:
-    """Writes the coefficients of every GPU with tables; returns the files."""
-    KERNEL_FOLDER.mkdir(exist_ok=True)
+def write_library(folder: Path) -> list[Path]:
+    """Writes the coefficients of every GPU with tables under `folder`; returns the files."""
+    (folder / FOLDER).mkdir(parents=True, exist_ok=True)
     written = []
     for gpu in AIC_SYSTEM:
-        path = KERNEL_FOLDER / kernel_file_name(gpu)
+        path = folder / FOLDER / kernel_file_name(gpu)
         path.write_text(dump_kernels(kernel_library(get_gpu(gpu))), encoding="utf-8")
         written.append(path)
     return written

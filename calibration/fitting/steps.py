@@ -118,10 +118,13 @@ def capped(coefficients: LatencyCoefficients, deployment: Deployment) -> Latency
         ratio * (1.0 if tokens <= LARGEST_DECODE_BATCH else factor)
         for tokens, ratio in zip(RATIO_TOKENS, coefficients.matrix_ratios, strict=True)
     ]
-    overhead_s = model.overhead_s + coefficients.prefill_s
+    constant_s = model.overhead_s + model.all_reduce_s(
+        0.0
+    )  # a decode iteration has them, too, and does not slow down
     return replace(
         coefficients,
-        prefill_s=overhead_s * factor - model.overhead_s,
+        prefill_s=(constant_s + coefficients.prefill_s) * factor - constant_s,
+        all_reduce_bandwidth=coefficients.all_reduce_bandwidth / factor,
         attention_flops_ratio=coefficients.attention_flops_ratio / factor,
         matrix_ratios=tuple(slower),
     )

@@ -20,6 +20,9 @@ from envs.workload.schema import Workload
 COLUMNS = ("isl", "osl", "concurrency", "tensor_parallel", "ttft_ms", "tpot_ms", "model", "system")
 REQUESTS_PER_CLIENT = 10
 BLOCK_TOKENS = 16
+# The nightly benchmark serves these with an 8-bit KV cache on Blackwell: 64 requests of 9,216 tokens run there beside
+# the weights of a 70B model on one GPU without queueing, for which 16 bits leave no room.
+KV8_MODELS, KV8_GPUS = ("meta-llama/",), ("B200", "B300")
 SHORTEST = 0.8  # of the nominal length, in the public nightly benchmark
 # Token budgets: vLLM's default for an API server on these GPUs, and what the authors' own runs behave like.
 NIGHTLY_BUDGET, OWN_BUDGET = 8192, 2048
@@ -76,6 +79,8 @@ def deployment_of(row: dict[str, Any]) -> Deployment:
     name = text(row, "model")
     precision = text(row, "gemm_quant_mode") or text(row, "precision")
     model = model_name(name, precision)
+    if is_nightly(row) and name.lower().startswith(KV8_MODELS) and gpu_name(text(row, "system")) in KV8_GPUS:
+        model = f"{model}-kv8"
     if ranks > 1 or (moe_tp * moe_ep > tp):
         raise ValueError("data-parallel attention with shared experts is not modelled")
     return Deployment(
@@ -109,4 +114,5 @@ def run_of(row: dict[str, Any], index: int) -> ServingRun:
         max_num_batched_tokens=budget,
         memory_utilization=MEMORY_UTILIZATION,
         prefix_caching=cached > 0.0,
+        configuration=f"{isl}/{osl} x {clients}",
     )

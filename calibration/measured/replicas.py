@@ -21,6 +21,7 @@ MS = 1e-3
 LENGTHS = {"creation": (340.0, 750.0), "lmsys": (80.0, 110.0), "summarization": (2750.0, 120.0)}
 SPREAD = {"creation": (0.3, 0.4), "lmsys": (1.2, 0.8), "summarization": (0.5, 0.8)}
 REQUESTS = 400
+LONGEST_PROMPT = 8000  # tokens; without chunks a prompt must fit one iteration
 
 
 def lognormal(random: np.random.Generator, mean: float, spread: float, count: int) -> "np.ndarray[Any, Any]":
@@ -36,7 +37,7 @@ def workload(
     random = np.random.default_rng(seed)
     return Workload(
         arrival_s=np.cumsum(random.exponential(1.0 / rate_rps, count)),
-        input_tokens=lognormal(random, prompt, spread[0], count),
+        input_tokens=lognormal(random, prompt, spread[0], count).clip(max=LONGEST_PROMPT),
         output_tokens=lognormal(random, output, spread[1], count),
         name="poisson",
     )
@@ -70,4 +71,5 @@ def run_of(row: dict[str, Any], index: int) -> ServingRun:
         comparison=f"{text(row, 'model')} {text(row, 'precision')} {kind} {float(row['rate_rps']):g}/s",
         context_tokens=prompt + output / 2.0,
         output_tokens=output,
+        configuration=f"{kind} {share:g}/s",
     )

@@ -49,6 +49,7 @@ class ServingRun:
         comparison: Runs with one value are the same load on layouts of different width; empty for none.
         context_tokens: Mean context of a decoding request, tokens; 0 where the load is a closed loop.
         output_tokens: Mean output, tokens.
+        configuration: What repeats of one measurement have in common.
         shorter: Makes the workload and stages of a shorter run in the same steady state, for fits.
     """
 
@@ -64,6 +65,7 @@ class ServingRun:
     comparison: str = ""
     context_tokens: float = 0.0
     output_tokens: float = 0.0
+    configuration: str = ""
     shorter: "Callable[[], tuple[Callable[[], Workload], tuple[Stage, ...]]] | None" = field(
         default=None, hash=False, compare=False
     )
