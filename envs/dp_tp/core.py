@@ -13,8 +13,9 @@ from envs.dp_tp.observation import ENGINE_FEATURES, Encoder, ObservationScales
 from envs.dp_tp.reward import Interval, RewardMeter
 from envs.layout import changed_regions, groups_of
 from envs.objective import Objective
-from envs.simulator.cluster import Cluster, to_ps
+from envs.simulator.cluster import Cluster
 from envs.simulator.kernel.state import PS_PER_S
+from envs.simulator.scheduling import to_ps
 from envs.simulator.simulator import Simulator
 from envs.workload.registry import WorkloadSource, WorkloadSpec
 

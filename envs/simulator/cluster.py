@@ -14,15 +14,10 @@ from calibration.profile import Profile, load_profile
 from calibration.transitions import COMMUNICATOR_START_S, LIVE_SWITCH_S, cold_start_s
 from envs.backend import SLO, ClusterSpec
 from envs.layout import Group, all_groups, groups_of
-from envs.simulator.kernel.state import DPA, EDF, FCFS, PRIORITY, PS_PER_S, ROUTER_NAMES, Tables
+from envs.simulator.kernel.state import Tables
+from envs.simulator.scheduling import check_scheduling, to_ps
 
 EXECUTIONS = ("tp", "shift")
-QUEUE_ORDERS = {"fcfs": FCFS, "priority": PRIORITY, "edf": EDF, "dpa": DPA}
-
-
-def to_ps(seconds: float) -> int:
-    """Seconds as the kernel's integer picoseconds."""
-    return round(seconds * PS_PER_S)
 
 
 @dataclass(frozen=True)
@@ -73,20 +68,12 @@ def _cached_profile(model: str, gpu: str) -> Profile:
 
 def validate(spec: ClusterSpec) -> None:
     """Raises ValueError where a cluster cannot exist."""
-    if spec.router not in ROUTER_NAMES:
-        raise ValueError(f"cluster.router must be one of {', '.join(ROUTER_NAMES)}, got {spec.router!r}")
-    if spec.order not in QUEUE_ORDERS:
-        raise ValueError(f"cluster.order must be one of {', '.join(QUEUE_ORDERS)}, got {spec.order!r}")
-    for name in ("dpa_expired_s", "dpa_urgent_s"):
-        if getattr(spec, name) < 0:
-            raise ValueError(f"cluster.{name} must not be negative, got {getattr(spec, name)}")
+    check_scheduling(spec, "cluster")
     if spec.weights not in ("whole", "sharded"):
         raise ValueError(f"cluster.weights must be whole or sharded, got {spec.weights!r}")
     for name in ("num_gpus", "base_width", "block_size", "max_num_seqs", "max_num_batched_tokens"):
         if getattr(spec, name) < 1:
             raise ValueError(f"cluster.{name} must be at least 1, got {getattr(spec, name)}")
-    if spec.long_prefill_token_threshold < 0:
-        raise ValueError("cluster.long_prefill_token_threshold must be 0 (none) or positive")
     if not 0 < spec.memory_utilization <= 1:
         raise ValueError(f"cluster.memory_utilization must lie in (0, 1], got {spec.memory_utilization}")
     if spec.num_gpus % spec.base_width:
@@ -177,6 +164,8 @@ def _stack(
         block_rank=np.unique(block_size, return_inverse=True)[1].astype(np.int64),
         max_num_seqs=np.full(len(kinds), spec.max_num_seqs, np.int64),
         max_batched_tokens=np.full(len(kinds), spec.max_num_batched_tokens, np.int64),
+        transfer_ps=np.zeros(len(kinds), np.int64),
+        transfer_fixed_ps=np.zeros(len(kinds), np.int64),
         speed=full[0] / full,
         ttft_slo_ps=_in_ps([slo.ttft_s for slo in slos]),
         tpot_slo_ps=_in_ps([slo.tpot_s for slo in slos]),

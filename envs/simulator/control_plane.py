@@ -1,9 +1,4 @@
-"""Reconfigurations and failures, as SimPy processes.
-
-Each operation is a small record: a kind, a phase and a due time. Its process is written so that it can begin in any
-phase, because a fork of the world copies the records and starts processes of its own only if it runs that far; SimPy's
-generators cannot be copied. SimPy owns the clock here: the kernel advances to the next due time, or stops early when an
-engine that is being drained has nothing left to do, and then the processes go on.
+"""Reconfigurations and failures of a node whose engines can be merged and split.
 
 A live switch (Flying Serving, section 5.2) of one region of the node:
 
@@ -18,17 +13,14 @@ requests whose base engines end up in narrower groups than the one they ran on a
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import simpy
 
 from envs.backend import EngineStatus, Fault, Redeploy, SwitchMode
 from envs.layout import Group, groups_of
-from envs.simulator.cluster import to_ps
 from envs.simulator.kernel.state import NEVER, World
 from envs.simulator.kernel.world import (
     fail_running,
@@ -36,11 +28,11 @@ from envs.simulator.kernel.world import (
     pool_running,
     pool_waiting,
 )
+from envs.simulator.plane import Plane, Process
+from envs.simulator.scheduling import to_ps
 
 if TYPE_CHECKING:
     from envs.simulator.simulator import Simulator
-
-Process = Generator[simpy.Event, None, None]
 
 
 class Phase(IntEnum):
@@ -63,6 +55,11 @@ class Switch:
     phase: Phase = Phase.DRAIN
     due_ps: int = NEVER
 
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to do."""
+        return self.phase == Phase.DONE
+
 
 @dataclass
 class Restart:
@@ -74,6 +71,11 @@ class Restart:
     due_ps: int
     phase: Phase = Phase.CUTOVER
 
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to do."""
+        return self.phase == Phase.DONE
+
 
 @dataclass
 class PendingFault:
@@ -83,95 +85,46 @@ class PendingFault:
     due_ps: int
     phase: Phase = Phase.CUTOVER
 
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to do."""
+        return self.phase == Phase.DONE
+
 
 Operation = Switch | Restart | PendingFault
 
 
-class ControlPlane:
+class ControlPlane(Plane):
     """Carries out operations on a simulator's engines."""
 
     def __init__(self, simulator: Simulator) -> None:
+        super().__init__(simulator)
         self.simulator = simulator
         self.layout: tuple[Group, ...] = ()
         self.execution = "tp"
         self.weights = simulator.cluster.spec.weights
-        self.operations: list[Operation] = []
-        self._env: simpy.Environment | None = None
-        self._notice: simpy.Event | None = None
 
     def fork(self, simulator: Simulator) -> ControlPlane:
-        """A copy for another simulator: the records, and no processes until they are needed."""
-        copy = ControlPlane.__new__(ControlPlane)
+        """A copy for another simulator."""
+        copy = self._fork_plane(simulator)
         copy.simulator = simulator
         copy.layout, copy.execution, copy.weights = self.layout, self.execution, self.weights
-        copy.operations = [replace(operation) for operation in self.operations]
-        copy._env = copy._notice = None
         return copy
 
-    def __getstate__(self) -> dict[str, Any]:
-        """As a fork: processes cannot be pickled and are begun anew from the records when they are needed."""
-        return {**self.__dict__, "_env": None, "_notice": None}
-
-    # -- clock ---------------------------------------------------------------------------------------------------------
-
-    def next_due_ps(self) -> int:
-        """Time of the next timer, or NEVER."""
-        return min((operation.due_ps for operation in self.operations), default=NEVER)
-
-    def catch_up(self, notified: bool) -> None:
-        """Runs every process step that is due now; `notified` says that the kernel stopped for an engine."""
-        if not self.operations:
-            return
-        self.simulator.make_room()
-        env = self._environment()
-        now = self.simulator.now_ps
-        if now > env.now:
-            env.run(until=now)
-        if notified and self._notice is not None:
-            notice, self._notice = self._notice, None
-            notice.succeed()
-        while env.peek() <= now:
-            env.step()
-        self.operations = [operation for operation in self.operations if operation.phase != Phase.DONE]
-        if not self.operations:
-            self._env = self._notice = None
-
-    def _environment(self) -> simpy.Environment:
-        if self._env is None:
-            self._env = simpy.Environment(initial_time=self.simulator.now_ps)
-            for operation in self.operations:
-                self._env.process(self._process(operation))
-        return self._env
-
-    def _begin(self, operation: Operation) -> None:
-        env = self._environment()
-        if self.simulator.now_ps > env.now:
-            env.run(until=self.simulator.now_ps)
-        self.operations.append(operation)
-        env.process(self._process(operation))
-
-    def _process(self, operation: Operation) -> Process:
+    def process_of(self, operation: Operation) -> Process:
+        """The process that carries an operation out from whatever phase it is in."""
         if isinstance(operation, Switch):
             return self._switch(operation)
         if isinstance(operation, Restart):
             return self._restart(operation)
         return self._fail(operation)
 
-    def _until(self, due_ps: int) -> simpy.Event:
-        env = self._environment()
-        return env.timeout(max(0, due_ps - int(env.now)))
-
-    def _next_notice(self) -> simpy.Event:
-        if self._notice is None:
-            self._notice = self._environment().event()
-        return self._notice
-
     def start(self, layout: tuple[Group, ...], faults: tuple[Fault, ...]) -> None:
         """Puts the first layout into service and schedules the failures that are to come."""
         self.layout = layout
         self._bind(layout)
         for fault in faults:
-            self._begin(PendingFault(fault, to_ps(fault.time_s)))
+            self.begin(PendingFault(fault, to_ps(fault.time_s)))
 
     # -- what can be asked for -----------------------------------------------------------------------------------------
 
@@ -187,7 +140,7 @@ class ControlPlane:
         if mode == SwitchMode.HARD:
             self._hold(region)
         self.simulator.dispatch()
-        self._begin(Switch(region, target, mode, self.simulator.now_ps))
+        self.begin(Switch(region, target, mode, self.simulator.now_ps))
 
     def escalate(self, switch: Switch) -> None:
         """Turns a switch that waits for stragglers into a hard one."""
@@ -212,7 +165,7 @@ class ControlPlane:
         for group in self.simulator.cluster.groups:
             self._evacuate(group)
         self.operations = [o for o in self.operations if isinstance(o, PendingFault)]
-        self._env = self._notice = None
+        self.forget_processes()
         self.layout = target
         node = Group(0, self.simulator.spec.num_base)
         for group in target:
@@ -220,7 +173,7 @@ class ControlPlane:
         slowest = max(self._cold_start_ps(group) for group in target)
         pool = self.simulator.cluster.communicators_ps if self.weights == "whole" else 0
         now = self.simulator.now_ps
-        self._begin(Restart(node, target, now, now + slowest + pool))
+        self.begin(Restart(node, target, now, now + slowest + pool))
 
     # -- processes -----------------------------------------------------------------------------------------------------
 
@@ -230,16 +183,16 @@ class ControlPlane:
                 switch.phase = Phase.QUIESCE
                 self._hold(switch.region)
             else:
-                yield self._next_notice()
+                yield self.next_notice()
         while switch.phase == Phase.QUIESCE:
             if self._held(switch.region):
                 switch.phase = Phase.CUTOVER
                 switch.due_ps = self.simulator.now_ps + self.simulator.cluster.switch_ps
                 self._stand_down(switch)
             else:
-                yield self._next_notice()
+                yield self.next_notice()
         if switch.phase == Phase.CUTOVER:
-            yield self._until(switch.due_ps)
+            yield self.until(switch.due_ps)
         if switch.phase == Phase.DONE:  # cancelled by a failure
             return
         self._replace_layout(switch.region, switch.target)
@@ -247,12 +200,12 @@ class ControlPlane:
         switch.phase, switch.due_ps = Phase.DONE, NEVER
 
     def _restart(self, restart: Restart) -> Process:
-        yield self._until(restart.due_ps)
+        yield self.until(restart.due_ps)
         self._bind(restart.target)
         restart.phase, restart.due_ps = Phase.DONE, NEVER
 
     def _fail(self, pending: PendingFault) -> Process:
-        yield self._until(pending.due_ps)
+        yield self.until(pending.due_ps)
         pending.phase, pending.due_ps = Phase.DONE, NEVER
         base = pending.fault.gpu // self.simulator.cluster.spec.base_width
         serving = next(group for group in self.layout if base in group.members)
@@ -273,7 +226,7 @@ class ControlPlane:
             self._set(group, EngineStatus.DOWN)
         now = self.simulator.now_ps
         due = now + max(self._cold_start_ps(group) for group in groups)
-        self._begin(Restart(region, groups, now, due))
+        self.begin(Restart(region, groups, now, due))
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ OffsetArray = NDArray[np.int64]
 
 DEFAULT_HASH_BLOCK_TOKENS = 512
 _INT32_MAX = int(np.iinfo(np.int32).max)
+_NAMED_COLUMNS = (("class_id", "classes"), ("model_id", "models"), ("region_id", "regions"))
 
 
 def _unset() -> Any:
@@ -44,6 +45,10 @@ class Workload:
         priority: (N,), vLLM's convention: the lower value is served first; 0 is the default.
         class_id: (N,), index into ``classes``.
         classes: names of the request classes (for objectives that differ by class).
+        model_id: (N,), index into ``models``.
+        models: names of the models asked for; the one name "" is whichever the cluster serves.
+        region_id: (N,), index into ``regions``.
+        regions: names of the regions that requests come from; the one name "" is wherever the cluster is.
         hash_offsets: (N + 1,) or None; row ``i`` owns ``hash_ids[hash_offsets[i]:hash_offsets[i + 1]]``.
         hash_ids: (number of blocks,) or None; ids of the prompt's prefix blocks from its beginning (the last
             one may be partly filled). Equal ids are equal text, hence reusable KV blocks. A row without ids
@@ -62,6 +67,10 @@ class Workload:
     priority: TokenArray = field(default_factory=_unset)
     class_id: TokenArray = field(default_factory=_unset)
     classes: tuple[str, ...] = ("standard",)
+    model_id: TokenArray = field(default_factory=_unset)
+    models: tuple[str, ...] = ("",)
+    region_id: TokenArray = field(default_factory=_unset)
+    regions: tuple[str, ...] = ("",)
     hash_offsets: OffsetArray | None = None
     hash_ids: TokenArray | None = None
     hash_block_tokens: int = DEFAULT_HASH_BLOCK_TOKENS
@@ -76,11 +85,13 @@ class Workload:
         for column in ("input_tokens", "output_tokens"):
             put(self, column, _int32(column, getattr(self, column)))
         cap = self.output_tokens.max(initial=1)
-        for column, default in (("max_output_tokens", cap), ("priority", 0), ("class_id", 0)):
+        defaults = (("priority", 0), ("class_id", 0), ("model_id", 0), ("region_id", 0))
+        for column, default in (("max_output_tokens", cap), *defaults):
             given = getattr(self, column)
             values = np.full(rows, default, dtype=np.int32) if np.size(given) == 0 else _int32(column, given)
             put(self, column, values)
-        put(self, "classes", tuple(self.classes))
+        for names in ("classes", "models", "regions"):
+            put(self, names, tuple(getattr(self, names)))
         if self.hash_ids is not None:
             put(self, "hash_ids", _int32("hash_ids", self.hash_ids))
         if self.hash_offsets is not None:
@@ -130,8 +141,11 @@ class Workload:
         self._refuse(
             "max_output_tokens", self.max_output_tokens < self.output_tokens, "is below output_tokens"
         )
-        unknown = (self.class_id < 0) | (self.class_id >= len(self.classes))
-        self._refuse("class_id", unknown, f"is not an index into classes {self.classes}")
+        for column, names in _NAMED_COLUMNS:
+            values, known = getattr(self, column), getattr(self, names)
+            self._refuse(
+                column, (values < 0) | (values >= len(known)), f"is not an index into {names} {known}"
+            )
         self._check_hashes()
         return self
 
@@ -196,6 +210,8 @@ class Workload:
             max_output_tokens=self.max_output_tokens[part].copy(),
             priority=self.priority[part].copy(),
             class_id=self.class_id[part].copy(),
+            model_id=self.model_id[part].copy(),
+            region_id=self.region_id[part].copy(),
             hash_offsets=offsets,
             hash_ids=ids,
         )
@@ -208,16 +224,14 @@ class Workload:
     def merge(*workloads: Workload) -> Workload:
         """All requests of several workloads in order of arrival.
 
-        Classes of equal name become one. Prefix ids are renumbered so that no two workloads share a block.
-        Ties keep the order of the arguments.
+        Classes, models and regions of equal name become one. Prefix ids are renumbered so that no two workloads share
+        a block. Ties keep the order of the arguments.
 
         Raises:
             ValueError: no workload given, or prefix blocks of different sizes.
         """
         if not workloads:
             raise ValueError("merge needs at least one workload")
-        classes = tuple(dict.fromkeys(name for part in workloads for name in part.classes))
-        class_id = [np.array([classes.index(c) for c in part.classes])[part.class_id] for part in workloads]
         arrival_s = np.concatenate([part.arrival_s for part in workloads])
         order = np.argsort(arrival_s, kind="stable")
         offsets, ids, block_tokens = _merge_hashes(workloads, order)
@@ -232,8 +246,7 @@ class Workload:
             output_tokens=column("output_tokens"),
             max_output_tokens=column("max_output_tokens"),
             priority=column("priority"),
-            class_id=np.concatenate(class_id)[order].astype(np.int32),
-            classes=classes,
+            **_merge_names(workloads, order),
             hash_offsets=offsets,
             hash_ids=ids,
             hash_block_tokens=block_tokens,
@@ -243,9 +256,12 @@ class Workload:
 
     def equals(self, other: Workload) -> bool:
         """Whether both hold the same requests (names and provenance aside)."""
-        if self.classes != other.classes or (self.hash_ids is None) != (other.hash_ids is None):
+        if any(getattr(self, names) != getattr(other, names) for _, names in _NAMED_COLUMNS):
             return False
-        columns = ["arrival_s", "input_tokens", "output_tokens", "max_output_tokens", "priority", "class_id"]
+        if (self.hash_ids is None) != (other.hash_ids is None) or self.num_clients != other.num_clients:
+            return False
+        columns = ["arrival_s", "input_tokens", "output_tokens", "max_output_tokens", "priority"]
+        columns += [column for column, _ in _NAMED_COLUMNS]
         columns += [] if self.hash_ids is None else ["hash_offsets", "hash_ids"]
         return all(np.array_equal(getattr(self, column), getattr(other, column)) for column in columns)
 
@@ -288,7 +304,10 @@ class Workload:
         return figures
 
     def _check_shapes(self) -> None:
-        for column in ("input_tokens", "output_tokens", "max_output_tokens", "priority", "class_id"):
+        for column in (
+            *("input_tokens", "output_tokens", "max_output_tokens", "priority"),
+            *(column for column, _ in _NAMED_COLUMNS),
+        ):
             size = getattr(self, column).size
             if size != len(self):
                 raise ValueError(
@@ -345,6 +364,19 @@ def _int32(column: str, values: ArrayLike) -> TokenArray:
             f"row {row}, column {column!r}: {array[row]} is not a whole number of at most {_INT32_MAX}"
         )
     return np.ascontiguousarray(array, dtype=np.int32)
+
+
+def _merge_names(workloads: tuple[Workload, ...], order: NDArray[np.intp]) -> dict[str, Any]:
+    """Classes, models and regions of the merged rows; equal names become one."""
+    merged: dict[str, Any] = {}
+    for column, names in _NAMED_COLUMNS:
+        known = tuple(dict.fromkeys(name for part in workloads for name in getattr(part, names)))
+        ids = [
+            np.array([known.index(name) for name in getattr(part, names)])[getattr(part, column)]
+            for part in workloads
+        ]
+        merged |= {names: known, column: np.concatenate(ids)[order].astype(np.int32)}
+    return merged
 
 
 def _merge_hashes(

@@ -6,6 +6,9 @@ are so small that requests preempt, starve and split each other.
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
 from tests.simulator.oracle import Kind, Settings
@@ -68,6 +71,34 @@ def loads(draw: st.DrawFn, least: int, most: int) -> tuple[Row, ...]:
         at += gap
         found.append(draw(rows(at)))
     return tuple(found)
+
+
+@st.composite
+def sharing(draw: st.DrawFn, case: Case) -> Case:
+    """The same with prefix caching: ids from a small tree, some of them naming what is generated.
+
+    Blocks of all engines are as large as those that ids name, a multiple or a part of it.
+    """
+    size = draw(st.sampled_from([1, 2, 4, 8]))
+    kinds = tuple(replace(kind, block_size=size * draw(st.sampled_from([1, 1, 2]))) for kind in case.kinds)
+    slots = tuple(
+        replace(
+            slot, capacity_blocks=-(-draw(st.integers(LONGEST, 2 * LONGEST)) // kinds[slot.kind].block_size)
+        )
+        for slot in case.slots
+    )
+    names, paths = itertools.count(), [[]]
+    rows = []
+    for row in case.rows:
+        parent = paths[draw(st.integers(0, len(paths) - 1))]
+        shared = parent[: draw(st.integers(0, len(parent)))] if draw(st.booleans()) else parent
+        most = row.prompt + row.output if draw(st.booleans()) else row.prompt
+        path = shared[: most // size]
+        path = path + [next(names) for _ in range(most // size - len(path))]
+        paths.append(path)
+        rows.append(replace(row, hash_ids=(*path, next(names))))
+    settings = replace(case.settings, prefix_caching=True, hash_block_tokens=size)
+    return replace(case, kinds=kinds, slots=slots, rows=tuple(rows), settings=settings)
 
 
 @st.composite

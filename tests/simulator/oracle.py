@@ -1,14 +1,17 @@
 """A cluster of vLLM engines in plain Python, one iteration at a time: what the compiled kernel must equal.
 
 Written from the semantics of vLLM's V1 scheduler and from the kernel's documentation, sharing no code with the kernel
-and taking no shortcut. A request holds its blocks as a number of its own, an iteration is a dictionary from request to
-tokens, and nothing is skipped, cached or updated incrementally.
+and taking no shortcut. A request holds a list of blocks (`block_pool.py`), an iteration is a dictionary from request to
+tokens, and nothing is skipped or updated incrementally.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from dataclasses import dataclass, field
+
+from tests.simulator.block_pool import Block, BlockPool
 
 
 @dataclass
@@ -36,6 +39,8 @@ class Settings:
     reserve_full_prompt: bool = True
     long_prefill_threshold: int = 0
     max_request_tokens: int = 1 << 40
+    prefix_caching: bool = False
+    hash_block_tokens: int = 1  # tokens that each of a request's hash ids stands for
 
 
 @dataclass(eq=False)
@@ -48,9 +53,11 @@ class Request:
     output: int
     max_output: int
     level: int = 0
+    hash_ids: tuple[int, ...] = ()  # equal ids: equal tokens up to there; what follows the last is its own
     computed: int = 0  # tokens with KV, those of the iteration in flight included
     generated: int = 0
-    blocks: int = 0
+    blocks: list[Block] = field(default_factory=list)
+    cached: int = 0  # leading blocks that are in the prefix cache
     decoding: bool = False  # has got a token since it was last admitted
     preemptions: int = 0
     engine: int = -1
@@ -68,6 +75,19 @@ class Request:
     def urgency(self) -> tuple[int, int, int]:
         """Key of the priority order; the lowest is served first and preempted last."""
         return (self.level, self.arrival_ps, self.index)
+
+    def content(self, start: int, end: int, hash_block_tokens: int) -> Hashable:
+        """What stands for tokens [start, end) and all before them.
+
+        Ids name the prompt, the last of them perhaps a block that is partly filled; further ids name generated tokens.
+        """
+        last = (end - 1) // hash_block_tokens
+        named = self.prompt
+        if len(self.hash_ids) > math.ceil(self.prompt / hash_block_tokens):
+            named += self.output
+        if last < len(self.hash_ids) and end <= named:
+            return (self.hash_ids[last], end - last * hash_block_tokens, end - start)
+        return ("own", self.index, start)
 
 
 @dataclass(eq=False)
@@ -92,12 +112,17 @@ class Engine:
     preemptions: int = 0
     generated_tokens: int = 0
     prefilled_tokens: int = 0
+    hit_tokens: int = 0
+    pool: BlockPool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pool = BlockPool(self.capacity_blocks)
 
     # What it shows.
 
     @property
     def used_blocks(self) -> int:
-        return sum(request.blocks for request in self.running)
+        return self.pool.used
 
     @property
     def pending_prefill_tokens(self) -> int:
@@ -125,7 +150,6 @@ class Engine:
 
     def add(self, request: Request) -> None:
         request.engine = self.number
-        request.computed = request.blocks = 0
         self.waiting.append(request)
         if self.settings.priority_order:
             self.waiting.sort(key=lambda waiting: waiting.urgency)
@@ -163,6 +187,7 @@ class Engine:
         done = [request for request in self.running if request.generated >= request.output]
         for request in done:
             self.running.remove(request)
+            self._release(request)
             request.finish_ps, request.fate = now, "finished"
         self.scheduled, self.ends_ps = {}, None
         return done
@@ -176,6 +201,16 @@ class Engine:
             self.busy_ps -= self.ends_ps - now
         self.scheduled, self.ends_ps = {}, None
         return dropped
+
+    def abort(self, request: Request, now: int) -> None:
+        """Lets a request go whose client has hung up; the iteration in flight gives it no token."""
+        if request in self.waiting:
+            self.waiting.remove(request)
+        else:
+            self.running.remove(request)
+            self.scheduled.pop(request, None)
+            self._release(request)
+        request.finish_ps, request.fate = now, "aborted"
 
     def _threshold(self) -> int:
         limit = self.settings.long_prefill_threshold
@@ -194,7 +229,7 @@ class Engine:
             request = self.running[position]
             tokens = min(request.tokens - request.computed, threshold, self._budget())
             while (
-                self._blocks(request.computed + tokens) - request.blocks
+                self._blocks(request.computed + tokens) - len(request.blocks)
                 > self.capacity_blocks - self.used_blocks
             ):
                 victim = self._victim()
@@ -209,7 +244,7 @@ class Engine:
                     self.waiting.sort(key=lambda waiting: waiting.urgency)
                 if victim is request:
                     return True
-            request.blocks = self._blocks(request.computed + tokens)
+            self._allocate(request, request.computed + tokens)
             self.scheduled[request] = tokens
             position += 1
         return preempted
@@ -221,26 +256,55 @@ class Engine:
 
     def _drop(self, request: Request) -> None:
         self.running.remove(request)
-        request.computed = request.blocks = 0
+        self._release(request)
+        request.computed = 0
         request.decoding = False
         request.preemptions += 1
+
+    def _allocate(self, request: Request, tokens: int) -> None:
+        """Gives a request blocks for its first `tokens` tokens; full ones are cached before they are computed."""
+        request.blocks += self.pool.take(self._blocks(tokens) - len(request.blocks))
+        while self.settings.prefix_caching and (request.cached + 1) * self.kind.block_size <= tokens:
+            self.pool.remember(request.blocks[request.cached], self._content(request, request.cached))
+            request.cached += 1
+
+    def _release(self, request: Request) -> None:
+        self.pool.give_back(request.blocks)
+        request.blocks, request.cached = [], 0
+
+    def _content(self, request: Request, block: int) -> Hashable:
+        start = block * self.kind.block_size
+        return request.content(start, start + self.kind.block_size, self.settings.hash_block_tokens)
+
+    def _hits(self, request: Request) -> list[Block]:
+        """Cached blocks a waiting request can begin with; its last token is always computed."""
+        if not self.settings.prefix_caching:
+            return []
+        most = (request.tokens - 1) // self.kind.block_size
+        return self.pool.longest_hit(self._content(request, block) for block in range(most))
 
     def _admit(self, now: int) -> None:
         """Lets waiting requests into the batch, in order, until one does not fit."""
         threshold = self._threshold()
         while self.waiting and self._budget() > 0 and len(self.running) < self.kind.max_num_seqs:
             request = self.waiting[0]
-            tokens = min(request.tokens, threshold)
+            hits = self._hits(request)
+            start = len(hits) * self.kind.block_size
+            tokens = min(request.tokens - start, threshold)
             if tokens > self._budget() and not self.settings.chunked_prefill:
                 return
             tokens = min(tokens, self._budget())
-            must_fit = request.tokens if self.settings.reserve_full_prompt else tokens
-            if self._blocks(must_fit) > self.capacity_blocks - self.used_blocks:
+            must_fit = request.tokens if self.settings.reserve_full_prompt else start + tokens
+            needed = self._blocks(must_fit) - sum(block.users > 0 for block in hits)
+            if needed > self.capacity_blocks - self.used_blocks:
                 return
             self.waiting.pop(0)
             self.running.append(request)
             self.scheduled[request] = tokens
-            request.blocks = self._blocks(tokens)
+            self.pool.share(hits)
+            request.blocks, request.cached, request.computed = hits, len(hits), start
+            self._allocate(request, start + tokens)
+            self.hit_tokens += start
             if request.first_scheduled_ps < 0:
                 request.first_scheduled_ps = now
 
@@ -324,6 +388,14 @@ class Cluster:
         """Loses an engine's running requests."""
         for request in self.engines[number].give_up_running(self.now):
             request.finish_ps, request.fate = self.now, "failed"
+
+    def abort(self, request: Request) -> None:
+        """Lets a request go whose client has hung up."""
+        if request in self.pool:
+            self.pool.remove(request)
+            request.finish_ps, request.fate = self.now, "aborted"
+        else:
+            self.engines[request.engine].abort(request, self.now)
 
     def send(self, request: Request, number: int) -> None:
         """Moves a pooled request to an engine of the caller's choice."""

@@ -50,6 +50,8 @@ def waiting_times_ps(traffic: Traffic, engines: int, servers: int, router: int) 
         block_rank=np.zeros(1, np.int64),
         max_num_seqs=np.full(1, servers, np.int64),
         max_batched_tokens=np.full(1, servers, np.int64),
+        transfer_ps=np.zeros(1, np.int64),
+        transfer_fixed_ps=np.zeros(1, np.int64),
         speed=np.ones(1),
         ttft_slo_ps=np.full(1, SERVICE_PS, np.int64),
         tpot_slo_ps=np.full(1, ITERATION_PS, np.int64),

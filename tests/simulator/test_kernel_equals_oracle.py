@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from envs.simulator.kernel.state import PS_PER_S
-from tests.simulator.cases import cases, slices
+from tests.simulator.cases import cases, sharing, slices
 from tests.simulator.oracle import Cluster, Kind, Settings
 from tests.simulator.twins import Case, Kernel, Row, Slot, assert_equal, build_oracle
 
@@ -34,6 +34,15 @@ def advance_both(kernel: Kernel, cluster: Cluster, until: int) -> bool:
 @thorough
 @given(cases(), slices())
 def test_every_number_is_the_oracles(case: Case, intervals: list[int]) -> None:
+    kernel, cluster = Kernel(case), build_oracle(case)
+    for interval in intervals:
+        advance_both(kernel, cluster, cluster.now + interval)
+    advance_both(kernel, cluster, cluster.now + HORIZON_PS)
+
+
+@thorough
+@given(cases().flatmap(sharing), slices())
+def test_every_number_is_the_oracles_with_prefix_caching(case: Case, intervals: list[int]) -> None:
     kernel, cluster = Kernel(case), build_oracle(case)
     for interval in intervals:
         advance_both(kernel, cluster, cluster.now + interval)
@@ -105,7 +114,7 @@ def test_a_request_that_gives_way_to_itself(levels: tuple[int, int, int], capaci
     assert {request.fate for request in cluster.arrivals} == {"finished"}
 
 
-ACTIONS = ("pool_waiting", "pool_running", "fail_running", "send", "set")
+ACTIONS = ("pool_waiting", "pool_running", "fail_running", "send", "abort", "set")
 
 
 @st.composite
@@ -129,6 +138,13 @@ def intervene(
     kernel: Kernel, cluster: Cluster, action: str, number: int, wish: dict[str, bool | int]
 ) -> None:
     """Does the same to both."""
+    if action == "abort":
+        alive = [request for request in cluster.arrivals[: cluster.arrived] if request.fate == "in flight"]
+        if alive:
+            request = alive[number % len(alive)]
+            kernel.abort(request.index)
+            cluster.abort(request)
+        return
     number %= len(cluster.engines)
     engine = cluster.engines[number]
     if action == "set":

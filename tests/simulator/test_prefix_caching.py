@@ -60,7 +60,9 @@ def free_blocks(simulator: Simulator, e: int) -> int:
     total, before, x = 0, -1, int(world.engines["free_first"][e])
     while x >= 0:
         extent = world.extents[x]
-        assert extent["refs"] == 0 and extent["prev"] == before and extent["end"] > extent["start"]
+        assert extent["refs"] == 0
+        assert extent["prev"] == before
+        assert extent["end"] > extent["start"]
         total += int(extent["end"] - extent["start"])
         before, x = x, int(extent["next"])
     assert world.engines["free_last"][e] == before

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from envs.simulator.kernel import state
+from envs.simulator.kernel.aborts import abort
+from envs.simulator.kernel.blocks import flush_cache
 from envs.simulator.kernel.state import Tables, Traffic, World
 from envs.simulator.kernel.world import (
     advance,
@@ -17,6 +19,8 @@ from envs.simulator.kernel.world import (
     pool_waiting,
     send,
 )
+from envs.simulator.prefix_tree import make_chains
+from envs.workload.schema import Workload
 from tests.simulator import oracle
 from tests.simulator.oracle import Kind, Settings
 
@@ -29,13 +33,14 @@ ENGINE_COUNTERS = (
     "decode_context",
     "preemptions",
     "prefilled_tokens",
+    "cached_tokens",
     "busy_ps",
     "num_running",
     "num_waiting",
     "num_prefilling",
     "step_end_ps",
 )
-FATES = ("finished", "refused", "failed")
+FATES = ("finished", "refused", "failed", "aborted")
 STATUS_OF = {  # (serves, steps_allowed)
     (True, True): state.ACTIVE,
     (False, True): state.DRAINING,
@@ -53,6 +58,7 @@ class Row:
     max_output: int
     level: int = 0
     class_id: int = 0
+    hash_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -95,6 +101,8 @@ def build_tables(case: Case) -> Tables:
         block_rank=np.unique(column("block_size"), return_inverse=True)[1].astype(np.int64),
         max_num_seqs=column("max_num_seqs"),
         max_batched_tokens=column("max_batched_tokens"),
+        transfer_ps=np.zeros(len(case.kinds), np.int64),
+        transfer_fixed_ps=np.zeros(len(case.kinds), np.int64),
         speed=column("speed", np.float64),
         ttft_slo_ps=np.array([ttft for ttft, _ in case.slos_ps], np.int64),
         tpot_slo_ps=np.array([tpot for _, tpot in case.slos_ps], np.int64),
@@ -119,6 +127,20 @@ def build_traffic(case: Case) -> Traffic:
     )
 
 
+def build_chains(case: Case) -> state.Chains:
+    """The prefixes that the rows share."""
+    ids = [row.hash_ids for row in case.rows]
+    workload = Workload(
+        arrival_s=np.zeros(len(case.rows)),
+        input_tokens=np.array([row.prompt for row in case.rows]),
+        output_tokens=np.array([row.output for row in case.rows]),
+        hash_offsets=np.concatenate([[0], np.cumsum([len(row) for row in ids])]).astype(np.int64),
+        hash_ids=np.array([name for row in ids for name in row], np.int64),
+        hash_block_tokens=case.settings.hash_block_tokens,
+    )
+    return make_chains(workload, np.unique([kind.block_size for kind in case.kinds]))
+
+
 def build_world(case: Case, request_slots: int = 2) -> World:
     """The kernel's world, small enough at first to have to grow."""
     world = state.new_world(
@@ -127,6 +149,7 @@ def build_world(case: Case, request_slots: int = 2) -> World:
         max_block_size=max(kind.block_size for kind in case.kinds),
         num_classes=len(case.slos_ps),
         request_slots=request_slots,
+        chains=build_chains(case) if case.settings.prefix_caching else None,
     )
     engines, cluster, settings = world.engines, world.cluster, case.settings
     engines["kind"] = [slot.kind for slot in case.slots]
@@ -139,6 +162,8 @@ def build_world(case: Case, request_slots: int = 2) -> World:
     cluster["reserve_full_prompt"] = settings.reserve_full_prompt
     cluster["long_prefill_threshold"] = settings.long_prefill_threshold
     world.endpoints["max_request_tokens"] = settings.max_request_tokens
+    for e in range(len(case.slots)):
+        flush_cache(world, np.int64(e))
     return world
 
 
@@ -152,7 +177,9 @@ def build_oracle(case: Case) -> oracle.Cluster:
             for number, slot in enumerate(case.slots)
         ],
         arrivals=[
-            oracle.Request(index, row.arrival_ps, row.prompt, row.output, row.max_output, row.level)
+            oracle.Request(
+                index, row.arrival_ps, row.prompt, row.output, row.max_output, row.level, row.hash_ids
+            )
             for index, row in enumerate(case.rows)
         ],
     )
@@ -183,6 +210,8 @@ class Kernel:
                 self.world = state.with_more_slots(self.world)
             elif reason == state.NEED_LOG:
                 self.world = state.with_more_log(self.world)
+            elif reason == state.NEED_EXTENTS:
+                self.world = state.with_more_extents(self.world)
             else:
                 return reason == state.NOTIFIED
 
@@ -254,7 +283,7 @@ class Kernel:
     # What the control plane does.
 
     def dispatch(self) -> None:
-        dispatch_pool(self.world, self.traffic, self.tables)
+        dispatch_pool(self.world, self.tables)
 
     def pool_waiting(self, number: int) -> None:
         pool_waiting(self.world, np.int64(number))
@@ -278,6 +307,12 @@ class Kernel:
         engine["status"] = STATUS_OF[serves, steps_allowed]
         engine["hold"], engine["notify"], engine["capacity_blocks"] = held, notify, capacity_blocks
 
+    def abort(self, index: int) -> None:
+        """The client of row `index`, which is in flight, hangs up."""
+        alive = self.world.requests["phase"] != state.FREE
+        (slot,) = np.flatnonzero(alive & (self.world.requests["index"] == index))
+        abort(self.world, self.tables, slot)
+
     def send_first(self, number: int) -> None:
         """Sends the first pooled request to an engine."""
         heads = [slot for slot in self.world.queues[-1, :, 0] if slot >= 0]
@@ -295,6 +330,7 @@ def shown_by(engine: oracle.Engine) -> dict[str, object]:
         "decode_context": engine.decode_context,
         "preemptions": engine.preemptions,
         "prefilled_tokens": engine.prefilled_tokens,
+        "cached_tokens": engine.hit_tokens,
         "busy_ps": engine.busy_ps,
         "num_running": len(engine.running),
         "num_waiting": len(engine.waiting),

@@ -10,10 +10,12 @@ from __future__ import annotations
 from envs.simulator.kernel.compiled import compiled, int64
 from envs.simulator.kernel.queues import release_slot
 from envs.simulator.kernel.state import (
+    ABORTED,
     FAILED,
     FINISHED,
     PS_PER_S,
     REFUSED,
+    S_ABORTED,
     S_ARRIVED,
     S_ARRIVED_TOKENS,
     S_DECODE_CLOSED,
@@ -50,6 +52,8 @@ def _write_log(world: World, slot: int, now: int, outcome: int) -> None:
     entry.generated = request.generated
     entry.preemptions = request.preemptions
     entry.cached = request.cached
+    entry.class_id = request.class_id
+    entry.endpoint = request.endpoint
     entry.engine = request.engine
     entry.outcome = outcome
     cluster.log_length += 1
@@ -152,15 +156,29 @@ def book_finish(world: World, tables: Tables, slot: int, now: int) -> None:
 
 
 @compiled
-def book_failure(world: World, tables: Tables, slot: int, now: int) -> None:
-    """Books a request whose client gets an error, and frees its slot."""
+def _stop_cost(world: World, tables: Tables, slot: int, now: int) -> None:
+    """Closes the latency cost of a request that leaves unfinished."""
     request = world.requests[slot]
-    world.stats[request.class_id, S_FAILED] += 1
     if request.first_token_ps < 0:
         _stop_waiting(world, tables, slot, now)
     elif request.output > 1:
         _stop_decoding(world, tables, slot, now)
+
+
+@compiled
+def book_failure(world: World, tables: Tables, slot: int, now: int) -> None:
+    """Books a request whose client gets an error, and frees its slot."""
+    world.stats[world.requests[slot].class_id, S_FAILED] += 1
+    _stop_cost(world, tables, slot, now)
     _write_log(world, slot, now, int64(FAILED))
+
+
+@compiled
+def book_abort(world: World, tables: Tables, slot: int, now: int) -> None:
+    """Books a request whose client has hung up, and frees its slot."""
+    world.stats[world.requests[slot].class_id, S_ABORTED] += 1
+    _stop_cost(world, tables, slot, now)
+    _write_log(world, slot, now, int64(ABORTED))
 
 
 @compiled

@@ -35,6 +35,8 @@ __all__ = [
     "flush_cache",
     "forget",
     "give_back",
+    "start_sharing",
+    "stop_sharing",
     "take_blocks",
     "take_hit",
 ]
@@ -201,13 +203,36 @@ def _cache_shared(world: World, e: int, slot: int, first: int, last: int, full: 
 
 @compiled
 def cache_chunk(world: World, tables: Tables, e: int, slot: int, tokens: int) -> None:
-    """Caches the blocks that `tokens` scheduled tokens of a request fill, as far as others may share them."""
+    """Caches the blocks that a request's first `tokens` tokens fill, as far as others may share them."""
     if world.cluster[0].longest_chain == 0:
         return
     first, last = _chain(world, tables, e, slot)
     request = world.requests[slot]
     if request.held_blocks < _chain_blocks(world, first, last):
         _cache_shared(world, e, slot, first, last, tokens // tables.block_size[world.engines[e].kind])
+    if request.sharing and request.held_blocks >= _chain_blocks(world, first, last):
+        stop_sharing(world, e, slot)
+
+
+@compiled
+def start_sharing(world: World, tables: Tables, e: int, slot: int) -> None:
+    """Counts a request that begins to decode among those whose blocks others may hit, if any are named."""
+    if world.cluster[0].longest_chain == 0:
+        return
+    first, last = _chain(world, tables, e, slot)
+    if world.requests[slot].held_blocks < _chain_blocks(world, first, last):
+        world.requests[slot].sharing = 1
+        world.engines[e].num_sharing += 1
+        world.cluster[0].num_sharing += 1
+
+
+@compiled
+def stop_sharing(world: World, e: int, slot: int) -> None:
+    """Forgets a request as one whose blocks others may hit."""
+    if world.requests[slot].sharing:
+        world.requests[slot].sharing = 0
+        world.engines[e].num_sharing -= 1
+        world.cluster[0].num_sharing -= 1
 
 
 @compiled

@@ -18,6 +18,8 @@ from envs.simulator.kernel.blocks import (
     cache_chunk,
     find_hit,
     give_back,
+    start_sharing,
+    stop_sharing,
     take_blocks,
     take_hit,
 )
@@ -31,11 +33,13 @@ from envs.simulator.kernel.state import (
     EDF,
     NEVER,
     PREFILL,
+    PREFILLS,
     PRIORITY,
     SPECULATIVE,
     Tables,
     World,
 )
+from envs.simulator.kernel.transit import send_off
 
 
 @compiled
@@ -74,7 +78,8 @@ def _remove_running(world: World, e: int, i: int) -> None:
 
 
 @compiled
-def _find_next_finish(world: World, e: int) -> None:
+def find_next_finish(world: World, e: int) -> None:
+    """Looks for the earliest tick at which a decoding request ends."""
     earliest = NEVER
     for i in range(world.engines[e].num_running):
         earliest = min(earliest, world.finish_tick[e, i])
@@ -91,6 +96,7 @@ def _enter_decode(world: World, tables: Tables, e: int, i: int) -> None:
     world.residues[e, request.offset % tables.block_size[engine.kind]] += 1
     engine.decode_context += request.computed
     engine.prefill_context -= request.computed
+    start_sharing(world, tables, e, int64(world.running[e, i]))
     finish = request.prompt + request.output - 1 - request.offset
     world.finish_tick[e, i] = finish
     engine.next_finish_tick = min(engine.next_finish_tick, finish)
@@ -102,6 +108,31 @@ def _leave_decode(world: World, tables: Tables, e: int, slot: int) -> None:
     engine, request = world.engines[e], world.requests[slot]
     world.residues[e, request.offset % tables.block_size[engine.kind]] -= 1
     engine.decode_context -= engine.tick + request.offset
+    stop_sharing(world, e, slot)
+
+
+@compiled
+def cache_decoded(world: World, tables: Tables, e: int) -> None:
+    """Caches what decoding requests have filled, in the order in which they did: vLLM hits the oldest of equal blocks.
+
+    Of two that fill the same block of a prefix, the one with more computed tokens does so first.
+    """
+    engine = world.engines[e]
+    before = NEVER
+    left = int64(engine.num_sharing)
+    while left > 0:
+        offset = -NEVER
+        for i in range(engine.num_running):
+            request = world.requests[world.running[e, i]]
+            if request.sharing and request.offset < before:
+                offset = max(offset, int64(request.offset))
+        for i in range(engine.num_running):
+            slot = int64(world.running[e, i])
+            request = world.requests[slot]
+            if request.sharing and request.offset == offset:
+                left -= 1
+                cache_chunk(world, tables, e, slot, engine.tick + offset)
+        before = offset
 
 
 @compiled
@@ -183,6 +214,11 @@ def _schedule_running_fast(world: World, tables: Tables, e: int, budget: int, th
     if engine.used_blocks + needed > engine.capacity_blocks:
         return int64(-1)
     take_blocks(world, e, needed)
+    if engine.num_sharing > 0:
+        for i in range(decoding):
+            slot = int64(world.running[e, i])
+            if world.requests[slot].sharing:
+                cache_chunk(world, tables, e, slot, engine.tick + world.requests[slot].offset + 1)
     for i in range(decoding, engine.num_running):
         slot = int64(world.running[e, i])
         request = world.requests[slot]
@@ -233,7 +269,7 @@ def _settle_walk(world: World, tables: Tables, e: int) -> int:
         else:
             context += computed_tokens(world, slot)
             going_on += 1
-    _find_next_finish(world, e)
+    find_next_finish(world, e)
     engine.walked = 1
     engine.step_decodes = going_on
     return context
@@ -268,7 +304,7 @@ def _schedule_running_walk(
         if alive:
             request.chunk = chunk
             take_blocks(world, e, needed)
-            if request.phase == PREFILL:
+            if request.phase == PREFILL or request.sharing:
                 cache_chunk(world, tables, e, slot, computed + chunk)
             budget -= chunk
             i += 1
@@ -277,20 +313,21 @@ def _schedule_running_walk(
 
 @compiled
 def _begin_prefill(
-    world: World, tables: Tables, e: int, slot: int, now: int, cached: int, chunk: int
+    world: World, tables: Tables, e: int, slot: int, now: int, cached: int, brought: int, chunk: int
 ) -> None:
-    """Gives a request its first chunk, behind what the prefix cache has of it; both are whole blocks or the last."""
+    """Gives a request its first chunk, behind what the prefix cache has of it or what it brought along."""
     engine, request = world.engines[e], world.requests[slot]
+    engine.prefill_context += brought
     if cached > 0:
         take_hit(world, tables, e, slot)
         engine.cached_tokens += cached
         engine.pending_prefill_tokens -= cached
         engine.prefill_context += cached
-    take_blocks(world, e, blocks_for(chunk, tables.block_size[engine.kind]))
+    take_blocks(world, e, blocks_for(brought + chunk, tables.block_size[engine.kind]))
     request.phase = PREFILL
     request.chunk = chunk
-    request.computed = cached + chunk
-    cache_chunk(world, tables, e, slot, cached + chunk)
+    request.computed = cached + brought + chunk
+    cache_chunk(world, tables, e, slot, int64(request.computed))
     if request.first_scheduled_ps < 0:
         request.first_scheduled_ps = now
         request.cached = cached
@@ -303,7 +340,10 @@ def _admit_waiting(world: World, tables: Tables, e: int, now: int, budget: int, 
     block_size = tables.block_size[engine.kind]
     while budget > 0 and engine.num_waiting > 0 and engine.num_running < tables.max_num_seqs[engine.kind]:
         slot = head_of(world, e, now)
-        hit, of_these_free = find_hit(world, tables, e, slot)
+        brought = int64(world.requests[slot].computed)  # KV that came from another engine
+        hit, of_these_free = int64(0), int64(0)
+        if brought == 0:
+            hit, of_these_free = find_hit(world, tables, e, slot)
         cached = hit * block_size
         tokens = tokens_to_prefill(world, slot) - cached
         wanted = min(tokens, threshold)
@@ -311,11 +351,11 @@ def _admit_waiting(world: World, tables: Tables, e: int, now: int, budget: int, 
             break
         chunk = min(wanted, budget)
         must_fit = tokens if cluster.reserve_full_prompt else chunk
-        needed = blocks_for(must_fit, block_size) + of_these_free
+        needed = blocks_for(brought + must_fit, block_size) + of_these_free
         if engine.used_blocks + needed > engine.capacity_blocks:
             break
         unlink(world, e, slot)
-        _begin_prefill(world, tables, e, slot, now, cached, chunk)
+        _begin_prefill(world, tables, e, slot, now, cached, brought, chunk)
         world.running[e, engine.num_running] = slot
         world.finish_tick[e, engine.num_running] = NEVER
         engine.num_running += 1
@@ -377,10 +417,13 @@ def takes_steps(world: World, e: int) -> bool:
 
 
 @compiled
-def _order_may_change(world: World, tables: Tables, e: int) -> bool:
-    """Whether another request may become next by the mere passing of time, and then be admitted."""
+def _queue_may_move(world: World, tables: Tables, e: int) -> bool:
+    """Whether a waiting request may be admitted by the mere passing of time.
+
+    Because another becomes next, or because what is being decoded is the beginning of what waits.
+    """
     engine = world.engines[e]
-    if world.cluster[0].order != DPA or engine.num_waiting == 0:
+    if engine.num_waiting == 0 or (world.cluster[0].order != DPA and engine.num_sharing == 0):
         return False
     return engine.num_running < tables.max_num_seqs[engine.kind]
 
@@ -397,8 +440,9 @@ def schedule(world: World, tables: Tables, e: int, now: int) -> None:
     if scheduled == 0:
         return
     kind = engine.kind
+    engine.prefills = 0
     if engine.num_prefilling == 0:
-        engine.steady = 0 if engine.walked or _order_may_change(world, tables, e) else 1
+        engine.steady = 0 if engine.walked or _queue_may_move(world, tables, e) else 1
         duration = tables.decode_ps[kind, scheduled]
     else:
         tokens, pairs = _prefill_work(world, e)
@@ -410,6 +454,7 @@ def schedule(world: World, tables: Tables, e: int, now: int) -> None:
                 + tables.sequence_ps[kind] * (scheduled - tokens)
                 + tables.attn_fs[kind] * pairs // 1000
             )
+            engine.prefills = 1
             engine.prefill_ps += duration + tables.kv_ps[kind] * context
     duration += tables.kv_ps[kind] * context
     engine.tick += 1
@@ -440,7 +485,7 @@ def _end_prefills(world: World, tables: Tables, e: int, now: int) -> bool:
                 engine.num_prefilling -= 1
                 if request.first_token_ps < 0:
                     book_first_token(world, tables, slot, now)
-                if request.generated >= request.output:
+                if request.generated >= request.output or engine.role == PREFILLS:
                     engine.prefill_context -= request.computed
                     world.finish_tick[e, i] = engine.tick
                     any_done = True
@@ -460,6 +505,9 @@ def _let_finished_go(world: World, tables: Tables, e: int, now: int) -> None:
         slot = int64(world.running[e, i])
         finish = world.finish_tick[e, i]
         if finish <= engine.tick:
+            if engine.role == PREFILLS and world.requests[slot].generated < world.requests[slot].output:
+                send_off(world, tables, e, slot, now)
+                continue
             give_back(world, tables, e, slot, computed_tokens(world, slot), int64(0))
             if world.requests[slot].phase == DECODE:
                 _leave_decode(world, tables, e, slot)

@@ -57,7 +57,7 @@ def _next_in_turn(world: World, tables: Tables, number: int, most_tokens: int) -
 
 @compiled
 def _lowest_that_may(world: World, tables: Tables, endpoint: int, width: int, most_tokens: int) -> int:
-    """The first engine of an endpoint with the lowest load, or -1. A negative width is one to avoid, zero admits all."""
+    """The first engine with the lowest load, or -1. A negative width is one to avoid, zero admits all."""
     best, lowest = int64(-1), np.inf
     for e in range(int64(world.endpoints[endpoint].first), int64(world.endpoints[endpoint].last)):
         if world.load[e] < lowest and may_take(world, tables, e, most_tokens):
@@ -101,3 +101,16 @@ def route(world: World, tables: Tables, slot: int, most_tokens: int) -> int:
         if e < 0 or world.engines[e].run_left == 0 or world.engines[e].step_end_ps > now:
             return e
         catch_up(world, tables, e, now)
+
+
+@compiled
+def route_decode(world: World, tables: Tables, slot: int, most_tokens: int) -> int:
+    """The least loaded engine of its endpoint that decodes what others have prefilled, or -1."""
+    endpoint = world.endpoints[world.requests[slot].endpoint]
+    now = world.cluster[0].now_ps
+    best, lowest = int64(-1), np.inf
+    for e in range(int64(endpoint.first_decode), int64(endpoint.last_decode)):
+        catch_up(world, tables, e, now)
+        if world.load[e] < lowest and may_take(world, tables, e, most_tokens):
+            best, lowest = int64(e), world.load[e]
+    return best

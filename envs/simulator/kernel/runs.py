@@ -12,7 +12,7 @@ import numpy as np
 
 from envs.simulator.kernel.blocks import take_blocks
 from envs.simulator.kernel.compiled import compiled, inlined, int64
-from envs.simulator.kernel.engine import complete, schedule, takes_steps
+from envs.simulator.kernel.engine import cache_decoded, complete, schedule, takes_steps
 from envs.simulator.kernel.state import ACTIVE, LEAST_REQUESTS, NEVER, SPECULATIVE, Tables, World
 
 
@@ -99,6 +99,8 @@ def _cross(world: World, tables: Tables, e: int, count: int) -> None:
     engine.busy_ps += duration
     engine.step_end_ps += duration
     engine.run_left -= count
+    if engine.num_sharing > 0:
+        cache_decoded(world, tables, e)
 
 
 @inlined

@@ -27,11 +27,14 @@ NUM_LEVELS = 8  # distinct priority values an engine's queue can hold apart
 INACTIVE, ACTIVE, DRAINING, SPECULATIVE, PAUSED, DOWN = range(6)
 STATUS_NAMES = ("inactive", "active", "draining", "speculative", "paused", "down")
 
-# Request phase.
-FREE, WAITING, PREFILL, DECODE = range(4)
+# Request phase. In TRANSIT its KV is on the way from a prefill engine to a decode engine.
+FREE, WAITING, PREFILL, DECODE, TRANSIT = range(5)
+
+# What an engine does of a request: all of it, or its prompt and first token, or what comes after.
+MIXED, PREFILLS, DECODES = range(3)
 
 # Outcome of a request in the log.
-FINISHED, REFUSED, FAILED = range(3)
+FINISHED, REFUSED, FAILED, ABORTED = range(4)
 
 # Queue order of an engine. The first two are vLLM's `--scheduling-policy`; the others SageServe's (section 6.5), which
 # calls PRIORITY "priority first".
@@ -72,12 +75,17 @@ ENGINE_DTYPE = np.dtype(
         ("generated_tokens", np.int64),
         ("prefilled_tokens", np.int64),
         ("cached_tokens", np.int64),  # prompt tokens found in the prefix cache
+        ("link_free_ps", np.int64),  # when its link has sent the KV of all requests in transit
+        ("first_transit", np.int32),  # requests in transit, in the order in which they arrive
+        ("last_transit", np.int32),
+        ("role", np.int32),
         ("status", np.int32),
         ("kind", np.int32),  # row of Tables
         ("width", np.int32),  # GPUs
         ("first_gpu", np.int32),
         ("num_running", np.int32),
         ("num_prefilling", np.int32),
+        ("num_sharing", np.int32),  # prefix caching: decoding requests whose next full blocks others may hit
         ("num_waiting", np.int32),
         ("hold", np.int32),  # 1: schedule nothing after the iteration in flight
         ("notify", np.int32),  # 1: stop the clock when this engine has nothing left to do (or holds)
@@ -87,6 +95,7 @@ ENGINE_DTYPE = np.dtype(
             "walked",
             np.int32,
         ),  # 1: only decoding requests with a chunk get a token from the iteration in flight
+        ("prefills", np.int32),  # 1: the iteration in flight has prefill
         (
             "free_first",
             np.int32,
@@ -102,10 +111,12 @@ REQUEST_DTYPE = np.dtype(
         ("first_scheduled_ps", np.int64),  # -1 until then
         ("first_token_ps", np.int64),  # -1 until then
         ("deadline_ps", np.int64),  # of the first token: arrival and the class's TTFT promise
+        ("arrives_ps", np.int64),  # in transit: when its KV is there
         ("offset", np.int64),  # decoding: computed tokens = engine tick + offset
         ("index", np.int32),  # row of the workload
         ("prompt", np.int32),
         ("output", np.int32),  # true length; no policy sees it
+        ("max_output", np.int32),  # what its client declared
         ("generated", np.int32),  # up to date unless decoding
         ("computed", np.int32),  # up to date unless decoding
         ("chunk", np.int32),  # tokens scheduled in the iteration in flight
@@ -118,6 +129,7 @@ REQUEST_DTYPE = np.dtype(
         ("cached", np.int32),  # prompt tokens found in the prefix cache when first admitted
         ("holds", np.int32),  # prefix caching: first entry of its list of held extents, -1 if none
         ("held_blocks", np.int32),  # blocks that list covers; what it has beyond is its own and implicit
+        ("sharing", np.int32),  # prefix caching: 1 while it decodes blocks that its chain names
         ("own_extents", np.int32),  # its own blocks left in the cache by a preemption, -1 if none
         ("next", np.int32),
         ("prev", np.int32),
@@ -135,6 +147,8 @@ LOG_DTYPE = np.dtype(
         ("generated", np.int32),
         ("preemptions", np.int32),
         ("cached", np.int32),
+        ("class_id", np.int32),
+        ("endpoint", np.int32),
         ("engine", np.int32),
         ("outcome", np.int32),
     ],
@@ -176,7 +190,8 @@ CHAIN_DTYPE = np.dtype([("node", np.int32), ("end", np.int32)], align=True)  # b
 CLUSTER_DTYPE = np.dtype(
     [
         ("now_ps", np.int64),
-        ("next_arrival", np.int64),  # row of the workload
+        ("next_arrival", np.int64),  # row of Traffic
+        ("first_index", np.int64),  # of Traffic's first row, where arrivals are streamed piece by piece
         ("log_length", np.int64),
         ("free_head", np.int32),  # free list of request slots
         ("num_in_flight", np.int32),
@@ -192,6 +207,7 @@ CLUSTER_DTYPE = np.dtype(
         ("num_free_extents", np.int32),
         ("first_hold", np.int32),  # ... and entries of lists of held ones
         ("num_free_holds", np.int32),
+        ("num_sharing", np.int32),  # of all engines
         ("longest_chain", np.int32),  # rows
         ("expired_ps", np.int64),  # DPA: requests this long after their deadline come first
         ("urgent_ps", np.int64),  # DPA: requests with no more than this left come before the others
@@ -204,8 +220,10 @@ CLUSTER_DTYPE = np.dtype(
 # Engines that may serve the same requests: those of one model in one region, neighbours in `World.engines`.
 ENDPOINT_DTYPE = np.dtype(
     [
-        ("first", np.int32),  # engine
-        ("last", np.int32),  # behind the last
+        ("first", np.int32),  # engine that takes new requests
+        ("last", np.int32),  # behind the last of them
+        ("first_decode", np.int32),  # engine of role DECODES
+        ("last_decode", np.int32),  # behind the last of them
         ("turn", np.int32),  # round robin's next engine, counted from the first
         ("max_request_tokens", np.int64),  # a request that may grow beyond this is refused on arrival
     ],
@@ -221,6 +239,7 @@ STAT_NAMES = (
     "decode_weight",
     "decode_weighted_start",
     "decode_closed",
+    "aborted",  # by clients that hung up; no workload has such yet
 )
 (
     S_ARRIVED,
@@ -241,6 +260,7 @@ STAT_NAMES = (
     S_DECODE_W,
     S_DECODE_WS,
     S_DECODE_CLOSED,
+    S_ABORTED,
 ) = range(len(STAT_NAMES))
 
 
@@ -249,12 +269,10 @@ class World(NamedTuple):
 
     cluster: NDArray[np.void]  # (1,) CLUSTER_DTYPE
     engines: NDArray[np.void]  # (E,) ENGINE_DTYPE
-    due_ps: NDArray[
-        np.int64
-    ]  # (E,) end of the last iteration of the run in flight (runs.py), NEVER where there is none
-    load: NDArray[
-        np.float64
-    ]  # (E,) what the router minimises (routers.py), infinite where nothing may be sent
+    # (E,) end of the last iteration of the run in flight (runs.py), NEVER where there is none; with disaggregated
+    # prefill (2E,), and the second half is when the next KV in transit arrives
+    due_ps: NDArray[np.int64]
+    load: NDArray[np.float64]  # (E,) what routers minimise (routers.py), infinite where nothing may be sent
     endpoints: NDArray[np.void]  # (P,) ENDPOINT_DTYPE
     requests: NDArray[np.void]  # (R,) REQUEST_DTYPE
     queues: NDArray[
@@ -297,6 +315,8 @@ class Tables(NamedTuple):
     block_rank: NDArray[np.int64]  # (K,) its place among the distinct block sizes, ascending
     max_num_seqs: NDArray[np.int64]  # (K,)
     max_batched_tokens: NDArray[np.int64]  # (K,)
+    transfer_ps: NDArray[np.int64]  # (K,) per token of KV sent to another engine
+    transfer_fixed_ps: NDArray[np.int64]  # (K,) until the first byte is there
     speed: NDArray[np.float64]  # (K,) relative token throughput, used by routers
     ttft_slo_ps: NDArray[np.int64]  # (C,)
     tpot_slo_ps: NDArray[np.int64]  # (C,)
@@ -338,16 +358,17 @@ def new_world(
     request_slots: int = 64,
     chains: Chains | None = None,
     num_endpoints: int = 1,
+    disaggregated: bool = False,
 ) -> World:
     """An empty world; engines are INACTIVE and endpoints empty until the caller fills them in.
 
-    With `chains` it caches prefixes. A single endpoint has all engines.
+    With `chains` it caches prefixes. A single endpoint has all engines. `disaggregated` says that some only prefill.
     """
     cached = chains or no_chains(0)
     world = World(
         cluster=np.zeros(1, CLUSTER_DTYPE),
         engines=np.zeros(num_engines, ENGINE_DTYPE),
-        due_ps=np.full(num_engines, NEVER, np.int64),
+        due_ps=np.full(num_engines * (2 if disaggregated else 1), NEVER, np.int64),
         load=np.full(num_engines, np.inf),
         endpoints=np.zeros(num_endpoints, ENDPOINT_DTYPE),
         requests=np.zeros(request_slots, REQUEST_DTYPE),
@@ -365,6 +386,7 @@ def new_world(
     )
     if num_endpoints == 1:
         world.endpoints["last"] = num_engines
+    world.engines["first_transit"] = world.engines["last_transit"] = -1
     world.engines["free_first"] = world.engines["free_last"] = -1
     world.cluster["first_extent"] = world.cluster["first_hold"] = -1
     if chains is not None:

@@ -7,7 +7,7 @@ from envs.simulator.kernel.blocks import flush_cache, forget
 from envs.simulator.kernel.compiled import compiled, inlined, int64
 from envs.simulator.kernel.engine import decoding_progress, drop_running
 from envs.simulator.kernel.queues import enqueue, head_of, take_slot, tokens_to_prefill, unlink
-from envs.simulator.kernel.routers import may_take, route
+from envs.simulator.kernel.routers import may_take, route, route_decode
 from envs.simulator.kernel.runs import catch_up, interrupt, kick, plan_run, show_load, step
 from envs.simulator.kernel.state import (
     NEED_EXTENTS,
@@ -21,6 +21,7 @@ from envs.simulator.kernel.state import (
     Traffic,
     World,
 )
+from envs.simulator.kernel.transit import take_off
 
 __all__ = [
     "advance",
@@ -45,10 +46,10 @@ _EXTENTS_A_REQUEST = 8  # records that a request takes at most beside its chain'
 
 
 @compiled
-def _most_tokens(world: World, traffic: Traffic, slot: int) -> int:
+def _most_tokens(world: World, slot: int) -> int:
     """Tokens a request may grow to, as its client declared."""
-    index = world.requests[slot].index
-    return int64(traffic.prompt[index]) + traffic.max_output[index]
+    request = world.requests[slot]
+    return int64(request.prompt) + request.max_output
 
 
 @inlined
@@ -68,9 +69,10 @@ def _new_request(world: World, traffic: Traffic, tables: Tables, index: int) -> 
     request.arrival_ps = traffic.arrival_ps[index]
     request.first_scheduled_ps = -1
     request.first_token_ps = -1
-    request.index = index
+    request.index = world.cluster[0].first_index + index
     request.prompt = traffic.prompt[index]
     request.output = traffic.output[index]
+    request.max_output = traffic.max_output[index]
     request.generated = 0
     request.computed = 0
     request.chunk = 0
@@ -83,6 +85,7 @@ def _new_request(world: World, traffic: Traffic, tables: Tables, index: int) -> 
     request.cached = 0
     request.holds = -1
     request.held_blocks = 0
+    request.sharing = 0
     request.own_extents = -1
     return slot
 
@@ -91,7 +94,7 @@ def _new_request(world: World, traffic: Traffic, tables: Tables, index: int) -> 
 def _ingest(world: World, traffic: Traffic, tables: Tables, index: int) -> int:
     """Lets a request arrive. Returns the engine it went to if that stands idle, or -1."""
     slot = _new_request(world, traffic, tables, index)
-    most_tokens = _most_tokens(world, traffic, slot)
+    most_tokens = _most_tokens(world, slot)
     if most_tokens > world.endpoints[world.requests[slot].endpoint].max_request_tokens:
         book_refusal(world, slot)
         return int64(-1)
@@ -106,13 +109,13 @@ def _ingest(world: World, traffic: Traffic, tables: Tables, index: int) -> int:
 
 @compiled
 def lacks_extents(world: World, num_requests: int) -> bool:
-    """Prefix caching: whether records may run out while so many requests are admitted or leave."""
+    """Prefix caching: whether records may run out while so many requests are come or go, and others decode on."""
     cluster = world.cluster[0]
     if cluster.prefix_caching == 0:
         return False
-    return min(cluster.num_free_extents, cluster.num_free_holds) < (num_requests + 2) * (
-        4 * cluster.longest_chain + _EXTENTS_A_REQUEST
-    )
+    return min(cluster.num_free_extents, cluster.num_free_holds) < (
+        2 * num_requests + cluster.num_sharing + 2
+    ) * (4 * cluster.longest_chain + _EXTENTS_A_REQUEST)
 
 
 @compiled
@@ -152,11 +155,11 @@ def _triggered(traffic: Traffic, last: int) -> bool:
 
 @compiled
 def _done_or_held(world: World, e: int) -> bool:
-    """Whether an engine that was asked to tell has nothing left to run, or stands still as told."""
+    """Whether an engine that was asked to tell has nothing left to run or send, or stands still as told."""
     engine = world.engines[e]
     if engine.notify == 0 or engine.step_end_ps >= 0:
         return False
-    return engine.hold == 1 or engine.num_running + engine.num_waiting == 0
+    return engine.hold == 1 or (engine.num_running + engine.num_waiting == 0 and engine.first_transit < 0)
 
 
 @compiled
@@ -183,6 +186,21 @@ def _clients_send(world: World, traffic: Traffic) -> bool:
     return sent
 
 
+@compiled
+def _deliver(world: World, tables: Tables, e: int) -> None:
+    """Lets the KV that an engine has sent arrive: its request goes to a decode engine, or is computed again."""
+    slot = take_off(world, tables, e)
+    now = world.cluster[0].now_ps
+    kick(world, tables, e, now)  # it may have waited for the blocks
+    target = route_decode(world, tables, slot, _most_tokens(world, slot))
+    if target < 0:
+        world.requests[slot].computed = 0
+        enqueue(world, len(world.engines), slot)
+    else:
+        _hand_over(world, tables, slot, target)
+        kick(world, tables, target, now)
+
+
 @inlined
 def _step_engines(world: World, traffic: Traffic, tables: Tables, until: int, noticed: bool) -> int:
     """Steps engines in the order in which they are due: to `until`, the first notice, or a client's next request.
@@ -196,10 +214,16 @@ def _step_engines(world: World, traffic: Traffic, tables: Tables, until: int, no
         due = world.due_ps[e]
         if due > (cluster.now_ps if noticed else until):
             break
+        sends = e >= len(world.engines)
+        if sends:
+            e -= len(world.engines)
         if lacks_extents(world, _most_changes(world, tables, e)):
             return NEED_EXTENTS
         cluster.now_ps = due
-        step(world, tables, e)
+        if sends:
+            _deliver(world, tables, e)
+        else:
+            step(world, tables, e)
         noticed |= _done_or_held(world, e)
         if not noticed and _clients_send(world, traffic):
             return REACHED
@@ -266,6 +290,8 @@ def advance(world: World, traffic: Traffic, tables: Tables, until: int) -> int:
     idle engines begin.
     """
     cluster = world.cluster[0]
+    if lacks_extents(world, int64(0)):
+        return NEED_EXTENTS
     noticed = _take_stock(world, tables)
     reason = REACHED
     while reason == REACHED:
@@ -285,7 +311,7 @@ def advance(world: World, traffic: Traffic, tables: Tables, until: int) -> int:
 
 
 @compiled
-def dispatch_pool(world: World, traffic: Traffic, tables: Tables) -> None:
+def dispatch_pool(world: World, tables: Tables) -> None:
     """Offers every pooled request to the router again, in order, and lets engines see what has changed for them."""
     num_engines = len(world.engines)
     for e in range(num_engines):
@@ -294,7 +320,7 @@ def dispatch_pool(world: World, traffic: Traffic, tables: Tables) -> None:
         slot = int64(world.queues[num_engines, level, 0])
         while slot >= 0:
             following = int64(world.requests[slot].next)
-            e = route(world, tables, slot, _most_tokens(world, traffic, slot))
+            e = route(world, tables, slot, _most_tokens(world, slot))
             if e >= 0:
                 unlink(world, num_engines, slot)
                 _hand_over(world, tables, slot, e)
@@ -320,6 +346,7 @@ def pool_waiting(world: World, e: int) -> None:
         unlink(world, e, slot)
         forget(world, e, slot)
         world.engines[e].pending_prefill_tokens -= tokens_to_prefill(world, slot)
+        world.requests[slot].computed = 0  # what it brought along stays behind
         enqueue(world, len(world.engines), slot)
 
 
@@ -328,7 +355,9 @@ def _break_off(world: World, e: int) -> None:
     """Abandons the iteration in flight of an engine whose requests are gone."""
     engine = world.engines[e]
     if engine.step_end_ps >= 0:
-        engine.busy_ps -= engine.step_end_ps - world.cluster[0].now_ps
+        undone = engine.step_end_ps - world.cluster[0].now_ps
+        engine.busy_ps -= undone
+        engine.prefill_ps -= undone * engine.prefills
     engine.step_end_ps = -1
     engine.next_finish_tick = NEVER
     interrupt(world, e)
@@ -337,6 +366,10 @@ def _break_off(world: World, e: int) -> None:
 @compiled
 def pool_running(world: World, tables: Tables, e: int) -> None:
     """Drops the KV of an engine's running requests and sends them to the pool, to be recomputed elsewhere."""
+    while world.engines[e].first_transit >= 0:
+        slot = take_off(world, tables, e)
+        world.requests[slot].computed = 0
+        enqueue(world, len(world.engines), slot)
     while world.engines[e].num_running > 0:
         slot = drop_running(world, tables, e, world.engines[e].num_running - 1, int64(0), int64(0))
         enqueue(world, len(world.engines), slot)
@@ -346,6 +379,9 @@ def pool_running(world: World, tables: Tables, e: int) -> None:
 @compiled
 def fail_running(world: World, tables: Tables, e: int) -> None:
     """Loses an engine's running requests: their clients get an error."""
+    while world.engines[e].first_transit >= 0:
+        slot = take_off(world, tables, e)
+        book_failure(world, tables, slot, world.cluster[0].now_ps)
     while world.engines[e].num_running > 0:
         slot = drop_running(world, tables, e, world.engines[e].num_running - 1, int64(0), int64(0))
         book_failure(world, tables, slot, world.cluster[0].now_ps)

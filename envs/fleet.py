@@ -1,0 +1,211 @@
+"""Fleets: replicas of several models, on several kinds of GPUs, in several regions.
+
+A fleet is a list of replica groups. Groups of one model in one region form an endpoint; a request names a model and
+comes from a region, and goes to the endpoint of both. Replicas can be started and stopped; a group has a fixed number
+of places for them, and a place without a replica costs nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ROLES = ("mixed", "prefill", "decode")
+
+
+@dataclass(frozen=True)
+class ReplicaSpec:
+    """One kind of replica.
+
+    Args:
+        model: Name of a model in `calibration.models`.
+        gpu: Name of a GPU in `calibration.hardware`.
+        tp_size: Tensor-parallel degree.
+        pp_size: Pipeline-parallel degree; the replica has tp_size x pp_size GPUs.
+        role: mixed, or prefill and decode replicas that share a request (disaggregated prefill).
+        max_num_seqs: Most running requests.
+        max_num_batched_tokens: Token budget of an iteration.
+        block_size: Tokens a KV block holds.
+        memory_utilization: Share of GPU memory that weights and KV may use.
+        kv_blocks: KV blocks; None: what the memory leaves.
+    """
+
+    model: str
+    gpu: str
+    tp_size: int = 1
+    pp_size: int = 1
+    role: str = "mixed"
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    block_size: int = 16
+    memory_utilization: float = 0.9
+    kv_blocks: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("tp_size", "pp_size", "max_num_seqs", "max_num_batched_tokens", "block_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"replica.{name} must be at least 1, got {getattr(self, name)}")
+        if self.role not in ROLES:
+            raise ValueError(f"replica.role must be one of {', '.join(ROLES)}, got {self.role!r}")
+        if not 0 < self.memory_utilization <= 1:
+            raise ValueError(f"replica.memory_utilization must lie in (0, 1], got {self.memory_utilization}")
+        if self.kv_blocks is not None and self.kv_blocks < 1:
+            raise ValueError(f"replica.kv_blocks must be at least 1, got {self.kv_blocks}")
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of a replica."""
+        return self.tp_size * self.pp_size
+
+
+@dataclass(frozen=True)
+class GroupSpec:
+    """Places for replicas of one kind in one region.
+
+    Args:
+        replica: What runs there.
+        count: Replicas that run at the start.
+        places: Most replicas; None: `count`.
+        region: Where it is.
+    """
+
+    replica: ReplicaSpec
+    count: int
+    places: int | None = None
+    region: str = "local"
+
+    def __post_init__(self) -> None:
+        if self.count < 0:
+            raise ValueError(f"group.count must not be negative, got {self.count}")
+        if self.num_places < max(self.count, 1):
+            raise ValueError(f"group.places must be at least 1 and group.count, got {self.places}")
+
+    @property
+    def num_places(self) -> int:
+        """Most replicas."""
+        return self.count if self.places is None else self.places
+
+
+@dataclass(frozen=True)
+class SlowNode:
+    """A replica's iterations take `factor` times as long from `time_s` on, for `duration_s`."""
+
+    time_s: float
+    place: int
+    factor: float
+    duration_s: float = float("inf")
+
+    def __post_init__(self) -> None:
+        if not self.factor > 0:
+            raise ValueError(f"slow_node.factor must be positive, got {self.factor}")
+        if self.time_s < 0 or not self.duration_s > 0:
+            raise ValueError(
+                "slow_node.time_s must not be negative and slow_node.duration_s must be positive"
+            )
+
+
+@dataclass(frozen=True)
+class Crash:
+    """The replica at a place fails at `time_s` and is started again."""
+
+    time_s: float
+    place: int
+
+
+@dataclass(frozen=True)
+class FleetSpec:
+    """A fleet and how its engines schedule; the fields that `ClusterSpec` has too mean the same.
+
+    Args:
+        groups: Replica groups; the places of an endpoint are numbered in their order.
+        router: Built-in router within an endpoint: round_robin, least_requests, jsq or hold.
+        order: Queue order of the engines: fcfs, priority, edf or dpa.
+        weight_source: Where a starting replica gets its weights from: "storage" (each at `storage_bytes_per_s`) or
+            "peer" (from a running replica of the same model in the region, if there is one, over its network link).
+        storage_bytes_per_s: Bandwidth of loading from storage, bytes/s.
+        link_bytes_per_s: Bandwidth of a replica's network link, each way, bytes/s, shared by its transfers.
+        start_fixed_s: What a start takes beside its weights, s.
+    """
+
+    groups: tuple[GroupSpec, ...]
+    router: str = "jsq"
+    order: str = "fcfs"
+    dpa_expired_s: float = 5.0
+    dpa_urgent_s: float = 1.0
+    prefix_caching: bool = False
+    chunked_prefill: bool = True
+    reserve_full_prompt: bool = True
+    long_prefill_token_threshold: int = 0
+    weight_source: str = "storage"
+    storage_bytes_per_s: float = 5e9
+    link_bytes_per_s: float = 25e9
+    start_fixed_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not self.groups:
+            raise ValueError("fleet.groups must have at least one group of replicas")
+        if self.weight_source not in ("storage", "peer"):
+            raise ValueError(f"fleet.weight_source must be storage or peer, got {self.weight_source!r}")
+        for name in ("storage_bytes_per_s", "link_bytes_per_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"fleet.{name} must be positive, got {getattr(self, name)}")
+        if self.start_fixed_s < 0:
+            raise ValueError(f"fleet.start_fixed_s must not be negative, got {self.start_fixed_s}")
+
+    @property
+    def num_places(self) -> int:
+        """Places of all groups."""
+        return sum(group.num_places for group in self.groups)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start a replica at an empty place."""
+
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Take a replica out of service: it finishes what it runs (`drain`), or its requests are sent elsewhere at once."""
+
+    place: int
+    drain: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeKV:
+    """Give a replica a KV pool of another size; it stands still while its blocks are copied."""
+
+    place: int
+    kv_blocks: int
+
+    def __post_init__(self) -> None:
+        if self.kv_blocks < 1:
+            raise ValueError(f"kv_blocks must be at least 1, got {self.kv_blocks}")
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Send a request that no engine has yet to a replica of its endpoint."""
+
+    request: int  # row of the workload
+    place: int
+
+
+FleetCommand = Start | Stop | ResizeKV | Route
+FleetFault = Crash | SlowNode
+
+__all__ = [
+    "ROLES",
+    "Crash",
+    "FleetCommand",
+    "FleetFault",
+    "FleetSpec",
+    "GroupSpec",
+    "ReplicaSpec",
+    "ResizeKV",
+    "Route",
+    "SlowNode",
+    "Start",
+    "Stop",
+]

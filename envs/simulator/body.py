@@ -1,0 +1,283 @@
+"""What every simulated cluster has: a world of engines, the requests that come to it, and a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.backend import SLO, WaitingRequest
+from envs.simulator.kernel import state as kernel_state
+from envs.simulator.kernel.state import (
+    NEED_EXTENTS,
+    NEED_LOG,
+    NEED_SLOTS,
+    NEVER,
+    NOTIFIED,
+    PS_PER_S,
+    ROUTER_NAMES,
+    TRIGGERED,
+    Tables,
+    Traffic,
+    World,
+    new_world,
+    with_more_extents,
+    with_more_log,
+    with_more_slots,
+)
+from envs.simulator.kernel.world import advance, dispatch_pool, lacks_extents, latency_cost
+from envs.simulator.prefix_tree import make_chains
+from envs.simulator.records import to_records
+from envs.simulator.scheduling import QUEUE_ORDERS, Scheduling, to_ps
+from envs.simulator.traffic import make_traffic, priorities_of
+
+if TYPE_CHECKING:
+    from envs.metrics import RequestRecords
+    from envs.workload.schema import Workload
+
+
+class Clockwork(Protocol):
+    """A control plane as the clock sees it."""
+
+    def next_due_ps(self) -> int:
+        """Time of the next timer, or NEVER."""
+        ...
+
+    def catch_up(self, notified: bool) -> None:
+        """Runs every step that is due now; `notified` says that the kernel stopped for an engine."""
+        ...
+
+
+class Body:
+    """A simulated cluster without its commands.
+
+    Args:
+        scheduling: How its engines schedule.
+        tables: What its kinds of engines cost and allow.
+        slos: Latency promise of each request class, in the order of the workload's classes.
+        trigger_classes: Classes whose arrival stops `advance` so that a decision can be taken.
+    """
+
+    world: World
+    traffic: Traffic
+    workload: Workload
+
+    def __init__(
+        self,
+        scheduling: Scheduling,
+        tables: Tables,
+        slos: tuple[SLO, ...],
+        trigger_classes: tuple[int, ...] = (),
+    ) -> None:
+        self._scheduling = scheduling
+        self.tables = tables
+        self.slos = slos
+        self.trigger_classes = trigger_classes
+        self.refused_commands = 0
+        self._inherited_logs: tuple[NDArray[np.void], ...] = ()
+
+    @property
+    def clockwork(self) -> Clockwork:
+        """The control plane."""
+        raise NotImplementedError
+
+    def begin(
+        self,
+        workload: Workload,
+        num_engines: int,
+        endpoint: NDArray[np.int32] | None = None,
+        num_endpoints: int = 1,
+        priorities: Sequence[int] = (),
+        disaggregated: bool = False,
+    ) -> None:
+        """Empties the world and prepares it for a workload; `priorities` may come with what is appended to it."""
+        if len(workload.classes) != len(self.slos):
+            raise ValueError(
+                f"workload has {len(workload.classes)} classes ({', '.join(workload.classes)}) "
+                f"but {len(self.slos)} SLOs are declared"
+            )
+        self.workload = workload
+        self._priorities = priorities_of(workload, priorities)
+        self.traffic = make_traffic(workload, self._priorities, self.trigger_classes, endpoint)
+        caching = self._scheduling.prefix_caching
+        self.world = new_world(
+            num_engines=num_engines,
+            max_running=int(self.tables.max_num_seqs.max()),
+            max_block_size=int(self.tables.block_size.max()),
+            num_classes=len(self.slos),
+            chains=make_chains(workload, np.unique(self.tables.block_size)) if caching else None,
+            num_endpoints=num_endpoints,
+            disaggregated=disaggregated,
+        )
+        self._tell_scheduling()
+        self._inherited_logs = ()
+        self.refused_commands = 0
+
+    def _tell_scheduling(self) -> None:
+        cluster, spec = self.world.cluster, self._scheduling
+        cluster["router"] = ROUTER_NAMES.index(self._router())
+        cluster["order"] = QUEUE_ORDERS[spec.order]
+        cluster["chunked_prefill"] = spec.chunked_prefill
+        cluster["reserve_full_prompt"] = spec.reserve_full_prompt
+        cluster["long_prefill_threshold"] = spec.long_prefill_token_threshold
+        cluster["expired_ps"] = to_ps(spec.dpa_expired_s)
+        cluster["urgent_ps"] = to_ps(spec.dpa_urgent_s)
+        cluster["stop_on_trigger"] = len(self.trigger_classes) > 0
+        cluster["num_clients"] = self.workload.num_clients
+
+    def _router(self) -> str:
+        """Affinity sets urgent requests apart from others; where all are alike it is jsq."""
+        router = self._scheduling.router
+        alike = len(self.workload) == 0 or int(self.traffic.level.max()) == 0
+        return "jsq" if router == "affinity" and alike else router
+
+    # -- the clock -----------------------------------------------------------------------------------------------------
+
+    @property
+    def now_ps(self) -> int:
+        """The clock, picoseconds."""
+        return int(self.world.cluster["now_ps"][0])
+
+    @property
+    def now_s(self) -> float:
+        """The clock, seconds."""
+        return self.now_ps / PS_PER_S
+
+    @property
+    def untouched(self) -> bool:
+        """Whether no time has passed and nothing has arrived."""
+        return self.now_ps == 0 and int(self.world.cluster["next_arrival"][0]) == 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether every request of the workload has arrived and left."""
+        cluster = self.world.cluster[0]
+        return bool(cluster["num_in_flight"] == 0 and cluster["next_arrival"] >= len(self.traffic.arrival_ps))
+
+    def advance(self, until_s: float) -> bool:
+        """Lets time pass to `until_s`. Returns True if it stopped early because a request asks for a decision."""
+        return self.advance_ps(to_ps(until_s))
+
+    def advance_ps(self, until_ps: int) -> bool:
+        """`advance` in picoseconds."""
+        clockwork = self.clockwork
+        while True:
+            target = min(until_ps, clockwork.next_due_ps())
+            reason = advance(self.world, self.traffic, self.tables, target)
+            if reason == NEED_SLOTS:
+                self.world = with_more_slots(self.world)
+                continue
+            if reason == NEED_LOG:
+                self.world = with_more_log(self.world)
+                continue
+            if reason == NEED_EXTENTS:
+                self.world = with_more_extents(self.world)
+                continue
+            clockwork.catch_up(reason == NOTIFIED)
+            if reason == TRIGGERED:
+                return True
+            if self.now_ps >= until_ps and clockwork.next_due_ps() > until_ps and reason != NOTIFIED:
+                return False
+
+    def run_to_completion(self, limit_s: float | None = None) -> None:
+        """Serves the whole workload, or as much of it as `limit_s` allows."""
+        limit_ps = NEVER - 1 if limit_s is None else to_ps(limit_s)
+        step_ps = to_ps(60.0)
+        if len(self.workload) and not self.workload.num_clients:
+            self.advance_ps(min(int(self.traffic.arrival_ps[-1]), limit_ps))
+        while not self.idle and self.now_ps < limit_ps:
+            self.advance_ps(min(self.now_ps + step_ps, limit_ps))
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def results(self) -> RequestRecords:
+        """What happened to every request that has arrived."""
+        log = np.concatenate([*self._inherited_logs, self._own_log()])
+        return to_records(self.workload, self.traffic, self.world, log)
+
+    def append(self, workload: Workload, endpoint: NDArray[np.int32] | None = None) -> None:
+        """Lets further requests come once all of the present ones have arrived; `workload` is now these alone.
+
+        Args:
+            workload: Requests that arrive after now, times counted since the episode began.
+            endpoint: (N,) endpoint of each request; None: there is only one.
+
+        Raises:
+            ValueError: requests are still to arrive, or the workload is of a kind that cannot be streamed.
+        """
+        cluster = self.world.cluster
+        if cluster["next_arrival"][0] < len(self.traffic.arrival_ps):
+            raise ValueError("requests can be appended only when all earlier ones have arrived")
+        if self._scheduling.prefix_caching or workload.num_clients:
+            raise ValueError("a workload with prefix caching or in a closed loop cannot be streamed")
+        cluster["first_index"] += len(self.traffic.arrival_ps)
+        cluster["next_arrival"] = 0
+        self.workload = workload
+        self.traffic = make_traffic(workload, self._priorities, self.trigger_classes, endpoint)
+
+    def drain_log(self) -> NDArray[np.void]:
+        """Log entries of requests that have left since the last call, (M,) LOG_DTYPE; `results` no longer has them."""
+        entries = np.concatenate([*self._inherited_logs, self._own_log()])
+        self._inherited_logs = ()
+        self.world.cluster["log_length"] = 0
+        return entries
+
+    @property
+    def latency_cost(self) -> float:
+        """Sum over requests of TTFT/SLO + TPOT/SLO accrued so far, requests still in the system included."""
+        return float(latency_cost(self.world))
+
+    def make_room(self) -> None:
+        """Prefix caching: makes room for every request in flight to be moved."""
+        while lacks_extents(self.world, int(self.world.cluster["num_in_flight"][0])):
+            self.world = with_more_extents(self.world)
+
+    def dispatch(self) -> None:
+        """Offers pooled requests to the router again."""
+        self.make_room()
+        dispatch_pool(self.world, self.tables)
+
+    def arrived_now(self) -> tuple[WaitingRequest, ...]:
+        """The requests whose arrival asked for this decision."""
+        if not self.trigger_classes:
+            return ()
+        rows = []
+        i = int(self.world.cluster["next_arrival"][0]) - 1
+        while i >= 0 and self.traffic.arrival_ps[i] == self.now_ps:
+            if self.traffic.trigger[i]:
+                rows.append(i)
+            i -= 1
+        return tuple(self._waiting_request(row) for row in reversed(rows))
+
+    def _waiting_request(self, row: int) -> WaitingRequest:
+        workload = self.workload
+        return WaitingRequest(
+            index=row,
+            arrival_s=float(workload.arrival_s[row]),
+            input_tokens=int(workload.input_tokens[row]),
+            max_output_tokens=int(workload.max_output_tokens[row]),
+            priority=int(workload.priority[row]),
+            class_id=int(workload.class_id[row]),
+        )
+
+    # -- forks ---------------------------------------------------------------------------------------------------------
+
+    def _fork_body(self) -> Self:
+        """A copy without a control plane."""
+        copy = type(self).__new__(type(self))
+        copy._scheduling, copy.tables = self._scheduling, self.tables
+        copy.slos, copy.trigger_classes = self.slos, self.trigger_classes
+        copy.workload, copy.traffic = self.workload, self.traffic
+        copy._priorities = self._priorities
+        if self.workload.num_clients:  # arrivals follow from what the fork does
+            copy.traffic = self.traffic._replace(arrival_ps=self.traffic.arrival_ps.copy())
+        copy.refused_commands = self.refused_commands
+        copy._inherited_logs = (*self._inherited_logs, self._own_log())
+        copy.world = kernel_state.fork(self.world)
+        return copy
+
+    def _own_log(self) -> NDArray[np.void]:
+        """This world's log entries; append only, so a view stays true."""
+        return self.world.log[: int(self.world.cluster["log_length"][0])]

@@ -1,0 +1,1 @@
+"""Simulated fleets: replicas that are started, stopped, resized, slowed and lost."""

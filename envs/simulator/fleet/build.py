@@ -1,0 +1,200 @@
+"""From a `FleetSpec` to what the kernel needs: places, endpoints, block pools and latency tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.latency import LatencyModel, LatencyTables
+from calibration.memory import num_blocks
+from calibration.models import get_model
+from calibration.pipeline import LINK_LATENCY_S, pipelined
+from calibration.profile import Profile, load_profile
+from envs.backend import SLO
+from envs.fleet import FleetSpec, GroupSpec, ReplicaSpec
+from envs.simulator.kernel.state import Tables
+from envs.simulator.scheduling import check_scheduling, to_ps
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """The constants of a fleet. Engine slot i is place i; places of one endpoint are neighbours.
+
+    Args:
+        spec: What was asked for.
+        places: (places,) group of each place.
+        running: Places with a replica at the start.
+        endpoints: (endpoints,) model and region of each, in the order of their places.
+        first_place: (endpoints + 1,) first place of each endpoint, and the number of places.
+        kinds: Rows of the tables: a replica and a slow-down.
+        tables: What replicas cost and allow.
+        blocks: (places,) KV blocks of a replica there.
+    """
+
+    spec: FleetSpec
+    places: tuple[GroupSpec, ...]
+    running: tuple[int, ...]
+    endpoints: tuple[tuple[str, str], ...]
+    first_place: tuple[int, ...]
+    kinds: tuple[tuple[ReplicaSpec, float], ...]
+    tables: Tables
+    blocks: tuple[int, ...]
+
+    def kind(self, place: int, factor: float = 1.0) -> int:
+        """Row of the tables for a place whose iterations take `factor` times as long."""
+        return self.kinds.index((self.places[place].replica, factor))
+
+    def endpoint_of(self, place: int) -> int:
+        """Endpoint a place belongs to."""
+        group = self.places[place]
+        return self.endpoints.index((group.replica.model, group.region))
+
+    def decodes_from(self, endpoint: int) -> int:
+        """First place of an endpoint that decodes for others; the one behind its last if there is none."""
+        first, last = self.first_place[endpoint : endpoint + 2]
+        return next((p for p in range(first, last) if self.places[p].replica.role == "decode"), last)
+
+    @property
+    def disaggregated(self) -> bool:
+        """Whether some replicas only prefill."""
+        return any(group.replica.role == "prefill" for group in self.places)
+
+    def max_request_tokens(self, endpoint: int) -> int:
+        """Longest request that some place of an endpoint could hold; with disaggregated prefill, one of each role."""
+        first, last, decodes = *self.first_place[endpoint : endpoint + 2], self.decodes_from(endpoint)
+        places = range(first, last)
+        capacity = [self.blocks[place] * self.places[place].replica.block_size for place in places]
+        most = max(capacity[: decodes - first])
+        if decodes < last:
+            most = min(most, max(capacity[decodes - first :]))
+        if not self.spec.chunked_prefill:
+            most = min(most, min(self.places[place].replica.max_num_batched_tokens for place in places))
+        return most
+
+
+@lru_cache(maxsize=64)
+def profile_of(model: str, gpu: str) -> Profile:
+    """Profile of a model on a GPU; one that is a roofline estimate says so once."""
+    return load_profile(model, gpu)
+
+
+@lru_cache(maxsize=16)
+def build_fleet(spec: FleetSpec, slos: tuple[SLO, ...], factors: tuple[float, ...] = ()) -> Fleet:
+    """Works out a fleet's constants.
+
+    Args:
+        spec: The fleet.
+        slos: Latency promise of each request class.
+        factors: Slow-downs that replicas may suffer.
+
+    Raises:
+        ValueError: the spec names something unknown, or a model does not fit its GPUs.
+    """
+    check_scheduling(spec, "fleet")
+    if spec.router == "affinity":
+        raise ValueError("fleet.router must be round_robin, least_requests, jsq or hold, got 'affinity'")
+    endpoints = tuple(dict.fromkeys((group.replica.model, group.region) for group in spec.groups))
+    by_endpoint = [_members(spec, endpoint) for endpoint in endpoints]
+    numbered = [
+        (group, number) for groups in by_endpoint for group in groups for number in range(group.num_places)
+    ]
+    places = tuple(group for group, _ in numbered)
+    sizes = [sum(group.num_places for group in groups) for groups in by_endpoint]
+    replicas = tuple(dict.fromkeys(group.replica for group in spec.groups))
+    kinds = tuple((replica, factor) for factor in dict.fromkeys((1.0, *factors)) for replica in replicas)
+    return Fleet(
+        spec=spec,
+        places=places,
+        running=tuple(place for place, (group, number) in enumerate(numbered) if number < group.count),
+        endpoints=endpoints,
+        first_place=tuple(int(place) for place in np.cumsum([0, *sizes])),
+        kinds=kinds,
+        tables=_stack(kinds, slos, spec.link_bytes_per_s),
+        blocks=tuple(blocks_of(group.replica) for group in places),
+    )
+
+
+def _members(spec: FleetSpec, endpoint: tuple[str, str]) -> list[GroupSpec]:
+    """Groups of an endpoint, those that decode for others last."""
+    members = [group for group in spec.groups if (group.replica.model, group.region) == endpoint]
+    roles = {group.replica.role for group in members}
+    if len(roles & {"prefill", "decode"}) == 1:
+        raise ValueError(
+            f"fleet.groups for {endpoint[0]} in {endpoint[1]} must have replicas of role prefill and of role decode, "
+            f"or of neither; got {', '.join(sorted(roles))}"
+        )
+    return sorted(members, key=lambda group: group.replica.role == "decode")
+
+
+@lru_cache(maxsize=64)
+def blocks_of(replica: ReplicaSpec) -> int:
+    """KV blocks of a replica. Layers on other stages leave room for as much more of those that are here."""
+    profile = profile_of(replica.model, replica.gpu)
+    available = num_blocks(
+        profile.model, profile.gpu, replica.num_gpus, replica.block_size, replica.memory_utilization
+    )
+    if replica.kv_blocks is None:
+        return available
+    if replica.kv_blocks > available:
+        raise ValueError(
+            f"replica.kv_blocks must be at most {available} for {replica.model} on {replica.num_gpus} x "
+            f"{replica.gpu}, got {replica.kv_blocks}"
+        )
+    return replica.kv_blocks
+
+
+@lru_cache(maxsize=64)
+def tables_of(replica: ReplicaSpec) -> LatencyTables:
+    """Iteration times of a replica."""
+    profile = profile_of(replica.model, replica.gpu)
+    model = LatencyModel(
+        profile.model, profile.gpu, replica.tp_size, profile.coefficients_at(replica.tp_size)
+    )
+    tables = model.tables(replica.max_num_seqs, replica.max_num_batched_tokens)
+    return pipelined(tables, replica.pp_size, profile.model, profile.gpu.nvlink_bandwidth / 2)
+
+
+def _kv_bytes(replica: ReplicaSpec) -> float:
+    """KV of one token, bytes."""
+    return float(get_model(replica.model).kv_bytes_per_token)
+
+
+def _padded(rows: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """Rows of different lengths as one array; what lies behind a row's end is never read."""
+    longest = max(len(row) for row in rows)
+    return np.stack([np.pad(row, (0, longest - len(row)), mode="edge") for row in rows])
+
+
+def _scaled(values: NDArray[np.int64] | int, factor: float) -> NDArray[np.int64]:
+    return np.asarray(np.rint(np.asarray(values) * factor), np.int64)
+
+
+def _stack(
+    kinds: Sequence[tuple[ReplicaSpec, float]], slos: tuple[SLO, ...], link_bytes_per_s: float
+) -> Tables:
+    parts = [(tables_of(replica), factor) for replica, factor in kinds]
+    replicas = [replica for replica, _ in kinds]
+    full = np.array([table.mixed_ps[-1] / (len(table.mixed_ps) - 1) * factor for table, factor in parts])
+    block_size = np.array([replica.block_size for replica in replicas], np.int64)
+    return Tables(
+        decode_ps=_padded([_scaled(table.decode_ps, factor) for table, factor in parts]),
+        mixed_ps=_padded([_scaled(table.mixed_ps, factor) for table, factor in parts]),
+        sequence_ps=np.array([_scaled(table.sequence_ps, factor) for table, factor in parts], np.int64),
+        kv_ps=np.array([_scaled(table.kv_ps, factor) for table, factor in parts], np.int64),
+        attn_fs=np.array([_scaled(table.attn_fs, factor) for table, factor in parts], np.int64),
+        block_size=block_size,
+        block_rank=np.unique(block_size, return_inverse=True)[1].astype(np.int64),
+        max_num_seqs=np.array([replica.max_num_seqs for replica in replicas], np.int64),
+        max_batched_tokens=np.array([replica.max_num_batched_tokens for replica in replicas], np.int64),
+        transfer_ps=np.array(
+            [to_ps(_kv_bytes(replica) / link_bytes_per_s) for replica in replicas], np.int64
+        ),
+        transfer_fixed_ps=np.full(len(kinds), to_ps(LINK_LATENCY_S), np.int64),
+        speed=full[0] / full,
+        ttft_slo_ps=np.array([to_ps(slo.ttft_s) for slo in slos], np.int64),
+        tpot_slo_ps=np.array([to_ps(slo.tpot_s) for slo in slos], np.int64),
+    )

@@ -1,0 +1,157 @@
+"""A simulated fleet of replicas behind `Backend`'s verbs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.backend import ENGINE_STATE_DTYPE, SLO, TOTALS, Receipt, WaitingRequest
+from envs.fleet import ROLES, FleetCommand, FleetFault, FleetSpec, SlowNode
+from envs.simulator.body import Body
+from envs.simulator.fleet.build import Fleet, build_fleet
+from envs.simulator.fleet.plane import FleetPlane, Underway
+from envs.simulator.kernel.observe import observe_engines
+from envs.simulator.kernel.state import PS_PER_S
+
+if TYPE_CHECKING:
+    from envs.workload.schema import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class FleetState:
+    """What a policy may know of a fleet at a decision."""
+
+    now_s: float
+    engines: NDArray[np.void]  # (places,) ENGINE_STATE_DTYPE; first_gpu and width count within the place
+    gpu_seconds: NDArray[np.float64]  # (places,) for which a replica has been kept there
+    operations: tuple[Underway, ...]  # starts, stops and resizes that are not done
+    num_pooled: int  # requests that no engine could take yet
+    pooled_tokens: int  # their tokens to prefill
+    totals: NDArray[np.float64]  # (num_classes, len(TOTALS))
+    waiting: tuple[WaitingRequest, ...]  # requests whose arrival asked for this decision, oldest first
+
+
+class FleetSimulator(Body):
+    """A simulated fleet.
+
+    Args:
+        spec: The fleet.
+        slos: Latency promise of each request class, in the order of the workload's classes.
+        trigger_classes: Classes whose arrival stops `advance` so that a decision can be taken.
+
+    Raises:
+        ValueError: the spec names something unknown, or a model does not fit its GPUs.
+    """
+
+    def __init__(self, spec: FleetSpec, slos: tuple[SLO, ...], trigger_classes: tuple[int, ...] = ()) -> None:
+        self.spec = spec
+        self.fleet: Fleet = build_fleet(spec, slos)
+        super().__init__(spec, self.fleet.tables, slos, trigger_classes)
+
+    @property
+    def clockwork(self) -> FleetPlane:
+        """The control plane."""
+        return self.plane
+
+    def reset(
+        self, workload: Workload, faults: tuple[FleetFault, ...] = (), priorities: Sequence[int] = ()
+    ) -> FleetState:
+        """Empties the fleet and prepares to serve `workload` from time zero.
+
+        Args:
+            workload: Requests.
+            faults: What will go wrong.
+            priorities: Priorities of requests that may be appended.
+
+        Raises:
+            ValueError: the workload asks for a model in a region where the fleet has no place for it, or a fault names
+                a place that does not exist.
+        """
+        factors = tuple(dict.fromkeys(fault.factor for fault in faults if isinstance(fault, SlowNode)))
+        self.fleet = build_fleet(self.spec, self.slos, factors)
+        self.tables = self.fleet.tables
+        endpoint = self.endpoints_of(workload)
+        self.begin(
+            workload,
+            len(self.fleet.places),
+            endpoint,
+            len(self.fleet.endpoints),
+            priorities,
+            self.fleet.disaggregated,
+        )
+        self._fill_world()
+        self.plane = FleetPlane(self)
+        self.plane.start(faults)
+        return self.observe()
+
+    def endpoints_of(self, workload: Workload) -> NDArray[np.int32]:
+        """Endpoint of each request, (N,).
+
+        Raises:
+            ValueError: the workload asks for a model in a region where the fleet has no place for it.
+        """
+        table = np.full((len(workload.models), len(workload.regions)), -1, np.int32)
+        for m, model in enumerate(workload.models):
+            for r, region in enumerate(workload.regions):
+                matching = [
+                    number
+                    for number, endpoint in enumerate(self.fleet.endpoints)
+                    if model in ("", endpoint[0]) and region in ("", endpoint[1])
+                ]
+                if len(matching) == 1:
+                    table[m, r] = matching[0]
+        endpoint = np.asarray(table[workload.model_id, workload.region_id], np.int32)
+        if len(workload) and endpoint.min() < 0:
+            row = int(np.argmin(endpoint))
+            raise ValueError(
+                f"workload {workload.name!r}: row {row} asks for model {workload.models[workload.model_id[row]]!r} in "
+                f"region {workload.regions[workload.region_id[row]]!r}, which must name one endpoint of the fleet: "
+                f"{', '.join(f'{model} in {region}' for model, region in self.fleet.endpoints)}"
+            )
+        return endpoint
+
+    def _fill_world(self) -> None:
+        world, fleet = self.world, self.fleet
+        world.engines["kind"] = [fleet.kind(place) for place in range(len(fleet.places))]
+        world.engines["role"] = [ROLES.index(group.replica.role) for group in fleet.places]
+        world.engines["width"] = [group.replica.num_gpus for group in fleet.places]
+        world.engines["total_blocks"] = world.engines["capacity_blocks"] = fleet.blocks
+        for number in range(len(fleet.endpoints)):
+            endpoint = world.endpoints[number]
+            endpoint["first"], endpoint["last_decode"] = fleet.first_place[number : number + 2]
+            endpoint["last"] = endpoint["first_decode"] = fleet.decodes_from(number)
+            endpoint["max_request_tokens"] = fleet.max_request_tokens(number)
+
+    def observe(self) -> FleetState:
+        """What the fleet shows now."""
+        world = self.world
+        rows = np.zeros(len(world.engines), ENGINE_STATE_DTYPE)
+        observe_engines(world, self.tables, rows)
+        return FleetState(
+            now_s=float(world.cluster["now_ps"][0]) / PS_PER_S,
+            engines=rows,
+            gpu_seconds=self.plane.gpu_seconds(),
+            operations=self.plane.underway(),
+            num_pooled=int(world.cluster["num_pooled"][0]),
+            pooled_tokens=int(world.cluster["pooled_tokens"][0]),
+            totals=world.stats[:, : len(TOTALS)].copy(),
+            waiting=self.arrived_now(),
+        )
+
+    def apply(self, command: FleetCommand) -> Receipt:
+        """Begins to carry out a command, or refuses it with a reason."""
+        reason = self.plane.obey(command)
+        if reason:
+            self.refused_commands += 1
+        return Receipt(not reason, reason)
+
+    def fork(self) -> FleetSimulator:
+        """A copy that continues to the same numbers and shares nothing that changes."""
+        copy = self._fork_body()
+        copy.spec, copy.fleet = self.spec, self.fleet
+        copy.plane = self.plane.fork(copy)
+        return copy

@@ -1,0 +1,45 @@
+"""Disaggregated prefill: requests whose KV is on its way from the engine that computed it to one that decodes.
+
+An engine sends the KV of one request after another over its link. Until it is there, the blocks that hold it are not
+free; then the request joins the queue of the least loaded engine that decodes, brings the KV along, and is admitted
+there when it has blocks for all of it, as vLLM does with a KV connector. The first token comes from the prefill engine.
+"""
+
+from __future__ import annotations
+
+from envs.simulator.kernel.blocks import give_back
+from envs.simulator.kernel.compiled import compiled, int64
+from envs.simulator.kernel.state import NEVER, TRANSIT, Tables, World
+
+
+@compiled
+def send_off(world: World, tables: Tables, e: int, slot: int, now: int) -> None:
+    """Puts a request that has its first token on the way; it is no longer running."""
+    engine, request = world.engines[e], world.requests[slot]
+    engine.link_free_ps = max(engine.link_free_ps, now) + tables.transfer_ps[engine.kind] * request.computed
+    request.arrives_ps = engine.link_free_ps + tables.transfer_fixed_ps[engine.kind]
+    request.phase = TRANSIT
+    request.chunk = 0
+    request.next = -1
+    if engine.first_transit < 0:
+        engine.first_transit = slot
+        world.due_ps[len(world.engines) + e] = request.arrives_ps
+    else:
+        world.requests[engine.last_transit].next = slot
+    engine.last_transit = slot
+
+
+@compiled
+def take_off(world: World, tables: Tables, e: int) -> int:
+    """Ends the transit of an engine's first request on the way and frees its blocks there; returns its slot."""
+    engine = world.engines[e]
+    slot = int64(engine.first_transit)
+    following = int64(world.requests[slot].next)
+    engine.first_transit = following
+    if following < 0:
+        engine.last_transit = -1
+        world.due_ps[len(world.engines) + e] = NEVER
+    else:
+        world.due_ps[len(world.engines) + e] = world.requests[following].arrives_ps
+    give_back(world, tables, e, slot, int64(world.requests[slot].computed), int64(0))
+    return slot

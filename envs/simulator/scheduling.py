@@ -1,0 +1,28 @@
+"""How engines schedule and routers route: what the specs of all simulated clusters have."""
+
+from __future__ import annotations
+
+from envs.backend import ClusterSpec
+from envs.fleet import FleetSpec
+from envs.simulator.kernel.state import DPA, EDF, FCFS, PRIORITY, PS_PER_S, ROUTER_NAMES
+
+Scheduling = ClusterSpec | FleetSpec
+QUEUE_ORDERS = {"fcfs": FCFS, "priority": PRIORITY, "edf": EDF, "dpa": DPA}
+
+
+def to_ps(seconds: float) -> int:
+    """Seconds as the kernel's integer picoseconds."""
+    return round(seconds * PS_PER_S)
+
+
+def check_scheduling(spec: Scheduling, name: str) -> None:
+    """Raises ValueError where engines cannot be told to schedule so; `name` is what the spec is called."""
+    if spec.router not in ROUTER_NAMES:
+        raise ValueError(f"{name}.router must be one of {', '.join(ROUTER_NAMES)}, got {spec.router!r}")
+    if spec.order not in QUEUE_ORDERS:
+        raise ValueError(f"{name}.order must be one of {', '.join(QUEUE_ORDERS)}, got {spec.order!r}")
+    for field in ("dpa_expired_s", "dpa_urgent_s"):
+        if getattr(spec, field) < 0:
+            raise ValueError(f"{name}.{field} must not be negative, got {getattr(spec, field)}")
+    if spec.long_prefill_token_threshold < 0:
+        raise ValueError(f"{name}.long_prefill_token_threshold must be 0 (none) or positive")

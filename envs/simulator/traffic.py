@@ -1,0 +1,65 @@
+"""A workload in the kernel's form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.simulator.kernel.state import NEVER, NUM_LEVELS, PS_PER_S, Traffic
+from envs.workload.schema import Workload
+
+
+def priorities_of(workload: Workload, others: Sequence[int] = ()) -> NDArray[np.int32]:
+    """The distinct priorities of a workload, and `others` that may come later, ascending.
+
+    Raises:
+        ValueError: there are more than an engine's queue keeps apart.
+    """
+    values = np.unique(np.concatenate([workload.priority, np.asarray(others, np.int32)]))
+    if len(values) > NUM_LEVELS:
+        raise ValueError(
+            f"workload.priority has {len(values)} distinct values; at most {NUM_LEVELS} are kept apart"
+        )
+    return values
+
+
+def make_traffic(
+    workload: Workload,
+    priorities: NDArray[np.int32],
+    trigger_classes: Sequence[int] = (),
+    endpoint: NDArray[np.int32] | None = None,
+) -> Traffic:
+    """A workload in the kernel's form.
+
+    Args:
+        workload: Requests sorted by arrival.
+        priorities: Distinct priorities, ascending; a request's level is its priority's place among them.
+        trigger_classes: Classes whose arrival may ask for a decision.
+        endpoint: (N,) endpoint of each request; None: there is only one.
+
+    Raises:
+        ValueError: a request has a priority that is not among `priorities`.
+    """
+    level = np.searchsorted(priorities, workload.priority)
+    known = np.isin(workload.priority, priorities)
+    if not known.all():
+        row = int(np.argmin(known))
+        raise ValueError(
+            f"workload {workload.name!r}: row {row}, column 'priority': {workload.priority[row]} is not among the "
+            f"priorities {priorities.tolist()} known when the stream began"
+        )
+    arrival_ps = np.round(workload.arrival_s * PS_PER_S).astype(np.int64)
+    if workload.num_clients:
+        arrival_ps[:] = NEVER
+    return Traffic(
+        arrival_ps=arrival_ps,
+        prompt=workload.input_tokens.astype(np.int32),
+        output=workload.output_tokens.astype(np.int32),
+        max_output=workload.max_output_tokens.astype(np.int32),
+        level=level.astype(np.int32),
+        class_id=workload.class_id.astype(np.int32),
+        endpoint=np.zeros(len(workload), np.int32) if endpoint is None else endpoint,
+        trigger=np.isin(workload.class_id, trigger_classes).astype(np.int8),
+    )

@@ -1,0 +1,103 @@
+"""Scenarios through the compiled kernel, iteration by iteration."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from envs.simulator.kernel import state
+from envs.simulator.kernel.aborts import abort
+from envs.simulator.kernel.accounting import book_arrival
+from envs.simulator.kernel.engine import complete, computed_tokens, schedule
+from envs.simulator.kernel.queues import enqueue
+from envs.simulator.kernel.world import _new_request, lacks_extents
+from tests.simulator.twins import Kernel
+from tests.vllm.replay import Step, case_of, replay
+from tests.vllm.scenarios import Scenario
+
+ENGINE = np.int64(0)
+
+
+class KernelEngine:
+    """The kernel's one engine, told what to do step by step."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.kernel = Kernel(case_of(scenario), request_slots=len(scenario.requests) + 1)
+        self.slots: dict[int, int] = {}  # of requests in flight, by number
+        self.preemptions = [0] * len(scenario.requests)
+
+    @property
+    def empty(self) -> bool:
+        engine = self.kernel.world.engines[0]
+        return not engine["num_running"] and not engine["num_waiting"]
+
+    def add(self, number: int) -> None:
+        kernel = self.kernel
+        slot = _new_request(kernel.world, kernel.traffic, kernel.tables, np.int64(number))
+        book_arrival(kernel.world, kernel.tables, slot)
+        enqueue(kernel.world, ENGINE, slot)
+        self.slots[number] = slot
+
+    def abort(self, number: int) -> None:
+        if number in self.slots:
+            abort(self.kernel.world, self.kernel.tables, np.int64(self.slots.pop(number)))
+
+    def begin(self, step: int) -> Step:
+        self._make_room()
+        world = self.kernel.world
+        schedule(world, self.kernel.tables, ENGINE, np.int64(step))
+        return {"scheduled": self._scheduled(), "preempted": self._preempted(), "begun": self._state()}
+
+    def end(self, step: int) -> Step:
+        world = self.kernel.world
+        if world.engines[0]["step_end_ps"] >= 0:
+            complete(world, self.kernel.tables, ENGINE, np.int64(step))
+            world.engines[0]["step_end_ps"] = -1
+        done = sorted(
+            number for number, slot in self.slots.items() if world.requests[slot]["phase"] == state.FREE
+        )
+        for number in done:
+            del self.slots[number]
+        return {"finished": done, "ended": self._state()}
+
+    def _make_room(self) -> None:
+        """As `Simulator` does before a step."""
+        while lacks_extents(self.kernel.world, len(self.slots)):
+            self.kernel.world = state.with_more_extents(self.kernel.world)
+
+    def _scheduled(self) -> list[list[int]]:
+        world, engine = self.kernel.world, self.kernel.world.engines[0]
+        if engine["step_end_ps"] < 0:
+            return []
+        found = []
+        for slot in world.running[0, : engine["num_running"]]:
+            request = world.requests[slot]
+            tokens = int(request["chunk"])
+            if request["phase"] == state.DECODE and not engine["walked"]:
+                tokens = 1
+            if tokens:
+                start = int(computed_tokens(world, np.int64(slot))) - tokens
+                found.append([int(request["index"]), start, tokens])
+        return found
+
+    def _preempted(self) -> list[list[int]]:
+        found = []
+        for number, slot in sorted(self.slots.items()):
+            count = int(self.kernel.world.requests[slot]["preemptions"])
+            if count > self.preemptions[number]:
+                found.append([number, count - self.preemptions[number]])
+                self.preemptions[number] = count
+        return found
+
+    def _state(self) -> Step:
+        engine = self.kernel.world.engines[0]
+        shown = self.kernel.engine(0)
+        return {
+            "running": shown["running"],
+            "waiting": shown["waiting"],
+            "free_blocks": int(engine["capacity_blocks"]) - int(engine["used_blocks"]),
+        }
+
+
+def trace(scenario: Scenario) -> list[Step]:
+    """What the kernel does with a scenario."""
+    return replay(scenario, KernelEngine(scenario))

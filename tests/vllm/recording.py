@@ -1,0 +1,57 @@
+"""A recording of vLLM's traces, for where there is no vLLM: the scenarios with them, so that nothing is drawn anew."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+from tests.vllm.coverage import COMMON, RARE, WITH_PREFIXES, coverage
+from tests.vllm.installation import vllm_traces
+from tests.vllm.replay import Step
+from tests.vllm.scenarios import Scenario, draw_scenarios, from_json, to_json
+
+PATH = Path(__file__).with_name("recording.json.gz")
+COMMAND = "python -m tests.vllm --record"
+WORKLOADS = 48  # half of them with prefix caching
+MOST_STEPS = 200
+ALL = (*COMMON, *WITH_PREFIXES, *RARE)
+
+
+def write(python: Path) -> None:
+    """Records vLLM's scheduler on short scenarios in which much happens."""
+    drawn = draw_scenarios(16 * WORKLOADS, first_seed=10_000)
+    version, traces = vllm_traces(python, drawn)
+    pairs = list(zip(drawn, traces, strict=True))
+    kept = [pair for caching in (False, True) for pair in _richest(pairs, caching)]
+    data = {
+        "vllm": version,
+        "command": COMMAND,
+        "workloads": [{"scenario": to_json(scenario), "trace": trace} for scenario, trace in kept],
+    }
+    text = json.dumps(data, separators=(",", ":"))
+    PATH.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
+
+
+def _richest(pairs: list[tuple[Scenario, list[Step]]], caching: bool) -> list[tuple[Scenario, list[Step]]]:
+    """The workloads in which most kinds of rare things happen; two, the shortest, for each kind before all others."""
+    counted = [
+        (coverage(scenario, trace), scenario, trace)
+        for scenario, trace in sorted(pairs, key=lambda pair: len(pair[1]))
+        if scenario.settings.prefix_caching == caching
+    ]
+    found: list[tuple[Scenario, list[Step]]] = []
+    for name in RARE:
+        found += [(scenario, trace) for count, scenario, trace in counted if count[name]][:2]
+    kinds = {id(trace): sum(count[name] > 0 for name in ALL) for count, _, trace in counted}
+    short = [(scenario, trace) for _, scenario, trace in counted if len(trace) <= MOST_STEPS]
+    found += sorted(short, key=lambda pair: kinds[id(pair[1])], reverse=True)
+    unique = {scenario.seed: (scenario, trace) for scenario, trace in reversed(found)}
+    chosen = list(dict.fromkeys(scenario.seed for scenario, _ in found))[: WORKLOADS // 2]
+    return [unique[seed] for seed in sorted(chosen)]
+
+
+def read() -> tuple[str, list[tuple[Scenario, list[Step]]]]:
+    """The version of vLLM that was recorded, and scenarios with vLLM's traces."""
+    data = json.loads(gzip.decompress(PATH.read_bytes()))
+    return data["vllm"], [(from_json(row["scenario"]), row["trace"]) for row in data["workloads"]]

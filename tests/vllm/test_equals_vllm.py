@@ -1,0 +1,61 @@
+"""Kernel and oracle schedule as vLLM's V1 scheduler does, step by step: against vLLM itself, and a recording."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.vllm import recording
+from tests.vllm.compare import KERNEL, ORACLE, SUBJECTS, Subject, compare, first_difference, seldom
+from tests.vllm.installation import VARIABLE, vllm_traces
+from tests.vllm.mutations import MUTATIONS, Mutation
+from tests.vllm.replay import Step
+from tests.vllm.scenarios import Scenario, draw_scenarios
+
+Pairs = list[tuple[Scenario, list[Step]]]
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif(VARIABLE not in os.environ, reason=f"{VARIABLE} names no Python with vLLM")
+def test_500_random_workloads_are_scheduled_identically() -> None:
+    scenarios = draw_scenarios(500)
+    _, traces = vllm_traces(Path(os.environ[VARIABLE]), scenarios)
+    tallies = compare(zip(scenarios, traces, strict=True))
+    differences = [difference for tally in tallies.values() for difference in tally.differences]
+    assert not differences, str(differences[0])
+    assert seldom(tallies) == []
+
+
+@pytest.fixture(scope="module")
+def recorded() -> Pairs:
+    return recording.read()[1]
+
+
+def test_the_recording_shows_what_matters(recorded: Pairs) -> None:
+    tallies = compare(recorded, subjects=())
+    assert sum(tally.counts["workloads"] for tally in tallies.values()) == recording.WORKLOADS
+    assert seldom(tallies) == []
+
+
+@pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
+def test_the_recording_is_reproduced(recorded: Pairs, subject: Subject) -> None:
+    for scenario, trace in recorded:
+        difference = first_difference(subject, scenario, trace)
+        assert difference is None, str(difference)
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS.values(), ids=MUTATIONS.keys())
+def test_a_scheduler_that_differs_is_told_apart(
+    recorded: Pairs, mutation: Mutation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = mutation.wrong(getattr(mutation.owner, mutation.method))
+    monkeypatch.setattr(mutation.owner, mutation.method, wrong)
+    assert any(_differs(scenario, trace) for scenario, trace in recorded)
+
+
+def _differs(scenario: Scenario, trace: list[Step]) -> bool:
+    """Whether the kernel's fields of the oracle's trace differ: the visible ones, not its numbers of blocks."""
+    mutant = Subject("mutant", ORACLE.trace, KERNEL.fields)
+    return first_difference(mutant, scenario, trace) is not None
