@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from calibration.hardware import GpuSpec
 
+# vLLM captures graphs up to the smaller of 512 tokens and twice `max_num_seqs`, which measured runs set to 128.
+CAPTURED_TOKENS = 256
 # Tokens of an iteration at which `matrix_ratios` are given; between them they are interpolated in the logarithm.
 RATIO_TOKENS = tuple(2**power for power in range(16))
 
@@ -30,6 +32,8 @@ class LatencyCoefficients:
         all_to_all_s: Latency of one all-to-all, s.
         all_to_all_bandwidth: Message bytes over time of a large all-to-all, bytes/s.
         prefill_s: Work of an iteration with prefill that a decode iteration is spared, s.
+        eager_layer_s: Launches of one layer in an iteration with prefill of more than `CAPTURED_TOKENS`, for which no
+            graph was captured, s.
         matrix_ratios: Time of all matrices over what the smooth maximum gives, at each of `RATIO_TOKENS`; kernels of
             one size class do not follow any smooth form closer than a few per cent. Empty: 1 everywhere.
     """
@@ -51,6 +55,7 @@ class LatencyCoefficients:
     all_to_all_s: float
     all_to_all_bandwidth: float
     prefill_s: float = 0.0
+    eager_layer_s: float = 0.0
     matrix_ratios: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:

@@ -55,6 +55,7 @@ class Engine:
         all_reduce_s: Waiting at each all-reduce per doubling of the width, s.
         layer_s: Gaps between the kernels of one layer, s.
         prefill_s: Work of an iteration with prefill beyond a decode iteration's: no captured graph, set-up, s.
+        eager_layer_s: Launches of one layer where no graph was captured, s.
         matrix_scale: Time of all matrices over that of the kernel tables (another version's, measured in short
             bursts at full clock), at each of `SCALE_TOKENS` tokens of an iteration.
         attention_ratio: Prefill attention arithmetic reached over that of the kernel tables.
@@ -71,6 +72,7 @@ class Engine:
     all_reduce_s: float = 0.0
     layer_s: float = 0.0
     prefill_s: float = 0.0
+    eager_layer_s: float = 0.0
     matrix_scale: tuple[float, ...] = (1.0,) * len(SCALE_TOKENS)
     attention_ratio: float = 1.0
     kv_ratio: float = 1.0
@@ -98,6 +100,7 @@ class Engine:
             token_s=kernels.token_s + self.token_s,
             all_reduce_s=max(0.0, kernels.all_reduce_s + self.all_reduce_s * math.log2(tp)),
             prefill_s=kernels.prefill_s + self.prefill_s,
+            eager_layer_s=kernels.eager_layer_s + self.eager_layer_s,
             matrix_ratios=tuple(float(x) for x in self._scale() * (kernels.matrix_ratios or 1.0)),
             attention_flops_ratio=min(1.0, kernels.attention_flops_ratio * self.attention_ratio),
             kv_bandwidth_ratio=min(1.0, kernels.kv_bandwidth_ratio * self.kv_ratio),

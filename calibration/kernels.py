@@ -13,7 +13,11 @@ from calibration.coefficients import LatencyCoefficients
 FOLDER = "kernel_tables"
 # GPUs without tables of their own, and the relation whose efficiencies stand in for theirs.
 RELATIVES = {"B300": "B200"}
-SCALARS = tuple(field.name for field in fields(LatencyCoefficients) if field.name != "matrix_ratios")
+_OTHERS = (
+    "matrix_ratios",
+    "eager_layer_s",
+)  # a list in a cell of its own, and nothing that a kernel table tells
+SCALARS = tuple(field.name for field in fields(LatencyCoefficients) if field.name not in _OTHERS)
 
 
 def kernel_file_name(gpu: str) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.architecture import Amount, ModelSpec
-from calibration.coefficients import RATIO_TOKENS, LatencyCoefficients
+from calibration.coefficients import CAPTURED_TOKENS, RATIO_TOKENS, LatencyCoefficients
 from calibration.hardware import GpuSpec
 
 PS_PER_S = 1e12
@@ -198,7 +198,8 @@ class LatencyModel:
     def mixed_s(self, num_tokens: Amount) -> Amount:
         """Iteration that contains prefill, without the sequence, context and attention terms, s."""
         c = self.coefficients
-        return self.overhead_s + c.prefill_s + self.tokens_s(num_tokens) + num_tokens * c.token_s
+        eager_s = (num_tokens > CAPTURED_TOKENS) * self.model.num_layers * c.eager_layer_s
+        return self.overhead_s + c.prefill_s + eager_s + self.tokens_s(num_tokens) + num_tokens * c.token_s
 
     def iteration_s(
         self, num_decode: int, context_tokens: float, prefill_chunks: Iterable[tuple[int, int]] = ()

@@ -168,8 +168,9 @@ def coefficients_to_yaml(coefficients: LatencyCoefficients) -> dict[str, Any]:
     plain = asdict(coefficients)
     ratios = [float(f"{ratio:.4g}") for ratio in plain.pop("matrix_ratios")]
     values: dict[str, Any] = {name: float(f"{value:.5g}") for name, value in plain.items()}
-    if not values["prefill_s"]:
-        del values["prefill_s"]
+    for name in ("prefill_s", "eager_layer_s"):
+        if not values[name]:
+            del values[name]
     return values | ({"matrix_ratios": ratios} if ratios else {})
 
 

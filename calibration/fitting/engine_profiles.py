@@ -41,7 +41,8 @@ METHOD = (
 )
 HELD_OUT = (
     "seen: a part of the configurations of each deployment left out of the fit; unseen: a part of the deployments "
-    "(model x GPU x width) left out as a whole; `here` counts this model, GPU and engine only"
+    "(model x GPU x width) left out as a whole; `all` counts every dense model, or every mixture of experts, measured "
+    "in this form, `here` this model, GPU and engine"
 )
 TARGETS = ("tpot", "ttft", "ttft_p99", "e2e")
 
@@ -51,14 +52,19 @@ def rounded(figures: dict[str, float]) -> dict[str, float]:
     return {name: round(value, 4) if isinstance(value, float) else value for name, value in figures.items()}
 
 
-def errors(scores: Sequence[Score], form: str) -> dict[str, dict[str, float]]:
-    """Errors of each target of one form of measurement."""
+def errors(scores: Sequence[Score]) -> dict[str, dict[str, float]]:
+    """Errors of each target."""
     found = {}
     for target in TARGETS:
-        members = [s for s in scores if s.target == target and form_of(s.deployment.engine) == form]
+        members = [score for score in scores if score.target == target]
         if members:
             found[target] = rounded(summary(members))
     return found
+
+
+def kind_of(engine: str, model: str) -> tuple[str, bool]:
+    """What held-out errors are pooled over: form of the measurements, and whether the model is a mixture of experts."""
+    return form_of(engine), get_model(model).num_experts > 0
 
 
 def form_of(engine: str) -> str:
@@ -74,11 +80,12 @@ def held_out(seen: Sequence[Score], unseen: Sequence[Score], key: tuple[str, str
         unseen: Scores of left-out deployments.
         key: Model, GPU and engine of the profile.
     """
-    form = form_of(key[2])
+    kind = kind_of(key[2], key[0])
     result: dict[str, Any] = {"method": HELD_OUT}
     for name, scores in (("seen", seen), ("unseen", unseen)):
-        here = [s for s in scores if (s.deployment.model, s.deployment.gpu, s.deployment.engine) == key]
-        result[name] = {"all": errors(scores, form), "here": errors(here, form)}
+        alike = [s for s in scores if kind_of(s.deployment.engine, s.deployment.model) == kind]
+        here = [s for s in alike if (s.deployment.model, s.deployment.gpu, s.deployment.engine) == key]
+        result[name] = {"all": errors(alike), "here": errors(here)}
     return result
 
 

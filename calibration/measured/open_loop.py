@@ -29,6 +29,7 @@ TEMPLATE_TOKENS = (
 BLOCK_TOKENS = 16
 DEVICE_MARGIN = MEMORY_UTILIZATION - 0.9  # of device memory, beyond the data sheet's number
 MS = 1e-3
+TAIL = 0.01  # of the requests are slower than the 99th percentile
 SHORT_SHARE, SHORT_S = 0.15, 60.0  # of a stage, in fits; and at least so long, s
 TARGETS = {"ttft": "ttft_ms_mean", "ttft_p99": "ttft_ms_p99", "e2e": "e2e_ms_mean", "tpot": "tpot_ms_mean"}
 
@@ -69,14 +70,22 @@ def prompt_blocks(row: dict[str, Any]) -> NDArray[np.int64]:
     return np.asarray(owner * blocks + place).reshape(groups * users, blocks)
 
 
-def stages_of(rows: Sequence[dict[str, Any]], indices: Sequence[int], skipped: int = 0) -> tuple[Stage, ...]:
-    """Measured stages of a run, the first `skipped` requests left out."""
+def stages_of(
+    rows: Sequence[dict[str, Any]], indices: Sequence[int], share: float = 1.0
+) -> tuple[Stage, ...]:
+    """Measured stages of a run of which `share` is simulated."""
     stages, sent = [], 0
+    short = share < 1.0
+    cold = 2 * len(prompt_blocks(rows[0])) if short else 0
     for row, index in zip(rows, indices, strict=True):
-        count = round(row["rate_rps"] * row["duration_s"])
+        whole = row["rate_rps"] * row["duration_s"]
+        count = round(row["rate_rps"] * shortened_s(row, share))
         measured = {target: number(row, column, np.nan) * MS for target, column in TARGETS.items()}
         known = {target: value for target, value in measured.items() if value == value}
-        stages.append(Stage(max(sent, skipped), sent + count, known, index, float(row["rate_rps"])))
+        tail = max(1, round(TAIL * whole)) if short else 0
+        rate = float(row["rate_rps"])
+        stages.append(Stage(sent, sent + count, known, index, rate, min(cold, count // 2), tail))
+        cold = 0
         sent += count
     return tuple(stages)
 
@@ -85,8 +94,15 @@ def shorter(
     rows: Sequence[dict[str, Any]], indices: Sequence[int]
 ) -> tuple[functools.partial[Workload], tuple[Stage, ...]]:
     """Workload and stages of a run whose stages last a part of their time."""
-    cut = [{**row, "duration_s": max(SHORT_S, row["duration_s"] * SHORT_SHARE)} for row in rows]
-    return functools.partial(workload, cut), stages_of(cut, indices, 2 * len(prompt_blocks(rows[0])))
+    cut = [{**row, "duration_s": shortened_s(row, SHORT_SHARE)} for row in rows]
+    return functools.partial(workload, cut), stages_of(rows, indices, SHORT_SHARE)
+
+
+def shortened_s(row: dict[str, Any], share: float) -> float:
+    """Duration of a stage of which `share` is simulated, s."""
+    return float(
+        row["duration_s"] if share == 1.0 else min(row["duration_s"], max(SHORT_S, row["duration_s"] * share))
+    )
 
 
 def run_of(rows: Sequence[dict[str, Any]], indices: Sequence[int]) -> ServingRun:

@@ -21,7 +21,10 @@ MS = 1e-3
 LENGTHS = {"creation": (340.0, 750.0), "lmsys": (80.0, 110.0), "summarization": (2750.0, 120.0)}
 SPREAD = {"creation": (0.3, 0.4), "lmsys": (1.2, 0.8), "summarization": (0.5, 0.8)}
 REQUESTS = 400
-LONGEST_PROMPT = 8000  # tokens; without chunks a prompt must fit one iteration
+LONGEST = (
+    6000,
+    2000,
+)  # prompt and output, tokens; without chunks a request must fit the budget of one iteration
 
 
 def lognormal(random: np.random.Generator, mean: float, spread: float, count: int) -> "np.ndarray[Any, Any]":
@@ -35,10 +38,12 @@ def workload(
 ) -> Workload:
     """Poisson requests of one replica."""
     random = np.random.default_rng(seed)
+    output_tokens = lognormal(random, output, spread[1], count).clip(max=LONGEST[1])
     return Workload(
         arrival_s=np.cumsum(random.exponential(1.0 / rate_rps, count)),
-        input_tokens=lognormal(random, prompt, spread[0], count).clip(max=LONGEST_PROMPT),
-        output_tokens=lognormal(random, output, spread[1], count),
+        input_tokens=lognormal(random, prompt, spread[0], count).clip(max=LONGEST[0]),
+        output_tokens=output_tokens,
+        max_output_tokens=output_tokens,
         name="poisson",
     )
 

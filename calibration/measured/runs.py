@@ -23,6 +23,8 @@ class Stage:
         measured: Measured values by target, s.
         row: Row of the published table.
         rate_rps: Arrivals, 1/s; 0 for a closed loop.
+        cold: Requests at the beginning that means leave out, as their prompts are not cached yet (shorter runs only).
+        tail: Place from above of the 99th percentile among the requests of the whole stage; 0 where this is the whole.
     """
 
     first: int
@@ -30,6 +32,17 @@ class Stage:
     measured: Mapping[str, float]
     row: int
     rate_rps: float = 0.0
+    cold: int = 0
+    tail: int = 0
+
+    def ttft_p99(self, ttft: Times) -> float:
+        """99th percentile of the whole stage, s, from the times to first token of this one.
+
+        The worst requests of a stage are those whose prompts are not cached yet, of which a shorter stage has as many.
+        """
+        if self.tail:
+            return float(np.sort(ttft)[-min(self.tail, len(ttft))])
+        return float(np.quantile(ttft, 0.99))
 
 
 @dataclass(frozen=True)
@@ -77,7 +90,8 @@ class ServingRun:
 
     def condense(self, records: RequestRecords, stage: Stage) -> dict[str, float]:
         """Figures of one stage as its source condenses them, s."""
-        part = slice(stage.first, stage.last)
+        every = slice(stage.first, stage.last)
+        part = slice(stage.first + stage.cold, stage.last)
         condensed = np.median if self.statistic == "median" else np.mean
         arrival, first, finish = records.arrival_s[part], records.first_token_s[part], records.finish_s[part]
         output = records.output_tokens[part].astype(np.float64)
@@ -85,7 +99,7 @@ class ServingRun:
         tpot = (finish - first)[several] / (output[several] - 1.0)
         return {
             "ttft": float(condensed(first - arrival)),
-            "ttft_p99": float(np.quantile(first - arrival, 0.99)),
+            "ttft_p99": stage.ttft_p99(records.first_token_s[every] - records.arrival_s[every]),
             "tpot": float(condensed(tpot)),
             "e2e": float(condensed(finish - arrival)),
         }
