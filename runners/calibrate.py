@@ -28,17 +28,14 @@ FILE_NAME = "calibration.json"
 @command("calibrate", CalibrateConfig)
 def main(config: CalibrateConfig, out: Path) -> None:
     """Fits and writes."""
-    measure = BACKENDS.get(config.backend)
-    if measure is None:
-        raise ValueError(
-            f"backend={config.backend!r} cannot be measured by this installation; allowed: {', '.join(BACKENDS)}"
-        )
+    backend = config.backend.name
+    if backend not in BACKENDS:
+        raise ValueError(f"backend={backend!r} cannot be measured here; allowed: {', '.join(BACKENDS)}")
+    measure = BACKENDS[backend]
     wanted = list(PARTS) if config.part == "all" else [config.part]
     request = Request(into(config), config.held_out, config.folds, progress_printer())
     written = [path for part in wanted for path in measure(part, request)]
-    write_json(
-        out / FILE_NAME, {"backend": config.backend, "parts": wanted, "written": [str(p) for p in written]}
-    )
+    write_json(out / FILE_NAME, {"backend": backend, "parts": wanted, "written": [str(p) for p in written]})
     print(f"{len(written)} files written under {request.folder}")
     print_results_in(out)
 

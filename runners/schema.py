@@ -20,6 +20,7 @@ from runners.typed import schema_of
 # Fields of an environment's dataclass that are config groups or words of their own.
 SHARED_ENV_FIELDS = ("workload", "cluster", "objective", "split")
 
+BODIES = ("simulator", "vllm")  # what a cluster can be made of; `calibrate` measures others
 PAPERS = ("flying_serving",)
 
 
@@ -28,7 +29,7 @@ class BackendConfig:
     """The body of the cluster.
 
     Attributes:
-        name: "simulator".
+        name: "simulator"; of `calibrate`, "tables".
     """
 
     name: str = "simulator"
@@ -88,6 +89,7 @@ class RunConfig:
     first_seed: int = 0
 
     def __post_init__(self) -> None:
+        check_choice("backend", self.backend.name, BODIES)
         check_choice("split", self.split, SPLITS)
         check_least("seeds", self.seeds, 1)
         check_least("first_seed", self.first_seed, 0)
@@ -271,7 +273,7 @@ class CalibrateConfig:
 
     Attributes:
         out: run directory.
-        backend: where measurements come from, "tables" or "vllm".
+        backend: where measurements come from: "tables", or "vllm" where that body is installed.
         part: what is fitted.
         into: folder that takes the place of `calibration/`; None: the package itself.
         held_out: whether the fit is repeated without each part of the data, for the errors that profiles state.
@@ -279,14 +281,14 @@ class CalibrateConfig:
     """
 
     out: str
-    backend: str = "tables"
+    backend: BackendConfig
     part: str = "all"
     into: str | None = None
     held_out: bool = True
     folds: int = 4
 
     def __post_init__(self) -> None:
-        check_choice("backend", self.backend, CALIBRATION_BACKENDS)
+        check_choice("backend", self.backend.name, CALIBRATION_BACKENDS)
         check_choice("part", self.part, CALIBRATION_PARTS)
         check_least("folds", self.folds, 2)
 
