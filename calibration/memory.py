@@ -65,7 +65,7 @@ def kv_capacity_tokens(
 def num_blocks(
     model: ModelSpec, gpu: GpuSpec, base_width: int, block_size: int = 16, memory_utilization: float = 0.8
 ) -> int:
-    """KV blocks of one base engine.
+    """KV blocks of one base engine that can hold KV: vLLM sets one more aside, its null block.
 
     The number does not change when engines merge: under merge degree p one block id stands for the same memory on p
     engines and holds `block_size * p` tokens (Flying Serving, Section 4.2).
@@ -82,7 +82,7 @@ def num_blocks(
     """
     if block_size < 1:
         raise ValueError(f"block_size={block_size} is not allowed; it must be at least 1")
-    return kv_capacity_tokens(model, gpu, base_width, memory_utilization) // block_size
+    return kv_capacity_tokens(model, gpu, base_width, memory_utilization) // block_size - 1
 
 
 def block_capacity_tokens(block_size: int, merge_degree: int = 1) -> int:

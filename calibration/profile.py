@@ -11,7 +11,7 @@ import yaml
 
 from calibration.coefficients import LatencyCoefficients, roofline_coefficients
 from calibration.engines import Engine, Frontend, dump_engine, parse_engine
-from calibration.hardware import GpuSpec, get_gpu
+from calibration.hardware import GPUS, GpuSpec, get_gpu
 from calibration.latency import LatencyModel
 from calibration.lookup import nearest
 from calibration.memory import check_fits
@@ -25,7 +25,8 @@ class Profile:
     Args:
         model: The model.
         gpu: The GPU.
-        source: `fitted` (from measurements) or `roofline` (assumed efficiencies, nothing measured).
+        source: `fitted` (from measured tables), `measured` (on a live engine) or `roofline` (assumed efficiencies,
+            nothing measured).
         coefficients: Coefficients by tensor-parallel width; a roofline profile has one entry for any width, keyed 0.
         provenance: Data files, rows, repositories, licences and method, in words and counts.
         held_out: Error on deployments left out of the fit, by target: n, median and 90th percentile (ratios).
@@ -112,25 +113,22 @@ def load_profile(model: str, gpu: str) -> Profile:
     return Profile(model_spec, gpu_spec, "roofline", {0: roofline_coefficients(gpu_spec)})
 
 
-def read_profile(name: str) -> Profile:
-    """Reads a profile from a file, or a committed one by its name.
+def named_profile(name: str) -> Profile:
+    """A profile of one's own by its file, or a committed one by its name.
 
     Raises:
         ValueError: There is no such file, or it holds no profile.
     """
     folder = resources.files("calibration") / "profiles"
     committed = folder / f"{name.removesuffix('.yaml')}.yaml"
-    file = Path(name)
-    if not file.is_file() and not committed.is_file():
+    if Path(name).is_file():
+        return read_profile(name)
+    if not committed.is_file():
         known = [entry.name.removesuffix(".yaml") for entry in folder.iterdir()]
         raise ValueError(
             f"profile={name!r} is neither a file nor a committed profile; {nearest(name, known)}"
         )
-    text = (file if file.is_file() else committed).read_text(encoding="utf-8")
-    try:
-        return parse_profile(text)
-    except (KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
-        raise ValueError(f"profile={name!r} holds no profile: {error!r}") from error
+    return parse_profile(committed.read_text(encoding="utf-8"))
 
 
 def profile_file_name(model: str, gpu: str, engine: str = "") -> str:
@@ -138,15 +136,32 @@ def profile_file_name(model: str, gpu: str, engine: str = "") -> str:
     return f"{model}_{gpu.lower()}{'_' if engine else ''}{engine}.yaml"
 
 
+def read_profile(file: str | Path) -> Profile:
+    """Reads a profile file of one's own.
+
+    Raises:
+        ValueError: the file is no profile.
+        OSError: the file cannot be read.
+    """
+    text = Path(file).read_text(encoding="utf-8")
+    try:
+        return parse_profile(text)
+    except (yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{str(file)!r} is not a profile: {type(error).__name__} {error}") from error
+
+
 def parse_profile(text: str) -> Profile:
-    """Reads a profile from YAML."""
+    """Reads a profile from YAML.
+
+    Model and GPU stand there by name, or in full where no list of this package has them (measured profiles).
+    """
     raw = yaml.safe_load(text)
     coefficients = {
         int(width): coefficients_from_yaml(values) for width, values in raw["coefficients"].items()
     }
     return Profile(
-        get_model(raw["model"]),
-        get_gpu(raw["gpu"]),
+        get_model(raw["model"]) if isinstance(raw["model"], str) else ModelSpec(**raw["model"]),
+        get_gpu(raw["gpu"]) if isinstance(raw["gpu"], str) else GpuSpec(**raw["gpu"]),
         raw["source"],
         coefficients,
         raw["provenance"],
@@ -174,11 +189,19 @@ def coefficients_to_yaml(coefficients: LatencyCoefficients) -> dict[str, Any]:
     return values | ({"matrix_ratios": ratios} if ratios else {})
 
 
+def _listed(model: ModelSpec) -> bool:
+    """Whether a model is known by its name alone."""
+    try:
+        return get_model(model.name) == model
+    except ValueError:
+        return False
+
+
 def dump_profile(profile: Profile) -> str:
     """Writes a profile as YAML, coefficients to five significant digits."""
     raw: dict[str, Any] = {
-        "model": profile.model.name,
-        "gpu": profile.gpu.name,
+        "model": profile.model.name if _listed(profile.model) else asdict(profile.model),
+        "gpu": profile.gpu.name if profile.gpu in GPUS.values() else asdict(profile.gpu),
         **({"engine": profile.engine} if profile.engine else {}),
         "source": profile.source,
         "provenance": dict(profile.provenance),

@@ -103,6 +103,9 @@ class ClusterState:
     pooled_tokens: int  # their tokens to prefill
     totals: NDArray[np.float64]  # (num_classes, len(TOTALS))
     waiting: tuple[WaitingRequest, ...]  # requests whose arrival asked for this decision, oldest first
+    stale: tuple[
+        int, ...
+    ] = ()  # engine slots whose gauges are too old to be trusted; in simulation none ever is
 
     @property
     def active(self) -> NDArray[np.void]:
@@ -214,6 +217,10 @@ class ClusterSpec:
         max_num_batched_tokens: Token budget of an iteration.
         long_prefill_token_threshold: Longest prefill chunk; 0 for none.
         memory_utilization: Share of GPU memory that weights and KV may use.
+        kv_blocks_override: KV blocks of a base engine; None: what fits its memory (vLLM's --num-gpu-blocks-override,
+            which counts one block more, kept back as padding).
+        profile: File of a measured profile, which then says what model and GPU are; None: the committed one of `model`
+            on `gpu`.
         switch_s: Duration of a live switch once the engines are ready for it; None: the profile's.
         cold_start_s: Duration of a cold start by engine width in GPUs; None: the profile's.
     """
@@ -237,6 +244,8 @@ class ClusterSpec:
     reserve_full_prompt: bool = True
     long_prefill_token_threshold: int = 0
     memory_utilization: float = 0.8
+    kv_blocks_override: int | None = None
+    profile: str | None = None
     switch_s: float | None = None
     cold_start_s: dict[int, float] | None = field(default=None, hash=False)
 

@@ -1,13 +1,16 @@
-"""Fits latency profiles to measured tables and writes them with their provenance and held-out errors.
+"""Fits latency profiles: to measured tables, or to a live vLLM by its per-iteration log.
 
     python -m runners.calibrate
     python -m runners.calibrate part=steps into=my_calibration
+    python -m runners.calibrate backend=vllm backend.launch=true
+    python -m runners.calibrate backend=vllm backend.endpoints=[http://127.0.0.1:8000] log=vllm.log cluster=NAME
 
-Reads the reference tables under `$SERVING_GYM_DATA`; nothing of them is needed afterwards. Parts, in this order:
-`kernels` (coefficients of every model, GPU and width from kernel tables), `steps` (profiles of an engine measured by
-iteration), `engines` (overheads and profiles of engines measured end to end; every residual is a simulated run, and the
-fit is repeated for each fold, which takes the better part of an hour), `environments` (the profiles that environments
-use). `held_out=false` leaves the repetitions out.
+Tables are read under `$SERVING_GYM_DATA`; nothing of them is needed afterwards. Parts, in this order: `kernels`
+(coefficients of every model, GPU and width from kernel tables), `steps` (profiles of an engine measured by iteration),
+`engines` (overheads and profiles of engines measured end to end; every residual is a simulated run, and the fit is
+repeated for each fold, which takes the better part of an hour), `environments` (the profiles that environments use).
+`held_out=false` leaves the repetitions out. A live engine's profile goes to `MODEL_GPU.yaml` in the run directory. What
+was fitted, its provenance and errors go to `calibration.json`.
 """
 
 from __future__ import annotations
@@ -16,10 +19,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from calibration.fitting.regenerate import BACKENDS, PARTS, Request
 from runners.cli import command
+from runners.measure_config import CalibrateConfig
 from runners.output import write_json
-from runners.schema import CalibrateConfig
 from runners.tables import print_results_in
 
 FILE_NAME = "calibration.json"
@@ -27,15 +29,25 @@ FILE_NAME = "calibration.json"
 
 @command("calibrate", CalibrateConfig)
 def main(config: CalibrateConfig, out: Path) -> None:
-    """Fits and writes."""
-    backend = config.backend.name
-    if backend not in BACKENDS:
-        raise ValueError(f"backend={backend!r} cannot be measured here; allowed: {', '.join(BACKENDS)}")
-    measure = BACKENDS[backend]
+    """Dispatches on where the measurements come from."""
+    if config.backend.name == "vllm":
+        from runners.measuring import measure_live
+
+        measure_live(config, out)
+        return
+    fit_tables(config, out)
+
+
+def fit_tables(config: CalibrateConfig, out: Path) -> None:
+    """Fits the wanted parts to the reference tables and writes them."""
+    from calibration.fitting.regenerate import PARTS, Request
+
     wanted = list(PARTS) if config.part == "all" else [config.part]
     request = Request(into(config), config.held_out, config.folds, progress_printer())
-    written = [path for part in wanted for path in measure(part, request)]
-    write_json(out / FILE_NAME, {"backend": backend, "parts": wanted, "written": [str(p) for p in written]})
+    written = [path for part in wanted for path in PARTS[part](request)]
+    write_json(
+        out / FILE_NAME, {"backend": "tables", "parts": wanted, "written": [str(path) for path in written]}
+    )
     print(f"{len(written)} files written under {request.folder}")
     print_results_in(out)
 

@@ -12,6 +12,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 
 from envs.backend import SLO, ClusterSpec
+from envs.live.settings import LiveSettings
 from envs.objective import Objective
 from envs.registration import env_config_class, env_names
 from envs.workload.registry import SPLITS, WorkloadSpec, check_choice
@@ -20,19 +21,34 @@ from runners.typed import schema_of
 # Fields of an environment's dataclass that are config groups or words of their own.
 SHARED_ENV_FIELDS = ("workload", "cluster", "objective", "split")
 
-BODIES = ("simulator", "vllm")  # what a cluster can be made of; `calibrate` measures others
 PAPERS = ("flying_serving",)
+BACKENDS = ("simulator", "vllm", "tables")
 
 
 @dataclass(frozen=True)
-class BackendConfig:
-    """The body of the cluster.
+class BackendConfig(LiveSettings):
+    """The body of the cluster; all but its name is for live servers.
 
     Attributes:
-        name: "simulator"; of `calibrate`, "tables".
+        name: "simulator" or "vllm"; "tables" for `runners.calibrate`.
+        launch: Whether to start a server of a tiny model on this machine's CPU, where no endpoints are given.
+        python: Python with vLLM to launch with; None: the one that SERVING_GYM_VLLM_PYTHON names.
     """
 
     name: str = "simulator"
+    launch: bool = False
+    python: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("backend", self.name, BACKENDS)
+        if self.name != "vllm" and (self.endpoints or self.launch):
+            raise ValueError("backend.endpoints and backend.launch need backend=vllm")
+        if self.name == "vllm" and bool(self.endpoints) == self.launch:
+            raise ValueError(
+                "backend=vllm needs either running servers, as in backend.endpoints=[http://127.0.0.1:8000], "
+                "or backend.launch=true"
+            )
 
 
 @dataclass(frozen=True)
@@ -89,10 +105,14 @@ class RunConfig:
     first_seed: int = 0
 
     def __post_init__(self) -> None:
-        check_choice("backend", self.backend.name, BODIES)
         check_choice("split", self.split, SPLITS)
         check_least("seeds", self.seeds, 1)
         check_least("first_seed", self.first_seed, 0)
+        if self.backend.name != "simulator":
+            raise ValueError(
+                f"backend={self.backend.name} is not to be had here: environments run on backend=simulator; "
+                "runners.simulate and runners.calibrate take backend=vllm"
+            )
 
     @property
     def seed_range(self) -> range:
@@ -169,13 +189,15 @@ class SimulateConfig:
         router: built-in router; None: the cluster's own.
         slos: latency promises by request class.
         seed: of the workload.
-        limit_s: when to stop, seconds of simulated time; None: when every request is done.
+        limit_s: when to stop, seconds of the cluster's time; None: when every request is done.
         out: run directory.
+        backend: the body of the cluster.
     """
 
     workload: WorkloadSpec
     cluster: ClusterSpec
     out: str
+    backend: BackendConfig = field(default_factory=BackendConfig)
     slos: dict[str, SLO] = field(default_factory=dict)
     router: str | None = None
     seed: int = 0
@@ -183,6 +205,7 @@ class SimulateConfig:
 
     def __post_init__(self) -> None:
         check_least("seed", self.seed, 0)
+        check_choice("backend", self.backend.name, ("simulator", "vllm"))
         if self.limit_s is not None and not self.limit_s > 0:
             raise ValueError(f"limit_s must be positive, got {self.limit_s}")
 
@@ -197,6 +220,9 @@ class BenchConfig:
         workload: requests, always all of them; None: azure_conv where its trace is at hand, else azure_conv_fitted.
         engines: numbers of engines to simulate.
         router: built-in router.
+        load: share of what the engines can serve that arrives.
+        requests: lengths of the streams.
+        week_requests: requests of the week.
         repeats: runs of each measurement; the median counts.
         only: names of the measurements to make; empty: all.
         num_envs: width of the batched environment.
@@ -206,16 +232,24 @@ class BenchConfig:
     out: str
     cluster: ClusterSpec
     workload: WorkloadSpec | None = None
-    engines: tuple[int, ...] = (1, 8, 16, 64)
+    engines: tuple[int, ...] = (1, 8, 16, 64, 256)
     router: str = "jsq"
+    load: float = 0.7
+    requests: tuple[int, ...] = (10_000, 100_000, 1_000_000, 10_000_000)
+    week_requests: int = 10_000_000
     repeats: int = 5
     only: tuple[str, ...] = ()
     num_envs: int = 64
     oracle_requests: int = 300
 
     def __post_init__(self) -> None:
-        for name in ("repeats", "num_envs", "oracle_requests"):
+        for name in ("repeats", "num_envs", "oracle_requests", "week_requests"):
             check_least(name, getattr(self, name), 1)
+        for name in ("engines", "requests"):
+            for value in getattr(self, name):
+                check_least(name, value, 1)
+        if not 0 < self.load <= 1:
+            raise ValueError(f"load must lie in (0, 1], got {self.load}")
 
 
 @dataclass(frozen=True)
@@ -263,36 +297,6 @@ class ValidateConfig:
     profile: str | None = None
 
 
-CALIBRATION_BACKENDS = ("tables", "vllm")
-CALIBRATION_PARTS = ("all", "kernels", "engines", "steps", "environments")
-
-
-@dataclass(frozen=True)
-class CalibrateConfig:
-    """Words of `runners.calibrate`.
-
-    Attributes:
-        out: run directory.
-        backend: where measurements come from: "tables", or "vllm" where that body is installed.
-        part: what is fitted.
-        into: folder that takes the place of `calibration/`; None: the package itself.
-        held_out: whether the fit is repeated without each part of the data, for the errors that profiles state.
-        folds: parts that the data are cut into for that.
-    """
-
-    out: str
-    backend: BackendConfig
-    part: str = "all"
-    into: str | None = None
-    held_out: bool = True
-    folds: int = 4
-
-    def __post_init__(self) -> None:
-        check_choice("backend", self.backend.name, CALIBRATION_BACKENDS)
-        check_choice("part", self.part, CALIBRATION_PARTS)
-        check_least("folds", self.folds, 2)
-
-
 COMMANDS: dict[str, type] = {
     "evaluate": EvaluateConfig,
     "compare": CompareConfig,
@@ -301,7 +305,6 @@ COMMANDS: dict[str, type] = {
     "bench": BenchConfig,
     "reproduce": ReproduceConfig,
     "validate": ValidateConfig,
-    "calibrate": CalibrateConfig,
 }
 
 

@@ -1,6 +1,7 @@
-"""Simulates a plain stream of requests, without decisions.
+"""Serves a plain stream of requests, without decisions: in simulation, or on running vLLM servers in real time.
 
     python -m runners.simulate workload=azure_conv cluster=llama31_8b_h100_x8 router=jsq
+    python -m runners.simulate workload=azure_conv_fitted backend=vllm backend.endpoints=[http://127.0.0.1:8000]
 
 Writes `summary.json`, `requests.parquet` and `requests.json` (keys of `vllm bench serve --save-detailed`).
 """
@@ -9,44 +10,104 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from envs.backend import SLO
-from envs.metrics import summarise
+import numpy as np
+
+from envs.backend import SLO, ClusterSpec
+from envs.metrics import RequestRecords, summarise
 from envs.simulator.simulator import Simulator
 from envs.workload.registry import WorkloadSource
 from envs.workload.schema import Workload
 from runners.cli import command
 from runners.output import write_atomically, write_json
+from runners.progress import progress_bar
 from runners.schema import SimulateConfig
 from runners.tables import SHOWN_METRICS, print_results_in, print_summary
 
 _WARM_UP_REQUESTS = 8
 
 
+@dataclass(frozen=True)
+class Served:
+    """What serving a workload gave.
+
+    Attributes:
+        records: every request that arrived.
+        duration_s: length of the run on the cluster's clock, seconds.
+        figures: about the run itself, by name.
+        engines: number of engines.
+        servers: what live servers say they are.
+        details: lists that replace those of `RequestRecords.to_vllm_json`.
+    """
+
+    records: RequestRecords
+    duration_s: float
+    figures: dict[str, float]
+    engines: int
+    servers: list[dict[str, Any]] = field(default_factory=list)
+    details: dict[str, list[Any]] = field(default_factory=dict)
+
+
 @command("simulate", SimulateConfig)
 def main(config: SimulateConfig, out: Path) -> None:
-    """Simulates and writes."""
+    """Serves and writes."""
     cluster = config.cluster if config.router is None else replace(config.cluster, router=config.router)
     workload = WorkloadSource(config.workload).sample(config.seed)
     slos = slos_of(workload, config.slos)
-    simulator = Simulator(cluster, tuple(slos.values()))
-    elapsed_s = timed_run(simulator, workload, config.limit_s)
-    records, duration_s = simulator.results(), simulator.now_s
+    serve = serve_live if config.backend.name == "vllm" else serve_simulated
+    served = serve(config, cluster, workload, slos, out)
+    records, duration_s = served.records, served.duration_s
     summary = summarise(records, slos, workload.classes, duration_s)
-    figures = {
-        "simulated_requests_per_s": len(records) / elapsed_s,
-        "elapsed_s": elapsed_s,
-        "duration_s": duration_s,
-    }
+    figures = served.figures | {"duration_s": duration_s}
     write_atomically(out / "requests.parquet", records.to_parquet)
-    write_json(out / "requests.json", records.to_vllm_json(duration_s, slos, workload.classes), indent=None)
-    header = {"workload": workload.name, "provenance": workload.provenance, "router": cluster.router}
+    detailed = records.to_vllm_json(duration_s, slos, workload.classes) | served.details
+    write_json(out / "requests.json", detailed, indent=None)
+    header: dict[str, Any] = {
+        "workload": workload.name,
+        "provenance": workload.provenance,
+        "router": cluster.router,
+    }
+    header |= {"backend": config.backend.name, "servers": served.servers}
     write_json(out / "summary.json", {**header, **figures, "metrics": summary})
-    title = f"{len(records):,} requests of {workload.name}, {len(simulator.observe().layout)} engines, {cluster.router}"
+    title = f"{len(records):,} requests of {workload.name}, {served.engines} engines, {cluster.router}"
     print_summary(title, figures | summary, (*figures, *SHOWN_METRICS[1:]))
     print_results_in(out)
+
+
+def serve_simulated(
+    config: SimulateConfig, cluster: ClusterSpec, workload: Workload, slos: dict[str, SLO], out: Path
+) -> Served:
+    """Serves a workload in simulation."""
+    simulator = Simulator(cluster, tuple(slos.values()))
+    elapsed_s = timed_run(simulator, workload, config.limit_s)
+    records = simulator.results()
+    figures = {"simulated_requests_per_s": len(records) / elapsed_s, "elapsed_s": elapsed_s}
+    return Served(records, simulator.now_s, figures, len(simulator.observe().layout))
+
+
+def serve_live(
+    config: SimulateConfig, cluster: ClusterSpec, workload: Workload, slos: dict[str, SLO], out: Path
+) -> Served:
+    """Serves a workload on running servers, in real time."""
+    from runners.live import live_backend
+
+    begun = time.perf_counter()
+    with live_backend(config.backend, cluster, tuple(slos.values()), out / "server") as backend:
+        backend.reset(workload)
+        with progress_bar(len(workload), "requests", "req") as bar:
+            backend.run_to_completion(config.limit_s, lambda done: bar.update(done - bar.n))
+        records = backend.results()
+        duration_s = records.last_event_s if backend.idle else backend.now_s
+        lag_s = backend.send_lag_s()
+        figures = {
+            "elapsed_s": time.perf_counter() - begun,
+            "send_lag_p99_s": float(np.percentile(lag_s, 99)) if lag_s.size else 0.0,
+        }
+        servers = [asdict(server) for server in backend.servers]
+        return Served(records, duration_s, figures, len(servers), servers, backend.details())
 
 
 def slos_of(workload: Workload, slos: dict[str, SLO]) -> dict[str, SLO]:
@@ -62,13 +123,13 @@ def slos_of(workload: Workload, slos: dict[str, SLO]) -> dict[str, SLO]:
 
 
 def timed_run(simulator: Simulator, workload: Workload, limit_s: float | None = None) -> float:
-    """Serves a workload and returns the seconds it took, compilation apart."""
+    """Serves a workload and returns the processor's seconds that it took, compilation apart."""
     simulator.reset(workload.rows(0, min(_WARM_UP_REQUESTS, len(workload))))
     simulator.run_to_completion()
     simulator.reset(workload)
-    begun = time.perf_counter()
+    begun = time.process_time()
     simulator.run_to_completion(limit_s)
-    return time.perf_counter() - begun
+    return time.process_time() - begun
 
 
 if __name__ == "__main__":

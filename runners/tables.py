@@ -27,6 +27,7 @@ SHOWN_METRICS = (
     "refused",
     "failed",
     "unfinished",
+    "cached_prompt_ratio",
     "preemptions",
 )
 

@@ -23,7 +23,7 @@ from calibration.deployments import Deployment, find_profile
 from calibration.engines import Frontend
 from calibration.measured.forms import Measurements, read_measurements, read_table
 from calibration.measured.score import ORDERING, Lookup, report, score_all
-from calibration.profile import Profile, read_profile
+from calibration.profile import Profile, named_profile
 from runners.cli import command
 from runners.output import write_json
 from runners.progress import progress_bar
@@ -38,7 +38,7 @@ _COLUMNS = ("n", "ape_median", "ape_mean", "ape_p90", "rank_correlation")
 def main(config: ValidateConfig, out: Path) -> None:
     """Predicts, scores and writes."""
     found = read_measurements(read_table(Path(config.data)))
-    lookup = find_profile if config.profile is None else only(read_profile(config.profile))
+    lookup = find_profile if config.profile is None else only(named_profile(config.profile))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         result = validation(config, found, lookup)

@@ -116,12 +116,3 @@ PARTS: Mapping[str, Callable[[Request], list[Path]]] = {
     "engines": fit_engines_part,
     "environments": fit_environments_part,
 }
-
-
-def from_tables(part: str, request: Request) -> list[Path]:
-    """Fits one part to the reference tables."""
-    return PARTS[part](request)
-
-
-# Where measurements may come from: a function of the part and the request that returns the files it wrote.
-BACKENDS: Mapping[str, Callable[[str, Request], list[Path]]] = {"tables": from_tables}

@@ -50,6 +50,15 @@ def action_mask(state: ClusterState, num_base: int, can_switch: bool = True) -> 
     return _mask(state.target_layout, busy, urgeable, num_base, can_switch).copy()
 
 
+def settled_mask(layout: Layout, num_base: int, can_switch: bool = True) -> NDArray[np.bool_]:
+    """`action_mask` where nothing is being reconfigured.
+
+    Returns:
+        (num_actions,) bool.
+    """
+    return _mask(layout, (), False, num_base, can_switch).copy()
+
+
 @lru_cache(maxsize=65536)
 def _mask(
     target: Layout, busy: tuple[Group, ...], urgeable: bool, num_base: int, can_switch: bool

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.backend import SLO, TOTALS, ClusterSpec, ClusterState, Command, Fault, Redeploy
-from envs.dp_tp.action import action_mask, decode_action
+from envs.dp_tp.action import action_mask, decode_action, settled_mask
 from envs.dp_tp.observation import ENGINE_FEATURES, Encoder, ObservationScales
 from envs.dp_tp.reward import Interval, RewardMeter
 from envs.layout import changed_regions, groups_of
@@ -59,6 +59,10 @@ class DPTPConfig:
         for name in ("decision_interval_s", "drain_limit_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        if self.workload.num_clients:
+            raise ValueError(
+                "dp_tp needs requests that arrive when the workload says; workload.num_clients must be 0"
+            )
         num_base = self.cluster.num_base
         if num_base < 1 or num_base & (num_base - 1) or self.cluster.max_group not in (None, num_base):
             raise ValueError(
@@ -129,7 +133,9 @@ class DPTPCore:
             split: Where it is drawn from; None: the configuration's split.
         """
         workload = self.source.sample(seed, split or self.config.split)
-        self.state: ClusterState = self.simulator.reset(workload, self._faults(seed, workload.duration_s))
+        self._state: ClusterState | None = self.simulator.reset(
+            workload, self._faults(seed, workload.duration_s)
+        )
         self.encoder.reset()
         self.meter.reset()
         self.deadline_ps = to_ps(float(workload.arrival_s[-1]) + self.config.drain_limit_s)
@@ -145,9 +151,19 @@ class DPTPCore:
         gpus = rng.integers(self.config.cluster.num_gpus, size=len(times))
         return tuple(Fault(float(time), int(gpu)) for time, gpu in zip(times, gpus, strict=True))
 
+    @property
+    def state(self) -> ClusterState:
+        """What the cluster shows at this decision; made when somebody asks."""
+        if self._state is None:
+            self._state = self.simulator.observe()
+        return self._state
+
     def mask(self) -> NDArray[np.bool_]:
         """(num_actions,), which actions are possible now."""
-        return action_mask(self.state, self.num_base, self.simulator.can_switch_live)
+        simulator = self.simulator
+        if simulator.settled:
+            return settled_mask(simulator.layout, self.num_base, simulator.can_switch_live)
+        return action_mask(self.state, self.num_base, simulator.can_switch_live)
 
     def step(self, action: int | np.integer | Command | None, interval_s: float | None = None) -> Outcome:
         """Carries out a decision and lets time pass to the next one.
@@ -161,13 +177,13 @@ class DPTPCore:
         before_ps = simulator.now_ps
         span_ps = self._interval_ps if interval_s is None else to_ps(interval_s)
         simulator.advance_ps(min(before_ps + span_ps, self.deadline_ps))
-        self.state = simulator.observe()
+        self._state = None
         now_ps = simulator.now_ps
         terminated = simulator.idle
         truncated = not terminated and now_ps >= self.deadline_ps
         self.done = terminated or truncated
         interval = self.meter.measure(
-            self.state.totals, simulator.latency_cost, switched, self._in_flight() if truncated else None
+            simulator.world.stats, simulator.latency_cost, switched, self._in_flight() if truncated else None
         )
         reward = interval.reward(self.config.objective)
         return Outcome(reward, interval, (now_ps - before_ps) / PS_PER_S, terminated, truncated, refused)
@@ -179,7 +195,7 @@ class DPTPCore:
         command = (
             decode_action(int(action), self.num_base) if isinstance(action, (int, np.integer)) else action
         )
-        touched = self._touched(command)
+        touched = 0 if self.simulator.is_as_wanted(command) else self._touched(command)
         receipt = self.simulator.apply(command)
         if not receipt.accepted:
             self.num_refused += 1
@@ -203,7 +219,20 @@ class DPTPCore:
 
     def observe_into(self, engines: NDArray[np.float32], cluster: NDArray[np.float32]) -> None:
         """Writes the observation of the present state; once per step."""
-        self.encoder.encode(self.state, engines, cluster)
+        simulator = self.simulator
+        if not simulator.settled:
+            self.encoder.encode(self.state, engines, cluster)
+            return
+        pooled = simulator.world.cluster[0]
+        self.encoder.encode_settled(
+            simulator.now_s,
+            simulator.shown(),
+            simulator.layout,
+            (int(pooled["num_pooled"]), int(pooled["pooled_tokens"])),
+            simulator.world.stats,
+            engines,
+            cluster,
+        )
 
     def fork(self) -> DPTPCore:
         """A copy of the episode that continues to the same numbers."""

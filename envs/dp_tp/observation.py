@@ -7,12 +7,14 @@ the values at which a quantity becomes noticeable and live in the environment's 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
 from envs.backend import TOTALS, ClusterState, EngineStatus, SwitchMode
+from envs.layout import Layout
 
 HIGH = 64.0  # no log1p of a float64 is larger than this for values below e^64
 
@@ -159,11 +161,55 @@ class Encoder:
                 transition[2 + int(item.mode)] = 1.0
         if state.transitions:
             self._switched_s = state.now_s
-        dt = state.now_s - self._last_s
-        _encode_engines(
+        self._encode(
+            state.now_s,
             state.engines,
-            np.array(state.layout),
-            np.array(state.target_layout),
+            (state.layout, state.target_layout),
+            (state.num_pooled, state.pooled_tokens),
+            state.totals,
+            transition,
+            engines_out,
+            cluster_out,
+        )
+
+    def encode_settled(
+        self,
+        now_s: float,
+        engines: NDArray[np.void],
+        layout: Layout,
+        pooled: tuple[int, int],
+        totals: NDArray[np.float64],
+        engines_out: NDArray[np.float32],
+        cluster_out: NDArray[np.float32],
+    ) -> None:
+        """`encode` of a state in which nothing is being reconfigured, from its parts.
+
+        Args:
+            now_s: Time, seconds.
+            engines: (num_slots,) ENGINE_STATE_DTYPE.
+            layout: Groups of the node.
+            pooled: Requests that no engine could take yet, and their tokens to prefill.
+            totals: (num_classes, len(TOTALS) or more), running.
+            engines_out: (num_base, len(ENGINE_FEATURES)), filled.
+            cluster_out: (cluster_size,), filled.
+        """
+        self._encode(now_s, engines, (layout, layout), pooled, totals, _SETTLED, engines_out, cluster_out)
+
+    def _encode(
+        self,
+        now_s: float,
+        engines: NDArray[np.void],
+        layouts: tuple[Layout, Layout],
+        pooled: tuple[int, int],
+        totals: NDArray[np.float64],
+        transition: NDArray[np.float64],
+        engines_out: NDArray[np.float32],
+        cluster_out: NDArray[np.float32],
+    ) -> None:
+        _encode_engines(
+            engines,
+            _as_array(layouts[0]),
+            _as_array(layouts[1]),
             self.base_width,
             self.prefill_s_per_token,
             self.decode_s,
@@ -172,18 +218,26 @@ class Encoder:
             engines_out,
         )
         _encode_cluster(
-            state.totals,
+            totals,
             self._previous,
             self._averages,
-            dt,
-            np.array([state.num_pooled, state.pooled_tokens, state.now_s - self._switched_s], np.float64),
+            now_s - self._last_s,
+            float(pooled[0]),
+            float(pooled[1]),
+            now_s - self._switched_s,
             transition,
             self._scales,
             cluster_out,
         )
-        self._last_s = state.now_s
+        self._last_s = now_s
 
 
+@lru_cache(maxsize=4096)
+def _as_array(layout: Layout) -> NDArray[np.int64]:
+    return np.array(layout)
+
+
+_SETTLED = np.zeros(5)
 (_REQUESTS, _TOKENS, _BACKLOG, _ITERATION, _REQUEST_RATE, _TOKEN_RATE, _SWITCH, _SHORT, _LONG) = range(9)
 _ARRIVED, _ARRIVED_TOKENS = TOTALS.index("arrived"), TOTALS.index("arrived_tokens")
 _REFUSED, _FAILED = TOTALS.index("refused"), TOTALS.index("failed")
@@ -274,7 +328,9 @@ def _encode_cluster(
     previous: NDArray[np.float64],
     averages: NDArray[np.float64],
     dt: float,
-    pool: NDArray[np.float64],
+    num_pooled: float,
+    pooled_tokens: float,
+    since_switch_s: float,
     transition: NDArray[np.float64],
     scales: NDArray[np.float64],
     out: NDArray[np.float32],
@@ -304,7 +360,7 @@ def _encode_cluster(
             if done > 0:
                 missed = 1.0 - (row[_TPOT_MET] - before[_TPOT_MET]) / done
                 average[_AVG_TPOT] = _blend(average[_AVG_TPOT], missed, dt, scales[_SHORT])
-            before[:] = row
+            before[:] = row[: len(before)]
         out[4] += average[_AVG_RATE_SHORT]
         out[5] += average[_AVG_RATE_LONG]
         out[7] += average[_AVG_TOKENS_SHORT]
@@ -313,8 +369,8 @@ def _encode_cluster(
         out[offset + 1] = average[_AVG_TTFT]
         out[offset + 2] = average[_AVG_TPOT]
         offset += 3
-    out[0] = np.log1p(pool[0] / scales[_REQUESTS])
-    out[1] = np.log1p(pool[1] / scales[_TOKENS])
+    out[0] = np.log1p(num_pooled / scales[_REQUESTS])
+    out[1] = np.log1p(pooled_tokens / scales[_TOKENS])
     out[2] = np.log1p(in_flight / scales[_REQUESTS])
     out[3] = np.log1p(rate / scales[_REQUEST_RATE])
     out[4] = np.log1p(out[4] / scales[_REQUEST_RATE])
@@ -325,4 +381,4 @@ def _encode_cluster(
     out[9] = transition[0]
     out[10] = np.log1p(transition[1] / scales[_SWITCH])
     out[11:14] = transition[2:5]
-    out[14] = np.log1p(pool[2] / scales[_SWITCH])
+    out[14] = np.log1p(since_switch_s / scales[_SWITCH])

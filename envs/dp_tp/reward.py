@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from envs.backend import TOTALS
 from envs.objective import Objective
 
-_COLUMN = {name: i for i, name in enumerate(TOTALS)}
-
-
-_LOST = (_COLUMN["refused"], _COLUMN["failed"])
+_REFUSED, _FAILED, _GOOD = (TOTALS.index(name) for name in ("refused", "failed", "good"))
+_FIRST, _TTFT_MET = TOTALS.index("first_tokens"), TOTALS.index("ttft_met")
+_FINISHED, _TPOT_MET = TOTALS.index("finished"), TOTALS.index("tpot_met")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,8 @@ class Interval:
         """The weighted sum."""
         return objective.scale * (
             -objective.latency * self.latency
-            - objective.ttft_attainment * float(self.ttft_missed.sum())
-            - objective.tpot_attainment * float(self.tpot_missed.sum())
+            - objective.ttft_attainment * sum(self.ttft_missed.tolist())
+            - objective.tpot_attainment * sum(self.tpot_missed.tolist())
             + objective.goodput * self.good
             - objective.switch * self.switched
             - objective.abandoned * self.lost
@@ -45,6 +45,26 @@ class Interval:
             terms[f"ttft_attainment/{name}"] = -float(self.ttft_missed[c])
             terms[f"tpot_attainment/{name}"] = -float(self.tpot_missed[c])
         return terms | {"goodput": self.good, "switch": -float(self.switched), "abandoned": -self.lost}
+
+
+@njit(cache=True)
+def _difference(
+    now: NDArray[np.float64],
+    before: NDArray[np.float64],
+    abandoned: NDArray[np.int64],
+    missed: NDArray[np.float64],
+) -> tuple[float, float]:
+    """Fills `missed` (TTFT and TPOT by class) and returns good and lost, all since `before`, which becomes `now`."""
+    good, lost = 0.0, 0.0
+    for c in range(len(now)):
+        delta = now[c, : before.shape[1]] - before[c]
+        before[c] = now[c, : before.shape[1]]
+        gone = delta[_REFUSED] + delta[_FAILED] + abandoned[c]
+        missed[0, c] = delta[_FIRST] - delta[_TTFT_MET] + gone
+        missed[1, c] = delta[_FINISHED] - delta[_TPOT_MET] + gone
+        good += delta[_GOOD]
+        lost += gone
+    return good, lost
 
 
 class RewardMeter:
@@ -62,11 +82,13 @@ class RewardMeter:
         """Starts from nothing."""
         self._totals = np.zeros((self.num_classes, len(TOTALS)))
         self._latency_cost = 0.0
+        self._nobody = np.zeros(self.num_classes, np.int64)
 
     def fork(self) -> RewardMeter:
         """A copy with running totals of its own."""
         copy = RewardMeter.__new__(RewardMeter)
         copy.__dict__.update(self.__dict__)
+        copy._totals = self._totals.copy()
         return copy
 
     def measure(
@@ -79,22 +101,22 @@ class RewardMeter:
         """What has happened since the last call.
 
         Args:
-            totals: (num_classes, len(TOTALS)), running; kept, so the caller must not change it.
+            totals: (num_classes, len(TOTALS) or more), running.
             latency_cost: Running sum of TTFT / SLO + TPOT / SLO.
             switched: Base engines that began a reconfiguration.
             abandoned: (num_classes,), requests that the end of the episode leaves unfinished; None: it goes on.
         """
-        delta = totals - self._totals
-        lost = delta[:, _LOST[0]] + delta[:, _LOST[1]]
-        if abandoned is not None:
-            lost = lost + abandoned
+        missed = np.empty((2, self.num_classes))
+        good, lost = _difference(
+            totals, self._totals, self._nobody if abandoned is None else abandoned, missed
+        )
         interval = Interval(
             latency=latency_cost - self._latency_cost,
-            ttft_missed=delta[:, _COLUMN["first_tokens"]] - delta[:, _COLUMN["ttft_met"]] + lost,
-            tpot_missed=delta[:, _COLUMN["finished"]] - delta[:, _COLUMN["tpot_met"]] + lost,
-            good=float(delta[:, _COLUMN["good"]].sum()),
+            ttft_missed=missed[0],
+            tpot_missed=missed[1],
+            good=good,
             switched=switched,
-            lost=float(lost.sum()),
+            lost=lost,
         )
-        self._totals, self._latency_cost = totals, latency_cost
+        self._latency_cost = latency_cost
         return interval

@@ -22,12 +22,13 @@ from envs.simulator.kernel.state import (
     Tables,
     Traffic,
     World,
+    copy_of_shown,
     new_world,
     with_more_extents,
     with_more_log,
     with_more_slots,
 )
-from envs.simulator.kernel.world import advance, dispatch_pool, lacks_extents, latency_cost
+from envs.simulator.kernel.world import advance, dispatch_pool, lacks_extents, show_engines
 from envs.simulator.prefix_tree import make_chains
 from envs.simulator.records import to_records
 from envs.simulator.scheduling import QUEUE_ORDERS, Scheduling, to_ps
@@ -45,8 +46,11 @@ class Clockwork(Protocol):
         """Time of the next timer, or NEVER."""
         ...
 
-    def catch_up(self, notified: bool) -> None:
-        """Runs every step that is due now; `notified` says that the kernel stopped for an engine."""
+    def catch_up(self, notified: bool) -> bool:
+        """Runs every step that is due now; `notified` says that the kernel stopped for an engine.
+
+        Returns whether there is anything under way, so that engines may have changed.
+        """
         ...
 
 
@@ -111,6 +115,7 @@ class Body:
             num_endpoints=num_endpoints,
             disaggregated=disaggregated,
         )
+        self.stale = True  # whether engines have changed since the kernel last showed them
         self._tell_scheduling()
         self._inherited_logs = ()
         self.refused_commands = 0
@@ -175,7 +180,7 @@ class Body:
             if reason == NEED_EXTENTS:
                 self.world = with_more_extents(self.world)
                 continue
-            clockwork.catch_up(reason == NOTIFIED)
+            self.stale = clockwork.catch_up(reason == NOTIFIED)
             if reason == TRIGGERED:
                 return True
             if self.now_ps >= until_ps and clockwork.next_due_ps() > until_ps and reason != NOTIFIED:
@@ -227,7 +232,7 @@ class Body:
     @property
     def latency_cost(self) -> float:
         """Sum over requests of TTFT/SLO + TPOT/SLO accrued so far, requests still in the system included."""
-        return float(latency_cost(self.world))
+        return float(self.world.cluster["latency_cost"][0])
 
     def make_room(self) -> None:
         """Prefix caching: makes room for every request in flight to be moved."""
@@ -238,6 +243,13 @@ class Body:
         """Offers pooled requests to the router again."""
         self.make_room()
         dispatch_pool(self.world, self.tables)
+
+    def shown(self) -> NDArray[np.void]:
+        """What engines show now, (E,) ENGINE_STATE_DTYPE."""
+        if self.stale:
+            show_engines(self.world, self.tables)
+            self.stale = False
+        return copy_of_shown(self.world)
 
     def arrived_now(self) -> tuple[WaitingRequest, ...]:
         """The requests whose arrival asked for this decision."""
@@ -273,7 +285,7 @@ class Body:
         copy._priorities = self._priorities
         if self.workload.num_clients:  # arrivals follow from what the fork does
             copy.traffic = self.traffic._replace(arrival_ps=self.traffic.arrival_ps.copy())
-        copy.refused_commands = self.refused_commands
+        copy.refused_commands, copy.stale = self.refused_commands, self.stale
         copy._inherited_logs = (*self._inherited_logs, self._own_log())
         copy.world = kernel_state.fork(self.world)
         return copy

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from calibration.latency import LatencyTables
 from calibration.memory import num_blocks
-from calibration.profile import Profile, load_profile
+from calibration.profile import Profile, load_profile, read_profile
 from calibration.transitions import COMMUNICATOR_START_S, LIVE_SWITCH_S, cold_start_s
 from envs.backend import SLO, ClusterSpec
 from envs.layout import Group, all_groups, groups_of
@@ -44,9 +44,9 @@ class Cluster:
 
     def blocks(self, group: Group, weights: str) -> int:
         """KV blocks of an engine over `group`, in its own unit of block_size x length tokens."""
-        if weights == "whole":
+        if weights == "whole" or self.spec.kv_blocks_override is not None:
             return self.blocks_per_base
-        profile = _profile(self.spec.model, self.spec.gpu)
+        profile = _profile(self.spec)
         width = group.length * self.spec.base_width
         block_size = self.spec.block_size * group.length
         return num_blocks(profile.model, profile.gpu, width, block_size, self.spec.memory_utilization)
@@ -57,13 +57,13 @@ class Cluster:
         return self.blocks(widest, weights) * self.spec.block_size * widest.length
 
 
-def _profile(model: str, gpu: str) -> Profile:
-    return _cached_profile(model, gpu)
+def _profile(spec: ClusterSpec) -> Profile:
+    return _cached_profile(spec.model, spec.gpu, spec.profile)
 
 
 @lru_cache(maxsize=32)
-def _cached_profile(model: str, gpu: str) -> Profile:
-    return load_profile(model, gpu)
+def _cached_profile(model: str, gpu: str, file: str | None) -> Profile:
+    return load_profile(model, gpu) if file is None else read_profile(file)
 
 
 def validate(spec: ClusterSpec) -> None:
@@ -74,6 +74,8 @@ def validate(spec: ClusterSpec) -> None:
     for name in ("num_gpus", "base_width", "block_size", "max_num_seqs", "max_num_batched_tokens"):
         if getattr(spec, name) < 1:
             raise ValueError(f"cluster.{name} must be at least 1, got {getattr(spec, name)}")
+    if spec.kv_blocks_override is not None and spec.kv_blocks_override < 1:
+        raise ValueError(f"cluster.kv_blocks_override must be at least 1, got {spec.kv_blocks_override}")
     if not 0 < spec.memory_utilization <= 1:
         raise ValueError(f"cluster.memory_utilization must lie in (0, 1], got {spec.memory_utilization}")
     if spec.num_gpus % spec.base_width:
@@ -101,7 +103,7 @@ def build_cluster(spec: ClusterSpec, slos: tuple[SLO, ...]) -> Cluster:
         ValueError: the spec names something unknown or does not fit its GPUs.
     """
     validate(spec)
-    return make_cluster(spec, slos, _profile(spec.model, spec.gpu))
+    return make_cluster(spec, slos, _profile(spec))
 
 
 def make_cluster(spec: ClusterSpec, slos: tuple[SLO, ...], profile: Profile) -> Cluster:
@@ -111,7 +113,7 @@ def make_cluster(spec: ClusterSpec, slos: tuple[SLO, ...], profile: Profile) -> 
         ValueError: the spec names something unknown or does not fit its GPUs.
     """
     validate(spec)
-    blocks_per_base = num_blocks(
+    blocks_per_base = spec.kv_blocks_override or num_blocks(
         profile.model, profile.gpu, spec.base_width, spec.block_size, spec.memory_utilization
     )
     groups = all_groups(spec.num_base, spec.max_group)

@@ -56,10 +56,13 @@ class Plane:
         """Time of the next timer, or NEVER."""
         return min((operation.due_ps for operation in self.operations), default=NEVER)
 
-    def catch_up(self, notified: bool) -> None:
-        """Runs every process step that is due now; `notified` says that the kernel stopped for an engine."""
+    def catch_up(self, notified: bool) -> bool:
+        """Runs every process step that is due now; `notified` says that the kernel stopped for an engine.
+
+        Returns whether there is anything under way, so that engines may have changed.
+        """
         if not self.operations:
-            return
+            return False
         self._body.make_room()
         env = self.environment
         now = self._body.now_ps
@@ -73,6 +76,7 @@ class Plane:
         self.operations = [operation for operation in self.operations if not operation.done]
         if not self.operations:
             self.forget_processes()
+        return True
 
     def forget_processes(self) -> None:
         """Drops all processes; those of operations that are left begin anew when they are needed."""

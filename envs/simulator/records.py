@@ -11,7 +11,7 @@ from envs.simulator.kernel.state import PS_PER_S, Traffic, World
 from envs.simulator.kernel.world import decoding_progress
 from envs.workload.schema import Workload
 
-_OUTCOMES = np.array([FINISHED, REFUSED, FAILED], np.int8)  # by the kernel's numbering
+_OUTCOMES = np.array([FINISHED, REFUSED, FAILED, FAILED], np.int8)  # by the kernel's numbering; last: hung up
 
 
 def _seconds(times_ps: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
 from envs.backend import (
-    ENGINE_STATE_DTYPE,
     SLO,
     TOTALS,
     ClusterSpec,
@@ -21,11 +17,10 @@ from envs.backend import (
     SwitchMode,
     Transition,
 )
-from envs.layout import Group, changed_regions, groups_of, layout_of
+from envs.layout import Group, Layout, changed_regions, groups_of, layout_of
 from envs.simulator.body import Body
 from envs.simulator.cluster import build_cluster, make_cluster
 from envs.simulator.control_plane import ControlPlane, Phase, Switch
-from envs.simulator.kernel.observe import observe_engines
 from envs.simulator.kernel.state import NEVER, PS_PER_S
 
 if TYPE_CHECKING:
@@ -83,7 +78,7 @@ class Simulator(Body):
         cluster = world.cluster[0]
         return ClusterState(
             now_s=float(cluster["now_ps"]) / PS_PER_S,
-            engines=self._engine_rows(),
+            engines=self.shown(),
             layout=layout_of(self.control.layout),
             target_layout=layout_of(self.target_groups),
             transitions=tuple(self._transitions()),
@@ -95,6 +90,9 @@ class Simulator(Body):
 
     def apply(self, command: Command) -> Receipt:
         """Begins to carry out a command, or refuses it with a reason."""
+        if self.is_as_wanted(command):
+            return Receipt(True)
+        self.stale = True
         receipt = self._switch_to(command) if isinstance(command, SetLayout) else self._redeploy(command)
         if not receipt.accepted:
             self.refused_commands += 1
@@ -133,6 +131,22 @@ class Simulator(Body):
         if not self.spec.chunked_prefill:
             most = min(most, self.spec.max_num_batched_tokens)  # vLLM wants a budget of max_model_len then
         self.world.endpoints["max_request_tokens"] = most
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is being reconfigured."""
+        return not self.control.busy_regions()
+
+    @property
+    def layout(self) -> Layout:
+        """Groups that serve or are being drained, left to right."""
+        return layout_of(self.control.layout)
+
+    def is_as_wanted(self, command: Command) -> bool:
+        """Whether a command asks for what there is, with nothing under way that it could hurry."""
+        if not isinstance(command, SetLayout) or not self.settled or self.untouched:
+            return False
+        return command.layout == self.layout
 
     def _switch_to(self, command: SetLayout) -> Receipt:
         impossible = self._impossible(command)
@@ -174,11 +188,6 @@ class Simulator(Body):
             return Receipt(False, impossible)
         self.control.redeploy(command)
         return Receipt(True)
-
-    def _engine_rows(self) -> NDArray[np.void]:
-        rows = np.zeros(len(self.world.engines), ENGINE_STATE_DTYPE)
-        observe_engines(self.world, self.cluster.tables, rows)
-        return rows
 
     def _transitions(self) -> list[Transition]:
         return [

@@ -44,6 +44,8 @@ class WorkloadSpec:
         rate_rps: mean arrival rate asked for, requests per second; the rate of the whole trace (or the
             long-run rate of a generator) is scaled to it, so that a window keeps its own departure from the
             mean. Not with ``rate_scale``.
+        num_clients: 0: requests arrive when the workload says. Else a closed loop of so many clients, each of
+            which sends its next request when its last one has ended.
         split: "train", "validation", "test" or "all".
         priority_share: probability that a request is a priority request, 0 to 1; None takes the workload's
             own (0.2 for ``flying_priority``, none elsewhere).
@@ -61,6 +63,7 @@ class WorkloadSpec:
     num_requests: int | None = None
     rate_scale: float = 1.0
     rate_rps: float | None = None
+    num_clients: int = 0
     split: str = "train"
     priority_share: float | None = None
     long_share: float | None = None
@@ -164,6 +167,8 @@ class WorkloadSource:
         if long_share > 0:
             workload = with_long_prompts(workload, long_share, self.spec.long_input_tokens, mixing_seed)
         factor = self._factor()
+        if self.spec.num_clients:
+            return replace(workload, num_clients=self.spec.num_clients)
         return workload if factor == 1.0 else workload.with_rate_scale(factor)
 
     def _factor(self) -> float:
@@ -217,6 +222,8 @@ def check_spec(spec: WorkloadSpec) -> None:
         value = getattr(spec, name)
         if value is not None and not (math.isfinite(value) and value > 0):
             raise ValueError(f"{name} must be a positive number, got {value}")
+    if spec.num_clients < 0:
+        raise ValueError(f"num_clients must be 0 (open loop) or more, got {spec.num_clients}")
     if spec.rate_rps is not None and spec.rate_scale != 1.0:
         raise ValueError(f"give rate_rps ({spec.rate_rps}) or rate_scale ({spec.rate_scale}), not both")
     for name in ("priority_share", "long_share"):

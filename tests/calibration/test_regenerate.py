@@ -75,7 +75,7 @@ def test_engines_and_their_profiles_are_written(runs, tmp_path, monkeypatch):
     (tmp_path / "profiles").mkdir()
     said = []
     request = regenerate.Request(tmp_path, held_out=True, folds=2, report=said.append)
-    written = regenerate.from_tables("engines", request)
+    written = regenerate.PARTS["engines"](request)
     assert [path.name for path in written] == ["engines.yaml", "qwen3-32b_h100_vllm-0.12.yaml"]
     overheads = yaml.safe_load(written[0].read_text())["overheads"]
     assert parse_engine(overheads["vllm-0.12|dense"]).fixed_s >= 0.0

@@ -60,7 +60,8 @@ class BlockPool:
         Nobody can ever hit a block without content, so such go to the head of the free list; the others go to its end,
         which makes it a list by last use.
         """
-        worthless, worthy = [], []
+        worthless: list[Block] = []
+        worthy: list[Block] = []
         for block in reversed(blocks):
             block.users -= 1
             if block.users == 0:

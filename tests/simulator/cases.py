@@ -42,7 +42,9 @@ def settings_of_clusters(draw: st.DrawFn) -> Settings:
     """Router and scheduler settings."""
     return Settings(
         router=draw(st.sampled_from(["jsq", "jsq", "round_robin", "least_requests", "affinity", "hold"])),
-        priority_order=draw(st.booleans()),
+        order=draw(st.sampled_from(["fcfs", "priority", "fcfs", "priority", "edf", "dpa"])),
+        expired_ps=draw(st.sampled_from([0, 30, 1000])),
+        urgent_ps=draw(st.sampled_from([0, 20, 1000])),
         chunked_prefill=draw(st.sampled_from([True, True, False])),
         reserve_full_prompt=draw(st.booleans()),
         long_prefill_threshold=draw(st.sampled_from([0, 0, 1, 5, 20])),

@@ -34,7 +34,9 @@ class Settings:
     """The cluster's constants."""
 
     router: str = "round_robin"
-    priority_order: bool = False
+    order: str = "fcfs"  # or priority, edf, dpa
+    expired_ps: int = 0
+    urgent_ps: int = 0
     chunked_prefill: bool = True
     reserve_full_prompt: bool = True
     long_prefill_threshold: int = 0
@@ -54,6 +56,7 @@ class Request:
     max_output: int
     level: int = 0
     hash_ids: tuple[int, ...] = ()  # equal ids: equal tokens up to there; what follows the last is its own
+    deadline_ps: int = 0
     computed: int = 0  # tokens with KV, those of the iteration in flight included
     generated: int = 0
     blocks: list[Block] = field(default_factory=list)
@@ -70,6 +73,11 @@ class Request:
     def tokens(self) -> int:
         """Tokens that must be computed before the next one comes out."""
         return self.prompt + self.generated
+
+    @property
+    def due(self) -> tuple[int, int, int]:
+        """Key of the order of deadlines."""
+        return (self.deadline_ps, self.arrival_ps, self.index)
 
     @property
     def urgency(self) -> tuple[int, int, int]:
@@ -151,8 +159,7 @@ class Engine:
     def add(self, request: Request) -> None:
         request.engine = self.number
         self.waiting.append(request)
-        if self.settings.priority_order:
-            self.waiting.sort(key=lambda waiting: waiting.urgency)
+        self._sort_waiting()
 
     def begin(self, now: int) -> None:
         """Begins an iteration if there is anything to run."""
@@ -240,8 +247,7 @@ class Engine:
                 self.scheduled.pop(victim, None)
                 self._drop(victim)
                 self.waiting.insert(0, victim)
-                if self.settings.priority_order:
-                    self.waiting.sort(key=lambda waiting: waiting.urgency)
+                self._sort_waiting()
                 if victim is request:
                     return True
             self._allocate(request, request.computed + tokens)
@@ -250,9 +256,35 @@ class Engine:
         return preempted
 
     def _victim(self) -> Request:
-        if self.settings.priority_order:
+        if self.settings.order == "priority":
             return max(self.running, key=lambda running: running.urgency)
+        if self.settings.order == "edf":
+            return max(self.running, key=lambda running: running.due)
         return self.running[-1]
+
+    def _sort_waiting(self) -> None:
+        """Brings the queue into the order in which it is kept; under FCFS it is in order."""
+        if self.settings.order == "priority":
+            self.waiting.sort(key=lambda waiting: waiting.urgency)
+        elif self.settings.order == "edf":
+            self.waiting.sort(key=lambda waiting: waiting.due)
+        elif self.settings.order == "dpa":
+            self.waiting.sort(key=lambda waiting: (waiting.level, *waiting.due))
+
+    def _next(self, now: int) -> Request:
+        """The waiting request that is served next."""
+        if self.settings.order == "dpa":
+            return min(self.waiting, key=lambda waiting: self._dpa_rank(waiting, now))
+        return self.waiting[0]
+
+    def _dpa_rank(self, request: Request, now: int) -> tuple[int, ...]:
+        """SageServe, section 6.5: severely expired, urgent by tier, not urgent by tier, recently expired."""
+        left = request.deadline_ps - now
+        if left < -self.settings.expired_ps:
+            return (0, request.deadline_ps, request.level, request.arrival_ps, request.index)
+        if left < 0:
+            return (3, request.deadline_ps, request.level, request.arrival_ps, request.index)
+        return (1 if left <= self.settings.urgent_ps else 2, request.level, *request.due)
 
     def _drop(self, request: Request) -> None:
         self.running.remove(request)
@@ -287,7 +319,7 @@ class Engine:
         """Lets waiting requests into the batch, in order, until one does not fit."""
         threshold = self._threshold()
         while self.waiting and self._budget() > 0 and len(self.running) < self.kind.max_num_seqs:
-            request = self.waiting[0]
+            request = self._next(now)
             hits = self._hits(request)
             start = len(hits) * self.kind.block_size
             tokens = min(request.tokens - start, threshold)
@@ -298,7 +330,7 @@ class Engine:
             needed = self._blocks(must_fit) - sum(block.users > 0 for block in hits)
             if needed > self.capacity_blocks - self.used_blocks:
                 return
-            self.waiting.pop(0)
+            self.waiting.remove(request)
             self.running.append(request)
             self.scheduled[request] = tokens
             self.pool.share(hits)

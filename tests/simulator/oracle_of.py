@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from envs.simulator.kernel.state import ACTIVE, PRIORITY, ROUTER_NAMES, Tables
+from envs.simulator.kernel.state import ACTIVE, ROUTER_NAMES, Tables
+from envs.simulator.scheduling import QUEUE_ORDERS
 from envs.simulator.simulator import Simulator
 from tests.simulator.oracle import Cluster, Engine, Kind, Request, Settings
 
@@ -12,7 +13,7 @@ def oracle_of(simulator: Simulator) -> Cluster:
     cluster, tables = simulator.world.cluster[0], simulator.cluster.tables
     settings = Settings(
         router=ROUTER_NAMES[cluster["router"]],
-        priority_order=bool(cluster["order"] == PRIORITY),
+        order=next(name for name, order in QUEUE_ORDERS.items() if order == cluster["order"]),
         chunked_prefill=bool(cluster["chunked_prefill"]),
         reserve_full_prompt=bool(cluster["reserve_full_prompt"]),
         long_prefill_threshold=int(cluster["long_prefill_threshold"]),

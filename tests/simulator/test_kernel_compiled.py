@@ -31,7 +31,7 @@ def test_worlds_of_any_size_forked_or_grown_share_one_version_of_advance() -> No
     kind = Kind([10] * 9, [10] * 9, 1, 1, 1, 4, max_num_seqs=8, max_batched_tokens=8)
     for num_engines in (1, 3):
         rows = tuple(Row(number, 3, 20, 20, number % 2) for number in range(20))
-        kernel = Kernel(Case((kind,), (Slot(0, 12),) * num_engines, rows, Settings(priority_order=True)))
+        kernel = Kernel(Case((kind,), (Slot(0, 12),) * num_engines, rows, Settings(order="priority")))
         kernel.advance(50)
         kernel.fork().advance(100)
         kernel.pool_running(0)

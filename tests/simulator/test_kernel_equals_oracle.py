@@ -75,7 +75,10 @@ def test_equal_at_the_scale_of_real_engines(seed: int) -> None:
         )
     )
     case = Case(
-        (kind,), (Slot(0, 1200), Slot(0, 700)), rows, Settings(router="jsq", priority_order=seed % 2 == 1)
+        (kind,),
+        (Slot(0, 1200), Slot(0, 700)),
+        rows,
+        Settings(router="jsq", order=("fcfs", "priority", "edf", "dpa")[seed % 4]),
     )
     kernel, cluster = Kernel(case), build_oracle(case)
     while cluster.now < 20 * PS_PER_S:
@@ -92,7 +95,7 @@ def priority_case(capacity_blocks: int, *rows: tuple[int, int, int, int]) -> Cas
         kinds=(kind,),
         slots=(Slot(0, capacity_blocks),),
         rows=tuple(Row(at, prompt, output, output, level) for at, prompt, output, level in rows),
-        settings=Settings(priority_order=True, reserve_full_prompt=False),
+        settings=Settings(order="priority", reserve_full_prompt=False),
     )
 
 

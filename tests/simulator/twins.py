@@ -20,6 +20,7 @@ from envs.simulator.kernel.world import (
     send,
 )
 from envs.simulator.prefix_tree import make_chains
+from envs.simulator.scheduling import QUEUE_ORDERS
 from envs.workload.schema import Workload
 from tests.simulator import oracle
 from tests.simulator.oracle import Kind, Settings
@@ -157,7 +158,8 @@ def build_world(case: Case, request_slots: int = 2) -> World:
     engines["capacity_blocks"] = engines["total_blocks"] = [slot.capacity_blocks for slot in case.slots]
     engines["status"] = state.ACTIVE
     cluster["router"] = state.ROUTER_NAMES.index(settings.router)
-    cluster["order"] = state.PRIORITY if settings.priority_order else state.FCFS
+    cluster["order"] = QUEUE_ORDERS[settings.order]
+    cluster["expired_ps"], cluster["urgent_ps"] = settings.expired_ps, settings.urgent_ps
     cluster["chunked_prefill"] = settings.chunked_prefill
     cluster["reserve_full_prompt"] = settings.reserve_full_prompt
     cluster["long_prefill_threshold"] = settings.long_prefill_threshold
@@ -178,7 +180,14 @@ def build_oracle(case: Case) -> oracle.Cluster:
         ],
         arrivals=[
             oracle.Request(
-                index, row.arrival_ps, row.prompt, row.output, row.max_output, row.level, row.hash_ids
+                index,
+                row.arrival_ps,
+                row.prompt,
+                row.output,
+                row.max_output,
+                row.level,
+                row.hash_ids,
+                deadline_ps=row.arrival_ps + case.slos_ps[row.class_id][0],
             )
             for index, row in enumerate(case.rows)
         ],

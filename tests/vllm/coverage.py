@@ -22,6 +22,7 @@ COMMON = (
 WITH_PREFIXES = ("hits", "evictions", "hits of resumed", "hits cut short of the last token")
 # Rarer by nature: at least once in fifty workloads.
 RARE = (
+    "waits unchunked",
     "preempted out of order",
     "stands still",
     "aborted waiting",
@@ -111,6 +112,9 @@ class _Reader:
             self.count["budget exhausted"] += full
             self.count["batch full"] += crowded and not full
             self.count["head does not fit"] += not crowded and not full
+            left = self.settings.max_num_batched_tokens - total
+            long = not self.settings.chunked_prefill and self.known[begun["waiting"][0]] > left
+            self.count["waits unchunked"] += long and not crowded and not full
 
 
 def coverage(scenario: Scenario, trace: list[Step]) -> Counter[str]:

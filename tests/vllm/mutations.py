@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from tests.simulator.block_pool import Block, BlockPool
 from tests.simulator.oracle import Engine, Request
+from tests.vllm.compare import KERNEL, ORACLE, Subject, first_difference
+from tests.vllm.replay import Step
+from tests.vllm.scenarios import Scenario
 
 Method = Callable[..., object]
 
@@ -18,6 +21,16 @@ class Mutation:
     owner: type
     method: str
     wrong: Callable[[Method], Method]
+
+    def told_apart(self, scenario: Scenario, trace: list[Step]) -> bool:
+        """Whether a scenario shows that the changed oracle is not vLLM, by what the kernel too must equal."""
+        right = getattr(self.owner, self.method)
+        setattr(self.owner, self.method, self.wrong(right))
+        try:
+            mutant = Subject("mutant", ORACLE.trace, KERNEL.fields)
+            return first_difference(mutant, scenario, trace) is not None
+        finally:
+            setattr(self.owner, self.method, right)
 
 
 def _null_block_is_used(right: Method) -> Method:
@@ -33,7 +46,7 @@ def _least_urgent_by_place(right: Method) -> Method:
 
 
 def _first_gives_way(right: Method) -> Method:
-    return lambda self: self.running[0] if not self.settings.priority_order else right(self)
+    return lambda self: self.running[0] if self.settings.order == "fcfs" else right(self)
 
 
 def _most_urgent_gives_way(right: Method) -> Method:
@@ -45,7 +58,7 @@ def _preempted_to_the_tail(right: Method) -> Method:
 
     def wrong(self: Engine) -> bool:
         preempted = right(self)
-        if preempted and not self.settings.priority_order:
+        if preempted and self.settings.order == "fcfs":
             self.waiting.append(self.waiting.pop(0))
         return preempted
 
@@ -65,6 +78,19 @@ def _lone_requests_are_cut(right: Method) -> Method:
 
 def _threshold_is_unknown(right: Method) -> Method:
     return lambda self: 1 << 60
+
+
+def _refund_is_forgotten(right: Method) -> Method:
+    """A step's budget does not get back what a request was given that is preempted in the same step."""
+
+    def wrong(self: Engine) -> int:
+        given: dict[Request, int] = self.__dict__.setdefault("given", {})
+        if not self.scheduled:
+            given.clear()
+        given.update(self.scheduled)
+        return right(self) - sum(tokens for request, tokens in given.items() if request not in self.scheduled)
+
+    return wrong
 
 
 def _one_block_less_is_hit(right: Method) -> Method:
@@ -146,6 +172,7 @@ MUTATIONS = {
     "admits after preempting": Mutation(Engine, "_schedule_running", _admits_after_preempting),
     "lone requests are cut": Mutation(Engine, "_threshold", _lone_requests_are_cut),
     "threshold is unknown": Mutation(Engine, "_threshold", _threshold_is_unknown),
+    "refund is forgotten": Mutation(Engine, "_budget", _refund_is_forgotten),
     "one block less is hit": Mutation(Engine, "_hits", _one_block_less_is_hit),
     "whole prompt is hit": Mutation(Engine, "_hits", _whole_prompt_is_hit),
     "blocks are cached late": Mutation(Engine, "_allocate", _partly_computed_blocks_wait),

@@ -8,13 +8,16 @@ from pathlib import Path
 
 from tests.vllm.coverage import COMMON, RARE, WITH_PREFIXES, coverage
 from tests.vllm.installation import vllm_traces
+from tests.vllm.mutations import MUTATIONS
 from tests.vllm.replay import Step
 from tests.vllm.scenarios import Scenario, draw_scenarios, from_json, to_json
 
+Pairs = list[tuple[Scenario, list[Step]]]
+
 PATH = Path(__file__).with_name("recording.json.gz")
 COMMAND = "python -m tests.vllm --record"
-WORKLOADS = 48  # half of them with prefix caching
-MOST_STEPS = 200
+WORKLOADS = 48  # half of them with prefix caching; a few more for mutations
+MOST_STEPS = 150
 ALL = (*COMMON, *WITH_PREFIXES, *RARE)
 
 
@@ -24,6 +27,7 @@ def write(python: Path) -> None:
     version, traces = vllm_traces(python, drawn)
     pairs = list(zip(drawn, traces, strict=True))
     kept = [pair for caching in (False, True) for pair in _richest(pairs, caching)]
+    kept += _telling(sorted(pairs, key=lambda pair: len(pair[1])), kept)
     data = {
         "vllm": version,
         "command": COMMAND,
@@ -33,14 +37,14 @@ def write(python: Path) -> None:
     PATH.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
 
 
-def _richest(pairs: list[tuple[Scenario, list[Step]]], caching: bool) -> list[tuple[Scenario, list[Step]]]:
+def _richest(pairs: Pairs, caching: bool) -> Pairs:
     """The workloads in which most kinds of rare things happen; two, the shortest, for each kind before all others."""
     counted = [
         (coverage(scenario, trace), scenario, trace)
         for scenario, trace in sorted(pairs, key=lambda pair: len(pair[1]))
         if scenario.settings.prefix_caching == caching
     ]
-    found: list[tuple[Scenario, list[Step]]] = []
+    found: Pairs = []
     for name in RARE:
         found += [(scenario, trace) for count, scenario, trace in counted if count[name]][:2]
     kinds = {id(trace): sum(count[name] > 0 for name in ALL) for count, _, trace in counted}
@@ -51,7 +55,16 @@ def _richest(pairs: list[tuple[Scenario, list[Step]]], caching: bool) -> list[tu
     return [unique[seed] for seed in sorted(chosen)]
 
 
-def read() -> tuple[str, list[tuple[Scenario, list[Step]]]]:
+def _telling(pairs: Pairs, kept: Pairs) -> Pairs:
+    """For each mutation that those kept do not tell apart, the first workload that does."""
+    found: Pairs = []
+    for mutation in MUTATIONS.values():
+        if not any(mutation.told_apart(*pair) for pair in [*kept, *found]):
+            found += [next(pair for pair in pairs if mutation.told_apart(*pair))]
+    return found
+
+
+def read() -> tuple[str, Pairs]:
     """The version of vLLM that was recorded, and scenarios with vLLM's traces."""
     data = json.loads(gzip.decompress(PATH.read_bytes()))
     return data["vllm"], [(from_json(row["scenario"]), row["trace"]) for row in data["workloads"]]

@@ -76,7 +76,7 @@ def case_of(scenario: Scenario) -> Case:
         ),
         settings=Settings(
             router="hold",
-            priority_order=settings.policy == "priority",
+            order=settings.policy,
             chunked_prefill=settings.chunked_prefill,
             reserve_full_prompt=settings.reserve_full_isl,
             long_prefill_threshold=settings.long_prefill_token_threshold,

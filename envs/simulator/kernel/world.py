@@ -6,6 +6,7 @@ from envs.simulator.kernel.accounting import book_arrival, book_failure, book_re
 from envs.simulator.kernel.blocks import flush_cache, forget
 from envs.simulator.kernel.compiled import compiled, inlined, int64
 from envs.simulator.kernel.engine import decoding_progress, drop_running
+from envs.simulator.kernel.observe import show_engines
 from envs.simulator.kernel.queues import enqueue, head_of, take_slot, tokens_to_prefill, unlink
 from envs.simulator.kernel.routers import may_take, route, route_decode
 from envs.simulator.kernel.runs import catch_up, interrupt, kick, plan_run, show_load, step
@@ -37,6 +38,7 @@ __all__ = [
     "pool_running",
     "pool_waiting",
     "send",
+    "show_engines",
 ]
 
 
@@ -304,6 +306,8 @@ def advance(world: World, traffic: Traffic, tables: Tables, until: int) -> int:
             reason = _let_arrive(world, traffic, tables, upcoming)
     for e in range(len(world.engines)):
         catch_up(world, tables, e, cluster.now_ps)
+    show_engines(world, tables)
+    cluster.latency_cost = latency_cost(world)
     return reason
 
 

@@ -1,0 +1,112 @@
+"""From counts in the log to what each iteration computed: decode contexts and query-key pairs of prefill.
+
+A load is known to the last token and vLLM's queue is first come, first served, so the counts leave one story only:
+prompts are prefilled in the order sent, a request decodes from the iteration after the one that ended its prompt, and
+leaves with its last token. Where the counts contradict that story (a preemption, somebody else's request) the load is
+thrown away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from calibration.latency import attention_pairs
+from calibration.measuring.drive import Sent
+from calibration.measuring.log import Iteration
+
+# An engine that could have stood idle before an iteration did so if the distance of the lines says much more than the
+# wait for the model.
+_IDLE_FACTOR, _IDLE_S = 2.0, 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One iteration with all that its time depends on.
+
+    Attributes:
+        decoding: Requests decoded.
+        context_tokens: Their context together, tokens.
+        prompt_tokens: Tokens prefilled.
+        pairs: Query-key pairs of the prefill.
+        seconds: How long it took.
+    """
+
+    decoding: int
+    context_tokens: int
+    prompt_tokens: int
+    pairs: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class _Request:
+    prompt: int
+    output: int
+    prefilled: int = 0
+    generated: int = 0
+
+    @property
+    def done(self) -> bool:
+        return self.generated >= self.output
+
+
+class ContradictionError(ValueError):
+    """The log does not tell of the load that was sent."""
+
+
+def steps_of(sent: Sequence[Sent], iterations: Sequence[Iteration]) -> list[Step]:
+    """Iterations of one load; those whose length is not known, because the engine stood idle before, are left out.
+
+    Args:
+        sent: requests of the load, in the order sent.
+        iterations: lines of the log from an idle engine to the next.
+
+    Raises:
+        ContradictionError: the counts are not those of the load.
+    """
+    requests = [_Request(request.prompt, request.output) for request in sent]
+    steps, before_s, always_busy = [], float("nan"), False
+    for iteration in iterations:
+        decoding = [request for request in requests if 0 < request.generated < request.output]
+        chunks = _prefill(requests, iteration)
+        if len(decoding) != iteration.decoding or len(chunks) != iteration.prompts:
+            raise ContradictionError(
+                f"iteration {iteration.index}: {iteration.decoding} decoding and {iteration.prompts} prefilling where "
+                f"{len(decoding)} and {len(chunks)} were to be"
+            )
+        context = sum(request.prompt + request.generated for request in decoding)
+        seconds = iteration.stamp_s - before_s
+        if always_busy or seconds < _IDLE_FACTOR * iteration.elapsed_s + _IDLE_S:
+            steps.append(
+                Step(len(decoding), context, iteration.prompt_tokens, attention_pairs(chunks), seconds)
+            )
+        for request in decoding:
+            request.generated += 1
+        _end_prompts(requests)
+        before_s = iteration.stamp_s
+        always_busy = any(request.prefilled > 0 and not request.done for request in requests)
+    if not all(request.done for request in requests):
+        raise ContradictionError("the log ends before the load does")
+    return steps
+
+
+def _prefill(requests: list[_Request], iteration: Iteration) -> list[tuple[int, int]]:
+    """Deals an iteration's prompt tokens out in order; returns (start, length) of each chunk."""
+    left, chunks = iteration.prompt_tokens, []
+    for request in requests:
+        length = min(request.prompt - request.prefilled, left)
+        if length > 0:
+            chunks.append((request.prefilled, length))
+            request.prefilled += length
+            left -= length
+    if left:
+        raise ContradictionError(f"iteration {iteration.index}: {left} prompt tokens of somebody else's")
+    return chunks
+
+
+def _end_prompts(requests: list[_Request]) -> None:
+    """A prompt that is whole has brought its first token."""
+    for request in requests:
+        if request.prefilled == request.prompt and request.generated == 0:
+            request.generated = 1

@@ -1,0 +1,1 @@
+"""The live body of a cluster: running vLLM servers behind the same `Backend` as the simulator."""

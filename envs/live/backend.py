@@ -1,0 +1,244 @@
+"""The live body of a cluster: attaches to running vLLM servers and serves a workload with them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.backend import SLO, ClusterSpec, ClusterState, Command, Fault, Receipt, SetLayout, WaitingRequest
+from envs.live.endpoints import check_endpoints
+from envs.live.loop import LoopThread
+from envs.live.routers import Router
+from envs.live.servers import Server
+from envs.live.session import LiveSession
+from envs.live.settings import LiveSettings
+
+if TYPE_CHECKING:
+    from envs.metrics import RequestRecords
+    from envs.workload.schema import Workload
+
+_STEP_S = 0.2
+
+
+class LiveBackend:
+    """Running vLLM servers, one engine each, behind `Backend`.
+
+    The clock is real: it starts with the first `advance` after a `reset` and does not stop between two of them.
+    Requests arrive on time in a thread of their own. Use it in a `with` block: leaving it drops what is in flight.
+
+    Args:
+        spec: The cluster; each endpoint is one base engine of `base_width` GPUs.
+        slos: Latency promise of each request class, in the order of the workload's classes.
+        settings: Servers and how to deal with them.
+        trigger_classes: Classes whose arrival stops `advance` so that a decision can be taken.
+
+    Attributes:
+        refused_commands: Commands refused since the last reset.
+
+    Raises:
+        ValueError: an address is wrong or nobody answers there, the number of endpoints is not that of the cluster's
+            base engines, the router is not to be had, or a server lacks a metric.
+    """
+
+    def __init__(
+        self,
+        spec: ClusterSpec,
+        slos: tuple[SLO, ...],
+        settings: LiveSettings,
+        trigger_classes: tuple[int, ...] = (),
+    ) -> None:
+        urls = check_endpoints(settings.endpoints, settings.allow_remote)
+        _check_spec(spec, len(urls))
+        self.spec, self.slos, self.settings, self.trigger_classes = spec, slos, settings, trigger_classes
+        self.layout = (1,) * spec.num_base
+        self.refused_commands = 0
+        self._triggered: list[int] = []
+        self._wake = threading.Event()
+        self._session = LiveSession(spec, settings, self._on_arrival)
+        self._loop = LoopThread()
+        try:
+            self._loop.run(self._session.attach(urls))
+        except BaseException:
+            self.close()
+            raise
+
+    # -- Backend -------------------------------------------------------------------------------------------------------
+
+    def reset(self, workload: Workload, faults: tuple[Fault, ...] = ()) -> ClusterState:
+        """Drops what is in flight, waits until the servers are empty, and prepares to serve `workload`.
+
+        Raises:
+            ValueError: the workload's classes are not those of the SLOs, faults are asked for, or a server is not empty
+                after half a minute.
+        """
+        if len(workload.classes) != len(self.slos):
+            raise ValueError(
+                f"workload has {len(workload.classes)} classes ({', '.join(workload.classes)}) "
+                f"but {len(self.slos)} SLOs are declared"
+            )
+        if faults:
+            raise ValueError("faults cannot be injected into attached servers")
+        self.workload = (
+            workload if self.settings.speed == 1 else workload.with_rate_scale(self.settings.speed)
+        )
+        self.refused_commands = 0
+        self._triggered.clear()
+        self._loop.run(self._session.prepare(self.workload, self.slos))
+        return self.observe()
+
+    def observe(self) -> ClusterState:
+        """What the cluster shows now."""
+        return self._loop.call(self._state)
+
+    def apply(self, command: Command) -> Receipt:
+        """Refuses what would change attached servers; their present layout is granted, as it costs nothing."""
+        present = isinstance(command, SetLayout) and tuple(command.layout) == self.layout
+        receipt = Receipt(True) if present else Receipt(False, self._why_not(command))
+        self.refused_commands += not receipt.accepted
+        return receipt
+
+    def advance(self, until_s: float) -> bool:
+        """Waits until `until_s`. Returns True if it stopped early because a request asks for a decision."""
+        self._wake.clear()
+        self._triggered.clear()
+        self._begin()
+        while (ahead_s := until_s - self.now_s) > 0:
+            self._wake.wait(min(ahead_s, _STEP_S))
+            trouble = self._session.trouble
+            if trouble is not None:
+                raise trouble
+            if self._triggered:
+                return True
+        return False
+
+    def results(self) -> RequestRecords:
+        """What happened to every request that has arrived."""
+        return self._loop.call(self._session.ledger.records)
+
+    # -- the live body's own -------------------------------------------------------------------------------------------
+
+    @property
+    def servers(self) -> tuple[Server, ...]:
+        """What the servers say they are, by engine."""
+        return self._session.servers
+
+    @property
+    def now_s(self) -> float:
+        """Seconds since the run began; 0 before the first `advance`."""
+        return self._session.replay.now_s
+
+    @property
+    def idle(self) -> bool:
+        """Whether every request of the workload has arrived and is done."""
+        return self._loop.call(lambda: self._session.replay.idle)
+
+    def run_to_completion(
+        self, limit_s: float | None = None, on_step: Callable[[int], object] | None = None
+    ) -> None:
+        """Serves the whole workload, or as much of it as `limit_s` allows.
+
+        Args:
+            limit_s: when to stop, seconds.
+            on_step: told the number of requests done, several times a second.
+        """
+        self._begin()
+        while not self.idle and (limit_s is None or self.now_s < limit_s):
+            until_s = self.now_s + _STEP_S
+            self.advance(until_s if limit_s is None else min(until_s, limit_s))
+            if on_step is not None:
+                ledger = self._session.ledger
+                on_step(ledger.arrived - ledger.num_in_flight - len(self._session.replay.pool))
+
+    def details(self) -> dict[str, list[Any]]:
+        """Lists under keys of `vllm bench serve --save-detailed` that a live run knows better: `itls` (s), `errors`."""
+        ledger = self._session.ledger
+        return self._loop.call(
+            lambda: {
+                "itls": [ledger.inter_token_s(row) for row in range(ledger.arrived)],
+                "errors": [ledger.reason(row) for row in range(ledger.arrived)],
+            }
+        )
+
+    def send_lag_s(self) -> NDArray[np.float64]:
+        """How late each sent request left, seconds: what the client adds to an open loop."""
+        sent_s = self._session.ledger.sent_s
+        lag_s: NDArray[np.float64] = (sent_s - self.workload.arrival_s)[~np.isnan(sent_s)]
+        return lag_s
+
+    def close(self) -> None:
+        """Drops what is in flight and lets go of the servers."""
+        if self._loop.alive:
+            self._loop.run(self._session.detach())
+        self._loop.close()
+
+    def __enter__(self) -> LiveBackend:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _begin(self) -> None:
+        if not self._session.begun:
+            self._loop.call(self._session.begin)
+
+    def _why_not(self, command: Command) -> str:
+        if sum(command.layout) != self.spec.num_base:
+            return f"layout {command.layout} does not add up to {self.spec.num_base} base engines"
+        wish = f"{type(command).__name__}{command.layout}"
+        return f"{wish}: attached servers keep the layout {self.layout}; they cannot be restarted or merged"
+
+    # -- called in the loop's thread -----------------------------------------------------------------------------------
+
+    def _on_arrival(self, row: int) -> None:
+        if self.workload.class_id[row] in self.trigger_classes:
+            self._triggered.append(row)
+            self._wake.set()
+
+    def _state(self) -> ClusterState:
+        pool = self._session.replay.pool
+        return ClusterState(
+            now_s=self.now_s,
+            engines=self._session.rows(),
+            layout=self.layout,
+            target_layout=self.layout,
+            transitions=(),
+            num_pooled=len(pool),
+            pooled_tokens=int(self.workload.input_tokens[list(pool)].sum()),
+            totals=self._session.ledger.totals.copy(),
+            waiting=tuple(self._waiting_request(row) for row in self._triggered),
+            stale=self._session.stale(),
+        )
+
+    def _waiting_request(self, row: int) -> WaitingRequest:
+        workload = self.workload
+        return WaitingRequest(
+            index=row,
+            arrival_s=float(workload.arrival_s[row]),
+            input_tokens=int(workload.input_tokens[row]),
+            max_output_tokens=int(workload.max_output_tokens[row]),
+            priority=int(workload.priority[row]),
+            class_id=int(workload.class_id[row]),
+        )
+
+
+def _check_spec(spec: ClusterSpec, num_servers: int) -> None:
+    """Raises ValueError where attached servers cannot be the cluster."""
+    if num_servers != spec.num_base:
+        raise ValueError(
+            f"backend.endpoints names {num_servers} servers, but the cluster has {spec.num_base} base engines "
+            f"(cluster.num_gpus={spec.num_gpus}, cluster.base_width={spec.base_width})"
+        )
+    apart = (1,) * spec.num_base
+    if spec.layout is not None and tuple(spec.layout) != apart:
+        raise ValueError(
+            f"cluster.layout={tuple(spec.layout)} is not to be had: attached servers are engines of their own, "
+            f"hence {apart}"
+        )
+    Router(spec.router)

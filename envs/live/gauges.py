@@ -1,0 +1,125 @@
+"""What a vLLM server says of itself on `/metrics`.
+
+Names drift between releases of vLLM, and a renamed metric that is read as zero makes a router herd: a metric that is
+not there is an error that names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+RUNNING = "vllm:num_requests_running"
+WAITING = "vllm:num_requests_waiting"
+KV_USAGE = "vllm:kv_cache_usage_perc"
+PREEMPTIONS = "vllm:num_preemptions_total"
+PROMPT_TOKENS = "vllm:prompt_tokens_total"
+GENERATION_TOKENS = "vllm:generation_tokens_total"
+CACHE_CONFIG = "vllm:cache_config_info"
+NEEDED = (RUNNING, WAITING, KV_USAGE, PREEMPTIONS, PROMPT_TOKENS, GENERATION_TOKENS)
+
+_Sample = tuple[Mapping[str, str], float]
+
+
+class MissingMetricError(ValueError):
+    """A server's `/metrics` lacks what the live body reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """One reading of a server; counters count since the server started.
+
+    Attributes:
+        num_running: Requests in the batch.
+        num_waiting: Requests in the queue.
+        kv_usage_ratio: Share of the KV blocks in use.
+        preemptions: Requests thrown out of the batch.
+        prompt_tokens: Prompt tokens computed.
+        generation_tokens: Tokens that came out.
+    """
+
+    num_running: int
+    num_waiting: int
+    kv_usage_ratio: float
+    preemptions: int
+    prompt_tokens: int
+    generation_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """A server's KV cache: `num_blocks` for requests, of `block_size` tokens each."""
+
+    num_blocks: int
+    block_size: int
+
+
+def read_gauges(text: str, url: str) -> Gauges:
+    """Reads a page of `/metrics`; engines of one server (data parallelism inside vLLM) are added up.
+
+    Args:
+        text: the page.
+        url: whose page it is, for messages.
+
+    Raises:
+        MissingMetricError: a metric is not on the page.
+    """
+    found = {name: _samples(text, name) for name in NEEDED}
+    for name, samples in found.items():
+        if not samples:
+            raise MissingMetricError(
+                f"{url}/metrics has no {name}{_hint(text, name)}: this version of vLLM is not understood"
+            )
+    total = {name: sum(value for _, value in samples) for name, samples in found.items()}
+    return Gauges(
+        num_running=int(total[RUNNING]),
+        num_waiting=int(total[WAITING]),
+        kv_usage_ratio=total[KV_USAGE] / len(found[KV_USAGE]),
+        preemptions=int(total[PREEMPTIONS]),
+        prompt_tokens=int(total[PROMPT_TOKENS]),
+        generation_tokens=int(total[GENERATION_TOKENS]),
+    )
+
+
+def read_cache_config(text: str, url: str) -> CacheConfig:
+    """Reads the KV cache's size off a page of `/metrics`. vLLM keeps one block back, as padding.
+
+    Raises:
+        MissingMetricError: the metric or one of its labels is missing or not a number.
+    """
+    samples = _samples(text, CACHE_CONFIG)
+    if not samples:
+        raise MissingMetricError(f"{url}/metrics has no {CACHE_CONFIG}{_hint(text, CACHE_CONFIG)}")
+    return CacheConfig(
+        num_blocks=sum(_label(labels, "num_gpu_blocks", url) - 1 for labels, _ in samples),
+        block_size=_label(samples[0][0], "block_size", url),
+    )
+
+
+def _label(labels: Mapping[str, str], name: str, url: str) -> int:
+    value = labels.get(name, "")
+    if not value.isdigit():
+        raise MissingMetricError(f"{url}/metrics: {CACHE_CONFIG} has {name}={value!r} where a number belongs")
+    return int(value)
+
+
+def _samples(text: str, name: str) -> list[_Sample]:
+    """Samples of one metric; the library's parser sees only its lines, as a page has hundreds."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    lines = [line for line in text.splitlines() if line.startswith((f"{name}{{", f"{name} "))]
+    if not lines:
+        return []
+    families = text_string_to_metric_families("\n".join(lines) + "\n")
+    return [(sample.labels, float(sample.value)) for family in families for sample in family.samples]
+
+
+def _hint(text: str, name: str) -> str:
+    """The nearest metric that is there."""
+    import difflib
+
+    names = {line.split("{")[0].split(" ")[0] for line in text.splitlines() if line.startswith("vllm:")}
+    near = difflib.get_close_matches(name, sorted(names), n=1, cutoff=0.6)
+    if near:
+        return f" (nearest: {near[0]})"
+    return "" if names else " (nothing there begins with vllm:)"

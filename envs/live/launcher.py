@@ -1,0 +1,153 @@
+"""Starts a vLLM server on this machine and never leaves it behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+from envs.live.launch_settings import LaunchSettings, environment
+from envs.live.tiny_model import write_tiny_model
+
+_POLL_S = 0.25
+_TAIL_LINES = 3
+
+
+class LocalServer:
+    """A vLLM server of the tiny model, in a process group of its own; use it in a `with` block.
+
+    Args:
+        settings: how to start it.
+        folder: where model and log go; None: a folder that goes when the server does.
+
+    Raises:
+        ValueError: it cannot be started, or does not answer in time; the message ends with its last words.
+    """
+
+    def __init__(self, settings: LaunchSettings, folder: Path | None = None) -> None:
+        self.settings = settings
+        self._temporary = tempfile.TemporaryDirectory(prefix="serving-gym-") if folder is None else None
+        self.folder = Path(self._temporary.name) if self._temporary is not None else folder or Path()
+        self.log = self.folder / "vllm.log"
+        self.url = ""
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> LocalServer:
+        try:
+            self._start()
+            self._wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int | None:
+        """Process, and process group, of the server; None when it does not run."""
+        running = self._process is not None and self._process.poll() is None
+        return self._process.pid if running and self._process is not None else None
+
+    def stop(self) -> None:
+        """Ends the server and everything it started, in order if it can, by force if it must."""
+        process, self._process = self._process, None
+        if process is not None:
+            _signal_group(process.pid, signal.SIGTERM)
+            deadline_s = time.monotonic() + self.settings.stop_within_s
+            while _group_alive(process) and time.monotonic() < deadline_s:
+                time.sleep(_POLL_S)
+            if _group_alive(process):
+                _signal_group(process.pid, signal.SIGKILL)
+            process.wait()
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+    def _start(self) -> None:
+        model = write_tiny_model(self.folder / "model")
+        port = _free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                self.settings.arguments(model, port),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment(),
+                cwd=self.folder,
+                start_new_session=True,  # its own group: Ctrl-C reaches us first, and we reach all of it
+            )
+
+    def _wait_until_ready(self) -> None:
+        deadline_s = time.monotonic() + self.settings.start_within_s
+        while not _answers(f"{self.url}/health"):
+            if self.pid is None:
+                raise ValueError(f"the launched vLLM server ended before it answered: {self._last_words()}")
+            if time.monotonic() > deadline_s:
+                raise ValueError(
+                    f"the launched vLLM server did not answer within {self.settings.start_within_s:g} s: "
+                    f"{self._last_words()}"
+                )
+            time.sleep(_POLL_S)
+
+    def _last_words(self) -> str:
+        lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return " | ".join(line.strip() for line in lines[-_TAIL_LINES:]) or "it said nothing"
+
+
+@contextlib.contextmanager
+def ending_on_sigterm() -> Iterator[None]:
+    """Turns SIGTERM into an ordinary exit inside the block, so that `with` blocks end what they started."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as response:
+            return bool(response.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+def _group_alive(process: subprocess.Popen[bytes]) -> bool:
+    """Whether the server or anything it started still runs."""
+    process.poll()  # reaps the leader, which otherwise stays a member
+    try:
+        os.killpg(process.pid, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True

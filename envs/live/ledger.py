@@ -1,0 +1,196 @@
+"""What the live body itself knows: the fate of every request, and the load it has put on each engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.backend import SLO, TOTALS
+from envs.metrics import FAILED, FINISHED, OUTCOME_NAMES, REFUSED, UNFINISHED, RequestRecords
+from envs.workload.schema import Workload
+
+_COLUMN = {name: number for number, name in enumerate(TOTALS)}
+
+
+@dataclass(slots=True)
+class EngineLoad:
+    """One engine as its client sees it; always up to date, unlike what the engine says of itself.
+
+    Attributes:
+        in_flight: Rows of the requests that were sent and are not done.
+        pending_tokens: Prompt tokens of those without a first token.
+        decoding: Requests with a first token.
+        context_tokens: Prompt and answer so far of the decoding ones, tokens.
+        prefilled_tokens: Prompt tokens of all requests that got a first token.
+        generated_tokens: Tokens that came out.
+        busy_s: Time with something in flight, up to the last moment without, seconds.
+        busy_since_s: Begin of the present such time; NaN: nothing is in flight.
+    """
+
+    in_flight: set[int] = field(default_factory=set)
+    pending_tokens: int = 0
+    decoding: int = 0
+    context_tokens: int = 0
+    prefilled_tokens: int = 0
+    generated_tokens: int = 0
+    busy_s: float = 0.0
+    busy_since_s: float = float("nan")
+
+    def busy_until(self, now_s: float) -> float:
+        """Time with something in flight up to now, seconds."""
+        return self.busy_s + (now_s - self.busy_since_s if self.in_flight else 0.0)
+
+
+class Ledger:
+    """Books of one run; times are seconds since it began.
+
+    Args:
+        workload: requests, with arrivals in real time.
+        slos: promise of each class.
+        num_engines: engines.
+    """
+
+    def __init__(self, workload: Workload, slos: tuple[SLO, ...], num_engines: int) -> None:
+        rows = len(workload)
+        self.workload, self.slos = workload, slos
+        self.arrived = 0  # rows below it have arrived
+        self.engines = [EngineLoad() for _ in range(num_engines)]
+        self.engine = np.full(rows, -1, np.int32)
+        self.sent_s = np.full(rows, np.nan)
+        self.first_scheduled_s = np.full(rows, np.nan)
+        self.first_token_s = np.full(rows, np.nan)
+        self.finish_s = np.full(rows, np.nan)
+        self.generated = np.zeros(rows, np.int32)
+        self.outcome = np.full(rows, UNFINISHED, np.int8)
+        self.token_times: dict[int, list[tuple[int, float]]] = {}  # (tokens so far, seconds) by row
+        self.reasons: dict[int, str] = {}  # why a row was refused or failed
+        self.totals: NDArray[np.float64] = np.zeros((len(slos), len(TOTALS)))
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests that were sent and are not done."""
+        return sum(len(load.in_flight) for load in self.engines)
+
+    def book_arrival(self, row: int) -> None:
+        """The next request arrives."""
+        assert row == self.arrived
+        self.arrived += 1
+        self._add(row, arrived=1, arrived_tokens=int(self.workload.input_tokens[row]))
+
+    def book_sent(self, row: int, engine: int, now_s: float) -> None:
+        """A request goes to an engine."""
+        load = self.engines[engine]
+        if not load.in_flight:
+            load.busy_since_s = now_s
+        load.in_flight.add(row)
+        load.pending_tokens += int(self.workload.input_tokens[row])
+        self.engine[row], self.sent_s[row] = engine, now_s
+        self.token_times[row] = []
+
+    def book_tokens(self, row: int, tokens: int, now_s: float) -> None:
+        """A request has `tokens` tokens by now."""
+        load, known = self.engines[self.engine[row]], int(self.generated[row])
+        if known == 0:
+            self._book_first_token(row, now_s)
+        load.generated_tokens += tokens - known
+        load.context_tokens += tokens - known
+        self.generated[row] = tokens
+        self.token_times[row].append((tokens, now_s))
+
+    def book_end(
+        self, row: int, refused: bool, reason: str, server_ttft_s: float | None, now_s: float
+    ) -> None:
+        """A request's stream has ended; without a reason it is whole."""
+        self._leave(row, now_s)
+        if server_ttft_s is not None and not np.isnan(self.first_token_s[row]):
+            scheduled_s = float(self.first_token_s[row]) - server_ttft_s
+            self.first_scheduled_s[row] = max(scheduled_s, float(self.sent_s[row]))
+        if reason:
+            self.book_loss(row, refused, reason)
+            return
+        self.finish_s[row] = self.token_times[row][-1][1]
+        self.outcome[row] = FINISHED
+        self._book_finish(row)
+
+    def book_loss(self, row: int, refused: bool, reason: str) -> None:
+        """A request that is not in flight gets no answer, or no whole one."""
+        self.outcome[row] = REFUSED if refused else FAILED
+        self.reasons[row] = reason
+        self._add(row, refused=refused, failed=not refused)
+
+    def records(self) -> RequestRecords:
+        """Every request that has arrived.
+
+        A server does not tell the preemptions of single requests (0 here), and when it first scheduled one only with
+        `--enable-per-request-metrics` (else NaN).
+        """
+        rows = slice(0, self.arrived)
+        return RequestRecords(
+            index=np.arange(self.arrived, dtype=np.int64),
+            arrival_s=self.workload.arrival_s[rows],
+            input_tokens=self.workload.input_tokens[rows],
+            output_tokens=self.workload.output_tokens[rows],
+            class_id=self.workload.class_id[rows],
+            priority=self.workload.priority[rows],
+            first_scheduled_s=self.first_scheduled_s[rows].copy(),
+            first_token_s=self.first_token_s[rows].copy(),
+            finish_s=self.finish_s[rows].copy(),
+            generated_tokens=self.generated[rows].copy(),
+            preemptions=np.zeros(self.arrived, np.int32),
+            engine=self.engine[rows].copy(),
+            outcome=self.outcome[rows].copy(),
+        )
+
+    def reason(self, row: int) -> str:
+        """Why a request has no whole answer; empty where it has."""
+        return (
+            "" if self.outcome[row] == FINISHED else self.reasons.get(row, OUTCOME_NAMES[self.outcome[row]])
+        )
+
+    def inter_token_s(self, row: int) -> list[float]:
+        """Gaps between the tokens of one request, seconds; tokens of one chunk came at once."""
+        times = self.token_times.get(row, [])
+        gaps: list[float] = []
+        for (before, earlier_s), (after, later_s) in pairwise(times):
+            gaps += [later_s - earlier_s] + [0.0] * (after - before - 1)
+        return gaps
+
+    def _book_first_token(self, row: int, now_s: float) -> None:
+        load, prompt = self.engines[self.engine[row]], int(self.workload.input_tokens[row])
+        load.pending_tokens -= prompt
+        load.prefilled_tokens += prompt
+        load.context_tokens += prompt
+        load.decoding += 1
+        self.first_token_s[row] = now_s
+        ttft_s = now_s - float(self.workload.arrival_s[row])
+        met = ttft_s <= self.slos[self.workload.class_id[row]].ttft_s
+        self._add(row, first_tokens=1, ttft_sum_s=ttft_s, ttft_met=met)
+
+    def _book_finish(self, row: int) -> None:
+        slo, tokens = self.slos[self.workload.class_id[row]], int(self.generated[row])
+        ttft_s = float(self.first_token_s[row] - self.workload.arrival_s[row])
+        tpot_s = float(self.finish_s[row] - self.first_token_s[row]) / max(tokens - 1, 1)
+        met = tpot_s <= slo.tpot_s
+        good = met and ttft_s <= slo.ttft_s
+        self._add(row, finished=1, tpot_sum_s=tpot_s, tpot_met=met, good=good, generated_tokens=tokens)
+
+    def _leave(self, row: int, now_s: float) -> None:
+        """Takes a request off its engine's load."""
+        load, prompt = self.engines[self.engine[row]], int(self.workload.input_tokens[row])
+        load.in_flight.discard(row)
+        if self.generated[row] == 0:
+            load.pending_tokens -= prompt
+        else:
+            load.context_tokens -= prompt + int(self.generated[row])
+            load.decoding -= 1
+        if not load.in_flight:
+            load.busy_s += now_s - load.busy_since_s
+            load.busy_since_s = float("nan")
+
+    def _add(self, row: int, **amounts: float) -> None:
+        totals = self.totals[self.workload.class_id[row]]
+        for name, amount in amounts.items():
+            totals[_COLUMN[name]] += amount

@@ -1,0 +1,88 @@
+"""Joins what servers say of themselves with the live body's own counts into rows of `ENGINE_STATE_DTYPE`.
+
+A reading is as old as the scrape; what was sent since then is known here. So the number of requests on an engine is the
+own one, plus those of other clients at the last reading; how they split into running and waiting is the server's word.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from envs.backend import EngineStatus
+from envs.live.gauges import Gauges
+from envs.live.ledger import EngineLoad
+from envs.live.servers import Server
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What is known of one engine.
+
+    Attributes:
+        gauges: Last good reading.
+        base: Reading when the run began, for counters.
+        in_flight_then: Own requests in flight at the last reading.
+        fresh: Whether the reading is young enough to be believed.
+        answering: Whether the last attempt to read succeeded.
+    """
+
+    gauges: Gauges
+    base: Gauges
+    in_flight_then: int
+    fresh: bool
+    answering: bool
+
+
+def split_requests(snapshot: Snapshot, load: EngineLoad, max_num_seqs: int) -> tuple[int, int]:
+    """Running and waiting requests of an engine now.
+
+    Args:
+        snapshot: the server's view.
+        load: the own view.
+        max_num_seqs: most running requests.
+    """
+    gauges = snapshot.gauges
+    foreign = (
+        max(gauges.num_running + gauges.num_waiting - snapshot.in_flight_then, 0) if snapshot.fresh else 0
+    )
+    total = len(load.in_flight) + foreign
+    if not snapshot.fresh or (gauges.num_waiting == 0 and total <= max_num_seqs):
+        running = min(total, max_num_seqs)  # what came since finds room in the batch
+    else:
+        running = min(max(gauges.num_running, load.decoding), total)
+    return running, total - running
+
+
+def fill_row(
+    row: np.void, server: Server, snapshot: Snapshot, load: EngineLoad, max_num_seqs: int, now_s: float
+) -> None:
+    """Fills the row of one engine.
+
+    `pending_prefill_tokens` are the whole prompts of requests without a first token: how far a chunked one has come is
+    not to be had. `busy_s` is the time with something in flight.
+
+    Args:
+        row: an element of ENGINE_STATE_DTYPE.
+        server: the engine's server.
+        snapshot: the server's view.
+        load: the own view.
+        max_num_seqs: most running requests.
+        now_s: seconds since the run began.
+    """
+    running, waiting = split_requests(snapshot, load, max_num_seqs)
+    gauges, base, cache = snapshot.gauges, snapshot.base, server.cache
+    row["status"] = EngineStatus.ACTIVE if snapshot.answering else EngineStatus.DOWN
+    row["num_running"] = running
+    row["num_prefilling"] = max(running - load.decoding, 0)
+    row["num_waiting"] = waiting
+    row["pending_prefill_tokens"] = load.pending_tokens
+    row["context_tokens"] = load.context_tokens
+    row["kv_used_blocks"] = round(gauges.kv_usage_ratio * cache.num_blocks)
+    row["kv_capacity_blocks"] = cache.num_blocks
+    row["kv_capacity_tokens"] = cache.num_blocks * cache.block_size
+    row["preemptions"] = max(gauges.preemptions - base.preemptions, 0)
+    row["generated_tokens"] = max(load.generated_tokens, gauges.generation_tokens - base.generation_tokens)
+    row["prefilled_tokens"] = max(load.prefilled_tokens, gauges.prompt_tokens - base.prompt_tokens)
+    row["busy_s"] = load.busy_until(now_s)

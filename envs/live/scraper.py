@@ -1,0 +1,99 @@
+"""Reads the servers' `/metrics` at regular intervals and remembers how old each reading is."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from envs.live.gauges import Gauges, MissingMetricError, read_gauges
+
+if TYPE_CHECKING:
+    import aiohttp
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The last good reading of a server.
+
+    Attributes:
+        gauges: What it said.
+        at_s: When the answer was asked for, monotonic seconds.
+        in_flight: Own requests on the server then.
+    """
+
+    gauges: Gauges
+    at_s: float
+    in_flight: int
+
+
+class Scraper:
+    """Keeps one reading a server.
+
+    Args:
+        urls: servers.
+        interval_s: time between two readings of a server, seconds.
+        stale_after_s: age from which a reading is called stale, seconds.
+
+    Attributes:
+        readings: last good reading of each server.
+        problems: why the last attempt failed, by server; empty where it did not.
+        missing: a metric that a page lacked, which ends the run.
+        before_reading: own requests on a server; asked whenever a reading begins.
+    """
+
+    def __init__(self, urls: Sequence[str], interval_s: float, stale_after_s: float) -> None:
+        self.urls = tuple(urls)
+        self.interval_s = interval_s
+        self.stale_after_s = stale_after_s
+        self.readings: list[Reading | None] = [None] * len(self.urls)
+        self.problems = [""] * len(self.urls)
+        self.missing: MissingMetricError | None = None
+        self.before_reading: Callable[[int], int] = lambda server: 0
+
+    def stale(self, now_s: float) -> tuple[int, ...]:
+        """Servers without a fresh reading at `now_s`, monotonic seconds."""
+        return tuple(
+            server
+            for server, reading in enumerate(self.readings)
+            if reading is None or now_s - reading.at_s > self.stale_after_s
+        )
+
+    async def run(self, session: aiohttp.ClientSession) -> None:
+        """Reads every server again and again until cancelled."""
+        await asyncio.gather(*(self._follow(session, server) for server in range(len(self.urls))))
+
+    async def read_all(self, session: aiohttp.ClientSession) -> None:
+        """Reads every server once.
+
+        Raises:
+            MissingMetricError: a page lacks a metric.
+        """
+        await asyncio.gather(*(self._read(session, server) for server in range(len(self.urls))))
+        if self.missing is not None:
+            raise self.missing
+
+    async def _follow(self, session: aiohttp.ClientSession, server: int) -> None:
+        due_s = time.monotonic()
+        while True:
+            await self._read(session, server)
+            due_s = max(due_s + self.interval_s, time.monotonic())
+            await asyncio.sleep(due_s - time.monotonic())
+
+    async def _read(self, session: aiohttp.ClientSession, server: int) -> None:
+        import aiohttp
+
+        asked_s, in_flight = time.monotonic(), self.before_reading(server)
+        limit = aiohttp.ClientTimeout(total=max(self.stale_after_s, self.interval_s))
+        try:
+            async with session.get(f"{self.urls[server]}/metrics", timeout=limit) as response:
+                response.raise_for_status()
+                text = await response.text()
+            self.readings[server] = Reading(read_gauges(text, self.urls[server]), asked_s, in_flight)
+            self.problems[server] = ""
+        except MissingMetricError as error:
+            self.missing = error
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            self.problems[server] = f"{type(error).__name__}: {error}".rstrip(": ")

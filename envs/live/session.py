@@ -1,0 +1,190 @@
+"""The part of the live body that lives in the loop's thread: servers, scraping, replay, and what they show."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.backend import ENGINE_STATE_DTYPE, SLO, ClusterSpec
+from envs.layout import all_groups
+from envs.live.ledger import Ledger
+from envs.live.observation import Snapshot, fill_row
+from envs.live.prompts import Prompts
+from envs.live.replay import Replay
+from envs.live.routers import Candidate, Router
+from envs.live.scraper import Scraper
+from envs.live.servers import Server, probe
+from envs.live.settings import LiveSettings
+
+if TYPE_CHECKING:
+    import aiohttp
+
+    from envs.workload.schema import Workload
+
+EMPTY_WITHIN_S = 30.0
+_POLL_S = 0.2
+
+
+class LiveSession:
+    """Attached servers, and one run after another on them.
+
+    Args:
+        spec: the cluster.
+        settings: how to deal with the servers.
+        on_arrival: told each row of the workload once it has been routed.
+
+    Attributes:
+        servers: what the servers say they are, by engine.
+        ledger: books of the present run.
+        replay: the present run.
+        scraper: readings of `/metrics`.
+    """
+
+    servers: tuple[Server, ...]
+    ledger: Ledger
+    replay: Replay
+    scraper: Scraper
+
+    def __init__(self, spec: ClusterSpec, settings: LiveSettings, on_arrival: Callable[[int], None]) -> None:
+        self.spec, self.settings, self.on_arrival = spec, settings, on_arrival
+        self.groups = all_groups(spec.num_base, spec.max_group)
+        self._client: aiohttp.ClientSession | None = None
+        self._scraping: asyncio.Task[None] | None = None
+        self._replaying: asyncio.Task[None] | None = None
+
+    @property
+    def begun(self) -> bool:
+        """Whether the present run's clock has started."""
+        return self._replaying is not None
+
+    @property
+    def trouble(self) -> BaseException | None:
+        """What ended the present run before its time."""
+        if self.scraper.missing is not None:
+            return self.scraper.missing
+        task = self._replaying
+        if task is not None and self.replay.failure is not None:
+            return self.replay.failure
+        return task.exception() if task is not None and task.done() and not task.cancelled() else None
+
+    async def attach(self, urls: tuple[str, ...]) -> None:
+        """Asks every server what it is.
+
+        Raises:
+            ValueError: one does not answer as vLLM does.
+        """
+        import aiohttp
+
+        connector = aiohttp.TCPConnector(limit=0)  # an open loop: the client never holds a request back
+        self._client = aiohttp.ClientSession(connector=connector, read_bufsize=1 << 18)
+        self.scraper = Scraper(urls, self.settings.scrape_interval_s, self.settings.stale_after_s)
+        model = self.settings.model
+        self.servers = tuple(await asyncio.gather(*(probe(self._client, url, model) for url in urls)))
+
+    async def detach(self) -> None:
+        """Drops what is in flight and lets go of the servers."""
+        await self._stop()
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
+
+    async def prepare(self, workload: Workload, slos: tuple[SLO, ...]) -> None:
+        """Drops what is in flight, waits until the servers are empty, and opens new books.
+
+        Raises:
+            ValueError: a server cannot be read, or does not become empty.
+        """
+        assert self._client is not None
+        await self._stop()
+        await self._wait_until_empty(self._client)
+        self._base = [reading.gauges for reading in self.scraper.readings if reading is not None]
+        self.ledger = Ledger(workload, slos, len(self.servers))
+        self.scraper.before_reading = lambda server: len(self.ledger.engines[server].in_flight)
+        self.replay = Replay(
+            session=self._client,
+            servers=self.servers,
+            ledger=self.ledger,
+            prompts=Prompts(workload, self.settings.vocab_size, self.settings.salt),
+            router=Router(self.spec.router),
+            candidates=self._candidates,
+            send_priority=self.spec.order == "priority",
+            silence_s=self.settings.silence_s,
+            on_arrival=self.on_arrival,
+        )
+        self._scraping = asyncio.create_task(self.scraper.run(self._client))
+
+    def begin(self) -> None:
+        """Starts the clock and the arrivals."""
+        self._replaying = asyncio.get_running_loop().create_task(self.replay.run())
+
+    def rows(self) -> NDArray[np.void]:
+        """One row a group, as in simulation; groups of more than one base engine are not active."""
+        rows = np.zeros(len(self.groups), ENGINE_STATE_DTYPE)
+        rows["first_gpu"] = [group.first * self.spec.base_width for group in self.groups]
+        rows["width"] = [group.length * self.spec.base_width for group in self.groups]
+        for number, server in enumerate(self.servers):
+            load = self.ledger.engines[number]
+            fill_row(
+                rows[number], server, self._snapshot(number), load, self.spec.max_num_seqs, self.replay.now_s
+            )
+        return rows
+
+    def stale(self) -> tuple[int, ...]:
+        """Engines without a fresh reading."""
+        return self.scraper.stale(time.monotonic())
+
+    async def _stop(self) -> None:
+        """Ends replay, streams and scraping."""
+        for task in (self._replaying, self._scraping):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        if self._replaying is not None:
+            await self.replay.abort()
+        self._replaying = self._scraping = None
+
+    async def _wait_until_empty(self, client: aiohttp.ClientSession) -> None:
+        deadline_s = time.monotonic() + EMPTY_WITHIN_S
+        while True:
+            await self.scraper.read_all(client)
+            for url, problem in zip(self.scraper.urls, self.scraper.problems, strict=True):
+                if problem:
+                    raise ValueError(f"cannot read {url}/metrics: {problem}")
+            readings = [reading.gauges for reading in self.scraper.readings if reading is not None]
+            busy = [gauges.num_running + gauges.num_waiting for gauges in readings]
+            if not any(busy):
+                return
+            if time.monotonic() > deadline_s:
+                raise ValueError(
+                    f"{self.scraper.urls[busy.index(max(busy))]} still has {max(busy)} requests after "
+                    f"{EMPTY_WITHIN_S:g} s; is somebody else using it?"
+                )
+            await asyncio.sleep(_POLL_S)
+
+    def _candidates(self) -> list[Candidate]:
+        """Engines as the router sees them; one whose last reading failed is passed over."""
+        return [
+            Candidate(
+                available=not self.scraper.problems[number],
+                most_tokens=server.most_tokens,
+                requests=len(load.in_flight),
+                tokens=load.pending_tokens + load.context_tokens,
+            )
+            for number, (server, load) in enumerate(zip(self.servers, self.ledger.engines, strict=True))
+        ]
+
+    def _snapshot(self, number: int) -> Snapshot:
+        reading = self.scraper.readings[number]
+        assert reading is not None  # `prepare` read every server
+        return Snapshot(
+            gauges=reading.gauges,
+            base=self._base[number],
+            in_flight_then=reading.in_flight,
+            fresh=number not in self.stale(),
+            answering=not self.scraper.problems[number],
+        )

@@ -1,0 +1,42 @@
+"""How the live body deals with its servers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class LiveSettings:
+    """Words of the live body.
+
+    Attributes:
+        endpoints: Running servers, `http://HOST:PORT`.
+        model: Name the servers serve; None: the only one they have.
+        speed: Factor on the arrival rate; every time on record is real seconds.
+        scrape_interval_s: Time between two readings of `/metrics`, seconds.
+        stale_after_s: Age from which a reading is marked stale, seconds.
+        silence_s: Longest wait for a server's next byte, or for any server to come back, before the request fails.
+        vocab_size: Token ids of prompts lie below it.
+        salt: Changes the prompts' tokens, so that a prefix cache remembers nothing of an earlier run.
+        allow_remote: Whether servers may lie beyond loopback.
+    """
+
+    endpoints: tuple[str, ...] = ()
+    model: str | None = None
+    speed: float = 1.0
+    scrape_interval_s: float = 0.25
+    stale_after_s: float = 2.0
+    silence_s: float = 60.0
+    vocab_size: int = 4096
+    salt: int = 0
+    allow_remote: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("speed", "scrape_interval_s", "stale_after_s", "silence_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"backend.{name} must be positive, got {getattr(self, name)}")
+        if self.stale_after_s < self.scrape_interval_s:
+            raise ValueError(
+                f"backend.stale_after_s ({self.stale_after_s}) must be at least "
+                f"backend.scrape_interval_s ({self.scrape_interval_s})"
+            )

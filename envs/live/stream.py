@@ -1,0 +1,142 @@
+"""One streamed completion: sends a prompt of token ids and tells of every token as it comes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import aiohttp
+
+_PREFIX = b"data: "
+_DONE = b"[DONE]"
+_MOST_TEXT = 200  # characters of a server's answer that a reason quotes
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEnd:
+    """How a stream ended.
+
+    Attributes:
+        refused: The server would not take the request (an HTTP status before any token).
+        reason: Why there is no whole answer; empty where there is one.
+        server_ttft_s: Scheduling to first token by the server's own clock, seconds; None where it does not say
+            (`--enable-per-request-metrics`).
+    """
+
+    refused: bool = False
+    reason: str = ""
+    server_ttft_s: float | None = None
+
+
+def completion_request(
+    model: str, token_ids: list[int], output_tokens: int, priority: int | None = None
+) -> dict[str, Any]:
+    """Body of a `/v1/completions` request for exactly `output_tokens` tokens.
+
+    `continuous_usage_stats` counts the tokens of every chunk: a server that lags puts several into one.
+
+    Args:
+        model: name the server goes by.
+        token_ids: prompt.
+        output_tokens: tokens wanted, neither more nor less.
+        priority: vLLM's priority; None leaves it out, as servers with an fcfs queue refuse it.
+    """
+    body: dict[str, Any] = {
+        "model": model,
+        "prompt": token_ids,
+        "max_tokens": output_tokens,
+        "min_tokens": output_tokens,
+        "ignore_eos": True,
+        "temperature": 0.0,
+        "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    }
+    return body if priority is None else body | {"priority": priority}
+
+
+async def stream_completion(
+    session: aiohttp.ClientSession,
+    url: str,
+    body: dict[str, Any],
+    on_tokens: Callable[[int, float], None],
+    silence_s: float,
+) -> StreamEnd:
+    """Sends a request and follows its answer to the end; never raises for what a server does.
+
+    Args:
+        session: HTTP client.
+        url: the server.
+        body: from `completion_request`.
+        on_tokens: told the number of tokens so far and the monotonic time, whenever it grows.
+        silence_s: longest wait for the next byte before the server counts as hung, seconds.
+    """
+    import aiohttp
+
+    counted = 0
+    server_ttft_s: float | None = None
+    limit = aiohttp.ClientTimeout(total=None, sock_connect=silence_s, sock_read=silence_s)
+    try:
+        async with session.post(f"{url}/v1/completions", json=body, timeout=limit) as response:
+            if response.status != 200:
+                text = " ".join((await response.text())[:_MOST_TEXT].split())
+                return StreamEnd(refused=True, reason=f"HTTP {response.status}: {text}")
+            async for line in response.content:
+                if not line.startswith(_PREFIX):
+                    continue
+                payload = line[len(_PREFIX) :].strip()
+                if payload == _DONE:
+                    return _end(counted, body["max_tokens"], server_ttft_s)
+                now_s = time.monotonic()
+                chunk = _read(payload)
+                if chunk.error:
+                    return StreamEnd(reason=chunk.error)
+                if chunk.tokens > counted:
+                    counted = chunk.tokens
+                    on_tokens(counted, now_s)
+                if chunk.server_ttft_s is not None:
+                    server_ttft_s = chunk.server_ttft_s
+    except TimeoutError:
+        return StreamEnd(reason=f"nothing came for {silence_s:g} s")
+    except (aiohttp.ClientError, OSError) as error:
+        return StreamEnd(reason=f"{type(error).__name__}: {error}".rstrip(": "))
+    return StreamEnd(reason=f"the stream broke off after {counted} tokens")
+
+
+def _end(counted: int, wanted: int, server_ttft_s: float | None) -> StreamEnd:
+    """A stream that ended in order: whole only with every token."""
+    if counted != wanted:
+        return StreamEnd(reason=f"{counted} tokens came where {wanted} were asked for")
+    return StreamEnd(server_ttft_s=server_ttft_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """What one event of a stream says.
+
+    Attributes:
+        tokens: Tokens so far.
+        server_ttft_s: The server's own figure, which rides on the last chunk.
+        error: What went wrong.
+    """
+
+    tokens: int = 0
+    server_ttft_s: float | None = None
+    error: str = ""
+
+
+def _read(payload: bytes) -> _Chunk:
+    try:
+        chunk = json.loads(payload)
+        if "error" in chunk:
+            return _Chunk(error=f"server error: {str(chunk['error'])[:_MOST_TEXT]}")
+        usage, figures = chunk.get("usage") or {}, chunk.get("metrics") or {}
+        ttft_ms = figures.get("time_to_first_token_ms")
+        return _Chunk(
+            int(usage.get("completion_tokens", 0)), None if ttft_ms is None else float(ttft_ms) / 1e3
+        )
+    except (ValueError, TypeError, AttributeError) as error:
+        return _Chunk(error=f"unreadable answer: {type(error).__name__} {error}")

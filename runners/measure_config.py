@@ -1,0 +1,106 @@
+"""Words of `runners.calibrate`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import date
+
+from calibration.hardware import GPUS, GpuSpec, get_gpu
+from envs.backend import ClusterSpec
+from envs.workload.registry import check_choice
+from runners.schema import BackendConfig, check_least
+
+PARTS = ("all", "kernels", "engines", "steps", "environments")  # of what tables are fitted to
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What one rank of a measured engine runs on; fitted ratios are shares of these.
+
+    Attributes:
+        name: of a GPU that `calibration.hardware` knows, or any other; None: the cluster's.
+        memory_bytes: device memory, bytes; not read for a known GPU, as those below.
+        bandwidth: peak memory bandwidth, bytes/s.
+        flops: peak rate in bf16, FLOP/s.
+    """
+
+    name: str | None = None
+    memory_bytes: float = 16e9
+    bandwidth: float = 40e9
+    flops: float = 500e9
+
+    def __post_init__(self) -> None:
+        for name in ("memory_bytes", "bandwidth", "flops"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"hardware.{name} must be positive, got {getattr(self, name)}")
+
+    def spec(self, cluster_gpu: str) -> GpuSpec:
+        """The hardware as profiles have it."""
+        name = self.name or cluster_gpu
+        if name in GPUS:
+            return get_gpu(name)
+        return GpuSpec(name, self.memory_bytes, self.bandwidth, {"bf16": self.flops}, self.bandwidth)
+
+
+@dataclass(frozen=True)
+class CalibrateConfig:
+    """Words of `runners.calibrate`; all from `log` on are for a live engine.
+
+    Attributes:
+        cluster: the engine: TP degree (`base_width`), batch limits, name of model and GPU.
+        out: run directory.
+        backend: "tables" (measured tables) or "vllm".
+        part: of tables: what is fitted.
+        into: of tables: folder that takes the place of `calibration/`; None: the package itself.
+        held_out: of tables: whether fits are repeated without each part of the data, for the errors profiles state.
+        folds: of tables: parts that data are cut into for that.
+        log: file of the server's standard output; None: a launched server's own.
+        model: a model of `calibration.models`, or a folder with its config.json; None: the folder the server names, or
+            where there is none the cluster's model.
+        name: of the model in the profile; None: the cluster's.
+        hardware: what a rank runs on.
+        longest_tokens: longest request of the designed load; None: the server's.
+        repeats: rounds through the designed load.
+        date: of the measurement, YYYY-MM-DD; None: today.
+    """
+
+    cluster: ClusterSpec
+    out: str
+    backend: BackendConfig = field(default_factory=lambda: BackendConfig(name="tables"))
+    part: str = "all"
+    into: str | None = None
+    held_out: bool = True
+    folds: int = 4
+    log: str | None = None
+    model: str | None = None
+    name: str | None = None
+    hardware: Hardware = field(default_factory=Hardware)
+    longest_tokens: int | None = None
+    repeats: int = 4
+    date: str | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("backend", self.backend.name, ("tables", "vllm"))
+        check_choice("part", self.part, PARTS)
+        check_least("folds", self.folds, 2)
+        check_least("repeats", self.repeats, 1)
+        if self.longest_tokens is not None:
+            check_least("longest_tokens", self.longest_tokens, 128)
+        if self.backend.name == "vllm" and len(self.backend.endpoints) > 1:
+            raise ValueError(
+                f"backend.endpoints names {len(self.backend.endpoints)} servers; one is measured at a time"
+            )
+        if self.backend.endpoints and self.log is None:
+            raise ValueError(
+                "log must name the file that the server's standard output goes to: its per-iteration log is the "
+                "measurement"
+            )
+        if self.date is not None:
+            _check_date(self.date)
+
+
+def _check_date(text: str) -> None:
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"date must be written YYYY-MM-DD, got {text!r}") from None

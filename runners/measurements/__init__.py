@@ -1,0 +1,1 @@
+"""What `runners.bench` measures."""

@@ -1,0 +1,114 @@
+"""`runners.calibrate backend=vllm`: from a server to a profile file."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from calibration.latency import LatencyModel
+from calibration.measuring.loads import Limits, Load, designed_loads
+from calibration.measuring.measure import Measurement, measure, profile_of
+from calibration.measuring.model import served_model
+from calibration.models import MODELS
+from calibration.profile import Profile, dump_profile, profile_file_name
+from envs.backend import ClusterSpec
+from envs.live.endpoints import check_endpoints
+from envs.live.launcher import ending_on_sigterm
+from envs.live.servers import Server
+from runners.live import check_installed, served
+from runners.measure_config import CalibrateConfig
+from runners.output import write_json, write_text
+from runners.progress import progress_bar
+from runners.tables import print_results_in, print_table
+
+_SHOWN = ("ape_median", "ape_mean", "ape_p90")
+
+
+def measure_live(config: CalibrateConfig, out: Path) -> None:
+    """Measures, fits, writes `NAME_GPU.yaml` and `calibration.json`, and prints what came out."""
+    check_installed()
+    folder = out / "server"
+    with ending_on_sigterm(), served(config.backend, config.cluster, folder) as endpoints:
+        url = check_endpoints(endpoints, config.backend.allow_remote)[0]
+        log = Path(config.log) if config.log else folder / "vllm.log"
+        measurement = _measured(config, url, log)
+        profile = _profile(config, measurement)
+    name = profile_file_name(profile.model.name, profile.gpu.name)
+    write_text(out / name, dump_profile(profile))
+    write_json(out / "calibration.json", {"provenance": profile.provenance, "held_out": profile.held_out})
+    _print(profile, config.cluster)
+    print_results_in(out / name)
+
+
+def _measured(config: CalibrateConfig, url: str, log: Path) -> Measurement:
+    with progress_bar(0, "configurations", "load") as bar:
+
+        def on_load(load: Load) -> None:
+            bar.update(1)
+
+        def counted(server: Server) -> Limits:
+            known = limits_of(config.cluster, server, config.longest_tokens)
+            bar.total = config.repeats * len(designed_loads(known))
+            return known
+
+        backend = config.backend
+        running = measure(url, log, counted, backend.vocab_size, config.repeats, backend.model, on_load)
+        return asyncio.run(running)
+
+
+def limits_of(cluster: ClusterSpec, server: Server, longest_tokens: int | None) -> Limits:
+    """What an engine can take: batch limits as the cluster says, lengths as the server says, or `longest_tokens`."""
+    return Limits(
+        max_num_seqs=cluster.max_num_seqs,
+        max_num_batched_tokens=cluster.max_num_batched_tokens,
+        max_model_len=min(server.max_model_len, longest_tokens or server.max_model_len),
+        kv_tokens=server.cache.num_blocks * server.cache.block_size,
+    )
+
+
+def _profile(config: CalibrateConfig, measurement: Measurement) -> Profile:
+    server = measurement.server
+    known = config.cluster.model if config.cluster.model in MODELS else None
+    has_folder = (Path(server.root) / "config.json").is_file()
+    name = config.model or (None if has_folder else known)
+    model = served_model(name, server.root, config.name or config.cluster.model)
+    if config.name:
+        model = replace(model, name=config.name)
+    when = config.date or date.today().isoformat()
+    words = " ".join(
+        word for word in sys.argv[1:] if not word.startswith(("out=", "log=", "backend.python="))
+    )
+    command = f"python -m runners.calibrate {words}".strip()
+    gpu = config.hardware.spec(config.cluster.gpu)
+    return profile_of(measurement, model, gpu, config.cluster.base_width, when, command)
+
+
+def _print(profile: Profile, cluster: ClusterSpec) -> None:
+    fitted: dict[str, Any] = profile.provenance["fit"]
+    rows = [
+        (f"{kind}, {split}", errors[kind]["n"], *(errors[kind][figure] for figure in _SHOWN))
+        for split, errors in (("fitted", fitted), ("held out", profile.held_out))
+        for kind in ("decode_step", "prefill_step")
+        if kind in errors
+    ]
+    used, minutes = profile.provenance["iterations_used"], profile.provenance["minutes"]
+    print_table(f"Error over {used:,} iterations in {minutes} minutes", ("iterations", "n", *_SHOWN), rows)
+    latency = profile.latency_model(cluster.base_width)
+    print_table("What the profile says", ("iteration", "ms"), _examples(latency, cluster))
+
+
+def _examples(latency: LatencyModel, cluster: ClusterSpec) -> list[tuple[str, float]]:
+    def row(what: str, function: Callable[[], float]) -> tuple[str, float]:
+        return what, 1e3 * function()
+
+    most = cluster.max_num_seqs
+    return [
+        row("one request decoding at 256 tokens", lambda: latency.iteration_s(1, 256)),
+        row(f"{most} requests decoding at 256 tokens each", lambda: latency.iteration_s(most, 256 * most)),
+        row("a prompt of 256 tokens", lambda: latency.iteration_s(0, 0, [(0, 256)])),
+    ]

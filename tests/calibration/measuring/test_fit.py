@@ -1,0 +1,125 @@
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from calibration.coefficients import roofline_coefficients
+from calibration.hardware import GpuSpec, get_gpu
+from calibration.latency import LatencyModel
+from calibration.measuring.cells import Cell, cells_of
+from calibration.measuring.composition import Step
+from calibration.measuring.fit import cell_s, errors_of, fit_coefficients
+from calibration.measuring.loads import Limits, designed_loads, held_out
+from calibration.measuring.measure import Measurement, profile_of
+from calibration.measuring.model import model_from_config, served_model
+from calibration.models import get_model
+from calibration.profile import dump_profile, load_profile, parse_profile, read_profile
+from envs.live.gauges import CacheConfig
+from envs.live.servers import Server
+from envs.live.tiny_model import KV_BYTES_PER_TOKEN, TINY_LLAMA, write_tiny_model
+
+CPU = GpuSpec("cpu", 16e9, 40e9, {"bf16": 500e9}, 40e9)
+TINY = model_from_config(TINY_LLAMA, "tiny-llama")
+
+
+def steps_with(latency: LatencyModel, noise: float = 0.0) -> list[tuple[int, Step]]:
+    """What a perfect log would say of an engine, a few iterations of every configuration."""
+    rng = np.random.default_rng(0)
+    steps = []
+    for number, load in enumerate(designed_loads(Limits(16, 512, 2048, 16352))):
+        context = load.decoding * load.prompt
+        kinds = [(load.decoding, context, 0, 0)] * 20 if load.decoding else []
+        if load.injected:
+            chunk = min(load.injected_prompt, 512 - load.decoding)
+            kinds += [(load.decoding, context, chunk, chunk * (chunk + 1) // 2)] * 4
+        for decoding, tokens, prompt, pairs in kinds:
+            chunks = [(0, prompt)] if prompt else []
+            seconds = latency.iteration_s(decoding, tokens, chunks) * np.exp(noise * rng.standard_normal())
+            steps.append((number, Step(decoding, tokens, prompt, pairs, seconds)))
+    return steps
+
+
+@pytest.mark.parametrize(("model", "gpu"), [(TINY, CPU), (get_model("llama-3.1-8b"), get_gpu("H100"))])
+def test_the_times_of_a_known_engine_are_found_again(model, gpu) -> None:
+    true = replace(
+        roofline_coefficients(gpu), layer_s=0.0, fixed_s=2e-3, kv_bandwidth_ratio=0.3, token_s=2e-6
+    )
+    latency = LatencyModel(model, gpu, 1, true)
+    cells = cells_of(steps_with(latency, noise=0.05))
+    found = fit_coefficients(model, gpu, 1, [cell for cell in cells if not held_out(cell.load)])
+    errors = errors_of(model, gpu, 1, found, [cell for cell in cells if held_out(cell.load)])
+    assert errors["decode_step"]["ape_mean"] < 0.04
+    assert errors["prefill_step"]["ape_mean"] < 0.06
+
+
+def test_a_cell_is_what_the_model_says_of_an_iteration() -> None:
+    latency = LatencyModel(TINY, CPU, 1, roofline_coefficients(CPU))
+    decode = Cell(0, 4, 1000.0, 0, 0.0, 1.0, 1, 0)
+    mixed = replace(decode, prompt_tokens=100, pairs=5050.0)
+    assert cell_s(latency, decode) == pytest.approx(latency.iteration_s(4, 1000))
+    assert cell_s(latency, mixed) == pytest.approx(latency.iteration_s(4, 1000, [(0, 100)]))
+
+
+def test_stalls_and_ragged_ends_are_left_out() -> None:
+    steps = [(0, Step(4, 100, 0, 0, 0.01))] * 20 + [
+        (0, Step(4, 100, 0, 0, 0.5)),
+        (0, Step(4, 100, 0, 0, 0.0001)),
+    ]
+    steps += [(0, Step(3, 100, 0, 0, 0.01))] * 3
+    (cell,) = cells_of(steps)
+    assert (cell.decoding, cell.count, cell.stalls) == (4, 20, 2)
+    assert cell.seconds == pytest.approx(0.01)
+
+
+def test_too_little_to_fit() -> None:
+    with pytest.raises(ValueError, match="the measurement gave 1 kinds of iterations"):
+        fit_coefficients(TINY, CPU, 1, [Cell(0, 1, 1.0, 0, 0.0, 1.0, 20, 0)])
+
+
+def test_a_measured_profile_is_read_back(tmp_path: Path) -> None:
+    latency = LatencyModel(TINY, CPU, 1, roofline_coefficients(CPU))
+    server = Server("http://x", "tiny", "folder", "0.32.0", 2048, CacheConfig(511, 32))
+    loads = designed_loads(Limits(16, 512, 2048, 16352))
+    measurement = Measurement(server, loads, steps_with(latency), 1000, [], [0.01, 0.02], 60.0)
+    profile = profile_of(measurement, TINY, CPU, 1, "2026-01-31", "python -m runners.calibrate")
+    text = dump_profile(profile)
+    (tmp_path / "mine.yaml").write_text(text)
+    again = read_profile(tmp_path / "mine.yaml")
+    assert dump_profile(again) == text
+    assert (again.model, again.gpu, again.source) == (TINY, CPU, "measured")
+    assert again.provenance["engine"] == "vLLM 0.32.0"
+    assert again.provenance["date"] == "2026-01-31"
+    assert again.provenance["iterations"] == 1000
+    assert again.held_out["configurations"] == sum(held_out(n) for n in range(len(loads)))
+    assert again.held_out["decode_step"]["ape_median"] < 0.05
+    assert again.latency_model(1).iteration_s(4, 1000) == pytest.approx(
+        latency.iteration_s(4, 1000), rel=0.05
+    )
+
+
+def test_known_models_and_gpus_stand_by_name() -> None:
+    profile = load_profile("llama-3.1-8b", "H100")
+    assert "model: llama-3.1-8b\n" in dump_profile(profile)
+    assert parse_profile(dump_profile(profile)).model == profile.model
+
+
+def test_a_file_that_is_no_profile(tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text("model: {name: a}\n")
+    with pytest.raises(ValueError, match="is not a profile"):
+        read_profile(tmp_path / "x.yaml")
+
+
+def test_where_a_model_comes_from(tmp_path: Path) -> None:
+    folder = write_tiny_model(tmp_path / "model")
+    assert served_model(None, str(folder), "tiny-llama") == TINY
+    assert served_model(str(folder), "elsewhere", "tiny-llama") == TINY
+    assert served_model("llama-3.1-8b", str(folder), "x").name == "llama-3.1-8b"
+    assert TINY.kv_bytes_per_token == KV_BYTES_PER_TOKEN
+    assert TINY.weight_bytes == pytest.approx(2 * 5.3e6, rel=0.02)
+    with pytest.raises(ValueError, match=r"has no config\.json on this machine: give model=NAME"):
+        served_model(None, "meta/llama", "x")
+    with pytest.raises(ValueError, match="unknown model 'lama'"):
+        served_model("lama", "meta/llama", "x")
+    with pytest.raises(ValueError, match="has no 'hidden_size'"):
+        model_from_config({"num_hidden_layers": 1}, "x")

@@ -1,0 +1,158 @@
+"""A small server that speaks as vLLM does, in a thread of its own, and can have every mishap."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from aiohttp import web
+
+from envs.live.gauges import CACHE_CONFIG, NEEDED, RUNNING, WAITING
+from envs.live.loop import LoopThread
+
+
+@dataclass
+class Behaviour:
+    """What the server does; may be changed while it runs.
+
+    Attributes:
+        token_s: Time between two tokens, seconds.
+        first_token_s: Time to the first one, seconds.
+        max_num_seqs: Requests served at once; the others wait.
+        num_blocks: KV blocks it says it has.
+        block_size: Tokens of a block.
+        max_model_len: Longest request, tokens.
+        omit: Metrics left off `/metrics`.
+        metrics_status: HTTP status of `/metrics`.
+        metrics_delay_s: Time `/metrics` takes, seconds.
+        status: HTTP status of `/v1/completions`; other than 200 it answers an error.
+        break_after: Tokens after which a stream breaks off; None: none does.
+        hang_after: Tokens after which a stream goes silent; None: none does.
+        short_by: Tokens too few at the end of an orderly stream.
+        tokens_per_chunk: Tokens sent together.
+        garbage: What streams hold in place of chunks.
+        per_request_metrics: Whether the last chunk carries the server's own times.
+    """
+
+    token_s: float = 0.002
+    first_token_s: float = 0.005
+    max_num_seqs: int = 16
+    num_blocks: int = 512
+    block_size: int = 16
+    max_model_len: int = 4096
+    omit: tuple[str, ...] = ()
+    metrics_status: int = 200
+    metrics_delay_s: float = 0.0
+    status: int = 200
+    break_after: int | None = None
+    hang_after: int | None = None
+    short_by: int = 0
+    tokens_per_chunk: int = 1
+    garbage: str = ""
+    per_request_metrics: bool = True
+
+
+@dataclass
+class FakeServer:
+    """The server; use it in a `with` block.
+
+    Attributes:
+        behaviour: What it does.
+        bodies: Requests it was sent.
+        aborted: Streams whose client went away.
+    """
+
+    behaviour: Behaviour = field(default_factory=Behaviour)
+    bodies: list[dict[str, object]] = field(default_factory=list)
+    aborted: int = 0
+
+    def __enter__(self) -> FakeServer:
+        self._counts = dict.fromkeys(NEEDED, 0.0)
+        self._loop = LoopThread()
+        self._loop.run(self._start())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.run(self._runner.cleanup())
+        self._loop.close()
+
+    async def _start(self) -> None:
+        self._slots = asyncio.Semaphore(self.behaviour.max_num_seqs)
+        app = web.Application()
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/version", self._version)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_post("/v1/completions", self._completions)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    async def _models(self, request: web.Request) -> web.Response:
+        entry = {"id": "tiny", "root": "folder/tiny", "max_model_len": self.behaviour.max_model_len}
+        return web.json_response({"data": [entry]})
+
+    async def _version(self, request: web.Request) -> web.Response:
+        return web.json_response({"version": "0.32.0"})
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        await asyncio.sleep(self.behaviour.metrics_delay_s)
+        labels = f'block_size="{self.behaviour.block_size}",num_gpu_blocks="{self.behaviour.num_blocks + 1}"'
+        lines = [f'{name}{{engine="0"}} {value}' for name, value in self._counts.items()]
+        lines.append(f"{CACHE_CONFIG}{{{labels}}} 1.0")
+        kept = [line for line in lines if line.split("{")[0] not in self.behaviour.omit]
+        return web.Response(text="\n".join(kept) + "\n", status=self.behaviour.metrics_status)
+
+    async def _completions(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.bodies.append(body)
+        if self.behaviour.status != 200:
+            return web.json_response({"error": "the queue is full"}, status=self.behaviour.status)
+        self._counts[WAITING] += 1
+        waiting = True
+        try:
+            async with self._slots:
+                self._counts[WAITING] -= 1
+                self._counts[RUNNING] += 1
+                waiting = False
+                return await self._stream(request, body)
+        except (asyncio.CancelledError, ConnectionResetError):
+            self.aborted += 1
+            raise
+        finally:
+            self._counts[WAITING if waiting else RUNNING] -= 1
+
+    async def _stream(self, request: web.Request, body: dict[str, object]) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        wanted = int(str(body["max_tokens"])) - self.behaviour.short_by
+        await asyncio.sleep(self.behaviour.first_token_s)
+        self._counts["vllm:prompt_tokens_total"] += len(body["prompt"])  # type: ignore[arg-type]
+        sent = 0
+        if self.behaviour.garbage:
+            await response.write(b"data: " + self.behaviour.garbage.encode() + b"\n\n")
+        while sent < wanted:
+            if sent == self.behaviour.break_after:
+                assert request.transport is not None
+                request.transport.abort()
+                return response
+            if sent == self.behaviour.hang_after:
+                await asyncio.sleep(60)
+            sent = min(sent + self.behaviour.tokens_per_chunk, wanted)
+            await self._send(response, {"choices": [{"text": ""}], "usage": {"completion_tokens": sent}})
+            await asyncio.sleep(self.behaviour.token_s)
+        self._counts["vllm:generation_tokens_total"] += sent
+        last: dict[str, object] = {"choices": [], "usage": {"completion_tokens": sent}}
+        if self.behaviour.per_request_metrics:
+            last["metrics"] = {"time_to_first_token_ms": 1e3 * self.behaviour.first_token_s}
+        await self._send(response, last)
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def _send(self, response: web.StreamResponse, chunk: dict[str, object]) -> None:
+        await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")

@@ -1,0 +1,136 @@
+"""The launcher with a stand-in for vLLM: a script that takes the same command line, and starts a child as vLLM does."""
+
+import subprocess
+import sys
+import textwrap
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from envs.live.launch_settings import PYTHON_VARIABLE, LaunchSettings
+from envs.live.launcher import LocalServer, ending_on_sigterm
+
+STAND_IN = """\
+    #!{python}
+    import http.server, subprocess, sys
+    {before}
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    print("child", child.pid, flush=True)
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200); self.end_headers()
+        def log_message(self, *words):
+            pass
+    port = int(sys.argv[sys.argv.index("--port") + 1])
+    http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
+    """
+
+
+def stand_in(folder: Path, before: str = "") -> LaunchSettings:
+    script = folder / "python"
+    script.write_text(
+        textwrap.dedent(STAND_IN).format(python=sys.executable, before=before), encoding="utf-8"
+    )
+    script.chmod(0o755)
+    return LaunchSettings(python=str(script), start_within_s=20.0, stop_within_s=2.0)
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def child_of(server: LocalServer) -> int:
+    return int(server.log.read_text().split("child ")[1].split()[0])
+
+
+def test_a_server_and_its_children_end_with_the_block(tmp_path: Path) -> None:
+    with LocalServer(stand_in(tmp_path), tmp_path / "run") as server:
+        assert server.url.startswith("http://127.0.0.1:")
+        assert urllib.request.urlopen(server.url + "/health").status == 200
+        pid, child = server.pid, child_of(server)
+        assert pid is not None
+        assert alive(child)
+    assert not alive(pid)
+    assert not alive(child)
+
+
+def test_a_server_that_will_not_go_is_killed(tmp_path: Path) -> None:
+    stubborn = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    with LocalServer(stand_in(tmp_path, stubborn), tmp_path / "run") as server:
+        pid = server.pid
+    assert pid is not None
+    assert not alive(pid)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_nothing_is_left_behind_by_an_error(error: type[BaseException], tmp_path: Path) -> None:
+    pids: list[int] = []
+
+    def work() -> None:
+        with LocalServer(stand_in(tmp_path), tmp_path / "run") as server:
+            pids.extend([server.pid or 0, child_of(server)])
+            raise error
+
+    with pytest.raises(error):
+        work()
+    assert len(pids) == 2
+    assert not any(alive(pid) for pid in pids)
+
+
+def test_sigterm_leaves_nothing_behind(tmp_path: Path) -> None:
+    settings = stand_in(tmp_path)
+    code = textwrap.dedent(f"""
+        import time
+        from pathlib import Path
+        from envs.live.launch_settings import LaunchSettings
+        from envs.live.launcher import LocalServer, ending_on_sigterm
+        settings = LaunchSettings(python={settings.python!r}, stop_within_s=2.0)
+        with ending_on_sigterm(), LocalServer(settings, Path({str(tmp_path / "run")!r})) as server:
+            print(server.pid, flush=True)
+            time.sleep(600)
+    """)
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=Path.cwd())
+    assert process.stdout is not None
+    pid = int(process.stdout.readline())
+    process.terminate()
+    assert process.wait(30) == 128 + 15
+    process.stdout.close()
+    assert not alive(pid)
+
+
+def test_a_server_that_ends_at_once_says_why(tmp_path: Path) -> None:
+    settings = stand_in(tmp_path, "sys.exit('out of memory, sorry')")
+    with pytest.raises(ValueError, match="ended before it answered: out of memory, sorry"):
+        LocalServer(settings, tmp_path / "run").__enter__()
+
+
+def test_a_server_that_never_answers(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    settings = replace(stand_in(tmp_path, "import time; time.sleep(60)"), start_within_s=0.5)
+    begun_s = time.monotonic()
+    with pytest.raises(ValueError, match=r"did not answer within 0\.5 s: it said nothing"):
+        LocalServer(settings, tmp_path / "run").__enter__()
+    assert time.monotonic() - begun_s < 10
+
+
+def test_an_interpreter_must_be_named_and_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(PYTHON_VARIABLE, raising=False)
+    with pytest.raises(ValueError, match=f"{PYTHON_VARIABLE}"):
+        LaunchSettings().interpreter()
+    monkeypatch.setenv(PYTHON_VARIABLE, "/nowhere/python")
+    with pytest.raises(ValueError, match="'/nowhere/python' does not exist"):
+        LaunchSettings().interpreter()
+
+
+def test_own_folder_goes_with_the_server(tmp_path: Path) -> None:
+    with ending_on_sigterm(), LocalServer(stand_in(tmp_path)) as server:
+        folder = server.folder
+        assert (folder / "model" / "config.json").is_file()
+    assert not folder.exists()

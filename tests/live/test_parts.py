@@ -1,0 +1,122 @@
+import numpy as np
+import pytest
+
+from envs.live.endpoints import check_endpoints
+from envs.live.gauges import (
+    CACHE_CONFIG,
+    NEEDED,
+    CacheConfig,
+    Gauges,
+    MissingMetricError,
+    read_cache_config,
+    read_gauges,
+)
+from envs.live.ledger import EngineLoad
+from envs.live.observation import Snapshot, split_requests
+from envs.live.prompts import FIRST_TOKEN_ID, Prompts
+from envs.live.routers import Candidate, Router
+from tests.live.conftest import stream_of
+
+
+def page(*left_out: str) -> str:
+    lines = [f'{name}{{engine="{e}"}} {e + 1}.0' for name in NEEDED for e in (0, 1) if name not in left_out]
+    return "# HELP vllm:num_requests_running x\n" + "\n".join(lines) + "\nother_metric 3.0\n"
+
+
+def test_engines_of_one_server_are_added_up() -> None:
+    assert read_gauges(page(), "http://x") == Gauges(3, 3, 1.5, 3, 3, 3)
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_every_missing_metric_is_named(name: str) -> None:
+    with pytest.raises(MissingMetricError, match=f"http://x/metrics has no {name}"):
+        read_gauges(page(name), "http://x")
+
+
+def test_a_renamed_metric_is_pointed_at() -> None:
+    renamed = page().replace("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+    with pytest.raises(MissingMetricError, match="nearest: vllm:gpu_cache_usage_perc"):
+        read_gauges(renamed, "http://x")
+
+
+def test_the_size_of_the_kv_cache() -> None:
+    text = f'{CACHE_CONFIG}{{block_size="32",num_gpu_blocks="512",kv="a,b"}} 1.0\n'
+    assert read_cache_config(text, "http://x") == CacheConfig(num_blocks=511, block_size=32)
+    with pytest.raises(MissingMetricError, match="num_gpu_blocks='None'"):
+        read_cache_config(text.replace("512", "None"), "http://x")
+    with pytest.raises(MissingMetricError, match=CACHE_CONFIG):
+        read_cache_config("", "http://x")
+
+
+def test_prompts_have_their_lengths_and_share_their_prefixes() -> None:
+    workload = stream_of(
+        3,
+        prompt=20,
+        hash_offsets=np.array([0, 2, 4, 4]),
+        hash_ids=np.array([7, 8, 7, 9]),
+        hash_block_tokens=8,
+    )
+    prompts = Prompts(workload, vocab_size=64)
+    first, second, third = (prompts.token_ids(row) for row in range(3))
+    assert [len(first), len(second), len(third)] == [20, 20, 20]
+    assert first[:8] == second[:8]
+    assert first[8:16] != second[8:16]
+    assert first[16:] != second[16:]
+    assert min(first + second + third) >= FIRST_TOKEN_ID
+    assert max(first + second + third) < 64
+    assert prompts.token_ids(1) == second
+    assert Prompts(workload, vocab_size=64, salt=1).token_ids(1) != second
+
+
+def test_a_prompt_ends_inside_its_last_block() -> None:
+    workload = stream_of(
+        1, prompt=10, hash_offsets=np.array([0, 2]), hash_ids=np.array([1, 2]), hash_block_tokens=8
+    )
+    assert len(Prompts(workload, vocab_size=64).token_ids(0)) == 10
+
+
+def engines(*of: tuple[bool, int, int, int]) -> list[Candidate]:
+    return [Candidate(*values) for values in of]
+
+
+@pytest.mark.parametrize(
+    ("router", "expected"), [("round_robin", [0, 1, 2]), ("least_requests", [1, 1, 1]), ("jsq", [2, 2, 2])]
+)
+def test_routers_choose_as_in_simulation(router: str, expected: list[int]) -> None:
+    chooser = Router(router)
+    cluster = engines((True, 100, 5, 50), (True, 100, 3, 60), (True, 100, 4, 40))
+    assert [chooser.choose(cluster, 80) for _ in range(3)] == expected
+
+
+def test_routers_pass_over_what_cannot_take_a_request() -> None:
+    cluster = engines((False, 100, 0, 0), (True, 50, 0, 0), (True, 100, 9, 90))
+    assert Router("jsq").choose(cluster, 80) == 2
+    assert Router("round_robin").choose(cluster, 80) == 2
+    assert Router("jsq").choose(cluster, 200) == -1
+
+
+@pytest.mark.parametrize(
+    ("gauges", "own", "decoding", "fresh", "expected"),
+    [
+        ((2, 0), 3, 1, True, (3, 0)),  # what came since the reading finds room
+        ((4, 2), 6, 4, True, (4, 2)),
+        ((4, 2), 3, 1, True, (3, 0)),  # some left since the reading
+        ((4, 4), 6, 4, True, (4, 4)),  # two of another client's
+        ((0, 0), 6, 4, False, (4, 2)),  # stale: own counts and the batch limit
+    ],
+)
+def test_running_and_waiting(
+    gauges: tuple[int, int], own: int, decoding: int, fresh: bool, expected: tuple[int, int]
+) -> None:
+    reading = Gauges(*gauges, 0.0, 0, 0, 0)
+    snapshot = Snapshot(reading, reading, in_flight_then=6, fresh=fresh, answering=True)
+    load = EngineLoad(in_flight=set(range(own)), decoding=decoding)
+    assert split_requests(snapshot, load, max_num_seqs=4) == expected
+
+
+def test_addresses_are_tidied() -> None:
+    assert check_endpoints(["http://localhost:8000/v1", "http://[::1]:80/"]) == (
+        "http://localhost:8000",
+        "http://[::1]:80",
+    )
+    assert check_endpoints(["http://192.0.2.1:8000"], allow_remote=True) == ("http://192.0.2.1:8000",)

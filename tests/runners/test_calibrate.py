@@ -1,0 +1,49 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from calibration.fitting import regenerate
+from runners import calibrate, simulate
+
+LIVE = ["backend=vllm", "backend.endpoints=[http://127.0.0.1:1]"]
+
+
+def test_tables_are_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+
+    def noted(name: str) -> list[Path]:
+        called.append(name)
+        return [tmp_path / name]
+
+    parts = {name: lambda _, name=name: noted(name) for name in regenerate.PARTS}
+    monkeypatch.setattr(regenerate, "PARTS", parts)
+    assert calibrate.main([f"out={tmp_path}", f"into={tmp_path / 'into'}"]) == 0
+    assert called == ["kernels", "steps", "engines", "environments"]
+    assert len(json.loads((tmp_path / "calibration.json").read_text())["written"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (LIVE, "log must name the file that the server's standard output goes to"),
+        ([*LIVE, "log=/nowhere"], "no server answers at http://127.0.0.1:1"),
+        (
+            ["backend=vllm", "backend.endpoints=[http://127.0.0.1:1,http://127.0.0.1:2]", "log=x"],
+            "one is measured",
+        ),
+        (["backend=simulator"], "unknown backend 'simulator'"),
+        ([*LIVE, "log=x", "repeats=0"], "repeats must be at least 1, got 0"),
+        ([*LIVE, "log=x", "hardware.flops=0"], "hardware.flops must be positive"),
+        ([*LIVE, "log=x", "date=yesterday"], "date must be written YYYY-MM-DD, got 'yesterday'"),
+        (["backend=vllm"], "needs either running servers"),
+    ],
+)
+def test_mistakes(words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert calibrate.main([*words, f"out={tmp_path}"]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_tables_serve_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulate.main(["backend=tables", f"out={tmp_path}"]) == 2
+    assert "unknown backend 'tables'" in capsys.readouterr().err
