@@ -4,6 +4,11 @@ from dataclasses import dataclass
 
 from calibration.hardware import GpuSpec
 
+# vLLM captures graphs up to the smaller of 512 tokens and twice `max_num_seqs`, which measured runs set to 128.
+CAPTURED_TOKENS = 256
+# Tokens of an iteration at which `matrix_ratios` are given; between them they are interpolated in the logarithm.
+RATIO_TOKENS = tuple(2**power for power in range(16))
+
 
 @dataclass(frozen=True)
 class LatencyCoefficients:
@@ -26,6 +31,11 @@ class LatencyCoefficients:
         all_reduce_bandwidth: Message bytes over time of a large all-reduce, bytes/s.
         all_to_all_s: Latency of one all-to-all, s.
         all_to_all_bandwidth: Message bytes over time of a large all-to-all, bytes/s.
+        prefill_s: Work of an iteration with prefill that a decode iteration is spared, s.
+        eager_layer_s: Launches of one layer in an iteration with prefill of more than `CAPTURED_TOKENS`, for which no
+            graph was captured, s.
+        matrix_ratios: Time of all matrices over what the smooth maximum gives, at each of `RATIO_TOKENS`; kernels of
+            one size class do not follow any smooth form closer than a few per cent. Empty: 1 everywhere.
     """
 
     fixed_s: float
@@ -44,6 +54,15 @@ class LatencyCoefficients:
     all_reduce_bandwidth: float
     all_to_all_s: float
     all_to_all_bandwidth: float
+    prefill_s: float = 0.0
+    eager_layer_s: float = 0.0
+    matrix_ratios: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.matrix_ratios) not in (0, len(RATIO_TOKENS)):
+            raise ValueError(
+                f"matrix_ratios has {len(self.matrix_ratios)} entries; allowed: none or {len(RATIO_TOKENS)}"
+            )
 
 
 def roofline_coefficients(gpu: GpuSpec) -> LatencyCoefficients:

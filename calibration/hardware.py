@@ -1,4 +1,4 @@
-"""Data-sheet numbers of the GPUs.
+"""Data-sheet numbers of the GPUs, and of one CPU that serves.
 
 Source: NVIDIA data sheets of the SXM parts (A40 and L40S: PCIe), dense rates without sparsity. What a kernel reaches of
 them is a fitted coefficient of the latency model, never a number here.
@@ -47,6 +47,12 @@ GPUS: Mapping[str, GpuSpec] = MappingProxyType(
             GpuSpec("H200", 141e9, 4.8e12, {"bf16": 989e12, "fp8": 1979e12}, 900e9),
             GpuSpec("L40S", 48e9, 864e9, {"bf16": 362e12, "fp8": 733e12}, 64e9),
             GpuSpec("B200", 180e9, 8.0e12, {"bf16": 2250e12, "fp8": 4500e12, "fp4": 9000e12}, 1800e9),
+            GpuSpec("B300", 270e9, 8.0e12, {"bf16": 2250e12, "fp8": 4500e12, "fp4": 13500e12}, 1800e9),
+            # Splitwise's power-capped H100 (ISCA'24): the same part at half of its power.
+            GpuSpec("H100-pcap", 80e9, 3.35e12, {"bf16": 989e12, "fp8": 1979e12}, 900e9),
+            # One socket of a 32-core 4th-generation Xeon: 8 channels of DDR5-4800, AMX at 2.0 GHz (2048 operations a
+            # core and cycle); `nvlink_bandwidth` is the link to a second socket. Nothing here was ever measured.
+            GpuSpec("Xeon-32c-AMX", 512e9, 307.2e9, {"bf16": 131e12}, 96e9),
         )
     }
 )

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.coefficients import LatencyCoefficients
+from calibration.architecture import Amount, ModelSpec
+from calibration.coefficients import CAPTURED_TOKENS, RATIO_TOKENS, LatencyCoefficients
 from calibration.hardware import GpuSpec
-from calibration.models import ModelSpec
 
 PS_PER_S = 1e12
 FS_PER_S = 1e15
+SMALLEST_TIME = 1e-300  # s; keeps a ratio of two absent times defined
 ACTIVATION_BYTES = 2.0  # the residual stream travels in 16 bits whatever the weights are
 
 
@@ -71,12 +72,11 @@ def attention_pairs(prefill_chunks: Iterable[tuple[int, int]]) -> int:
     return sum(length * start + length * (length + 1) // 2 for start, length in prefill_chunks)
 
 
-def smooth_max(first: float, second: float, sharpness: float) -> float:
+def smooth_max(first: Amount, second: Amount, sharpness: float) -> Amount:
     """p-norm of two times, s: their sum at sharpness 1, their maximum as it grows."""
-    larger, smaller = max(first, second), min(first, second)
-    if smaller == 0.0:
-        return larger
-    return float(larger * (1.0 + (smaller / larger) ** sharpness) ** (1.0 / sharpness))
+    larger, smaller = np.maximum(first, second), np.minimum(first, second)
+    share = smaller / np.maximum(larger, SMALLEST_TIME)
+    return larger * (1.0 + share**sharpness) ** (1.0 / sharpness)
 
 
 @dataclass(frozen=True)
@@ -115,13 +115,13 @@ class LatencyModel:
                 f"execution='shift' on {self.tp} GPUs needs a base engine whose width divides it"
             )
 
-    def matrices_s(self, num_tokens: float) -> float:
+    def matrices_s(self, num_tokens: Amount) -> Amount:
         """Weights read and multiplied, s: dense and expert, each the smooth maximum of memory and arithmetic."""
         c, m = self.coefficients, self.model
         memory = self.tp * self.gpu.bandwidth
         peak = self.tp * self.gpu.peak_flops(m.compute_dtype)
         dense = smooth_max(
-            m.dense_read_bytes / (memory * c.dense_bandwidth_ratio),
+            0.0 * num_tokens + m.dense_read_bytes / (memory * c.dense_bandwidth_ratio),
             num_tokens * m.dense_flops_per_token / (peak * c.dense_flops_ratio),
             c.roofline_sharpness,
         )
@@ -130,17 +130,24 @@ class LatencyModel:
             num_tokens * m.expert_flops_per_token / (peak * c.expert_flops_ratio),
             c.expert_sharpness,
         )
-        return dense + experts
+        return (dense + experts) * self._matrix_ratio(num_tokens)
 
-    def all_reduce_s(self, num_tokens: float) -> float:
+    def _matrix_ratio(self, num_tokens: Amount) -> Amount:
+        """Measured matrix time over the smooth form, interpolated in the logarithm of the tokens."""
+        ratios = self.coefficients.matrix_ratios
+        if not ratios:
+            return 1.0 + 0.0 * num_tokens
+        return np.interp(np.log2(np.maximum(num_tokens, 1.0)), np.log2(RATIO_TOKENS), ratios)
+
+    def all_reduce_s(self, num_tokens: Amount) -> Amount:
         """Two all-reduces a layer over the hidden state of `num_tokens` tokens, s."""
         if self.tp == 1:
-            return 0.0
+            return 0.0 * num_tokens
         c, m = self.coefficients, self.model
         message_bytes = num_tokens * m.hidden * ACTIVATION_BYTES
         return 2.0 * m.num_layers * (c.all_reduce_s + message_bytes / c.all_reduce_bandwidth)
 
-    def all_to_all_s(self, num_tokens: float) -> float:
+    def all_to_all_s(self, num_tokens: Amount) -> Amount:
         """Two all-to-alls a layer, before and after attention, when tokens are split over the base engines, s."""
         assert self.base is not None
         c, m = self.coefficients, self.model
@@ -148,25 +155,24 @@ class LatencyModel:
         message_bytes = num_tokens / self.tp * heads * m.head_dim * ACTIVATION_BYTES
         return m.num_layers * (2.0 * c.all_to_all_s + message_bytes / c.all_to_all_bandwidth)
 
-    def tensor_parallel_s(self, num_tokens: float) -> float:
+    def tensor_parallel_s(self, num_tokens: Amount) -> Amount:
         """Matrices and collectives, tensor parallel, s."""
         return self.matrices_s(num_tokens) + self.all_reduce_s(num_tokens)
 
-    def sequence_parallel_s(self, num_tokens: float) -> float:
+    def sequence_parallel_s(self, num_tokens: Amount) -> Amount:
         """Matrices and collectives, sequence parallel over the base engines, s."""
         assert self.base is not None
         share = -(-num_tokens // (self.tp // self.base.tp))
         return self.base.tensor_parallel_s(share) + self.all_to_all_s(num_tokens)
 
-    def tokens_s(self, num_tokens: float) -> float:
+    def tokens_s(self, num_tokens: Amount) -> Amount:
         """Matrices and collectives of `num_tokens` tokens in the mode that runs, s."""
         if self.execution == "tp":
             return self.tensor_parallel_s(num_tokens)
+        tensor, sequence = self.tensor_parallel_s(num_tokens), self.sequence_parallel_s(num_tokens)
         if self.shift_threshold_tokens is None:
-            return min(self.tensor_parallel_s(num_tokens), self.sequence_parallel_s(num_tokens))
-        if num_tokens > self.shift_threshold_tokens:
-            return self.sequence_parallel_s(num_tokens)
-        return self.tensor_parallel_s(num_tokens)
+            return np.minimum(tensor, sequence)
+        return np.where(num_tokens > self.shift_threshold_tokens, sequence, tensor)  # type: ignore[return-value]
 
     @property
     def overhead_s(self) -> float:
@@ -185,13 +191,15 @@ class LatencyModel:
         peak = self.tp * self.gpu.peak_flops("bf16") * self.coefficients.attention_flops_ratio
         return self.model.attention_flops_per_pair / peak
 
-    def decode_s(self, num_decode: float) -> float:
+    def decode_s(self, num_decode: Amount) -> Amount:
         """Pure decode iteration without the context term, s."""
         return self.overhead_s + self.tokens_s(num_decode) + num_decode * self.coefficients.sequence_s
 
-    def mixed_s(self, num_tokens: float) -> float:
+    def mixed_s(self, num_tokens: Amount) -> Amount:
         """Iteration that contains prefill, without the sequence, context and attention terms, s."""
-        return self.overhead_s + self.tokens_s(num_tokens) + num_tokens * self.coefficients.token_s
+        c = self.coefficients
+        eager_s = (num_tokens > CAPTURED_TOKENS) * self.model.num_layers * c.eager_layer_s
+        return self.overhead_s + c.prefill_s + eager_s + self.tokens_s(num_tokens) + num_tokens * c.token_s
 
     def iteration_s(
         self, num_decode: int, context_tokens: float, prefill_chunks: Iterable[tuple[int, int]] = ()
@@ -218,11 +226,10 @@ class LatencyModel:
             max_num_seqs: Most sequences in an iteration.
             max_num_batched_tokens: Most tokens in an iteration.
         """
-        decode = [round(self.decode_s(n) * PS_PER_S) for n in range(max_num_seqs + 1)]
-        mixed = [round(self.mixed_s(n) * PS_PER_S) for n in range(max_num_batched_tokens + 1)]
+        sequences, tokens = np.arange(max_num_seqs + 1.0), np.arange(max_num_batched_tokens + 1.0)
         return LatencyTables(
-            decode_ps=np.array(decode, dtype=np.int64),
-            mixed_ps=np.array(mixed, dtype=np.int64),
+            decode_ps=np.rint(self.decode_s(sequences) * PS_PER_S).astype(np.int64),
+            mixed_ps=np.rint(self.mixed_s(tokens) * PS_PER_S).astype(np.int64),
             sequence_ps=round(self.coefficients.sequence_s * PS_PER_S),
             kv_ps=round(self.kv_s * PS_PER_S),
             attn_fs=round(self.pair_s * FS_PER_S),

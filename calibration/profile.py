@@ -10,10 +10,12 @@ from typing import Any
 import yaml
 
 from calibration.coefficients import LatencyCoefficients, roofline_coefficients
+from calibration.engines import Engine, Frontend, dump_engine, parse_engine
 from calibration.hardware import GPUS, GpuSpec, get_gpu
 from calibration.latency import LatencyModel
+from calibration.lookup import nearest
 from calibration.memory import check_fits
-from calibration.models import MODELS, ModelSpec, get_model
+from calibration.models import ModelSpec, get_model
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,9 @@ class Profile:
         coefficients: Coefficients by tensor-parallel width; a roofline profile has one entry for any width, keyed 0.
         provenance: Data files, rows, repositories, licences and method, in words and counts.
         held_out: Error on deployments left out of the fit, by target: n, median and 90th percentile (ratios).
+        engine: Name of the engine the coefficients belong to; empty for the profiles that environments use.
+        overheads: What that engine adds to the kernels at a width without coefficients of its own.
+        frontends: What happens to a request outside the engine's iterations, by width.
     """
 
     model: ModelSpec
@@ -36,6 +41,9 @@ class Profile:
     coefficients: Mapping[int, LatencyCoefficients] = field(hash=False)
     provenance: Mapping[str, Any] = field(default_factory=dict, hash=False)
     held_out: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    engine: str = ""
+    overheads: Engine | None = None
+    frontends: Mapping[int, Frontend] = field(default_factory=dict, hash=False)
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -105,9 +113,27 @@ def load_profile(model: str, gpu: str) -> Profile:
     return Profile(model_spec, gpu_spec, "roofline", {0: roofline_coefficients(gpu_spec)})
 
 
-def profile_file_name(model: str, gpu: str) -> str:
-    """File of the profile of one model on one GPU."""
-    return f"{model}_{gpu.lower()}.yaml"
+def named_profile(name: str) -> Profile:
+    """A profile of one's own by its file, or a committed one by its name.
+
+    Raises:
+        ValueError: There is no such file, or it holds no profile.
+    """
+    folder = resources.files("calibration") / "profiles"
+    committed = folder / f"{name.removesuffix('.yaml')}.yaml"
+    if Path(name).is_file():
+        return read_profile(name)
+    if not committed.is_file():
+        known = [entry.name.removesuffix(".yaml") for entry in folder.iterdir()]
+        raise ValueError(
+            f"profile={name!r} is neither a file nor a committed profile; {nearest(name, known)}"
+        )
+    return parse_profile(committed.read_text(encoding="utf-8"))
+
+
+def profile_file_name(model: str, gpu: str, engine: str = "") -> str:
+    """File of the profile of one model on one GPU, under one engine where that is named."""
+    return f"{model}_{gpu.lower()}{'_' if engine else ''}{engine}.yaml"
 
 
 def read_profile(file: str | Path) -> Profile:
@@ -131,7 +157,7 @@ def parse_profile(text: str) -> Profile:
     """
     raw = yaml.safe_load(text)
     coefficients = {
-        int(width): LatencyCoefficients(**values) for width, values in raw["coefficients"].items()
+        int(width): coefficients_from_yaml(values) for width, values in raw["coefficients"].items()
     }
     return Profile(
         get_model(raw["model"]) if isinstance(raw["model"], str) else ModelSpec(**raw["model"]),
@@ -140,20 +166,52 @@ def parse_profile(text: str) -> Profile:
         coefficients,
         raw["provenance"],
         raw["held_out"],
+        raw.get("engine", ""),
+        parse_engine(raw["overheads"]) if "overheads" in raw else None,
+        {int(width): Frontend(**values) for width, values in raw.get("frontends", {}).items()},
     )
+
+
+def coefficients_from_yaml(values: Mapping[str, Any]) -> LatencyCoefficients:
+    """Coefficients from plain values."""
+    ratios = tuple(values.get("matrix_ratios", ()))
+    return LatencyCoefficients(**{**values, "matrix_ratios": ratios})
+
+
+def coefficients_to_yaml(coefficients: LatencyCoefficients) -> dict[str, Any]:
+    """Coefficients as plain values of five significant digits; what is absent is left out."""
+    plain = asdict(coefficients)
+    ratios = [float(f"{ratio:.4g}") for ratio in plain.pop("matrix_ratios")]
+    values: dict[str, Any] = {name: float(f"{value:.5g}") for name, value in plain.items()}
+    for name in ("prefill_s", "eager_layer_s"):
+        if not values[name]:
+            del values[name]
+    return values | ({"matrix_ratios": ratios} if ratios else {})
+
+
+def _listed(model: ModelSpec) -> bool:
+    """Whether a model is known by its name alone."""
+    try:
+        return get_model(model.name) == model
+    except ValueError:
+        return False
 
 
 def dump_profile(profile: Profile) -> str:
     """Writes a profile as YAML, coefficients to five significant digits."""
-    raw = {
-        "model": profile.model.name if profile.model in MODELS.values() else asdict(profile.model),
+    raw: dict[str, Any] = {
+        "model": profile.model.name if _listed(profile.model) else asdict(profile.model),
         "gpu": profile.gpu.name if profile.gpu in GPUS.values() else asdict(profile.gpu),
+        **({"engine": profile.engine} if profile.engine else {}),
         "source": profile.source,
         "provenance": dict(profile.provenance),
         "held_out": dict(profile.held_out),
         "coefficients": {
-            width: {name: float(f"{value:.5g}") for name, value in asdict(values).items()}
-            for width, values in sorted(profile.coefficients.items())
+            width: coefficients_to_yaml(values) for width, values in sorted(profile.coefficients.items())
         },
     }
+    if profile.frontends:
+        raw["frontends"] = {width: asdict(values) for width, values in sorted(profile.frontends.items())}
+    if profile.overheads:
+        raw["overheads"] = dump_engine(profile.overheads)
     return yaml.safe_dump(raw, sort_keys=False, width=110)

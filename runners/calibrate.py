@@ -1,19 +1,30 @@
 """Fits latency profiles: to measured tables, or to a live vLLM by its per-iteration log.
 
     python -m runners.calibrate
+    python -m runners.calibrate part=steps into=my_calibration
     python -m runners.calibrate backend=vllm backend.launch=true
     python -m runners.calibrate backend=vllm backend.endpoints=[http://127.0.0.1:8000] log=vllm.log cluster=NAME
 
-A live engine's profile goes to `MODEL_GPU.yaml` in the run directory, its provenance and errors to `calibration.json`.
+Tables are read under `$SERVING_GYM_DATA`; nothing of them is needed afterwards. Parts, in this order: `kernels`
+(coefficients of every model, GPU and width from kernel tables), `steps` (profiles of an engine measured by iteration),
+`engines` (overheads and profiles of engines measured end to end; every residual is a simulated run, and the fit is
+repeated for each fold, which takes the better part of an hour), `environments` (the profiles that environments use).
+`held_out=false` leaves the repetitions out. A live engine's profile goes to `MODEL_GPU.yaml` in the run directory. What
+was fitted, its provenance and errors go to `calibration.json`.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from runners.cli import command
 from runners.measure_config import CalibrateConfig
+from runners.output import write_json
+from runners.tables import print_results_in
+
+FILE_NAME = "calibration.json"
 
 
 @command("calibrate", CalibrateConfig)
@@ -24,9 +35,33 @@ def main(config: CalibrateConfig, out: Path) -> None:
 
         measure_live(config, out)
         return
-    from calibration.fitting.__main__ import main as fit_tables
+    fit_tables(config, out)
 
-    fit_tables()
+
+def fit_tables(config: CalibrateConfig, out: Path) -> None:
+    """Fits the wanted parts to the reference tables and writes them."""
+    from calibration.fitting.regenerate import PARTS, Request
+
+    wanted = list(PARTS) if config.part == "all" else [config.part]
+    request = Request(into(config), config.held_out, config.folds, progress_printer())
+    written = [path for part in wanted for path in PARTS[part](request)]
+    write_json(
+        out / FILE_NAME, {"backend": "tables", "parts": wanted, "written": [str(path) for path in written]}
+    )
+    print(f"{len(written)} files written under {request.folder}")
+    print_results_in(out)
+
+
+def into(config: CalibrateConfig) -> Path:
+    """Folder that takes what is fitted."""
+    folder = Path(__file__).resolve().parents[1] / "calibration" if config.into is None else Path(config.into)
+    (folder / "profiles").mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def progress_printer() -> Callable[[str], None]:
+    """Says on standard error what has been done."""
+    return lambda line: print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

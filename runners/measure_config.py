@@ -10,6 +10,8 @@ from envs.backend import ClusterSpec
 from envs.workload.registry import check_choice
 from runners.schema import BackendConfig, check_least
 
+PARTS = ("all", "kernels", "engines", "steps", "environments")  # of what tables are fitted to
+
 
 @dataclass(frozen=True)
 class Hardware:
@@ -42,12 +44,16 @@ class Hardware:
 
 @dataclass(frozen=True)
 class CalibrateConfig:
-    """Words of `runners.calibrate`; all but `backend` and `out` are for a live engine.
+    """Words of `runners.calibrate`; all from `log` on are for a live engine.
 
     Attributes:
         cluster: the engine: TP degree (`base_width`), batch limits, name of model and GPU.
         out: run directory.
         backend: "tables" (measured tables) or "vllm".
+        part: of tables: what is fitted.
+        into: of tables: folder that takes the place of `calibration/`; None: the package itself.
+        held_out: of tables: whether fits are repeated without each part of the data, for the errors profiles state.
+        folds: of tables: parts that data are cut into for that.
         log: file of the server's standard output; None: a launched server's own.
         model: a model of `calibration.models`, or a folder with its config.json; None: the folder the server names, or
             where there is none the cluster's model.
@@ -61,6 +67,10 @@ class CalibrateConfig:
     cluster: ClusterSpec
     out: str
     backend: BackendConfig = field(default_factory=lambda: BackendConfig(name="tables"))
+    part: str = "all"
+    into: str | None = None
+    held_out: bool = True
+    folds: int = 4
     log: str | None = None
     model: str | None = None
     name: str | None = None
@@ -71,6 +81,8 @@ class CalibrateConfig:
 
     def __post_init__(self) -> None:
         check_choice("backend", self.backend.name, ("tables", "vllm"))
+        check_choice("part", self.part, PARTS)
+        check_least("folds", self.folds, 2)
         check_least("repeats", self.repeats, 1)
         if self.longest_tokens is not None:
             check_least("longest_tokens", self.longest_tokens, 128)

@@ -283,6 +283,21 @@ class ReproduceConfig:
         check_least("requests", self.requests, 1)
 
 
+@dataclass(frozen=True)
+class ValidateConfig:
+    """Words of `runners.validate`.
+
+    Attributes:
+        data: table of measurements.
+        out: run directory.
+        profile: file or name of the one profile to score; None: whatever is committed for each row.
+    """
+
+    data: str
+    out: str
+    profile: str | None = None
+
+
 COMMANDS: dict[str, type] = {
     "evaluate": EvaluateConfig,
     "compare": CompareConfig,
@@ -290,6 +305,7 @@ COMMANDS: dict[str, type] = {
     "simulate": SimulateConfig,
     "bench": BenchConfig,
     "reproduce": ReproduceConfig,
+    "validate": ValidateConfig,
 }
 
 

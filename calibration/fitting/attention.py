@@ -1,6 +1,7 @@
 """Attention and collectives: latency and per-unit costs from measured kernels, on relative error."""
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
@@ -25,34 +26,42 @@ def relative_nnls(columns: Array, times: Array) -> Array:
 
 def attention_rows(
     name: str, model: ModelSpec, system: str, tp: int, window: int
-) -> tuple[Array, Array, Array, float]:
+) -> tuple[Array, Array, Array, tuple[float, float]]:
     """Attention measurements of one layer at the engine's heads per GPU.
 
-    Where the table lacks the model's number of key/value heads (multi-head attention), the nearest measured number
-    stands in.
+    Where the table lacks the model's number of heads, the nearest measured number stands in; compressed keys and
+    values count by their size.
 
     Returns:
-        (batch, length, time in s, wanted over measured key/value heads); arrays are (rows,).
+        (batch, length, time in s, wanted over measured query and key/value heads); arrays are (rows,).
     """
     frame = table(name)
     frame = frame[
         (frame.system == system)
         & (frame.head_dim == model.head_dim)
-        & (frame.num_heads == model.num_heads // tp)
         & (frame.kv_cache_dtype == "bfloat16")
         & (frame.window_size.fillna(0) == window)
     ]
-    wanted = max(model.num_kv_heads // tp, 1)
-    measured = min(frame.num_key_value_heads.unique(), key=lambda heads: abs(heads - wanted))
+    heads = nearest_value(frame.num_heads, model.num_heads / tp)
+    frame = frame[frame.num_heads == heads]
+    wanted = max(model.num_kv_heads / tp, 1.0)
+    measured = nearest_value(frame.num_key_value_heads, wanted)
     frame = frame[frame.num_key_value_heads == measured]
-    frame = frame.groupby(["batch_size", "isl", "step"], as_index=False).latency_ms.min()
-    length = frame.isl + frame.step
+    if model.latent_kv:
+        wanted = model.latent_kv / (2.0 * model.head_dim)
+    times = frame.groupby(["batch_size", "isl", "step"]).latency_ms.min().reset_index()
+    length = times["isl"] + times["step"]
     return (
-        frame.batch_size.to_numpy(float),
+        times["batch_size"].to_numpy(float),
         length.to_numpy(float),
-        frame.latency_ms.to_numpy(float) * MS,
-        wanted / measured,
+        times["latency_ms"].to_numpy(float) * MS,
+        (model.num_heads / tp / heads, wanted / measured),
     )
+
+
+def nearest_value(column: "pd.Series[float]", wanted: float) -> float:
+    """The value of a column that is nearest to what is wanted."""
+    return float(min(column.unique(), key=lambda value: abs(value - wanted)))
 
 
 def fit_decode_attention(model: ModelSpec, system: str, tp: int) -> tuple[Array, Array, int]:
@@ -67,7 +76,7 @@ def fit_decode_attention(model: ModelSpec, system: str, tp: int) -> tuple[Array,
         keep = (batch <= MAX_DECODE_BATCH) & (length >= max(window, MIN_LENGTH))
         context = np.zeros_like(length) if window else batch * length
         terms = relative_nnls(np.stack([np.ones_like(batch), batch, context], axis=-1)[keep], times[keep])
-        fits.append(terms * np.array([1.0, 1.0, scale]))
+        fits.append(terms * np.array([1.0, 1.0, scale[1]]))
         rows += int(keep.sum())
     return fits[0], fits[1], rows
 
@@ -80,12 +89,13 @@ def fit_prefill_attention(model: ModelSpec, system: str, tp: int) -> tuple[Array
     """
     rows, fits = 0, []
     for window in (0, model.sliding_window):
-        batch, length, times, _ = attention_rows("aic_attention_prefill", model, system, tp, window)
+        batch, length, times, scale = attention_rows("aic_attention_prefill", model, system, tp, window)
         keep = (batch * length <= MAX_PREFILL_TOKENS) & (length >= MIN_LENGTH)
         pairs = np.zeros_like(length) if window else batch * length * (length + 1) / 2
-        fits.append(
-            relative_nnls(np.stack([np.ones_like(batch), batch * length, pairs], axis=-1)[keep], times[keep])
+        terms = relative_nnls(
+            np.stack([np.ones_like(batch), batch * length, pairs], axis=-1)[keep], times[keep]
         )
+        fits.append(terms * np.array([1.0, 1.0, scale[0]]))
         rows += int(keep.sum())
     return fits[0], fits[1], rows
 

@@ -17,6 +17,8 @@ AIC_SYSTEM = {
     "L40S": "l40s",
     "B200": "b200_sxm",
 }
+# Where no kernel of a GPU was measured, the nearest relation of it stands in.
+KERNEL_SYSTEM = {**AIC_SYSTEM, "B300": "b200_sxm", "H100-pcap": "h100_sxm"}
 AIC_MODEL = {
     "openai/gpt-oss-120b": "gpt-oss-120b",
     "meta-llama/Llama-3.1-70B": "llama-3.1-70b-fp8",

@@ -4,13 +4,13 @@ The tables (aiconfigurator, kernels timed inside vLLM containers) are composed i
 width, and the physical form is fitted to the composition: log error, bounded coefficients.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from calibration.coefficients import LatencyCoefficients
+from calibration.coefficients import RATIO_TOKENS, LatencyCoefficients
 from calibration.fitting.attention import fit_collective, fit_decode_attention, fit_prefill_attention
-from calibration.fitting.data import AIC_SYSTEM
+from calibration.fitting.data import KERNEL_SYSTEM
 from calibration.fitting.matrices import (
     TOKENS,
     Array,
@@ -20,9 +20,13 @@ from calibration.fitting.matrices import (
     gemm_surface,
 )
 from calibration.hardware import GpuSpec
+from calibration.latency import LatencyModel
 from calibration.models import ModelSpec
 
 UNUSED_BANDWIDTH = 1e12  # bytes/s; a single GPU has no collectives
+NO_EXPERTS = (np.empty(0), np.empty(0), 0)
+RATIO_RANGE = (0.5, 2.0)  # beyond it a table and the form do not speak of the same thing
+MIN_EXPERT_POINTS = 8  # batch sizes that an expert table must cover to be fitted
 
 
 @dataclass(frozen=True)
@@ -40,13 +44,16 @@ class KernelFit:
     form_error: float
 
 
-def fit_kernels(model: ModelSpec, gpu: GpuSpec, tp: int) -> KernelFit:
+def fit_kernels(
+    model: ModelSpec, gpu: GpuSpec, tp: int, expert_parallel: bool = False, ratios: bool = False
+) -> KernelFit:
     """Kernel-level coefficients of a model on `tp` GPUs.
 
     Attention constants of every layer go to `layer_s`. Attention terms that grow with the sequence or the token go to
-    `sequence_s` and `token_s`.
+    `sequence_s` and `token_s`. Experts that no table covers keep the efficiencies assumed for them. With `ratios` the
+    coefficients also hold what the tables say beyond the physical form.
     """
-    system = AIC_SYSTEM[gpu.name]
+    system = KERNEL_SYSTEM[gpu.name]
     memory, peak = tp * gpu.bandwidth, tp * gpu.peak_flops(model.compute_dtype)
     dense_times = dense_matrices_s(model, system, tp)
     dense, error = fit_roofline(
@@ -58,24 +65,42 @@ def fit_kernels(model: ModelSpec, gpu: GpuSpec, tp: int) -> KernelFit:
     )
     rows = gemm_surface(system, model.compute_dtype)[1]
     experts = np.array([0.0, 0.6, 0.35, 2.0])
-    if model.num_experts:
-        expert_times, expert_rows = expert_matrices_s(model, system, tp)
+    tokens, expert_times, expert_rows = (
+        expert_matrices_s(model, system, tp, expert_parallel) if model.num_experts else NO_EXPERTS
+    )
+    if len(tokens) >= MIN_EXPERT_POINTS:
         experts, expert_error = fit_roofline(
             expert_times,
-            np.array([model.expert_read_bytes(n) for n in TOKENS]) / memory,
-            TOKENS * model.expert_flops_per_token / peak,
+            np.array([model.expert_read_bytes(n) for n in tokens]) / memory,
+            tokens * model.expert_flops_per_token / peak,
             (1e-3, 0.6, 0.35, 1.0),
             0.6,
         )
         rows, error = rows + expert_rows, max(error, expert_error)
-    return assemble(model, gpu, tp, dense, experts, rows, error)
+    fit = assemble(model, gpu, tp, dense, experts, rows, error)
+    if not ratios:
+        return fit
+    constant = dense[0] + experts[0]
+    measured = dense_times + (
+        np.interp(TOKENS, tokens, expert_times) if len(tokens) >= MIN_EXPERT_POINTS else 0
+    )
+    form = LatencyModel(model, gpu, tp, fit.coefficients).matrices_s(TOKENS)
+    if model.num_experts and len(tokens) < MIN_EXPERT_POINTS:
+        return fit
+    table = np.clip((measured - constant) / form, *RATIO_RANGE)
+    return replace(
+        fit,
+        coefficients=replace(
+            fit.coefficients, matrix_ratios=tuple(np.interp(np.log2(RATIO_TOKENS), np.log2(TOKENS), table))
+        ),
+    )
 
 
 def assemble(
     model: ModelSpec, gpu: GpuSpec, tp: int, dense: Array, experts: Array, rows: int, error: float
 ) -> KernelFit:
     """Joins matrix, attention and collective fits into coefficients."""
-    system = AIC_SYSTEM[gpu.name]
+    system = KERNEL_SYSTEM[gpu.name]
     full, window, decode_rows = fit_decode_attention(model, system, tp)
     prefill, prefill_window, prefill_rows = fit_prefill_attention(model, system, tp)
     layers = np.array([model.full_attention_layers, model.window_layers])

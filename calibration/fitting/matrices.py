@@ -19,18 +19,28 @@ MAX_MEASURED, LARGEST_HEAD = 16384, 65536  # matrix sides on the full grid, and 
 # Expert load in production is skewed; the tables hold two power laws, and these stand between them.
 EXPERT_LOADS = ("power_law_1.01", "power_law_1.2")
 MS = 1e-3
+GEMM_DTYPE = {"bf16": "bfloat16", "fp4": "nvfp4"}
+# Tables of experts by bytes per weight, the best match first.
+EXPERT_DTYPES = {
+    2.0: ("bfloat16",),
+    1.0: ("fp8_block", "fp8"),
+    4.5 / 8: ("nvfp4",),
+    4.25 / 8: ("w4a16_mxfp4", "int4_wo"),
+}
 
 
 @cache
 def gemm_surface(system: str, dtype: str) -> tuple[RegularGridInterpolator, int]:
     """Log-log interpolation of GEMM time over (m, n, k), and the number of rows behind it."""
     frame = table("aic_gemm")
-    frame = frame[(frame.system == system) & (frame.gemm_dtype == {"bf16": "bfloat16"}.get(dtype, dtype))]
+    frame = frame[frame.system == system]
+    wanted = GEMM_DTYPE.get(dtype, dtype)
+    frame = frame[frame.gemm_dtype == (wanted if (frame.gemm_dtype == wanted).any() else GEMM_DTYPE["bf16"])]
     times = frame.groupby(["m", "n", "k"]).latency_ms.min()
     inner = sorted(k for k in frame.k.unique() if k <= MAX_MEASURED)
     outer = sorted(n for n in frame.n.unique() if n <= MAX_MEASURED or n == LARGEST_HEAD)
     grid = pd.MultiIndex.from_product([TOKENS.astype(int), outer, inner])
-    cube = times.reindex(grid).to_numpy(float).reshape(len(TOKENS), len(outer), len(inner))
+    cube = times.reindex(grid).ffill().to_numpy(float).reshape(len(TOKENS), len(outer), len(inner))
     axes = tuple(np.log(np.array(axis, dtype=np.float64)) for axis in (TOKENS, outer, inner))
     surface = RegularGridInterpolator(axes, np.log(cube), bounds_error=False, fill_value=None)
     return surface, int(np.isfinite(cube).sum())
@@ -52,7 +62,8 @@ def dense_matrices_s(model: ModelSpec, system: str, tp: int) -> Array:
     layer = gemm_s(system, dtype, TOKENS, (heads + 2 * kv_heads) * model.head_dim, hidden)
     layer = layer + gemm_s(system, dtype, TOKENS, hidden, heads * model.head_dim)
     if model.intermediate:
-        layer = layer + gemm_s(system, dtype, TOKENS, 2 * model.intermediate / tp, hidden)
+        inner = (model.mlp_matrices - 1) * model.intermediate
+        layer = layer + gemm_s(system, dtype, TOKENS, inner / tp, hidden)
         layer = layer + gemm_s(system, dtype, TOKENS, hidden, model.intermediate / tp)
     if model.num_experts:
         layer = layer + gemm_s(system, "bf16", TOKENS, float(model.num_experts), hidden)
@@ -60,20 +71,35 @@ def dense_matrices_s(model: ModelSpec, system: str, tp: int) -> Array:
     return np.asarray(model.num_layers * layer + head)
 
 
-def expert_matrices_s(model: ModelSpec, system: str, tp: int) -> tuple[Array, int]:
-    """All expert layers of an iteration at each of `TOKENS`, s, and the table rows used."""
+def expert_rows(model: ModelSpec, system: str, width: int, expert_parallel: bool) -> pd.DataFrame:
+    """Measurements of one expert layer, split over `width` GPUs within (TP) or between (EP) experts."""
     frame = table("aic_moe")
     frame = frame[
         (frame.system == system)
         & (frame.hidden_size == model.hidden)
+        & (frame.inter_size == model.expert_intermediate)
         & (frame.num_experts == model.num_experts)
         & (frame.topk == model.experts_per_token)
-        & (frame.moe_tp_size == tp)
-        & (frame.moe_ep_size == 1)
+        & (frame.moe_tp_size == (1 if expert_parallel else width))
+        & (frame.moe_ep_size == (width if expert_parallel else 1))
         & frame.distribution.isin(EXPERT_LOADS)
     ]
-    mean = frame.groupby("num_tokens").latency_ms.mean().reindex(TOKENS.astype(int))
-    return np.asarray(model.num_layers * mean.to_numpy(float) * MS), len(frame)
+    measured = [name for name in EXPERT_DTYPES[model.expert_dtype_bytes] if (frame.moe_dtype == name).any()]
+    return frame[frame.moe_dtype == measured[0]] if measured else frame.iloc[:0]
+
+
+def expert_matrices_s(
+    model: ModelSpec, system: str, width: int, expert_parallel: bool = False
+) -> tuple[Array, Array, int]:
+    """All expert layers of an iteration at the measured ones of `TOKENS`: (tokens, s, table rows used)."""
+    frame = expert_rows(model, system, width, expert_parallel)
+    mean = frame.groupby("num_tokens").latency_ms.mean()
+    mean = mean[mean.index.isin(TOKENS.astype(int))]
+    return (
+        mean.index.to_numpy(float),
+        np.asarray(model.num_layers * mean.to_numpy(float) * MS),
+        len(frame),
+    )
 
 
 def fit_roofline(

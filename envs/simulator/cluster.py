@@ -97,13 +97,22 @@ def validate(spec: ClusterSpec) -> None:
 
 @lru_cache(maxsize=64)
 def build_cluster(spec: ClusterSpec, slos: tuple[SLO, ...]) -> Cluster:
-    """Works out a cluster's constants.
+    """Works out a cluster's constants under the committed profile of its model and GPU.
 
     Raises:
         ValueError: the spec names something unknown or does not fit its GPUs.
     """
     validate(spec)
-    profile = _profile(spec)
+    return make_cluster(spec, slos, _profile(spec))
+
+
+def make_cluster(spec: ClusterSpec, slos: tuple[SLO, ...], profile: Profile) -> Cluster:
+    """Works out a cluster's constants under a profile of one's own.
+
+    Raises:
+        ValueError: the spec names something unknown or does not fit its GPUs.
+    """
+    validate(spec)
     blocks_per_base = spec.kv_blocks_override or num_blocks(
         profile.model, profile.gpu, spec.base_width, spec.block_size, spec.memory_utilization
     )

@@ -22,13 +22,14 @@ from envs.backend import (
 )
 from envs.layout import Group, Layout, changed_regions, groups_of, layout_of
 from envs.simulator.body import Body
-from envs.simulator.cluster import build_cluster
+from envs.simulator.cluster import build_cluster, make_cluster
 from envs.simulator.control_plane import ControlPlane, Phase, Switch
 from envs.simulator.kernel.state import NEVER, PS_PER_S
 from envs.simulator.metering import usage, work_j
 from envs.usage import Usage
 
 if TYPE_CHECKING:
+    from calibration.profile import Profile
     from envs.workload.schema import Workload
 
 
@@ -39,16 +40,21 @@ class Simulator(Body):
         spec: The cluster.
         slos: Latency promise of each request class, in the order of the workload's classes.
         trigger_classes: Classes whose arrival stops `advance` so that a decision can be taken.
+        profile: Latency of the engines; None: the committed profile of the spec's model and GPU.
 
     Raises:
         ValueError: the spec names something unknown, or the model does not fit its GPUs.
     """
 
     def __init__(
-        self, spec: ClusterSpec, slos: tuple[SLO, ...], trigger_classes: tuple[int, ...] = ()
+        self,
+        spec: ClusterSpec,
+        slos: tuple[SLO, ...],
+        trigger_classes: tuple[int, ...] = (),
+        profile: Profile | None = None,
     ) -> None:
         self.spec = spec
-        self.cluster = build_cluster(spec, slos)
+        self.cluster = build_cluster(spec, slos) if profile is None else make_cluster(spec, slos, profile)
         super().__init__(spec, self.cluster.tables, slos, trigger_classes)
 
     @property

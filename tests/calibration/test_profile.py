@@ -10,27 +10,52 @@ from calibration.specs import MODELS
 FILES = sorted(file.name for file in (resources.files("calibration") / "profiles").iterdir())
 
 
+def read(name):
+    return parse_profile((resources.files("calibration") / "profiles" / name).read_text(encoding="utf-8"))
+
+
+ENGINE_FILES = [name for name in FILES if read(name).engine]
+ENVIRONMENT_FILES = [name for name in FILES if not read(name).engine]
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_committed_profile_round_trips_and_says_where_it_comes_from(name):
     text = (resources.files("calibration") / "profiles" / name).read_text(encoding="utf-8")
     profile = parse_profile(text)
     assert dump_profile(profile) == text
-    assert name == profile_file_name(profile.model.name, profile.gpu.name)
+    assert name == profile_file_name(profile.model.name, profile.gpu.name, profile.engine)
     assert profile.source == "fitted"
+    sources = profile.provenance.get("end_to_end") or profile.provenance["iterations"]
+    assert all(entry["rows"] and entry["licence"] and not entry["file"].startswith("/") for entry in sources)
+    assert profile.widths
+
+
+@pytest.mark.parametrize("name", ENVIRONMENT_FILES)
+def test_profiles_of_environments_state_kernels_and_held_out_error(name):
+    profile = read(name)
     assert profile.provenance["kernels"]["licence"]
-    assert all(entry["rows"] and entry["licence"] for entry in profile.provenance["end_to_end"])
     assert 0.0 < profile.held_out["tpot"]["ape_median"] < 0.1
     for width in profile.widths:
         profile.latency_model(width)
+
+
+@pytest.mark.parametrize("name", ENGINE_FILES)
+def test_profiles_of_engines_state_errors_on_what_the_fit_never_saw(name):
+    held_out = read(name).held_out
+    figures = held_out["all"] if "all" in held_out else held_out["unseen"]["all"]
+    assert figures
+    assert all(0.0 < target["ape_median"] < 0.5 and target["n"] for target in figures.values())
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_coefficients_are_physical(name):
     profile = parse_profile((resources.files("calibration") / "profiles" / name).read_text(encoding="utf-8"))
     for coefficients in profile.coefficients.values():
-        ratios = [value for key, value in vars(coefficients).items() if key.endswith("_ratio")]
-        assert all(0.0 < ratio <= 1.0 for ratio in ratios)
-        assert all(value >= 0.0 for value in vars(coefficients).values())
+        values = vars(coefficients).copy()
+        curve = values.pop("matrix_ratios")
+        assert all(0.0 < value <= 1.0 for key, value in values.items() if key.endswith("_ratio"))
+        assert all(value >= 0.0 for value in values.values())
+        assert not curve or 0.1 < min(curve) < max(curve) < 10.0
 
 
 def test_every_committed_profile_parses_without_warning():
@@ -56,7 +81,7 @@ def test_roofline_is_close_to_a_fitted_profile():
 
 
 def test_unknown_names_and_widths_are_refused():
-    with pytest.raises(ValueError, match="did you mean 'gpt-oss-120b'"):
+    with pytest.raises(ValueError, match="did you mean 'gpt-oss-"):
         load_profile("gpt-oss", "H200")
     with pytest.raises(ValueError, match=r"no coefficients for tp=3; allowed: 2, 4, 8"):
         load_profile("llama-3-70b", "H200").latency_model(3)
@@ -65,7 +90,7 @@ def test_unknown_names_and_widths_are_refused():
 
 
 def test_profiles_hold_no_paths():
-    for name in FILES:
+    for name in ENVIRONMENT_FILES:
         raw = yaml.safe_load((resources.files("calibration") / "profiles" / name).read_text(encoding="utf-8"))
         files = raw["provenance"]["kernels"]["files"] + [
             entry["file"] for entry in raw["provenance"]["end_to_end"]

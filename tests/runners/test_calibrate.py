@@ -1,18 +1,26 @@
+import json
 from pathlib import Path
 
 import pytest
 
-from calibration.fitting import __main__ as fitting
+from calibration.fitting import regenerate
 from runners import calibrate, simulate
 
 LIVE = ["backend=vllm", "backend.endpoints=[http://127.0.0.1:1]"]
 
 
 def test_tables_are_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    called: list[bool] = []
-    monkeypatch.setattr(fitting, "main", lambda: called.append(True))
-    assert calibrate.main([f"out={tmp_path}"]) == 0
-    assert called == [True]
+    called: list[str] = []
+
+    def noted(name: str) -> list[Path]:
+        called.append(name)
+        return [tmp_path / name]
+
+    parts = {name: lambda _, name=name: noted(name) for name in regenerate.PARTS}
+    monkeypatch.setattr(regenerate, "PARTS", parts)
+    assert calibrate.main([f"out={tmp_path}", f"into={tmp_path / 'into'}"]) == 0
+    assert called == ["kernels", "steps", "engines", "environments"]
+    assert len(json.loads((tmp_path / "calibration.json").read_text())["written"]) == 4
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def failure(main: Main, words: Sequence[str], capsys: pytest.CaptureFixture[str]
     return said
 
 
-@pytest.mark.parametrize("name", ["evaluate", "compare", "tune", "simulate", "bench"])
+@pytest.mark.parametrize("name", ["evaluate", "compare", "tune", "simulate", "bench", "validate"])
 def test_every_command_and_choice_composes(name: str) -> None:
     register_schemas()
     with initialize_config_dir(version_base="1.3", config_dir=str(CONFIG_DIR)):

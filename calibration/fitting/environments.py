@@ -1,7 +1,4 @@
-"""Regenerates the committed profiles.
-
-Usage: `SERVING_GYM_DATA=<reference data> python -m calibration.fitting`
-"""
+"""The profiles that environments use: a few families of 16-bit and MXFP4 models under current vLLM."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -18,12 +15,11 @@ from calibration.fitting.endtoend import (
     summary,
     tpot_ratio,
 )
-from calibration.fitting.plan import FAMILIES, Family, Target
+from calibration.fitting.plan import Family, Target
 from calibration.hardware import get_gpu
 from calibration.models import get_model
 from calibration.profile import Profile, dump_profile, profile_file_name
 
-PROFILES = Path(__file__).resolve().parents[1] / "profiles"
 KERNEL_FILES = ("aic_gemm", "aic_attention_prefill", "aic_attention_decode", "aic_allreduce_vllm", "aic_nccl")
 MOE_FILES = ("aic_moe",)
 RUN_FILES = {
@@ -81,8 +77,9 @@ def held_out(
     return report
 
 
-def fit_family(family: Family) -> None:
-    """Fits one family and writes its profiles."""
+def fit_family(family: Family, folder: Path) -> list[Path]:
+    """Fits one family and writes its profiles under `folder`; returns the files."""
+    written = []
     runs = family.runs()
     overheads = fit_overheads(runs)[family.engine]
     errors = held_out_errors(runs)
@@ -102,19 +99,7 @@ def fit_family(family: Family) -> None:
             provenance=provenance(family, target, runs, overheads),
             held_out=held_out(errors, other, target.model, target.gpu),
         )
-        path = PROFILES / profile_file_name(target.model, target.gpu)
+        path = folder / "profiles" / profile_file_name(target.model, target.gpu)
         path.write_text(dump_profile(profile), encoding="utf-8")
-        print(f"{path.name}: held-out TPOT error {profile.held_out['tpot']['ape_median']:.1%} (median)")
-
-
-def main() -> None:
-    """Fits every family."""
-    try:
-        for family in FAMILIES:
-            fit_family(family)
-    except ValueError as error:
-        raise SystemExit(str(error)) from error
-
-
-if __name__ == "__main__":
-    main()
+        written.append(path)
+    return written

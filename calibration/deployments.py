@@ -1,0 +1,97 @@
+"""From a deployment to its latency: what was fitted to it, else what is known of its relations.
+
+In this order: coefficients fitted to the deployment itself; kernels and the overheads fitted to the same model and GPU
+at other widths; kernels and the overheads of the model, or of all models, on the engine; a roofline.
+"""
+
+import warnings
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+
+from calibration.coefficients import LatencyCoefficients, roofline_coefficients
+from calibration.engines import Engine, Frontend, get_engine
+from calibration.hardware import get_gpu
+from calibration.kernels import find_kernels
+from calibration.memory import check_fits
+from calibration.models import get_model
+from calibration.profile import Profile, parse_profile, profile_file_name
+
+FITTED, OTHER_WIDTHS, ENGINE, ROOFLINE = "fitted", "fitted at other widths", "kernels and engine", "roofline"
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A model on some GPUs under one engine: what is held out together.
+
+    Args:
+        model: Name of the model, precision included.
+        gpu: Name of the GPU.
+        tp: GPUs that share every layer.
+        engine: Name of the engine (`calibration.engines`).
+        expert_parallel: Whether experts are spread over the GPUs rather than split.
+    """
+
+    model: str
+    gpu: str
+    tp: int
+    engine: str
+    expert_parallel: bool = False
+
+    @property
+    def name(self) -> str:
+        """For tables."""
+        split = f"ep{self.tp}" if self.expert_parallel else f"tp{self.tp}"
+        return f"{self.model}|{self.gpu}|{split}|{self.engine}"
+
+
+@cache
+def load_engine_profile(model: str, gpu: str, engine: str) -> Profile | None:
+    """The committed profile of a model on a GPU under an engine, if there is one."""
+    file = resources.files("calibration") / "profiles" / profile_file_name(model, gpu, engine)
+    return parse_profile(file.read_text(encoding="utf-8")) if file.is_file() else None
+
+
+def kernels_or_roofline(deployment: Deployment) -> tuple[LatencyCoefficients, str]:
+    """Coefficients without an engine, and whether they come from kernel tables."""
+    d = deployment
+    kernels = find_kernels(d.model, d.gpu, d.tp, d.expert_parallel)
+    if kernels is not None:
+        return kernels, ENGINE
+    warnings.warn(
+        f"no kernel of {d.model} on {d.tp} x {d.gpu} was measured: latency is a roofline estimate "
+        "(source='roofline')",
+        stacklevel=2,
+    )
+    roofline = roofline_coefficients(get_gpu(d.gpu))
+    return replace(roofline, fixed_s=0.0, sequence_s=0.0), ROOFLINE
+
+
+def assembled(deployment: Deployment, overheads: Engine, source: str) -> tuple[Profile, Frontend]:
+    """Kernels with an engine around them."""
+    kernels, found = kernels_or_roofline(deployment)
+    coefficients = overheads.applied(kernels, deployment.tp)
+    profile = Profile(
+        get_model(deployment.model),
+        get_gpu(deployment.gpu),
+        source if found == ENGINE else ROOFLINE,
+        {deployment.tp: coefficients},
+        engine=deployment.engine,
+    )
+    return profile, overheads.frontend
+
+
+def find_profile(deployment: Deployment) -> tuple[Profile, Frontend]:
+    """Profile and front end of a deployment, from the most specific thing known of it; `Profile.source` says which.
+
+    Raises:
+        ValueError: Model, GPU or engine is unknown, or the model does not fit its GPUs.
+    """
+    d = deployment
+    check_fits(get_model(d.model), get_gpu(d.gpu), d.tp)
+    profile = load_engine_profile(d.model, d.gpu, d.engine)
+    if profile is None or d.expert_parallel:
+        return assembled(d, get_engine(d.engine, d.model), ENGINE)
+    if d.tp in profile.widths:
+        return profile, profile.frontends.get(d.tp, Frontend())
+    return assembled(d, profile.overheads or get_engine(d.engine, d.model), OTHER_WIDTHS)

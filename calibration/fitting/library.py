@@ -1,0 +1,64 @@
+"""Derives the committed kernel coefficients of every model, GPU and width from the kernel tables."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from calibration.coefficients import LatencyCoefficients
+from calibration.fitting.data import AIC_SYSTEM
+from calibration.fitting.kernels import fit_kernels
+from calibration.hardware import GpuSpec, get_gpu
+from calibration.kernels import FOLDER, dump_kernels, kernel_file_name
+from calibration.memory import check_fits
+from calibration.models import MODELS, ModelSpec, get_model
+
+WIDTHS = (1, 2, 4, 8)
+SPLITS = ("tp", "ep")
+INT4_MODELS = ("kimi-k2.5",)
+
+
+def variants(gpu: GpuSpec) -> Iterator[ModelSpec]:
+    """Every model in every precision that a GPU computes in."""
+    for name in MODELS:
+        yield get_model(name)
+        if name.startswith("gpt-oss"):
+            continue
+        for precision in ("fp8", "fp4"):
+            if precision in gpu.flops:
+                yield get_model(f"{name}-{precision}")
+        if name in INT4_MODELS:
+            yield get_model(f"{name}-int4")
+
+
+def fits(model: ModelSpec, gpu: GpuSpec, width: int) -> bool:
+    """Whether a model's weights fit."""
+    try:
+        check_fits(model, gpu, width)
+    except ValueError:
+        return False
+    return True
+
+
+def kernel_library(gpu: GpuSpec) -> dict[tuple[str, int, str], LatencyCoefficients]:
+    """Coefficients of everything that fits a GPU and whose attention was measured on it."""
+    rows = {}
+    for model in variants(gpu):
+        for width in WIDTHS:
+            for split in SPLITS if model.num_experts and width > 1 else SPLITS[:1]:
+                if fits(model, gpu, width):
+                    try:
+                        fit = fit_kernels(model, gpu, width, split == "ep", ratios=True)
+                    except (LookupError, ValueError):  # heads of a size that was never measured on this GPU
+                        continue
+                    rows[(model.name, width, split)] = fit.coefficients
+    return rows
+
+
+def write_library(folder: Path) -> list[Path]:
+    """Writes the coefficients of every GPU with tables under `folder`; returns the files."""
+    (folder / FOLDER).mkdir(parents=True, exist_ok=True)
+    written = []
+    for gpu in AIC_SYSTEM:
+        path = folder / FOLDER / kernel_file_name(gpu)
+        path.write_text(dump_kernels(kernel_library(get_gpu(gpu))), encoding="utf-8")
+        written.append(path)
+    return written

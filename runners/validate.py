@@ -1,0 +1,92 @@
+"""Scores latency predictions against measurements of real engines.
+
+    python -m runners.validate data=measurements.csv
+    python -m runners.validate data=measurements.csv profile=my_profile.yaml
+
+The file has the columns of one of the reference tables (`silicon/aic_e2e_vllm_agg`, `silicon/blis_vllm_stage_latency`,
+`silicon/apex_vllm_dp_tp_h100`, `profiles/splitwise_perf_model`), by which they are told apart. Serving runs are
+predicted by the simulator, single iterations by the latency model. Only what is committed in `calibration` is read.
+
+Writes `validation.json`: errors of each target as fractions, overall and by model, GPU, width and split (`seen`:
+coefficients were fitted to this deployment; `unseen`: to its relations, or to none); rows that could not be predicted
+are counted with the reason.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+from calibration.deployments import Deployment, find_profile
+from calibration.engines import Frontend
+from calibration.measured.forms import Measurements, read_measurements, read_table
+from calibration.measured.score import ORDERING, Lookup, report, score_all
+from calibration.profile import Profile, named_profile
+from runners.cli import command
+from runners.output import write_json
+from runners.progress import progress_bar
+from runners.schema import ValidateConfig
+from runners.tables import print_results_in, print_table
+
+FILE_NAME = "validation.json"
+_COLUMNS = ("n", "ape_median", "ape_mean", "ape_p90", "rank_correlation")
+
+
+@command("validate", ValidateConfig)
+def main(config: ValidateConfig, out: Path) -> None:
+    """Predicts, scores and writes."""
+    found = read_measurements(read_table(Path(config.data)))
+    lookup = find_profile if config.profile is None else only(named_profile(config.profile))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        result = validation(config, found, lookup)
+    write_json(out / FILE_NAME, result)
+    print_validation(config.data, found.form, result)
+    for message in sorted({str(entry.message) for entry in said if entry.category is UserWarning}):
+        print(f"note: {message}")
+    print_results_in(out)
+
+
+def validation(config: ValidateConfig, found: Measurements, lookup: Lookup) -> dict[str, Any]:
+    """The content of `validation.json`."""
+    total = sum(len(run.stages) for run in found.runs) + len(found.steps)
+    with progress_bar(total, "validate", "row") as bar:
+        scores, unsupported = score_all(found, lookup, bar.update)
+    return report(config.data, config.profile or "committed", scores, unsupported)
+
+
+def only(profile: Profile) -> Lookup:
+    """Predicts the deployments of one profile and no others."""
+
+    def lookup(deployment: Deployment) -> tuple[Profile, Frontend]:
+        if (deployment.model, deployment.gpu) != (profile.model.name, profile.gpu.name):
+            raise ValueError(f"profile is of {profile.model.name} on {profile.gpu.name}")
+        profile.latency_model(deployment.tp)  # refuses a width that the profile lacks
+        return profile, profile.frontends.get(deployment.tp, Frontend())
+
+    return lookup
+
+
+def print_validation(data: str, form: str, result: dict[str, Any]) -> None:
+    """One line a target, and one for each part of it."""
+    rows = []
+    for target, figures in result["overall"].items():
+        if target == ORDERING:
+            continue
+        rows.append((target, *(figures.get(name) for name in _COLUMNS)))
+        rows += [
+            (f"  {part}", *(values.get(name) for name in _COLUMNS))
+            for part, values in figures["parts"].items()
+        ]
+    print_table(f"{data} ({form}): predicted against measured", ("target", *_COLUMNS), rows)
+    order = result["overall"].get(ORDERING)
+    if order:
+        print(f"order of layouts by time per token kept in {order['kept']} of {order['n']} comparisons")
+    for reason, count in result["unsupported"].items():
+        print(f"{count} rows not predicted: {reason}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(None))
