@@ -240,7 +240,9 @@ class Body:
             self.world = with_more_extents(self.world)
 
     def dispatch(self) -> None:
-        """Offers pooled requests to the router again."""
+        """Offers pooled requests to the router again, and lets engines see what has changed for them."""
+        if self.world.cluster["num_in_flight"][0] == 0:
+            return
         self.make_room()
         dispatch_pool(self.world, self.tables)
 

@@ -293,6 +293,7 @@ class Kernel:
 
     def dispatch(self) -> None:
         dispatch_pool(self.world, self.tables)
+        self.advance(self.now)  # idle engines begin
 
     def pool_waiting(self, number: int) -> None:
         pool_waiting(self.world, np.int64(number))
@@ -326,6 +327,7 @@ class Kernel:
         """Sends the first pooled request to an engine."""
         heads = [slot for slot in self.world.queues[-1, :, 0] if slot >= 0]
         send(self.world, self.tables, np.int64(heads[0]), np.int64(number))
+        self.advance(self.now)
 
 
 def shown_by(engine: oracle.Engine) -> dict[str, object]:

@@ -6,15 +6,11 @@ import numpy as np
 
 from envs.simulator.kernel import state
 from envs.simulator.kernel.aborts import abort
-from envs.simulator.kernel.accounting import book_arrival
-from envs.simulator.kernel.engine import complete, computed_tokens, schedule
-from envs.simulator.kernel.queues import enqueue
-from envs.simulator.kernel.world import _new_request, lacks_extents
+from envs.simulator.kernel.world import lacks_extents
 from tests.simulator.twins import Kernel
+from tests.vllm.kernel_entries import add, begin, computed_tokens, end
 from tests.vllm.replay import Step, case_of, replay
 from tests.vllm.scenarios import Scenario
-
-ENGINE = np.int64(0)
 
 
 class KernelEngine:
@@ -32,10 +28,7 @@ class KernelEngine:
 
     def add(self, number: int) -> None:
         kernel = self.kernel
-        slot = _new_request(kernel.world, kernel.traffic, kernel.tables, np.int64(number))
-        book_arrival(kernel.world, kernel.tables, slot)
-        enqueue(kernel.world, ENGINE, slot)
-        self.slots[number] = slot
+        self.slots[number] = add(kernel.world, kernel.traffic, kernel.tables, np.int64(number))
 
     def abort(self, number: int) -> None:
         if number in self.slots:
@@ -44,13 +37,13 @@ class KernelEngine:
     def begin(self, step: int) -> Step:
         self._make_room()
         world = self.kernel.world
-        schedule(world, self.kernel.tables, ENGINE, np.int64(step))
+        begin(world, self.kernel.tables, np.int64(step))
         return {"scheduled": self._scheduled(), "preempted": self._preempted(), "begun": self._state()}
 
     def end(self, step: int) -> Step:
         world = self.kernel.world
         if world.engines[0]["step_end_ps"] >= 0:
-            complete(world, self.kernel.tables, ENGINE, np.int64(step))
+            end(world, self.kernel.tables, np.int64(step))
             world.engines[0]["step_end_ps"] = -1
         done = sorted(
             number for number, slot in self.slots.items() if world.requests[slot]["phase"] == state.FREE

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from envs.simulator.kernel.accounting import book_abort
 from envs.simulator.kernel.blocks import forget
-from envs.simulator.kernel.compiled import compiled, int64
+from envs.simulator.kernel.compiled import compiled, entry, int64
 from envs.simulator.kernel.engine import drop_running, find_next_finish
 from envs.simulator.kernel.queues import tokens_to_prefill, unlink
 from envs.simulator.kernel.runs import catch_up, interrupt, show_load
@@ -25,7 +25,7 @@ def _abort_running(world: World, tables: Tables, e: int, slot: int) -> None:
     find_next_finish(world, e)
 
 
-@compiled
+@entry
 def abort(world: World, tables: Tables, slot: int) -> None:
     """Lets a request go whose client has hung up, wherever it stands. Its KV is free at once."""
     e, now = int64(world.requests[slot].engine), world.cluster[0].now_ps

@@ -7,7 +7,7 @@ is kept as two sums, of weights and of weight times start.
 
 from __future__ import annotations
 
-from envs.simulator.kernel.compiled import compiled, int64
+from envs.simulator.kernel.compiled import compiled, entry, int64
 from envs.simulator.kernel.queues import release_slot
 from envs.simulator.kernel.state import (
     ABORTED,
@@ -181,7 +181,7 @@ def book_abort(world: World, tables: Tables, slot: int, now: int) -> None:
     _write_log(world, slot, now, int64(ABORTED))
 
 
-@compiled
+@entry
 def latency_cost(world: World) -> float:
     """Running integral of the SLO-weighted number in system: sum over requests of TTFT/SLO + TPOT/SLO up to now."""
     now_s = world.cluster[0].now_ps / PS_PER_S

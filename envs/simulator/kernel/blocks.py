@@ -11,7 +11,7 @@ prefixes. Its other blocks are its own, and a number.
 
 from __future__ import annotations
 
-from envs.simulator.kernel.compiled import compiled, int64
+from envs.simulator.kernel.compiled import compiled, entry, int64
 from envs.simulator.kernel.extents import (
     add_extent,
     drop_extent,
@@ -56,7 +56,7 @@ def take_blocks(world: World, e: int, count: int) -> None:
         take_free(world, e, count)
 
 
-@compiled
+@entry
 def flush_cache(world: World, e: int) -> None:
     """Forgets what an engine's free blocks hold, and counts them anew."""
     if world.cluster[0].prefix_caching:

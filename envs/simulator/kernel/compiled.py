@@ -22,7 +22,8 @@ else:
     int64 = np.int64
 
 
-_OPTIONS: dict[str, Any] = {"cache": True, "_nrt": False}
+_OPTIONS: dict[str, Any] = {"cache": True, "_nrt": False, "error_model": "numpy"}
+_UNSEEN: dict[str, Any] = {**_OPTIONS, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
 @lru_cache(maxsize=1)
@@ -34,8 +35,8 @@ def source_stamp() -> str:
     return digest.hexdigest()
 
 
-def compiled(function: Function) -> Function:
-    """Compiles a kernel function.
+def entry(function: Function) -> Function:
+    """Compiles a kernel function that Python calls.
 
     Without numba's reference counts: nothing here allocates, and counting references to the world's arrays took four
     fifths of the time. With a cache that notices a change in any file of the kernel: numba itself watches only the file
@@ -44,13 +45,21 @@ def compiled(function: Function) -> Function:
     return _stamped(njit(**_OPTIONS)(function))
 
 
+def compiled(function: Function) -> Function:
+    """Compiles a kernel function that only the kernel calls.
+
+    It has no door for Python: taking a world apart, array by array, is most of the work of compiling a small function.
+    """
+    return _stamped(njit(**_UNSEEN)(function))
+
+
 def inlined(function: Function) -> Function:
     """Compiles a kernel function into its callers.
 
     For what every event passes through: a world and its tables are some 150 words, and handing them on from function to
     function took more than half of the time.
     """
-    return _stamped(njit(forceinline=True, **_OPTIONS)(function))
+    return _stamped(njit(forceinline=True, **_UNSEEN)(function))
 
 
 def _stamped(dispatcher: Function) -> Function:

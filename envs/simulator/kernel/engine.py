@@ -23,7 +23,7 @@ from envs.simulator.kernel.blocks import (
     take_blocks,
     take_hit,
 )
-from envs.simulator.kernel.compiled import compiled, inlined, int64
+from envs.simulator.kernel.compiled import compiled, entry, inlined, int64
 from envs.simulator.kernel.queues import head_of, put_back, tokens_to_prefill, unlink
 from envs.simulator.kernel.state import (
     ACTIVE,
@@ -51,7 +51,7 @@ def computed_tokens(world: World, slot: int) -> int:
     return int64(request.computed)
 
 
-@compiled
+@entry
 def decoding_progress(world: World, slot: int) -> int:
     """Output tokens a request has produced, the iteration in flight not counted."""
     request = world.requests[slot]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from envs.simulator.kernel.compiled import compiled
+from envs.simulator.kernel.compiled import entry
 from envs.simulator.kernel.state import PS_PER_S, Tables, World
 
 
-@compiled
+@entry
 def show_engines(world: World, tables: Tables) -> None:
     """Fills `World.shown` from the kernel's engines."""
     now = world.cluster[0].now_ps

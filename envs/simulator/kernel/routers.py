@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from envs.simulator.kernel.compiled import compiled, inlined, int64
+from envs.simulator.kernel.compiled import compiled, entry, inlined, int64
 from envs.simulator.kernel.runs import catch_up
 from envs.simulator.kernel.state import (
     ACTIVE,
@@ -17,7 +17,7 @@ from envs.simulator.kernel.state import (
 )
 
 
-@compiled
+@entry
 def may_take(world: World, tables: Tables, e: int, most_tokens: int) -> bool:
     """Whether an engine takes new requests and could hold one that grows to `most_tokens`."""
     engine = world.engines[e]

@@ -57,6 +57,15 @@ def _affordable(world: World, tables: Tables, e: int, most: int) -> int:
     return fits
 
 
+@compiled
+def _due(world: World, e: int) -> int:
+    """When an engine is due that has no run before it: at the end of its iteration, or now if it begins one."""
+    engine = world.engines[e]
+    if engine.step_end_ps >= 0:
+        return int64(engine.step_end_ps)
+    return int64(world.cluster[0].now_ps) if engine.begins else NEVER
+
+
 @inlined
 def show_load(world: World, tables: Tables, e: int) -> None:
     """Writes down what the router minimises: requests, or tokens to prefill and resident, over the engine's speed."""
@@ -75,11 +84,14 @@ def plan_run(world: World, tables: Tables, e: int) -> None:
     """Works out how long the iteration in flight repeats itself, and so when the engine is due."""
     engine = world.engines[e]
     engine.run_left = 0
-    world.due_ps[e] = engine.step_end_ps
+    world.due_ps[e] = _due(world, e)
     show_load(world, tables, e)
-    if engine.step_end_ps < 0:
-        world.due_ps[e] = NEVER
-    elif engine.steady and takes_steps(world, e) and engine.next_finish_tick > engine.tick:
+    if (
+        engine.step_end_ps >= 0
+        and engine.steady
+        and takes_steps(world, e)
+        and engine.next_finish_tick > engine.tick
+    ):
         count = _affordable(world, tables, e, engine.next_finish_tick - engine.tick)
         engine.run_left = count
         world.due_ps[e] += _span_ps(world, tables, e, count)
@@ -127,25 +139,27 @@ def interrupt(world: World, e: int) -> None:
     engine = world.engines[e]
     engine.steady = 0
     engine.run_left = 0
-    world.due_ps[e] = engine.step_end_ps if engine.step_end_ps >= 0 else NEVER
+    world.due_ps[e] = _due(world, e)
 
 
 @inlined
 def step(world: World, tables: Tables, e: int) -> None:
     """Crosses the run in flight to its end, where the engine is due, and begins the next iteration."""
     engine = world.engines[e]
-    if engine.run_left > 0:
-        _cross(world, tables, e, engine.run_left)
-    now = engine.step_end_ps
-    complete(world, tables, e, now)
+    now = world.cluster[0].now_ps
+    if engine.step_end_ps >= 0:
+        if engine.run_left > 0:
+            _cross(world, tables, e, engine.run_left)
+        complete(world, tables, e, now)
+    engine.begins = 0
     schedule(world, tables, e, now)
     plan_run(world, tables, e)
 
 
 @compiled
-def kick(world: World, tables: Tables, e: int, now: int) -> None:
-    """Begins an iteration on an engine that stands idle with something to do."""
+def kick(world: World, e: int) -> None:
+    """Makes an engine that stands idle with something to do due at this instant."""
     engine = world.engines[e]
     if engine.step_end_ps < 0 and engine.num_running + engine.num_waiting > 0:
-        schedule(world, tables, e, now)
-        plan_run(world, tables, e)
+        engine.begins = 1
+        world.due_ps[e] = _due(world, e)

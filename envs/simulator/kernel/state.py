@@ -95,6 +95,7 @@ ENGINE_DTYPE = np.dtype(
             "walked",
             np.int32,
         ),  # 1: only decoding requests with a chunk get a token from the iteration in flight
+        ("begins", np.int32),  # 1: stands idle and begins an iteration at this instant
         ("prefills", np.int32),  # 1: the iteration in flight has prefill
         (
             "free_first",
@@ -218,6 +219,10 @@ CLUSTER_DTYPE = np.dtype(
         ("expired_ps", np.int64),  # DPA: requests this long after their deadline come first
         ("urgent_ps", np.int64),  # DPA: requests with no more than this left come before the others
         ("stop_on_trigger", np.int32),
+        (
+            "triggered",
+            np.int32,
+        ),  # 1: a request has arrived that asks for a decision; idle engines are to begin first
         ("num_clients", np.int32),  # closed loop: requests kept in flight; 0 when arrivals are given
     ],
     align=True,

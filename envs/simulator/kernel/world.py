@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from envs.simulator.kernel.accounting import book_arrival, book_failure, book_refusal, latency_cost
 from envs.simulator.kernel.blocks import flush_cache, forget
-from envs.simulator.kernel.compiled import compiled, inlined, int64
+from envs.simulator.kernel.compiled import compiled, entry, inlined, int64
 from envs.simulator.kernel.engine import decoding_progress, drop_running
 from envs.simulator.kernel.observe import show_engines
 from envs.simulator.kernel.queues import enqueue, head_of, take_slot, tokens_to_prefill, unlink
@@ -109,7 +109,7 @@ def _ingest(world: World, traffic: Traffic, tables: Tables, index: int) -> int:
     return e if world.engines[e].step_end_ps < 0 else int64(-1)
 
 
-@compiled
+@entry
 def lacks_extents(world: World, num_requests: int) -> bool:
     """Prefix caching: whether records may run out while so many requests are come or go, and others decode on."""
     cluster = world.cluster[0]
@@ -193,14 +193,14 @@ def _deliver(world: World, tables: Tables, e: int) -> None:
     """Lets the KV that an engine has sent arrive: its request goes to a decode engine, or is computed again."""
     slot = take_off(world, tables, e)
     now = world.cluster[0].now_ps
-    kick(world, tables, e, now)  # it may have waited for the blocks
+    kick(world, e)  # it may have waited for the blocks
     target = route_decode(world, tables, slot, _most_tokens(world, slot))
     if target < 0:
         world.requests[slot].computed = 0
         enqueue(world, len(world.engines), slot)
     else:
         _hand_over(world, tables, slot, target)
-        kick(world, tables, target, now)
+        kick(world, target)
 
 
 @inlined
@@ -246,9 +246,9 @@ def _take_stock(world: World, tables: Tables) -> bool:
 
 
 @compiled
-def _kick_all(world: World, tables: Tables) -> None:
+def _kick_all(world: World) -> None:
     for e in range(len(world.engines)):
-        kick(world, tables, e, world.cluster[0].now_ps)
+        kick(world, e)
 
 
 @inlined
@@ -268,11 +268,11 @@ def _let_arrive(world: World, traffic: Traffic, tables: Tables, now: int) -> int
         several |= idle >= 0 and e >= 0
         idle = max(idle, e)
     if several:
-        _kick_all(world, tables)
+        _kick_all(world)
     elif idle >= 0:
-        kick(world, tables, idle, now)
+        kick(world, idle)
     if cluster.stop_on_trigger and _triggered(traffic, cluster.next_arrival - 1):
-        return TRIGGERED
+        cluster.triggered = 1
     return REACHED
 
 
@@ -284,7 +284,7 @@ def _upcoming(world: World, traffic: Traffic) -> int:
     return NEVER
 
 
-@compiled
+@entry
 def advance(world: World, traffic: Traffic, tables: Tables, until: int) -> int:
     """Moves the world to `until`, or to the first thing the control plane must see. Returns why it stopped.
 
@@ -298,7 +298,11 @@ def advance(world: World, traffic: Traffic, tables: Tables, until: int) -> int:
     reason = REACHED
     while reason == REACHED:
         _clients_send(world, traffic)
-        reason = _step_engines(world, traffic, tables, min(_upcoming(world, traffic), until), noticed)
+        limit = cluster.now_ps if cluster.triggered else min(_upcoming(world, traffic), until)
+        reason = _step_engines(world, traffic, tables, limit, noticed)
+        if reason == REACHED and cluster.triggered:
+            cluster.triggered = 0
+            reason = TRIGGERED
         upcoming = _upcoming(world, traffic)
         if upcoming > until:
             break
@@ -314,7 +318,7 @@ def advance(world: World, traffic: Traffic, tables: Tables, until: int) -> int:
 # -- what the control plane does with requests -------------------------------------------------------------------------
 
 
-@compiled
+@entry
 def dispatch_pool(world: World, tables: Tables) -> None:
     """Offers every pooled request to the router again, in order, and lets engines see what has changed for them."""
     num_engines = len(world.engines)
@@ -331,18 +335,18 @@ def dispatch_pool(world: World, tables: Tables) -> None:
             slot = following
     for e in range(num_engines):
         interrupt(world, e)
-    _kick_all(world, tables)
+    _kick_all(world)
 
 
-@compiled
+@entry
 def send(world: World, tables: Tables, slot: int, e: int) -> None:
     """Moves a pooled request to an engine of the caller's choice and starts it if it is idle."""
     unlink(world, len(world.engines), slot)
     _hand_over(world, tables, slot, e)
-    kick(world, tables, e, world.cluster[0].now_ps)
+    kick(world, e)
 
 
-@compiled
+@entry
 def pool_waiting(world: World, e: int) -> None:
     """Sends an engine's waiting requests to the pool."""
     while world.engines[e].num_waiting > 0:
@@ -367,7 +371,7 @@ def _break_off(world: World, e: int) -> None:
     interrupt(world, e)
 
 
-@compiled
+@entry
 def pool_running(world: World, tables: Tables, e: int) -> None:
     """Drops the KV of an engine's running requests and sends them to the pool, to be recomputed elsewhere."""
     while world.engines[e].first_transit >= 0:
@@ -380,7 +384,7 @@ def pool_running(world: World, tables: Tables, e: int) -> None:
     _break_off(world, e)
 
 
-@compiled
+@entry
 def fail_running(world: World, tables: Tables, e: int) -> None:
     """Loses an engine's running requests: their clients get an error."""
     while world.engines[e].first_transit >= 0:
@@ -392,7 +396,7 @@ def fail_running(world: World, tables: Tables, e: int) -> None:
     _break_off(world, e)
 
 
-@compiled
+@entry
 def is_idle(world: World, traffic: Traffic) -> bool:
     """Whether every request of the workload has arrived and left."""
     return world.cluster[0].next_arrival >= len(traffic.arrival_ps) and world.cluster[0].num_in_flight == 0
