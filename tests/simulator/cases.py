@@ -41,8 +41,8 @@ def kinds(draw: st.DrawFn) -> Kind:
 def settings_of_clusters(draw: st.DrawFn) -> Settings:
     """Router and scheduler settings.
 
-    Under DPA prompts are chunked: an idle engine whose next request can never be served would wait for another to become
-    next, which the kernel does not look for, as such a request is refused when it arrives.
+    Under DPA prompts are chunked: an idle engine whose next request can never be served would wait for another to
+    become next, which the kernel does not look for, as such a request is refused when it arrives.
     """
     order = draw(st.sampled_from(["fcfs", "priority", "fcfs", "priority", "edf", "dpa"]))
     return Settings(
