@@ -34,14 +34,14 @@ from runners.tables import print_results_in, print_table
 _KIB_PER_MIB = 1024
 _MEASUREMENTS: dict[str, Callable[[BenchConfig], Iterator[Measurement]]] = {
     "simulate.requests_per_s": simulate,
-    "stream.requests_per_s": scaling,
-    "week.seconds": week,
     "oracle.requests_per_s": oracle,
     "fork.us": fork,
     "env.steps_per_s": env_steps,
     "policy.us_per_decision": policies,
     "import.seconds": imports,
     "first_answer.seconds": first_answer,
+    "stream.requests_per_s": scaling,
+    "week.seconds": week,
 }
 
 
