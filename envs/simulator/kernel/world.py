@@ -192,7 +192,6 @@ def _clients_send(world: World, traffic: Traffic) -> bool:
 def _deliver(world: World, tables: Tables, e: int) -> None:
     """Lets the KV that an engine has sent arrive: its request goes to a decode engine, or is computed again."""
     slot = take_off(world, tables, e)
-    now = world.cluster[0].now_ps
     kick(world, e)  # it may have waited for the blocks
     target = route_decode(world, tables, slot, _most_tokens(world, slot))
     if target < 0:
