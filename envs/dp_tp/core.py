@@ -257,6 +257,6 @@ def _make_encoder(config: DPTPConfig, cluster: Cluster, num_classes: int) -> Enc
         num_classes=num_classes,
         prefill_s_per_token=tables.mixed_ps[:count, -1] / PS_PER_S / budget,
         decode_s=tables.decode_ps[:count] / PS_PER_S,
-        kv_s_per_token=tables.kv_ps[:count] / PS_PER_S,
+        kv_s_per_token=tables.kinds["kv_ps"][:count] / PS_PER_S,
         scales=config.scales,
     )

@@ -108,10 +108,10 @@ class Body:
         caching = self._scheduling.prefix_caching
         self.world = new_world(
             num_engines=num_engines,
-            max_running=int(self.tables.max_num_seqs.max()),
-            max_block_size=int(self.tables.block_size.max()),
+            max_running=int(self.tables.kinds["max_num_seqs"].max()),
+            max_block_size=int(self.tables.kinds["block_size"].max()),
             num_classes=len(self.slos),
-            chains=make_chains(workload, np.unique(self.tables.block_size)) if caching else None,
+            chains=make_chains(workload, np.unique(self.tables.kinds["block_size"])) if caching else None,
             num_endpoints=num_endpoints,
             disaggregated=disaggregated,
         )

@@ -14,7 +14,7 @@ from calibration.profile import Profile, load_profile, read_profile
 from calibration.transitions import COMMUNICATOR_START_S, LIVE_SWITCH_S, cold_start_s
 from envs.backend import SLO, ClusterSpec
 from envs.layout import Group, all_groups, groups_of
-from envs.simulator.kernel.state import Tables
+from envs.simulator.kernel.state import CLASS_DTYPE, KIND_DTYPE, Tables, rows_of
 from envs.simulator.scheduling import check_scheduling, to_ps
 
 EXECUTIONS = ("tp", "shift")
@@ -159,18 +159,24 @@ def _stack(
     return Tables(
         decode_ps=np.stack([kind.decode_ps for kind in kinds]),
         mixed_ps=np.stack([kind.mixed_ps for kind in kinds]),
-        sequence_ps=np.array([kind.sequence_ps for kind in kinds], np.int64),
-        kv_ps=np.array([kind.kv_ps for kind in kinds], np.int64),
-        attn_fs=np.array([kind.attn_fs for kind in kinds], np.int64),
-        block_size=block_size,
-        block_rank=np.unique(block_size, return_inverse=True)[1].astype(np.int64),
-        max_num_seqs=np.full(len(kinds), spec.max_num_seqs, np.int64),
-        max_batched_tokens=np.full(len(kinds), spec.max_num_batched_tokens, np.int64),
-        transfer_ps=np.zeros(len(kinds), np.int64),
-        transfer_fixed_ps=np.zeros(len(kinds), np.int64),
-        speed=full[0] / full,
-        ttft_slo_ps=_in_ps([slo.ttft_s for slo in slos]),
-        tpot_slo_ps=_in_ps([slo.tpot_s for slo in slos]),
+        kinds=rows_of(
+            KIND_DTYPE,
+            sequence_ps=np.array([kind.sequence_ps for kind in kinds], np.int64),
+            kv_ps=np.array([kind.kv_ps for kind in kinds], np.int64),
+            attn_fs=np.array([kind.attn_fs for kind in kinds], np.int64),
+            block_size=block_size,
+            block_rank=np.unique(block_size, return_inverse=True)[1].astype(np.int64),
+            max_num_seqs=np.full(len(kinds), spec.max_num_seqs, np.int64),
+            max_batched_tokens=np.full(len(kinds), spec.max_num_batched_tokens, np.int64),
+            transfer_ps=np.zeros(len(kinds), np.int64),
+            transfer_fixed_ps=np.zeros(len(kinds), np.int64),
+            speed=full[0] / full,
+        ),
+        classes=rows_of(
+            CLASS_DTYPE,
+            ttft_slo_ps=_in_ps([slo.ttft_s for slo in slos]),
+            tpot_slo_ps=_in_ps([slo.tpot_s for slo in slos]),
+        ),
     )
 
 

@@ -42,11 +42,11 @@ def _kind(tables: Tables, number: int) -> Kind:
     return Kind(
         decode_ps=tables.decode_ps[number].tolist(),
         mixed_ps=tables.mixed_ps[number].tolist(),
-        sequence_ps=int(tables.sequence_ps[number]),
-        kv_ps=int(tables.kv_ps[number]),
-        attn_fs=int(tables.attn_fs[number]),
-        block_size=int(tables.block_size[number]),
-        max_num_seqs=int(tables.max_num_seqs[number]),
-        max_batched_tokens=int(tables.max_batched_tokens[number]),
-        speed=float(tables.speed[number]),
+        sequence_ps=int(tables.kinds["sequence_ps"][number]),
+        kv_ps=int(tables.kinds["kv_ps"][number]),
+        attn_fs=int(tables.kinds["attn_fs"][number]),
+        block_size=int(tables.kinds["block_size"][number]),
+        max_num_seqs=int(tables.kinds["max_num_seqs"][number]),
+        max_batched_tokens=int(tables.kinds["max_batched_tokens"][number]),
+        speed=float(tables.kinds["speed"][number]),
     )

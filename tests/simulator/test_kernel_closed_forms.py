@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from envs.simulator.kernel import state
-from envs.simulator.kernel.state import Tables, Traffic
+from envs.simulator.kernel.state import CLASS_DTYPE, KIND_DTYPE, Tables, Traffic, rows_of
 from envs.simulator.kernel.world import advance
 
 ITERATION_PS = 1_000_000
@@ -43,18 +43,24 @@ def waiting_times_ps(traffic: Traffic, engines: int, servers: int, router: int) 
     tables = Tables(
         decode_ps=np.full((1, servers + 1), ITERATION_PS, np.int64),
         mixed_ps=np.full((1, servers + 1), ITERATION_PS, np.int64),
-        sequence_ps=np.zeros(1, np.int64),
-        kv_ps=np.zeros(1, np.int64),
-        attn_fs=np.zeros(1, np.int64),
-        block_size=np.full(1, 16, np.int64),
-        block_rank=np.zeros(1, np.int64),
-        max_num_seqs=np.full(1, servers, np.int64),
-        max_batched_tokens=np.full(1, servers, np.int64),
-        transfer_ps=np.zeros(1, np.int64),
-        transfer_fixed_ps=np.zeros(1, np.int64),
-        speed=np.ones(1),
-        ttft_slo_ps=np.full(1, SERVICE_PS, np.int64),
-        tpot_slo_ps=np.full(1, ITERATION_PS, np.int64),
+        kinds=rows_of(
+            KIND_DTYPE,
+            sequence_ps=np.zeros(1, np.int64),
+            kv_ps=np.zeros(1, np.int64),
+            attn_fs=np.zeros(1, np.int64),
+            block_size=np.full(1, 16, np.int64),
+            block_rank=np.zeros(1, np.int64),
+            max_num_seqs=np.full(1, servers, np.int64),
+            max_batched_tokens=np.full(1, servers, np.int64),
+            transfer_ps=np.zeros(1, np.int64),
+            transfer_fixed_ps=np.zeros(1, np.int64),
+            speed=np.ones(1),
+        ),
+        classes=rows_of(
+            CLASS_DTYPE,
+            ttft_slo_ps=np.full(1, SERVICE_PS, np.int64),
+            tpot_slo_ps=np.full(1, ITERATION_PS, np.int64),
+        ),
     )
     count = len(traffic.prompt)
     world = state.new_world(engines, servers, 16, num_classes=1, request_slots=count)

@@ -9,7 +9,7 @@ import numpy as np
 from envs.simulator.kernel import state
 from envs.simulator.kernel.aborts import abort
 from envs.simulator.kernel.blocks import flush_cache
-from envs.simulator.kernel.state import Tables, Traffic, World
+from envs.simulator.kernel.state import CLASS_DTYPE, KIND_DTYPE, Tables, Traffic, World, rows_of
 from envs.simulator.kernel.world import (
     advance,
     decoding_progress,
@@ -95,18 +95,24 @@ def build_tables(case: Case) -> Tables:
     return Tables(
         decode_ps=rows([kind.decode_ps for kind in case.kinds]),
         mixed_ps=rows([kind.mixed_ps for kind in case.kinds]),
-        sequence_ps=column("sequence_ps"),
-        kv_ps=column("kv_ps"),
-        attn_fs=column("attn_fs"),
-        block_size=column("block_size"),
-        block_rank=np.unique(column("block_size"), return_inverse=True)[1].astype(np.int64),
-        max_num_seqs=column("max_num_seqs"),
-        max_batched_tokens=column("max_batched_tokens"),
-        transfer_ps=np.zeros(len(case.kinds), np.int64),
-        transfer_fixed_ps=np.zeros(len(case.kinds), np.int64),
-        speed=column("speed", np.float64),
-        ttft_slo_ps=np.array([ttft for ttft, _ in case.slos_ps], np.int64),
-        tpot_slo_ps=np.array([tpot for _, tpot in case.slos_ps], np.int64),
+        kinds=rows_of(
+            KIND_DTYPE,
+            sequence_ps=column("sequence_ps"),
+            kv_ps=column("kv_ps"),
+            attn_fs=column("attn_fs"),
+            block_size=column("block_size"),
+            block_rank=np.unique(column("block_size"), return_inverse=True)[1].astype(np.int64),
+            max_num_seqs=column("max_num_seqs"),
+            max_batched_tokens=column("max_batched_tokens"),
+            transfer_ps=np.zeros(len(case.kinds), np.int64),
+            transfer_fixed_ps=np.zeros(len(case.kinds), np.int64),
+            speed=column("speed", np.float64),
+        ),
+        classes=rows_of(
+            CLASS_DTYPE,
+            ttft_slo_ps=np.array([ttft for ttft, _ in case.slos_ps], np.int64),
+            tpot_slo_ps=np.array([tpot for _, tpot in case.slos_ps], np.int64),
+        ),
     )
 
 

@@ -16,7 +16,7 @@ from calibration.pipeline import LINK_LATENCY_S, pipelined
 from calibration.profile import Profile, load_profile
 from envs.backend import SLO
 from envs.fleet import FleetSpec, GroupSpec, ReplicaSpec
-from envs.simulator.kernel.state import Tables
+from envs.simulator.kernel.state import CLASS_DTYPE, KIND_DTYPE, Tables, rows_of
 from envs.simulator.scheduling import check_scheduling, to_ps
 
 
@@ -192,18 +192,24 @@ def _stack(
     return Tables(
         decode_ps=_padded([_scaled(table.decode_ps, factor) for table, factor in parts]),
         mixed_ps=_padded([_scaled(table.mixed_ps, factor) for table, factor in parts]),
-        sequence_ps=np.array([_scaled(table.sequence_ps, factor) for table, factor in parts], np.int64),
-        kv_ps=np.array([_scaled(table.kv_ps, factor) for table, factor in parts], np.int64),
-        attn_fs=np.array([_scaled(table.attn_fs, factor) for table, factor in parts], np.int64),
-        block_size=block_size,
-        block_rank=np.unique(block_size, return_inverse=True)[1].astype(np.int64),
-        max_num_seqs=np.array([replica.max_num_seqs for replica in replicas], np.int64),
-        max_batched_tokens=np.array([replica.max_num_batched_tokens for replica in replicas], np.int64),
-        transfer_ps=np.array(
-            [to_ps(_kv_bytes(replica) / link_bytes_per_s) for replica in replicas], np.int64
+        kinds=rows_of(
+            KIND_DTYPE,
+            sequence_ps=np.array([_scaled(table.sequence_ps, factor) for table, factor in parts], np.int64),
+            kv_ps=np.array([_scaled(table.kv_ps, factor) for table, factor in parts], np.int64),
+            attn_fs=np.array([_scaled(table.attn_fs, factor) for table, factor in parts], np.int64),
+            block_size=block_size,
+            block_rank=np.unique(block_size, return_inverse=True)[1].astype(np.int64),
+            max_num_seqs=np.array([replica.max_num_seqs for replica in replicas], np.int64),
+            max_batched_tokens=np.array([replica.max_num_batched_tokens for replica in replicas], np.int64),
+            transfer_ps=np.array(
+                [to_ps(_kv_bytes(replica) / link_bytes_per_s) for replica in replicas], np.int64
+            ),
+            transfer_fixed_ps=np.full(len(kinds), to_ps(LINK_LATENCY_S), np.int64),
+            speed=full[0] / full,
         ),
-        transfer_fixed_ps=np.full(len(kinds), to_ps(LINK_LATENCY_S), np.int64),
-        speed=full[0] / full,
-        ttft_slo_ps=np.array([to_ps(slo.ttft_s) for slo in slos], np.int64),
-        tpot_slo_ps=np.array([to_ps(slo.tpot_s) for slo in slos], np.int64),
+        classes=rows_of(
+            CLASS_DTYPE,
+            ttft_slo_ps=np.array([to_ps(slo.ttft_s) for slo in slos], np.int64),
+            tpot_slo_ps=np.array([to_ps(slo.tpot_s) for slo in slos], np.int64),
+        ),
     )

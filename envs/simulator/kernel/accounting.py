@@ -63,14 +63,14 @@ def _write_log(world: World, slot: int, now: int, outcome: int) -> None:
 @compiled
 def _wait_cost_rate(world: World, tables: Tables, slot: int) -> float:
     """Cost per second of a request before its first token."""
-    return PS_PER_S / tables.ttft_slo_ps[world.requests[slot].class_id]
+    return PS_PER_S / tables.classes[world.requests[slot].class_id].ttft_slo_ps
 
 
 @compiled
 def _decode_cost_rate(world: World, tables: Tables, slot: int) -> float:
     """Cost per second of a request between first and last token; it has more than one."""
     request = world.requests[slot]
-    return PS_PER_S / tables.tpot_slo_ps[request.class_id] / (request.output - 1)
+    return PS_PER_S / tables.classes[request.class_id].tpot_slo_ps / (request.output - 1)
 
 
 @compiled
@@ -127,7 +127,7 @@ def book_first_token(world: World, tables: Tables, slot: int, now: int) -> None:
     ttft_ps = now - request.arrival_ps
     world.stats[c, S_FIRST] += 1
     world.stats[c, S_TTFT_SUM] += ttft_ps / PS_PER_S
-    if ttft_ps <= tables.ttft_slo_ps[c]:
+    if ttft_ps <= tables.classes[c].ttft_slo_ps:
         world.stats[c, S_TTFT_MET] += 1
     _stop_waiting(world, tables, slot, now)
     if request.output > 1:
@@ -145,9 +145,9 @@ def book_finish(world: World, tables: Tables, slot: int, now: int) -> None:
     world.stats[c, S_FINISHED] += 1
     world.stats[c, S_GENERATED] += request.output
     world.stats[c, S_TPOT_SUM] += tpot_ps / PS_PER_S
-    if tpot_ps <= tables.tpot_slo_ps[c]:
+    if tpot_ps <= tables.classes[c].tpot_slo_ps:
         world.stats[c, S_TPOT_MET] += 1
-        if request.first_token_ps - request.arrival_ps <= tables.ttft_slo_ps[c]:
+        if request.first_token_ps - request.arrival_ps <= tables.classes[c].ttft_slo_ps:
             world.stats[c, S_GOOD] += 1
     if request.output > 1:
         _stop_decoding(world, tables, slot, now)

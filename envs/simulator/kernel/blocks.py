@@ -69,7 +69,7 @@ def flush_cache(world: World, e: int) -> None:
 @compiled
 def _chain(world: World, tables: Tables, e: int, slot: int) -> tuple[int, int]:
     """First row of a request's chain, and the one behind its last."""
-    rank = tables.block_rank[world.engines[e].kind]
+    rank = tables.kinds[world.engines[e].kind].block_rank
     index = world.requests[slot].index
     return int64(world.chain_start[rank, index]), int64(world.chain_start[rank, index + 1])
 
@@ -148,7 +148,7 @@ def _hit_node(world: World, e: int, slot: int, node: int, start: int, end: int, 
 def _hit(world: World, tables: Tables, e: int, slot: int, take: int) -> tuple[int, int]:
     """Length of the longest cached beginning of a waiting request, blocks, and how many of these are free."""
     request = world.requests[slot]
-    limit = (int64(request.prompt) + request.generated - 1) // tables.block_size[world.engines[e].kind]
+    limit = (int64(request.prompt) + request.generated - 1) // tables.kinds[world.engines[e].kind].block_size
     first, last = _chain(world, tables, e, slot)
     position, free = int64(0), int64(0)
     for row in range(first, last):
@@ -209,7 +209,7 @@ def cache_chunk(world: World, tables: Tables, e: int, slot: int, tokens: int) ->
     first, last = _chain(world, tables, e, slot)
     request = world.requests[slot]
     if request.held_blocks < _chain_blocks(world, first, last):
-        _cache_shared(world, e, slot, first, last, tokens // tables.block_size[world.engines[e].kind])
+        _cache_shared(world, e, slot, first, last, tokens // tables.kinds[world.engines[e].kind].block_size)
     if request.sharing and request.held_blocks >= _chain_blocks(world, first, last):
         stop_sharing(world, e, slot)
 
@@ -291,7 +291,7 @@ def give_back(world: World, tables: Tables, e: int, slot: int, tokens: int, stay
 
     `stays` says that it comes back to this engine (a preemption) and may find its own blocks again.
     """
-    block_size = tables.block_size[world.engines[e].kind]
+    block_size = tables.kinds[world.engines[e].kind].block_size
     total = blocks_for(tokens, block_size)
     request = world.requests[slot]
     held = int64(request.held_blocks)

@@ -93,7 +93,7 @@ def _enter_decode(world: World, tables: Tables, e: int, i: int) -> None:
     request = world.requests[world.running[e, i]]
     request.phase = DECODE
     request.offset = request.computed - engine.tick
-    world.residues[e, request.offset % tables.block_size[engine.kind]] += 1
+    world.residues[e, request.offset % tables.kinds[engine.kind].block_size] += 1
     engine.decode_context += request.computed
     engine.prefill_context -= request.computed
     start_sharing(world, tables, e, int64(world.running[e, i]))
@@ -106,7 +106,7 @@ def _enter_decode(world: World, tables: Tables, e: int, i: int) -> None:
 def _leave_decode(world: World, tables: Tables, e: int, slot: int) -> None:
     """Forgets a request as a decoder."""
     engine, request = world.engines[e], world.requests[slot]
-    world.residues[e, request.offset % tables.block_size[engine.kind]] -= 1
+    world.residues[e, request.offset % tables.kinds[engine.kind].block_size] -= 1
     engine.decode_context -= engine.tick + request.offset
     stop_sharing(world, e, slot)
 
@@ -195,7 +195,7 @@ def _prefill_threshold(world: World, e: int) -> int:
 def _schedule_running_fast(world: World, tables: Tables, e: int, budget: int, threshold: int) -> int:
     """Schedules every running request if all get what they want; returns the budget left, or -1 to walk instead."""
     engine = world.engines[e]
-    block_size = tables.block_size[engine.kind]
+    block_size = tables.kinds[engine.kind].block_size
     decoding = engine.num_running - engine.num_prefilling
     left = budget - decoding
     if left < 0:
@@ -244,7 +244,7 @@ def _preempt(world: World, tables: Tables, e: int, i: int) -> int:
 def _stand_still(world: World, tables: Tables, e: int, i: int) -> None:
     """A decoding request that the coming tick gives no token: its counters shift by one."""
     engine = world.engines[e]
-    block_size = tables.block_size[engine.kind]
+    block_size = tables.kinds[engine.kind].block_size
     request = world.requests[world.running[e, i]]
     world.residues[e, request.offset % block_size] -= 1
     request.offset -= 1
@@ -281,7 +281,7 @@ def _schedule_running_walk(
 ) -> tuple[int, bool]:
     """Walks over the running list as vLLM does. Returns the budget left and whether anything was preempted."""
     engine = world.engines[e]
-    block_size = tables.block_size[engine.kind]
+    block_size = tables.kinds[engine.kind].block_size
     for i in range(engine.num_running):
         world.requests[world.running[e, i]].chunk = 0
     preempted = False
@@ -323,7 +323,7 @@ def _begin_prefill(
         engine.cached_tokens += cached
         engine.pending_prefill_tokens -= cached
         engine.prefill_context += cached
-    take_blocks(world, e, blocks_for(brought + chunk, tables.block_size[engine.kind]))
+    take_blocks(world, e, blocks_for(brought + chunk, tables.kinds[engine.kind].block_size))
     request.phase = PREFILL
     request.chunk = chunk
     request.computed = cached + brought + chunk
@@ -337,8 +337,10 @@ def _begin_prefill(
 def _admit_waiting(world: World, tables: Tables, e: int, now: int, budget: int, threshold: int) -> int:
     """Moves waiting requests into the batch while budget, sequence limit and blocks last; returns the budget left."""
     engine, cluster = world.engines[e], world.cluster[0]
-    block_size = tables.block_size[engine.kind]
-    while budget > 0 and engine.num_waiting > 0 and engine.num_running < tables.max_num_seqs[engine.kind]:
+    block_size = tables.kinds[engine.kind].block_size
+    while (
+        budget > 0 and engine.num_waiting > 0 and engine.num_running < tables.kinds[engine.kind].max_num_seqs
+    ):
         slot = head_of(world, e, now)
         brought = int64(world.requests[slot].computed)  # KV that came from another engine
         hit, of_these_free = int64(0), int64(0)
@@ -392,7 +394,7 @@ def _pick_tokens(world: World, tables: Tables, e: int, now: int) -> tuple[int, i
     A pass that only preempts schedules nothing and takes no time; vLLM then begins the next one at once.
     """
     engine = world.engines[e]
-    full_budget = tables.max_batched_tokens[engine.kind]
+    full_budget = tables.kinds[engine.kind].max_batched_tokens
     while True:
         threshold = _prefill_threshold(world, e)
         preempted = False
@@ -425,7 +427,7 @@ def _queue_may_move(world: World, tables: Tables, e: int) -> bool:
     engine = world.engines[e]
     if engine.num_waiting == 0 or (world.cluster[0].order != DPA and engine.num_sharing == 0):
         return False
-    return engine.num_running < tables.max_num_seqs[engine.kind]
+    return engine.num_running < tables.kinds[engine.kind].max_num_seqs
 
 
 @inlined
@@ -451,12 +453,12 @@ def schedule(world: World, tables: Tables, e: int, now: int) -> None:
         else:
             duration = (
                 tables.mixed_ps[kind, scheduled]
-                + tables.sequence_ps[kind] * (scheduled - tokens)
-                + tables.attn_fs[kind] * pairs // 1000
+                + tables.kinds[kind].sequence_ps * (scheduled - tokens)
+                + tables.kinds[kind].attn_fs * pairs // 1000
             )
             engine.prefills = 1
-            engine.prefill_ps += duration + tables.kv_ps[kind] * context
-    duration += tables.kv_ps[kind] * context
+            engine.prefill_ps += duration + tables.kinds[kind].kv_ps * context
+    duration += tables.kinds[kind].kv_ps * context
     engine.tick += 1
     engine.decode_context += engine.num_running - engine.num_prefilling
     engine.steps += 1

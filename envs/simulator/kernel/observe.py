@@ -22,7 +22,7 @@ def show_engines(world: World, tables: Tables) -> None:
         row.context_tokens = engine.decode_context
         row.kv_used_blocks = engine.used_blocks
         row.kv_capacity_blocks = engine.capacity_blocks
-        row.kv_capacity_tokens = engine.capacity_blocks * tables.block_size[engine.kind]
+        row.kv_capacity_tokens = engine.capacity_blocks * tables.kinds[engine.kind].block_size
         row.preemptions = engine.preemptions
         row.generated_tokens = engine.generated_tokens
         row.prefilled_tokens = engine.prefilled_tokens

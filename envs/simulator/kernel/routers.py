@@ -23,7 +23,7 @@ def may_take(world: World, tables: Tables, e: int, most_tokens: int) -> bool:
     engine = world.engines[e]
     if engine.status != ACTIVE and engine.status != SPECULATIVE:
         return False
-    return most_tokens <= engine.capacity_blocks * tables.block_size[engine.kind]
+    return most_tokens <= engine.capacity_blocks * tables.kinds[engine.kind].block_size
 
 
 @compiled

@@ -21,8 +21,8 @@ def _span_ps(world: World, tables: Tables, e: int, count: int) -> int:
     """Duration of the next `count` iterations of a run."""
     engine = world.engines[e]
     context = engine.decode_context - engine.num_running  # read by the iteration in flight
-    base = tables.decode_ps[engine.kind, engine.num_running] + tables.kv_ps[engine.kind] * context
-    growth = tables.kv_ps[engine.kind] * engine.num_running
+    base = tables.decode_ps[engine.kind, engine.num_running] + tables.kinds[engine.kind].kv_ps * context
+    growth = tables.kinds[engine.kind].kv_ps * engine.num_running
     return count * base + growth * (count * (count + 1) // 2)
 
 
@@ -30,7 +30,7 @@ def _span_ps(world: World, tables: Tables, e: int, count: int) -> int:
 def _blocks_over(world: World, tables: Tables, e: int, count: int) -> int:
     """KV blocks that the next `count` iterations of a run take."""
     engine = world.engines[e]
-    block_size = tables.block_size[engine.kind]
+    block_size = tables.kinds[engine.kind].block_size
     needed = count // block_size * engine.num_running
     residue = -engine.tick % block_size
     for _ in range(count % block_size):
@@ -44,7 +44,7 @@ def _affordable(world: World, tables: Tables, e: int, most: int) -> int:
     """Length of a run, at most `most` further iterations, for which there are blocks."""
     engine = world.engines[e]
     free = engine.capacity_blocks - engine.used_blocks
-    block_size = tables.block_size[engine.kind]
+    block_size = tables.kinds[engine.kind].block_size
     if (most // block_size + 1) * engine.num_running <= free:
         return most
     fits, too_many = int64(0), most + 1
@@ -76,7 +76,7 @@ def show_load(world: World, tables: Tables, e: int) -> None:
         world.load[e] = engine.num_running + engine.num_waiting
     else:
         tokens = engine.pending_prefill_tokens + engine.prefill_context + engine.decode_context
-        world.load[e] = tokens / tables.speed[engine.kind]
+        world.load[e] = tokens / tables.kinds[engine.kind].speed
 
 
 @inlined
@@ -122,7 +122,7 @@ def catch_up(world: World, tables: Tables, e: int, now: int) -> None:
     if engine.run_left == 0 or engine.step_end_ps > now:
         return
     elapsed = now - engine.step_end_ps
-    growth = np.float64(tables.kv_ps[engine.kind] * engine.num_running)
+    growth = np.float64(tables.kinds[engine.kind].kv_ps * engine.num_running)
     half = np.float64(_span_ps(world, tables, e, int64(1))) - 0.5 * growth
     ended = int64(2.0 * elapsed / (half + np.sqrt(half * half + 2.0 * growth * elapsed)))
     while _span_ps(world, tables, e, ended) > elapsed:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from envs.backend import ENGINE_STATE_DTYPE, TOTALS
 
@@ -241,6 +241,26 @@ ENDPOINT_DTYPE = np.dtype(
     align=True,
 )
 
+# One row an engine kind.
+KIND_DTYPE = np.dtype(
+    [
+        ("sequence_ps", np.int64),  # per decoding request beside prefill; decode_ps has it already
+        ("kv_ps", np.int64),  # per token of decode context
+        ("attn_fs", np.int64),  # per (query, key) pair of prefill attention
+        ("block_size", np.int64),  # tokens a block
+        ("block_rank", np.int64),  # its place among the distinct block sizes, ascending
+        ("max_num_seqs", np.int64),
+        ("max_batched_tokens", np.int64),
+        ("transfer_ps", np.int64),  # per token of KV sent to another engine
+        ("transfer_fixed_ps", np.int64),  # until the first byte is there
+        ("speed", np.float64),  # relative token throughput, used by routers
+    ],
+    align=True,
+)
+
+# One row a request class.
+CLASS_DTYPE = np.dtype([("ttft_slo_ps", np.int64), ("tpot_slo_ps", np.int64)], align=True)
+
 # Columns of World.stats, a row a request class. Running totals since the episode began.
 STAT_NAMES = (
     *TOTALS,  # what a cluster shows
@@ -320,18 +340,18 @@ class Tables(NamedTuple):
 
     decode_ps: NDArray[np.int64]  # (K, S + 1) pure decode iteration by batch size
     mixed_ps: NDArray[np.int64]  # (K, T + 1) iteration with prefill, by scheduled tokens
-    sequence_ps: NDArray[np.int64]  # (K,) per decoding request beside prefill; decode_ps has it already
-    kv_ps: NDArray[np.int64]  # (K,) per token of decode context
-    attn_fs: NDArray[np.int64]  # (K,) per (query, key) pair of prefill attention
-    block_size: NDArray[np.int64]  # (K,) tokens a block
-    block_rank: NDArray[np.int64]  # (K,) its place among the distinct block sizes, ascending
-    max_num_seqs: NDArray[np.int64]  # (K,)
-    max_batched_tokens: NDArray[np.int64]  # (K,)
-    transfer_ps: NDArray[np.int64]  # (K,) per token of KV sent to another engine
-    transfer_fixed_ps: NDArray[np.int64]  # (K,) until the first byte is there
-    speed: NDArray[np.float64]  # (K,) relative token throughput, used by routers
-    ttft_slo_ps: NDArray[np.int64]  # (C,)
-    tpot_slo_ps: NDArray[np.int64]  # (C,)
+    kinds: NDArray[np.void]  # (K,) KIND_DTYPE
+    classes: NDArray[np.void]  # (C,) CLASS_DTYPE
+
+
+def rows_of(dtype: np.dtype, **columns: ArrayLike) -> NDArray[np.void]:
+    """Records from their columns, all of which must be given; those of one value are for all."""
+    if set(columns) != set(dtype.names or ()):
+        raise ValueError(f"columns must be {', '.join(dtype.names or ())}, got {', '.join(columns)}")
+    rows = np.zeros(np.broadcast_shapes(*(np.shape(column) for column in columns.values())), dtype)
+    for name, column in columns.items():
+        rows[name] = column
+    return rows
 
 
 @dataclass(frozen=True)

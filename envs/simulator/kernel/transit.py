@@ -16,8 +16,10 @@ from envs.simulator.kernel.state import NEVER, TRANSIT, Tables, World
 def send_off(world: World, tables: Tables, e: int, slot: int, now: int) -> None:
     """Puts a request that has its first token on the way; it is no longer running."""
     engine, request = world.engines[e], world.requests[slot]
-    engine.link_free_ps = max(engine.link_free_ps, now) + tables.transfer_ps[engine.kind] * request.computed
-    request.arrives_ps = engine.link_free_ps + tables.transfer_fixed_ps[engine.kind]
+    engine.link_free_ps = (
+        max(engine.link_free_ps, now) + tables.kinds[engine.kind].transfer_ps * request.computed
+    )
+    request.arrives_ps = engine.link_free_ps + tables.kinds[engine.kind].transfer_fixed_ps
     request.phase = TRANSIT
     request.chunk = 0
     request.next = -1

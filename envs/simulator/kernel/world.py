@@ -81,7 +81,7 @@ def _new_request(world: World, traffic: Traffic, tables: Tables, index: int) -> 
     request.level = traffic.level[index]
     request.class_id = traffic.class_id[index]
     request.endpoint = traffic.endpoint[index]
-    request.deadline_ps = request.arrival_ps + tables.ttft_slo_ps[request.class_id]
+    request.deadline_ps = request.arrival_ps + tables.classes[request.class_id].ttft_slo_ps
     request.engine = -1
     request.preemptions = 0
     request.cached = 0
@@ -124,7 +124,7 @@ def lacks_extents(world: World, num_requests: int) -> bool:
 def _most_changes(world: World, tables: Tables, e: int) -> int:
     """Requests that one step of an engine may admit or let go."""
     engine = world.engines[e]
-    return engine.num_running + min(int64(engine.num_waiting), tables.max_num_seqs[engine.kind])
+    return engine.num_running + min(int64(engine.num_waiting), tables.kinds[engine.kind].max_num_seqs)
 
 
 @compiled
