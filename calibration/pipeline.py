@@ -4,6 +4,8 @@ vLLM keeps as many batches in flight as there are stages, of different requests.
 of them, takes every stage in turn, and a request gets a token each time its batch comes round. That is an engine with
 one iteration for all B requests whose duration is that of one batch of B / pp through all stages: the form returned
 here. Rounding up keeps the bubble of batches that cannot be filled: one request alone is no faster than without stages.
+A prompt's chunk is in one batch, so an iteration with prefill lasts as long as its largest batch at least; the kernel
+works that out from the chunks. Departure: the contexts of fewer requests than stages are read as if spread over all.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ LINK_LATENCY_S = 10e-6  # of one send between stages; source: ours, small messag
 
 def pipelined(tables: LatencyTables, stages: int, model: ModelSpec, link_bytes_per_s: float) -> LatencyTables:
     """Iteration times of an engine of `stages` pipeline stages, each as wide as the engine of `tables`.
+
+    Those with prefill are by the tokens of the largest batch, not of all batches together.
 
     Source: ours, from the schedule above. Host work between iterations is counted once, as other batches keep the
     stages busy meanwhile; stages are taken to be equal.
@@ -39,15 +43,15 @@ def pipelined(tables: LatencyTables, stages: int, model: ModelSpec, link_bytes_p
         return tables
     per_token_s = model.hidden * ACTIVATION_BYTES / link_bytes_per_s
 
-    def of_batches(times: np.ndarray) -> np.ndarray:
-        share = -(-np.arange(len(times)) // stages)
+    def sent(times: np.ndarray, share: np.ndarray) -> np.ndarray:
         send_s = (stages - 1) * (LINK_LATENCY_S + share * per_token_s)
         return np.asarray(times[share] + np.rint(send_s * PS_PER_S), np.int64)
 
+    sequences, tokens = np.arange(len(tables.decode_ps)), np.arange(len(tables.mixed_ps))
     return LatencyTables(
-        decode_ps=of_batches(tables.decode_ps),
-        mixed_ps=of_batches(tables.mixed_ps),
+        decode_ps=sent(tables.decode_ps, -(-sequences // stages)),
+        mixed_ps=sent(tables.mixed_ps, tokens),
         sequence_ps=-(-tables.sequence_ps // stages),
         kv_ps=-(-tables.kv_ps // stages),
-        attn_fs=-(-tables.attn_fs // stages),
+        attn_fs=tables.attn_fs,
     )

@@ -101,8 +101,8 @@ class SlowNode:
     duration_s: float = float("inf")
 
     def __post_init__(self) -> None:
-        if not self.factor > 0:
-            raise ValueError(f"slow_node.factor must be positive, got {self.factor}")
+        if not self.factor >= 1:
+            raise ValueError(f"slow_node.factor must be at least 1, got {self.factor}")
         if self.time_s < 0 or not self.duration_s > 0:
             raise ValueError(
                 "slow_node.time_s must not be negative and slow_node.duration_s must be positive"

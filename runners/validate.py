@@ -44,6 +44,9 @@ def main(config: ValidateConfig, out: Path) -> None:
         result = validation(config, found, lookup)
     write_json(out / FILE_NAME, result)
     print_validation(config.data, found.form, result)
+    if not result["overall"]:
+        why = "; ".join(result["unsupported"]) or "it has no rows"
+        raise ValueError(f"nothing in data={config.data!r} could be predicted: {why}")
     for message in sorted({str(entry.message) for entry in said if entry.category is UserWarning}):
         print(f"note: {message}")
     print_results_in(out)

@@ -1,5 +1,6 @@
 """Errors on data that a fit never saw: configurations of known deployments, and whole deployments."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -69,12 +70,15 @@ def deployment_folds(runs: Sequence[ServingRun], folds: int) -> Folds:
 def held_out_scores(cut: Folds, report: Callable[[str], None]) -> list[Score]:
     """Fits to each part and predicts what was left out of it."""
     scores: list[Score] = []
+    unusable: Counter[str] = Counter()
     for number, (shown, hidden) in enumerate(cut):
         report(f"fold {number + 1} of {len(cut)}: {len(shown)} runs shown, {len(hidden)} held out")
         lookup = lookup_in(fit_hierarchy([shortened(run) for run in shown]))
         for run in hidden:
             try:
-                scores += score_run(run, lookup)
+                scores += score_run(run, lookup, unusable)
             except ValueError as error:
                 report(f"{run.deployment.name}: {error}")
+    for reason, count in unusable.items():
+        report(f"{reason}: {count} times")
     return scores

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from calibration.coefficients import LatencyCoefficients
-from calibration.fitting.data import AIC_SYSTEM
+from calibration.fitting.data import AIC_SYSTEM, data_path
 from calibration.fitting.kernels import fit_kernels
 from calibration.hardware import GpuSpec, get_gpu
 from calibration.kernels import FOLDER, dump_kernels, kernel_file_name
@@ -14,6 +14,18 @@ from calibration.models import MODELS, ModelSpec, get_model
 WIDTHS = (1, 2, 4, 8)
 SPLITS = ("tp", "ep")
 INT4_MODELS = ("kimi-k2.5",)
+
+KERNEL_TABLES = tuple(
+    f"profiles/{name}.parquet"
+    for name in (
+        "aic_gemm",
+        "aic_moe",
+        "aic_attention_prefill",
+        "aic_attention_decode",
+        "aic_allreduce_vllm",
+        "aic_nccl",
+    )
+)
 
 
 def variants(gpu: GpuSpec) -> Iterator[ModelSpec]:
@@ -54,11 +66,21 @@ def kernel_library(gpu: GpuSpec) -> dict[tuple[str, int, str], LatencyCoefficien
 
 
 def write_library(folder: Path) -> list[Path]:
-    """Writes the coefficients of every GPU with tables under `folder`; returns the files."""
+    """Writes the coefficients of every GPU with tables under `folder`, once all are fitted; returns the files.
+
+    Raises:
+        ValueError: The reference data are not at hand, or hold no kernel of a GPU.
+    """
+    for table in KERNEL_TABLES:
+        data_path(table)
+    libraries = {gpu: kernel_library(get_gpu(gpu)) for gpu in AIC_SYSTEM}
+    for gpu, library in libraries.items():
+        if not library:
+            raise ValueError(f"the reference data hold no kernel of {gpu}; nothing was written")
     (folder / FOLDER).mkdir(parents=True, exist_ok=True)
     written = []
-    for gpu in AIC_SYSTEM:
+    for gpu, library in libraries.items():
         path = folder / FOLDER / kernel_file_name(gpu)
-        path.write_text(dump_kernels(kernel_library(get_gpu(gpu))), encoding="utf-8")
+        path.write_text(dump_kernels(library), encoding="utf-8")
         written.append(path)
     return written

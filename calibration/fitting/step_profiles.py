@@ -1,5 +1,6 @@
 """Writes what was fitted to single iterations: one profile for each model and GPU of Splitwise's performance model."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -52,7 +53,8 @@ def scores_of(steps: Sequence[Step], fitted: LatencyCoefficients) -> list[Score]
     scores: list[Score] = []
     for step in steps:
         profile = profile_with(step.deployment, coefficients_for(fitted, step.deployment))
-        scores += score_step(step, lambda _, profile=profile: (profile, Engine().frontend))  # type: ignore[misc]
+        found = profile, Engine().frontend
+        scores += score_step(step, lambda _, found=found: found, Counter())  # type: ignore[misc]
     return scores
 
 

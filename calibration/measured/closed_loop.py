@@ -100,7 +100,12 @@ def is_nightly(row: dict[str, Any]) -> bool:
 
 def run_of(row: dict[str, Any], index: int) -> ServingRun:
     """One row as a run."""
+    for name in ("isl", "osl"):
+        if not float(row[name]) >= 1:
+            raise ValueError(f"{name} must be at least 1")
     clients = int(number(row, "concurrency", number(row, "batch_size", 1)))
+    if clients < 1:
+        raise ValueError("concurrency must be at least 1")
     isl, osl = int(row["isl"]), int(row["osl"])
     deployment, nightly = deployment_of(row), is_nightly(row)
     cached = 0.0 if nightly else CACHED_SHARE.get(deployment.model, 0.0)

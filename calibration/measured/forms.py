@@ -112,6 +112,7 @@ def _take(
 ) -> None:
     try:
         into.append(reader(rows, index))
-    except (ValueError, KeyError, TypeError, OverflowError) as error:
+    except (ValueError, LookupError, TypeError, ArithmeticError) as error:
         count = len(index) if isinstance(index, list) else 1
-        found.unsupported[str(error)] += count
+        said = str(error) if isinstance(error, ValueError) else f"the row cannot be read ({error})"
+        found.unsupported[said] += count

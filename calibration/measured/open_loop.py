@@ -106,8 +106,18 @@ def shortened_s(row: dict[str, Any], share: float) -> float:
 
 
 def run_of(rows: Sequence[dict[str, Any]], indices: Sequence[int]) -> ServingRun:
-    """The rows of one run, in the order of their stages."""
+    """The rows of one run, in the order of their stages.
+
+    Raises:
+        ValueError: Something that is not modelled, or a load that is none.
+    """
     first = rows[0]
+    if number(first, "data_parallel", 1.0) != 1.0:
+        raise ValueError("data-parallel engines behind one front end are not modelled")
+    for row in rows:
+        for name in ("rate_rps", "duration_s", "output_tokens"):
+            if not (isinstance(row[name], (int, float)) and row[name] > 0):
+                raise ValueError(f"{name} must be a positive number")
     return ServingRun(
         deployment=Deployment(
             model=model_name(text(first, "model"), text(first, "precision")),

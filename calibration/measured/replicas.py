@@ -49,7 +49,14 @@ def workload(
 
 
 def run_of(row: dict[str, Any], index: int) -> ServingRun:
-    """One row as a run: a replica gets its share of the arrivals."""
+    """One row as a run: a replica gets its share of the arrivals.
+
+    Raises:
+        ValueError: A load that is none.
+    """
+    for name in ("rate_rps", "data_parallel"):
+        if not float(row[name]) > 0:
+            raise ValueError(f"{name} must be a positive number")
     kind = text(row, "workload")
     mean = LENGTHS.get(kind, LENGTHS["creation"])
     prompt = number(row, "prompt_tokens_mean", mean[0])

@@ -59,8 +59,25 @@ class Score:
         return "seen" if self.source == FITTED else "unseen"
 
 
-def score_run(run: ServingRun, lookup: Lookup) -> list[Score]:
-    """Scores of every stage of a run.
+# Why a figure cannot be predicted, by whether it is infinite.
+_WHY_NOT = {
+    False: "{target} of an answer of this length is not defined",
+    True: "{target}: the simulated engine refuses a request of this length",
+}
+
+
+def usable(target: str, measured: float | None, unsupported: Counter[str]) -> bool:
+    """Whether a measured value is a positive number; one that is there and is not is counted."""
+    if measured is None:
+        return False
+    if np.isfinite(measured) and measured > 0:
+        return True
+    unsupported[f"measured {target} is blank, not positive or not a number"] += 1
+    return False
+
+
+def score_run(run: ServingRun, lookup: Lookup, unsupported: Counter[str]) -> list[Score]:
+    """Scores of every stage of a run; measured values that are none are counted in `unsupported`.
 
     Raises:
         ValueError: The run cannot be predicted.
@@ -72,9 +89,12 @@ def score_run(run: ServingRun, lookup: Lookup) -> list[Score]:
         share = load * (stage.rate_rps / run.rate_rps if run.rate_rps else 1.0)
         for target in TARGETS:
             measured, predicted = stage.measured.get(target), figures.get(target, np.nan)
-            if measured and not np.isfinite(predicted):
-                raise ValueError("the simulated engine refuses a request of this length")
-            if measured:
+            if not usable(target, measured, unsupported):
+                continue
+            assert measured is not None
+            if not np.isfinite(predicted):
+                unsupported[_WHY_NOT[bool(np.isposinf(predicted))].format(target=target)] += 1
+            else:
                 scores.append(
                     Score(
                         target,
@@ -90,13 +110,14 @@ def score_run(run: ServingRun, lookup: Lookup) -> list[Score]:
     return scores
 
 
-def score_step(step: Step, lookup: Lookup) -> list[Score]:
-    """Scores of one iteration-level row."""
+def score_step(step: Step, lookup: Lookup, unsupported: Counter[str]) -> list[Score]:
+    """Scores of one iteration-level row; measured values that are none are counted in `unsupported`."""
     profile, _ = lookup(step.deployment)
     measured = {"prefill_step": step.prefill_s, "decode_step": step.decode_s}
     return [
         Score(target, step.deployment, profile.source, measured[target], predicted, step.row)
         for target, predicted in predict_step(step, profile).items()
+        if usable(target, measured[target], unsupported)
     ]
 
 
@@ -107,14 +128,16 @@ def score_all(
     scores: list[Score] = []
     unsupported = Counter(found.unsupported)
     jobs: list[tuple[int, Callable[[], list[Score]]]] = [
-        (len(run.stages), partial(score_run, run, lookup)) for run in found.runs
+        (len(run.stages), partial(score_run, run, lookup, unsupported)) for run in found.runs
     ]
-    jobs += [(1, partial(score_step, step, lookup)) for step in found.steps]
+    jobs += [(1, partial(score_step, step, lookup, unsupported)) for step in found.steps]
     for rows, job in jobs:
         try:
             scores += job()
         except ValueError as error:
             unsupported[str(error)] += rows
+        except (ArithmeticError, LookupError) as error:
+            unsupported[f"the row describes no load that can be simulated ({error})"] += rows
         advance(rows)
     return scores, unsupported
 

@@ -46,6 +46,9 @@ def step_of(row: dict[str, Any], index: int) -> Step:
     Raises:
         ValueError: Model or hardware is unknown.
     """
+    for name in ("tensor_parallel", "prompt_size", "batch_size", "token_size"):
+        if not float(row[name]) >= 1:
+            raise ValueError(f"{name} must be at least 1")
     return Step(
         Deployment(
             model_name(str(row["model"])),

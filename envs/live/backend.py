@@ -73,8 +73,8 @@ class LiveBackend:
         """Drops what is in flight, waits until the servers are empty, and prepares to serve `workload`.
 
         Raises:
-            ValueError: the workload's classes are not those of the SLOs, faults are asked for, or a server is not empty
-                after half a minute.
+            ValueError: the workload's classes are not those of the SLOs, faults or a closed loop are asked for, or a
+                server is not empty after half a minute.
         """
         if len(workload.classes) != len(self.slos):
             raise ValueError(
@@ -83,6 +83,10 @@ class LiveBackend:
             )
         if faults:
             raise ValueError("faults cannot be injected into attached servers")
+        if workload.num_clients:
+            raise ValueError(
+                "attached servers are sent requests when the workload says; workload.num_clients must be 0"
+            )
         self.workload = (
             workload if self.settings.speed == 1 else workload.with_rate_scale(self.settings.speed)
         )
@@ -230,4 +234,6 @@ def _check_spec(spec: ClusterSpec, num_servers: int) -> None:
             f"cluster.layout={tuple(spec.layout)} is not to be had: attached servers are engines of their own, "
             f"hence {apart}"
         )
+    if spec.order not in ("fcfs", "priority"):
+        raise ValueError(f"cluster.order must be fcfs or priority on servers of vLLM, got {spec.order!r}")
     Router(spec.router)

@@ -164,6 +164,7 @@ def _stack(
             sequence_ps=np.array([kind.sequence_ps for kind in kinds], np.int64),
             kv_ps=np.array([kind.kv_ps for kind in kinds], np.int64),
             attn_fs=np.array([kind.attn_fs for kind in kinds], np.int64),
+            stages=1,
             block_size=block_size,
             block_rank=np.unique(block_size, return_inverse=True)[1].astype(np.int64),
             max_num_seqs=np.full(len(kinds), spec.max_num_seqs, np.int64),

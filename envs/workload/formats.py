@@ -26,6 +26,11 @@ from envs.workload.schema import DEFAULT_HASH_BLOCK_TOKENS, FloatArray, OffsetAr
 
 _METADATA_KEY = b"serving_gym"
 _OPTIONAL_COLUMNS = ("max_output_tokens", "priority")
+_NAMED_COLUMNS = {
+    "class": "classes",
+    "model": "models",
+    "region": "regions",
+}  # columns of names, and of which
 _READABLE = "CSV (ours, Azure, BurstGPT), parquet (ours) and JSON Lines (Mooncake)"
 
 
@@ -76,7 +81,11 @@ def write_trace(workload: Workload, path: str | Path) -> Path:
         "output_tokens": workload.output_tokens,
         "max_output_tokens": workload.max_output_tokens,
         "priority": workload.priority,
-        "class": np.array(workload.classes, dtype=object)[workload.class_id],
+        **{
+            column: np.array(getattr(workload, names), dtype=object)[getattr(workload, f"{column}_id")]
+            for column, names in _NAMED_COLUMNS.items()
+            if column == "class" or getattr(workload, names) != ("",)
+        },
     }
     if file.suffix == ".csv":
         if workload.hash_ids is not None and workload.hash_offsets is not None:
@@ -138,18 +147,16 @@ def _from_frame(
     optional: dict[str, Any] = {
         column: _whole(frame, column) for column in _OPTIONAL_COLUMNS if column in frame
     }
-    if "class" in frame:
-        classes, class_id = _classes(frame, about.get("classes", ()))
-        optional |= {"class_id": class_id}
-    else:
-        classes = ("standard",)
+    for column, names in _NAMED_COLUMNS.items():
+        if column in frame:
+            known, ids = _names(frame[column], about.get(names, ()))
+            optional |= {names: known, f"{column}_id": ids}
     return _checked(
         Workload(
             arrival_s=_numbers(frame, "arrival_s"),
             input_tokens=_whole(frame, "input_tokens"),
             output_tokens=np.maximum(_whole(frame, "output_tokens", least=0), 1),
             **optional,
-            classes=classes,
             hash_offsets=None if hashes is None else hashes[0],
             hash_ids=None if hashes is None else hashes[1],
             hash_block_tokens=about.get("hash_block_tokens", DEFAULT_HASH_BLOCK_TOKENS),
@@ -249,12 +256,12 @@ def _refuse(frame: pd.DataFrame, column: str, bad: np.ndarray[Any, np.dtype[np.b
         raise _MalformedError(f"row {row}, column {column!r}: {shown} {why}")
 
 
-def _classes(frame: pd.DataFrame, known: list[str] | tuple[str, ...]) -> tuple[tuple[str, ...], TokenArray]:
-    """Class names in the order of the writer, else of first appearance, and the index of each row."""
-    labels = frame["class"].astype(str)
-    classes = tuple(dict.fromkeys([*known, *labels.unique()]))
-    codes = pd.Categorical(labels, categories=list(classes)).codes
-    return classes, np.asarray(codes, dtype=np.int32)
+def _names(column: pd.Series, known: list[str] | tuple[str, ...]) -> tuple[tuple[str, ...], TokenArray]:
+    """Names in the order of the writer, else of first appearance, and the index of each row."""
+    labels = column.astype(str)
+    names = tuple(dict.fromkeys([*known, *labels.unique()]))
+    codes = pd.Categorical(labels, categories=list(names)).codes
+    return names, np.asarray(codes, dtype=np.int32)
 
 
 def _arrow_blocks(column: Any) -> tuple[OffsetArray, TokenArray]:

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -57,7 +58,7 @@ def test_validate_simulates_serving_runs(tmp_path: Path) -> None:
 
 def test_one_profile_speaks_of_its_own_rows_only(steps: Path, tmp_path: Path) -> None:
     words = [f"data={steps}", f"out={tmp_path}", "profile=bloom-176b_h100_splitwise"]
-    assert validate.main(words) == 0
+    assert validate.main(words) == USER_ERROR  # nothing of it
     result = json.loads((tmp_path / "validation.json").read_text())
     assert result["unsupported"]["profile is of bloom-176b on H100"] == 2
     assert result["groups"] == []
@@ -107,3 +108,35 @@ def test_calibrate_writes_the_committed_step_profiles(tmp_path: Path) -> None:
     name = "llama-2-70b_h100_splitwise.yaml"
     committed = Path(__file__).resolve().parents[2] / "calibration" / "profiles" / name
     assert (tmp_path / "profiles" / name).read_text() == committed.read_text()
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("prompt_time_ms", np.nan), ("prompt_time_ms", 0.0), ("prompt_size", -4)]
+)
+def test_a_cell_that_is_no_measurement_is_counted_and_leaves_the_others(
+    tmp_path: Path, column: str, value: float
+) -> None:
+    frame = pd.DataFrame(
+        {
+            "model": "llama2-70b", "hardware": "a100-80gb", "tensor_parallel": 4, "prompt_size": [512, 1024, 2048],
+            "batch_size": 1, "token_size": 128, "prompt_time_ms": [100.0, 190.0, 380.0],
+            "token_time_ms": [30.0, 30.0, 30.0],
+        }
+    )  # fmt: skip
+    frame[column] = frame[column].astype(float)
+    frame.loc[1, column] = value
+    frame.to_csv(tmp_path / "steps.csv", index=False)
+    assert validate.main([f"data={tmp_path / 'steps.csv'}", f"out={tmp_path / 'run'}"]) == 0
+    report = json.loads((tmp_path / "run" / "validation.json").read_text())
+    assert report["overall"]["prefill_step"]["n"] == 2
+    assert np.isfinite(report["overall"]["prefill_step"]["ape_mean"])
+    assert sum(report["unsupported"].values()) == 1
+
+
+def test_a_file_of_which_nothing_can_be_predicted_is_an_error(tmp_path: Path) -> None:
+    frame = pd.DataFrame(
+        {"model": ["nobody/knows"], "hardware": ["a100-80gb"], "tensor_parallel": [4], "prompt_size": [512],
+         "batch_size": [1], "token_size": [128], "prompt_time_ms": [100.0], "token_time_ms": [30.0]}
+    )  # fmt: skip
+    frame.to_csv(tmp_path / "steps.csv", index=False)
+    assert validate.main([f"data={tmp_path / 'steps.csv'}", f"out={tmp_path / 'run'}"]) == 2

@@ -148,3 +148,19 @@ def test_pipeline_stages_hold_a_model_that_does_not_fit_one() -> None:
         times.append(simulator.results().finish_s.max())
     assert times[0] == pytest.approx(times[2], rel=0.2)
     assert times[1] < 0.8 * times[3]
+
+
+def test_a_prompt_alone_is_no_faster_through_stages() -> None:
+    """Its chunk goes through all of them; prompts that come together overlap."""
+    first, last = [], []
+    for stages in (1, 2, 4):
+        replica = ReplicaSpec("llama-3.1-8b", "H100", pp_size=stages)
+        simulator = FleetSimulator(FleetSpec((GroupSpec(replica, 1),)), SLOS)
+        simulator.reset(Workload(np.array([0.0]), np.array([8000]), np.array([2])))
+        simulator.run_to_completion()
+        first.append(simulator.results().first_token_s[0])
+        simulator.reset(Workload(np.zeros(64), np.full(64, 1000), np.full(64, 1)))
+        simulator.run_to_completion()
+        last.append(simulator.results().finish_s.max())
+    assert first[0] < first[1] < first[2] < 1.05 * first[0]
+    assert last[2] < 0.6 * last[1] < 0.4 * last[0]

@@ -48,6 +48,7 @@ def waiting_times_ps(traffic: Traffic, engines: int, servers: int, router: int) 
             sequence_ps=np.zeros(1, np.int64),
             kv_ps=np.zeros(1, np.int64),
             attn_fs=np.zeros(1, np.int64),
+            stages=1,
             block_size=np.full(1, 16, np.int64),
             block_rank=np.zeros(1, np.int64),
             max_num_seqs=np.full(1, servers, np.int64),

@@ -100,6 +100,7 @@ def build_tables(case: Case) -> Tables:
             sequence_ps=column("sequence_ps"),
             kv_ps=column("kv_ps"),
             attn_fs=column("attn_fs"),
+            stages=1,
             block_size=column("block_size"),
             block_rank=np.unique(column("block_size"), return_inverse=True)[1].astype(np.int64),
             max_num_seqs=column("max_num_seqs"),

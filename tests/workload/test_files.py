@@ -261,3 +261,20 @@ def test_failed_fetches_leave_nothing(tmp_path, mirror):
 def test_malformed_address(tmp_path):
     with pytest.raises(ValueError, match="cannot download"):
         fetch_trace(TRACES["azure_code"], "no-such-scheme", tmp_path, show_progress=False)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_models_and_regions_survive_a_file(tmp_path, suffix):
+    """A fleet of several endpoints reads from them where a request goes."""
+    workload = Workload(
+        arrival_s=np.array([0.0, 1.0, 2.0]),
+        input_tokens=np.array([10, 20, 30]),
+        output_tokens=np.array([1, 2, 3]),
+        model_id=np.array([1, 0, 1]),
+        models=("small", "large"),
+        region_id=np.array([0, 1, 0]),
+        regions=("east", "west"),
+    )
+    again = load_file(write_trace(workload, tmp_path / f"trace{suffix}"))
+    assert [again.models[i] for i in again.model_id] == ["large", "small", "large"]
+    assert [again.regions[i] for i in again.region_id] == ["east", "west", "east"]

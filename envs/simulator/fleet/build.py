@@ -197,6 +197,7 @@ def _stack(
             sequence_ps=np.array([_scaled(table.sequence_ps, factor) for table, factor in parts], np.int64),
             kv_ps=np.array([_scaled(table.kv_ps, factor) for table, factor in parts], np.int64),
             attn_fs=np.array([_scaled(table.attn_fs, factor) for table, factor in parts], np.int64),
+            stages=[replica.pp_size for replica in replicas],
             block_size=block_size,
             block_rank=np.unique(block_size, return_inverse=True)[1].astype(np.int64),
             max_num_seqs=np.array([replica.max_num_seqs for replica in replicas], np.int64),

@@ -367,10 +367,14 @@ def _admit_waiting(world: World, tables: Tables, e: int, now: int, budget: int, 
 
 
 @compiled
-def _prefill_work(world: World, e: int) -> tuple[int, int]:
-    """Tokens and (query, key) pairs of this iteration's prefill chunks, whose tokens are no longer pending."""
+def _prefill_work(world: World, e: int) -> tuple[int, int, int, int]:
+    """Tokens and (query, key) pairs of this iteration's prefill chunks, whose tokens are no longer pending.
+
+    Returns those of all chunks together, and the largest of each.
+    """
     engine = world.engines[e]
     tokens, pairs = int64(0), int64(0)
+    most_tokens, most_pairs = int64(0), int64(0)
     unseen = engine.num_prefilling
     i = engine.num_running - 1
     while unseen > 0:
@@ -378,13 +382,16 @@ def _prefill_work(world: World, e: int) -> tuple[int, int]:
         if request.phase == PREFILL:
             unseen -= 1
             chunk = int64(request.chunk)
+            work = chunk * (request.computed - chunk) + chunk * (chunk + 1) // 2
             tokens += chunk
-            pairs += chunk * (request.computed - chunk) + chunk * (chunk + 1) // 2
+            pairs += work
+            most_tokens = max(most_tokens, chunk)
+            most_pairs = max(most_pairs, work)
         i -= 1
     engine.pending_prefill_tokens -= tokens
     engine.prefill_context += tokens
     engine.prefilled_tokens += tokens
-    return tokens, pairs
+    return tokens, pairs, most_tokens, most_pairs
 
 
 @inlined
@@ -447,14 +454,19 @@ def schedule(world: World, tables: Tables, e: int, now: int) -> None:
         engine.steady = 0 if engine.walked or _queue_may_move(world, tables, e) else 1
         duration = tables.decode_ps[kind, scheduled]
     else:
-        tokens, pairs = _prefill_work(world, e)
+        tokens, pairs, most_tokens, most_pairs = _prefill_work(world, e)
         if tokens == 0:
             duration = tables.decode_ps[kind, scheduled]
         else:
+            stages = tables.kinds[kind].stages
+            batch, work = scheduled, pairs
+            if stages > 1:
+                batch = max(blocks_for(scheduled, stages), most_tokens)
+                work = max(blocks_for(pairs, stages), most_pairs)
             duration = (
-                tables.mixed_ps[kind, scheduled]
+                tables.mixed_ps[kind, batch]
                 + tables.kinds[kind].sequence_ps * (scheduled - tokens)
-                + tables.kinds[kind].attn_fs * pairs // 1000
+                + tables.kinds[kind].attn_fs * work // 1000
             )
             engine.prefills = 1
             engine.prefill_ps += duration + tables.kinds[kind].kv_ps * context

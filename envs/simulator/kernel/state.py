@@ -247,6 +247,7 @@ KIND_DTYPE = np.dtype(
         ("sequence_ps", np.int64),  # per decoding request beside prefill; decode_ps has it already
         ("kv_ps", np.int64),  # per token of decode context
         ("attn_fs", np.int64),  # per (query, key) pair of prefill attention
+        ("stages", np.int64),  # pipeline stages; a prompt's chunk goes through them whole
         ("block_size", np.int64),  # tokens a block
         ("block_rank", np.int64),  # its place among the distinct block sizes, ascending
         ("max_num_seqs", np.int64),
