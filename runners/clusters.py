@@ -68,12 +68,10 @@ def check_unattended(cluster: ClusterSpec | FleetConfig) -> None:
         )
     groups = cluster.groups if isinstance(cluster, FleetConfig) else ()
     for model, region in dict.fromkeys((group.replica.model, group.region) for group in groups):
-        roles = {
-            group.replica.role
-            for group in groups
-            if (group.replica.model, group.region) == (model, region) and group.count
-        }
-        if "mixed" not in roles and len(roles) < 2:
+        members = [group for group in groups if (group.replica.model, group.region) == (model, region)]
+        wanted = {group.replica.role for group in members}
+        roles = {group.replica.role for group in members if group.count}
+        if "mixed" not in roles and len(roles) < max(len(wanted), 1):
             raise ValueError(
                 f"cluster.groups: {model} in {region} lacks replicas at the start, and none starts later; raise count"
             )

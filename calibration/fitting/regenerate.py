@@ -12,7 +12,7 @@ from calibration.fitting.data import data_path
 from calibration.fitting.engine_profiles import SOURCES, engine_profiles, write_engines, write_profiles
 from calibration.fitting.held_out import configuration_folds, deployment_folds, held_out_scores
 from calibration.fitting.hierarchy import Fit, fit_hierarchy, log_errors, shortened
-from calibration.fitting.library import write_library
+from calibration.fitting.kernel_library import write_library
 from calibration.fitting.plan import FAMILIES
 from calibration.fitting.step_profiles import SOURCE as STEPS_SOURCE
 from calibration.fitting.step_profiles import step_profiles, typical

@@ -198,7 +198,15 @@ class Body:
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def results(self) -> RequestRecords:
-        """What happened to every request that has arrived."""
+        """What happened to every request that has arrived.
+
+        Raises:
+            ValueError: requests have been appended, so that this workload is not all of them.
+        """
+        if self.world.cluster["first_index"][0] > 0:
+            raise ValueError(
+                "a trace that comes in pieces has no records of its own; book drain_log() piece by piece"
+            )
         log = np.concatenate([*self._inherited_logs, self._own_log()])
         return to_records(self.workload, self.traffic, self.world, log)
 

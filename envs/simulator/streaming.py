@@ -31,7 +31,18 @@ class Tally:
             1024, [("ttft", "f4"), ("tpot", "f4"), ("e2e", "f4"), ("class_id", "i2"), ("endpoint", "i2")]
         )
         self._length = 0
-        self.arrived = 0
+        self._arrived = np.zeros(0, np.int64)  # by endpoint
+
+    @property
+    def arrived(self) -> int:
+        """Requests that have arrived."""
+        return int(self._arrived.sum())
+
+    def expect(self, endpoint: NDArray[np.int32]) -> None:
+        """Counts requests that arrive, (N,) endpoint of each: they are in every figure, whatever becomes of them."""
+        counts = np.bincount(endpoint, minlength=len(self._arrived))
+        counts[: len(self._arrived)] += self._arrived
+        self._arrived = counts
 
     def add(self, log: NDArray[np.void]) -> None:
         """Books log entries; what was refused or failed has infinite latencies."""
@@ -54,12 +65,14 @@ class Tally:
         """Figures over all requests that arrived; those still in the system count as infinite.
 
         Args:
-            endpoint: Only requests of this endpoint that have left; None: all requests.
+            endpoint: Only requests to this endpoint; None: all requests.
         """
         rows = self._rows[: self._length]
+        arrived = self.arrived
         if endpoint is not None:
             rows = rows[rows["endpoint"] == endpoint]
-        missing = self.arrived - self._length if endpoint is None else 0
+            arrived = int(self._arrived[endpoint]) if endpoint < len(self._arrived) else 0
+        missing = arrived - len(rows)
         promises = np.array([(slo.ttft_s, slo.tpot_s) for slo in self._slos], np.float32)[rows["class_id"]]
         good = (rows["ttft"] <= promises[:, 0]) & (rows["tpot"] <= promises[:, 1])
         count = len(rows) + missing
@@ -103,7 +116,7 @@ def run_stream(
             simulator.reset(piece, priorities=priorities)
         else:
             simulator.append(piece, simulator.endpoints_of(piece))
-        tally.arrived += len(piece)
+        tally.expect(simulator.traffic.endpoint)
         simulator.advance_ps(int(simulator.traffic.arrival_ps[-1]))
         tally.add(simulator.drain_log())
     simulator.run_to_completion(limit_s=simulator.now_s + settle_s)

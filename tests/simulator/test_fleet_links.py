@@ -91,6 +91,8 @@ def test_bytes_delivered_are_the_size(schedule):
         ledger.act(target, source, size)
     while ledger.links.flows:
         ledger.advance(min(flow.due_ps for flow in ledger.links.flows))
+    for target, size in ledger.sizes.items():
+        assert 0 <= ledger.carried[target] - size * PS_PER_S < CAPACITY, "to the picosecond"
 
 
 def test_two_transfers_share_their_source_and_one_from_storage_does_not():

@@ -38,6 +38,7 @@ def test_every_number_is_the_oracles(case: Case, intervals: list[int]) -> None:
     for interval in intervals:
         advance_both(kernel, cluster, cluster.now + interval)
     advance_both(kernel, cluster, cluster.now + HORIZON_PS)
+    assert sorted(kernel.requests()) == list(range(kernel.arrived))
 
 
 @thorough
@@ -47,6 +48,7 @@ def test_every_number_is_the_oracles_with_prefix_caching(case: Case, intervals: 
     for interval in intervals:
         advance_both(kernel, cluster, cluster.now + interval)
     advance_both(kernel, cluster, cluster.now + HORIZON_PS)
+    assert sorted(kernel.requests()) == list(range(kernel.arrived))
 
 
 @pytest.mark.parametrize("seed", range(4))

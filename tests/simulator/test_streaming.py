@@ -58,6 +58,8 @@ def test_requests_that_do_not_end_count_as_infinite() -> None:
     summary = tally.summary()
     assert summary["requests"] == 600
     assert summary["e2e_p99_s"] == np.inf
+    assert tally.summary(endpoint=0) == summary
+    assert tally.summary(endpoint=1)["requests"] == 0
 
 
 def test_priorities_of_later_pieces_must_be_known() -> None:
@@ -75,3 +77,11 @@ def test_pieces_cannot_overlap() -> None:
     simulator.reset(load().rows(0, 300))
     with pytest.raises(ValueError, match="appended"):
         simulator.append(load().rows(300, 600))
+
+
+def test_a_stream_has_no_records_of_its_own() -> None:
+    """Its workload is the last piece alone."""
+    simulator = FleetSimulator(SPEC, SLOS)
+    run_stream(simulator, iter([load().rows(0, 300), load().rows(300, 600)]), priorities=(0, 1))
+    with pytest.raises(ValueError, match="drain_log"):
+        simulator.results()
