@@ -72,7 +72,7 @@ class SB3Policy:
             ValueError: the setting is of another shape than the one it was trained in.
         """
         check_setting(self.name, self.observation, self.action, spec)
-        self._num_base, self._can_switch = spec.num_base, spec.cluster.weights == "whole"
+        self._num_base, self._can_switch = spec.num_base, spec.node.weights == "whole"
         self._checked = False
 
     def act(self, observation: Mapping[str, NDArray[np.float32]], state: ClusterState) -> int:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
-from envs.backend import ClusterState, Command
+from envs.backend import Command
 from envs.policy_spec import PolicySpec
+from envs.routing.state import Dispatch
 
 __all__ = ["Action", "Policy", "PolicySpec", "Tunable"]
 
-Action = (
-    Command | int | None
-)  # a command, an index of the environment's action space, or None: leave all as it is
+# A command, an index of the environment's action space, or None: leave all as it is (a request stays in the queue).
+Action = Command | Dispatch | int | None
 
 
 class Policy(Protocol):
@@ -24,8 +24,13 @@ class Policy(Protocol):
         """Forgets everything and prepares for an episode in this setting."""
         ...
 
-    def act(self, observation: Any, state: ClusterState) -> Action:
-        """Decides."""
+    def act(self, observation: Any, state: Any) -> Action:
+        """Decides.
+
+        Args:
+            observation: As the environment encodes it.
+            state: What the observation is encoded from, typed: `ClusterState`, `RoutingState`.
+        """
         ...
 
 

@@ -213,7 +213,25 @@ class Route:
     place: int
 
 
-FleetCommand = Start | Stop | ResizeKV | Route
+@dataclass(frozen=True, slots=True)
+class Migrate:
+    """Move a running request, KV and all, to another replica of its endpoint while it goes on decoding."""
+
+    request: int  # row of the workload
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class Underway:
+    """What a policy sees of an operation."""
+
+    kind: str  # starting, stopping, resizing or migrating
+    place: int
+    started_s: float
+    due_s: float | None  # as things stand; None: when what it waits for has ended
+
+
+FleetCommand = Start | Stop | ResizeKV | Route | Migrate
 FleetFault = Crash | SlowNode
 
 __all__ = [
@@ -223,10 +241,12 @@ __all__ = [
     "FleetFault",
     "FleetSpec",
     "GroupSpec",
+    "Migrate",
     "ReplicaSpec",
     "ResizeKV",
     "Route",
     "SlowNode",
     "Start",
     "Stop",
+    "Underway",
 ]

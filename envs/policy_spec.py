@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from envs.backend import SLO, ClusterSpec
+from envs.fleet import FleetSpec
+from envs.nominal import NominalEngines
 
 
 @dataclass(frozen=True)
@@ -15,15 +17,43 @@ class PolicySpec:
         cluster: The cluster.
         slos: Latency promises, by class.
         classes: Names of the request classes, in the order of `ClusterState.totals`.
-        decision_interval_s: Time between decisions, seconds.
+        decision_interval_s: Time between decisions, seconds; in routing, between two offers of a held request.
+        engines: What is known of the engines beforehand; None where their layout is what is decided.
+        queue_capacity: Requests that the router may hold; one more is refused.
     """
 
-    cluster: ClusterSpec
+    cluster: ClusterSpec | FleetSpec
     slos: tuple[SLO, ...]
     classes: tuple[str, ...]
     decision_interval_s: float
+    engines: NominalEngines | None = None
+    queue_capacity: int = 0
+
+    @property
+    def node(self) -> ClusterSpec:
+        """The cluster, which must be a node.
+
+        Raises:
+            TypeError: it is a fleet.
+        """
+        if not isinstance(self.cluster, ClusterSpec):
+            raise TypeError("this policy decides about a node; the cluster is a fleet")
+        return self.cluster
+
+    @property
+    def fleet(self) -> NominalEngines:
+        """The engines, which must be known beforehand.
+
+        Raises:
+            TypeError: the cluster is a node, whose engines are what is decided.
+        """
+        if self.engines is None:
+            raise TypeError(
+                "this policy decides where requests go; the cluster is a node without fixed engines"
+            )
+        return self.engines
 
     @property
     def num_base(self) -> int:
         """Base engines of the node."""
-        return self.cluster.num_base
+        return self.node.num_base

@@ -59,7 +59,7 @@ def run_episode(env: gym.Env[Any, Any], policy: Policy, seed: int, name: str | N
     """Runs one episode to its end.
 
     Args:
-        env: environment with `state`, `policy_spec` and `records()`.
+        env: environment with `state`, `policy_spec`, `gpu_seconds` and `records()`.
         policy: what decides.
         seed: of the episode and of the policy.
         name: what the policy is called in the results; None takes its own name.
@@ -93,7 +93,8 @@ def run_episode(env: gym.Env[Any, Any], policy: Policy, seed: int, name: str | N
     return Episode(
         policy=called,
         seed=seed,
-        metrics=_metrics(core.policy_spec, records, decisions, duration_s),
+        metrics=_metrics(core.policy_spec, records, decisions, duration_s)
+        | {"gpu_hours": core.gpu_seconds / _SECONDS_PER_HOUR},
         decisions=decisions,
         us_per_decision=1e6 * thinking_s / len(decisions),
         duration_s=duration_s,
@@ -118,7 +119,6 @@ def _metrics(
     return {
         "return": sum(decision["reward"] for decision in decisions),
         **summarise(records, slos, spec.classes, duration_s),
-        "gpu_hours": spec.cluster.num_gpus * duration_s / _SECONDS_PER_HOUR,
         "commands_refused": float(sum(bool(decision["refused"]) for decision in decisions)),
         **_sum_terms(decision["reward_terms"] for decision in decisions),
     }

@@ -50,7 +50,7 @@ class APIPolicy:
         if self.observation is not None and self.action is not None:
             check_setting(self.name, self.observation, self.action, spec)
             self._checked = False
-        self._can_switch = spec.cluster.weights == "whole"
+        self._can_switch = spec.node.weights == "whole"
 
     def act(self, observation: Observation, state: ClusterState) -> int:
         """The action with the highest score."""

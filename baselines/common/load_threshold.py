@@ -86,7 +86,7 @@ class LoadThresholdPolicy:
         config = self.config
         self._layouts = self._ladder_of(spec.num_base)
         self._mode = parse_mode(config.mode, "mode")
-        self._num_gpus = spec.cluster.num_gpus
+        self._num_gpus = spec.node.num_gpus
         first = config.threshold_requests_per_gpu
         up = tuple(first * config.threshold_growth_ratio**i for i in range(len(self._layouts) - 1))
         down = tuple(threshold * config.hysteresis_ratio for threshold in up)

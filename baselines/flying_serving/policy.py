@@ -46,10 +46,10 @@ class FlyingServingPolicy:
     def reset(self, spec: PolicySpec, seed: int) -> None:
         """Prepares for an episode."""
         self._num_base = spec.num_base
-        self._load = LoadAdaptation(self.config, spec.num_base, spec.cluster.num_gpus)
+        self._load = LoadAdaptation(self.config, spec.num_base, spec.node.num_gpus)
         self._pauses = PauseWatch(spec.num_base, self.config.max_pause_s)
         self._priority = PriorityBinding(self.config, spec.num_base, spec.classes, self._pauses)
-        self._long = LongContextBinding(self.config, spec.cluster, spec.classes)
+        self._long = LongContextBinding(self.config, spec.node, spec.classes)
         self._bound: set[Group] = set()  # groups that were bound for a request and not released yet
         self._fresh = True
 

@@ -139,6 +139,11 @@ class DPTPEnv(gym.Env[Observation, np.int64]):
         """(num_actions,), which actions are possible now."""
         return self.core.mask()
 
+    @property
+    def gpu_seconds(self) -> float:
+        """GPU-seconds that the node has been kept."""
+        return self.core.config.cluster.num_gpus * self.core.simulator.now_s
+
     def records(self) -> RequestRecords:
         """What happened to every request that has arrived."""
         return self.core.simulator.results()

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from calibration.transitions import kv_resize_s
 from envs.backend import EngineStatus
-from envs.fleet import FleetCommand, ResizeKV, Route, Start, Stop
+from envs.fleet import FleetCommand, Migrate, ResizeKV, Route, Start, Stop
 from envs.simulator.fleet.build import most_blocks, profile_of
 from envs.simulator.fleet.operations import Resizing
 from envs.simulator.kernel.state import FREE, WAITING
@@ -24,6 +24,8 @@ def obey(simulator: FleetSimulator, command: FleetCommand) -> str:
     """Begins to carry out a command; returns why it cannot be, or nothing."""
     if isinstance(command, Route):
         return _route(simulator, command)
+    if isinstance(command, Migrate):
+        return "requests cannot be moved"
     if not 0 <= command.place < len(simulator.fleet.places):
         return f"there is no place {command.place}; the fleet has {len(simulator.fleet.places)}"
     if isinstance(command, Start):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import isinf
 from typing import TYPE_CHECKING, TypeVar
 
@@ -10,7 +9,7 @@ import simpy
 
 from calibration.models import get_model
 from envs.backend import EngineStatus
-from envs.fleet import Crash, FleetFault
+from envs.fleet import Crash, FleetFault, Underway
 from envs.simulator.fleet.links import STORAGE, Links
 from envs.simulator.fleet.meter import Meter
 from envs.simulator.fleet.operations import (
@@ -31,16 +30,6 @@ if TYPE_CHECKING:
     from envs.simulator.fleet.simulator import FleetSimulator
 
 Kind = TypeVar("Kind", bound=Operation)
-
-
-@dataclass(frozen=True, slots=True)
-class Underway:
-    """What a policy sees of an operation."""
-
-    kind: str  # starting, stopping or resizing
-    place: int
-    started_s: float
-    due_s: float | None  # as things stand; None: when what it waits for has ended
 
 
 class FleetPlane(Plane):

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from calibration.power import power_of
 from envs.backend import SLO, TOTALS, Receipt, WaitingRequest
-from envs.fleet import ROLES, FleetCommand, FleetFault, FleetSpec, SlowNode
+from envs.fleet import ROLES, FleetCommand, FleetFault, FleetSpec, SlowNode, Underway
 from envs.simulator.body import Body
 from envs.simulator.fleet.build import Fleet, build_fleet
 from envs.simulator.fleet.commands import obey
-from envs.simulator.fleet.plane import FleetPlane, Underway
+from envs.simulator.fleet.plane import FleetPlane
 from envs.simulator.kernel.state import PS_PER_S
 from envs.simulator.metering import usage, work_j
 from envs.usage import Usage

@@ -1,0 +1,68 @@
+"""What routers have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baselines.policy import Action
+from envs.policy_spec import PolicySpec
+from envs.routing.state import RoutedRequest, RoutingState
+
+
+class Router:
+    """A policy that says where a request goes.
+
+    A subclass has a `name` and `choose`, and `begin` where it remembers something.
+    """
+
+    name: str
+    clairvoyant = False
+    spec: PolicySpec
+
+    def reset(self, spec: PolicySpec, seed: int) -> None:
+        """Forgets everything and prepares for an episode in this setting."""
+        self.spec = spec
+        self.rng = np.random.default_rng(seed)
+        self.begin()
+
+    def begin(self) -> None:
+        """Prepares for an episode; `spec` and `rng` are set."""
+
+    def act(self, observation: Any, state: RoutingState) -> Action:
+        """Decides: a place, or None to hold the request. Where nobody can take it, it is held."""
+        if state.request is None or not state.can_take.any():
+            return None
+        return self.choose(state, state.request)
+
+    def choose(self, state: RoutingState, request: RoutedRequest) -> Action:
+        """The decision; at least one place can take the request."""
+        raise NotImplementedError
+
+
+def lowest(score: NDArray[np.floating[Any]] | NDArray[np.integer[Any]], can_take: NDArray[np.bool_]) -> int:
+    """The first place of the lowest score among those that can take the request.
+
+    Args:
+        score: (P,).
+        can_take: (P,), at least one is true.
+    """
+    return int(np.argmin(np.where(can_take, score, np.inf)))
+
+
+def in_flight_counts(state: RoutingState) -> NDArray[np.int64]:
+    """Requests that the router has sent to each place and whose answers have not ended, (P,)."""
+    return np.bincount(state.in_flight["place"], minlength=len(state.engines)).astype(np.int64)
+
+
+def in_flight_sum(state: RoutingState, values: NDArray[Any]) -> NDArray[np.float64]:
+    """Sum over each place's requests in flight of a value of each, (P,).
+
+    Args:
+        state: As the router sees it.
+        values: (M,), one a row of `state.in_flight`.
+    """
+    sums = np.bincount(state.in_flight["place"], weights=values, minlength=len(state.engines))
+    return np.asarray(sums, np.float64)

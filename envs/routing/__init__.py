@@ -1,0 +1,1 @@
+"""Where does each request go? `Serving/Routing-v0`."""

@@ -1,0 +1,86 @@
+"""What a router knows when a request waits for its decision, and what it can say.
+
+Engines report gauges (vLLM's `/metrics`), which a router polls and which are as old as its last poll. What it knows at
+once is what passes through its own hands: every request that it sent, and every token that streams back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.fleet import FleetCommand, Underway
+
+# One row a request that the router has sent and whose answer has not ended. All of it is the router's own knowledge.
+IN_FLIGHT_DTYPE = np.dtype(
+    [
+        ("arrival_s", np.float64),
+        ("first_token_s", np.float64),  # -1 until it came
+        ("index", np.int32),  # row of the workload
+        ("place", np.int32),  # where it was sent
+        ("input_tokens", np.int32),
+        ("predicted_tokens", np.int32),  # predicted output length
+        ("generated_tokens", np.int32),  # streamed back so far
+        ("max_output_tokens", np.int32),  # what its client declared
+        ("class_id", np.int32),
+        ("priority", np.int32),
+    ],
+    align=True,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedRequest:
+    """The request that a decision is about: never its true output length."""
+
+    index: int  # row of the workload
+    arrival_s: float
+    input_tokens: int
+    predicted_tokens: int  # predicted output length
+    max_output_tokens: int  # what its client declared
+    priority: int  # vLLM's convention: the lower value is served first
+    class_id: int
+    deadline_s: float  # of its first token
+    region: str  # where it comes from
+    hash_ids: NDArray[np.int32]  # ids of its prompt's prefix blocks; empty where prompts share nothing
+    hash_block_tokens: int  # tokens that one id covers
+    cached_tokens: NDArray[
+        np.int64
+    ]  # (places,) of its prompt that each engine's prefix cache holds (KV events)
+    held_before: bool  # whether it has been offered before and was held
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingState:
+    """What a router may know at a decision. P places, M requests in flight, C classes."""
+
+    now_s: float
+    gauges_s: float  # when the gauges in `engines` were read
+    engines: NDArray[
+        np.void
+    ]  # (P,) ENGINE_STATE_DTYPE; `status` is known at once, the rest is as of `gauges_s`
+    in_flight: NDArray[np.void]  # (M,) IN_FLIGHT_DTYPE, in no particular order
+    request: RoutedRequest | None  # to be decided now; None at the end of an episode
+    can_take: NDArray[np.bool_]  # (P,) in service, of the request's model, and large enough for it
+    num_held: int  # requests in the router's queue besides the one to be decided
+    held_tokens: int  # their tokens to prefill
+    gpu_seconds: NDArray[np.float64]  # (P,) for which a replica has been kept there
+    operations: tuple[Underway, ...]  # starts, stops, resizes and migrations that are not done
+    totals: NDArray[np.float64]  # (C, len(TOTALS)) counted since the episode began
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """A decision with more to it than a place.
+
+    Attributes:
+        place: Where the request goes; None: it is held in the router's queue.
+        priority: Priority that its engine is to give it instead of its own; None: its own.
+        commands: What the fleet is told besides, before the request is sent (migrations, for one).
+    """
+
+    place: int | None
+    priority: int | None = None
+    commands: tuple[FleetCommand, ...] = ()
