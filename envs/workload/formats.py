@@ -1,7 +1,7 @@
 """Trace files: reading the public formats, writing our own.
 
 * Ours: CSV or parquet with ``arrival_s, input_tokens, output_tokens`` and, optionally, ``max_output_tokens``,
-  ``priority``, ``class`` and ``hash_ids``.
+  ``predicted_tokens``, ``priority``, ``class``, ``model``, ``region`` and ``hash_ids``.
 * Azure: CSV with ``TIMESTAMP, ContextTokens, GeneratedTokens``.
 * BurstGPT: CSV with ``Timestamp`` (seconds), ``Request tokens, Response tokens``; the other columns are not read.
 * Mooncake: JSON Lines with ``timestamp`` (milliseconds), ``input_length, output_length`` and, optionally,
@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from envs.workload.schema import DEFAULT_HASH_BLOCK_TOKENS, FloatArray, OffsetArray, TokenArray, Workload
 
 _METADATA_KEY = b"serving_gym"
-_OPTIONAL_COLUMNS = ("max_output_tokens", "priority")
+_OPTIONAL_COLUMNS = ("max_output_tokens", "predicted_tokens", "priority")
 _NAMED_COLUMNS = {
     "class": "classes",
     "model": "models",
@@ -80,6 +80,7 @@ def write_trace(workload: Workload, path: str | Path) -> Path:
         "input_tokens": workload.input_tokens,
         "output_tokens": workload.output_tokens,
         "max_output_tokens": workload.max_output_tokens,
+        **({} if workload.predicted_tokens is None else {"predicted_tokens": workload.predicted_tokens}),
         "priority": workload.priority,
         **{
             column: np.array(getattr(workload, names), dtype=object)[getattr(workload, f"{column}_id")]

@@ -16,6 +16,7 @@ OffsetArray = NDArray[np.int64]
 
 DEFAULT_HASH_BLOCK_TOKENS = 512
 _INT32_MAX = int(np.iinfo(np.int32).max)
+_OPTIONAL_COLUMNS = ("predicted_tokens", "hash_offsets", "hash_ids")
 _NAMED_COLUMNS = (("class_id", "classes"), ("model_id", "models"), ("region_id", "regions"))
 
 
@@ -42,6 +43,8 @@ class Workload:
         output_tokens: (N,), true output length in tokens, at least 1. Never shown to a policy.
         max_output_tokens: (N,), tokens; the cap that the client declares, at least ``output_tokens``. What a
             policy may know about the length of an answer.
+        predicted_tokens: (N,), tokens, or None; output length that a predictor expects from the prompt's text, at
+            least 1.
         priority: (N,), vLLM's convention: the lower value is served first; 0 is the default.
         class_id: (N,), index into ``classes``.
         classes: names of the request classes (for objectives that differ by class).
@@ -64,6 +67,7 @@ class Workload:
     input_tokens: TokenArray
     output_tokens: TokenArray
     max_output_tokens: TokenArray = field(default_factory=_unset)
+    predicted_tokens: TokenArray | None = None
     priority: TokenArray = field(default_factory=_unset)
     class_id: TokenArray = field(default_factory=_unset)
     classes: tuple[str, ...] = ("standard",)
@@ -92,6 +96,8 @@ class Workload:
             put(self, column, values)
         for names in ("classes", "models", "regions"):
             put(self, names, tuple(getattr(self, names)))
+        if self.predicted_tokens is not None:
+            put(self, "predicted_tokens", _int32("predicted_tokens", self.predicted_tokens))
         if self.hash_ids is not None:
             put(self, "hash_ids", _int32("hash_ids", self.hash_ids))
         if self.hash_offsets is not None:
@@ -141,6 +147,8 @@ class Workload:
         self._refuse(
             "max_output_tokens", self.max_output_tokens < self.output_tokens, "is below output_tokens"
         )
+        if self.predicted_tokens is not None:
+            self._refuse("predicted_tokens", self.predicted_tokens < 1, "is below 1 token")
         for column, names in _NAMED_COLUMNS:
             values, known = getattr(self, column), getattr(self, names)
             self._refuse(
@@ -208,6 +216,7 @@ class Workload:
             input_tokens=self.input_tokens[part].copy(),
             output_tokens=self.output_tokens[part].copy(),
             max_output_tokens=self.max_output_tokens[part].copy(),
+            predicted_tokens=None if self.predicted_tokens is None else self.predicted_tokens[part].copy(),
             priority=self.priority[part].copy(),
             class_id=self.class_id[part].copy(),
             model_id=self.model_id[part].copy(),
@@ -228,13 +237,19 @@ class Workload:
         a block. Ties keep the order of the arguments.
 
         Raises:
-            ValueError: no workload given, or prefix blocks of different sizes.
+            ValueError: no workload given, prefix blocks of different sizes, or predicted lengths in some of the
+                workloads and not in others.
         """
         if not workloads:
             raise ValueError("merge needs at least one workload")
         arrival_s = np.concatenate([part.arrival_s for part in workloads])
         order = np.argsort(arrival_s, kind="stable")
         offsets, ids, block_tokens = _merge_hashes(workloads, order)
+        without = [part.name for part in workloads if part.predicted_tokens is None]
+        if 0 < len(without) < len(workloads):
+            raise ValueError(
+                f"cannot merge workloads with column 'predicted_tokens' and {without[0]!r} without it"
+            )
 
         def column(name: str) -> TokenArray:
             joined: TokenArray = np.concatenate([getattr(part, name) for part in workloads])[order]
@@ -245,6 +260,7 @@ class Workload:
             input_tokens=column("input_tokens"),
             output_tokens=column("output_tokens"),
             max_output_tokens=column("max_output_tokens"),
+            predicted_tokens=None if without else column("predicted_tokens"),
             priority=column("priority"),
             **_merge_names(workloads, order),
             hash_offsets=offsets,
@@ -258,11 +274,13 @@ class Workload:
         """Whether both hold the same requests (names and provenance aside)."""
         if any(getattr(self, names) != getattr(other, names) for _, names in _NAMED_COLUMNS):
             return False
-        if (self.hash_ids is None) != (other.hash_ids is None) or self.num_clients != other.num_clients:
+        if any((getattr(self, name) is None) != (getattr(other, name) is None) for name in _OPTIONAL_COLUMNS):
+            return False
+        if self.num_clients != other.num_clients:
             return False
         columns = ["arrival_s", "input_tokens", "output_tokens", "max_output_tokens", "priority"]
         columns += [column for column, _ in _NAMED_COLUMNS]
-        columns += [] if self.hash_ids is None else ["hash_offsets", "hash_ids"]
+        columns += [name for name in _OPTIONAL_COLUMNS if getattr(self, name) is not None]
         return all(np.array_equal(getattr(self, column), getattr(other, column)) for column in columns)
 
     def sha256(self) -> str:
@@ -289,8 +307,10 @@ class Workload:
             "interarrival_cv": variation(gaps),
             "count_cv_10s": variation(counts_per_bin(self.arrival_s, 10.0)),
         }
-        for column in ("input_tokens", "output_tokens"):
+        for column in ("input_tokens", "output_tokens", "predicted_tokens"):
             values = getattr(self, column)
+            if values is None:
+                continue
             p50, p95, p99 = np.percentile(values, (50, 95, 99))
             figures[column] = {
                 "mean": float(values.mean()), "p50": float(p50), "p95": float(p95), "p99": float(p99),
@@ -307,6 +327,7 @@ class Workload:
         for column in (
             *("input_tokens", "output_tokens", "max_output_tokens", "priority"),
             *(column for column, _ in _NAMED_COLUMNS),
+            *(() if self.predicted_tokens is None else ("predicted_tokens",)),
         ):
             size = getattr(self, column).size
             if size != len(self):

@@ -60,6 +60,13 @@ def test_parquet_round_trip_loses_nothing(tmp_path, table):
     assert (back.name, back.provenance, back.hash_block_tokens) == ("mine", "by hand", 16)
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_predicted_lengths_are_kept(tmp_path, table, kind):
+    predicted = np.random.default_rng(1).integers(1, 200, 50)
+    back = load_file(write_trace(replace(table, predicted_tokens=predicted), tmp_path / f"mine.{kind}"))
+    assert back.predicted_tokens.tolist() == predicted.tolist()
+
+
 def test_csv_round_trip_keeps_the_requests(tmp_path, table):
     back = load_file(write_trace(table, tmp_path / "mine.csv"))
     order = [back.classes.index(name) for name in table.classes]
@@ -132,6 +139,11 @@ def test_parquet_of_the_reference_data_layout(tmp_path):
             "row 0, column 'output_tokens': .* below 0",
         ),
         ("a.csv", "arrival_s,input_tokens,output_tokens,hash_ids\n0,3,2,1 b\n", "row 0, column 'hash_ids'"),
+        (
+            "a.csv",
+            "arrival_s,input_tokens,output_tokens,predicted_tokens\n0,3,2,0\n",
+            "row 0, column 'predicted_tokens': 0 is below 1",
+        ),
         ("a.jsonl", MOONCAKE.replace("600", "true!"), "row 1 is not JSON"),
         ("a.jsonl", "[1]\n", "row 0 is not a JSON object"),
         (

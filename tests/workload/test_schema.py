@@ -86,6 +86,8 @@ def test_rate_of_one_request_is_not_a_number():
         ({"hash_ids": [1], "hash_offsets": [0, 1]}, "'hash_offsets' must have 7 entries"),
         ({"hash_ids": [1], "hash_offsets": [0, 1, 0, 1, 1, 1, 1]}, "row 1, column 'hash_offsets'"),
         ({"hash_block_tokens": 0}, "hash_block_tokens must be at least 1"),
+        ({"predicted_tokens": [5, 0, 5, 5, 5, 5]}, r"row 1, column 'predicted_tokens': 0 is below 1"),
+        ({"predicted_tokens": [5]}, "column 'predicted_tokens' has 1 rows, arrival_s has 6"),
     ],
 )
 def test_validate_names_row_and_column(changes, message):
@@ -149,6 +151,24 @@ def test_merge_unites_classes_and_separates_blocks():
     assert np.unique(merged.hash_ids).size == 2 * np.unique(chat.hash_ids).size
     with pytest.raises(ValueError, match="differ in size"):
         Workload.merge(chat, hashed(hash_block_tokens=16))
+
+
+def test_predicted_lengths_go_with_their_rows():
+    table = workload(predicted_tokens=[7, 8, 9, 10, 11, 12]).validate()
+    assert table.predicted_tokens.dtype == np.int32
+    assert table.window(1.0, 2.0).predicted_tokens.tolist() == [9, 10]
+    assert table.with_rate_scale(2.0).predicted_tokens.tolist() == table.predicted_tokens.tolist()
+    copied = table.copy()
+    assert copied.equals(table)
+    copied.predicted_tokens[0] = 1
+    assert not copied.equals(table)
+    assert table.predicted_tokens[0] == 7
+    assert not workload().equals(table)
+    merged = Workload.merge(table, table.shifted(0.25)).validate()
+    assert merged.predicted_tokens.tolist() == [7, 7, 8, 8, 9, 9, 10, 10, 11, 11, 12, 12]
+    assert table.summary()["predicted_tokens"]["mean"] == 9.5
+    with pytest.raises(ValueError, match="'predicted_tokens' and 'bare' without it"):
+        Workload.merge(table, workload(name="bare"))
 
 
 def test_summary_and_digest():
