@@ -125,6 +125,9 @@ class Crash:
             raise ValueError(f"crash.time_s must not be negative, got {self.time_s}")
 
 
+FleetFault = Crash | SlowNode
+
+
 @dataclass(frozen=True)
 class FleetSpec:
     """A fleet and how its engines schedule; the fields that `ClusterSpec` has too mean the same.
@@ -172,6 +175,24 @@ class FleetSpec:
     def num_places(self) -> int:
         """Places of all groups."""
         return sum(group.num_places for group in self.groups)
+
+
+@dataclass(frozen=True)
+class FleetConfig(FleetSpec):
+    """A fleet and what will go wrong in it.
+
+    Attributes:
+        crashes: Replicas that fail.
+        slow_nodes: Places that slow down.
+    """
+
+    crashes: tuple[Crash, ...] = ()
+    slow_nodes: tuple[SlowNode, ...] = ()
+
+    @property
+    def faults(self) -> tuple[FleetFault, ...]:
+        """All of them."""
+        return (*self.crashes, *self.slow_nodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,12 +253,12 @@ class Underway:
 
 
 FleetCommand = Start | Stop | ResizeKV | Route | Migrate
-FleetFault = Crash | SlowNode
 
 __all__ = [
     "ROLES",
     "Crash",
     "FleetCommand",
+    "FleetConfig",
     "FleetFault",
     "FleetSpec",
     "GroupSpec",

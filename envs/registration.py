@@ -28,6 +28,12 @@ ENVS = {
         "envs.dp_tp.vector:DPTPVectorEnv",
         "envs.dp_tp.core:DPTPConfig",
     ),
+    "routing": EnvEntry(
+        "Serving/Routing-v0",
+        "envs.routing.env:RoutingEnv",
+        "envs.routing.vector:RoutingVectorEnv",
+        "envs.routing.config:RoutingConfig",
+    ),
 }
 
 

@@ -3,32 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from envs.backend import SLO, ClusterSpec
-from envs.fleet import Crash, FleetFault, FleetSpec, SlowNode
+from envs.fleet import FleetConfig
 from envs.simulator.fleet.simulator import FleetSimulator
 from envs.simulator.simulator import Simulator
 from runners.typed import build
-
-
-@dataclass(frozen=True)
-class FleetConfig(FleetSpec):
-    """A fleet and its faults.
-
-    Attributes:
-        crashes: Replicas that fail.
-        slow_nodes: Places that slow down.
-    """
-
-    crashes: tuple[Crash, ...] = ()
-    slow_nodes: tuple[SlowNode, ...] = ()
-
-    @property
-    def faults(self) -> tuple[FleetFault, ...]:
-        """All of them."""
-        return (*self.crashes, *self.slow_nodes)
 
 
 # By the name that the files of `configs/cluster` give in their defaults.

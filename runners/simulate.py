@@ -24,7 +24,8 @@ from envs.simulator.simulator import Simulator
 from envs.workload.registry import WorkloadSource
 from envs.workload.schema import Workload
 from runners.cli import command
-from runners.clusters import FleetConfig, check_unattended, cluster_of, num_engines, simulator_of
+from envs.fleet import FleetConfig
+from runners.clusters import check_unattended, cluster_of, num_engines, simulator_of
 from runners.output import write_atomically, write_json
 from runners.progress import progress_bar
 from runners.schema import SimulateConfig

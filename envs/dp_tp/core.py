@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from envs.backend import SLO, TOTALS, ClusterSpec, ClusterState, Command, Fault, Redeploy
 from envs.dp_tp.action import action_mask, decode_action, settled_mask
 from envs.dp_tp.observation import ENGINE_FEATURES, Encoder, ObservationScales
-from envs.dp_tp.reward import Interval, RewardMeter
+from envs.reward import Interval, RewardMeter
 from envs.layout import changed_regions, groups_of
 from envs.objective import Objective
 from envs.simulator.cluster import Cluster

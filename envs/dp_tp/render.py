@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections import deque
 from dataclasses import dataclass
 
@@ -11,8 +10,8 @@ from numpy.typing import NDArray
 
 from envs.backend import ClusterSpec, ClusterState, EngineStatus
 from envs.layout import format_layout
+from envs.pictures import Panel, draw_panels, level
 
-_BAR = " ▁▂▃▄▅▆▇█"
 _SERVING = (EngineStatus.ACTIVE, EngineStatus.DRAINING, EngineStatus.SPECULATIVE, EngineStatus.DOWN)
 
 
@@ -90,65 +89,27 @@ class Renderer:
         ]
         first = 0
         for length in frame.layout:
-            level = _BAR[min(len(_BAR) - 1, int(np.ceil(frame.kv[first] * (len(_BAR) - 1))))]
             bar = "#" * length
             lines.append(
                 f"  [{bar:<{self.spec.num_base}}] engines {first}-{first + length - 1} {frame.status[first]:<11} "
                 f"running {frame.running[first] * length:4.0f}  waiting {frame.waiting[first] * length:4.0f}  "
-                f"KV {frame.kv[first]:4.0%} {level}"
+                f"KV {frame.kv[first]:4.0%} {level(frame.kv[first])}"
             )
             first += length
         return "\n".join(lines)
 
     def image(self) -> NDArray[np.uint8]:
         """(height, width, 3), layout, requests and KV of each base engine over time."""
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-
-        figure = Figure(figsize=(8, 6), dpi=80, layout="constrained")
-        canvas = FigureCanvasAgg(figure)
-        times = [frame.now_s for frame in self.frames]
+        frames = self.frames
         panels = (
-            (
+            Panel(
                 "layout: engines merged",
-                np.log2([frame.width for frame in self.frames]),
+                np.log2([frame.width for frame in frames]),
                 "viridis",
                 np.log2(self.spec.num_base),
             ),
-            (
-                "running requests per engine",
-                np.array([frame.running for frame in self.frames]),
-                "magma",
-                None,
-            ),
-            (
-                "waiting requests per engine",
-                np.array([frame.waiting for frame in self.frames]),
-                "magma",
-                None,
-            ),
-            ("KV in use", np.array([frame.kv for frame in self.frames]), "cividis", 1.0),
+            Panel("running requests per engine", np.array([frame.running for frame in frames]), "magma"),
+            Panel("waiting requests per engine", np.array([frame.waiting for frame in frames]), "magma"),
+            Panel("KV in use", np.array([frame.kv for frame in frames]), "cividis", 1.0),
         )
-        axes = figure.subplots(len(panels), 1, sharex=True)
-        for axis, (title, values, colours, top) in zip(axes, panels, strict=True):
-            highest = top if top else max(1.0, float(values.max()))
-            extent = (times[0], max(times[-1], times[0] + 1e-3), self.spec.num_base - 0.5, -0.5)
-            shown = axis.imshow(
-                values.T,
-                aspect="auto",
-                extent=extent,
-                cmap=colours,
-                vmin=0,
-                vmax=highest,
-                interpolation="nearest",
-            )
-            axis.set_title(title, fontsize=8, loc="left")
-            axis.set_ylabel("base engine", fontsize=7)
-            figure.colorbar(shown, ax=axis, pad=0.01)
-        axes[-1].set_xlabel("time, s", fontsize=8)
-        canvas.draw()  # type: ignore[no-untyped-call]
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="rgba", dpi=80)
-        width, height = canvas.get_width_height()
-        pixels = np.frombuffer(buffer.getvalue(), np.uint8).reshape(height, width, 4)
-        return np.ascontiguousarray(pixels[..., :3])
+        return draw_panels([frame.now_s for frame in frames], panels, "base engine")

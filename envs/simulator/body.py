@@ -141,6 +141,11 @@ class Body:
     # -- the clock -----------------------------------------------------------------------------------------------------
 
     @property
+    def priorities(self) -> NDArray[np.int32]:
+        """Distinct priorities of requests, ascending; a request's level is its priority's place among them."""
+        return self._priorities
+
+    @property
     def now_ps(self) -> int:
         """The clock, picoseconds."""
         return int(self.world.cluster["now_ps"][0])
@@ -171,20 +176,21 @@ class Body:
         while True:
             target = min(until_ps, clockwork.next_due_ps())
             reason = advance(self.world, self.traffic, self.tables, target)
-            if reason == NEED_SLOTS:
-                self.world = with_more_slots(self.world)
-                continue
-            if reason == NEED_LOG:
-                self.world = with_more_log(self.world)
-                continue
-            if reason == NEED_EXTENTS:
-                self.world = with_more_extents(self.world)
+            if self.grow(reason):
                 continue
             self.stale = clockwork.catch_up(reason == NOTIFIED)
             if reason == TRIGGERED:
                 return True
             if self.now_ps >= until_ps and clockwork.next_due_ps() > until_ps and reason != NOTIFIED:
                 return False
+
+    def grow(self, reason: int) -> bool:
+        """Makes the room for want of which the kernel stopped; returns whether that was why."""
+        growth = {NEED_SLOTS: with_more_slots, NEED_LOG: with_more_log, NEED_EXTENTS: with_more_extents}
+        if reason not in growth:
+            return False
+        self.world = growth[reason](self.world)
+        return True
 
     def run_to_completion(self, limit_s: float | None = None) -> None:
         """Serves the whole workload, or as much of it as `limit_s` allows."""

@@ -174,6 +174,14 @@ def book_failure(world: World, tables: Tables, slot: int, now: int) -> None:
 
 
 @compiled
+def book_turned_away(world: World, tables: Tables, slot: int, now: int) -> None:
+    """Books a request that its router refuses after it has arrived, and frees its slot."""
+    world.stats[world.requests[slot].class_id, S_REFUSED] += 1
+    _stop_cost(world, tables, slot, now)
+    _write_log(world, slot, now, int64(REFUSED))
+
+
+@compiled
 def book_abort(world: World, tables: Tables, slot: int, now: int) -> None:
     """Books a request whose client has hung up, and frees its slot."""
     world.stats[world.requests[slot].class_id, S_ABORTED] += 1

@@ -1,0 +1,150 @@
+"""What a routing environment is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+
+from envs.backend import SLO
+from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec
+from envs.objective import Objective
+from envs.workload.predictions import PredictionSpec
+from envs.workload.registry import WorkloadSpec
+
+DEFAULT_SLOS = {
+    "standard": SLO(ttft_s=1.0, tpot_s=0.05),
+    "normal": SLO(ttft_s=1.0, tpot_s=0.05),
+    "priority": SLO(ttft_s=0.5, tpot_s=0.03),
+    "long": SLO(ttft_s=20.0, tpot_s=0.05),
+}
+
+
+@dataclass(frozen=True)
+class RoutingScales:
+    """Where each kind of quantity becomes noticeable in the observation, log1p(value / scale), and how far averages look.
+
+    Attributes:
+        requests: Requests.
+        tokens: Tokens of many requests.
+        prompt_tokens: Tokens of one request.
+        capacity_tokens: Tokens of a KV pool.
+        iteration_s: Seconds of an iteration.
+        prefill_s: Seconds of prefill work, network or gauge age.
+        decode_s: Seconds of decoding or of waiting.
+        request_rate: Requests per second.
+        token_rate: Tokens per second.
+        short_s: Time constant of the short averages, seconds.
+        long_s: Time constant of the long averages, seconds.
+    """
+
+    requests: float = 8.0
+    tokens: float = 2_000.0
+    prompt_tokens: float = 200.0
+    capacity_tokens: float = 100_000.0
+    iteration_s: float = 0.02
+    prefill_s: float = 0.1
+    decode_s: float = 1.0
+    request_rate: float = 2.0
+    token_rate: float = 2_000.0
+    short_s: float = 5.0
+    long_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            if not getattr(self, item.name) > 0:
+                raise ValueError(f"scales.{item.name} must be positive, got {getattr(self, item.name)}")
+
+
+def _default_cluster() -> FleetConfig:
+    return FleetConfig(groups=(GroupSpec(ReplicaSpec("llama-3.1-8b", "H100"), 4),))
+
+
+@dataclass(frozen=True)
+class FaultRates:
+    """How often things go wrong, drawn anew for each episode from its seed.
+
+    Attributes:
+        crashes_per_hour: Crashes of a replica; it is started again from cold.
+        slow_downs_per_hour: Slow-downs of a replica, of which the router is not told.
+        slow_factor: How much longer iterations take then.
+        slow_s: How long that lasts, seconds.
+    """
+
+    crashes_per_hour: float = 0.0
+    slow_downs_per_hour: float = 0.0
+    slow_factor: float = 2.0
+    slow_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        for name in ("crashes_per_hour", "slow_downs_per_hour"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"faults.{name} must not be negative, got {getattr(self, name)}")
+        if not self.slow_factor >= 1:
+            raise ValueError(f"faults.slow_factor must be at least 1, got {self.slow_factor}")
+        if not self.slow_s > 0:
+            raise ValueError(f"faults.slow_s must be positive, got {self.slow_s}")
+
+
+@dataclass(frozen=True)
+class RoutingConfig:
+    """What a routing environment is made of.
+
+    Attributes:
+        workload: Requests of an episode.
+        cluster: The fleet; its `router` is not used.
+        slos: Latency promise by request class.
+        objective: Weights of the reward terms.
+        scales: Scales of the observation.
+        prediction: How output lengths are predicted.
+        gauge_interval_s: Time between two readings of the engines' gauges, seconds; 0: read at every decision.
+        retry_s: Time after which held requests are offered again, seconds.
+        queue_capacity: Requests that may be held; one more is refused.
+        max_places: Rows of the observation; None: as many as the fleet has places.
+        faults: What goes wrong by chance.
+        drain_limit_s: How long after the last arrival an episode may go on before it is cut off, seconds.
+        split: Part of the workload that episodes are drawn from; None: the workload's own.
+    """
+
+    workload: WorkloadSpec = field(default_factory=lambda: WorkloadSpec(name="azure_conv_fitted"))
+    cluster: FleetConfig = field(default_factory=_default_cluster)
+    slos: dict[str, SLO] = field(default_factory=lambda: dict(DEFAULT_SLOS))
+    objective: Objective = field(default_factory=Objective)
+    scales: RoutingScales = field(default_factory=RoutingScales)
+    prediction: PredictionSpec = field(default_factory=PredictionSpec)
+    gauge_interval_s: float = 0.0
+    retry_s: float = 0.1
+    queue_capacity: int = 512
+    max_places: int | None = None
+    faults: FaultRates = field(default_factory=FaultRates)
+    drain_limit_s: float = 300.0
+    split: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.cluster, FleetConfig):
+            raise ValueError("routing decides about a fleet: choose a cluster with groups of replicas")
+        for name in ("retry_s", "drain_limit_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        if not 0 <= self.gauge_interval_s <= 60:
+            raise ValueError(f"gauge_interval_s must lie in [0, 60], got {self.gauge_interval_s}")
+        if self.queue_capacity < 0:
+            raise ValueError(f"queue_capacity must not be negative, got {self.queue_capacity}")
+        if self.workload.num_clients:
+            raise ValueError(
+                "routing needs requests that arrive when the workload says; workload.num_clients must be 0"
+            )
+        if self.max_places is not None and self.max_places < self.cluster.num_places:
+            raise ValueError(
+                f"max_places must be at least the fleet's {self.cluster.num_places} places, got {self.max_places}"
+            )
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the observation."""
+        return self.cluster.num_places if self.max_places is None else self.max_places
+
+    def slos_of(self, classes: tuple[str, ...]) -> tuple[SLO, ...]:
+        """Promises in the order of the workload's classes."""
+        missing = [name for name in classes if name not in self.slos]
+        if missing:
+            raise ValueError(f"slos has no entry for class {missing[0]!r}; it has {', '.join(self.slos)}")
+        return tuple(self.slos[name] for name in classes)

@@ -1,0 +1,186 @@
+"""Many routing episodes side by side, moved on by one call of the kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.objective import Objective
+from envs.reward import Interval
+from envs.routing.episode import Episode
+from envs.simulator.kernel.decisions import HANDLE_WIDTHS, OUTCOMES, decide_many
+from envs.simulator.kernel.desk import DECIDE, ENDED, HOLD, NO_ACTION
+from envs.simulator.kernel.features import CLUSTER_FEATURES, PLACE_FEATURES, REQUEST_FEATURES
+from envs.simulator.kernel.handles import write_handle
+from envs.simulator.kernel.state import REACHED
+
+_DT, _LATENCY, _GOOD, _LOST = range(len(OUTCOMES))
+
+
+class Observations(NamedTuple):
+    """What N policies see. R rows for places, C classes."""
+
+    places: NDArray[np.float32]  # (N, R, len(PLACE_FEATURES))
+    request: NDArray[np.float32]  # (N, len(REQUEST_FEATURES) + C)
+    cluster: NDArray[np.float32]  # (N, len(CLUSTER_FEATURES))
+    masks: NDArray[np.bool_]  # (N, R + 1): the places that can take the request, and to hold it
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """What the time from one decision to the next brought, in each of N episodes."""
+
+    table: NDArray[np.float64]  # (N, len(OUTCOMES) + 2 C), unfinished requests not counted
+    unfinished: NDArray[np.float64]  # (N, C), left in the system by an episode that was cut off
+    terminated: NDArray[np.bool_]  # (N,) every request has been served, refused or lost
+    truncated: NDArray[np.bool_]  # (N,) the drain limit was reached
+
+    @property
+    def dt_s(self) -> NDArray[np.float64]:
+        """Seconds to the next decision, (N,)."""
+        return self.table[:, _DT]
+
+    def rewards(self, objective: Objective) -> NDArray[np.float64]:
+        """The weighted sum of the terms, (N,)."""
+        table, unfinished = self.table, self.unfinished
+        num_classes = unfinished.shape[1]
+        first, left = len(OUTCOMES), unfinished.sum(axis=1)
+        ttft = table[:, first : first + num_classes].sum(axis=1) + left
+        tpot = table[:, first + num_classes :].sum(axis=1) + left
+        return objective.scale * (
+            objective.goodput * table[:, _GOOD]
+            - objective.latency * table[:, _LATENCY]
+            - objective.ttft_attainment * ttft
+            - objective.tpot_attainment * tpot
+            - objective.abandoned * (table[:, _LOST] + left)
+        )
+
+    def interval(self, i: int) -> Interval:
+        """The terms of one episode."""
+        row, unfinished = self.table[i], self.unfinished[i]
+        middle = len(OUTCOMES) + len(unfinished)
+        return Interval(
+            latency=float(row[_LATENCY]),
+            ttft_missed=row[len(OUTCOMES) : middle] + unfinished,
+            tpot_missed=row[middle:] + unfinished,
+            good=float(row[_GOOD]),
+            switched=0,
+            lost=float(row[_LOST] + unfinished.sum()),
+        )
+
+
+class Deciders:
+    """Moves N episodes on together.
+
+    Args:
+        episodes: Of one configuration.
+    """
+
+    def __init__(self, episodes: Sequence[Episode]) -> None:
+        self.episodes = list(episodes)
+        self.num_rows = episodes[0].config.num_rows
+        self.num_classes = len(episodes[0].classes)
+        number = len(self.episodes)
+        self._handles = tuple(np.zeros((number, width), np.int64) for width in HANDLE_WIDTHS)
+        self._kept: list[tuple[NamedTuple, ...]] = [() for _ in self.episodes]
+        self._until = np.zeros(number, np.int64)
+        self._status = np.full(number, ENDED, np.int64)
+        self._before = np.zeros((number, len(OUTCOMES) + 2 * self.num_classes))
+        self._pending = np.zeros(number, bool)
+
+    @property
+    def hold(self) -> int:
+        """The action that holds the request."""
+        return self.num_rows
+
+    @property
+    def done(self) -> NDArray[np.bool_]:
+        """(N,), episodes that are over."""
+        return (self._status == ENDED) & ~self._pending
+
+    def reset(self, which: Sequence[int], seeds: Sequence[int], split: str | None = None) -> Observations:
+        """Begins episodes and moves them to their first decision.
+
+        Args:
+            which: Places of the episodes among the N.
+            seeds: What each stands for.
+            split: Where they are drawn from; None: the configuration's split.
+
+        Returns:
+            Observations of these episodes alone, in this order.
+        """
+        for i, seed in zip(which, seeds, strict=True):
+            self.episodes[i].reset(seed, split)
+            self.look_at(i)
+        before = self._status.copy()
+        self._status[:] = ENDED
+        self._status[list(which)] = REACHED
+        observations, table = self._run(np.full(len(self.episodes), NO_ACTION, np.int64))
+        rows = list(which)
+        self._before[rows] = table[rows]
+        self._pending[rows] = self._status[rows] == ENDED
+        others = np.setdiff1d(np.arange(len(self.episodes)), rows)
+        self._status[others] = before[others]
+        return Observations(*(array[rows] for array in observations))
+
+    def step(self, actions: NDArray[np.int64]) -> tuple[Observations, Outcomes]:
+        """Takes a decision in every episode and goes on to the next ones.
+
+        Args:
+            actions: (N,), a place, or `hold`; anything else is counted and holds.
+        """
+        chosen = np.where(actions == self.hold, HOLD, np.where(actions < 0, self.hold, actions))
+        observations, table = self._run(chosen.astype(np.int64))
+        table += self._before
+        self._before[:] = 0.0
+        self._pending[:] = False
+        ended = self._status == ENDED
+        unfinished = np.zeros((len(self.episodes), self.num_classes))
+        for i in np.flatnonzero(ended):
+            unfinished[i] = self.episodes[i].unfinished()
+        truncated = ended & (unfinished.sum(axis=1) > 0)
+        return observations, Outcomes(table, unfinished, ended & ~truncated, truncated)
+
+    def _run(self, actions: NDArray[np.int64]) -> tuple[Observations, NDArray[np.float64]]:
+        """Calls the kernel until every episode that goes on has come to a decision or its end."""
+        number, rows, classes = len(self.episodes), self.num_rows, self.num_classes
+        observations = Observations(
+            np.empty((number, rows, len(PLACE_FEATURES)), np.float32),
+            np.empty((number, len(REQUEST_FEATURES) + classes), np.float32),
+            np.empty((number, len(CLUSTER_FEATURES)), np.float32),
+            np.empty((number, rows + 1), np.bool_),
+        )
+        table = np.zeros((number, len(OUTCOMES) + 2 * classes))
+        going = self._status != ENDED
+        while decide_many(
+            *self._handles, actions, self._until, going, self._status, *observations, table
+        ):
+            for i in np.flatnonzero(going):
+                self.episodes[i].attend(int(self._status[i]), int(actions[i]))
+                self.look_at(i)
+            actions = np.where(going, NO_ACTION, actions)
+        return observations, table
+
+    def look_at(self, i: int) -> None:
+        """Tells the kernel where an episode's arrays lie and when its control plane is due; both may have changed."""
+        episode = self.episodes[i]
+        simulator = episode.simulator
+        arrays = (simulator.world, simulator.traffic, simulator.tables, episode.desk)
+        for handles, now, before in zip(self._handles, arrays, self._kept[i] or arrays, strict=True):
+            if now is not before or not self._kept[i]:
+                write_handle(handles[i], now)
+        self._kept[i] = arrays
+        self._until[i] = episode.next_due_ps
+
+    def fork(self, episodes: Sequence[Episode]) -> Deciders:
+        """The same, of forks of its episodes."""
+        copy = Deciders(episodes)
+        copy._status, copy._before = self._status.copy(), self._before.copy()
+        copy._pending = self._pending.copy()
+        for i in range(len(episodes)):
+            copy.look_at(i)
+        return copy

@@ -1,0 +1,218 @@
+"""The scalar routing environment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from envs.fleet import FleetCommand
+from envs.metrics import RequestRecords
+from envs.policy_spec import PolicySpec
+from envs.routing.config import RoutingConfig
+from envs.routing.deciders import Deciders, Observations
+from envs.routing.episode import Episode
+from envs.routing.render import Renderer
+from envs.routing.state import Dispatch, RoutingState
+from envs.simulator.kernel.features import CLUSTER_FEATURES, PLACE_FEATURES, REQUEST_FEATURES
+
+Observation = dict[str, NDArray[np.float32]]
+HIGH = 64.0  # no log1p of a float64 is larger than this for values below e^64
+MAX_SEED = 2**31 - 1
+
+
+def make_spaces(episode: Episode) -> tuple[spaces.Space[Any], spaces.Discrete]:
+    """Observation and action space of a configuration."""
+    rows, classes = episode.config.num_rows, len(episode.classes)
+    observation = spaces.Dict(
+        {
+            "places": spaces.Box(0.0, HIGH, (rows, len(PLACE_FEATURES)), np.float32),
+            "request": spaces.Box(0.0, HIGH, (len(REQUEST_FEATURES) + classes,), np.float32),
+            "cluster": spaces.Box(0.0, HIGH, (len(CLUSTER_FEATURES),), np.float32),
+        }
+    )
+    return observation, spaces.Discrete(rows + 1)
+
+
+class RoutingEnv(gym.Env[Observation, np.int64]):
+    """Where does each request go? `Serving/Routing-v0`.
+
+    A fleet of LLM engines, alike or of several GPUs, sizes and models, stands behind one router. Each request that
+    arrives is sent to one of them, for good, or held in the router's queue. What is known is what a router knows: its own
+    record of what it sent and of the tokens that came back, gauges as old as its last poll, and a prediction of how
+    long the answer will be. `baselines` has PreServe's router (arXiv 2504.03702) and those of production systems.
+
+    ## Action space
+
+    `Discrete(places + 1)`: a place, or (the last action) hold. A held request is offered again after `retry_s`, with the
+    others that are held, oldest first within its priority; if one of a class is held once more, the rest of its class
+    waits for the next retry. A request that is held when `queue_capacity` are held already is refused. Places that are
+    out of service, serve another model or could not hold the request are masked (`action_masks()`,
+    `info["action_mask"]`); one that is chosen anyway is counted in `info["num_refused"]` and holds the request. `step`
+    also takes None (hold), and a `Dispatch`, which may change the request's priority and tell the fleet something
+    besides (`Migrate`, for one).
+
+    ## Observation space
+
+    `Dict(places=(places, 20), request=(7 + classes,), cluster=(11,))`, float32 in [0, 64], zero where a row has no
+    place (`max_places`). Rows and units are named in `envs.simulator.kernel.features`: counts, tokens and seconds are
+    log1p(value / scale) with fixed scales, ratios are ratios. The true output length is nowhere in it.
+
+    ## Reward
+
+    `objective.scale` times the weighted sum of the terms in `info["reward_terms"]` over the time to the next decision:
+    `latency` (minus the growth of the sum over requests of TTFT / SLO + TPOT / SLO, accrued while they are in the
+    system), `ttft_attainment/CLASS` and `tpot_attainment/CLASS` (minus the promises broken), `goodput` (requests
+    finished within both), `abandoned` (minus requests refused, failed or left unfinished). What a decision costs comes
+    when it arises, often many decisions later; `info["dt"]` is the time to the next decision, seconds, by which a
+    semi-Markov agent discounts.
+
+    ## Start and end
+
+    An episode begins with an empty fleet and its first arrival. It is terminated when every request has been served,
+    refused or lost, and truncated `drain_limit_s` after the last arrival; what is unfinished then counts as missed and
+    abandoned.
+
+    ## Arguments
+
+    See `envs.routing.config.RoutingConfig`.
+
+    ## Version history
+
+    * v0: first release.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": ["ansi", "rgb_array"], "render_fps": 4}
+
+    def __init__(self, render_mode: str | None = None, **config: Any) -> None:
+        if render_mode is not None and render_mode not in self.metadata["render_modes"]:
+            raise ValueError(
+                f"render_mode must be one of {self.metadata['render_modes']}, got {render_mode!r}"
+            )
+        self.render_mode = render_mode
+        self.episode = Episode(RoutingConfig(**config))
+        self._deciders = Deciders([self.episode])
+        self.observation_space, self.action_space = make_spaces(self.episode)
+        self._renderer = Renderer(self.episode.engines) if render_mode else None
+
+    @property
+    def config(self) -> RoutingConfig:
+        """What the environment is made of."""
+        return self.episode.config
+
+    @property
+    def state(self) -> RoutingState:
+        """What the router knows now."""
+        return self.episode.state
+
+    @property
+    def policy_spec(self) -> PolicySpec:
+        """What a policy is told before an episode."""
+        return PolicySpec(
+            cluster=self.config.cluster,
+            slos=self.episode.slos,
+            classes=self.episode.classes,
+            decision_interval_s=self.config.retry_s,
+            engines=self.episode.engines,
+            queue_capacity=self.config.queue_capacity,
+        )
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begins the episode that a seed stands for; `options={"split": ...}` chooses where it is drawn from."""
+        super().reset(seed=seed)
+        chosen = int(self.np_random.integers(MAX_SEED)) if seed is None else seed
+        observations = self._deciders.reset([0], [chosen], (options or {}).get("split"))
+        if self._renderer:
+            self._renderer.begin(self.state)
+        return _first(observations), self._info(observations, 0.0, {}, "")
+
+    def step(
+        self, action: np.int64 | int | Dispatch | None
+    ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Takes a decision and lets time pass to the next one."""
+        if self._deciders.done[0]:
+            raise RuntimeError("the episode is over; call reset()")
+        place, reasons = self._place_of(action)
+        before = int(self.episode.desk.desk["refused_actions"][0])
+        observations, outcomes = self._deciders.step(np.array([place], np.int64))
+        if int(self.episode.desk.desk["refused_actions"][0]) > before:
+            reasons.append(f"action {place} is no place that can take the request")
+        if self._renderer:
+            self._renderer.record(self.state)
+        interval = outcomes.interval(0)
+        info = self._info(
+            observations, float(outcomes.dt_s[0]), interval.terms(self.episode.classes), "; ".join(reasons)
+        )
+        reward = float(interval.reward(self.config.objective))
+        return _first(observations), reward, bool(outcomes.terminated[0]), bool(outcomes.truncated[0]), info
+
+    def _place_of(self, action: np.int64 | int | Dispatch | None) -> tuple[int, list[str]]:
+        """The place that an action sends the request to, once all else that it says is done, and what was refused."""
+        if not isinstance(action, Dispatch):
+            return (self._deciders.hold if action is None else int(action)), []
+        receipts = [self.episode.command(command) for command in action.commands]
+        self._deciders.look_at(0)
+        if action.priority is not None:
+            self.episode.give_priority(action.priority)
+        place = self._deciders.hold if action.place is None else int(action.place)
+        return place, [receipt.reason for receipt in receipts if not receipt.accepted]
+
+    def command(self, command: FleetCommand) -> str:
+        """Tells the fleet something between decisions; returns why it was refused, or nothing."""
+        receipt = self.episode.command(command)
+        self._deciders.look_at(0)
+        return receipt.reason
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """(places + 1,), which actions are possible now."""
+        return self._mask
+
+    @property
+    def gpu_seconds(self) -> float:
+        """GPU-seconds that replicas have been kept."""
+        return float(self.episode.simulator.gpu_seconds().sum())
+
+    def records(self) -> RequestRecords:
+        """What happened to every request that has arrived."""
+        return self.episode.simulator.results()
+
+    def fork(self) -> RoutingEnv:
+        """A copy of the episode that continues to the same numbers; it does not render."""
+        copy = RoutingEnv.__new__(RoutingEnv)
+        copy.__dict__.update(self.__dict__)
+        copy.episode = self.episode.fork()
+        copy._deciders = self._deciders.fork([copy.episode])
+        copy.render_mode, copy._renderer = None, None
+        return copy
+
+    def render(self) -> Any:
+        """The fleet now (ansi) or over time (rgb_array)."""
+        if self._renderer is None:
+            gym.logger.warn("render() needs a render_mode; pass render_mode='ansi' or 'rgb_array' to make()")
+            return None
+        return self._renderer.text() if self.render_mode == "ansi" else self._renderer.image()
+
+    def _info(
+        self, observations: Observations, dt_s: float, terms: dict[str, float], refused: str
+    ) -> dict[str, Any]:
+        self._mask = observations.masks[0]
+        return {
+            "dt": dt_s,
+            "reward_terms": terms,
+            "refused": refused,
+            "num_refused": int(self.episode.desk.desk["refused_actions"][0]),
+            "action_mask": self._mask,
+        }
+
+
+def _first(observations: Observations) -> Observation:
+    return {
+        "places": observations.places[0],
+        "request": observations.request[0],
+        "cluster": observations.cluster[0],
+    }

@@ -1,0 +1,232 @@
+"""One routing episode: a simulated fleet, its router's desk, and what a policy may see of both."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.backend import TOTALS, Receipt
+from envs.fleet import FleetCommand, Route
+from envs.nominal import NominalEngines
+from envs.routing.config import RoutingConfig
+from envs.routing.faults import draw_faults
+from envs.routing.state import IN_FLIGHT_DTYPE, RoutedRequest, RoutingState
+from envs.simulator.fleet.simulator import FleetSimulator
+from envs.simulator.kernel.desk import DUE, FAR, Desk, fork_desk, new_desk
+from envs.simulator.kernel.router_view import cached_tokens, in_flight_rows, reprioritise
+from envs.simulator.kernel.state import NOTIFIED, PS_PER_S
+from envs.simulator.scheduling import to_ps
+from envs.workload.predictions import predict_lengths
+from envs.workload.registry import WorkloadSource
+from envs.workload.schema import Workload
+
+DISPATCH_PRIORITIES = (0, 1)  # that a router may give beside those of the workload
+
+
+class Episode:
+    """Runs episodes of one configuration; the kernel's `decide_many` moves them on.
+
+    Args:
+        config: What the environment is made of.
+
+    Raises:
+        ValueError: Something in it is unknown or impossible.
+    """
+
+    def __init__(self, config: RoutingConfig) -> None:
+        self.config = config
+        self.source = WorkloadSource(config.workload)
+        self.classes = self.source.classes
+        self.slos = config.slos_of(self.classes)
+        spec = dataclasses.replace(config.cluster, router="hold")
+        self.simulator = FleetSimulator(spec, self.slos, tuple(range(len(self.classes))))
+        self.num_places = spec.num_places
+        self.engines = nominal_engines(self.simulator)
+        self._scales = np.array([getattr(config.scales, item.name) for item in dataclasses.fields(config.scales)])
+        self.desk: Desk = self._new_desk(np.zeros(1, np.int32))
+
+    def _new_desk(self, predicted: NDArray[np.int32], deadline_s: float = 0.0) -> Desk:
+        fleet = self.simulator.fleet
+        serves = np.zeros((len(fleet.endpoints), self.num_places), np.int8)
+        for number, (model, _) in enumerate(fleet.endpoints):
+            serves[number] = [
+                group.replica.model == model and group.replica.role != "decode" for group in fleet.places
+            ]
+        return new_desk(
+            num_places=self.num_places,
+            num_classes=len(self.classes),
+            serves=serves,
+            kinds=np.array([fleet.kind(place) for place in range(self.num_places)], np.int32),
+            predicted=predicted,
+            scales=self._scales,
+            retry_interval_ps=to_ps(self.config.retry_s),
+            gauge_interval_ps=to_ps(self.config.gauge_interval_s),
+            deadline_ps=to_ps(deadline_s),
+            capacity=self.config.queue_capacity,
+        )
+
+    def reset(self, seed: int, split: str | None = None) -> None:
+        """Begins the episode that a seed stands for: its arrivals, lengths, predictions and failures.
+
+        Args:
+            seed: Which episode.
+            split: Where it is drawn from; None: the configuration's split.
+        """
+        workload = self.source.sample(seed, split or self.config.split)
+        drawn = draw_faults(self.config.faults, self.num_places, workload.duration_s, seed)
+        self.simulator.reset(workload, (*self.config.cluster.faults, *drawn), DISPATCH_PRIORITIES)
+        self.desk = self._new_desk(
+            predict_lengths(self.config.prediction, workload, seed),
+            float(workload.arrival_s[-1]) + self.config.drain_limit_s,
+        )
+        self._state: tuple[int, RoutingState] | None = None  # and the number of the decision it is for
+
+    @property
+    def workload(self) -> Workload:
+        """Requests of the episode."""
+        return self.simulator.workload
+
+    @property
+    def next_due_ps(self) -> int:
+        """When the control plane is next due."""
+        return self.simulator.clockwork.next_due_ps()
+
+    def attend(self, status: int, action: int) -> None:
+        """Does what the kernel cannot do itself and stopped for."""
+        simulator = self.simulator
+        if simulator.grow(status):
+            return
+        if status == FAR:
+            request = simulator.world.requests[self.desk.desk["slot"][0]]
+            receipt = simulator.apply(Route(int(request["index"]), action))
+            if not receipt.accepted:
+                raise RuntimeError(f"the simulator refused what the router may do: {receipt.reason}")
+            self.desk.desk["slot"] = -1
+            return
+        assert status in (DUE, NOTIFIED)
+        simulator.stale = simulator.clockwork.catch_up(status == NOTIFIED)
+
+    # -- what is seen --------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> RoutingState:
+        """What a router knows at this decision; made when somebody asks."""
+        decisions = int(self.desk.desk["decisions"][0])
+        if self._state is None or self._state[0] != decisions:
+            self._state = (decisions, self._observe())
+        return self._state[1]
+
+    def _observe(self) -> RoutingState:
+        simulator, desk = self.simulator, self.desk
+        world = simulator.world
+        engines = desk.gauges.copy()
+        engines["status"] = world.engines["status"]
+        slot = int(desk.desk["slot"][0])
+        pooled = int(world.cluster["num_pooled"][0]) - (slot >= 0)
+        pooled_tokens = int(world.cluster["pooled_tokens"][0])
+        if slot >= 0:
+            pooled_tokens -= int(world.requests["prompt"][slot])
+        return RoutingState(
+            now_s=simulator.now_s,
+            gauges_s=float(desk.desk["gauges_ps"][0]) / PS_PER_S,
+            engines=engines,
+            in_flight=self._in_flight(),
+            request=self._request(slot) if slot >= 0 else None,
+            can_take=desk.places["can_take"].astype(bool),
+            num_held=pooled,
+            held_tokens=pooled_tokens,
+            gpu_seconds=simulator.gpu_seconds(),
+            operations=simulator.plane.underway(),
+            totals=world.stats[:, : len(TOTALS)].copy(),
+        )
+
+    def _in_flight(self) -> NDArray[np.void]:
+        world = self.simulator.world
+        rows = np.empty(int(world.cluster["num_in_flight"][0]), IN_FLIGHT_DTYPE)
+        count = in_flight_rows(world, self.desk.predicted, self.simulator.priorities, rows)
+        return rows[:count]
+
+    def _request(self, slot: int) -> RoutedRequest:
+        world, workload = self.simulator.world, self.workload
+        request = world.requests[slot]
+        row = int(request["index"])
+        ids = np.zeros(0, np.int32)
+        if workload.hash_ids is not None and workload.hash_offsets is not None:
+            ids = workload.hash_ids[workload.hash_offsets[row] : workload.hash_offsets[row + 1]]
+        cached = np.zeros(self.num_places, np.int64)
+        if world.cluster["prefix_caching"][0]:
+            cached_tokens(world, self.simulator.tables, slot, cached)
+        return RoutedRequest(
+            index=row,
+            arrival_s=float(workload.arrival_s[row]),
+            input_tokens=int(workload.input_tokens[row]),
+            predicted_tokens=int(self.desk.predicted[row]),
+            max_output_tokens=int(workload.max_output_tokens[row]),
+            priority=int(workload.priority[row]),
+            class_id=int(workload.class_id[row]),
+            deadline_s=float(request["deadline_ps"]) / PS_PER_S,
+            region=self.simulator.fleet.endpoints[request["endpoint"]][1],
+            hash_ids=ids,
+            hash_block_tokens=workload.hash_block_tokens,
+            cached_tokens=cached,
+            held_before=bool(self.desk.desk["held_before"][0]),
+        )
+
+    # -- what is done --------------------------------------------------------------------------------------------------
+
+    def command(self, command: FleetCommand) -> Receipt:
+        """Tells the fleet something, before the request on the desk is sent."""
+        self._state = None
+        return self.simulator.apply(command)
+
+    def give_priority(self, priority: int) -> None:
+        """Gives the request on the desk another priority.
+
+        Raises:
+            ValueError: it is neither one of the workload's nor 0 or 1.
+        """
+        levels = self.simulator.priorities
+        if priority not in levels:
+            raise ValueError(f"dispatch.priority must be one of {levels.tolist()}, got {priority}")
+        slot = int(self.desk.desk["slot"][0])
+        if slot >= 0:
+            reprioritise(self.simulator.world, slot, int(np.searchsorted(levels, priority)))
+
+    def unfinished(self) -> NDArray[np.float64]:
+        """Requests of each class that are still in the system, (C,)."""
+        stats = self.simulator.world.stats
+        gone = sum(stats[:, TOTALS.index(name)] for name in ("refused", "failed", "finished"))
+        return np.asarray(stats[:, TOTALS.index("arrived")] - gone)
+
+    def fork(self) -> Episode:
+        """A copy that continues to the same numbers."""
+        copy = Episode.__new__(Episode)
+        copy.__dict__.update(self.__dict__)
+        copy.simulator = self.simulator.fork()
+        copy.desk = fork_desk(self.desk)
+        return copy
+
+
+def nominal_engines(simulator: FleetSimulator) -> NominalEngines:
+    """What is known of a fleet's places before they serve anything."""
+    fleet, tables = simulator.fleet, simulator.tables
+    kinds = np.array([fleet.kind(place) for place in range(len(fleet.places))])
+    budget = tables.kinds["max_batched_tokens"][kinds]
+    block_size = tables.kinds["block_size"][kinds]
+    return NominalEngines(
+        models=tuple(group.replica.model for group in fleet.places),
+        regions=tuple(group.region for group in fleet.places),
+        gpus=tuple(group.replica.gpu for group in fleet.places),
+        num_gpus=np.array([group.replica.num_gpus for group in fleet.places], np.int64),
+        block_size=block_size,
+        kv_capacity_tokens=np.array(fleet.blocks, np.int64) * block_size,
+        max_num_seqs=tables.kinds["max_num_seqs"][kinds],
+        max_num_batched_tokens=budget,
+        prefill_s_per_token=tables.mixed_ps[kinds, budget] / (budget * PS_PER_S),
+        decode_s=tables.decode_ps[kinds] / PS_PER_S,
+        kv_s_per_token=tables.kinds["kv_ps"][kinds] / PS_PER_S,
+    )
+
+

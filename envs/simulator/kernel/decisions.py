@@ -1,0 +1,239 @@
+"""From one routing decision to the next, for many worlds in one call."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.backend import TOTALS
+from envs.simulator.kernel.accounting import latency_cost
+from envs.simulator.kernel.compiled import compiled, entry, int64
+from envs.simulator.kernel.desk import DECIDE, DUE, ENDED, MEMORY, NO_ACTION, Desk, new_desk
+from envs.simulator.kernel.features import _LONG_S, _SHORT_S, write_observation
+from envs.simulator.kernel.handles import handle_width, reader_of
+from envs.simulator.kernel.offers import begin_retry, next_offer, offer_arrivals, settle
+from envs.simulator.kernel.router_view import look_at_places
+from envs.simulator.kernel.state import (
+    CLASS_DTYPE,
+    KIND_DTYPE,
+    NEVER,
+    PS_PER_S,
+    REACHED,
+    TRIGGERED,
+    Tables,
+    Traffic,
+    World,
+    new_world,
+)
+from envs.simulator.kernel.world import advance, is_idle, show_engines
+
+# Columns of what a decision brought, before the misses of each class: two (C,) blocks, TTFT and TPOT.
+OUTCOMES = ("dt_s", "latency", "good", "lost")
+_DRAIN_PS = PS_PER_S  # once all have arrived, how often one looks whether all are done
+
+_ARRIVED, _PROMPTS = TOTALS.index("arrived"), TOTALS.index("arrived_tokens")
+_REFUSED, _FAILED, _GOOD = (TOTALS.index(name) for name in ("refused", "failed", "good"))
+_FIRST, _TTFT_MET = TOTALS.index("first_tokens"), TOTALS.index("ttft_met")
+_FINISHED, _TPOT_MET = TOTALS.index("finished"), TOTALS.index("tpot_met")
+
+
+def _sample_traffic() -> Traffic:
+    narrow = np.zeros(1, np.int32)
+    return Traffic(
+        np.zeros(1, np.int64), narrow, narrow, narrow, narrow, narrow, narrow, np.zeros(1, np.int8)
+    )
+
+
+def _sample_tables() -> Tables:
+    wide = np.zeros((1, 1), np.int64)
+    return Tables(wide, wide, np.zeros(1, KIND_DTYPE), np.zeros(1, CLASS_DTYPE))
+
+
+_EXAMPLES = (
+    new_world(1, 1, 1, 1),
+    _sample_traffic(),
+    _sample_tables(),
+    new_desk(1, 1, np.zeros((1, 1), np.int8), np.zeros(1, np.int32), np.zeros(1, np.int32)),
+)
+HANDLE_WIDTHS = tuple(handle_width(example) for example in _EXAMPLES)
+_read_world = reader_of(World, _EXAMPLES[0])
+_read_traffic = reader_of(Traffic, _EXAMPLES[1])
+_read_tables = reader_of(Tables, _EXAMPLES[2])
+_read_desk = reader_of(Desk, _EXAMPLES[3])
+
+
+@compiled
+def _read_gauges(world: World, desk: Desk) -> None:
+    """Polls every engine; the kernel has just shown them."""
+    board = desk.desk[0]
+    for e in range(len(world.engines)):
+        desk.gauges[e] = world.shown[e]
+    board.gauges_ps = world.cluster[0].now_ps
+    board.next_gauges_ps = board.gauges_ps + board.gauge_interval_ps
+
+
+@compiled
+def _next_stop(world: World, traffic: Traffic, desk: Desk, until: int) -> int:
+    """How far the clock may run before a router looks up."""
+    board, now = desk.desk[0], world.cluster[0].now_ps
+    stop = until
+    if board.gauge_interval_ps > 0:
+        stop = min(stop, board.next_gauges_ps)
+    if world.cluster[0].num_pooled > 0:
+        if board.retry_ps == NEVER:  # somebody lost its engine
+            board.retry_ps = now
+        stop = min(stop, board.retry_ps)
+    if world.cluster[0].next_arrival >= len(traffic.arrival_ps):
+        stop = min(stop, now + _DRAIN_PS)
+    return stop
+
+
+@compiled
+def _run_to_decision(world: World, traffic: Traffic, tables: Tables, desk: Desk, until: int) -> int:
+    """Moves on to the next decision, the end of the episode, or `until`. Returns which, or what the kernel needs."""
+    board = desk.desk[0]
+    while True:
+        if next_offer(world, traffic, desk):
+            if board.gauge_interval_ps == 0 and board.decided_ps == world.cluster[0].now_ps:
+                show_engines(world, tables)  # the decision before this one fell at the same instant
+                _read_gauges(world, desk)
+            return int64(DECIDE)
+        if is_idle(world, traffic) or world.cluster[0].now_ps >= board.deadline_ps:
+            return int64(ENDED)
+        stop = _next_stop(world, traffic, desk, min(until, int64(board.deadline_ps)))
+        reason = advance(world, traffic, tables, stop)
+        if reason != REACHED and reason != TRIGGERED:
+            return reason
+        now = world.cluster[0].now_ps
+        if board.gauge_interval_ps == 0 or now >= board.next_gauges_ps:
+            _read_gauges(world, desk)
+        if reason == TRIGGERED:
+            offer_arrivals(world, traffic, desk)
+        elif now >= board.retry_ps:
+            begin_retry(world, desk)
+        elif now >= until:
+            return int64(DUE)
+
+
+@compiled
+def _remember(world: World, traffic: Traffic, desk: Desk, dt_s: float) -> None:
+    """Lets the averages go on by what has arrived, and what has become of promises, since the last decision."""
+    memory, stats = desk.memory, world.stats
+    requests, prompts, predicted = 0.0, 0.0, 0.0
+    first, late, done, slow = 0.0, 0.0, 0.0, 0.0
+    for c in range(len(stats)):
+        before = desk.totals[c]
+        lost = stats[c, _REFUSED] - before[_REFUSED] + stats[c, _FAILED] - before[_FAILED]
+        requests += stats[c, _ARRIVED] - before[_ARRIVED]
+        prompts += stats[c, _PROMPTS] - before[_PROMPTS]
+        answered = stats[c, _FIRST] - before[_FIRST]
+        finished = stats[c, _FINISHED] - before[_FINISHED]
+        first += answered + lost
+        late += answered - (stats[c, _TTFT_MET] - before[_TTFT_MET]) + lost
+        done += finished + lost
+        slow += finished - (stats[c, _TPOT_MET] - before[_TPOT_MET]) + lost
+    arrived = world.cluster[0].next_arrival
+    for row in range(arrived - int64(requests), arrived):
+        predicted += desk.predicted[row]
+    short, long = desk.scales[_SHORT_S], desk.scales[_LONG_S]
+    keep_short, keep_long = np.exp(-dt_s / short), np.exp(-dt_s / long)
+    memory[0] = memory[0] * keep_short + requests / short
+    memory[1] = memory[1] * keep_long + requests / long
+    memory[2] = memory[2] * keep_short + prompts / short
+    memory[3] = memory[3] * keep_long + prompts / long
+    memory[4] = memory[4] * keep_short + predicted / short
+    memory[5] = memory[5] * keep_long + predicted / long
+    memory[6] = memory[6] * keep_short + first
+    memory[7] = memory[7] * keep_short + late
+    memory[8] = memory[8] * keep_short + done
+    memory[9] = memory[9] * keep_short + slow
+
+
+@compiled
+def _measure(world: World, desk: Desk, out: NDArray[np.float64]) -> float:
+    """Writes what the time since the last decision brought; returns how long it was, s."""
+    board, stats = desk.desk[0], world.stats
+    num_classes = len(stats)
+    dt_s = (world.cluster[0].now_ps - board.decided_ps) / PS_PER_S
+    cost = latency_cost(world)
+    out[0], out[1], out[2], out[3] = dt_s, cost - board.latency_cost, 0.0, 0.0
+    for c in range(num_classes):
+        before = desk.totals[c]
+        lost = stats[c, _REFUSED] - before[_REFUSED] + stats[c, _FAILED] - before[_FAILED]
+        out[2] += stats[c, _GOOD] - before[_GOOD]
+        out[3] += lost
+        answered = stats[c, _FIRST] - before[_FIRST]
+        finished = stats[c, _FINISHED] - before[_FINISHED]
+        out[4 + c] = answered - (stats[c, _TTFT_MET] - before[_TTFT_MET]) + lost
+        out[4 + num_classes + c] = finished - (stats[c, _TPOT_MET] - before[_TPOT_MET]) + lost
+    board.latency_cost = cost
+    board.decided_ps = world.cluster[0].now_ps
+    return dt_s
+
+
+@compiled
+def _close_interval(world: World, traffic: Traffic, desk: Desk, out: NDArray[np.float64]) -> None:
+    """Books the interval that ends here."""
+    dt_s = _measure(world, desk, out)
+    _remember(world, traffic, desk, dt_s)
+    for c in range(len(world.stats)):
+        for i in range(desk.totals.shape[1]):
+            desk.totals[c, i] = world.stats[c, i]
+    desk.desk[0].decisions += 1
+
+
+@entry
+def decide_many(
+    worlds: NDArray[np.int64],
+    traffics: NDArray[np.int64],
+    tables: NDArray[np.int64],
+    desks: NDArray[np.int64],
+    actions: NDArray[np.int64],
+    until: NDArray[np.int64],
+    going: NDArray[np.bool_],
+    status: NDArray[np.int64],
+    places: NDArray[np.float32],
+    requests: NDArray[np.float32],
+    clusters: NDArray[np.float32],
+    masks: NDArray[np.bool_],
+    outcomes: NDArray[np.float64],
+) -> int:
+    """Takes a decision in each of N worlds and goes on to the next one. Returns how many need the control plane.
+
+    One that comes back from the control plane goes on with NO_ACTION.
+
+    Args:
+        worlds: (N, width) handles, as the three that follow.
+        traffics: The arrivals.
+        tables: What engines cost.
+        desks: The routers' desks.
+        actions: (N,) a place, or desk.HOLD, or NO_ACTION.
+        until: (N,) when the control plane is next due, ps.
+        going: (N,) which worlds to move; those that come to a decision or their end stop going.
+        status: (N,) why each stopped: DECIDE, ENDED, DUE, FAR, NOTIFIED, or NEED_*.
+        places: (N, at least E, features), written where the outcome is DECIDE or ENDED.
+        requests: (N, features).
+        clusters: (N, features).
+        masks: (N, at least E + 1).
+        outcomes: (N, len(OUTCOMES) + 2 C).
+    """
+    waiting = int64(0)
+    for i in range(len(worlds)):
+        if not going[i]:
+            continue
+        world, traffic = _read_world(worlds, i), _read_traffic(traffics, i)
+        table, desk = _read_tables(tables, i), _read_desk(desks, i)
+        reason = settle(world, traffic, table, desk, actions[i])
+        if reason == REACHED:
+            reason = _run_to_decision(world, traffic, table, desk, until[i])
+        status[i] = reason
+        if reason != DECIDE and reason != ENDED:
+            waiting += 1
+            continue
+        going[i] = False
+        _close_interval(world, traffic, desk, outcomes[i])
+        look_at_places(world, table, desk)
+        places[i], requests[i], clusters[i], masks[i] = 0.0, 0.0, 0.0, False
+        masks[i, masks.shape[1] - 1] = True
+        write_observation(world, traffic, table, desk, places[i], requests[i], clusters[i], masks[i])
+    return waiting

@@ -1,0 +1,145 @@
+"""The router's desk: the request that waits for a decision, those held back, and what the router knows of engines.
+
+Requests that no engine has yet stand in the pool. Those that arrive are offered one after another; what is held is
+offered again at every retry, oldest first within its priority, and a class of which one is held once more is left alone
+until the next retry. Beside that a router has gauges, read at intervals, and what it remembers of the past.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.backend import ENGINE_STATE_DTYPE, TOTALS
+from envs.simulator.kernel.state import NEVER
+
+LOOK_AHEAD = 100  # iterations; PreServe, section 4.3.1
+END_GROUP = 10  # iterations that are looked at together
+NUM_SCALES = 11  # of the observation, see features.py
+
+# Why a step ended: at a decision, at the end of the episode, at a time the caller gave, or for something that the
+# kernel cannot do itself (state.NEED_*, state.NOTIFIED, FAR).
+DECIDE, ENDED, DUE, FAR = range(100, 104)
+
+# Actions that are no place.
+HOLD, NO_ACTION = -1, -2
+
+DESK_DTYPE = np.dtype(
+    [
+        ("next_row", np.int64),  # of Traffic: the next of this instant's arrivals to be offered ...
+        ("last_row", np.int64),  # ... and the one behind the last
+        ("held_again", np.int64),  # bit c: a request of class c has been held in this retry
+        ("retry_ps", np.int64),  # NEVER: nothing is held
+        ("retry_interval_ps", np.int64),
+        ("gauges_ps", np.int64),  # when gauges were read
+        ("next_gauges_ps", np.int64),
+        ("gauge_interval_ps", np.int64),  # 0: read at every decision
+        ("deadline_ps", np.int64),  # when the episode is cut off
+        ("decided_ps", np.int64),  # when the last decision was taken
+        ("decisions", np.int64),
+        ("refused_actions", np.int64),  # places that could not take what was sent there
+        ("turned_away", np.int64),  # requests that found the queue full
+        ("latency_cost", np.float64),  # at the last decision
+        ("slot", np.int32),  # the request that is offered, -1: none
+        ("following", np.int32),  # the held request to be offered next, -1: none
+        ("held_before", np.int32),  # 1: what is offered has been held
+        ("capacity", np.int32),  # requests that may be held
+        ("last_refused", np.int32),  # 1: the last action was impossible
+    ],
+    align=True,
+)
+
+# What a router remembers of arrivals and of promises kept: exponential averages over two time constants.
+MEMORY = (
+    "requests_short",  # arrivals a second
+    "requests_long",
+    "prompt_tokens_short",  # a second
+    "prompt_tokens_long",
+    "predicted_tokens_short",  # a second
+    "predicted_tokens_long",
+    "ttft_first_short",  # first tokens a second ...
+    "ttft_missed_short",  # ... and those later than promised, or never
+    "tpot_done_short",
+    "tpot_missed_short",
+)
+
+# One row a place: what a router knows of it at a decision, in physical units.
+PLACE_DTYPE = np.dtype(
+    [
+        ("in_flight", np.int64),  # requests sent there and not done
+        ("unanswered", np.int64),  # of these, without a first token
+        ("queued_tokens", np.int64),  # prompt tokens of those
+        ("context_tokens", np.int64),  # prompt and generated tokens of the others
+        ("remaining_tokens", np.int64),  # predicted output tokens still to come, of all
+        ("peak_tokens", np.int64),  # most context in the next LOOK_AHEAD iterations if the request came
+        ("can_take", np.int32),
+    ],
+    align=True,
+)
+
+
+class Desk(NamedTuple):
+    """A router's desk. E places, P endpoints, N requests of the workload, C classes."""
+
+    desk: NDArray[np.void]  # (1,) DESK_DTYPE
+    gauges: NDArray[np.void]  # (E,) ENGINE_STATE_DTYPE, as last read
+    places: NDArray[np.void]  # (E,) PLACE_DTYPE, as of the last decision
+    totals: NDArray[np.float64]  # (C, len(TOTALS)) at the last decision
+    memory: NDArray[np.float64]  # (len(MEMORY),)
+    ends: NDArray[np.int32]  # (E, LOOK_AHEAD, 2) scratch: requests, and their context, that end so many steps ahead
+    end_groups: NDArray[np.int32]  # (E, LOOK_AHEAD / END_GROUP) scratch: how many end in each group of steps
+    serves: NDArray[np.int8]  # (P, E), 1: the place has the endpoint's model, wherever it is; never changes
+    kinds: NDArray[np.int32]  # (E,) row of Tables of a place without faults; never changes
+    predicted: NDArray[np.int32]  # (N,) predicted output lengths; never changes
+    network_s: NDArray[np.float64]  # (P, E) s to a place's region and back; never changes
+    scales: NDArray[np.float64]  # (NUM_SCALES,) of the observation; never changes
+
+
+def new_desk(
+    num_places: int,
+    num_classes: int,
+    serves: NDArray[np.int8],
+    kinds: NDArray[np.int32],
+    predicted: NDArray[np.int32],
+    network_s: NDArray[np.float64] | None = None,
+    scales: NDArray[np.float64] | None = None,
+    retry_interval_ps: int = NEVER,
+    gauge_interval_ps: int = 0,
+    deadline_ps: int = NEVER,
+    capacity: int = 0,
+) -> Desk:
+    """An empty desk at time zero."""
+    desk = np.zeros(1, DESK_DTYPE)
+    desk["slot"] = desk["following"] = -1
+    desk["retry_ps"] = NEVER
+    desk["retry_interval_ps"] = retry_interval_ps
+    desk["gauge_interval_ps"] = gauge_interval_ps
+    desk["deadline_ps"] = deadline_ps
+    desk["capacity"] = capacity
+    return Desk(
+        desk=desk,
+        gauges=np.zeros(num_places, ENGINE_STATE_DTYPE),
+        places=np.zeros(num_places, PLACE_DTYPE),
+        totals=np.zeros((num_classes, len(TOTALS))),
+        memory=np.zeros(len(MEMORY)),
+        ends=np.zeros((num_places, LOOK_AHEAD, 2), np.int32),
+        end_groups=np.zeros((num_places, LOOK_AHEAD // END_GROUP), np.int32),
+        serves=np.ascontiguousarray(serves, np.int8),
+        kinds=np.ascontiguousarray(kinds, np.int32),
+        predicted=np.ascontiguousarray(predicted, np.int32),
+        network_s=np.zeros(serves.shape) if network_s is None else np.ascontiguousarray(network_s, np.float64),
+        scales=np.ones(NUM_SCALES) if scales is None else np.ascontiguousarray(scales, np.float64),
+    )
+
+
+def fork_desk(desk: Desk) -> Desk:
+    """A copy that shares nothing that lasts."""
+    return desk._replace(
+        desk=desk.desk.copy(),
+        gauges=desk.gauges.copy(),
+        places=desk.places.copy(),
+        totals=desk.totals.copy(),
+        memory=desk.memory.copy(),
+    )

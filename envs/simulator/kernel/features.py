@@ -1,0 +1,201 @@
+"""The routing observation: a row a place, the request, and the cluster, with fixed physical scales.
+
+Counts, tokens, seconds and rates are shown as log1p(value / scale), ratios as they are; no running normalisation.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.simulator.kernel.blocks import find_hit
+from envs.simulator.kernel.compiled import compiled, int64
+from envs.simulator.kernel.desk import NUM_SCALES, Desk
+from envs.simulator.kernel.offers import num_held
+from envs.simulator.kernel.state import ACTIVE, PS_PER_S, SPECULATIVE, Tables, Traffic, World
+
+PLACE_FEATURES = (
+    "can_take",  # in service, of the request's model, and large enough for it
+    "in_service",
+    "in_flight",  # requests sent there and not done
+    "unanswered",  # of these, without a first token
+    "waiting",  # gauge
+    "running",  # gauge
+    "kv_usage",  # gauge, ratio
+    "queued_tokens",  # prompt tokens of the unanswered
+    "prefill_backlog_s",  # these, at the place's prefill speed
+    "remaining_tokens",  # predicted output tokens still to come
+    "drain_s",  # these, at the present pace
+    "context_usage",  # known context over KV capacity, ratio
+    "peak_usage",  # most context over KV capacity in the next 100 iterations if the request came, ratio
+    "excess_usage",  # what of this is above 0.8
+    "iteration_s",  # of a decode iteration with what decodes now and the request
+    "own_prefill_s",  # of the request's prompt, without what is cached there
+    "own_decode_s",  # of its predicted output at that iteration
+    "prefix_hit",  # share of its prompt that the place's prefix cache holds
+    "kv_capacity",  # tokens
+    "network_s",  # to the place's region and back
+)
+
+REQUEST_FEATURES = (
+    "input_tokens",
+    "predicted_tokens",
+    "max_output_tokens",
+    "slack",  # time to the deadline of its first token over its TTFT promise, ratio
+    "overdue",  # time since then over its TTFT promise
+    "waited_s",
+    "held_before",
+)  # and a 1 at its class
+
+CLUSTER_FEATURES = (
+    "held",  # requests in the router's queue
+    "held_tokens",  # their prompts
+    "requests_short",  # arrivals a second, exponential averages
+    "requests_long",
+    "prompt_tokens_short",  # a second
+    "prompt_tokens_long",
+    "predicted_tokens_short",  # a second
+    "predicted_tokens_long",
+    "ttft_misses_short",  # share of first tokens later than promised, or never
+    "tpot_misses_short",
+    "gauge_age_s",
+)
+
+# Scales, in the order of `envs.routing.observation.RoutingScales`.
+(
+    _REQUESTS,
+    _TOKENS,
+    _PROMPT_TOKENS,
+    _CAPACITY_TOKENS,
+    _ITERATION_S,
+    _PREFILL_S,
+    _DECODE_S,
+    _REQUEST_RATE,
+    _TOKEN_RATE,
+    _SHORT_S,
+    _LONG_S,
+) = range(NUM_SCALES)
+TARGET_USAGE = 0.8  # PreServe's T_mem, section 4.3.3
+
+
+@compiled
+def _log(value: float, scale: float) -> float:
+    return np.log(1.0 + max(value, 0.0) / scale)  # log1p costs twice as much
+
+
+@compiled
+def _write_place(world: World, tables: Tables, desk: Desk, e: int, row: NDArray[np.float32]) -> None:
+    """What is known of a place, whatever the request."""
+    place, gauge, scales = desk.places[e], desk.gauges[e], desk.scales
+    kind = tables.kinds[desk.kinds[e]]
+    capacity = max(int64(gauge.kv_capacity_tokens), int64(1))
+    budget = kind.max_batched_tokens
+    prefill_s = tables.mixed_ps[desk.kinds[e], budget] / (budget * PS_PER_S)
+    decoding = place.in_flight - place.unanswered
+    batch = min(decoding + 1, kind.max_num_seqs)
+    iteration_s = (
+        tables.decode_ps[desk.kinds[e], batch] + kind.kv_ps * np.float64(place.context_tokens)
+    ) / PS_PER_S
+    status = world.engines[e].status
+    row[0] = place.can_take
+    row[1] = status == ACTIVE or status == SPECULATIVE
+    row[2] = _log(place.in_flight, scales[_REQUESTS])
+    row[3] = _log(place.unanswered, scales[_REQUESTS])
+    row[4] = _log(gauge.num_waiting, scales[_REQUESTS])
+    row[5] = _log(gauge.num_running, scales[_REQUESTS])
+    row[6] = gauge.kv_used_blocks / max(gauge.kv_capacity_blocks, 1)
+    row[7] = _log(place.queued_tokens, scales[_TOKENS])
+    row[8] = _log(place.queued_tokens * prefill_s, scales[_PREFILL_S])
+    row[9] = _log(place.remaining_tokens, scales[_TOKENS])
+    row[10] = _log(place.remaining_tokens * iteration_s / max(decoding, 1), scales[_DECODE_S])
+    row[11] = place.context_tokens / capacity
+    row[12] = place.peak_tokens / capacity
+    row[13] = max(place.peak_tokens / capacity - TARGET_USAGE, 0.0)
+    row[14] = _log(iteration_s, scales[_ITERATION_S])
+    row[18] = _log(capacity, scales[_CAPACITY_TOKENS])
+
+
+@compiled
+def _write_request_there(
+    world: World, tables: Tables, desk: Desk, e: int, slot: int, row: NDArray[np.float32]
+) -> None:
+    """What the request would meet at a place."""
+    request, scales, kind = world.requests[slot], desk.scales, tables.kinds[desk.kinds[e]]
+    budget = kind.max_batched_tokens
+    cached = int64(0)
+    if world.cluster[0].prefix_caching:
+        cached = find_hit(world, tables, e, slot)[0] * kind.block_size
+    prefill_s = (request.prompt - cached) * tables.mixed_ps[desk.kinds[e], budget] / (budget * PS_PER_S)
+    batch = min(desk.places[e].in_flight - desk.places[e].unanswered + 1, kind.max_num_seqs)
+    context = np.float64(desk.places[e].context_tokens + request.prompt)
+    iteration_s = (tables.decode_ps[desk.kinds[e], batch] + kind.kv_ps * context) / PS_PER_S
+    predicted = desk.predicted[request.index - world.cluster[0].first_index]
+    row[15] = _log(prefill_s, scales[_PREFILL_S])
+    row[16] = _log(predicted * iteration_s, scales[_DECODE_S])
+    row[17] = cached / request.prompt
+    row[19] = _log(desk.network_s[request.endpoint, e], scales[_PREFILL_S])
+
+
+@compiled
+def _write_request(world: World, tables: Tables, desk: Desk, slot: int, row: NDArray[np.float32]) -> None:
+    """The request itself."""
+    request, scales = world.requests[slot], desk.scales
+    now = world.cluster[0].now_ps
+    promise = np.float64(tables.classes[request.class_id].ttft_slo_ps)
+    row[0] = _log(request.prompt, scales[_PROMPT_TOKENS])
+    row[1] = _log(desk.predicted[request.index - world.cluster[0].first_index], scales[_PROMPT_TOKENS])
+    row[2] = _log(request.max_output, scales[_PROMPT_TOKENS])
+    row[3] = max(request.deadline_ps - now, int64(0)) / promise
+    row[4] = _log((now - request.deadline_ps) / promise, 1.0)
+    row[5] = _log((now - request.arrival_ps) / PS_PER_S, scales[_DECODE_S])
+    row[6] = desk.desk[0].held_before
+    row[len(REQUEST_FEATURES) + request.class_id] = 1.0
+
+
+@compiled
+def _write_cluster(world: World, traffic: Traffic, desk: Desk, row: NDArray[np.float32]) -> None:
+    """What all places have in common."""
+    memory, scales, board = desk.memory, desk.scales, desk.desk[0]
+    row[0] = _log(num_held(world, traffic, desk) - (board.slot >= 0), scales[_REQUESTS])
+    row[1] = _log(world.cluster[0].pooled_tokens, scales[_TOKENS])
+    row[2] = _log(memory[0], scales[_REQUEST_RATE])
+    row[3] = _log(memory[1], scales[_REQUEST_RATE])
+    for i in range(4):
+        row[4 + i] = _log(memory[2 + i], scales[_TOKEN_RATE])
+    row[8] = memory[7] / max(memory[6], 1e-9)
+    row[9] = memory[9] / max(memory[8], 1e-9)
+    row[10] = _log((world.cluster[0].now_ps - board.gauges_ps) / PS_PER_S, scales[_PREFILL_S])
+
+
+@compiled
+def write_observation(
+    world: World,
+    traffic: Traffic,
+    tables: Tables,
+    desk: Desk,
+    places: NDArray[np.float32],
+    request: NDArray[np.float32],
+    cluster: NDArray[np.float32],
+    mask: NDArray[np.bool_],
+) -> None:
+    """Writes the observation of a decision; `Desk.places` and the memory are up to date.
+
+    Args:
+        world: The world.
+        traffic: Its arrivals.
+        tables: What its engines cost.
+        desk: The router's desk.
+        places: (at least E, len(PLACE_FEATURES)), zero.
+        request: (len(REQUEST_FEATURES) + C,), zero.
+        cluster: (len(CLUSTER_FEATURES),).
+        mask: (at least E + 1,), false but for the last one, which holds.
+    """
+    slot = int64(desk.desk[0].slot)
+    for e in range(len(world.engines)):
+        _write_place(world, tables, desk, int64(e), places[e])
+        if slot >= 0:
+            _write_request_there(world, tables, desk, int64(e), slot, places[e])
+            mask[e] = desk.places[e].can_take
+    if slot >= 0:
+        _write_request(world, tables, desk, slot, request)
+    _write_cluster(world, traffic, desk, cluster)

@@ -1,0 +1,147 @@
+"""Offering requests to the router, and doing what it decides."""
+
+from __future__ import annotations
+
+from envs.simulator.kernel.accounting import book_turned_away
+from envs.simulator.kernel.compiled import compiled, int64
+from envs.simulator.kernel.desk import FAR, HOLD, NO_ACTION, Desk
+from envs.simulator.kernel.queues import unlink
+from envs.simulator.kernel.routers import may_take
+from envs.simulator.kernel.state import NEVER, NUM_LEVELS, REACHED, Tables, Traffic, World
+from envs.simulator.kernel.world import send
+
+_MAX_CLASS = 62
+
+
+@compiled
+def _slot_of_row(world: World, traffic: Traffic, row: int) -> int:
+    """Where a request that arrives now stands in the pool, or -1: it was refused."""
+    slot = int64(world.queues[len(world.engines), traffic.level[row], 1])
+    index = world.cluster[0].first_index + row
+    while slot >= 0 and world.requests[slot].arrival_ps == traffic.arrival_ps[row]:
+        if world.requests[slot].index == index:
+            return slot
+        slot = int64(world.requests[slot].prev)
+    return int64(-1)
+
+
+@compiled
+def _first_pooled(world: World, level: int) -> int:
+    """The pool's first request of a level or a later one, or -1."""
+    while level < NUM_LEVELS:
+        slot = int64(world.queues[len(world.engines), level, 0])
+        if slot >= 0:
+            return slot
+        level += 1
+    return int64(-1)
+
+
+@compiled
+def _after(world: World, slot: int) -> int:
+    """The pool's next request, or -1."""
+    following = int64(world.requests[slot].next)
+    return following if following >= 0 else _first_pooled(world, int64(world.requests[slot].level) + 1)
+
+
+@compiled
+def offer_arrivals(world: World, traffic: Traffic, desk: Desk) -> None:
+    """Requests have arrived: they are the next to be offered."""
+    now = world.cluster[0].now_ps
+    first = last = int64(world.cluster[0].next_arrival)
+    while first > 0 and traffic.arrival_ps[first - 1] == now:
+        first -= 1
+    desk.desk[0].next_row, desk.desk[0].last_row = first, last
+
+
+@compiled
+def begin_retry(world: World, desk: Desk) -> None:
+    """Offers what is held once more."""
+    board = desk.desk[0]
+    board.retry_ps = NEVER
+    board.held_again = 0
+    board.following = _first_pooled(world, int64(0))
+
+
+@compiled
+def next_offer(world: World, traffic: Traffic, desk: Desk) -> bool:
+    """Puts the next request of this instant on the desk. Returns whether there is one."""
+    board, now = desk.desk[0], world.cluster[0].now_ps
+    while board.next_row < board.last_row:
+        slot = _slot_of_row(world, traffic, board.next_row)
+        board.next_row += 1
+        if slot >= 0:
+            board.slot, board.held_before = slot, 0
+            return True
+    while board.following >= 0:
+        slot = int64(board.following)
+        board.following = _after(world, slot)
+        request = world.requests[slot]
+        again = (board.held_again >> min(int64(request.class_id), _MAX_CLASS)) & 1
+        if request.arrival_ps < now and not again:
+            board.slot, board.held_before = slot, 1
+            return True
+    return False
+
+
+@compiled
+def num_held(world: World, traffic: Traffic, desk: Desk) -> int:
+    """Requests in the router's queue, what is offered included, what has not been offered yet not."""
+    board = desk.desk[0]
+    held = int64(world.cluster[0].num_pooled)
+    for row in range(board.next_row, board.last_row):
+        if _slot_of_row(world, traffic, row) >= 0:
+            held -= 1
+    return held
+
+
+@compiled
+def may_go(world: World, tables: Tables, desk: Desk, slot: int, e: int) -> bool:
+    """Whether a place serves a request's model, is in service, and could hold it."""
+    request = world.requests[slot]
+    if desk.serves[request.endpoint, e] == 0:
+        return False
+    return may_take(world, tables, e, int64(request.prompt) + request.max_output)
+
+
+@compiled
+def _is_far(world: World, slot: int, e: int) -> bool:
+    """Whether a place is in another region than the request."""
+    endpoint = world.endpoints[world.requests[slot].endpoint]
+    return e < endpoint.first or e >= endpoint.last
+
+
+@compiled
+def _hold(world: World, traffic: Traffic, tables: Tables, desk: Desk) -> None:
+    """Keeps what is offered in the queue, or turns it away where there is no room."""
+    board, slot, now = desk.desk[0], int64(desk.desk[0].slot), world.cluster[0].now_ps
+    if board.held_before == 0 and num_held(world, traffic, desk) > board.capacity:
+        unlink(world, int64(len(world.engines)), slot)
+        book_turned_away(world, tables, slot, now)
+        board.turned_away += 1
+    elif board.held_before:
+        board.held_again |= int64(1) << min(int64(world.requests[slot].class_id), _MAX_CLASS)
+    if world.cluster[0].num_pooled > 0 and board.retry_ps == NEVER:
+        board.retry_ps = now + board.retry_interval_ps
+
+
+@compiled
+def settle(world: World, traffic: Traffic, tables: Tables, desk: Desk, action: int) -> int:
+    """Does what was decided about the request on the desk. Returns REACHED, or FAR: it goes to another region.
+
+    An action that is no place and not HOLD, or a place that cannot take the request, is counted and holds it.
+    """
+    board = desk.desk[0]
+    board.last_refused = 0
+    slot = int64(board.slot)
+    if slot < 0 or action == NO_ACTION:
+        return int64(REACHED)
+    if 0 <= action < len(world.engines) and may_go(world, tables, desk, slot, action):
+        if _is_far(world, slot, action):
+            return int64(FAR)
+        send(world, tables, slot, action)
+    else:
+        board.last_refused = int64(action != HOLD)
+        board.refused_actions += board.last_refused
+        _hold(world, traffic, tables, desk)
+    board.slot = -1
+    return int64(REACHED)
