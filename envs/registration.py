@@ -19,6 +19,7 @@ class EnvEntry:
     entry_point: str
     vector_entry_point: str
     config: str  # the dataclass of its arguments
+    policies: tuple[str, ...]  # what one compares with, by name
 
 
 ENVS = {
@@ -27,12 +28,14 @@ ENVS = {
         "envs.dp_tp.env:DPTPEnv",
         "envs.dp_tp.vector:DPTPVectorEnv",
         "envs.dp_tp.core:DPTPConfig",
+        ("static_dp", "static_tp", "static_2x4", "flying_serving", "load_threshold"),
     ),
     "routing": EnvEntry(
         "Serving/Routing-v0",
         "envs.routing.env:RoutingEnv",
         "envs.routing.vector:RoutingVectorEnv",
         "envs.routing.config:RoutingConfig",
+        ("round_robin", "least_request", "power_of_two", "jsq", "llm_d", "preserve"),
     ),
 }
 
@@ -60,6 +63,15 @@ def env_config_class(name: str) -> type:
     module, _, attribute = _entry(name).config.partition(":")
     config_class: type = getattr(importlib.import_module(module), attribute)
     return config_class
+
+
+def usual_policies(name: str) -> tuple[str, ...]:
+    """Policies that one compares with in an environment.
+
+    Raises:
+        ValueError: the name is unknown.
+    """
+    return _entry(name).policies
 
 
 def _entry(name: str) -> EnvEntry:

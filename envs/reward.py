@@ -1,4 +1,4 @@
-"""The DP/TP reward: what the last decision interval cost, term by term."""
+"""The reward: what the time from one decision to the next cost, term by term."""
 
 from __future__ import annotations
 

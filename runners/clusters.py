@@ -12,7 +12,6 @@ from envs.simulator.fleet.simulator import FleetSimulator
 from envs.simulator.simulator import Simulator
 from runners.typed import build
 
-
 # By the name that the files of `configs/cluster` give in their defaults.
 CLUSTERS: dict[str, type] = {"node": ClusterSpec, "fleet": FleetConfig}
 

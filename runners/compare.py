@@ -41,7 +41,7 @@ TABLE_METRICS = (
 @command("compare", CompareConfig)
 def main(config: CompareConfig, out: Path) -> None:
     """Compares and writes."""
-    policies = {name: load_policy(name) for name in config.policies}
+    policies = {name: load_policy(name) for name in config.compared}
     kinds = Kinds(
         learned=frozenset(name for name in policies if is_checkpoint(name)),
         clairvoyant=frozenset(name for name, policy in policies.items() if policy.clairvoyant),

@@ -7,6 +7,7 @@ from typing import Any
 import gymnasium as gym
 
 from envs.registration import env_config_class, make_env
+from runners.clusters import cluster_of
 from runners.schema import RunConfig
 from runners.typed import build
 
@@ -21,7 +22,7 @@ def env_arguments(config: RunConfig) -> dict[str, Any]:
     built: Any = build(env_config_class(config.env["name"]), values, "env.")
     shared = {
         "workload": config.workload,
-        "cluster": config.cluster,
+        "cluster": cluster_of(config.cluster),
         "objective": config.objective,
         "split": config.split,
     }

@@ -14,7 +14,7 @@ from hydra.core.config_store import ConfigStore
 from envs.backend import SLO, ClusterSpec
 from envs.live.settings import LiveSettings
 from envs.objective import Objective
-from envs.registration import env_config_class, env_names
+from envs.registration import env_config_class, env_names, usual_policies
 from envs.workload.registry import SPLITS, WorkloadSpec, check_choice
 from runners.clusters import CLUSTERS
 from runners.typed import schema_of
@@ -84,7 +84,7 @@ class RunConfig:
     Attributes:
         env: name and arguments of the environment.
         workload: requests of an episode.
-        cluster: the node.
+        cluster: a node or a fleet, typed by its own file (`runners.clusters`).
         objective: weights of the reward terms.
         backend: the body of the cluster.
         tracker: where figures go besides the run directory.
@@ -96,7 +96,7 @@ class RunConfig:
 
     env: Any
     workload: WorkloadSpec
-    cluster: ClusterSpec
+    cluster: Any
     objective: Objective
     backend: BackendConfig
     tracker: TrackerConfig
@@ -139,20 +139,26 @@ class CompareConfig(RunConfig):
     """Words of `runners.compare`.
 
     Attributes:
-        policies: names of files in `configs/policy`, or checkpoints (`zoo/NAME`, or a path).
+        policies: names of files in `configs/policy`, or checkpoints (`zoo/NAME`, or a path); None: the environment's
+            usual ones.
         plots: whether to draw.
     """
 
-    policies: tuple[str, ...] = ()
+    policies: tuple[str, ...] | None = None
     plots: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.policies:
+        if not self.compared:
             raise ValueError("policies must name at least one policy, as in policies=[static_dp,static_tp]")
-        twice = sorted({name for name in self.policies if self.policies.count(name) > 1})
+        twice = sorted({name for name in self.compared if self.compared.count(name) > 1})
         if twice:
             raise ValueError(f"policies names {twice[0]!r} more than once")
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """The policies."""
+        return usual_policies(self.env["name"]) if self.policies is None else self.policies
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 
 from envs.backend import SLO, ClusterSpec
+from envs.fleet import FleetConfig
 from envs.metrics import RequestRecords, summarise
 from envs.simulator.fleet.simulator import FleetSimulator
 from envs.simulator.simulator import Simulator
 from envs.workload.registry import WorkloadSource
 from envs.workload.schema import Workload
 from runners.cli import command
-from envs.fleet import FleetConfig
 from runners.clusters import check_unattended, cluster_of, num_engines, simulator_of
 from runners.output import write_atomically, write_json
 from runners.progress import progress_bar

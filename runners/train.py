@@ -42,7 +42,7 @@ def main(config: TrainConfig, out: Path) -> None:
     """Trains, compares and writes."""
     if config.resume is not None:
         config = resumed(config)
-    baselines = {name: load_named_policy(name) for name in config.baselines}
+    baselines = {name: load_named_policy(name) for name in config.compared}
     agent = config.agent_config
     make_configured_env(config)  # says what is wrong with it before anything takes time
     limit = "" if config.minutes is None else f", at most {config.minutes:g} minutes"

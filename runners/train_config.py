@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from agents.checkpoint import plain, read_config, standing
 from agents.config import AgentConfig
 from agents.learner import AGENTS, agent_config_class
+from envs.registration import usual_policies
 from runners.schema import RunConfig, check_least
 from runners.typed import build, schema_of
 
@@ -48,7 +49,7 @@ class TrainConfig(RunConfig):
         validations: times that the policy is tried on validation episodes.
         validation_seeds: episodes each time.
         save_every_s: time between saves from which training can go on, seconds.
-        baselines: policies beside the agent in the comparison at the end.
+        baselines: policies beside the agent in the comparison at the end; None: the environment's usual ones.
         resume: run directory of a training that was interrupted; None: a new one.
     """
 
@@ -60,7 +61,7 @@ class TrainConfig(RunConfig):
     validations: int = 10
     validation_seeds: int = 6
     save_every_s: float = 20.0
-    baselines: tuple[str, ...] = ("static_dp", "static_tp", "static_2x4", "flying_serving", "load_threshold")
+    baselines: tuple[str, ...] | None = None
     resume: str | None = None
 
     def __post_init__(self) -> None:
@@ -74,6 +75,11 @@ class TrainConfig(RunConfig):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be positive, got {value}")
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """Policies beside the agent in the comparison at the end."""
+        return usual_policies(self.env["name"]) if self.baselines is None else self.baselines
 
     @property
     def agent_config(self) -> AgentConfig:

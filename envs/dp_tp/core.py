@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from envs.backend import SLO, TOTALS, ClusterSpec, ClusterState, Command, Fault, Redeploy
 from envs.dp_tp.action import action_mask, decode_action, settled_mask
 from envs.dp_tp.observation import ENGINE_FEATURES, Encoder, ObservationScales
-from envs.reward import Interval, RewardMeter
 from envs.layout import changed_regions, groups_of
 from envs.objective import Objective
+from envs.reward import Interval, RewardMeter
 from envs.simulator.cluster import Cluster
 from envs.simulator.kernel.state import PS_PER_S
 from envs.simulator.scheduling import to_ps
@@ -56,6 +56,8 @@ class DPTPConfig:
     split: str | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.cluster, ClusterSpec):
+            raise ValueError("dp_tp decides about a node: choose a cluster without groups of replicas")
         for name in ("decision_interval_s", "drain_limit_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")

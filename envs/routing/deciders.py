@@ -13,7 +13,7 @@ from envs.objective import Objective
 from envs.reward import Interval
 from envs.routing.episode import Episode
 from envs.simulator.kernel.decisions import HANDLE_WIDTHS, OUTCOMES, decide_many
-from envs.simulator.kernel.desk import DECIDE, ENDED, HOLD, NO_ACTION
+from envs.simulator.kernel.desk import ENDED, HOLD, NO_ACTION
 from envs.simulator.kernel.features import CLUSTER_FEATURES, PLACE_FEATURES, REQUEST_FEATURES
 from envs.simulator.kernel.handles import write_handle
 from envs.simulator.kernel.state import REACHED
@@ -156,9 +156,7 @@ class Deciders:
         )
         table = np.zeros((number, len(OUTCOMES) + 2 * classes))
         going = self._status != ENDED
-        while decide_many(
-            *self._handles, actions, self._until, going, self._status, *observations, table
-        ):
+        while decide_many(*self._handles, actions, self._until, going, self._status, *observations, table):
             for i in np.flatnonzero(going):
                 self.episodes[i].attend(int(self._status[i]), int(actions[i]))
                 self.look_at(i)

@@ -44,7 +44,9 @@ class Episode:
         self.simulator = FleetSimulator(spec, self.slos, tuple(range(len(self.classes))))
         self.num_places = spec.num_places
         self.engines = nominal_engines(self.simulator)
-        self._scales = np.array([getattr(config.scales, item.name) for item in dataclasses.fields(config.scales)])
+        self._scales = np.array(
+            [getattr(config.scales, item.name) for item in dataclasses.fields(config.scales)]
+        )
         self.desk: Desk = self._new_desk(np.zeros(1, np.int32))
 
     def _new_desk(self, predicted: NDArray[np.int32], deadline_s: float = 0.0) -> Desk:
@@ -145,7 +147,7 @@ class Episode:
     def _in_flight(self) -> NDArray[np.void]:
         world = self.simulator.world
         rows = np.empty(int(world.cluster["num_in_flight"][0]), IN_FLIGHT_DTYPE)
-        count = in_flight_rows(world, self.desk.predicted, self.simulator.priorities, rows)
+        count = in_flight_rows(world, self.simulator.priorities, rows)
         return rows[:count]
 
     def _request(self, slot: int) -> RoutedRequest:
@@ -162,7 +164,7 @@ class Episode:
             index=row,
             arrival_s=float(workload.arrival_s[row]),
             input_tokens=int(workload.input_tokens[row]),
-            predicted_tokens=int(self.desk.predicted[row]),
+            predicted_tokens=int(request["predicted"]),
             max_output_tokens=int(workload.max_output_tokens[row]),
             priority=int(workload.priority[row]),
             class_id=int(workload.class_id[row]),
@@ -228,5 +230,3 @@ def nominal_engines(simulator: FleetSimulator) -> NominalEngines:
         decode_s=tables.decode_ps[kinds] / PS_PER_S,
         kv_s_per_token=tables.kinds["kv_ps"][kinds] / PS_PER_S,
     )
-
-

@@ -89,9 +89,7 @@ class RoutingVectorEnv(VectorEnv[BatchObservation, NDArray[np.int64], NDArray[An
     def _draw(self, i: int | np.integer[Any]) -> int:
         return int(self._streams[i].integers(MAX_SEED))
 
-    def _finish(
-        self, over: NDArray[np.intp], observations: Observations, infos: dict[str, Any]
-    ) -> None:
+    def _finish(self, over: NDArray[np.intp], observations: Observations, infos: dict[str, Any]) -> None:
         """Keeps ended episodes' last observations and masks, as Gymnasium's vector environments do."""
         infos["final_obs"] = np.full(self.num_envs, None, object)
         infos["final_info"] = {"action_mask": np.zeros_like(observations.masks)}
@@ -100,9 +98,7 @@ class RoutingVectorEnv(VectorEnv[BatchObservation, NDArray[np.int64], NDArray[An
         infos["_final_info"] = infos["_final_obs"].copy()
         infos["final_info"]["action_mask"][over] = observations.masks[over]
         for i in over:
-            infos["final_obs"][i] = {
-                key: value[i].copy() for key, value in _as_dict(observations).items()
-            }
+            infos["final_obs"][i] = {key: value[i].copy() for key, value in _as_dict(observations).items()}
 
 
 def _as_dict(observations: Observations) -> BatchObservation:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from envs.backend import TOTALS
 from envs.simulator.kernel.accounting import latency_cost
 from envs.simulator.kernel.compiled import compiled, entry, int64
-from envs.simulator.kernel.desk import DECIDE, DUE, ENDED, MEMORY, NO_ACTION, Desk, new_desk
+from envs.simulator.kernel.desk import DECIDE, DUE, ENDED, Desk, new_desk
 from envs.simulator.kernel.features import _LONG_S, _SHORT_S, write_observation
 from envs.simulator.kernel.handles import handle_width, reader_of
 from envs.simulator.kernel.offers import begin_retry, next_offer, offer_arrivals, settle

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from envs.backend import ENGINE_STATE_DTYPE, TOTALS
 from envs.simulator.kernel.state import NEVER
 
-LOOK_AHEAD = 100  # iterations; PreServe, section 4.3.1
-END_GROUP = 10  # iterations that are looked at together
+# A router looks 100 iterations ahead (PreServe, section 4.3.1): now, and every 10 of them.
+AHEAD_STEP, NUM_GLANCES = 10, 11
 NUM_SCALES = 11  # of the observation, see features.py
 
 # Why a step ended: at a decision, at the end of the episode, at a time the caller gave, or for something that the
@@ -73,7 +73,7 @@ PLACE_DTYPE = np.dtype(
         ("queued_tokens", np.int64),  # prompt tokens of those
         ("context_tokens", np.int64),  # prompt and generated tokens of the others
         ("remaining_tokens", np.int64),  # predicted output tokens still to come, of all
-        ("peak_tokens", np.int64),  # most context in the next LOOK_AHEAD iterations if the request came
+        ("peak_tokens", np.int64),  # most context at a glance ahead if the request came
         ("can_take", np.int32),
     ],
     align=True,
@@ -88,8 +88,9 @@ class Desk(NamedTuple):
     places: NDArray[np.void]  # (E,) PLACE_DTYPE, as of the last decision
     totals: NDArray[np.float64]  # (C, len(TOTALS)) at the last decision
     memory: NDArray[np.float64]  # (len(MEMORY),)
-    ends: NDArray[np.int32]  # (E, LOOK_AHEAD, 2) scratch: requests, and their context, that end so many steps ahead
-    end_groups: NDArray[np.int32]  # (E, LOOK_AHEAD / END_GROUP) scratch: how many end in each group of steps
+    ends: NDArray[
+        np.int64
+    ]  # (E, NUM_GLANCES, 2) scratch: requests, and their context, last seen at each glance ahead
     serves: NDArray[np.int8]  # (P, E), 1: the place has the endpoint's model, wherever it is; never changes
     kinds: NDArray[np.int32]  # (E,) row of Tables of a place without faults; never changes
     predicted: NDArray[np.int32]  # (N,) predicted output lengths; never changes
@@ -124,12 +125,13 @@ def new_desk(
         places=np.zeros(num_places, PLACE_DTYPE),
         totals=np.zeros((num_classes, len(TOTALS))),
         memory=np.zeros(len(MEMORY)),
-        ends=np.zeros((num_places, LOOK_AHEAD, 2), np.int32),
-        end_groups=np.zeros((num_places, LOOK_AHEAD // END_GROUP), np.int32),
+        ends=np.zeros((num_places, NUM_GLANCES, 2), np.int64),
         serves=np.ascontiguousarray(serves, np.int8),
         kinds=np.ascontiguousarray(kinds, np.int32),
         predicted=np.ascontiguousarray(predicted, np.int32),
-        network_s=np.zeros(serves.shape) if network_s is None else np.ascontiguousarray(network_s, np.float64),
+        network_s=np.zeros(serves.shape)
+        if network_s is None
+        else np.ascontiguousarray(network_s, np.float64),
         scales=np.ones(NUM_SCALES) if scales is None else np.ascontiguousarray(scales, np.float64),
     )
 

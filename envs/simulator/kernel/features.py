@@ -27,7 +27,7 @@ PLACE_FEATURES = (
     "remaining_tokens",  # predicted output tokens still to come
     "drain_s",  # these, at the present pace
     "context_usage",  # known context over KV capacity, ratio
-    "peak_usage",  # most context over KV capacity in the next 100 iterations if the request came, ratio
+    "peak_usage",  # most context over KV capacity now and 10, 20, ... 100 iterations ahead if the request came, ratio
     "excess_usage",  # what of this is above 0.8
     "iteration_s",  # of a decode iteration with what decodes now and the request
     "own_prefill_s",  # of the request's prompt, without what is cached there
@@ -129,7 +129,7 @@ def _write_request_there(
     batch = min(desk.places[e].in_flight - desk.places[e].unanswered + 1, kind.max_num_seqs)
     context = np.float64(desk.places[e].context_tokens + request.prompt)
     iteration_s = (tables.decode_ps[desk.kinds[e], batch] + kind.kv_ps * context) / PS_PER_S
-    predicted = desk.predicted[request.index - world.cluster[0].first_index]
+    predicted = request.predicted
     row[15] = _log(prefill_s, scales[_PREFILL_S])
     row[16] = _log(predicted * iteration_s, scales[_DECODE_S])
     row[17] = cached / request.prompt
@@ -143,7 +143,7 @@ def _write_request(world: World, tables: Tables, desk: Desk, slot: int, row: NDA
     now = world.cluster[0].now_ps
     promise = np.float64(tables.classes[request.class_id].ttft_slo_ps)
     row[0] = _log(request.prompt, scales[_PROMPT_TOKENS])
-    row[1] = _log(desk.predicted[request.index - world.cluster[0].first_index], scales[_PROMPT_TOKENS])
+    row[1] = _log(request.predicted, scales[_PROMPT_TOKENS])
     row[2] = _log(request.max_output, scales[_PROMPT_TOKENS])
     row[3] = max(request.deadline_ps - now, int64(0)) / promise
     row[4] = _log((now - request.deadline_ps) / promise, 1.0)

@@ -70,6 +70,7 @@ def next_offer(world: World, traffic: Traffic, desk: Desk) -> bool:
         slot = _slot_of_row(world, traffic, board.next_row)
         board.next_row += 1
         if slot >= 0:
+            world.requests[slot].predicted = desk.predicted[board.next_row - 1]
             board.slot, board.held_before = slot, 0
             return True
     while board.following >= 0:

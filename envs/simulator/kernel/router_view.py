@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from envs.simulator.kernel.blocks import find_hit
 from envs.simulator.kernel.compiled import compiled, entry, int64
-from envs.simulator.kernel.desk import END_GROUP, LOOK_AHEAD, Desk
+from envs.simulator.kernel.desk import AHEAD_STEP, NUM_GLANCES, Desk
 from envs.simulator.kernel.engine import decoding_progress
 from envs.simulator.kernel.offers import may_go
 from envs.simulator.kernel.queues import enqueue, unlink
@@ -34,49 +34,36 @@ def _count_in_flight(world: World, desk: Desk, slot: int) -> None:
     """Adds a request that has been sent to what is known of its place."""
     request = world.requests[slot]
     place = desk.places[request.engine]
-    predicted = int64(desk.predicted[request.index - world.cluster[0].first_index])
     place.in_flight += 1
     if request.first_token_ps < 0:
         place.unanswered += 1
         place.queued_tokens += request.prompt
-        place.remaining_tokens += predicted
+        place.remaining_tokens += request.predicted
         return
     generated = decoding_progress(world, slot)
     context = int64(request.prompt) + generated
-    remaining = expected_output(predicted, generated) - generated
+    remaining = expected_output(int64(request.predicted), generated) - generated
     place.context_tokens += context
     place.remaining_tokens += remaining
-    if remaining < LOOK_AHEAD:
-        desk.end_groups[request.engine, remaining // END_GROUP] += 1
-        desk.ends[request.engine, remaining, 0] += 1
-        desk.ends[request.engine, remaining, 1] += context
+    gone = (remaining + AHEAD_STEP - 1) // AHEAD_STEP  # the first glance that no longer sees it
+    if gone <= NUM_GLANCES:
+        desk.ends[request.engine, gone - 1, 0] += 1
+        desk.ends[request.engine, gone - 1, 1] += context
 
 
 @compiled
 def _peak(desk: Desk, e: int, prompt: int, predicted: int) -> int:
-    """Most tokens of context on a place in the coming iterations if a request joined it now.
-
-    Context grows until a request ends, so it is largest just before an end, or at the end of what is looked at.
-    """
-    ends, groups, last = desk.ends[e], desk.end_groups[e], int64(LOOK_AHEAD - 1)
-    count = desk.places[e].in_flight - desk.places[e].unanswered
-    context = desk.places[e].context_tokens
-    peak, comes = int64(0), True
-    for group in range(len(groups)):
-        first = group * END_GROUP
-        if groups[group] == 0 and not first <= predicted < first + END_GROUP:
-            continue
-        for i in range(first, min(first + END_GROUP, LOOK_AHEAD)):
-            if i == predicted:
-                peak = max(peak, context + count * (i - 1) + prompt + i - 1)
-                comes = False
-            if ends[i, 0] > 0:
-                own = prompt + i - 1 if comes else int64(0)
-                peak = max(peak, context + count * (i - 1) + own)
-                count -= ends[i, 0]
-                context -= ends[i, 1]
-    own = prompt + last if comes else int64(0)
-    return max(peak, context + count * last + own)
+    """Most tokens of context on a place at a glance ahead, now and every AHEAD_STEP iterations, if a request came."""
+    place = desk.places[e]
+    count = place.in_flight - place.unanswered
+    context, peak = int64(place.context_tokens), int64(0)
+    for glance in range(NUM_GLANCES):
+        ahead = glance * AHEAD_STEP
+        own = prompt + ahead if ahead < predicted else int64(0)
+        peak = max(peak, context + count * ahead + own)
+        count -= desk.ends[e, glance, 0]
+        context -= desk.ends[e, glance, 1]
+    return peak
 
 
 @compiled
@@ -87,11 +74,8 @@ def look_at_places(world: World, tables: Tables, desk: Desk) -> None:
         place = desk.places[e]
         place.in_flight = place.unanswered = place.queued_tokens = 0
         place.context_tokens = place.remaining_tokens = 0
-        for group in range(desk.end_groups.shape[1]):
-            if desk.end_groups[e, group] > 0:
-                desk.end_groups[e, group] = 0
-                for i in range(group * END_GROUP, min((group + 1) * END_GROUP, LOOK_AHEAD)):
-                    desk.ends[e, i, 0] = desk.ends[e, i, 1] = 0
+        for glance in range(NUM_GLANCES):
+            desk.ends[e, glance, 0] = desk.ends[e, glance, 1] = 0
     for number in range(len(world.requests)):
         if world.requests[number].phase != FREE and world.requests[number].engine >= 0:
             _count_in_flight(world, desk, int64(number))
@@ -100,20 +84,16 @@ def look_at_places(world: World, tables: Tables, desk: Desk) -> None:
             desk.places[e].can_take = desk.places[e].peak_tokens = 0
             continue
         request = world.requests[slot]
-        predicted = int64(desk.predicted[request.index - world.cluster[0].first_index])
         desk.places[e].can_take = may_go(world, tables, desk, slot, int64(e))
-        desk.places[e].peak_tokens = _peak(desk, int64(e), int64(request.prompt), predicted)
+        desk.places[e].peak_tokens = _peak(desk, int64(e), int64(request.prompt), int64(request.predicted))
 
 
 @entry
-def in_flight_rows(
-    world: World, predicted: NDArray[np.int32], levels: NDArray[np.int32], rows: NDArray[np.void]
-) -> int:
+def in_flight_rows(world: World, levels: NDArray[np.int32], rows: NDArray[np.void]) -> int:
     """Fills (M,) IN_FLIGHT_DTYPE with the requests that engines have; returns how many.
 
     Args:
         world: The world.
-        predicted: (N,) predicted output lengths.
         levels: (levels,) priority of each.
         rows: What is to be filled, long enough.
     """
@@ -128,7 +108,7 @@ def in_flight_rows(
         row.index = request.index
         row.place = request.engine
         row.input_tokens = request.prompt
-        row.predicted_tokens = predicted[request.index - world.cluster[0].first_index]
+        row.predicted_tokens = request.predicted
         row.generated_tokens = decoding_progress(world, int64(slot))
         row.max_output_tokens = request.max_output
         row.class_id = request.class_id

@@ -111,24 +111,26 @@ ENGINE_DTYPE = np.dtype(
 
 REQUEST_DTYPE = np.dtype(
     [
+        # What a router looks at of every request in flight, side by side:
+        ("first_token_ps", np.int64),  # -1 until then
+        ("offset", np.int64),  # decoding: computed tokens = engine tick + offset
+        ("phase", np.int32),
+        ("engine", np.int32),  # -1 until it is sent to one
+        ("prompt", np.int32),
+        ("predicted", np.int32),  # output length that a router was told to expect
+        ("generated", np.int32),  # up to date unless decoding
+        ("chunk", np.int32),  # tokens scheduled in the iteration in flight
+        ("index", np.int32),  # row of the workload
+        ("class_id", np.int32),
         ("arrival_ps", np.int64),
         ("first_scheduled_ps", np.int64),  # -1 until then
-        ("first_token_ps", np.int64),  # -1 until then
         ("deadline_ps", np.int64),  # of the first token: arrival and the class's TTFT promise
         ("arrives_ps", np.int64),  # in transit: when its KV is there
-        ("offset", np.int64),  # decoding: computed tokens = engine tick + offset
-        ("index", np.int32),  # row of the workload
-        ("prompt", np.int32),
         ("output", np.int32),  # true length; no policy sees it
         ("max_output", np.int32),  # what its client declared
-        ("generated", np.int32),  # up to date unless decoding
         ("computed", np.int32),  # up to date unless decoding
-        ("chunk", np.int32),  # tokens scheduled in the iteration in flight
-        ("phase", np.int32),
         ("level", np.int32),  # priority level, 0 is served first
-        ("class_id", np.int32),
         ("endpoint", np.int32),  # row of World.endpoints
-        ("engine", np.int32),  # -1 until it is sent to one
         ("preemptions", np.int32),
         ("cached", np.int32),  # prompt tokens found in the prefix cache when first admitted
         ("holds", np.int32),  # prefix caching: first entry of its list of held extents, -1 if none
