@@ -44,6 +44,11 @@ POLICIES = {
         "baselines.flying_serving.policy:FlyingServingPolicy",
         "baselines.flying_serving.config:FlyingServingConfig",
     ),
+    "round_robin": PolicyEntry("baselines.common.routers.round_robin:RoundRobinPolicy"),
+    "least_request": PolicyEntry("baselines.common.routers.least_request:LeastRequestPolicy"),
+    "power_of_two": PolicyEntry("baselines.common.routers.power_of_two:PowerOfTwoPolicy"),
+    "jsq": PolicyEntry("baselines.common.routers.jsq:JSQPolicy"),
+    "least_kv": PolicyEntry("baselines.common.routers.least_kv:LeastKVPolicy"),
 }
 
 

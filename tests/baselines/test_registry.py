@@ -3,12 +3,16 @@ from pathlib import Path
 import pytest
 import yaml
 
+from baselines.common.router import Router
 from baselines.registry import make_policy, policy_names, policy_tunables
 from envs.backend import Redeploy, SetLayout, SwitchMode, Transition
 from envs.layout import all_layouts, changed_regions, groups_of
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs" / "policy").glob("*.yaml"))
-BUILT_IN = [name for name in policy_names() if name != "static"]
+ROUTERS = [name for name in policy_names() if name != "static" and isinstance(make_policy(name), Router)]
+BUILT_IN = [
+    name for name in policy_names() if name != "static" and name not in ROUTERS
+]  # that decide about a node
 
 
 def _params(name):
@@ -131,6 +135,12 @@ def test_every_policy_acts_on_every_layout_and_repeats_itself(name, spec, make_s
             busy = [transition.region for transition in state.transitions]
             assert not any(region.overlaps(other) for region in regions for other in busy)
             assert regions or command.mode == SwitchMode.HARD
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_routers_refuse_a_node(name, spec):
+    with pytest.raises(TypeError, match="the cluster is a node"):
+        make_policy(name).reset(spec, 0)
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
