@@ -44,6 +44,30 @@ POLICIES = {
         "baselines.flying_serving.policy:FlyingServingPolicy",
         "baselines.flying_serving.config:FlyingServingConfig",
     ),
+    "round_robin": PolicyEntry("baselines.common.routers.round_robin:RoundRobinPolicy"),
+    "least_request": PolicyEntry("baselines.common.routers.least_request:LeastRequestPolicy"),
+    "power_of_two": PolicyEntry("baselines.common.routers.power_of_two:PowerOfTwoPolicy"),
+    "jsq": PolicyEntry("baselines.common.routers.jsq:JSQPolicy"),
+    "least_kv": PolicyEntry("baselines.common.routers.least_kv:LeastKVPolicy"),
+    "minimum_use": PolicyEntry(
+        "baselines.common.routers.minimum_use:MinimumUsePolicy",
+        "baselines.common.routers.minimum_use:MinimumUseConfig",
+    ),
+    "vllm_data_parallel": PolicyEntry("baselines.common.routers.vllm_data_parallel:VLLMDataParallelPolicy"),
+    "cache_aware": PolicyEntry(
+        "baselines.common.routers.cache_aware:CacheAwarePolicy",
+        "baselines.common.routers.cache_aware:CacheAwareConfig",
+    ),
+    "consistent_hash": PolicyEntry("baselines.common.routers.consistent_hash:ConsistentHashPolicy"),
+    "rendezvous_hash": PolicyEntry("baselines.common.routers.rendezvous_hash:RendezvousHashPolicy"),
+    "llm_d": PolicyEntry(
+        "baselines.common.routers.llm_d:LLMDPolicy",
+        "baselines.common.routers.llm_d:LLMDConfig",
+    ),
+    "predicted_latency": PolicyEntry(
+        "baselines.common.routers.predicted_latency:PredictedLatencyPolicy",
+        "baselines.common.routers.predicted_latency:PredictedLatencyConfig",
+    ),
 }
 
 

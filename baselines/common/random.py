@@ -1,4 +1,4 @@
-"""Random switching: what every other policy has to beat."""
+"""Random decisions: what every other policy has to beat."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import numpy as np
 from baselines.policy import Action, PolicySpec
 from envs.backend import ClusterState, SetLayout, SwitchMode
 from envs.layout import all_layouts
+from envs.routing.state import RoutingState
 
 
 class RandomPolicy:
-    """Draws a layout and a way to get there, uniformly.
+    """Draws uniformly: a layout and a way to get there on a node; a place that can take the request in a fleet.
 
     Args:
-        switch_probability: Probability that a decision draws one; otherwise all stays as it is.
+        switch_probability: Probability that a decision draws; otherwise all stays as it is, a request in the queue.
 
     Raises:
         ValueError: the probability is not between 0 and 1.
@@ -31,12 +32,20 @@ class RandomPolicy:
 
     def reset(self, spec: PolicySpec, seed: int) -> None:
         """Begins the stream of draws that the seed stands for."""
-        self._layouts = all_layouts(spec.num_base)
+        self._layouts = all_layouts(spec.num_base) if spec.engines is None else ()
         self._rng = np.random.default_rng(seed)
 
-    def act(self, observation: Any, state: ClusterState) -> Action:
+    def act(self, observation: Any, state: ClusterState | RoutingState) -> Action:
         """Draws."""
         if self._rng.random() >= self.switch_probability:
             return None
+        if isinstance(state, RoutingState):
+            return self._place(state)
         layout = self._layouts[self._rng.integers(len(self._layouts))]
         return SetLayout(layout, SwitchMode(int(self._rng.integers(len(SwitchMode)))))
+
+    def _place(self, state: RoutingState) -> int | None:
+        able = np.flatnonzero(state.can_take)
+        if state.request is None or not len(able):
+            return None
+        return int(able[self._rng.integers(len(able))])

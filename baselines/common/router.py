@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baselines.policy import Action
+from envs.nominal import NominalEngines
 from envs.policy_spec import PolicySpec
 from envs.routing.state import RoutedRequest, RoutingState
 
@@ -21,15 +22,22 @@ class Router:
     name: str
     clairvoyant = False
     spec: PolicySpec
+    engines: NominalEngines  # what is known of them beforehand
+    rng: np.random.Generator
 
     def reset(self, spec: PolicySpec, seed: int) -> None:
-        """Forgets everything and prepares for an episode in this setting."""
+        """Forgets everything and prepares for an episode in this setting.
+
+        Raises:
+            TypeError: the cluster is a node, whose engines are what is decided.
+        """
         self.spec = spec
+        self.engines = spec.fleet
         self.rng = np.random.default_rng(seed)
         self.begin()
 
     def begin(self) -> None:
-        """Prepares for an episode; `spec` and `rng` are set."""
+        """Prepares for an episode; `spec`, `engines` and `rng` are set."""
 
     def act(self, observation: Any, state: RoutingState) -> Action:
         """Decides: a place, or None to hold the request. Where nobody can take it, it is held."""
@@ -50,6 +58,23 @@ def lowest(score: NDArray[np.floating[Any]] | NDArray[np.integer[Any]], can_take
         can_take: (P,), at least one is true.
     """
     return int(np.argmin(np.where(can_take, score, np.inf)))
+
+
+def lowest_at_random(
+    score: NDArray[np.floating[Any]] | NDArray[np.integer[Any]],
+    can_take: NDArray[np.bool_],
+    rng: np.random.Generator,
+) -> int:
+    """A place of the lowest score among those that can take the request, drawn uniformly from them.
+
+    Args:
+        score: (P,).
+        can_take: (P,), at least one is true.
+        rng: It is asked only where there are several.
+    """
+    scores = np.where(can_take, score, np.inf)
+    ties = np.flatnonzero(scores == scores.min())
+    return int(ties[rng.integers(len(ties))]) if len(ties) > 1 else int(ties[0])
 
 
 def in_flight_counts(state: RoutingState) -> NDArray[np.int64]:

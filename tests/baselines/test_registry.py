@@ -3,12 +3,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from baselines.registry import make_policy, policy_names, policy_tunables
+from baselines.common.router import Router
+from baselines.registry import POLICIES, make_policy, policy_names, policy_tunables
 from envs.backend import Redeploy, SetLayout, SwitchMode, Transition
 from envs.layout import all_layouts, changed_regions, groups_of
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs" / "policy").glob("*.yaml"))
-BUILT_IN = [name for name in policy_names() if name != "static"]
+ROUTERS = [name for name in policy_names() if name != "static" and isinstance(make_policy(name), Router)]
+BUILT_IN = [
+    name for name in policy_names() if name != "static" and name not in ROUTERS
+]  # that decide about a node
 
 
 def _params(name):
@@ -41,7 +45,7 @@ def test_every_config_makes_its_policy(path):
 
 
 def test_the_configs_hold_every_constant_and_its_default():
-    for name in ("flying_serving", "load_threshold"):
+    for name in (name for name, entry in POLICIES.items() if entry.config is not None):
         path = next(path for path in CONFIGS if path.stem == name)
         params = yaml.safe_load(path.read_text())["params"]
         defaults = make_policy(name).config
@@ -131,6 +135,12 @@ def test_every_policy_acts_on_every_layout_and_repeats_itself(name, spec, make_s
             busy = [transition.region for transition in state.transitions]
             assert not any(region.overlaps(other) for region in regions for other in busy)
             assert regions or command.mode == SwitchMode.HARD
+
+
+@pytest.mark.parametrize("name", ROUTERS)
+def test_routers_refuse_a_node(name, spec):
+    with pytest.raises(TypeError, match="the cluster is a node"):
+        make_policy(name).reset(spec, 0)
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
