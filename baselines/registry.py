@@ -44,6 +44,9 @@ POLICIES = {
         "baselines.flying_serving.policy:FlyingServingPolicy",
         "baselines.flying_serving.config:FlyingServingConfig",
     ),
+    "preserve": PolicyEntry(
+        "baselines.preserve.router:PreServePolicy", "baselines.preserve.router:PreServeConfig"
+    ),
 }
 
 
