@@ -44,6 +44,9 @@ POLICIES = {
         "baselines.flying_serving.policy:FlyingServingPolicy",
         "baselines.flying_serving.config:FlyingServingConfig",
     ),
+    "llumnix": PolicyEntry(
+        "baselines.llumnix.policy:LlumnixPolicy", "baselines.llumnix.policy:LlumnixConfig"
+    ),
     "preserve": PolicyEntry(
         "baselines.preserve.router:PreServePolicy", "baselines.preserve.router:PreServeConfig"
     ),
