@@ -47,6 +47,7 @@ POLICIES = {
     "llumnix": PolicyEntry(
         "baselines.llumnix.policy:LlumnixPolicy", "baselines.llumnix.policy:LlumnixConfig"
     ),
+    "magnus": PolicyEntry("baselines.magnus.policy:MagnusPolicy", "baselines.magnus.policy:MagnusConfig"),
     "preserve": PolicyEntry(
         "baselines.preserve.router:PreServePolicy", "baselines.preserve.router:PreServeConfig"
     ),
