@@ -51,6 +51,7 @@ POLICIES = {
     "preserve": PolicyEntry(
         "baselines.preserve.router:PreServePolicy", "baselines.preserve.router:PreServeConfig"
     ),
+    "sia": PolicyEntry("baselines.sia.policy:SiaPolicy", "baselines.sia.policy:SiaConfig"),
 }
 
 
