@@ -63,8 +63,8 @@ class MagnusPolicy(Router):
       batch to end.
     * Padding costs no memory there: a batch comes to the sum of its requests' prompts and predicted responses, in
       place of size x (L(B) + G(B)). On an idle instance any request fits.
-    * A request that has no room anywhere is held. Of those that are held the one of the highest response ratio is
-      placed first, and another only where these leave room for it.
+    * A request that has no room anywhere is held. Of all that wait the one of the highest response ratio is next:
+      another is placed only where those before it leave room, and nowhere while one of them waits for that instance.
     * The serving time is counted until the first decision at which a request is known to have ended. Until enough
       have ended, it is that of the calibrated profile.
     * The waste of a batch is the most of any of its requests.
@@ -92,9 +92,7 @@ class MagnusPolicy(Router):
         if place is not None and (self._held.keys() - {request.index}):
             place = self._next(state, request)
         if place is None:
-            known = self._held.get(request.index)
-            serving_s = known.serving_s if known else self._serving_s(state, request)
-            self._held[request.index] = _Waiting(request, state.can_take, serving_s, state.now_s)
+            self._held[request.index] = self._waiting(state, request)
             return None
         self._held.pop(request.index, None)
         batch = int((state.in_flight["place"] == place).sum())
@@ -117,22 +115,30 @@ class MagnusPolicy(Router):
         return int(np.argmax(idle)) if idle.any() else None
 
     def _next(self, state: RoutingState, request: RoutedRequest) -> int | None:
-        """Where a request goes once those of a higher response ratio have had what they can get."""
+        """Where a request goes once those of a higher response ratio have been served."""
         now_s = state.now_s
         stale_s = now_s - 2.0 * self.spec.decision_interval_s  # not offered any more: it was refused
         self._held = {index: row for index, row in self._held.items() if row.offered_s >= stale_s}
-        known = self._held.get(request.index)
-        serving_s = known.serving_s if known else self._serving_s(state, request)
-        asked = _Waiting(request, state.can_take, serving_s, now_s)
+        asked = self._waiting(state, request)
         queue = {**self._held, request.index: asked}.values()
-        in_flight = state.in_flight
+        in_flight, closed = state.in_flight, np.zeros(len(state.engines), np.bool_)
         for row in sorted(queue, key=lambda row: (-_response_ratio(row, now_s), row.request.index)):
-            place = self._place(in_flight, row.request, row.can_take)
+            place = self._place(in_flight, row.request, row.can_take & ~closed)
             if row is asked:
                 return place
-            if place is not None:
+            if place is None:
+                closed |= row.can_take
+                if closed[state.can_take].all():
+                    return None
+            else:
                 in_flight = _with(in_flight, row.request, place)
         raise AssertionError("the request asked for is in the queue")
+
+    def _waiting(self, state: RoutingState, request: RoutedRequest) -> _Waiting:
+        """The request in the queue; its serving time is estimated once."""
+        known = self._held.get(request.index)
+        serving_s = known.serving_s if known else self._serving_s(state, request)
+        return _Waiting(request, state.can_take, serving_s, state.now_s)
 
     def _serving_s(self, state: RoutingState, request: RoutedRequest) -> float:
         """Estimated serving time in a batch of mean size, seconds."""

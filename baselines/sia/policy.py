@@ -19,8 +19,8 @@ class SiaConfig:
     """Constants of `SiaPolicy`.
 
     Attributes:
-        fairness_power: p, power of a request's goodput over the least it may get. Source: Sia, -0.5.
-        no_place_cost: lambda, cost of leaving a request in the queue. Source: Sia, 1.1.
+        fairness_power: p, power of a request's goodput over the least it may get. Source: Sia's text.
+        no_place_cost: lambda, cost of leaving a request in the queue. Source: Sia's public artifact.
         round_s: Time for which requests are gathered before they are assigned together, seconds; 0: at each decision
             those that wait at that time. Source: ours; Sia's minute is for jobs of hours.
         max_requests: Most requests that are assigned together, the earliest. Source: ours.

@@ -129,6 +129,21 @@ def test_who_fits_beside_those_before_it_need_not_wait():
     assert router.act(None, state(1, half, asked=a, now_s=100.1)) == 0
 
 
+def test_nobody_passes_one_of_a_higher_response_ratio():
+    full, half = [row(0, 500, 450)], [row(0, 100, 450)]
+    large, small = (
+        request(2, 40, predicted, index=index, arrival_s=arrival_s)
+        for predicted, index, arrival_s in ((500, 1, 80.0), (100, 2, 99.0))
+    )
+    router = policy(2)
+    here = {"can_take": [True, False]}
+    assert router.act(None, state(2, full, asked=large, **here)) is None
+    # 540 do not fit beside 550, 140 would: what is next waits for that instance, but not for the other one
+    assert router.act(None, state(2, half, asked=large, now_s=100.1, **here)) is None
+    assert router.act(None, state(2, half, asked=small, now_s=100.1, **here)) is None
+    assert router.act(None, state(2, half, asked=small, now_s=100.1)) == 1
+
+
 def test_a_request_that_is_offered_no_more_blocks_nobody():
     full, half = [row(0, 500, 450)], [row(0, 100, 450)]
     a, b = (
