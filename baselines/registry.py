@@ -68,6 +68,14 @@ POLICIES = {
         "baselines.common.routers.predicted_latency:PredictedLatencyPolicy",
         "baselines.common.routers.predicted_latency:PredictedLatencyConfig",
     ),
+    "llumnix": PolicyEntry(
+        "baselines.llumnix.policy:LlumnixPolicy", "baselines.llumnix.policy:LlumnixConfig"
+    ),
+    "magnus": PolicyEntry("baselines.magnus.policy:MagnusPolicy", "baselines.magnus.policy:MagnusConfig"),
+    "preserve": PolicyEntry(
+        "baselines.preserve.router:PreServePolicy", "baselines.preserve.router:PreServeConfig"
+    ),
+    "sia": PolicyEntry("baselines.sia.policy:SiaPolicy", "baselines.sia.policy:SiaConfig"),
 }
 
 

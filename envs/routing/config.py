@@ -20,7 +20,7 @@ DEFAULT_SLOS = {
 
 @dataclass(frozen=True)
 class RoutingScales:
-    """Where each kind of quantity becomes noticeable in the observation, log1p(value / scale), and how far averages look.
+    """Where each kind of quantity becomes noticeable in the observation, and how far averages look.
 
     Attributes:
         requests: Requests.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,11 @@ class Observations(NamedTuple):
     request: NDArray[np.float32]  # (N, len(REQUEST_FEATURES) + C)
     cluster: NDArray[np.float32]  # (N, len(CLUSTER_FEATURES))
     masks: NDArray[np.bool_]  # (N, R + 1): the places that can take the request, and to hold it
+
+    def rows(self, which: Sequence[int]) -> Observations:
+        """Those of some episodes alone."""
+        which = list(which)
+        return Observations(self.places[which], self.request[which], self.cluster[which], self.masks[which])
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,7 @@ class Deciders:
         self.num_classes = len(episodes[0].classes)
         number = len(self.episodes)
         self._handles = tuple(np.zeros((number, width), np.int64) for width in HANDLE_WIDTHS)
-        self._kept: list[tuple[NamedTuple, ...]] = [() for _ in self.episodes]
+        self._kept: list[tuple[Sequence[NDArray[Any]], ...]] = [() for _ in self.episodes]
         self._until = np.zeros(number, np.int64)
         self._status = np.full(number, ENDED, np.int64)
         self._before = np.zeros((number, len(OUTCOMES) + 2 * self.num_classes))
@@ -125,7 +130,7 @@ class Deciders:
         self._pending[rows] = self._status[rows] == ENDED
         others = np.setdiff1d(np.arange(len(self.episodes)), rows)
         self._status[others] = before[others]
-        return Observations(*(array[rows] for array in observations))
+        return observations.rows(rows)
 
     def step(self, actions: NDArray[np.int64]) -> tuple[Observations, Outcomes]:
         """Takes a decision in every episode and goes on to the next ones.
@@ -156,8 +161,23 @@ class Deciders:
         )
         table = np.zeros((number, len(OUTCOMES) + 2 * classes))
         going = self._status != ENDED
-        while decide_many(*self._handles, actions, self._until, going, self._status, *observations, table):
-            for i in np.flatnonzero(going):
+        worlds, traffics, tables, desks = self._handles
+        while decide_many(
+            worlds,
+            traffics,
+            tables,
+            desks,
+            actions,
+            self._until,
+            going,
+            self._status,
+            observations.places,
+            observations.request,
+            observations.cluster,
+            observations.masks,
+            table,
+        ):
+            for i in np.flatnonzero(going).tolist():
                 self.episodes[i].attend(int(self._status[i]), int(actions[i]))
                 self.look_at(i)
             actions = np.where(going, NO_ACTION, actions)
@@ -167,7 +187,12 @@ class Deciders:
         """Tells the kernel where an episode's arrays lie and when its control plane is due; both may have changed."""
         episode = self.episodes[i]
         simulator = episode.simulator
-        arrays = (simulator.world, simulator.traffic, simulator.tables, episode.desk)
+        arrays: tuple[Sequence[NDArray[Any]], ...] = (
+            simulator.world,
+            simulator.traffic,
+            simulator.tables,
+            episode.desk,
+        )
         for handles, now, before in zip(self._handles, arrays, self._kept[i] or arrays, strict=True):
             if now is not before or not self._kept[i]:
                 write_handle(handles[i], now)

@@ -41,16 +41,16 @@ class RoutingEnv(gym.Env[Observation, np.int64]):
     """Where does each request go? `Serving/Routing-v0`.
 
     A fleet of LLM engines, alike or of several GPUs, sizes and models, stands behind one router. Each request that
-    arrives is sent to one of them, for good, or held in the router's queue. What is known is what a router knows: its own
-    record of what it sent and of the tokens that came back, gauges as old as its last poll, and a prediction of how
+    arrives is sent to one of them, for good, or held in the router's queue. What is known is what a router knows: its
+    own record of what it sent and of the tokens that came back, gauges as old as its last poll, and a prediction of how
     long the answer will be. `baselines` has PreServe's router (arXiv 2504.03702) and those of production systems.
 
     ## Action space
 
-    `Discrete(places + 1)`: a place, or (the last action) hold. A held request is offered again after `retry_s`, with the
-    others that are held, oldest first within its priority; if one of a class is held once more, the rest of its class
-    waits for the next retry. A request that is held when `queue_capacity` are held already is refused. Places that are
-    out of service, serve another model or could not hold the request are masked (`action_masks()`,
+    `Discrete(places + 1)`: a place, or (the last action) hold. A held request is offered again after `retry_s`, with
+    the others that are held, oldest first within its priority; if one of a class is held once more, the rest of its
+    class waits for the next retry. A request that is held when `queue_capacity` are held already is refused. Places
+    that are out of service, serve another model or could not hold the request are masked (`action_masks()`,
     `info["action_mask"]`); one that is chosen anyway is counted in `info["num_refused"]` and holds the request. `step`
     also takes None (hold), and a `Dispatch`, which may change the request's priority and tell the fleet something
     besides (`Migrate`, for one).

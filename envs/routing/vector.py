@@ -71,8 +71,8 @@ class RoutingVectorEnv(VectorEnv[BatchObservation, NDArray[np.int64], NDArray[An
         """Takes one decision in every place."""
         observations, outcomes = self._deciders.step(np.asarray(actions, np.int64))
         infos: dict[str, Any] = {"dt": outcomes.dt_s}
-        over = np.flatnonzero(outcomes.terminated | outcomes.truncated)
-        if len(over):
+        over = np.flatnonzero(outcomes.terminated | outcomes.truncated).tolist()
+        if over:
             self._finish(over, observations, infos)
             fresh = self._deciders.reset(over, [self._draw(i) for i in over])
             for batch, rows in zip(observations, fresh, strict=True):
@@ -86,10 +86,10 @@ class RoutingVectorEnv(VectorEnv[BatchObservation, NDArray[np.int64], NDArray[An
         """(num_envs, places + 1), which actions are possible now."""
         return self._masks
 
-    def _draw(self, i: int | np.integer[Any]) -> int:
+    def _draw(self, i: int) -> int:
         return int(self._streams[i].integers(MAX_SEED))
 
-    def _finish(self, over: NDArray[np.intp], observations: Observations, infos: dict[str, Any]) -> None:
+    def _finish(self, over: list[int], observations: Observations, infos: dict[str, Any]) -> None:
         """Keeps ended episodes' last observations and masks, as Gymnasium's vector environments do."""
         infos["final_obs"] = np.full(self.num_envs, None, object)
         infos["final_info"] = {"action_mask": np.zeros_like(observations.masks)}

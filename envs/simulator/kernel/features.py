@@ -98,7 +98,7 @@ def _write_place(world: World, tables: Tables, desk: Desk, e: int, row: NDArray[
     ) / PS_PER_S
     status = world.engines[e].status
     row[0] = place.can_take
-    row[1] = status == ACTIVE or status == SPECULATIVE
+    row[1] = status in (ACTIVE, SPECULATIVE)
     row[2] = _log(place.in_flight, scales[_REQUESTS])
     row[3] = _log(place.unanswered, scales[_REQUESTS])
     row[4] = _log(gauge.num_waiting, scales[_REQUESTS])

@@ -6,8 +6,8 @@ writes the row when an array is replaced; taking a world apart at every call cos
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numba import from_dtype, types
@@ -22,12 +22,12 @@ Arrays = TypeVar("Arrays", bound=NamedTuple)
 _Any = Any
 
 
-def handle_width(like: NamedTuple) -> int:
+def handle_width(like: Sequence[NDArray[Any]]) -> int:
     """Integers that a handle takes: an address and the lengths of each dimension for every array."""
     return sum(1 + array.ndim for array in like)
 
 
-def write_handle(handle: NDArray[np.int64], arrays: NamedTuple) -> None:
+def write_handle(handle: NDArray[np.int64], arrays: Sequence[NDArray[Any]]) -> None:
     """Writes down where arrays lie. They must be kept alive, and be C-contiguous, as long as the handle is used.
 
     Args:
@@ -41,7 +41,7 @@ def write_handle(handle: NDArray[np.int64], arrays: NamedTuple) -> None:
         column += 1 + array.ndim
 
 
-def reader_of(kind: type[Arrays], like: NamedTuple) -> Callable[[NDArray[np.int64], int], Arrays]:
+def reader_of(kind: type[Arrays], like: Sequence[NDArray[Any]]) -> Callable[[NDArray[np.int64], int], Arrays]:
     """A kernel function (handles, i) -> the arrays that row i stands for.
 
     Args:
@@ -49,18 +49,18 @@ def reader_of(kind: type[Arrays], like: NamedTuple) -> Callable[[NDArray[np.int6
         like: One with arrays of the right types.
     """
     members = [types.Array(from_dtype(array.dtype), array.ndim, "C") for array in like]
-    assembled = types.NamedTuple(members, kind)
+    named_tuple: _Any = types.NamedTuple
+    assembled = named_tuple(members, kind)
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def read(typing_context: _Any, handles: _Any, row: _Any) -> _Any:
         def generate(context: _Any, builder: _Any, signature: _Any, arguments: _Any) -> _Any:
             table = context.make_array(signature.args[0])(context, builder, arguments[0])
 
             def entry_at(column: int) -> _Any:
                 indices = [arguments[1], context.get_constant(types.intp, column)]
-                return builder.load(
-                    cgutils.get_item_pointer(context, builder, signature.args[0], table, indices)
-                )
+                place: _Any = cgutils.get_item_pointer
+                return builder.load(place(context, builder, signature.args[0], table, indices))
 
             values, column = [], 0
             for member in members:
@@ -71,17 +71,19 @@ def reader_of(kind: type[Arrays], like: NamedTuple) -> Callable[[NDArray[np.int6
 
         return assembled(handles, row), generate
 
-    return read
+    return cast(Callable[[NDArray[np.int64], int], Arrays], read)
 
 
 def _array_at(context: _Any, builder: _Any, kind: _Any, address: _Any, shape: list[_Any]) -> _Any:
     """A C-contiguous array over memory that somebody else keeps alive."""
     array = context.make_array(kind)(context, builder)
     item = context.get_constant(types.intp, context.get_abi_sizeof(context.get_data_type(kind.dtype)))
-    strides, span = [], item
+    strides: list[_Any] = []
+    span = item
     for length in reversed(shape):
         strides.insert(0, span)
         span = builder.mul(span, length)
     data = builder.inttoptr(address, array.data.type)
-    populate_array(array, data=data, shape=shape, strides=strides, itemsize=item, meminfo=None)
+    fill: _Any = populate_array
+    fill(array, data=data, shape=shape, strides=strides, itemsize=item, meminfo=None)
     return array._getvalue()

@@ -1,0 +1,119 @@
+"""PreServe's request router (section 4.3.3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baselines.common.router import Router, lowest
+from baselines.policy import Action, Tunable
+from baselines.preserve.load_anticipator import EXTENSION_RATIO
+from baselines.preserve.look_ahead import look_ahead, peak_tokens, share_above
+from envs.routing.state import RoutedRequest, RoutingState
+
+
+@dataclass(frozen=True)
+class PreServeConfig:
+    """Constants of `PreServePolicy`.
+
+    Attributes:
+        lookahead_iterations: l, iterations that the router looks ahead. Source: section 4.3.1.
+        extension_ratio: Share of its present length by which the response of a late request is extended. Source:
+            section 4.3.1.
+        ideal_usage: T_mem, KV usage above which a request is charged for the risk of preemption, share of the
+            capacity. Source: section 4.3.3.
+        memory_weight: beta, weight of L_m. Source: section 4.3.3.
+        prefill_weight: Weight of L_p. Source: section 4.3.3, where it has none.
+        decode_weight: Weight of L_d. Source: section 4.3.3, where it has none.
+        overload_usage: KV usage above which an iteration is overloaded, share of the capacity. Source: section 4.3.2.
+        overload_share: An instance counts as overloaded if more than this share of the next l iterations is. Source:
+            section 4.3.2.
+    """
+
+    lookahead_iterations: int = 100
+    extension_ratio: float = EXTENSION_RATIO
+    ideal_usage: float = 0.8
+    memory_weight: float = 1.0
+    prefill_weight: float = 1.0
+    decode_weight: float = 1.0
+    overload_usage: float = 0.95
+    overload_share: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.lookahead_iterations < 1 or self.lookahead_iterations != int(self.lookahead_iterations):
+            raise ValueError(
+                f"lookahead_iterations must be a whole number of at least 1, got {self.lookahead_iterations}"
+            )
+        for name in ("extension_ratio", "memory_weight", "prefill_weight", "decode_weight"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        for name in ("ideal_usage", "overload_usage"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        if not 0 <= self.overload_share <= 1:
+            raise ValueError(f"overload_share must lie in [0, 1], got {self.overload_share}")
+
+    @staticmethod
+    def tunables() -> dict[str, Tunable]:
+        """Constants that a tuner may search; the look-ahead, being whole, is left to the user."""
+        return {
+            "ideal_usage": Tunable(0.3, 1.0),
+            "memory_weight": Tunable(0.05, 20.0, log=True),
+            "prefill_weight": Tunable(0.05, 20.0, log=True),
+            "decode_weight": Tunable(0.05, 20.0, log=True),
+            "overload_usage": Tunable(0.7, 1.5),
+            "overload_share": Tunable(0.0, 1.0),
+        }
+
+
+class PreServePolicy(Router):
+    """Sends a request where prompt work, decode work and the risk of KV overflow are least, all in tokens.
+
+    L_i = L_p + L_d + beta L_m (section 4.3.3), each for the request on instance i; the least L_i takes it, the first of
+    several. Where the text leaves a choice:
+
+    * `queued_p` are the prompts of requests sent there whose first token has not come, whole: how much of a prompt is
+      computed cannot be seen from outside, nor what a prefix cache held of it.
+    * `current_d` are the tokens that its requests in flight are predicted to generate yet, extensions of late ones
+      included. Those whose prefill is not complete count too, as the request itself does.
+    * "If all instances are overloaded, the request is queued" names no rule for overloaded: that of section 4.3.2 is
+      taken (KV usage above 95 % in more than 10 % of the next l iterations, without the request). An overloaded
+      instance stays in the choice while another one is not: arg min goes over all.
+    * "If the queue capacity is surpassed, the request is aborted": the environment refuses one more than it holds.
+    * Preemptions in the engine cannot be seen: a preempted request stays in the map.
+
+    Args:
+        config: Its constants.
+    """
+
+    name = "preserve"
+
+    def __init__(self, config: PreServeConfig | None = None) -> None:
+        self.config = config or PreServeConfig()
+
+    def begin(self) -> None:
+        """Looks up the instances' capacities."""
+        config = self.config
+        self._capacity_tokens = self.spec.fleet.kv_capacity_tokens.astype(np.float64)
+        self._limit_tokens = config.overload_usage * self._capacity_tokens
+        self._ideal_tokens = config.ideal_usage * self._capacity_tokens
+
+    def choose(self, state: RoutingState, request: RoutedRequest) -> Action:
+        """The least loaded instance, or None while all that can take the request are overloaded."""
+        config = self.config
+        ahead = look_ahead(
+            state.in_flight, len(state.engines), config.lookahead_iterations, config.extension_ratio
+        )
+        overloaded = share_above(ahead.tokens, self._limit_tokens) > config.overload_share
+        if overloaded[state.can_take].all():
+            return None
+        prompt, response = request.input_tokens, max(request.predicted_tokens, 1)
+        prefill = ahead.queued_tokens + prompt
+        decode = ahead.remaining_tokens + response
+        overflow = np.maximum(peak_tokens(ahead.tokens, prompt, response) - self._ideal_tokens, 0.0)
+        load: NDArray[np.float64] = (
+            config.prefill_weight * prefill + config.decode_weight * decode + config.memory_weight * overflow
+        )
+        return lowest(load, state.can_take)
