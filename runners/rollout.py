@@ -30,7 +30,8 @@ class Episode:
         metrics: figures by name: `return`, `reward/TERM` (before weighting), `gpu_hours`, `commands_refused`, and those
             of `envs.metrics.summarise`.
         decisions: one mapping a decision: time, action, why it was refused, reward and its terms.
-        us_per_decision: time the policy took to decide, microseconds.
+        us_per_decision: mean time the policy took to decide, microseconds; the first decision, in which it may compile,
+            does not count.
         duration_s: length of the episode, seconds of simulated time.
         records: every request.
     """
@@ -69,11 +70,12 @@ def run_episode(env: gym.Env[Any, Any], policy: Policy, seed: int, name: str | N
     observation, _ = env.reset(seed=seed)
     policy.reset(core.policy_spec, seed)
     decisions: list[dict[str, Any]] = []
-    thinking_s, done = 0.0, False
+    thinking_s: list[float] = []
+    done = False
     while not done:
         now_s, begun = core.state.now_s, time.perf_counter()
         action = policy.act(observation, core.state)
-        thinking_s += time.perf_counter() - begun
+        thinking_s.append(time.perf_counter() - begun)
         observation, reward, terminated, truncated, info = env.step(action)
         done = terminated or truncated
         decisions.append(
@@ -96,7 +98,7 @@ def run_episode(env: gym.Env[Any, Any], policy: Policy, seed: int, name: str | N
         metrics=_metrics(core.policy_spec, records, decisions, duration_s)
         | {"gpu_hours": core.gpu_seconds / _SECONDS_PER_HOUR},
         decisions=decisions,
-        us_per_decision=1e6 * thinking_s / len(decisions),
+        us_per_decision=1e6 * float(np.mean(thinking_s[1:] or thinking_s)),
         duration_s=duration_s,
         records=records,
     )
