@@ -44,6 +44,10 @@ POLICIES = {
         "baselines.flying_serving.policy:FlyingServingPolicy",
         "baselines.flying_serving.config:FlyingServingConfig",
     ),
+    "sageserve_routing": PolicyEntry(
+        "baselines.sageserve.routing:SageServeRoutingPolicy",
+        "baselines.sageserve.config:SageServeRoutingConfig",
+    ),
 }
 
 
