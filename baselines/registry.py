@@ -76,6 +76,10 @@ POLICIES = {
         "baselines.preserve.router:PreServePolicy", "baselines.preserve.router:PreServeConfig"
     ),
     "sia": PolicyEntry("baselines.sia.policy:SiaPolicy", "baselines.sia.policy:SiaConfig"),
+    "sageserve_routing": PolicyEntry(
+        "baselines.sageserve.routing:SageServeRoutingPolicy",
+        "baselines.sageserve.config:SageServeRoutingConfig",
+    ),
 }
 
 

@@ -130,18 +130,25 @@ class FittedWorkload:
         """Draws a workload whose first request arrives at 0 and whose process is in its steady state."""
         arrivals, first, second = rng.spawn(3)
         gaps = self._lookup(self.interarrival_s, ndtr(self._memory_noise(num_requests, arrivals)))
-        noise_in, noise_out = first.standard_normal(num_requests), second.standard_normal(num_requests)
-        r = self.length_correlation
-        noise_out = r * noise_in + np.sqrt(1.0 - r * r) * noise_out
+        input_tokens, output_tokens = self.lengths(num_requests, first, second)
         arrival_s = np.cumsum(gaps)
         return Workload(
             arrival_s=arrival_s - arrival_s[0],
-            input_tokens=self._tokens(self.input_tokens, noise_in),
-            output_tokens=self._tokens(self.output_tokens, noise_out),
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
             max_output_tokens=np.full(num_requests, self.max_output_tokens, dtype=np.int32),
             name=self.name,
             provenance=f"generated; fitted to {self.provenance.get('trace', 'a trace')}",
         )
+
+    def lengths(
+        self, num_requests: int, first: np.random.Generator, second: np.random.Generator
+    ) -> tuple[TokenArray, TokenArray]:
+        """Draws prompt and output lengths, (num_requests,) tokens each; more of them begin with the fewer."""
+        noise_in, noise_out = first.standard_normal(num_requests), second.standard_normal(num_requests)
+        r = self.length_correlation
+        noise_out = r * noise_in + np.sqrt(1.0 - r * r) * noise_out
+        return self._tokens(self.input_tokens, noise_in), self._tokens(self.output_tokens, noise_out)
 
     def save(self, path: Path) -> None:
         """Writes the generator as JSON, one table a line."""

@@ -17,11 +17,13 @@ from envs.workload.generators import FittedWorkload, Generator, fitted_names, lo
 from envs.workload.mixing import LONG_CLASS, NORMAL_CLASS, PRIORITY_CLASS, with_long_prompts, with_priorities
 from envs.workload.schema import Workload
 from envs.workload.seeding import seed_sequence, stream
+from envs.workload.tiers import TieredTraffic
 from envs.workload.traces import TRACES, cached_trace, load_file
 
 SPLITS = ("train", "validation", "test", "all")
 FILE = "file"
 MIXTURE = "mixture"
+TIERS = "sageserve_tiers"
 
 PURGE_S = 60.0
 _MAX_PURGE_SHARE = 0.05
@@ -54,8 +56,9 @@ class WorkloadSpec:
         long_input_tokens: prompt length of long-context requests, tokens. The default is GPT-OSS-120B's
             context less the longest answer of the ``flying_*`` workloads.
         params: parameters of the workload itself: the fields of :class:`~envs.workload.flying.FlyingTraffic`
-            for ``flying_*``, ``spread_s`` for traces, ``parts`` for ``mixture``: a list of specifications, of
-            which each episode is drawn from one, all equally likely.
+            for ``flying_*``, of :class:`~envs.workload.tiers.TieredTraffic` for ``sageserve_tiers``,
+            ``spread_s`` for traces, ``parts`` for ``mixture``: a list of specifications, of which each episode
+            is drawn from one, all equally likely.
     """
 
     name: str = "azure_conv_fitted"
@@ -310,6 +313,7 @@ _FLYING: dict[str, Callable[..., Generator]] = {
 _GENERATORS: dict[str, Callable[..., Generator]] = {
     **{name: partial(load_fitted, name) for name in fitted_names()},
     **_FLYING,
+    TIERS: TieredTraffic,
 }
 
 
@@ -344,6 +348,8 @@ def _parts(spec: WorkloadSpec) -> tuple[WorkloadSource, ...]:
 def _params_of(name: str) -> tuple[str, ...]:
     if name in _FLYING:
         return tuple(entry.name for entry in fields(flying.FlyingTraffic) if entry.name not in _NOT_PARAMS)
+    if name == TIERS:
+        return tuple(entry.name for entry in fields(TieredTraffic) if entry.name not in _NOT_PARAMS)
     if name == MIXTURE:
         return ("parts",)
     return ("spread_s",) if name in TRACES else ()
