@@ -90,12 +90,27 @@ class Deciders:
         self.num_rows = episodes[0].config.num_rows
         self.num_classes = len(episodes[0].classes)
         number = len(self.episodes)
-        self._handles = tuple(np.zeros((number, width), np.int64) for width in HANDLE_WIDTHS)
-        self._kept: list[tuple[Sequence[NDArray[Any]], ...]] = [() for _ in self.episodes]
-        self._until = np.zeros(number, np.int64)
+        self._forget_arrays()
         self._status = np.full(number, ENDED, np.int64)
         self._before = np.zeros((number, len(OUTCOMES) + 2 * self.num_classes))
         self._pending = np.zeros(number, bool)
+
+    def _forget_arrays(self) -> None:
+        number = len(self.episodes)
+        self._handles = tuple(np.zeros((number, width), np.int64) for width in HANDLE_WIDTHS)
+        self._kept: list[tuple[Sequence[NDArray[Any]], ...]] = [() for _ in self.episodes]
+        self._until = np.zeros(number, np.int64)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the addresses of arrays, which hold in this process only."""
+        return {**self.__dict__, "_handles": (), "_kept": [], "_until": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Looks for the arrays anew."""
+        self.__dict__.update(state)
+        self._forget_arrays()
+        for i in range(len(self.episodes)):
+            self.look_at(i)
 
     @property
     def hold(self) -> int:
@@ -186,6 +201,8 @@ class Deciders:
     def look_at(self, i: int) -> None:
         """Tells the kernel where an episode's arrays lie and when its control plane is due; both may have changed."""
         episode = self.episodes[i]
+        if not episode.begun:
+            return
         simulator = episode.simulator
         arrays: tuple[Sequence[NDArray[Any]], ...] = (
             simulator.world,

@@ -48,8 +48,8 @@ class RoutingEnv(gym.Env[Observation, np.int64]):
     ## Action space
 
     `Discrete(places + 1)`: a place, or (the last action) hold. A held request is offered again after `retry_s`, with
-    the others that are held, oldest first within its priority; if one of a class is held once more, the rest of its
-    class waits for the next retry. A request that is held when `queue_capacity` are held already is refused. Places
+    the others that are held, oldest first within its priority; if one is held once more, the others of its class and
+    model wait for the next retry. A request that is held when `queue_capacity` are held already is refused. Places
     that are out of service, serve another model or could not hold the request are masked (`action_masks()`,
     `info["action_mask"]`); one that is chosen anyway is counted in `info["num_refused"]` and holds the request. `step`
     also takes None (hold), and a `Dispatch`, which may change the request's priority and tell the fleet something
@@ -144,11 +144,10 @@ class RoutingEnv(gym.Env[Observation, np.int64]):
             reasons.append(f"action {place} is no place that can take the request")
         if self._renderer:
             self._renderer.record(self.state)
-        interval = outcomes.interval(0)
         info = self._info(
-            observations, float(outcomes.dt_s[0]), interval.terms(self.episode.classes), "; ".join(reasons)
+            observations, float(outcomes.dt_s[0]), outcomes.interval(0).terms(self.episode.classes), "; ".join(reasons)
         )
-        reward = float(interval.reward(self.config.objective))
+        reward = float(outcomes.rewards(self.config.objective)[0])
         return _first(observations), reward, bool(outcomes.terminated[0]), bool(outcomes.truncated[0]), info
 
     def _place_of(self, action: np.int64 | int | Dispatch | None) -> tuple[int, list[str]]:

@@ -48,6 +48,7 @@ class Episode:
             [getattr(config.scales, item.name) for item in dataclasses.fields(config.scales)]
         )
         self.desk: Desk = self._new_desk(np.zeros(1, np.int32))
+        self.begun = False  # whether there is an episode
 
     def _new_desk(self, predicted: NDArray[np.int32], deadline_s: float = 0.0) -> Desk:
         fleet = self.simulator.fleet
@@ -83,6 +84,7 @@ class Episode:
             predict_lengths(self.config.prediction, workload, seed),
             float(workload.arrival_s[-1]) + self.config.drain_limit_s,
         )
+        self.begun = True
         self._state: tuple[int, RoutingState] | None = None  # and the number of the decision it is for
 
     @property

@@ -59,7 +59,7 @@ def play(env, seed: int, choose, most: int = 10_000):
 
 @pytest.mark.parametrize("name", env_names())
 def test_gymnasium_checker(name):
-    env = gym.make(ENVS[name].env_id, workload=BURSTY, disable_env_checker=True).unwrapped
+    env = gym.make(ENVS[name].env_id, disable_env_checker=True).unwrapped
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", message=".*render_mode.*")
@@ -71,12 +71,12 @@ def test_stable_baselines_checker(name):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", message=".*unconventional shape.*")  # a matrix that is no image
-        sb3_check_env(make_env(name, workload=BURSTY))
+        sb3_check_env(make_env(name))
 
 
 @pytest.mark.parametrize("name", env_names())
 def test_can_be_made_from_its_id_with_and_without_wrappers(name):
-    wrapped = gym.make(ENVS[name].env_id, workload=BURSTY)
+    wrapped = gym.make(ENVS[name].env_id)
     observation, _ = wrapped.reset(seed=0)
     assert wrapped.observation_space.contains(observation)
     assert env_config_class(name)() is not None

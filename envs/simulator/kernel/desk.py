@@ -1,8 +1,8 @@
 """The router's desk: the request that waits for a decision, those held back, and what the router knows of engines.
 
 Requests that no engine has yet stand in the pool. Those that arrive are offered one after another; what is held is
-offered again at every retry, oldest first within its priority, and a class of which one is held once more is left alone
-until the next retry. Beside that a router has gauges, read at intervals, and what it remembers of the past.
+offered again at every retry, oldest first within its priority; where one is held once more, the others of its class and
+endpoint are left alone until the next retry. Beside that a router has gauges, read at intervals, and what it remembers of the past.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ DESK_DTYPE = np.dtype(
     [
         ("next_row", np.int64),  # of Traffic: the next of this instant's arrivals to be offered ...
         ("last_row", np.int64),  # ... and the one behind the last
-        ("held_again", np.int64),  # bit c: a request of class c has been held in this retry
         ("retry_ps", np.int64),  # NEVER: nothing is held
         ("retry_interval_ps", np.int64),
         ("gauges_ps", np.int64),  # when gauges were read
@@ -88,6 +87,7 @@ class Desk(NamedTuple):
     places: NDArray[np.void]  # (E,) PLACE_DTYPE, as of the last decision
     totals: NDArray[np.float64]  # (C, len(TOTALS)) at the last decision
     memory: NDArray[np.float64]  # (len(MEMORY),)
+    held_again: NDArray[np.int8]  # (P, C), 1: a request of this endpoint and class has been held in this retry
     ends: NDArray[
         np.int64
     ]  # (E, NUM_GLANCES, 2) scratch: requests, and their context, last seen at each glance ahead
@@ -125,6 +125,7 @@ def new_desk(
         places=np.zeros(num_places, PLACE_DTYPE),
         totals=np.zeros((num_classes, len(TOTALS))),
         memory=np.zeros(len(MEMORY)),
+        held_again=np.zeros((len(serves), num_classes), np.int8),
         ends=np.zeros((num_places, NUM_GLANCES, 2), np.int64),
         serves=np.ascontiguousarray(serves, np.int8),
         kinds=np.ascontiguousarray(kinds, np.int32),
@@ -144,4 +145,5 @@ def fork_desk(desk: Desk) -> Desk:
         places=desk.places.copy(),
         totals=desk.totals.copy(),
         memory=desk.memory.copy(),
+        held_again=desk.held_again.copy(),
     )

@@ -10,9 +10,6 @@ from envs.simulator.kernel.routers import may_take
 from envs.simulator.kernel.state import NEVER, NUM_LEVELS, REACHED, Tables, Traffic, World
 from envs.simulator.kernel.world import send
 
-_MAX_CLASS = 62
-
-
 @compiled
 def _slot_of_row(world: World, traffic: Traffic, row: int) -> int:
     """Where a request that arrives now stands in the pool, or -1: it was refused."""
@@ -58,7 +55,9 @@ def begin_retry(world: World, desk: Desk) -> None:
     """Offers what is held once more."""
     board = desk.desk[0]
     board.retry_ps = NEVER
-    board.held_again = 0
+    for endpoint in range(len(desk.held_again)):
+        for c in range(desk.held_again.shape[1]):
+            desk.held_again[endpoint, c] = 0
     board.following = _first_pooled(world, int64(0))
 
 
@@ -77,8 +76,7 @@ def next_offer(world: World, traffic: Traffic, desk: Desk) -> bool:
         slot = int64(board.following)
         board.following = _after(world, slot)
         request = world.requests[slot]
-        again = (board.held_again >> min(int64(request.class_id), _MAX_CLASS)) & 1
-        if request.arrival_ps < now and not again:
+        if request.arrival_ps < now and desk.held_again[request.endpoint, request.class_id] == 0:
             board.slot, board.held_before = slot, 1
             return True
     return False
@@ -120,7 +118,7 @@ def _hold(world: World, traffic: Traffic, tables: Tables, desk: Desk) -> None:
         book_turned_away(world, tables, slot, now)
         board.turned_away += 1
     elif board.held_before:
-        board.held_again |= int64(1) << min(int64(world.requests[slot].class_id), _MAX_CLASS)
+        desk.held_again[world.requests[slot].endpoint, world.requests[slot].class_id] = 1
     if world.cluster[0].num_pooled > 0 and board.retry_ps == NEVER:
         board.retry_ps = now + board.retry_interval_ps
 
