@@ -1,0 +1,1 @@
+"""PreServe: management of LLM services by hierarchical prediction (Jiang et al.)."""
