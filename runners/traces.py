@@ -5,12 +5,18 @@
     python -m runners.traces describe path=my_trace.csv out=figures.json
     python -m runners.traces fetch name=azure_conv [base_url=URL]
     python -m runners.traces convert path=BurstGPT_1.csv out=burstgpt.parquet
+    python -m runners.traces convert path=sharegpt.json [tokenizer=FOLDER] [predictor=FOLDER] out=sharegpt.parquet
     python -m runners.traces fit path=my_trace.csv out=my_trace_fitted.json
 
 ``describe``, ``convert`` and ``fit`` take the words of the ``workload`` config group (``name``, ``path``,
 ``num_requests``, ``rate_scale``, ``rate_rps``, ``split``, ``priority_share``, ``long_share``,
 ``long_input_tokens``) and ``seed``; here the split is "all" unless given. A fitted generator is used with
 ``name=file path=my_trace_fitted.json``.
+
+``convert`` also makes a workload of conversations in ShareGPT's form (a JSON list), one request a conversation, in
+order, with Poisson arrivals at 1 request/s; it then takes ``num_requests``, ``rate_scale``, ``rate_rps``,
+``tokenizer`` (folder of the served LLM's, by which lengths are counted; else words and punctuation marks) and
+``predictor`` (what ``runners.train_predictor`` wrote: adds the column ``predicted_tokens``).
 """
 
 from __future__ import annotations
@@ -24,11 +30,17 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from envs.workload.conversations import (
+    TokenCounter,
+    conversation_workload,
+    holds_conversations,
+    load_conversations,
+)
 from envs.workload.fetch import fetch_trace
 from envs.workload.fitting import fit
 from envs.workload.formats import write_trace
 from envs.workload.generators import fitted_names, load_fitted
-from envs.workload.registry import FILE, WorkloadSpec, check_choice, make_workload, workload_names
+from envs.workload.registry import FILE, WorkloadSpec, check_choice, check_spec, make_workload, workload_names
 from envs.workload.schema import Workload
 from envs.workload.traces import TRACES, find_trace
 
@@ -46,6 +58,8 @@ _SPEC_WORDS: dict[str, Callable[[str], Any]] = {
     "long_input_tokens": int,
 }
 _WORKLOAD_WORDS: dict[str, Callable[[str], Any]] = {**_SPEC_WORDS, "seed": int, "out": str}
+_TEXT_WORDS: dict[str, Callable[[str], Any]] = {"tokenizer": str, "predictor": str}
+_CONVERSATION_WORDS = ("path", "out", "num_requests", "rate_scale", "rate_rps", *_TEXT_WORDS)
 
 
 def list_workloads(words: Words, console: Console) -> None:
@@ -86,7 +100,7 @@ def fetch(words: Words, console: Console) -> None:
 def convert(words: Words, console: Console) -> None:
     """Writes a workload to a file of ours."""
     out = _needed(words, "out", "convert")
-    workload = _workload(words)
+    workload = _of_conversations(words) if holds_conversations(words.get("path", "")) else _workload(words)
     console.print(f"{len(workload)} requests in {write_trace(workload, out)}", soft_wrap=True)
 
 
@@ -108,7 +122,7 @@ _VERBS: dict[str, tuple[Callable[[Words, Console], None], dict[str, Callable[[st
     "list": (list_workloads, {}),
     "describe": (describe, _WORKLOAD_WORDS),
     "fetch": (fetch, {"name": str, "base_url": str}),
-    "convert": (convert, _WORKLOAD_WORDS),
+    "convert": (convert, _WORKLOAD_WORDS | _TEXT_WORDS),
     "fit": (fit_generator, _WORKLOAD_WORDS),
 }
 
@@ -155,7 +169,29 @@ def parse_words(arguments: Iterable[str], allowed: dict[str, Callable[[str], Any
     return words
 
 
+def _of_conversations(words: Words) -> Workload:
+    """The workload that a file of conversations makes, with predicted lengths where there is a predictor."""
+    for word in words:
+        check_choice("word for conversations", word, _CONVERSATION_WORDS)
+    check_spec(WorkloadSpec(name=FILE, **{word: words[word] for word in words if word in _SPEC_WORDS}))
+    conversations = load_conversations(words["path"], words.get("num_requests"))
+    predicted = None
+    if "predictor" in words:
+        from baselines.length_prediction.registry import load_predictor  # with it comes torch
+
+        predicted = load_predictor(words["predictor"]).predict(conversations.prompts)
+    workload = conversation_workload(conversations, TokenCounter(words.get("tokenizer")), predicted)
+    if "rate_rps" in words:
+        return workload.with_rate_scale(words["rate_rps"] / workload.rate_rps)
+    return workload.with_rate_scale(words.get("rate_scale", 1.0))
+
+
 def _workload(words: Words) -> Workload:
+    for word in _TEXT_WORDS:
+        if word in words:
+            raise ValueError(
+                f"{word} is for conversations in ShareGPT's form, a .json file that holds a list"
+            )
     spec = {key: value for key, value in words.items() if key in _SPEC_WORDS}
     if "name" not in spec:
         if "path" not in spec:

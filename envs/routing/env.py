@@ -145,7 +145,10 @@ class RoutingEnv(gym.Env[Observation, np.int64]):
         if self._renderer:
             self._renderer.record(self.state)
         info = self._info(
-            observations, float(outcomes.dt_s[0]), outcomes.interval(0).terms(self.episode.classes), "; ".join(reasons)
+            observations,
+            float(outcomes.dt_s[0]),
+            outcomes.interval(0).terms(self.episode.classes),
+            "; ".join(reasons),
         )
         reward = float(outcomes.rewards(self.config.objective)[0])
         return _first(observations), reward, bool(outcomes.terminated[0]), bool(outcomes.truncated[0]), info

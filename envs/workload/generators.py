@@ -166,7 +166,12 @@ class FittedWorkload:
         if not path.is_file():
             raise ValueError(f"fitted generator {path} does not exist")
         try:
-            values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            values: Any = json.loads(path.read_text(encoding="utf-8-sig"))
+            if isinstance(values, list):
+                raise ValueError(
+                    f"{path} is a list, as files of conversations are: make a workload of them with "
+                    f"'python -m runners.traces convert path={path} out=FILE.parquet'"
+                )
             values |= {table: tuple(values[table]) for table in _TABLES}
             values["memory"] = tuple(MemoryComponent(**component) for component in values["memory"])
             return cls(**values)

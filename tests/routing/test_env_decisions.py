@@ -186,7 +186,9 @@ def test_a_request_that_nobody_could_ever_hold_is_refused_on_arrival_and_asks_fo
 
 
 def test_a_dispatch_changes_the_priority_an_engine_gives_it(trace):
-    one = FleetConfig(groups=(GroupSpec(ReplicaSpec("llama-3.1-8b", "H100", max_num_seqs=1), 1),), order="priority")
+    one = FleetConfig(
+        groups=(GroupSpec(ReplicaSpec("llama-3.1-8b", "H100", max_num_seqs=1), 1),), order="priority"
+    )
     plain, urgent = trace(rows(0.0, 0.0, 0.0), cluster=one), trace(rows(0.0, 0.0, 0.0), cluster=one)
     for env, last in ((plain, Dispatch(0)), (urgent, Dispatch(0))):
         env.reset(seed=0)
@@ -206,7 +208,7 @@ def test_a_dispatch_changes_the_priority_an_engine_gives_it(trace):
 
 
 def test_predictions_are_what_is_seen(trace):
-    env = trace([(0.0, 100, 33, 0), (0.5, 100, 44, 0)])
+    env = trace([(0.0, 100, 33, 0), (0.1, 100, 44, 0)])
     env.reset(seed=0)
     assert env.state.request.predicted_tokens == 33
     env.step(0)

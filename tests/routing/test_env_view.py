@@ -8,7 +8,9 @@ import pytest
 from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec
 from envs.registration import make_env
 from envs.simulator.kernel.features import CLUSTER_FEATURES, PLACE_FEATURES, REQUEST_FEATURES
+from envs.workload.formats import write_trace
 from envs.workload.registry import WorkloadSpec
+from envs.workload.schema import Workload
 
 H100 = ReplicaSpec("llama-3.1-8b", "H100")
 TP2 = ReplicaSpec("llama-3.1-8b", "H100", tp_size=2)
@@ -27,7 +29,9 @@ def decisions(env, seed=0):
     done = False
     while not done:
         yield observation, env.state
-        observation, _, terminated, truncated, _ = env.step(int(rng.choice(np.flatnonzero(env.action_masks()))))
+        observation, _, terminated, truncated, _ = env.step(
+            int(rng.choice(np.flatnonzero(env.action_masks())))
+        )
         done = terminated or truncated
 
 
@@ -47,7 +51,8 @@ def test_requests_in_flight_are_those_sent_and_not_done():
         np.testing.assert_array_equal(rows["generated_tokens"], records.generated_tokens[going])
         np.testing.assert_array_equal(rows["first_token_s"] < 0, np.isnan(records.first_token_s[going]))
         np.testing.assert_array_equal(
-            np.bincount(rows["place"], minlength=3), state.engines["num_running"] + state.engines["num_waiting"]
+            np.bincount(rows["place"], minlength=3),
+            state.engines["num_running"] + state.engines["num_waiting"],
         )
 
 
@@ -96,9 +101,7 @@ def test_the_observation_of_places_follows_from_the_state():
             "drain_s": np.log1p(remaining * iteration / np.maximum(batch - 1, 1) / scales.decode_s),
             "context_usage": context / nominal.kv_capacity_tokens,
             "iteration_s": np.log1p(iteration / scales.iteration_s),
-            "own_prefill_s": np.log1p(
-                request.input_tokens * nominal.prefill_s_per_token / scales.prefill_s
-            ),
+            "own_prefill_s": np.log1p(request.input_tokens * nominal.prefill_s_per_token / scales.prefill_s),
             "own_decode_s": np.log1p(
                 request.predicted_tokens
                 * nominal.decode_iteration_s(batch, context + request.input_tokens)
@@ -156,7 +159,7 @@ def test_averages_of_arrivals_come_to_the_rate():
     shown = np.mean(seen, axis=0)
     rate = np.expm1(shown[CLUSTER_FEATURES.index("requests_short")]) * env.config.scales.request_rate
     assert rate == pytest.approx(env.episode.workload.rate_rps, rel=0.25)
-    prompts = np.expm1(shown[CLUSTER_FEATURES.index("prompt_tokens_long")]) * env.config.scales.token_rate
+    prompts = np.expm1(shown[CLUSTER_FEATURES.index("prompt_tokens_short")]) * env.config.scales.token_rate
     assert prompts == pytest.approx(rate * env.episode.workload.input_tokens.mean(), rel=0.4)
 
 
@@ -182,28 +185,43 @@ def test_stale_gauges_are_those_of_their_last_reading():
     assert stale.records().to_frame().equals(fresh.records().to_frame())
 
 
-def test_prefix_caches_show_what_an_engine_would_not_compute_again():
-    fleet = FleetConfig(groups=(GroupSpec(H100, 2),), prefix_caching=True)
-    env = make_env(
-        "routing",
-        workload=WorkloadSpec(name="mooncake_conv_fitted", num_requests=80, rate_rps=2.0),
-        cluster=fleet,
+def conversations(path, num_requests=80, turns=8):
+    """A trace of prompts that grow by two blocks of 64 tokens from turn to turn."""
+    ids = [[1000 * (i // turns) + b for b in range(2 * (i % turns + 1))] for i in range(num_requests)]
+    offsets = np.concatenate([[0], np.cumsum([len(row) for row in ids])])
+    workload = Workload(
+        arrival_s=np.arange(num_requests) * 0.5,
+        input_tokens=np.array([64 * len(row) for row in ids]),
+        output_tokens=np.full(num_requests, 20),
+        hash_offsets=offsets,
+        hash_ids=np.concatenate(ids),
+        hash_block_tokens=64,
     )
+    return WorkloadSpec(name="file", path=str(write_trace(workload, path)), split="all")
+
+
+def test_prefix_caches_show_what_an_engine_would_not_compute_again(tmp_path):
+    fleet = FleetConfig(groups=(GroupSpec(H100, 2),), prefix_caching=True)
+    env = make_env("routing", workload=conversations(tmp_path / "chat.parquet"), cluster=fleet, split="all")
     hits, compared = 0, 0
     predicted_hit = {}
-    env.reset(seed=0)
+    observation, _ = env.reset(seed=0)
     done = False
     while not done:
         request = env.state.request
         assert (request.cached_tokens <= request.input_tokens).all()
+        shown = request.cached_tokens / request.input_tokens
+        np.testing.assert_allclose(
+            observation["places"][:, PLACE_FEATURES.index("prefix_hit")], shown, rtol=1e-6
+        )
         target = int(np.argmax(request.cached_tokens))
         predicted_hit[request.index] = int(request.cached_tokens[target])
         hits += predicted_hit[request.index] > 0
-        _, _, terminated, truncated, _ = env.step(target)
+        observation, _, terminated, truncated, _ = env.step(target)
         done = terminated or truncated
     cached = env.records().cached_tokens
     for index, tokens in predicted_hit.items():
         compared += 1
-        assert cached[index] >= tokens or env.records().preemptions[index]
-    assert hits > 5
+        assert cached[index] == tokens or tokens == env.records().input_tokens[index]
+    assert hits == 70
     assert compared == 80

@@ -87,7 +87,9 @@ class Desk(NamedTuple):
     places: NDArray[np.void]  # (E,) PLACE_DTYPE, as of the last decision
     totals: NDArray[np.float64]  # (C, len(TOTALS)) at the last decision
     memory: NDArray[np.float64]  # (len(MEMORY),)
-    held_again: NDArray[np.int8]  # (P, C), 1: a request of this endpoint and class has been held in this retry
+    held_again: NDArray[
+        np.int8
+    ]  # (P, C), 1: a request of this endpoint and class has been held in this retry
     ends: NDArray[
         np.int64
     ]  # (E, NUM_GLANCES, 2) scratch: requests, and their context, last seen at each glance ahead

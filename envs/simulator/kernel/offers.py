@@ -10,6 +10,7 @@ from envs.simulator.kernel.routers import may_take
 from envs.simulator.kernel.state import NEVER, NUM_LEVELS, REACHED, Tables, Traffic, World
 from envs.simulator.kernel.world import send
 
+
 @compiled
 def _slot_of_row(world: World, traffic: Traffic, row: int) -> int:
     """Where a request that arrives now stands in the pool, or -1: it was refused."""

@@ -1,0 +1,87 @@
+"""Every predictor of output lengths by name; free of torch until one is made."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from envs.workload.registry import check_choice
+
+if TYPE_CHECKING:
+    from baselines.length_prediction.config import PredictorConfig
+    from baselines.length_prediction.predictor import LengthPredictor
+
+
+@dataclass(frozen=True)
+class PredictorEntry:
+    """Where a predictor is, each as "module:name".
+
+    Attributes:
+        predictor: its class.
+        config: dataclass of its settings.
+    """
+
+    predictor: str
+    config: str
+
+
+PREDICTORS = {
+    "preserve": PredictorEntry(
+        "baselines.preserve.length_predictor.predictor:PreServeLengthPredictor",
+        "baselines.preserve.length_predictor.config:PreServePredictorConfig",
+    ),
+    "mu_serve": PredictorEntry(
+        "baselines.mu_serve.predictor:MuServeLengthPredictor",
+        "baselines.mu_serve.config:MuServePredictorConfig",
+    ),
+}
+
+
+def predictor_config_class(name: str) -> type[PredictorConfig]:
+    """Dataclass of a predictor's settings.
+
+    Raises:
+        ValueError: there is no such predictor.
+    """
+    check_choice("predictor", name, PREDICTORS)
+    found: type[PredictorConfig] = _resolved(PREDICTORS[name].config)
+    return found
+
+
+def make_predictor(config: PredictorConfig) -> LengthPredictor[Any]:
+    """A predictor with these settings, not fitted yet.
+
+    Raises:
+        ValueError: there is no such predictor.
+    """
+    check_choice("predictor", config.name, PREDICTORS)
+    predictor: LengthPredictor[Any] = _resolved(PREDICTORS[config.name].predictor)(config)
+    return predictor
+
+
+def load_predictor(checkpoint: str | Path, device: str = "auto") -> LengthPredictor[Any]:
+    """The predictor in a checkpoint.
+
+    Args:
+        checkpoint: its folder, or that of the run which wrote it.
+        device: "cpu", "cuda" or "auto".
+
+    Raises:
+        ValueError: there is none, or it cannot be read.
+    """
+    from baselines.length_prediction.predictor import DESCRIPTION, read_description
+
+    inside = Path(checkpoint) / "checkpoint"
+    folder = inside if (inside / DESCRIPTION).is_file() else Path(checkpoint)
+    description = read_description(folder)
+    name = str(description["config"].get("name"))
+    check_choice("predictor", name, PREDICTORS)
+    predictor: LengthPredictor[Any] = _resolved(PREDICTORS[name].predictor).load(folder, description, device)
+    return predictor
+
+
+def _resolved(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
