@@ -14,7 +14,7 @@ import platform
 import resource
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from runners.cli import command
 from runners.measurements.environments import env_steps, policies
 from runners.measurements.measurement import Measurement
 from runners.measurements.processes import first_answer, imports
+from runners.measurements.routing import routers, routing_steps
 from runners.measurements.simulation import fork, oracle, scaling, simulate, week
 from runners.output import write_json
 from runners.progress import progress_bar
@@ -32,12 +33,12 @@ from runners.schema import BenchConfig
 from runners.tables import print_results_in, print_table
 
 _KIB_PER_MIB = 1024
-_MEASUREMENTS: dict[str, Callable[[BenchConfig], Iterator[Measurement]]] = {
+_MEASUREMENTS: dict[str, Callable[[BenchConfig], Iterable[Measurement]]] = {
     "simulate.requests_per_s": simulate,
     "oracle.requests_per_s": oracle,
     "fork.us": fork,
-    "env.steps_per_s": env_steps,
-    "policy.us_per_decision": policies,
+    "env.steps_per_s": lambda config: (*env_steps(config), *routing_steps(config)),
+    "policy.us_per_decision": lambda config: (*policies(config), *routers(config)),
     "import.seconds": imports,
     "first_answer.seconds": first_answer,
     "stream.requests_per_s": scaling,

@@ -51,7 +51,7 @@ def _simulator(config: BenchConfig, engines: int, heavy: bool = False) -> Simula
     return Simulator(_cluster(config, engines, heavy), (_SLO,) * len(stream(config).classes))
 
 
-def _saturation_rps(config: BenchConfig) -> float:
+def saturation_rps(config: BenchConfig) -> float:
     """Requests per second that one engine serves when they all wait for it."""
     workload = stream(config).rows(0, _SATURATION_REQUESTS).with_rate_scale(_SATURATING)
     simulator = _simulator(config, 1)
@@ -68,11 +68,11 @@ def _with_urgent(workload: Workload) -> Workload:
 
 def simulate(config: BenchConfig) -> Iterator[Measurement]:
     """Requests per second at a share of what the engines can serve, plain and with prefix caching and priorities."""
-    plain, saturation_rps = stream(config), _saturation_rps(config)
+    plain, saturated_rps = stream(config), saturation_rps(config)
     for heavy in (False, True):
         requests = _with_urgent(plain) if heavy else plain
         for engines in config.engines:
-            scale = config.load * engines * saturation_rps / plain.rate_rps
+            scale = config.load * engines * saturated_rps / plain.rate_rps
             yield _simulated(config, requests.with_rate_scale(scale), engines, heavy)
     if find_trace(_PREFIXES):
         conversations = WorkloadSource(WorkloadSpec(_PREFIXES, split="all")).sample(0)
@@ -143,7 +143,7 @@ def scaling(config: BenchConfig) -> Iterator[Measurement]:
     """Requests per second of streams of growing length on one fleet."""
     replica = ReplicaSpec(config.cluster.model, config.cluster.gpu, config.cluster.base_width)
     spec = FleetSpec((GroupSpec(replica, _STREAM_ENGINES),), router=config.router)
-    rate_rps = config.load * _STREAM_ENGINES * _saturation_rps(config)
+    rate_rps = config.load * _STREAM_ENGINES * saturation_rps(config)
     for count in config.requests:
 
         def run(count: int = count) -> float:

@@ -1,4 +1,4 @@
-"""What a routing decision does: places, holding and being offered again, the full queue, priorities, impossible actions."""
+"""What a routing decision does: places, holding, being offered again, the full queue, what is impossible."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_one_decision_an_arrival_and_requests_of_one_instant_one_after_another(t
     done = False
     while not done:
         seen.append((env.state.now_s, env.state.request.index))
-        _, _, done, _, info = env.step(0)
+        _, _, done, _, _ = env.step(0)
     assert seen == [(0.0, 0), (0.5, 1), (0.5, 2), (0.5, 3), (1.0, 4)]
 
 
@@ -202,8 +202,8 @@ def test_a_dispatch_changes_the_priority_an_engine_gives_it(trace):
     for priority in (1, 0, 1):
         behind.step(Dispatch(0, priority=priority))
     assert np.argsort(behind.records().first_token_s).tolist() == [1, 0, 2]
+    behind.reset(seed=0)
     with pytest.raises(ValueError, match=r"dispatch\.priority"):
-        behind.reset(seed=0)
         behind.step(Dispatch(0, priority=5))
 
 

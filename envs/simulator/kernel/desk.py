@@ -2,7 +2,8 @@
 
 Requests that no engine has yet stand in the pool. Those that arrive are offered one after another; what is held is
 offered again at every retry, oldest first within its priority; where one is held once more, the others of its class and
-endpoint are left alone until the next retry. Beside that a router has gauges, read at intervals, and what it remembers of the past.
+endpoint are left alone until the next retry. Beside that a router has gauges, read at intervals, and what it remembers
+of the past.
 """
 
 from __future__ import annotations

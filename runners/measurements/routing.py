@@ -1,0 +1,93 @@
+"""Speed of the routing environment: decisions per second, one by one and batched, and what a router's own takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec
+from envs.registration import make_env, make_vector_env
+from envs.simulator.kernel.features import PLACE_FEATURES
+from envs.workload.registry import WorkloadSpec
+from runners.measurements.measurement import Measurement
+from runners.measurements.simulation import saturation_rps
+from runners.policies import load_policy
+from runners.rollout import run_episode
+from runners.schema import BenchConfig
+
+_STEPS, _WARM_UP_STEPS = 200, 100
+_SCALAR_STEPS = 3000
+_ENGINES = (4, 16)
+_POLICY_ENGINES, _POLICY_REQUESTS = 16, 1500
+_POLICIES = ("round_robin", "least_request", "jsq", "llm_d", "preserve", "llumnix", "sia")
+_BACKLOG, _DRAIN = PLACE_FEATURES.index("prefill_backlog_s"), PLACE_FEATURES.index("drain_s")
+
+
+@njit(cache=True)
+def _route(places: NDArray[np.float32], masks: NDArray[np.bool_], actions: NDArray[np.int64]) -> None:
+    """A compiled router: the place with the least work ahead of it, by the observation."""
+    for i in range(len(places)):
+        best, least = places.shape[1], np.inf
+        for e in range(places.shape[1]):
+            work = places[i, e, _BACKLOG] + places[i, e, _DRAIN]
+            if masks[i, e] and work < least:
+                best, least = e, work
+        actions[i] = best
+
+
+def _arguments(config: BenchConfig, engines: int, requests: int = 4000) -> dict[str, Any]:
+    replica = ReplicaSpec(config.cluster.model, config.cluster.gpu, config.cluster.base_width)
+    rate_rps = config.load * engines * saturation_rps(config)
+    return {
+        "cluster": FleetConfig(groups=(GroupSpec(replica, engines),)),
+        "workload": WorkloadSpec("azure_conv_fitted", num_requests=requests, rate_rps=rate_rps),
+        "split": "test",
+    }
+
+
+def routing_steps(config: BenchConfig) -> Iterator[Measurement]:
+    """Decisions per second at a share of what the engines can serve, episode after episode."""
+    for engines in _ENGINES:
+        arguments = _arguments(config, engines)
+
+        def scalar(arguments: dict[str, Any] = arguments, engines: int = engines) -> float:
+            env: Any = make_env("routing", **arguments)
+            env.reset(seed=0)
+            begun = time.process_time()
+            for step in range(_SCALAR_STEPS):
+                if env.step(step % engines)[2]:
+                    env.reset()
+            return _SCALAR_STEPS / (time.process_time() - begun)
+
+        def batched(arguments: dict[str, Any] = arguments) -> float:
+            env: Any = make_vector_env("routing", config.num_envs, **arguments)
+            observation, info = env.reset(seed=0)
+            actions = np.zeros(config.num_envs, np.int64)
+            for step in range(_WARM_UP_STEPS + _STEPS):
+                if step == _WARM_UP_STEPS:
+                    begun = time.process_time()
+                _route(observation["places"], info["action_mask"], actions)
+                observation, *_, info = env.step(actions)
+            return _STEPS * config.num_envs / (time.process_time() - begun)
+
+        params = {"env": "routing", "engines": engines, "load": config.load}
+        yield Measurement("env.steps_per_s", "1/s", {**params, "batched": False, "num_envs": 1}, scalar)
+        wide = {**params, "batched": True, "num_envs": config.num_envs, "router": "compiled"}
+        yield Measurement("env.steps_per_s", "1/s", wide, batched)
+
+
+def routers(config: BenchConfig) -> Iterator[Measurement]:
+    """Time a router takes to decide."""
+    arguments = _arguments(config, _POLICY_ENGINES, _POLICY_REQUESTS)
+    for name in _POLICIES:
+
+        def decide(name: str = name) -> float:
+            return run_episode(make_env("routing", **arguments), load_policy(name), seed=0).us_per_decision
+
+        params = {"env": "routing", "policy": name, "engines": _POLICY_ENGINES, "load": config.load}
+        yield Measurement("policy.us_per_decision", "us", params, decide)
