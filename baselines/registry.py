@@ -60,6 +60,14 @@ POLICIES = {
     ),
     "consistent_hash": PolicyEntry("baselines.common.routers.consistent_hash:ConsistentHashPolicy"),
     "rendezvous_hash": PolicyEntry("baselines.common.routers.rendezvous_hash:RendezvousHashPolicy"),
+    "bucket": PolicyEntry(
+        "baselines.common.routers.bucket:BucketPolicy",
+        "baselines.common.routers.bucket:BucketConfig",
+    ),
+    "vtc_basic": PolicyEntry(
+        "baselines.common.routers.vtc_basic:VTCBasicPolicy",
+        "baselines.common.routers.vtc_basic:VTCBasicConfig",
+    ),
     "llm_d": PolicyEntry(
         "baselines.common.routers.llm_d:LLMDPolicy",
         "baselines.common.routers.llm_d:LLMDConfig",

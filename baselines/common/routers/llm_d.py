@@ -66,8 +66,9 @@ class LLMDPolicy(Router):
     * queue: (longest - own) / (longest - shortest) by the gauge of waiting requests, over those that can take the
       request; 1 where all are equal;
     * KV utilisation: 1 - the gauge of KV usage;
-    * no-hit LRU: 0.5 for all where somebody holds a block. Else by the order in which engines were last given such a
-      request, never before all others: 1 for the first, 0 for the last of those that can take the request.
+    * no-hit LRU: 0.5 for all where somebody holds a block. Else 1 - rank / (number that can take the request - 1), at
+      least 0, where those that never had such a request come first, in their order, and the others behind them by when
+      they last had one, counted among all engines.
 
     Of equal sums a counter picks in turns (`max-score-picker`): it goes up at each decision with ties, and back to 0
     when it reaches their number.
@@ -110,7 +111,7 @@ class LLMDPolicy(Router):
         return place
 
     def _lru_score(self, able: NDArray[np.intp]) -> NDArray[np.float64]:
-        """1 for the engine that has waited longest for a cold request, 0 for the last."""
+        """The higher, the longer an engine has not had a cold request, (N,)."""
         if len(able) == 1:
             return np.ones(1)
         given = self._given[able]
