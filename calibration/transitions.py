@@ -1,4 +1,4 @@
-"""What changes of engines cost: live switch, cold start, communicator pool, loading weights, resizing a KV pool.
+"""What changes cost: live switch, cold start, communicator pool, loading weights, migration, resizing a KV pool.
 
 Source of the first three: Flying Serving, Table 2 (Llama-3-70B on H200) and Section 4.3. The paper states 15 ms for a
 live switch and a cold start of 292.38, 211.97 and 146.54 s with 2, 4 and 8 GPUs per engine.
@@ -19,6 +19,15 @@ STORAGE_BYTES_PER_S = {"safetensors": 3.31e9, "serverlessllm": 20.4e9}
 
 # A node's network, bytes/s each way: 200 Gbit/s, the lower `node_inter_node_bw` of aiconfigurator's system table.
 LINK_BYTES_PER_S = 25e9
+
+# A stage of a live migration, besides the copy, s. Llumnix (OSDI 24, section 6.2) reports a downtime of some 20 to 30
+# ms whatever the length of the sequence. Its last stage copies a few tokens, which takes less than a millisecond, so
+# what it reports is what a stage takes to set up: pre-allocation, acknowledgement, launch. This is the lower end.
+MIGRATION_STAGE_S = 0.02
+
+# A stage that copies no fewer tokens than the one before is the last one, unless it is of more blocks than these, which
+# is a link too slow to follow: `migration_last_stage_max_blocks` of Llumnix's released defaults.
+MIGRATION_LAST_STAGE_MAX_BLOCKS = 16
 
 # LLM-Mesh, section 6.2: "scaling the original 32GB KV-cache space down to 16GB or up to 64GB requires 0.3 s and 1.9 s,
 # respectively" (A100-80GB). Two numbers give two rates: what is kept is copied, what is added is created.

@@ -9,7 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from calibration.transitions import COLD_START_RULE, LINK_BYTES_PER_S, STORAGE_BYTES_PER_S
+from calibration.transitions import (
+    COLD_START_RULE,
+    LINK_BYTES_PER_S,
+    MIGRATION_STAGE_S,
+    STORAGE_BYTES_PER_S,
+)
 
 ROLES = ("mixed", "prefill", "decode")
 
@@ -144,6 +149,8 @@ class FleetSpec:
             transfers.
         start_fixed_s: What a start takes after its weights have come, s: engine start and graph capture, here the
             fixed part of Flying Serving's cold starts (`calibration.transitions.COLD_START_RULE`).
+        migration_stage_s: What a stage of a live migration takes besides the copy over the link, s
+            (`calibration.transitions.MIGRATION_STAGE_S`, after Llumnix).
     """
 
     groups: tuple[GroupSpec, ...]
@@ -159,6 +166,7 @@ class FleetSpec:
     storage_bytes_per_s: float = STORAGE_BYTES_PER_S["safetensors"]
     link_bytes_per_s: float = LINK_BYTES_PER_S
     start_fixed_s: float = COLD_START_RULE.fixed_s
+    migration_stage_s: float = MIGRATION_STAGE_S
 
     def __post_init__(self) -> None:
         if not self.groups:
@@ -168,8 +176,9 @@ class FleetSpec:
         for name in ("storage_bytes_per_s", "link_bytes_per_s"):
             if not getattr(self, name) >= 1:
                 raise ValueError(f"fleet.{name} must be at least 1, got {getattr(self, name)}")
-        if self.start_fixed_s < 0:
-            raise ValueError(f"fleet.start_fixed_s must not be negative, got {self.start_fixed_s}")
+        for name in ("start_fixed_s", "migration_stage_s"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"fleet.{name} must not be negative, got {getattr(self, name)}")
 
     @property
     def num_places(self) -> int:
@@ -236,7 +245,11 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Migrate:
-    """Move a running request, KV and all, to another replica of its endpoint while it goes on decoding."""
+    """Move a request to another replica of the endpoint, as Llumnix does (OSDI 24, section 4.2).
+
+    A decoding request moves KV and all while it goes on decoding (`envs.simulator.fleet.migrating`); one that waits in
+    an engine's queue and has no KV moves at once. One whose prompt is being prefilled cannot move.
+    """
 
     request: int  # row of the workload
     place: int
@@ -247,9 +260,12 @@ class Underway:
     """What a policy sees of an operation."""
 
     kind: str  # starting, stopping, resizing or migrating
-    place: int
+    place: int  # where; of a migration, where it leads
     started_s: float
-    due_s: float | None  # as things stand; None: when what it waits for has ended
+    due_s: (
+        float | None
+    )  # as things stand; None: when what it waits for has ended; of a migration, its present step
+    request: int | None = None  # of a migration, row of the workload
 
 
 FleetCommand = Start | Stop | ResizeKV | Route | Migrate

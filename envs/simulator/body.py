@@ -197,7 +197,7 @@ class Body:
         limit_ps = NEVER - 1 if limit_s is None else to_ps(limit_s)
         step_ps = to_ps(60.0)
         if len(self.workload) and not self.workload.num_clients:
-            self.advance_ps(min(int(self.traffic.arrival_ps[-1]), limit_ps))
+            self.advance_ps(max(self.now_ps, min(int(self.traffic.arrival_ps[-1]), limit_ps)))
         while not self.idle and self.now_ps < limit_ps:
             self.advance_ps(min(self.now_ps + step_ps, limit_ps))
 

@@ -114,6 +114,9 @@ class Engine:
     waiting: list[Request] = field(default_factory=list)
     running: list[Request] = field(default_factory=list)
     scheduled: dict[Request, int] = field(default_factory=dict)  # the iteration in flight
+    leaving: list[Request] = field(default_factory=list)  # to migrate when the iteration in flight ends
+    away: list[Request] = field(default_factory=list)  # in no batch, but with blocks and a place in this one
+    kept: dict[Request, list[Block]] = field(default_factory=dict)  # blocks (and a place) for those to come
     ends_ps: int | None = None
     steps: int = 0
     busy_ps: int = 0
@@ -152,7 +155,8 @@ class Engine:
     @property
     def has_news(self) -> bool:
         """Whether it was asked to tell and has nothing left to run, or stands still as told."""
-        return self.notify and self.ends_ps is None and (self.held or self.empty)
+        done = self.empty and not self.away and not self.kept
+        return self.notify and self.ends_ps is None and (self.held or done)
 
     # What it does.
 
@@ -197,6 +201,7 @@ class Engine:
             self._release(request)
             request.finish_ps, request.fate = now, "finished"
         self.scheduled, self.ends_ps = {}, None
+        self._let_go()
         return done
 
     def give_up_running(self, now: int) -> list[Request]:
@@ -215,9 +220,51 @@ class Engine:
             self.waiting.remove(request)
         else:
             self.running.remove(request)
+            self.leaving = [other for other in self.leaving if other is not request]
             self.scheduled.pop(request, None)
             self._release(request)
         request.finish_ps, request.fate = now, "aborted"
+
+    def leave(self, request: Request) -> None:
+        """Takes a decoding request out of the batch, KV and all, when the iteration in flight ends."""
+        self.leaving.append(request)
+        if self.ends_ps is None:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        for request in [request for request in self.running if request in self.leaving]:
+            self.running.remove(request)
+            self.away.append(request)
+        self.leaving = []
+
+    def has_room_for(self, request: Request) -> bool:
+        """Whether there are blocks for a request's KV, and a place in the batch."""
+        needed = self._blocks(request.computed)
+        return (
+            needed <= self.capacity_blocks - self.used_blocks
+            and self._places_taken() < self.kind.max_num_seqs
+        )
+
+    def keep(self, request: Request) -> int:
+        """Keeps blocks and a place for a request that is to come; returns how many blocks."""
+        self.kept[request] = self.pool.take(self._blocks(request.computed))
+        return len(self.kept[request])
+
+    def let_go_of(self, request: Request) -> None:
+        """Keeps them no longer."""
+        self.pool.give_back(self.kept.pop(request))
+
+    def take_over(self, request: Request, other: Engine) -> None:
+        """Puts a request that has left a batch into this one, where blocks are kept for it or where it was."""
+        other.away.remove(request)
+        if other is not self:
+            other._release(request)
+            request.blocks, request.engine = self.kept.pop(request), self.number
+            self._allocate(request, request.computed)
+        self.running.append(request)
+
+    def _places_taken(self) -> int:
+        return len(self.running) + len(self.away) + len(self.kept)
 
     def _threshold(self) -> int:
         limit = self.settings.long_prefill_threshold
@@ -288,6 +335,8 @@ class Engine:
 
     def _drop(self, request: Request) -> None:
         self.running.remove(request)
+        if request in self.leaving:
+            self.leaving.remove(request)
         self._release(request)
         request.computed = 0
         request.decoding = False
@@ -318,7 +367,7 @@ class Engine:
     def _admit(self, now: int) -> None:
         """Lets waiting requests into the batch, in order, until one does not fit."""
         threshold = self._threshold()
-        while self.waiting and self._budget() > 0 and len(self.running) < self.kind.max_num_seqs:
+        while self.waiting and self._budget() > 0 and self._places_taken() < self.kind.max_num_seqs:
             request = self._next(now)
             hits = self._hits(request)
             start = len(hits) * self.kind.block_size
@@ -432,6 +481,17 @@ class Cluster:
     def send(self, request: Request, number: int) -> None:
         """Moves a pooled request to an engine of the caller's choice."""
         self.pool.remove(request)
+        self.engines[number].add(request)
+        self.kick()
+
+    def join(self, request: Request, number: int) -> None:
+        """Puts a request that has left a batch into an engine's."""
+        self.engines[number].take_over(request, self.engines[request.engine])
+        self.kick()
+
+    def requeue(self, request: Request, number: int) -> None:
+        """Moves a waiting request to another engine's queue."""
+        self.engines[request.engine].waiting.remove(request)
         self.engines[number].add(request)
         self.kick()
 

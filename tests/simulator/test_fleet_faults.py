@@ -12,10 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from envs.backend import SLO, EngineStatus
-from envs.fleet import Crash, FleetFault, FleetSpec, GroupSpec, ReplicaSpec, ResizeKV, SlowNode, Start, Stop
+from envs.fleet import (
+    Crash,
+    FleetFault,
+    FleetSpec,
+    GroupSpec,
+    Migrate,
+    ReplicaSpec,
+    ResizeKV,
+    SlowNode,
+    Start,
+    Stop,
+)
 from envs.metrics import FAILED, FINISHED, UNFINISHED
+from envs.simulator.fleet.migrating import Migrating
 from envs.simulator.fleet.simulator import FleetSimulator
-from envs.simulator.kernel.state import NEVER
+from envs.simulator.kernel.state import DECODE, FREE, NEVER, PREFILL, TRANSIT
 from envs.workload.schema import Workload
 
 SLOS = (SLO(1.0, 0.1),)
@@ -38,7 +50,10 @@ SPLIT = replace(
         GroupSpec(replace(REPLICA, role="decode", gpu="A100-80GB"), 1, 2),
     ),
 )
-CACHED = replace(PEERS, prefix_caching=True, weight_source="storage")
+CACHED = replace(
+    PEERS, prefix_caching=True, weight_source="storage", link_bytes_per_s=2e8, migration_stage_s=0.1
+)
+CROWDED = replace(PEERS, link_bytes_per_s=2e8, migration_stage_s=0.1, weight_source="storage")
 
 moments = st.integers(0, 60).map(lambda tick: tick / 8)  # a coarse grid: many things happen at once
 places = st.integers(0, PLACES - 1)
@@ -62,9 +77,10 @@ commands = st.lists(
             st.builds(Start, place=places),
             st.builds(Stop, place=places, drain=st.booleans()),
             st.builds(ResizeKV, place=places, kv_blocks=st.integers(20, 900)),
+            *[st.builds(Migrate, request=st.integers(0, 20), place=places)] * 4,
         ),
     ),
-    max_size=8,
+    max_size=16,
 ).map(lambda rows: sorted(rows, key=lambda row: row[0]))
 
 
@@ -89,6 +105,8 @@ def everything(simulator: FleetSimulator) -> tuple[object, ...]:
     records, state = simulator.results(), simulator.observe()
     columns = (records.first_token_s, records.finish_s, records.outcome, records.engine, records.preemptions)
     return (
+        simulator.migrations_done,
+        simulator.migrations_aborted,
         *(column.tobytes() for column in columns),
         state.engines.tobytes(),
         state.gpu_seconds.tobytes(),
@@ -107,16 +125,35 @@ def check(simulator: FleetSimulator) -> None:
     assert failed == (records.outcome == FAILED).sum()
     engines = simulator.world.engines
     assert int(simulator.world.cluster["num_in_flight"][0]) == unfinished
-    idle = (engines["num_running"] == 0) & (engines["first_transit"] < 0)
-    if (engines["first_transit"] < 0).all():
-        held = int(engines["num_running"].sum() + engines["num_waiting"].sum())
-        assert held + state.num_pooled == unfinished
+    held = int(engines["num_running"].sum() + engines["num_waiting"].sum())
+    on_the_way = int((simulator.world.requests["phase"] == TRANSIT).sum())
+    assert held + state.num_pooled + on_the_way == unfinished
     assert (engines["used_blocks"] <= engines["capacity_blocks"]).all()
-    assert (engines["used_blocks"][idle] == 0).all()
+    if not simulator.spec.prefix_caching:
+        assert engines["used_blocks"].tolist() == blocks_of_requests(simulator)
+    migrations = [operation for operation in simulator.plane.operations if isinstance(operation, Migrating)]
+    if not migrations:
+        assert not engines["num_kept"].any()
+        assert not engines["num_leaving"].any()
     if simulator.spec.prefix_caching:
         serving = np.flatnonzero(engines["status"] == EngineStatus.ACTIVE)
         free = np.array([free_blocks(simulator, int(place)) for place in serving])
         assert (free + engines["used_blocks"][serving] == engines["capacity_blocks"][serving]).all()
+
+
+def blocks_of_requests(simulator: FleetSimulator) -> list[int]:
+    """Blocks that requests have at each place, one by one, and that are kept for those to come."""
+    world, blocks = simulator.world, [0] * PLACES
+    for request in world.requests:
+        if request["phase"] in (PREFILL, DECODE, TRANSIT):
+            e = int(request["engine"])
+            decoding = request["phase"] == DECODE
+            computed = world.engines["tick"][e] + request["offset"] if decoding else request["computed"]
+            blocks[e] += simulator.fleet.blocks_for(e, int(computed))
+    for operation in simulator.plane.operations:
+        if isinstance(operation, Migrating):
+            blocks[operation.place] += operation.blocks
+    return blocks
 
 
 def free_blocks(simulator: FleetSimulator, place: int) -> int:
@@ -130,16 +167,19 @@ def free_blocks(simulator: FleetSimulator, place: int) -> int:
 
 
 def run(simulator: FleetSimulator, schedule: list[tuple[float, object]], after_s: float) -> None:
-    """Obeys what is due after `after_s`."""
+    """Obeys what is due after `after_s`; migrations are of requests counted among those that are there."""
     for time_s, command in schedule:
         if time_s > after_s:
             simulator.advance(time_s)
+            there = np.sort(simulator.world.requests["index"][simulator.world.requests["phase"] != FREE])
+            if isinstance(command, Migrate) and len(there):
+                command = replace(command, request=int(there[command.request % len(there)]))
             simulator.apply(command)  # type: ignore[arg-type]
             check(simulator)
 
 
 @settings(max_examples=EXAMPLES)
-@given(faults, commands, moments, st.integers(0, 5), st.sampled_from([PEERS, CACHED, SPLIT]))
+@given(faults, commands, moments, st.integers(0, 5), st.sampled_from([PEERS, CACHED, SPLIT, CROWDED]))
 def test_requests_are_conserved_and_forks_agree(
     faulty: tuple[FleetFault, ...],
     schedule: list[tuple[float, object]],
@@ -164,7 +204,7 @@ def test_requests_are_conserved_and_forks_agree(
 
 
 @settings(max_examples=EXAMPLES // 2)
-@given(faults, commands, st.integers(0, 5), st.sampled_from([PEERS, SPLIT]))
+@given(faults, commands, st.integers(0, 5), st.sampled_from([PEERS, SPLIT, CROWDED]))
 def test_with_replicas_in_the_end_every_request_ends(
     faulty: tuple[FleetFault, ...], schedule: list[tuple[float, object]], seed: int, spec: FleetSpec
 ) -> None:

@@ -120,14 +120,17 @@ def test_a_request_that_gives_way_to_itself(levels: tuple[int, int, int], capaci
 
 
 ACTIONS = ("pool_waiting", "pool_running", "fail_running", "send", "abort", "set")
+MIGRATIONS = ("leave", "leave", "leave", "join", "join", "requeue")
 
 
 @st.composite
-def interventions(draw: st.DrawFn) -> tuple[str, int, dict[str, bool | int]]:
+def interventions(
+    draw: st.DrawFn, actions: tuple[str, ...] = ACTIONS
+) -> tuple[str, int, dict[str, bool | int]]:
     """Something the control plane does: an action, an engine's number, and the engine's new settings."""
     serves, steps_allowed = draw(st.sampled_from([(True, True), (True, True), (False, True), (False, False)]))
     return (
-        draw(st.sampled_from(ACTIONS)),
+        draw(st.sampled_from(actions)),
         draw(st.integers(0, 3)),
         {
             "serves": serves,
@@ -144,14 +147,23 @@ def intervene(
 ) -> None:
     """Does the same to both."""
     if action == "abort":
-        alive = [request for request in cluster.arrivals[: cluster.arrived] if request.fate == "in flight"]
+        away = [request for engine in cluster.engines for request in engine.away]
+        arrived = cluster.arrivals[: cluster.arrived]
+        alive = [request for request in arrived if request.fate == "in flight" and request not in away]
         if alive:
             request = alive[number % len(alive)]
             kernel.abort(request.index)
             cluster.abort(request)
         return
+    if action in MIGRATIONS:
+        migrate(kernel, cluster, action, number, bool(wish["held"]))
+        return
     number %= len(cluster.engines)
     engine = cluster.engines[number]
+    if action in ("pool_running", "fail_running"):
+        for request in list(engine.away):  # they share the fate of those that run
+            kernel.join(request.index, number)
+            cluster.join(request, number)
     if action == "set":
         capacity = max(1, kernel.case.slots[number].capacity_blocks * wish["capacity_percent"] // 100)
         kernel.set(number, wish["serves"], wish["steps_allowed"], wish["held"], wish["notify"], capacity)
@@ -170,11 +182,72 @@ def intervene(
         getattr(cluster, action)(number)
 
 
+def migrate(kernel: Kernel, cluster: Cluster, action: str, number: int, broken_off: bool) -> None:
+    """Lets a request leave its batch, or join another's (or its own again), or moves one that waits."""
+    engines = cluster.engines
+    if action == "leave":
+        running = [(engine, request) for engine in engines for request in engine.running]
+        leaving = [request for engine in engines for request in engine.leaving]
+        able = [pair for pair in running if pair[1].decoding and pair[1] not in leaving]
+        if able:
+            engine, request = able[number % len(able)]
+            kernel.leave(request.index)
+            engine.leave(request)
+            cluster.kick()
+    elif action == "requeue":
+        for request in [request for engine in engines for request in engine.waiting][:1]:
+            kernel.requeue(request.index, number % len(engines))
+            cluster.requeue(request, number % len(engines))
+    else:
+        for request in [request for engine in engines for request in engine.away][:1]:
+            able = [
+                other for other in engines if other.number != request.engine and other.has_room_for(request)
+            ]
+            target = request.engine
+            if able:
+                engine = able[number % len(able)]
+                kernel.keep(engine.number, engine.keep(request), 1)
+                if broken_off:
+                    kernel.keep(engine.number, -len(engine.kept[request]), -1)
+                    engine.let_go_of(request)
+                else:
+                    target = engine.number
+            kernel.join(request.index, target)
+            cluster.join(request, target)
+
+
 @thorough
 @given(cases(), st.lists(st.tuples(st.integers(0, 200), interventions()), max_size=12))
 def test_every_number_is_the_oracles_under_a_control_plane(
     case: Case, plan: list[tuple[int, tuple[str, int, dict[str, bool | int]]]]
 ) -> None:
+    run_both(case, plan)
+
+
+@thorough
+@given(
+    cases(),
+    st.lists(st.tuples(st.integers(0, 60), interventions((*ACTIONS, *MIGRATIONS))), min_size=6, max_size=24),
+)
+def test_every_number_is_the_oracles_when_requests_migrate(
+    case: Case, plan: list[tuple[int, tuple[str, int, dict[str, bool | int]]]]
+) -> None:
+    run_both(case, plan)
+
+
+@thorough
+@given(
+    cases().flatmap(sharing),
+    st.lists(st.tuples(st.integers(0, 60), interventions(MIGRATIONS)), min_size=6, max_size=24),
+)
+def test_every_number_is_the_oracles_when_requests_migrate_with_prefix_caching(
+    case: Case, plan: list[tuple[int, tuple[str, int, dict[str, bool | int]]]]
+) -> None:
+    run_both(case, plan)
+
+
+def run_both(case: Case, plan: list[tuple[int, tuple[str, int, dict[str, bool | int]]]]) -> None:
+    """Advances both and intervenes in both, and checks that they agree throughout."""
     kernel, cluster = Kernel(case), build_oracle(case)
     for interval, (action, number, wish) in plan:
         advance_both(kernel, cluster, cluster.now + interval)

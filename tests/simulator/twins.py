@@ -9,12 +9,14 @@ import numpy as np
 from envs.simulator.kernel import state
 from envs.simulator.kernel.aborts import abort
 from envs.simulator.kernel.blocks import flush_cache
+from envs.simulator.kernel.migration import ask_to_leave, join, keep, requeue
 from envs.simulator.kernel.state import CLASS_DTYPE, KIND_DTYPE, Tables, Traffic, World, rows_of
 from envs.simulator.kernel.world import (
     advance,
     decoding_progress,
     dispatch_pool,
     fail_running,
+    lacks_extents,
     pool_running,
     pool_waiting,
     send,
@@ -326,9 +328,41 @@ class Kernel:
 
     def abort(self, index: int) -> None:
         """The client of row `index`, which is in flight, hangs up."""
+        abort(self.world, self.tables, self.slot(index))
+
+    def slot(self, index: int) -> np.int64:
+        """Where row `index`, which is in flight, stands."""
         alive = self.world.requests["phase"] != state.FREE
         (slot,) = np.flatnonzero(alive & (self.world.requests["index"] == index))
-        abort(self.world, self.tables, slot)
+        return np.int64(slot)
+
+    def leave(self, index: int) -> None:
+        """Takes a decoding request out of its batch when the iteration in flight ends."""
+        request = self.world.requests[self.slot(index)]
+        ask_to_leave(self.world, self.tables, self.slot(index), np.int64(request["engine"]))
+        self.advance(self.now)
+
+    def keep(self, number: int, blocks: int, places: int) -> None:
+        """Keeps blocks and places in an engine's batch, or lets go of them."""
+        self.make_room()
+        keep(self.world, self.tables, np.int64(number), np.int64(blocks), np.int64(places))
+
+    def join(self, index: int, number: int) -> None:
+        """Puts a request that has left a batch into an engine's."""
+        self.make_room()
+        join(self.world, self.tables, self.slot(index), np.int64(number))
+        self.advance(self.now)
+
+    def requeue(self, index: int, number: int) -> None:
+        """Moves a waiting request to another engine's queue."""
+        self.make_room()
+        requeue(self.world, self.tables, self.slot(index), np.int64(number))
+        self.advance(self.now)
+
+    def make_room(self) -> None:
+        """Prefix caching: makes room for every request in flight to be moved."""
+        while lacks_extents(self.world, np.int64(self.world.cluster["num_in_flight"][0])):
+            self.world = state.with_more_extents(self.world)
 
     def send_first(self, number: int) -> None:
         """Sends the first pooled request to an engine."""

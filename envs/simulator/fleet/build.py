@@ -58,6 +58,10 @@ class Fleet:
         first, last = self.first_place[endpoint : endpoint + 2]
         return next((p for p in range(first, last) if self.places[p].replica.role == "decode"), last)
 
+    def blocks_for(self, place: int, tokens: int) -> int:
+        """KV blocks that hold `tokens` tokens there."""
+        return -(-tokens // self.places[place].replica.block_size)
+
     @property
     def disaggregated(self) -> bool:
         """Whether some replicas only prefill."""

@@ -11,8 +11,10 @@ from calibration.transitions import kv_resize_s
 from envs.backend import EngineStatus
 from envs.fleet import FleetCommand, Migrate, ResizeKV, Route, Start, Stop
 from envs.simulator.fleet.build import most_blocks, profile_of
+from envs.simulator.fleet.migrating import Migrating
 from envs.simulator.fleet.operations import Resizing
-from envs.simulator.kernel.state import FREE, WAITING
+from envs.simulator.kernel.migration import requeue
+from envs.simulator.kernel.state import FREE, PREFILL, TRANSIT, WAITING
 from envs.simulator.kernel.world import may_take, send
 from envs.simulator.scheduling import to_ps
 
@@ -24,10 +26,10 @@ def obey(simulator: FleetSimulator, command: FleetCommand) -> str:
     """Begins to carry out a command; returns why it cannot be, or nothing."""
     if isinstance(command, Route):
         return _route(simulator, command)
-    if isinstance(command, Migrate):
-        return "requests cannot be moved"
     if not 0 <= command.place < len(simulator.fleet.places):
         return f"there is no place {command.place}; the fleet has {len(simulator.fleet.places)}"
+    if isinstance(command, Migrate):
+        return _migrate(simulator, command)
     if isinstance(command, Start):
         return _start(simulator, command)
     status = simulator.plane.status(command.place)
@@ -63,6 +65,66 @@ def _route(simulator: FleetSimulator, command: Route) -> str:
         return f"place {place} has no replica in service that could hold request {command.request}"
     simulator.make_room()
     send(world, simulator.tables, int(slots[0]), place)
+    return ""
+
+
+def _migrate(simulator: FleetSimulator, command: Migrate) -> str:
+    world, plane, place = simulator.world, simulator.plane, command.place
+    slots = np.flatnonzero((world.requests["index"] == command.request) & (world.requests["phase"] != FREE))
+    reason = "is not in the system" if not len(slots) else _why_not_movable(simulator, int(slots[0]))
+    if reason:
+        return f"request {command.request} {reason}"
+    slot = int(slots[0])
+    request = world.requests[slot]
+    source = int(request["engine"])
+    reason = _why_not_moved_there(simulator, slot, place)
+    if reason:
+        return f"place {place} {reason}"
+    simulator.make_room()
+    if request["phase"] == WAITING:
+        requeue(simulator.world, simulator.tables, slot, place)
+        plane.migrations_done += 1
+        return ""
+    preemptions = int(request["preemptions"])
+    migrating = Migrating(
+        place, simulator.now_ps, request=command.request, slot=slot, source=source, preemptions=preemptions
+    )
+    if not migrating.begin_stage(plane):
+        return f"place {place} has no free KV blocks for what request {command.request} has"
+    plane.begin(migrating)
+    return ""
+
+
+def _why_not_movable(simulator: FleetSimulator, slot: int) -> str:
+    """What keeps a request from moving anywhere, or nothing."""
+    request = simulator.world.requests[slot]
+    if request["engine"] < 0:
+        return "has no engine that it could be moved from"
+    if request["phase"] == PREFILL:
+        return "is partly prefilled"
+    if request["phase"] == TRANSIT or simulator.plane.migration_of(int(request["index"])) is not None:
+        return "is on its way already"
+    if request["phase"] == WAITING and request["computed"] > 0:
+        return "waits with KV that has come from another engine"
+    if simulator.plane.operation_at(Resizing, int(request["engine"])) is not None:
+        return f"is at place {request['engine']}, which is being resized"
+    return ""
+
+
+def _why_not_moved_there(simulator: FleetSimulator, slot: int, place: int) -> str:
+    """Why a request cannot be moved to a place, or nothing."""
+    fleet, request = simulator.fleet, simulator.world.requests[slot]
+    source = int(request["engine"])
+    if place == source:
+        return f"has request {request['index']} already"
+    same_role = fleet.places[place].replica.role == fleet.places[source].replica.role
+    if not same_role or fleet.endpoint_of(place) != fleet.endpoint_of(source):
+        return f"is of another endpoint or role than place {source}"
+    most = int(request["prompt"]) + int(request["max_output"])
+    if not may_take(simulator.world, simulator.tables, place, most):
+        return f"has no replica in service that could hold request {request['index']}"
+    if simulator.plane.operation_at(Resizing, place) is not None:
+        return "is being resized"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""Weights on their way to replicas: transfers that share network links max-min fairly, in integers.
+"""Weights and KV on their way to replicas: transfers that share network links max-min fairly, in integers.
 
 A replica has one network link, whose two directions are apart. Rates are whole bytes per second, and what is left of a
 transfer is counted in 1e-12 bytes, which is what one byte per second carries in a picosecond: sums are exact, so that
@@ -13,18 +13,20 @@ from dataclasses import dataclass, field, replace
 from envs.simulator.kernel.state import NEVER, PS_PER_S
 
 STORAGE = -1  # the source of a transfer that comes from storage, over no network link
+WEIGHTS = -1  # the cargo of a transfer to a starting replica; of any other, the request whose KV it is
 
 
 @dataclass
 class Flow:
-    """A transfer to a starting replica.
+    """A transfer to a replica.
 
     Args:
-        target: Place the weights go to.
-        source: Place they come from, or STORAGE.
+        target: Place it goes to.
+        source: Place it comes from, or STORAGE.
         remaining: What is still to come, 1e-12 bytes.
         updated_ps: When `remaining` was true.
         rate: Bytes per second since then.
+        cargo: Row of the workload whose KV it is, or WEIGHTS.
     """
 
     target: int
@@ -32,6 +34,7 @@ class Flow:
     remaining: int
     updated_ps: int
     rate: int = 0
+    cargo: int = WEIGHTS
 
     @property
     def due_ps(self) -> int:
@@ -57,28 +60,28 @@ class Links:
         """A copy."""
         return replace(self, flows=[replace(flow) for flow in self.flows])
 
-    def begin(self, now_ps: int, target: int, source: int, size_bytes: int) -> None:
+    def begin(self, now_ps: int, target: int, source: int, size_bytes: int, cargo: int = WEIGHTS) -> None:
         """Begins a transfer of `size_bytes` to a place."""
-        self.flows.append(Flow(target, source, size_bytes * PS_PER_S, now_ps))
+        self.flows.append(Flow(target, source, size_bytes * PS_PER_S, now_ps, cargo=cargo))
         self.rebalance(now_ps)
 
-    def end(self, now_ps: int, target: int) -> None:
-        """Ends the transfer to a place, complete or not, if there is one."""
-        self.flows = [flow for flow in self.flows if flow.target != target]
+    def end(self, now_ps: int, target: int, cargo: int = WEIGHTS) -> None:
+        """Ends a transfer to a place, complete or not, if there is one."""
+        self.flows = [flow for flow in self.flows if (flow.target, flow.cargo) != (target, cargo)]
         self.rebalance(now_ps)
 
     def move(self, now_ps: int, target: int, source: int) -> None:
-        """Lets the transfer to a place go on from another source with the bytes that are left."""
-        self._to(target).source = source
+        """Lets the transfer of weights to a place go on from another source with the bytes that are left."""
+        self._to(target, WEIGHTS).source = source
         self.rebalance(now_ps)
 
-    def due_ps(self, target: int) -> int:
-        """When the transfer to a place is complete at the present rates."""
-        return self._to(target).due_ps
+    def due_ps(self, target: int, cargo: int = WEIGHTS) -> int:
+        """When a transfer to a place is complete at the present rates."""
+        return self._to(target, cargo).due_ps
 
     def targets_of(self, source: int) -> list[int]:
-        """Places that a place sends to."""
-        return [flow.target for flow in self.flows if flow.source == source]
+        """Places that a place sends weights to."""
+        return [flow.target for flow in self.flows if flow.source == source and flow.cargo == WEIGHTS]
 
     def rebalance(self, now_ps: int) -> None:
         """Counts what has arrived until now and shares the links anew."""
@@ -91,8 +94,8 @@ class Links:
         for flow, rate in zip(shared, rates, strict=True):
             flow.rate = rate
 
-    def _to(self, target: int) -> Flow:
-        return next(flow for flow in self.flows if flow.target == target)
+    def _to(self, target: int, cargo: int) -> Flow:
+        return next(flow for flow in self.flows if (flow.target, flow.cargo) == (target, cargo))
 
 
 def max_min_rates(pairs: Sequence[tuple[int, int]], capacity: int) -> list[int]:

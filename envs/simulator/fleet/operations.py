@@ -23,7 +23,9 @@ class Phase(IntEnum):
     HALT = 4  # waiting for the iteration in flight to end
     COPY = 5  # a timer: KV blocks are copied
     SLOW = 6  # a timer: iterations take longer
-    DONE = 7
+    ASK = 7  # a timer: a stage of a migration is set up
+    LEAVE = 8  # a timer: the iteration in flight ends, and with it a request leaves the batch
+    DONE = 9
 
 
 @dataclass

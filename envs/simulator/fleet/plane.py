@@ -10,8 +10,9 @@ import simpy
 from calibration.models import get_model
 from envs.backend import EngineStatus
 from envs.fleet import Crash, FleetFault, Underway
-from envs.simulator.fleet.links import STORAGE, Links
+from envs.simulator.fleet.links import STORAGE, WEIGHTS, Links
 from envs.simulator.fleet.meter import Meter
+from envs.simulator.fleet.migrating import Migrating
 from envs.simulator.fleet.operations import (
     Crashing,
     Operation,
@@ -45,12 +46,16 @@ class FleetPlane(Plane):
         self.meter = Meter(len(simulator.fleet.places))
         self.links = Links(round(simulator.spec.link_bytes_per_s), round(simulator.spec.storage_bytes_per_s))
         self.boot_ps = to_ps(simulator.spec.start_fixed_s)
+        self.stage_ps = to_ps(simulator.spec.migration_stage_s)
+        self.migrations_done = self.migrations_aborted = 0
         self._sharing: simpy.Event | None = None
 
     def fork(self, simulator: FleetSimulator) -> FleetPlane:
         """A copy for another simulator."""
         copy = self._fork_plane(simulator)
-        copy.simulator, copy.boot_ps, copy._sharing = simulator, self.boot_ps, None
+        copy.simulator, copy._sharing = simulator, None
+        copy.boot_ps, copy.stage_ps = self.boot_ps, self.stage_ps
+        copy.migrations_done, copy.migrations_aborted = self.migrations_done, self.migrations_aborted
         copy.meter, copy.links = self.meter.fork(), self.links.fork()
         return copy
 
@@ -91,9 +96,10 @@ class FleetPlane(Plane):
                 operation.place,
                 operation.started_ps / PS_PER_S,
                 self._expected_s(operation),
+                operation.request if isinstance(operation, Migrating) else None,
             )
             for operation in self.operations
-            if isinstance(operation, (Starting, Stopping, Resizing)) and not operation.done
+            if isinstance(operation, (Starting, Stopping, Resizing, Migrating)) and not operation.done
         )
 
     def _expected_s(self, operation: Operation) -> float | None:
@@ -116,7 +122,8 @@ class FleetPlane(Plane):
     def empty(self, place: int) -> bool:
         """Whether a replica has nothing left to run or send."""
         engine = self.simulator.world.engines[place]
-        busy = engine["num_running"] + engine["num_waiting"] > 0 or engine["first_transit"] >= 0
+        at_work = engine["num_running"] + engine["num_waiting"] + engine["num_kept"]
+        busy = at_work > 0 or engine["first_transit"] >= 0
         return bool(not busy and engine["step_end_ps"] < 0)
 
     def still(self, place: int) -> bool:
@@ -150,9 +157,14 @@ class FleetPlane(Plane):
         self.begin(Starting(place, self.simulator.now_ps))
         self._share()
 
-    def end_transfer(self, place: int) -> None:
-        """Ends the transfer to a place, complete or not."""
-        self.links.end(self.simulator.now_ps, place)
+    def begin_transfer(self, place: int, source: int, size_bytes: int, cargo: int = WEIGHTS) -> None:
+        """Begins a transfer to a place."""
+        self.links.begin(self.simulator.now_ps, place, source, size_bytes, cargo)
+        self._share()
+
+    def end_transfer(self, place: int, cargo: int = WEIGHTS) -> None:
+        """Ends a transfer to a place, complete or not, if there is one."""
+        self.links.end(self.simulator.now_ps, place, cargo)
         self._share()
 
     def serve(self, place: int) -> None:
@@ -182,10 +194,12 @@ class FleetPlane(Plane):
         self._share()
 
     def _share(self) -> None:
-        """Tells starting replicas when their weights are now due."""
+        """Tells who waits for a transfer when it is now due."""
         for operation in self.operations:
             if isinstance(operation, Starting) and operation.phase == Phase.FETCH:
                 operation.due_ps = self.links.due_ps(operation.place)
+            elif isinstance(operation, Migrating) and operation.phase == Phase.COPY:
+                operation.due_ps = self.links.due_ps(operation.place, operation.request)
         if self._sharing is not None:
             sharing, self._sharing = self._sharing, None
             sharing.succeed()
@@ -193,8 +207,9 @@ class FleetPlane(Plane):
     # -- stopping ------------------------------------------------------------------------------------------------------
 
     def begin_stop(self, place: int, drain: bool) -> None:
-        """Begins to take a replica out of service."""
+        """Begins to take a replica out of service; what is on its way to it goes on where it is."""
         self._cancel_resize(place)
+        self._break_off_migrations(place, outgoing=not drain)
         self.simulator.make_room()
         pool_waiting(self.simulator.world, place)
         if not drain:
@@ -217,6 +232,7 @@ class FleetPlane(Plane):
         if self.status(place) == EngineStatus.INACTIVE:
             return
         self._cancel_resize(place)
+        self._break_off_migrations(place)
         self.simulator.make_room()
         pool_waiting(self.simulator.world, place)
         fail_running(self.simulator.world, self.simulator.tables, place)
@@ -248,10 +264,30 @@ class FleetPlane(Plane):
             operation.finish()
         return operation is not None
 
+    # -- migrations ----------------------------------------------------------------------------------------------------
+
+    def migration_of(self, request: int) -> Migrating | None:
+        """The migration of a request that is under way."""
+        for operation in self.operations:
+            if isinstance(operation, Migrating) and operation.request == request and not operation.done:
+                return operation
+        return None
+
+    def _break_off_migrations(self, place: int, outgoing: bool = True) -> None:
+        """Breaks off migrations to a place, and with `outgoing` those from it."""
+        for operation in self.operations:
+            concerned = isinstance(operation, Migrating) and not operation.done
+            if concerned and (operation.place == place or (outgoing and operation.source == place)):
+                operation.break_off(self)
+
     # -- KV pools ------------------------------------------------------------------------------------------------------
 
     def begin_resize(self, place: int, kv_blocks: int, copy_ps: int) -> None:
-        """Begins to give a replica another pool; what is smaller from then on can be relied on at once."""
+        """Begins to give a replica another pool; what is smaller from then on can be relied on at once.
+
+        Requests do not migrate from and to it meanwhile.
+        """
+        self._break_off_migrations(place)
         engine = self.simulator.world.engines[place]
         if kv_blocks < engine["total_blocks"]:
             self.simulator.make_room()

@@ -31,7 +31,7 @@ class FleetState:
     now_s: float
     engines: NDArray[np.void]  # (places,) ENGINE_STATE_DTYPE; first_gpu and width count within the place
     gpu_seconds: NDArray[np.float64]  # (places,) for which a replica has been kept there
-    operations: tuple[Underway, ...]  # starts, stops and resizes that are not done
+    operations: tuple[Underway, ...]  # starts, stops, resizes and migrations that are not done
     num_pooled: int  # requests that no engine could take yet
     pooled_tokens: int  # their tokens to prefill
     totals: NDArray[np.float64]  # (num_classes, len(TOTALS))
@@ -163,6 +163,16 @@ class FleetSimulator(Body):
         """GPU-seconds that replicas have been kept, (places,): from the command that starts one until it is gone."""
         kept_ps = self.plane.meter.kept_ps(self.now_ps)
         return np.asarray(kept_ps / PS_PER_S * self.world.engines["width"], np.float64)
+
+    @property
+    def migrations_done(self) -> int:
+        """Requests that have been moved."""
+        return self.plane.migrations_done
+
+    @property
+    def migrations_aborted(self) -> int:
+        """Moves that were begun and broken off, so that the request went on where it was, or ended there."""
+        return self.plane.migrations_aborted
 
     def usage(self) -> Usage:
         """What each place has used up: idle power while a replica is kept, more in iterations."""

@@ -34,6 +34,7 @@ __all__ = [
     "find_hit",
     "flush_cache",
     "forget",
+    "free_blocks",
     "give_back",
     "start_sharing",
     "stop_sharing",
@@ -54,6 +55,14 @@ def take_blocks(world: World, e: int, count: int) -> None:
     world.engines[e].used_blocks += count
     if world.cluster[0].prefix_caching and count > 0:
         take_free(world, e, count)
+
+
+@compiled
+def free_blocks(world: World, e: int, count: int) -> None:
+    """Gives back blocks in which nothing has been computed."""
+    world.engines[e].used_blocks -= count
+    if world.cluster[0].prefix_caching:
+        free_anonymous(world, e, count, int64(1))
 
 
 @entry

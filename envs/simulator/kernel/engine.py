@@ -36,6 +36,7 @@ from envs.simulator.kernel.state import (
     PREFILLS,
     PRIORITY,
     SPECULATIVE,
+    TRANSIT,
     Tables,
     World,
 )
@@ -87,7 +88,7 @@ def find_next_finish(world: World, e: int) -> None:
 
 
 @compiled
-def _enter_decode(world: World, tables: Tables, e: int, i: int) -> None:
+def enter_decode(world: World, tables: Tables, e: int, i: int) -> None:
     """Counts a request whose prefill is done among the decoders, whose counters are implicit in the engine's tick."""
     engine = world.engines[e]
     request = world.requests[world.running[e, i]]
@@ -109,6 +110,9 @@ def _leave_decode(world: World, tables: Tables, e: int, slot: int) -> None:
     world.residues[e, request.offset % tables.kinds[engine.kind].block_size] -= 1
     engine.decode_context -= engine.tick + request.offset
     stop_sharing(world, e, slot)
+    if request.target > 0:
+        request.target = 0
+        engine.num_leaving -= 1
 
 
 @compiled
@@ -338,9 +342,8 @@ def _admit_waiting(world: World, tables: Tables, e: int, now: int, budget: int, 
     """Moves waiting requests into the batch while budget, sequence limit and blocks last; returns the budget left."""
     engine, cluster = world.engines[e], world.cluster[0]
     block_size = tables.kinds[engine.kind].block_size
-    while (
-        budget > 0 and engine.num_waiting > 0 and engine.num_running < tables.kinds[engine.kind].max_num_seqs
-    ):
+    most_running = tables.kinds[engine.kind].max_num_seqs - engine.num_kept
+    while budget > 0 and engine.num_waiting > 0 and engine.num_running < most_running:
         slot = head_of(world, e, now)
         brought = int64(world.requests[slot].computed)  # KV that came from another engine
         hit, of_these_free = int64(0), int64(0)
@@ -504,7 +507,7 @@ def _end_prefills(world: World, tables: Tables, e: int, now: int) -> bool:
                     world.finish_tick[e, i] = engine.tick
                     any_done = True
                 else:
-                    _enter_decode(world, tables, e, int64(i))
+                    enter_decode(world, tables, e, int64(i))
         i -= 1
     return any_done
 
@@ -535,9 +538,32 @@ def _let_finished_go(world: World, tables: Tables, e: int, now: int) -> None:
     engine.next_finish_tick = earliest
 
 
+@compiled
+def let_migrating_go(world: World, tables: Tables, e: int) -> None:
+    """Takes requests that are to migrate off the running list; no iteration is in flight.
+
+    They keep their blocks and their places in the batch: the last of their KV is yet to be copied.
+    """
+    engine = world.engines[e]
+    i = engine.num_running - 1
+    while engine.num_leaving > 0:
+        slot = int64(world.running[e, i])
+        request = world.requests[slot]
+        if request.target > 0:
+            request.computed = engine.tick + request.offset
+            request.generated = request.computed - request.prompt + 1
+            _leave_decode(world, tables, e, slot)
+            _remove_running(world, e, int64(i))
+            request.phase = TRANSIT
+            request.chunk = 0
+            engine.num_kept += 1
+        i -= 1
+    find_next_finish(world, e)
+
+
 @inlined
 def complete(world: World, tables: Tables, e: int, now: int) -> None:
-    """Ends the iteration in flight: tokens come out, finished requests leave."""
+    """Ends the iteration in flight: tokens come out, finished requests leave, and so do those that migrate."""
     engine = world.engines[e]
     engine.generated_tokens += engine.step_decodes
     leaving = False
@@ -545,3 +571,5 @@ def complete(world: World, tables: Tables, e: int, now: int) -> None:
         leaving = _end_prefills(world, tables, e, now)
     if leaving or engine.next_finish_tick <= engine.tick:
         _let_finished_go(world, tables, e, now)
+    if engine.num_leaving > 0:
+        let_migrating_go(world, tables, e)

@@ -27,7 +27,8 @@ NUM_LEVELS = 8  # distinct priority values an engine's queue can hold apart
 INACTIVE, ACTIVE, DRAINING, SPECULATIVE, PAUSED, DOWN = range(6)
 STATUS_NAMES = ("inactive", "active", "draining", "speculative", "paused", "down")
 
-# Request phase. In TRANSIT its KV is on the way from a prefill engine to a decode engine.
+# Request phase. In TRANSIT its KV is on the way from a prefill engine to a decode engine, or it migrates and is in no
+# batch while the last of its KV is copied.
 FREE, WAITING, PREFILL, DECODE, TRANSIT = range(5)
 
 # What an engine does of a request: all of it, or its prompt and first token, or what comes after.
@@ -87,6 +88,11 @@ ENGINE_DTYPE = np.dtype(
         ("num_prefilling", np.int32),
         ("num_sharing", np.int32),  # prefix caching: decoding requests whose next full blocks others may hit
         ("num_waiting", np.int32),
+        (
+            "num_leaving",
+            np.int32,
+        ),  # decoding requests that leave the batch with the iteration in flight (migration.py)
+        ("num_kept", np.int32),  # places in the batch kept for requests that have left it, or are to join it
         ("hold", np.int32),  # 1: schedule nothing after the iteration in flight
         ("notify", np.int32),  # 1: stop the clock when this engine has nothing left to do (or holds)
         ("steady", np.int32),  # 1: the iteration in flight is pure decode and begins a run of such
@@ -139,8 +145,7 @@ REQUEST_DTYPE = np.dtype(
         ("own_extents", np.int32),  # its own blocks left in the cache by a preemption, -1 if none
         ("next", np.int32),
         ("prev", np.int32),
-        # Reserved, 0 until the environment comes that needs it:
-        ("target", np.int32),  # in transit: the engine it migrates to
+        ("target", np.int32),  # about to leave the batch: the engine it migrates to, plus 1; 0: it stays
     ],
     align=True,
 )
