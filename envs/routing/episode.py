@@ -59,6 +59,7 @@ class Episode:
             ]
         return new_desk(
             num_places=self.num_places,
+            max_running=int(self.simulator.tables.kinds["max_num_seqs"].max()),
             num_classes=len(self.classes),
             serves=serves,
             kinds=np.array([fleet.kind(place) for place in range(self.num_places)], np.int32),

@@ -44,7 +44,12 @@ def test_an_interrupt_drops_what_is_in_flight(make_server: MakeServer, tmp_path:
     server = make_server(num_blocks=10**6, max_model_len=10**6, token_s=30.0)
     words = [*WORDS, f"backend.endpoints=[{server.url}]", f"out={tmp_path}"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "runners.simulate", *words], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "runners.simulate", *words],
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        ),  # a background job ignores interrupts
     )
     wait_for(lambda: len(server.bodies) == 6 or process.poll() is not None)
     process.send_signal(signal.SIGINT)

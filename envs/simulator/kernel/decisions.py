@@ -53,7 +53,7 @@ _EXAMPLES = (
     new_world(1, 1, 1, 1),
     _sample_traffic(),
     _sample_tables(),
-    new_desk(1, 1, np.zeros((1, 1), np.int8), np.zeros(1, np.int32), np.zeros(1, np.int32)),
+    new_desk(1, 1, 1, np.zeros((1, 1), np.int8), np.zeros(1, np.int32), np.zeros(1, np.int32)),
 )
 HANDLE_WIDTHS = tuple(handle_width(example) for example in _EXAMPLES)
 _read_world = reader_of(World, _EXAMPLES[0])

@@ -80,6 +80,24 @@ PLACE_DTYPE = np.dtype(
 )
 
 
+# One row a place: what its requests in flight come to. But for the iterations that pass it holds until the engine does
+# something else than to go on with a run.
+TALLY_DTYPE = np.dtype(
+    [
+        ("queued_tokens", np.int64),  # prompts of requests without a first token
+        ("queued_remaining", np.int64),  # their predicted outputs
+        ("ends", np.int64),  # sum over the others of the iteration in which each is expected to end ...
+        ("offsets", np.int64),  # ... and of its context less the iterations so far
+        ("first_end", np.int64),
+        ("changes", np.int32),  # of the engine, when this was counted; -1: never
+        ("unanswered", np.int32),
+        ("answered", np.int32),
+        ("lasts", np.int32),  # 0: some do not gain a token in every iteration
+    ],
+    align=True,
+)
+
+
 class Desk(NamedTuple):
     """A router's desk. E places, P endpoints, N requests of the workload, C classes."""
 
@@ -88,12 +106,10 @@ class Desk(NamedTuple):
     places: NDArray[np.void]  # (E,) PLACE_DTYPE, as of the last decision
     totals: NDArray[np.float64]  # (C, len(TOTALS)) at the last decision
     memory: NDArray[np.float64]  # (len(MEMORY),)
-    held_again: NDArray[
-        np.int8
-    ]  # (P, C), 1: a request of this endpoint and class has been held in this retry
-    ends: NDArray[
-        np.int64
-    ]  # (E, NUM_GLANCES, 2) scratch: requests, and their context, last seen at each glance ahead
+    held_again: NDArray[np.int8]  # (P, C), 1: one of this endpoint and class has been held in this retry
+    tallies: NDArray[np.void]  # (E,) TALLY_DTYPE
+    flights: NDArray[np.int32]  # (E, S, 2) of each answered request in flight: expected end, offset
+    ends: NDArray[np.int64]  # (NUM_GLANCES, 2) scratch: requests, and their context, that a glance sees last
     serves: NDArray[np.int8]  # (P, E), 1: the place has the endpoint's model, wherever it is; never changes
     kinds: NDArray[np.int32]  # (E,) row of Tables of a place without faults; never changes
     predicted: NDArray[np.int32]  # (N,) predicted output lengths; never changes
@@ -103,6 +119,7 @@ class Desk(NamedTuple):
 
 def new_desk(
     num_places: int,
+    max_running: int,
     num_classes: int,
     serves: NDArray[np.int8],
     kinds: NDArray[np.int32],
@@ -129,7 +146,9 @@ def new_desk(
         totals=np.zeros((num_classes, len(TOTALS))),
         memory=np.zeros(len(MEMORY)),
         held_again=np.zeros((len(serves), num_classes), np.int8),
-        ends=np.zeros((num_places, NUM_GLANCES, 2), np.int64),
+        tallies=_no_tallies(num_places),
+        flights=np.zeros((num_places, max_running, 2), np.int32),
+        ends=np.zeros((NUM_GLANCES, 2), np.int64),
         serves=np.ascontiguousarray(serves, np.int8),
         kinds=np.ascontiguousarray(kinds, np.int32),
         predicted=np.ascontiguousarray(predicted, np.int32),
@@ -140,12 +159,20 @@ def new_desk(
     )
 
 
+def _no_tallies(num_places: int) -> NDArray[np.void]:
+    tallies = np.zeros(num_places, TALLY_DTYPE)
+    tallies["changes"] = -1
+    return tallies
+
+
 def fork_desk(desk: Desk) -> Desk:
     """A copy that shares nothing that lasts."""
     return desk._replace(
         desk=desk.desk.copy(),
         gauges=desk.gauges.copy(),
         places=desk.places.copy(),
+        tallies=_no_tallies(len(desk.places)),
+        flights=np.empty_like(desk.flights),
         totals=desk.totals.copy(),
         memory=desk.memory.copy(),
         held_again=desk.held_again.copy(),

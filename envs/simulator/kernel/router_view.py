@@ -11,7 +11,7 @@ from envs.simulator.kernel.desk import AHEAD_STEP, NUM_GLANCES, Desk
 from envs.simulator.kernel.engine import decoding_progress
 from envs.simulator.kernel.offers import may_go
 from envs.simulator.kernel.queues import enqueue, unlink
-from envs.simulator.kernel.state import FREE, PS_PER_S, Tables, World
+from envs.simulator.kernel.state import DECODE, FREE, NEVER, NUM_LEVELS, PS_PER_S, Tables, World
 
 __all__ = ["cached_tokens", "in_flight_rows", "look_at_places", "reprioritise"]
 
@@ -30,39 +30,77 @@ def expected_output(predicted: int, generated: int) -> int:
 
 
 @compiled
-def _count_in_flight(world: World, desk: Desk, slot: int) -> None:
-    """Adds a request that has been sent to what is known of its place."""
-    request = world.requests[slot]
-    place = desk.places[request.engine]
-    place.in_flight += 1
+def _tally_request(world: World, desk: Desk, e: int, slot: int, now: int) -> None:
+    """Adds a request to the tally of its place, which has ended `now` iterations."""
+    request, tally = world.requests[slot], desk.tallies[e]
     if request.first_token_ps < 0:
-        place.unanswered += 1
-        place.queued_tokens += request.prompt
-        place.remaining_tokens += request.predicted
+        tally.unanswered += 1
+        tally.queued_tokens += request.prompt
+        tally.queued_remaining += request.predicted
         return
     generated = decoding_progress(world, slot)
-    context = int64(request.prompt) + generated
-    remaining = expected_output(int64(request.predicted), generated) - generated
-    place.context_tokens += context
-    place.remaining_tokens += remaining
-    gone = (remaining + AHEAD_STEP - 1) // AHEAD_STEP  # the first glance that no longer sees it
-    if gone <= NUM_GLANCES:
-        desk.ends[request.engine, gone - 1, 0] += 1
-        desk.ends[request.engine, gone - 1, 1] += context
+    end = now + expected_output(int64(request.predicted), generated) - generated
+    offset = request.prompt + generated - now
+    if tally.answered < desk.flights.shape[1]:
+        desk.flights[e, tally.answered, 0] = end
+        desk.flights[e, tally.answered, 1] = offset
+    tally.answered += 1
+    tally.ends += end
+    tally.offsets += offset
+    tally.first_end = min(tally.first_end, end)
+    if request.phase != DECODE:
+        tally.lasts = 0
+
+
+@compiled
+def _tally(world: World, desk: Desk, e: int, now: int) -> None:
+    """Counts the requests that a place has, anew."""
+    engine, tally = world.engines[e], desk.tallies[e]
+    tally.queued_tokens = tally.queued_remaining = tally.ends = tally.offsets = 0
+    tally.unanswered = tally.answered = 0
+    tally.first_end = NEVER
+    tally.changes = engine.changes
+    tally.lasts = engine.walked == 0
+    if engine.num_kept > 0 or engine.first_transit >= 0:  # some are in no list
+        tally.lasts = 0
+        for number in range(len(world.requests)):
+            if world.requests[number].phase != FREE and world.requests[number].engine == e:
+                _tally_request(world, desk, e, int64(number), now)
+        return
+    for i in range(engine.num_running):
+        _tally_request(world, desk, e, int64(world.running[e, i]), now)
+    for level in range(NUM_LEVELS):
+        slot = int64(world.queues[e, level, 0])
+        while slot >= 0:
+            _tally_request(world, desk, e, slot, now)
+            slot = int64(world.requests[slot].next)
+
+
+@compiled
+def _look_ahead(desk: Desk, e: int, now: int) -> None:
+    """Notes which requests of a place will have ended at each glance ahead."""
+    tally, ends = desk.tallies[e], desk.ends
+    for glance in range(NUM_GLANCES):
+        ends[glance, 0] = ends[glance, 1] = 0
+    for i in range(min(int64(tally.answered), int64(desk.flights.shape[1]))):
+        remaining = desk.flights[e, i, 0] - now
+        if remaining <= AHEAD_STEP * NUM_GLANCES:
+            seen_last = (remaining - 1) // AHEAD_STEP
+            ends[seen_last, 0] += 1
+            ends[seen_last, 1] += desk.flights[e, i, 1] + now
 
 
 @compiled
 def _peak(desk: Desk, e: int, prompt: int, predicted: int) -> int:
     """Most tokens of context on a place at a glance ahead, now and every AHEAD_STEP iterations, if a request came."""
-    place = desk.places[e]
-    count = place.in_flight - place.unanswered
-    context, peak = int64(place.context_tokens), int64(0)
+    count, context = int64(desk.tallies[e].answered), int64(desk.places[e].context_tokens)
+    peak = int64(0)
     for glance in range(NUM_GLANCES):
         ahead = glance * AHEAD_STEP
         own = prompt + ahead if ahead < predicted else int64(0)
         peak = max(peak, context + count * ahead + own)
-        count -= desk.ends[e, glance, 0]
-        context -= desk.ends[e, glance, 1]
+        count -= desk.ends[glance, 0]
+        context -= desk.ends[glance, 1]
     return peak
 
 
@@ -71,21 +109,22 @@ def look_at_places(world: World, tables: Tables, desk: Desk) -> None:
     """Fills `Desk.places`. Engines have caught up."""
     slot = int64(desk.desk[0].slot)
     for e in range(len(world.engines)):
-        place = desk.places[e]
-        place.in_flight = place.unanswered = place.queued_tokens = 0
-        place.context_tokens = place.remaining_tokens = 0
-        for glance in range(NUM_GLANCES):
-            desk.ends[e, glance, 0] = desk.ends[e, glance, 1] = 0
-    for number in range(len(world.requests)):
-        if world.requests[number].phase != FREE and world.requests[number].engine >= 0:
-            _count_in_flight(world, desk, int64(number))
-    for e in range(len(world.engines)):
-        if slot < 0:
-            desk.places[e].can_take = desk.places[e].peak_tokens = 0
-            continue
-        request = world.requests[slot]
-        desk.places[e].can_take = may_go(world, tables, desk, slot, int64(e))
-        desk.places[e].peak_tokens = _peak(desk, int64(e), int64(request.prompt), int64(request.predicted))
+        engine, tally, place = world.engines[e], desk.tallies[e], desk.places[e]
+        now = int64(engine.tick) - (engine.step_end_ps >= 0)  # iterations that have ended
+        if tally.changes != engine.changes or tally.lasts == 0 or tally.first_end <= now:
+            _tally(world, desk, int64(e), now)
+        place.in_flight = tally.answered + tally.unanswered
+        place.unanswered = tally.unanswered
+        place.queued_tokens = tally.queued_tokens
+        place.context_tokens = tally.offsets + now * tally.answered
+        place.remaining_tokens = tally.queued_remaining + tally.ends - now * tally.answered
+        if slot >= 0:
+            request = world.requests[slot]
+            _look_ahead(desk, int64(e), now)
+            place.can_take = may_go(world, tables, desk, slot, int64(e))
+            place.peak_tokens = _peak(desk, int64(e), int64(request.prompt), int64(request.predicted))
+        else:
+            place.can_take = place.peak_tokens = 0
 
 
 @entry

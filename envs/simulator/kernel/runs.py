@@ -139,6 +139,7 @@ def interrupt(world: World, e: int) -> None:
     engine = world.engines[e]
     engine.steady = 0
     engine.run_left = 0
+    engine.changes += 1
     world.due_ps[e] = _due(world, e)
 
 
@@ -152,6 +153,7 @@ def step(world: World, tables: Tables, e: int) -> None:
             _cross(world, tables, e, engine.run_left)
         complete(world, tables, e, now)
     engine.begins = 0
+    engine.changes += 1
     schedule(world, tables, e, now)
     plan_run(world, tables, e)
 

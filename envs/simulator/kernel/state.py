@@ -101,6 +101,7 @@ ENGINE_DTYPE = np.dtype(
             "walked",
             np.int32,
         ),  # 1: only decoding requests with a chunk get a token from the iteration in flight
+        ("changes", np.int32),  # counts what is more than another iteration of a run
         ("begins", np.int32),  # 1: stands idle and begins an iteration at this instant
         ("prefills", np.int32),  # 1: the iteration in flight has prefill
         (
