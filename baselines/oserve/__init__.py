@@ -6,6 +6,7 @@
     flow_network.py                       section 4.2 as drawn, by preflow-push
     strategies.py, mutations.py           section 4.3: the best parallelism for given sizes; merge, split, swap
     generation.py                         section 4.3, Algorithm 1
+    scheduler.py                          section 4: from a span's demand to a serving strategy
     exhaustive.py                         section 6.4, its bound
     workload_types.py                     section 5.1, S1
     forecast.py, lstm.py                  section 5.1, S2, and the predictors of section 6.3

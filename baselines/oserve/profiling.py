@@ -6,7 +6,9 @@ works it out from the iteration times alone, as Appendix D composes it: prefill 
 latency a batch, pipeline stages by what is sent between them. It knows no preemption, so that it says too much where
 the KV pool is what limits the batch, and the more so the longer the answers are.
 
-Types come as the lengths that were observed of them, so that a capacity is that of the type's real mix.
+Types come as the lengths that were observed of them, so that a capacity is that of the type's real mix. Departure:
+Appendix D profiles layers and communication on GPUs and composes them; here the calibrated latency model stands for the
+measurements. A pipeline is profiled with its stages joined by NVLink, wherever they will stand.
 """
 
 from __future__ import annotations

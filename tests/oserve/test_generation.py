@@ -14,6 +14,7 @@ from baselines.oserve.generation import GenerationConfig, generate, uniform_size
 from baselines.oserve.mutations import merge, split, swap
 from baselines.oserve.placement import packable, stage_widths
 from baselines.oserve.profiling import CapacityTable
+from baselines.oserve.scheduler import schedule
 from baselines.oserve.strategies import OBJECTIVES, Worth
 from tests.oserve.samples import demand_for
 
@@ -181,6 +182,19 @@ def test_a_seed_gives_the_same_deployment_and_bad_input_is_refused(table, cluste
         GenerationConfig(idle_iterations=0)
     with pytest.raises(ValueError, match="no replicas of equal size fill 8 GPUs"):
         generate(toy(Cluster(1), {K(3): (1.0,)}, [1.0]))
+
+
+def test_a_serving_strategy_says_who_serves_what_where(table, cluster):
+    """Rows follow the placed replicas, and those that both spans have keep their GPUs."""
+    first = Worth(cluster, table, demand_for(table, 16, 2))
+    before = schedule(first, config=GenerationConfig(restarts=2))
+    again = schedule(first, before.deployment, GenerationConfig(restarts=2))
+    assert again.deployment == before.deployment
+    for strategy in (before, schedule(Worth(cluster, table, demand_for(table, 16, 3)), before.deployment)):
+        for replica, capacity in zip(strategy.deployment.replicas, strategy.assignment.capacity, strict=True):
+            np.testing.assert_array_equal(capacity, table.row(replica.kind))
+        assert (strategy.assignment.utilisation <= 1 + 1e-9).all()
+        assert (strategy.assignment.requests.sum(axis=0) <= strategy.assignment.demand * (1 + 1e-9)).all()
 
 
 def test_the_assignment_of_a_plan_has_a_row_for_each_replica(table, cluster):
