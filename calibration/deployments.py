@@ -1,7 +1,8 @@
 """From a deployment to its latency: what was fitted to it, else what is known of its relations.
 
 In this order: coefficients fitted to the deployment itself; kernels and the overheads fitted to the same model and GPU
-at other widths; kernels and the overheads of the model, or of all models, on the engine; a roofline.
+at other widths; kernels and the overheads of the model, or of all models, on the engine; the same with kernels
+interpolated between measured widths; a roofline.
 """
 
 import warnings
@@ -16,8 +17,10 @@ from calibration.kernels import find_kernels
 from calibration.memory import check_fits
 from calibration.models import get_model
 from calibration.profile import Profile, parse_profile, profile_file_name
+from calibration.widths import kernels_near
 
 FITTED, OTHER_WIDTHS, ENGINE, ROOFLINE = "fitted", "fitted at other widths", "kernels and engine", "roofline"
+NEAR_WIDTHS = "kernels at neighbouring widths and engine"
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Deployment:
         tp: GPUs that share every layer.
         engine: Name of the engine (`calibration.engines`).
         expert_parallel: Whether experts are spread over the GPUs rather than split.
+        pp: Pipeline stages, each of `tp` GPUs; the latency of a profile is that of one stage with all layers.
     """
 
     model: str
@@ -37,12 +41,14 @@ class Deployment:
     tp: int
     engine: str
     expert_parallel: bool = False
+    pp: int = 1
 
     @property
     def name(self) -> str:
         """For tables."""
         split = f"ep{self.tp}" if self.expert_parallel else f"tp{self.tp}"
-        return f"{self.model}|{self.gpu}|{split}|{self.engine}"
+        stages = f"pp{self.pp}" if self.pp > 1 else ""
+        return f"{self.model}|{self.gpu}|{split}{stages}|{self.engine}"
 
 
 @cache
@@ -67,14 +73,22 @@ def kernels_or_roofline(deployment: Deployment) -> tuple[LatencyCoefficients, st
     return replace(roofline, fixed_s=0.0, sequence_s=0.0), ROOFLINE
 
 
+def kernels_around(deployment: Deployment) -> tuple[LatencyCoefficients, str]:
+    """Coefficients without an engine: the deployment's kernels, those of neighbouring widths, or a roofline."""
+    d = deployment
+    measured = find_kernels(d.model, d.gpu, d.tp, d.expert_parallel)
+    near = None if measured or d.expert_parallel else kernels_near(d.model, d.gpu, d.tp)
+    return (near, NEAR_WIDTHS) if near else kernels_or_roofline(d)
+
+
 def assembled(deployment: Deployment, overheads: Engine, source: str) -> tuple[Profile, Frontend]:
     """Kernels with an engine around them."""
-    kernels, found = kernels_or_roofline(deployment)
+    kernels, found = kernels_around(deployment)
     coefficients = overheads.applied(kernels, deployment.tp)
     profile = Profile(
         get_model(deployment.model),
         get_gpu(deployment.gpu),
-        source if found == ENGINE else ROOFLINE,
+        source if found == ENGINE else found,
         {deployment.tp: coefficients},
         engine=deployment.engine,
     )
@@ -88,7 +102,7 @@ def find_profile(deployment: Deployment) -> tuple[Profile, Frontend]:
         ValueError: Model, GPU or engine is unknown, or the model does not fit its GPUs.
     """
     d = deployment
-    check_fits(get_model(d.model), get_gpu(d.gpu), d.tp)
+    check_fits(get_model(d.model), get_gpu(d.gpu), d.tp * d.pp)
     profile = load_engine_profile(d.model, d.gpu, d.engine)
     if profile is None or d.expert_parallel:
         return assembled(d, get_engine(d.engine, d.model), ENGINE)

@@ -34,6 +34,8 @@ class ReplicaSpec:
         block_size: Tokens a KV block holds.
         memory_utilization: Share of GPU memory that weights and KV may use.
         kv_blocks: KV blocks; None: what the memory leaves.
+        engine: Serving engine in `calibration.engines` whose latency it has, at any width (`calibration.deployments`);
+            empty: the profile of the model on the GPU, at the widths it was fitted at.
     """
 
     model: str
@@ -46,6 +48,7 @@ class ReplicaSpec:
     block_size: int = 16
     memory_utilization: float = 0.9
     kv_blocks: int | None = None
+    engine: str = ""
 
     def __post_init__(self) -> None:
         for name in ("tp_size", "pp_size", "max_num_seqs", "max_num_batched_tokens", "block_size"):

@@ -9,6 +9,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from calibration.deployments import Deployment, find_profile
 from calibration.latency import LatencyModel, LatencyTables
 from calibration.memory import num_blocks
 from calibration.models import get_model
@@ -86,9 +87,24 @@ class Fleet:
 
 
 @lru_cache(maxsize=64)
-def profile_of(model: str, gpu: str) -> Profile:
+def _model_profile(model: str, gpu: str) -> Profile:
     """Profile of a model on a GPU; one that is a roofline estimate says so once."""
     return load_profile(model, gpu)
+
+
+@lru_cache(maxsize=256)
+def _engine_profile(deployment: Deployment) -> Profile:
+    """Profile of a deployment under a named engine."""
+    return find_profile(deployment)[0]
+
+
+def profile_of(replica: ReplicaSpec) -> Profile:
+    """Profile that a replica's iteration times come from."""
+    if not replica.engine:
+        return _model_profile(replica.model, replica.gpu)
+    return _engine_profile(
+        Deployment(replica.model, replica.gpu, replica.tp_size, replica.engine, pp=replica.pp_size)
+    )
 
 
 @lru_cache(maxsize=16)
@@ -140,7 +156,7 @@ def _members(spec: FleetSpec, endpoint: tuple[str, str]) -> list[GroupSpec]:
 @lru_cache(maxsize=64)
 def most_blocks(replica: ReplicaSpec) -> int:
     """KV blocks that fit beside the weights. Layers on other stages leave room for more of those that are here."""
-    profile = profile_of(replica.model, replica.gpu)
+    profile = profile_of(replica)
     return num_blocks(
         profile.model, profile.gpu, replica.num_gpus, replica.block_size, replica.memory_utilization
     )
@@ -163,7 +179,7 @@ def blocks_of(replica: ReplicaSpec) -> int:
 @lru_cache(maxsize=64)
 def tables_of(replica: ReplicaSpec) -> LatencyTables:
     """Iteration times of a replica."""
-    profile = profile_of(replica.model, replica.gpu)
+    profile = profile_of(replica)
     model = LatencyModel(
         profile.model, profile.gpu, replica.tp_size, profile.coefficients_at(replica.tp_size)
     )

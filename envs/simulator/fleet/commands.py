@@ -140,7 +140,7 @@ def _resize(simulator: FleetSimulator, command: ResizeKV) -> str:
         return f"place {place} has GPU memory for {most} KV blocks at most, not for {command.kv_blocks}"
     reason = _overfull(simulator, command)
     if not reason:
-        block_bytes = profile_of(replica.model, replica.gpu).model.kv_bytes_per_token * replica.block_size
+        block_bytes = profile_of(replica).model.kv_bytes_per_token * replica.block_size
         per_gpu = block_bytes / replica.num_gpus
         seconds = kv_resize_s(now_blocks * per_gpu, command.kv_blocks * per_gpu)
         simulator.plane.begin_resize(place, command.kv_blocks, to_ps(seconds))

@@ -1,0 +1,185 @@
+"""KV caches at a switch (section 5.2): short ones are drained, long ones move in layer-aligned chunks.
+
+Requests that go from one replica to another are moved together, layer by layer, by the same greedy plan as the weights.
+Chunks hold whole layers, as many as go into one; they go into buffers that are allocated beforehand.
+
+Source: ours, where the text has no number: what counts as short, how large a chunk is. Of the headroom of 10 to 20 %,
+which it calls optional, the middle is taken.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+
+from baselines.oserve.cluster import Cluster, Replica
+from baselines.oserve.shards import Shard, stage_layers
+from baselines.oserve.switch_plan import greedy_switch_plan
+from calibration.models import ModelSpec
+
+DRAIN_BELOW_TOKENS = 1024
+CHUNK_BYTES = 256e6
+HEADROOM_RATIO = 0.15
+
+
+@dataclass(frozen=True)
+class RequestKV:
+    """A request that runs when the deployment is switched.
+
+    Attributes:
+        request: Its number.
+        tokens: Tokens whose KV there is.
+        source: Replica that runs it.
+        target: Replica that is to run it.
+    """
+
+    request: int
+    tokens: int
+    source: Replica
+    target: Replica
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Layers of the KV of some requests, from one GPU to another.
+
+    Attributes:
+        requests: Whose KV.
+        layers: Which layers of the model, 0 to num_layers - 1.
+        source: GPU.
+        target: GPU.
+        size_bytes: Bytes.
+    """
+
+    requests: tuple[int, ...]
+    layers: range
+    source: int
+    target: int
+    size_bytes: float
+
+
+@dataclass(frozen=True)
+class KVPlan:
+    """What happens to the KV caches.
+
+    Attributes:
+        drained: Requests that end where they are; their replica keeps running until they have.
+        migrated: Requests that move.
+        chunks: How they move.
+        buffer_bytes: Buffer on each GPU that receives something, bytes.
+    """
+
+    drained: tuple[int, ...]
+    migrated: tuple[int, ...]
+    chunks: tuple[Chunk, ...]
+    buffer_bytes: dict[int, float]
+
+
+def plan_kv(
+    cluster: Cluster,
+    model: ModelSpec,
+    running: Sequence[RequestKV],
+    drain_below_tokens: int = DRAIN_BELOW_TOKENS,
+    chunk_bytes: float = CHUNK_BYTES,
+    headroom_ratio: float = HEADROOM_RATIO,
+) -> KVPlan:
+    """Says which requests are drained and how the others move.
+
+    Requests whose replica stays as it is neither drain nor move.
+
+    Args:
+        cluster: The cluster.
+        model: The model.
+        running: Requests that run.
+        drain_below_tokens: A request with fewer tokens is short.
+        chunk_bytes: Most bytes of a chunk; one layer may be more.
+        headroom_ratio: Of the buffers, against fragmentation.
+
+    Raises:
+        ValueError: a size is negative or a chunk has none.
+    """
+    if drain_below_tokens < 0 or headroom_ratio < 0:
+        raise ValueError(
+            "drain_below_tokens and headroom_ratio must not be negative, got "
+            f"{drain_below_tokens} and {headroom_ratio}"
+        )
+    if not chunk_bytes > 0:
+        raise ValueError(f"chunk_bytes must be positive, got {chunk_bytes}")
+    leaving = [kv for kv in running if kv.source != kv.target]
+    moving = [kv for kv in leaving if kv.tokens >= drain_below_tokens]
+    together: defaultdict[tuple[Replica, Replica], list[RequestKV]] = defaultdict(list)
+    for kv in moving:
+        together[kv.source, kv.target].append(kv)
+    chunks = [chunk for group in together.values() for chunk in _chunks(cluster, model, group, chunk_bytes)]
+    received: defaultdict[int, float] = defaultdict(float)
+    for chunk in chunks:
+        received[chunk.target] += chunk.size_bytes
+    return KVPlan(
+        drained=tuple(kv.request for kv in leaving if kv.tokens < drain_below_tokens),
+        migrated=tuple(kv.request for kv in moving),
+        chunks=tuple(chunks),
+        buffer_bytes={gpu: size * (1 + headroom_ratio) for gpu, size in sorted(received.items())},
+    )
+
+
+def _chunks(
+    cluster: Cluster, model: ModelSpec, group: Sequence[RequestKV], chunk_bytes: float
+) -> list[Chunk]:
+    """Chunks of requests that go from one replica to one other."""
+    shards = _kv_shards(model, group)
+    by_pair: defaultdict[tuple[int, int], dict[int, float]] = defaultdict(dict)
+    for transfer in greedy_switch_plan(cluster, shards):
+        layers = by_pair[transfer.source, transfer.target]
+        layer = shards[transfer.shard].layer
+        layers[layer] = layers.get(layer, 0.0) + transfer.size_bytes
+    requests = tuple(kv.request for kv in group)
+    chunks = []
+    for (source, target), layers in sorted(by_pair.items()):
+        for part, size in _batched(layers, chunk_bytes):
+            chunks.append(Chunk(requests, part, source, target, size))
+    return chunks
+
+
+def _batched(layers: dict[int, float], chunk_bytes: float) -> list[tuple[range, float]]:
+    """Consecutive layers that go into one chunk, with their bytes."""
+    batches: list[tuple[range, float]] = []
+    for layer, size in sorted(layers.items()):
+        if batches and batches[-1][0].stop == layer and batches[-1][1] + size <= chunk_bytes:
+            part, before = batches[-1]
+            batches[-1] = (range(part.start, layer + 1), before + size)
+        else:
+            batches.append((range(layer, layer + 1), size))
+    return batches
+
+
+def _kv_shards(model: ModelSpec, group: Sequence[RequestKV]) -> list[Shard]:
+    """The KV of some requests, layer by layer, cut where one of the two replicas cuts the heads."""
+    source, target = group[0].source, group[0].target
+    heads = model.num_kv_heads
+    parts = [min(replica.kind.tp, heads) for replica in (source, target)]
+    edges = sorted({Fraction(i, part) for part in parts for i in range(part + 1)})
+    size = sum(kv.tokens for kv in group) * model.kv_bytes_per_layer_token
+    return [
+        Shard(
+            layer,
+            start,
+            end,
+            size * float(end - start),
+            _kv_holders(model, source, layer, start),
+            _kv_holders(model, target, layer, start),
+        )
+        for layer in range(model.num_layers)
+        for start, end in pairwise(edges)
+    ]
+
+
+def _kv_holders(model: ModelSpec, replica: Replica, layer: int, start: Fraction) -> tuple[int, ...]:
+    """GPUs of a replica that hold a piece of a layer's KV; with more ranks than heads, several."""
+    tp, heads = replica.kind.tp, model.num_kv_heads
+    stages = stage_layers(model.num_layers, replica.kind.pp)
+    stage = replica.stage(next(number for number, layers in enumerate(stages) if layer + 1 in layers))
+    part = int(start * min(tp, heads))
+    return tuple(gpu for rank, gpu in enumerate(stage) if rank * min(tp, heads) // tp == part)

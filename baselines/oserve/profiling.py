@@ -1,0 +1,264 @@
+"""One-time profiling (Appendix D): how many requests of each type a replica of each kind sustains in a span.
+
+Two ways to the same number. `measured_rps` saturates one replica of the simulator with requests of the type and counts
+what it finishes, which is what profiling an engine means; it takes milliseconds and is the default. `closed_form_rps`
+works it out from the iteration times alone, as Appendix D composes it: prefill by arithmetic (tokens), decoding by one
+latency a batch, pipeline stages by what is sent between them. It knows no preemption, so that it says too much where
+the KV pool is what limits the batch, and the more so the longer the answers are.
+
+Types come as the lengths that were observed of them, so that a capacity is that of the type's real mix. Departure:
+Appendix D profiles layers and communication on GPUs and composes them; here the calibrated latency model stands for the
+measurements. A pipeline is profiled with its stages joined by NVLink, wherever they will stand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baselines.oserve.cluster import ReplicaKind
+from envs.backend import SLO
+from envs.fleet import FleetSpec, GroupSpec, ReplicaSpec
+from envs.simulator.fleet.build import blocks_of, tables_of
+from envs.simulator.fleet.simulator import FleetSimulator
+from envs.simulator.kernel.state import PS_PER_S
+from envs.workload.schema import Workload
+from envs.workload.seeding import stream
+
+FloatArray = NDArray[np.float64]
+
+SPAN_S = 60.0  # section 3: "the next time span (in our case, one minute)"
+# Requests of a saturation run: so many times what runs at once, and at least so many; the rate is that of the middle
+# half of what finishes. Source: ours.
+TURNOVERS, FEWEST_REQUESTS = 10, 100
+_NO_PROMISE = (SLO(1.0, 1.0),)
+
+
+@dataclass(frozen=True, eq=False)
+class WorkloadType:
+    """Lengths that were observed of one workload type.
+
+    Attributes:
+        input_tokens: (n,), tokens.
+        output_tokens: (n,), tokens.
+    """
+
+    input_tokens: NDArray[np.int64]
+    output_tokens: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        if len(self.input_tokens) != len(self.output_tokens) or not len(self.input_tokens):
+            raise ValueError(
+                "a workload type needs as many input_tokens as output_tokens, and at least one; got "
+                f"{len(self.input_tokens)} and {len(self.output_tokens)}"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class CapacityTable:
+    """Capacities n_kj of one replica of each kind.
+
+    Attributes:
+        kinds: K kinds, those with some capacity.
+        per_span: (K, J), requests of a type that a replica alone finishes in a span if it gets no others.
+        span_s: Length of a span, s.
+    """
+
+    kinds: tuple[ReplicaKind, ...]
+    per_span: FloatArray
+    span_s: float = SPAN_S
+
+    def __post_init__(self) -> None:
+        if self.per_span.ndim != 2 or len(self.per_span) != len(self.kinds):
+            raise ValueError(
+                f"per_span must have a row for each of {len(self.kinds)} kinds, got {self.per_span.shape}"
+            )
+        if not np.isfinite(self.per_span).all() or (self.per_span < 0).any():
+            raise ValueError("per_span must be finite and not negative")
+
+    @property
+    def num_types(self) -> int:
+        """J."""
+        return int(self.per_span.shape[1])
+
+    def row(self, kind: ReplicaKind) -> FloatArray:
+        """(J,), capacities of one kind; zeros for a kind without any."""
+        if kind not in self.kinds:
+            return np.zeros(self.num_types)
+        return np.asarray(self.per_span[self.kinds.index(kind)], np.float64)
+
+    def counts(self, kinds: Mapping[ReplicaKind, int]) -> NDArray[np.int64]:
+        """(K,), how many replicas there are of each kind."""
+        return np.array([kinds.get(kind, 0) for kind in self.kinds], np.int64)
+
+
+def replica_spec(kind: ReplicaKind, engine: ReplicaSpec) -> ReplicaSpec:
+    """A replica of a kind on an engine whose other fields are given."""
+    return replace(engine, tp_size=kind.tp, pp_size=kind.pp, role=kind.role)
+
+
+def profile_capacities(
+    engine: ReplicaSpec,
+    kinds: Sequence[ReplicaKind],
+    types: Sequence[WorkloadType],
+    span_s: float = SPAN_S,
+    method: str = "measured",
+    seed: int = 0,
+) -> CapacityTable:
+    """Profiles every kind with every type, once.
+
+    Args:
+        engine: Model, GPU and how the engine schedules; its degrees are replaced by those of the kinds. It should name
+            its `engine`, as most widths have no other profile.
+        kinds: What to profile.
+        types: Workload types.
+        span_s: Length of a span, s.
+        method: "measured" or "closed_form".
+        seed: Of the lengths that are drawn.
+
+    Raises:
+        ValueError: The method is unknown, the span is not positive, or no kind holds the model.
+    """
+    if method not in ("measured", "closed_form"):
+        raise ValueError(f"method={method!r} is not allowed; choose measured or closed_form")
+    if not span_s > 0:
+        raise ValueError(f"span_s must be positive, got {span_s}")
+    fitting = [kind for kind in kinds if kv_tokens(replica_spec(kind, engine)) > 0]
+    rates = [
+        [
+            measured_rps(replica_spec(kind, engine), kind_type, seed)
+            if method == "measured"
+            else closed_form_rps(replica_spec(kind, engine), kind_type)
+            for kind_type in types
+        ]
+        for kind in fitting
+    ]
+    able = [row for row, of in enumerate(rates) if any(of)]
+    if not able:
+        raise ValueError(f"{engine.model} fits none of {', '.join(map(str, kinds))} on {engine.gpu}")
+    per_span = span_s * np.array([rates[row] for row in able], np.float64).reshape(len(able), len(types))
+    return CapacityTable(tuple(fitting[row] for row in able), per_span, span_s)
+
+
+def kv_tokens(replica: ReplicaSpec) -> int:
+    """Tokens of KV that a replica holds; 0 where the weights do not fit."""
+    try:
+        return max(0, blocks_of(replica) * replica.block_size)
+    except ValueError:
+        return 0
+
+
+def batch_of(replica: ReplicaSpec, kind_type: WorkloadType) -> float:
+    """Requests that run at once in a saturated replica: by its limit, or by KV with answers half written on average."""
+    each = float(np.mean(kind_type.input_tokens) + np.mean(kind_type.output_tokens) / 2)
+    return max(1.0, min(replica.max_num_seqs, kv_tokens(replica) / each))
+
+
+# -- by running it -----------------------------------------------------------------------------------------------------
+
+
+def measured_rps(replica: ReplicaSpec, kind_type: WorkloadType, seed: int = 0) -> float:
+    """Requests of a type that a saturated replica finishes, 1/s; 0 where it cannot hold them.
+
+    A prefill worker ends a request with its first token. A decode worker is fed by as many prefill workers as keep it
+    busy. Requests that a replica could never hold are refused on arrival and not counted.
+
+    Args:
+        replica: What runs.
+        kind_type: Lengths; as many as needed are drawn from them.
+        seed: Of the draw.
+    """
+    if not kv_tokens(replica):
+        return 0.0
+    wanted = max(FEWEST_REQUESTS, math.ceil(TURNOVERS * batch_of(replica, kind_type)))
+    drawn = stream(seed, "oserve", "profiling").integers(0, len(kind_type.input_tokens), wanted)
+    inputs = kind_type.input_tokens[drawn].astype(np.int32)
+    outputs = kind_type.output_tokens[drawn].astype(np.int32)
+    if replica.role == "prefill":
+        outputs, replica = np.ones_like(outputs), replace(replica, role="mixed")
+    groups: tuple[GroupSpec, ...] = (GroupSpec(replica, 1),)
+    if replica.role == "decode":
+        feeding = replace(replica, role="prefill")
+        share = closed_form_rps(replica, kind_type) / measured_rps(feeding, kind_type, seed)
+        groups = (GroupSpec(feeding, math.ceil(2 * share) + 1), *groups)
+    simulator = FleetSimulator(FleetSpec(groups), _NO_PROMISE)
+    simulator.reset(Workload(np.zeros(wanted), inputs, outputs))
+    simulator.run_to_completion()
+    finish_s = simulator.results().finish_s
+    return _middle_rate(np.sort(finish_s[np.isfinite(finish_s)]))
+
+
+def _middle_rate(finish_s: FloatArray) -> float:
+    """Rate of the middle half of some completions, 1/s, the warm-up and the emptying left out.
+
+    Args:
+        finish_s: (n,), when each ended, ascending, s.
+    """
+    first, last = len(finish_s) // 4, 3 * len(finish_s) // 4
+    if last <= first or finish_s[last] <= finish_s[first]:
+        return 0.0
+    return float((last - first) / (finish_s[last] - finish_s[first]))
+
+
+# -- from the iteration times ------------------------------------------------------------------------------------------
+
+
+def closed_form_rps(replica: ReplicaSpec, kind_type: WorkloadType) -> float:
+    """The same from the latency model alone, 1/s.
+
+    A fluid model of a saturated engine of B requests of mean prompt P and mean answer A: a request spends I iterations
+    there, A - 1 of them decoding, so that B/I prompts are due in an iteration on average. If that is less than one, the
+    share B/I of the iterations prefills one prompt and the others only decode; else all prefill as many. Where prompts
+    exceed what the token budget leaves, I grows until they do not.
+
+    Args:
+        replica: What runs.
+        kind_type: Lengths, of which only the means count.
+    """
+    tokens = kv_tokens(replica)
+    P, A = float(np.mean(kind_type.input_tokens)), float(np.mean(kind_type.output_tokens))
+    if tokens < P + A:
+        return 0.0
+    B, N = batch_of(replica, kind_type), float(replica.max_num_batched_tokens)
+    if replica.role == "prefill":
+        return N / P * PS_PER_S / _mixed_ps(replica, 0.0, N, P)
+    if replica.role == "decode":
+        return B / max(A - 1, 1.0) * PS_PER_S / _decode_ps(replica, B, P + A / 2)
+    iterations, decoding = A, B * (A - 1) / A
+    for _ in range(100):  # to its fixed point
+        room = max(N - decoding, 1.0)
+        iterations = max(A - 1 + max(1.0, P / room), B * P / room)
+        decoding = B * (A - 1) / iterations
+    room = max(N - decoding, 1.0)
+    due = B * P / iterations  # prompt tokens an iteration
+    chunk = min(max(P, due), room)
+    share = min(1.0, due / chunk)
+    context = P + A / 2
+    plain = _decode_ps(replica, decoding, context) if decoding else 0.0
+    mixed = _mixed_ps(replica, decoding, chunk, P) + tables_of(replica).kv_ps * decoding * context
+    return B * PS_PER_S / (iterations * ((1 - share) * plain + share * mixed))
+
+
+def _decode_ps(replica: ReplicaSpec, decoding: float, context: float) -> float:
+    """Iteration in which so many requests of so much context decode, ps."""
+    tables = tables_of(replica)
+    base = np.interp(decoding, np.arange(len(tables.decode_ps)), tables.decode_ps)
+    return float(base + tables.kv_ps * decoding * context)
+
+
+def _mixed_ps(replica: ReplicaSpec, decoding: float, chunk: float, prompt: float) -> float:
+    """Iteration that prefills `chunk` tokens of prompts beside decoding requests, without what these read, ps.
+
+    With pipeline stages it is that of the largest batch, which holds one prompt at least (`calibration.pipeline`).
+    """
+    tables, stages = tables_of(replica), replica.pp_size
+    whole = min(prompt, chunk)
+    batch = max((chunk + decoding) / stages, whole) if stages > 1 else chunk + decoding
+    pairs = chunk * (prompt + 1) / 2
+    work = max(pairs / stages, whole * (prompt + 1) / 2) if stages > 1 else pairs
+    base = np.interp(batch, np.arange(len(tables.mixed_ps)), tables.mixed_ps)
+    return float(base + tables.sequence_ps * decoding + tables.attn_fs * work / 1000)

@@ -1,0 +1,62 @@
+"""OServe's scheduler as a whole: from the demand of a span to a serving strategy (sections 3 and 4).
+
+A serving strategy is a deployment in its place and the share of every type that each replica serves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from baselines.oserve.assignment import Assignment
+from baselines.oserve.cluster import Deployment
+from baselines.oserve.generation import GenerationConfig, generate
+from baselines.oserve.placement import place
+from baselines.oserve.strategies import Plan, Worth
+
+
+@dataclass(frozen=True, eq=False)
+class ServingStrategy:
+    """What is deployed and who serves what.
+
+    Attributes:
+        deployment: Replicas in their places.
+        assignment: One row for each of `deployment.replicas`, in their order.
+    """
+
+    deployment: Deployment
+    assignment: Assignment
+
+
+def strategy_of(worth: Worth, plan: Plan, previous: Deployment | None = None) -> ServingStrategy:
+    """Places a plan and assigns the demand to its replicas.
+
+    Args:
+        worth: Cluster, capacities and demand.
+        plan: How many replicas of each kind.
+        previous: The deployment that is replaced; what both have stays where it is.
+
+    Raises:
+        ValueError: The plan does not fit the machines, or has kinds that the capacities do not know.
+    """
+    deployment = place(worth.cluster, plan.kinds, previous)
+    kinds, together = worth.assignment(plan)
+    rows = np.array([kinds.index(replica.kind) for replica in deployment.replicas], np.int64)
+    return ServingStrategy(
+        deployment, Assignment(together.requests[rows], together.capacity[rows], together.demand)
+    )
+
+
+def schedule(
+    worth: Worth, previous: Deployment | None = None, config: GenerationConfig | None = None, seed: int = 0
+) -> ServingStrategy:
+    """The serving strategy that Algorithm 1 finds.
+
+    Args:
+        worth: Cluster, capacities and (predicted) demand of the span.
+        previous: The deployment that is replaced.
+        config: Constants of Algorithm 1; None: the defaults.
+        seed: Of its random choices.
+    """
+    return strategy_of(worth, generate(worth, config, seed).plan, previous)

@@ -1,0 +1,66 @@
+"""Algorithm 2 of OServe (section 5.2, Appendix F): the greedy plan of an ad hoc model switch.
+
+Readings. Section 5.2 calls the source chosen the one "with the least data sent so far", Algorithm 2 takes the least
+C_{s->t}, which counts what s has sent to this target only; the listing is followed (`balance="pair"`), and the sentence
+is there as `balance="source"`. Of equal sources the lowest GPU is taken; shards come layer by layer, targets by number.
+A shard that nobody holds comes from storage.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baselines.oserve.cluster import Cluster
+from baselines.oserve.shards import Shard
+
+STORAGE = -1  # the source of what no GPU holds
+BALANCES = ("pair", "source")
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One shard on its way.
+
+    Attributes:
+        shard: m, its row in the list that the plan was made for.
+        source: s, a GPU, or STORAGE.
+        target: t, a GPU.
+        size_bytes: V_{m,t}.
+    """
+
+    shard: int
+    source: int
+    target: int
+    size_bytes: float
+
+
+def greedy_switch_plan(
+    cluster: Cluster, shards: Sequence[Shard], balance: str = "pair"
+) -> tuple[Transfer, ...]:
+    """Algorithm 2.
+
+    Args:
+        cluster: Says which GPUs share a machine.
+        shards: Model shards with S_m and T_m.
+        balance: "pair" or "source".
+
+    Raises:
+        ValueError: The balance is unknown.
+    """
+    if balance not in BALANCES:
+        raise ValueError(f"balance={balance!r} is not allowed; choose one of {', '.join(BALANCES)}")
+    load: defaultdict[tuple[int, int], float] = defaultdict(float)  # C_{s->t}
+    plan = []
+    for m, shard in enumerate(shards):
+        for t in shard.targets:
+            if t in shard.sources:
+                continue
+            intra = [s for s in shard.sources if cluster.machine_of(s) == cluster.machine_of(t)]
+            candidates = intra or list(shard.sources) or [STORAGE]
+            counted = t if balance == "pair" else STORAGE  # one counter a pair, or one a source
+            source = min(candidates, key=lambda s: (load[s, counted], s))
+            load[source, counted] += shard.size_bytes
+            plan.append(Transfer(m, source, t, shard.size_bytes))
+    return tuple(plan)

@@ -1,0 +1,104 @@
+"""Layouts of vLLM: the same replica everywhere (section 6.1).
+
+vLLM (static) keeps one layout for a whole trace, vLLM (reload) takes the best uniform layout of every span; "we
+optimize the model deployment for each baseline and report the best results". A layout is what all GPUs allow of one
+kind; GPUs left over are idle. As replicas are alike, their requests are spread evenly, whatever the types.
+
+Reading of the best layout for a whole trace: most requests served over all spans, and of those that serve all, the one
+with most room where room is scarcest (source: ours).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from baselines.oserve.cluster import Cluster, ReplicaKind
+from baselines.oserve.placement import packable, stage_widths
+from baselines.oserve.profiling import CapacityTable
+from baselines.oserve.strategies import Plan, Worth
+
+Kinds = dict[ReplicaKind, int]
+
+
+def uniform_layouts(cluster: Cluster, kinds: Sequence[ReplicaKind]) -> list[Kinds]:
+    """As many replicas of each kind as fit; kinds of which none fits are left out.
+
+    Args:
+        cluster: The cluster.
+        kinds: Kinds to choose from.
+    """
+    layouts = []
+    for kind in kinds:
+        counts = range(cluster.num_gpus // kind.num_gpus, 0, -1)
+        fitting = (count for count in counts if packable(cluster, stage_widths({kind: count})))
+        most = next(fitting, 0)
+        if most:
+            layouts.append({kind: most})
+    return layouts
+
+
+def vllm_reload(worth: Worth) -> Plan:
+    """The best uniform layout of one span.
+
+    Args:
+        worth: Cluster, capacities and the demand of the span.
+
+    Raises:
+        ValueError: No kind fits the cluster.
+    """
+    plans = [worth.plan(kinds) for kinds in uniform_layouts(worth.cluster, worth.table.kinds)]
+    if not plans:
+        raise ValueError(f"no replica of {', '.join(map(str, worth.table.kinds))} fits the cluster")
+    return max(plans, key=lambda plan: plan.reachable)
+
+
+def vllm_static(cluster: Cluster, table: CapacityTable, demands: ArrayLike) -> Kinds:
+    """The best uniform layout of a whole trace.
+
+    Args:
+        cluster: The cluster.
+        table: Capacities.
+        demands: (T, J), requests of each type in each span.
+
+    Raises:
+        ValueError: No kind fits the cluster, or the demands have another form.
+    """
+    layouts = uniform_layouts(cluster, table.kinds)
+    if not layouts:
+        raise ValueError(f"no replica of {', '.join(map(str, table.kinds))} fits the cluster")
+    worths = spans(cluster, table, demands)
+    return max(
+        layouts, key=lambda kinds: over_trace(worths, [worth.plan(kinds).reachable for worth in worths])
+    )
+
+
+def spans(cluster: Cluster, table: CapacityTable, demands: ArrayLike) -> list[Worth]:
+    """One `Worth` a span that brings anything.
+
+    Args:
+        cluster: The cluster.
+        table: Capacities.
+        demands: (T, J).
+
+    Raises:
+        ValueError: The demands have another form.
+    """
+    arriving = np.asarray(demands, np.float64)
+    if arriving.ndim != 2 or arriving.shape[1] != table.num_types:
+        raise ValueError(f"demands must be (spans, {table.num_types} types), got {arriving.shape}")
+    return [Worth(cluster, table, demand) for demand in arriving if demand.sum() > 0]
+
+
+def over_trace(worths: Sequence[Worth], reachable: Sequence[float]) -> tuple[float, float]:
+    """Requests served over a trace, and the least of what is reachable over what arrives.
+
+    Args:
+        worths: One a span.
+        reachable: What a layout reaches in each, requests.
+    """
+    arriving = [float(worth.demand.sum()) for worth in worths]
+    served = sum(min(some, of) for some, of in zip(reachable, arriving, strict=True))
+    return served, min((some / of for some, of in zip(reachable, arriving, strict=True)), default=np.inf)
