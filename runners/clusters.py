@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from envs.backend import SLO, ClusterSpec
 from envs.fleet import FleetConfig
 from envs.simulator.fleet.simulator import FleetSimulator
 from envs.simulator.simulator import Simulator
+from envs.workload.schema import Workload
 from runners.typed import build
 
 # By the name that the files of `configs/cluster` give in their defaults.
@@ -37,11 +40,12 @@ def simulator_of(cluster: ClusterSpec | FleetConfig, slos: tuple[SLO, ...]) -> S
     return Simulator(cluster, slos)
 
 
-def check_unattended(cluster: ClusterSpec | FleetConfig) -> None:
+def check_unattended(cluster: ClusterSpec | FleetConfig, workload: Workload) -> None:
     """Refuses a cluster in which requests would wait for a decision that nobody takes.
 
     Raises:
-        ValueError: requests are held for a policy, or an endpoint has no replicas at the start.
+        ValueError: requests are held for a policy, or come from a region that has no place for their model, or an
+            endpoint has no replicas at the start.
     """
     if cluster.router == "hold":
         raise ValueError(
@@ -55,6 +59,21 @@ def check_unattended(cluster: ClusterSpec | FleetConfig) -> None:
         if "mixed" not in roles and len(roles) < max(len(wanted), 1):
             raise ValueError(
                 f"cluster.groups: {model} in {region} lacks replicas at the start, and none starts later; raise count"
+            )
+    if isinstance(cluster, FleetConfig):
+        _check_served_at_home(cluster, workload)
+
+
+def _check_served_at_home(fleet: FleetConfig, workload: Workload) -> None:
+    """Raises ValueError where built-in routers have no place for a request: they keep within its region."""
+    served = {(group.replica.model, group.region) for group in fleet.groups}
+    for m, r in np.unique(np.stack([workload.model_id, workload.region_id], axis=1), axis=0):
+        model, region = workload.models[m], workload.regions[r]
+        at = {where for what, where in served if model in ("", what)}
+        if at and region and region not in at:
+            raise ValueError(
+                f"workload {workload.name!r} has requests for {model or 'any model'} from {region}, where "
+                "cluster.groups has no place for them; only a policy sends requests to other regions"
             )
 
 

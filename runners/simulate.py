@@ -91,7 +91,7 @@ def serve_simulated(
     out: Path,
 ) -> Served:
     """Serves a workload in simulation."""
-    check_unattended(cluster)
+    check_unattended(cluster, workload)
     simulator = simulator_of(cluster, tuple(slos.values()))
     faults = cluster.faults if isinstance(cluster, FleetConfig) else ()
     elapsed_s = timed_run(simulator, workload, config.limit_s, faults)

@@ -17,12 +17,11 @@ from envs.simulator.fleet.operations import Phase
 from envs.simulator.fleet.simulator import FleetSimulator
 from envs.simulator.kernel.state import FREE, TRANSIT
 from envs.workload.schema import Workload
+from tests.simulator.even import MS, advance, make_even
 
 SLOS = (SLO(1.0, 0.1),)
 KV_BYTES = 2 * 32 * 8 * 128 * 2  # of a token: keys and values, 32 layers, 8 heads of 128, 2 bytes
 REPLICA = ReplicaSpec("llama-3.1-8b", "H100", max_num_seqs=4, kv_blocks=100)
-MS = 1_000_000_000  # picoseconds
-ITERATION_MS = 10
 
 
 def fleet(*rows: tuple[float, int, int], faults: tuple[Crash, ...] = (), **options: object) -> FleetSimulator:
@@ -47,20 +46,8 @@ def fleet_of(
     simulator = FleetSimulator(FleetSpec((GroupSpec(replica, 2),), **settings), SLOS)  # type: ignore[arg-type]
     arrival_ms, prompt, output = zip(*rows, strict=True)
     simulator.reset(Workload(np.array(arrival_ms) / 1000, np.array(prompt), np.array(output)), faults)
-    kinds = simulator.tables.kinds.copy()
-    for name in ("kv_ps", "attn_fs", "sequence_ps"):
-        kinds[name] = 0
-    simulator.tables = simulator.tables._replace(
-        decode_ps=np.full_like(simulator.tables.decode_ps, ITERATION_MS * MS),
-        mixed_ps=np.full_like(simulator.tables.mixed_ps, ITERATION_MS * MS),
-        kinds=kinds,
-    )
+    make_even(simulator)
     return simulator
-
-
-def advance(simulator: FleetSimulator, until_ms: float) -> None:
-    """Lets time pass, counted in ms."""
-    simulator.advance_ps(round(until_ms * MS))
 
 
 def used(simulator: FleetSimulator) -> list[int]:

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 def obey(simulator: FleetSimulator, command: FleetCommand) -> str:
     """Begins to carry out a command; returns why it cannot be, or nothing."""
-    if isinstance(command, Route):
-        return _route(simulator, command)
     if not 0 <= command.place < len(simulator.fleet.places):
         return f"there is no place {command.place}; the fleet has {len(simulator.fleet.places)}"
+    if isinstance(command, Route):
+        return _route(simulator, command)
     if isinstance(command, Migrate):
         return _migrate(simulator, command)
     if isinstance(command, Start):
@@ -56,15 +56,28 @@ def _route(simulator: FleetSimulator, command: Route) -> str:
     )
     if not len(slots) or world.requests["engine"][slots[0]] >= 0:
         return f"request {command.request} is not waiting to be sent to an engine"
-    request = world.requests[slots[0]]
-    endpoint = world.endpoints[request["endpoint"]]
-    if not endpoint["first"] <= place < endpoint["last"]:
-        return f"place {place} does not serve the model of request {command.request} in its region"
+    slot = int(slots[0])
+    request = world.requests[slot]
+    model, origin = simulator.endpoints[request["endpoint"]]
+    group = simulator.fleet.places[place]
+    if group.replica.model != model or group.replica.role == "decode":
+        return (
+            f"place {place} does not serve new requests of {model}, which request {command.request} asks for"
+        )
     most = int(request["prompt"]) + int(request["max_output"])
     if not may_take(world, simulator.tables, place, most):
         return f"place {place} has no replica in service that could hold request {command.request}"
+    round_trip_s = simulator.spec.round_trip_s(origin, group.region)
+    if round_trip_s is None:
+        return (
+            f"fleet.network has no latency between {origin}, where request {command.request} comes from, and "
+            f"{group.region}, where place {place} is"
+        )
     simulator.make_room()
-    send(world, simulator.tables, int(slots[0]), place)
+    if round_trip_s == 0:
+        send(simulator.world, simulator.tables, slot, place)
+    else:
+        simulator.plane.begin_forward(slot, place, to_ps(round_trip_s))
     return ""
 
 
@@ -160,11 +173,11 @@ def _overfull(simulator: FleetSimulator, command: ResizeKV) -> str:
     endpoint = simulator.fleet.endpoint_of(place)
     blocks = simulator.world.engines["capacity_blocks"].copy()
     blocks[place] = command.kv_blocks
-    limit = simulator.fleet.max_request_tokens(endpoint, blocks)
-    if _longest(simulator, (requests["phase"] == WAITING) & (requests["endpoint"] == endpoint)) > limit:
-        return (
-            f"a request waits that no replica could hold if place {place} had {command.kv_blocks} KV blocks"
-        )
+    unsent = (requests["phase"] == WAITING) | ((requests["phase"] == TRANSIT) & (requests["engine"] < 0))
+    for number in simulator.served_by(endpoint):
+        limit = simulator.request_limit(number, blocks)
+        if _longest(simulator, unsent & (requests["endpoint"] == number)) > limit:
+            return f"a request waits that no replica could hold if place {place} had {command.kv_blocks} KV blocks"
     return ""
 
 

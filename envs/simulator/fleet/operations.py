@@ -116,6 +116,24 @@ class Resizing(Operation):
 
 
 @dataclass
+class Forwarding(Operation):
+    """A request on its way to a replica in another region.
+
+    Args:
+        slot: Where the kernel has it.
+    """
+
+    slot: int = -1
+
+    def process(self, plane: FleetPlane) -> Process:
+        """Carries it out from whatever phase it is in."""
+        yield plane.timer(self)
+        if not self.done:
+            self.finish()
+            plane.deliver(self.place, self.slot)
+
+
+@dataclass
 class Crashing(Operation):
     """A crash that is to come."""
 

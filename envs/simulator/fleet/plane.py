@@ -15,6 +15,7 @@ from envs.simulator.fleet.meter import Meter
 from envs.simulator.fleet.migrating import Migrating
 from envs.simulator.fleet.operations import (
     Crashing,
+    Forwarding,
     Operation,
     Phase,
     Resizing,
@@ -22,8 +23,9 @@ from envs.simulator.fleet.operations import (
     Starting,
     Stopping,
 )
+from envs.simulator.kernel.forwarding import send_away, take_in
 from envs.simulator.kernel.state import NEVER, PS_PER_S
-from envs.simulator.kernel.world import fail_running, flush_cache, pool_running, pool_waiting
+from envs.simulator.kernel.world import fail_running, flush_cache, may_take, pool_running, pool_waiting
 from envs.simulator.plane import Plane, Process
 from envs.simulator.scheduling import to_ps
 
@@ -89,7 +91,7 @@ class FleetPlane(Plane):
     # -- what is seen --------------------------------------------------------------------------------------------------
 
     def underway(self) -> tuple[Underway, ...]:
-        """Operations that are not done, without faults: these show in what engines do."""
+        """Operations that are not done, without faults, which show in what engines do, and requests on their way."""
         return tuple(
             Underway(
                 type(operation).__name__.lower(),
@@ -210,6 +212,7 @@ class FleetPlane(Plane):
         """Begins to take a replica out of service; what is on its way to it goes on where it is."""
         self._cancel_resize(place)
         self._break_off_migrations(place, outgoing=not drain)
+        self._call_back(place)
         self.simulator.make_room()
         pool_waiting(self.simulator.world, place)
         if not drain:
@@ -233,6 +236,7 @@ class FleetPlane(Plane):
             return
         self._cancel_resize(place)
         self._break_off_migrations(place)
+        self._call_back(place)
         self.simulator.make_room()
         pool_waiting(self.simulator.world, place)
         fail_running(self.simulator.world, self.simulator.tables, place)
@@ -263,6 +267,36 @@ class FleetPlane(Plane):
         if operation is not None:
             operation.finish()
         return operation is not None
+
+    # -- requests to other regions -------------------------------------------------------------------------------------
+
+    def begin_forward(self, slot: int, place: int, delay_ps: int) -> None:
+        """Lets a pooled request begin its way to a place, where it arrives after `delay_ps`."""
+        now_ps = self.simulator.now_ps
+        send_away(self.simulator.world, slot, place)
+        self.begin(Forwarding(place, now_ps, now_ps + delay_ps, slot=slot))
+
+    def deliver(self, place: int, slot: int) -> None:
+        """A request arrives; if the place cannot take it any more, it waits for a decision again."""
+        simulator = self.simulator
+        request = simulator.world.requests[slot]
+        most = int(request["prompt"]) + int(request["max_output"])
+        if may_take(simulator.world, simulator.tables, place, most):
+            take_in(simulator.world, simulator.tables, slot, place)
+        else:
+            self._return_to_pool(slot)
+            simulator.dispatch()
+
+    def _call_back(self, place: int) -> None:
+        """Lets requests that are on their way to a place wait for a decision again."""
+        for operation in self.operations:
+            if isinstance(operation, Forwarding) and operation.place == place and not operation.done:
+                operation.finish()
+                self._return_to_pool(operation.slot)
+
+    def _return_to_pool(self, slot: int) -> None:
+        world = self.simulator.world
+        take_in(world, self.simulator.tables, slot, len(world.engines))
 
     # -- migrations ----------------------------------------------------------------------------------------------------
 
@@ -320,7 +354,7 @@ class FleetPlane(Plane):
         self.simulator.make_room()
         world.engines["capacity_blocks"][place] = kv_blocks
         flush_cache(world, place)
-        self.simulator.set_request_limit(self.simulator.fleet.endpoint_of(place))
+        self.simulator.set_request_limits(self.simulator.fleet.endpoint_of(place))
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 

@@ -41,6 +41,13 @@ class FleetState:
 class FleetSimulator(Body):
     """A simulated fleet.
 
+    A request comes from a region; where that has no place for its model but another within reach has, it waits until
+    a policy sends it there. Built-in routers keep within the region.
+
+    Attributes:
+        endpoints: Model and region of each endpoint: the fleet's, and behind them those without places, from which
+            the workload has requests.
+
     Args:
         spec: The fleet.
         slos: Latency promise of each request class, in the order of the workload's classes.
@@ -53,6 +60,7 @@ class FleetSimulator(Body):
     def __init__(self, spec: FleetSpec, slos: tuple[SLO, ...], trigger_classes: tuple[int, ...] = ()) -> None:
         self.spec = spec
         self.fleet: Fleet = build_fleet(spec, slos)
+        self.endpoints = self.fleet.endpoints
         super().__init__(spec, self.fleet.tables, slos, trigger_classes)
 
     @property
@@ -71,19 +79,20 @@ class FleetSimulator(Body):
             priorities: Priorities of requests that may be appended.
 
         Raises:
-            ValueError: the workload asks for a model in a region where the fleet has no place for it, or a fault names
-                a place that does not exist.
+            ValueError: the workload asks for a model that the fleet has no place for within reach, or a fault names a
+                place that does not exist.
         """
         self._check(faults)
         factors = tuple(dict.fromkeys(fault.factor for fault in faults if isinstance(fault, SlowNode)))
         self.fleet = build_fleet(self.spec, self.slos, factors)
         self.tables = self.fleet.tables
+        self.endpoints = (*self.fleet.endpoints, *self._elsewhere(workload))
         endpoint = self.endpoints_of(workload)
         self.begin(
             workload,
             len(self.fleet.places),
             endpoint,
-            len(self.fleet.endpoints),
+            len(self.endpoints),
             priorities,
             self.fleet.disaggregated,
         )
@@ -93,19 +102,22 @@ class FleetSimulator(Body):
         return self.observe()
 
     def endpoints_of(self, workload: Workload) -> NDArray[np.int32]:
-        """Endpoint of each request, (N,).
+        """Endpoint of each request, (N,): row of `endpoints`.
 
         Raises:
-            ValueError: the workload asks for a model in a region where the fleet has no place for it.
+            ValueError: the workload asks for a model that the fleet has no place for within reach, or names a region
+                without such a place that the workload of `reset` did not.
         """
         table = np.full((len(workload.models), len(workload.regions)), -1, np.int32)
+        own = len(self.fleet.endpoints)
         for m, model in enumerate(workload.models):
             for r, region in enumerate(workload.regions):
                 matching = [
                     number
-                    for number, endpoint in enumerate(self.fleet.endpoints)
+                    for number, endpoint in enumerate(self.endpoints)
                     if model in ("", endpoint[0]) and region in ("", endpoint[1])
                 ]
+                matching = [number for number in matching if number < own] or matching
                 if len(matching) == 1:
                     table[m, r] = matching[0]
         endpoint = np.asarray(table[workload.model_id, workload.region_id], np.int32)
@@ -114,9 +126,31 @@ class FleetSimulator(Body):
             raise ValueError(
                 f"workload {workload.name!r}: row {row} asks for model {workload.models[workload.model_id[row]]!r} in "
                 f"region {workload.regions[workload.region_id[row]]!r}, which must name one endpoint of the fleet: "
-                f"{', '.join(f'{model} in {region}' for model, region in self.fleet.endpoints)}"
+                f"{', '.join(f'{model} in {region}' for model, region in self.fleet.endpoints)}; or fleet.network "
+                "must lead from that region to one of them"
             )
         return endpoint
+
+    def _elsewhere(self, workload: Workload) -> list[tuple[str, str]]:
+        """Models and regions of a workload that the fleet has no places for, except in other regions within reach."""
+        models = list(dict.fromkeys(model for model, _ in self.fleet.endpoints))
+        return [
+            (model, region)
+            for model in models
+            for region in workload.regions
+            if region
+            and {"", model} & set(workload.models)
+            and (model, region) not in self.fleet.endpoints
+            and self._within_reach(model, region)
+        ]
+
+    def _within_reach(self, model: str, region: str) -> list[int]:
+        """The fleet's endpoints that a request for a model from a region can be sent to."""
+        return [
+            number
+            for number, (served, there) in enumerate(self.fleet.endpoints)
+            if served == model and self.spec.round_trip_s(region, there) is not None
+        ]
 
     def _fill_world(self) -> None:
         world, fleet = self.world, self.fleet
@@ -128,13 +162,30 @@ class FleetSimulator(Body):
             endpoint = world.endpoints[number]
             endpoint["first"], endpoint["last_decode"] = fleet.first_place[number : number + 2]
             endpoint["last"] = endpoint["first_decode"] = fleet.decodes_from(number)
-            self.set_request_limit(number)
+            self.set_request_limits(number)
 
-    def set_request_limit(self, endpoint: int) -> None:
-        """Refuses on arrival what no place of an endpoint could hold."""
+    def set_request_limits(self, endpoint: int) -> None:
+        """Refuses on arrival what no place could hold, as places of an endpoint have got other KV pools."""
         blocks = self.world.engines["capacity_blocks"]
-        limit = self.fleet.max_request_tokens(endpoint, blocks)
-        self.world.endpoints["max_request_tokens"][endpoint] = limit
+        for number in self.served_by(endpoint):
+            self.world.endpoints["max_request_tokens"][number] = self.request_limit(number, blocks)
+
+    def served_by(self, endpoint: int) -> list[int]:
+        """An endpoint of the fleet, and those without places whose requests may be sent to it."""
+        others = range(len(self.fleet.endpoints), len(self.endpoints))
+        return [
+            endpoint,
+            *(number for number in others if endpoint in self._within_reach(*self.endpoints[number])),
+        ]
+
+    def request_limit(self, endpoint: int, blocks: NDArray[np.int64]) -> int:
+        """Longest request of an endpoint that some place could hold, tokens; `blocks` is (places,) KV blocks of each.
+
+        Those of a region that has places for the model are measured by these.
+        """
+        own = endpoint < len(self.fleet.endpoints)
+        within_reach = [endpoint] if own else self._within_reach(*self.endpoints[endpoint])
+        return max(self.fleet.max_request_tokens(number, blocks) for number in within_reach)
 
     def _check(self, faults: tuple[FleetFault, ...]) -> None:
         """Raises ValueError where a fault names a place that does not exist."""
@@ -196,6 +247,6 @@ class FleetSimulator(Body):
     def fork(self) -> FleetSimulator:
         """A copy that continues to the same numbers and shares nothing that changes."""
         copy = self._fork_body()
-        copy.spec, copy.fleet = self.spec, self.fleet
+        copy.spec, copy.fleet, copy.endpoints = self.spec, self.fleet, self.endpoints
         copy.plane = self.plane.fork(copy)
         return copy

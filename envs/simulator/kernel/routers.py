@@ -104,9 +104,18 @@ def route(world: World, tables: Tables, slot: int, most_tokens: int) -> int:
 
 
 @compiled
-def route_decode(world: World, tables: Tables, slot: int, most_tokens: int) -> int:
-    """The least loaded engine of its endpoint that decodes what others have prefilled, or -1."""
-    endpoint = world.endpoints[world.requests[slot].endpoint]
+def _endpoint_of(world: World, e: int) -> int:
+    """The endpoint whose new requests an engine takes."""
+    number = int64(0)
+    while not (world.endpoints[number].first <= e and e < world.endpoints[number].last):
+        number += 1
+    return number
+
+
+@compiled
+def route_decode(world: World, tables: Tables, prefilled_by: int, most_tokens: int) -> int:
+    """The least loaded engine that decodes what an engine of its endpoint has prefilled, or -1."""
+    endpoint = world.endpoints[_endpoint_of(world, prefilled_by)]
     now = world.cluster[0].now_ps
     best, lowest = int64(-1), np.inf
     for e in range(int64(endpoint.first_decode), int64(endpoint.last_decode)):

@@ -27,8 +27,8 @@ NUM_LEVELS = 8  # distinct priority values an engine's queue can hold apart
 INACTIVE, ACTIVE, DRAINING, SPECULATIVE, PAUSED, DOWN = range(6)
 STATUS_NAMES = ("inactive", "active", "draining", "speculative", "paused", "down")
 
-# Request phase. In TRANSIT its KV is on the way from a prefill engine to a decode engine, or it migrates and is in no
-# batch while the last of its KV is copied.
+# Request phase. In TRANSIT its KV is on the way from a prefill engine to a decode engine; or it migrates and is in no
+# batch while the last of its KV is copied; or it is on its way to an engine in another region and has none yet.
 FREE, WAITING, PREFILL, DECODE, TRANSIT = range(5)
 
 # What an engine does of a request: all of it, or its prompt and first token, or what comes after.
@@ -146,7 +146,10 @@ REQUEST_DTYPE = np.dtype(
         ("own_extents", np.int32),  # its own blocks left in the cache by a preemption, -1 if none
         ("next", np.int32),
         ("prev", np.int32),
-        ("target", np.int32),  # about to leave the batch: the engine it migrates to, plus 1; 0: it stays
+        (
+            "target",
+            np.int32,
+        ),  # engine, plus 1, that it is to leave the batch for or is on its way to; 0: none
     ],
     align=True,
 )

@@ -194,7 +194,7 @@ def _deliver(world: World, tables: Tables, e: int) -> None:
     """Lets the KV that an engine has sent arrive: its request goes to a decode engine, or is computed again."""
     slot = take_off(world, tables, e)
     kick(world, e)  # it may have waited for the blocks
-    target = route_decode(world, tables, slot, _most_tokens(world, slot))
+    target = route_decode(world, tables, e, _most_tokens(world, slot))
     if target < 0:
         world.requests[slot].computed = 0
         enqueue(world, len(world.engines), slot)
