@@ -20,8 +20,8 @@ class SageServeRoutingConfig:
         region_threshold_ratio: Effective memory utilisation under which a region takes an interactive request by
             preference, 0 to 1. Source: section 6.1 ("e.g., 70%, based on production systems").
         proximity: By region that a request comes from, the other regions in order of preference; its own always comes
-            first, regions not named come last, in the fleet's order. Source: section 6.1 ("an order of preference,
-            e.g., based on network proximity"); the paper gives no order.
+            first, regions not named come last, by network latency. Source: section 6.1 ("an order of preference, e.g.,
+            based on network proximity"); the paper gives no order.
         deployment_instances: Most instances of a deployment. Source: section 7.1 (from two to three).
         niw_classes: Names of the request classes that are not interactive. Source of the names: ours.
         signal_period_s: How often endpoints signal the queue manager, seconds; signals are looked at when a held

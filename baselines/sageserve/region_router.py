@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 def order_of_preference(
     origin: str, regions: Sequence[str], proximity: Mapping[str, Sequence[str]]
 ) -> list[str]:
-    """Regions as a request prefers them: its own, those named as near to it, the others in the fleet's order.
+    """Regions as a request prefers them: its own, those named as near to it, the others in the order given.
 
     Args:
         origin: Region that it comes from.
-        regions: Regions of the fleet.
+        regions: Regions to choose from, the nearest first.
         proximity: By region of origin, regions in order of preference.
     """
     wanted = (origin, *proximity.get(origin, ()), *regions)

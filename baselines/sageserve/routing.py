@@ -80,7 +80,8 @@ class SageServeRoutingPolicy(Router):
         hosting: dict[str, NDArray[np.bool_]],
     ) -> str:
         utilization = {region: memory.utilization(self._endpoints[model, region]) for region in hosting}
-        preference = order_of_preference(request.region, self._regions, self.config.proximity)
+        nearest = sorted(hosting, key=lambda region: float(request.network_s[hosting[region]].min()))
+        preference = order_of_preference(request.region, nearest, self.config.proximity)
         return choose_region(utilization, preference, self.config.region_threshold_ratio)
 
     def _listen(self, state: RoutingState, request: RoutedRequest, memory: EffectiveMemory) -> None:

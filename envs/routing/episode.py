@@ -51,17 +51,23 @@ class Episode:
         self.begun = False  # whether there is an episode
 
     def _new_desk(self, predicted: NDArray[np.int32], deadline_s: float = 0.0) -> Desk:
-        fleet = self.simulator.fleet
-        serves = np.zeros((len(fleet.endpoints), self.num_places), np.int8)
-        for number, (model, _) in enumerate(fleet.endpoints):
-            serves[number] = [
-                group.replica.model == model and group.replica.role != "decode" for group in fleet.places
+        fleet, spec = self.simulator.fleet, self.simulator.spec
+        trips = [
+            [
+                spec.round_trip_s(origin, group.region)
+                if group.replica.model == model and group.replica.role != "decode"
+                else None
+                for group in fleet.places
             ]
+            for model, origin in self.simulator.endpoints
+        ]
+        network_s = np.array(trips, float)  # not a number where there is no way
         return new_desk(
             num_places=self.num_places,
             max_running=int(self.simulator.tables.kinds["max_num_seqs"].max()),
             num_classes=len(self.classes),
-            serves=serves,
+            serves=~np.isnan(network_s),
+            network_s=np.nan_to_num(network_s),
             kinds=np.array([fleet.kind(place) for place in range(self.num_places)], np.int32),
             predicted=predicted,
             scales=self._scales,
@@ -172,7 +178,10 @@ class Episode:
             priority=int(workload.priority[row]),
             class_id=int(workload.class_id[row]),
             deadline_s=float(request["deadline_ps"]) / PS_PER_S,
-            region=self.simulator.fleet.endpoints[request["endpoint"]][1],
+            region=self.simulator.endpoints[request["endpoint"]][1],
+            network_s=np.where(
+                self.desk.serves[request["endpoint"]], self.desk.network_s[request["endpoint"]], np.inf
+            ),
             hash_ids=ids,
             hash_block_tokens=workload.hash_block_tokens,
             cached_tokens=cached,

@@ -44,6 +44,7 @@ class RoutedRequest:
     class_id: int
     deadline_s: float  # of its first token
     region: str  # where it comes from
+    network_s: NDArray[np.float64]  # (places,) to each place and back, infinite where none can be sent
     hash_ids: NDArray[np.int32]  # ids of its prompt's prefix blocks; empty where prompts share nothing
     hash_block_tokens: int  # tokens that one id covers
     cached_tokens: NDArray[

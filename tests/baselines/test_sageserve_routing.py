@@ -1,5 +1,7 @@
 """Every branch of sections 6.1 and 6.2 by hand-made states."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -64,6 +66,7 @@ def make_request(class_id=IW_F, region="east", arrival_s=0.0, held=False, deadli
         class_id=class_id,
         deadline_s=arrival_s + (1.0, 60.0, DAY)[class_id] if deadline_s is None else deadline_s,
         region=region,
+        network_s=np.zeros(0),
         hash_ids=np.empty(0, np.int32),
         hash_block_tokens=16,
         cached_tokens=np.zeros(1, np.int64),
@@ -89,7 +92,7 @@ def make_state(request, used, *, can_take=None, in_flight=(), status=None, now_s
         gauges_s=now,
         engines=engines,
         in_flight=rows,
-        request=request,
+        request=replace(request, network_s=np.zeros(n)),
         can_take=engines["status"] == EngineStatus.ACTIVE if can_take is None else np.array(can_take),
         num_held=0,
         held_tokens=0,
@@ -355,3 +358,12 @@ def test_constants_are_checked(constants, message):
 def test_proximity_names_regions_of_the_fleet(three_regions):
     with pytest.raises(ValueError, match="'north'; the fleet has east, west, central"):
         policy_for(three_regions, proximity={"east": ["north"]})
+
+
+def test_without_an_order_of_preference_the_nearest_region_comes_next():
+    request = replace(make_request(), network_s=np.array([0.0, 0.3, 0.1]))
+    fleet = make_fleet(("llama",) * 3, REGIONS)
+    state = replace(make_state(request, [900, 0, 0]), request=request)
+    assert policy_for(fleet).act(None, state).place == 2
+    named = policy_for(fleet, proximity={"east": ("west",)})
+    assert named.act(None, state).place == 1

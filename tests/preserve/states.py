@@ -76,6 +76,7 @@ def request(num_places: int, input_tokens: int = 100, predicted_tokens: int = 50
         "class_id": 0,
         "deadline_s": 101.0,
         "region": "local",
+        "network_s": np.zeros(num_places),
         "hash_ids": np.zeros(0, np.int32),
         "hash_block_tokens": 16,
         "cached_tokens": np.zeros(num_places, np.int64),

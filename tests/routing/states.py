@@ -64,7 +64,7 @@ def arriving(hash_ids: Sequence[int] = (), **fields: Any) -> RoutedRequest:
 
     Args:
         hash_ids: Ids of its prompt's prefix blocks.
-        fields: Fields of RoutedRequest; `cached_tokens` may be left to `routing_state`.
+        fields: Fields of RoutedRequest; `cached_tokens` and `network_s` may be left to `routing_state`.
     """
     known = {
         "index": 0,
@@ -76,6 +76,7 @@ def arriving(hash_ids: Sequence[int] = (), **fields: Any) -> RoutedRequest:
         "class_id": 0,
         "deadline_s": 11.0,
         "region": "local",
+        "network_s": np.zeros(0),
         "hash_ids": np.asarray(hash_ids, np.int32),
         "hash_block_tokens": BLOCK_SIZE,
         "cached_tokens": np.zeros(0, np.int64),
@@ -113,6 +114,8 @@ def routing_state(
         flights += [given] if isinstance(given, Mapping) else [sent(place)] * given
     if request is not None and not len(request.cached_tokens):
         request = replace(request, cached_tokens=np.zeros(len(shown), np.int64))
+    if request is not None and not len(request.network_s):
+        request = replace(request, network_s=np.zeros(len(shown)))
     return RoutingState(
         now_s=now_s,
         gauges_s=now_s if gauges_s is None else gauges_s,

@@ -46,6 +46,7 @@ DESK_DTYPE = np.dtype(
         ("following", np.int32),  # the held request to be offered next, -1: none
         ("held_before", np.int32),  # 1: what is offered has been held
         ("capacity", np.int32),  # requests that may be held
+        ("sends_far", np.int32),  # 1: some request has gone to another region
         ("last_refused", np.int32),  # 1: the last action was impossible
     ],
     align=True,
@@ -110,7 +111,9 @@ class Desk(NamedTuple):
     tallies: NDArray[np.void]  # (E,) TALLY_DTYPE
     flights: NDArray[np.int32]  # (E, S, 2) of each answered request in flight: expected end, offset
     ends: NDArray[np.int64]  # (NUM_GLANCES, 2) scratch: requests, and their context, that a glance sees last
-    serves: NDArray[np.int8]  # (P, E), 1: the place has the endpoint's model, wherever it is; never changes
+    serves: NDArray[
+        np.int8
+    ]  # (P, E), 1: the place serves the endpoint's model within its reach; never changes
     kinds: NDArray[np.int32]  # (E,) row of Tables of a place without faults; never changes
     predicted: NDArray[np.int32]  # (N,) predicted output lengths; never changes
     network_s: NDArray[np.float64]  # (P, E) s to a place's region and back; never changes

@@ -104,13 +104,6 @@ def may_go(world: World, tables: Tables, desk: Desk, slot: int, e: int) -> bool:
 
 
 @compiled
-def _is_far(world: World, slot: int, e: int) -> bool:
-    """Whether a place is in another region than the request."""
-    endpoint = world.endpoints[world.requests[slot].endpoint]
-    return e < endpoint.first or e >= endpoint.last
-
-
-@compiled
 def _hold(world: World, traffic: Traffic, tables: Tables, desk: Desk) -> None:
     """Keeps what is offered in the queue, or turns it away where there is no room."""
     board, slot, now = desk.desk[0], int64(desk.desk[0].slot), world.cluster[0].now_ps
@@ -136,7 +129,8 @@ def settle(world: World, traffic: Traffic, tables: Tables, desk: Desk, action: i
     if slot < 0 or action == NO_ACTION:
         return int64(REACHED)
     if 0 <= action < len(world.engines) and may_go(world, tables, desk, slot, action):
-        if _is_far(world, slot, action):
+        if desk.network_s[world.requests[slot].endpoint, action] > 0:
+            board.sends_far = 1
             return int64(FAR)
         send(world, tables, slot, action)
     else:

@@ -11,7 +11,7 @@ from envs.simulator.kernel.desk import AHEAD_STEP, NUM_GLANCES, Desk
 from envs.simulator.kernel.engine import decoding_progress
 from envs.simulator.kernel.offers import may_go
 from envs.simulator.kernel.queues import enqueue, unlink
-from envs.simulator.kernel.state import DECODE, FREE, NEVER, NUM_LEVELS, PS_PER_S, Tables, World
+from envs.simulator.kernel.state import DECODE, FREE, NEVER, NUM_LEVELS, PS_PER_S, TRANSIT, Tables, World
 
 __all__ = ["cached_tokens", "in_flight_rows", "look_at_places", "reprioritise"]
 
@@ -105,6 +105,19 @@ def _peak(desk: Desk, e: int, prompt: int, predicted: int) -> int:
 
 
 @compiled
+def _add_those_on_their_way(world: World, desk: Desk) -> None:
+    """Counts requests that have not yet come to the place in another region to which they were sent."""
+    for number in range(len(world.requests)):
+        request = world.requests[number]
+        if request.phase == TRANSIT and request.engine < 0:
+            place = desk.places[request.target - 1]
+            place.in_flight += 1
+            place.unanswered += 1
+            place.queued_tokens += request.prompt
+            place.remaining_tokens += request.predicted
+
+
+@compiled
 def look_at_places(world: World, tables: Tables, desk: Desk) -> None:
     """Fills `Desk.places`. Engines have caught up."""
     slot = int64(desk.desk[0].slot)
@@ -125,11 +138,13 @@ def look_at_places(world: World, tables: Tables, desk: Desk) -> None:
             place.peak_tokens = _peak(desk, int64(e), int64(request.prompt), int64(request.predicted))
         else:
             place.can_take = place.peak_tokens = 0
+    if desk.desk[0].sends_far:
+        _add_those_on_their_way(world, desk)
 
 
 @entry
 def in_flight_rows(world: World, levels: NDArray[np.int32], rows: NDArray[np.void]) -> int:
-    """Fills (M,) IN_FLIGHT_DTYPE with the requests that engines have; returns how many.
+    """Fills (M,) IN_FLIGHT_DTYPE with the requests that engines have or will get; returns how many.
 
     Args:
         world: The world.
@@ -139,13 +154,14 @@ def in_flight_rows(world: World, levels: NDArray[np.int32], rows: NDArray[np.voi
     count = int64(0)
     for slot in range(len(world.requests)):
         request = world.requests[slot]
-        if request.phase == FREE or request.engine < 0:
+        on_its_way = request.phase == TRANSIT and request.engine < 0
+        if request.phase == FREE or (request.engine < 0 and not on_its_way):
             continue
         row = rows[count]
         row.arrival_s = request.arrival_ps / PS_PER_S
         row.first_token_s = -1.0 if request.first_token_ps < 0 else request.first_token_ps / PS_PER_S
         row.index = request.index
-        row.place = request.engine
+        row.place = request.target - 1 if on_its_way else request.engine
         row.input_tokens = request.prompt
         row.predicted_tokens = request.predicted
         row.generated_tokens = decoding_progress(world, int64(slot))
