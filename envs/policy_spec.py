@@ -34,10 +34,12 @@ class PolicySpec:
         """The cluster, which must be a node.
 
         Raises:
-            TypeError: it is a fleet.
+            ValueError: it is a fleet.
         """
         if not isinstance(self.cluster, ClusterSpec):
-            raise TypeError("this policy decides about a node; the cluster is a fleet")
+            raise ValueError(
+                "this policy decides about the layout of a node; the environment has a fleet of engines"
+            )
         return self.cluster
 
     @property
@@ -45,11 +47,11 @@ class PolicySpec:
         """The engines, which must be known beforehand.
 
         Raises:
-            TypeError: the cluster is a node, whose engines are what is decided.
+            ValueError: the cluster is a node, whose engines are what is decided.
         """
         if self.engines is None:
-            raise TypeError(
-                "this policy decides where requests go; the cluster is a node without fixed engines"
+            raise ValueError(
+                "this policy decides where requests go; the environment has a node without fixed engines"
             )
         return self.engines
 

@@ -29,7 +29,7 @@ class Router:
         """Forgets everything and prepares for an episode in this setting.
 
         Raises:
-            TypeError: the cluster is a node, whose engines are what is decided.
+            ValueError: the cluster is a node, whose engines are what is decided.
         """
         self.spec = spec
         self.engines = spec.fleet

@@ -139,7 +139,7 @@ def test_every_policy_acts_on_every_layout_and_repeats_itself(name, spec, make_s
 
 @pytest.mark.parametrize("name", ROUTERS)
 def test_routers_refuse_a_node(name, spec):
-    with pytest.raises(TypeError, match="the cluster is a node"):
+    with pytest.raises(ValueError, match="a node without fixed engines"):
         make_policy(name).reset(spec, 0)
 
 
