@@ -100,6 +100,7 @@ class Deciders:
         self._handles = tuple(np.zeros((number, width), np.int64) for width in HANDLE_WIDTHS)
         self._kept: list[tuple[Sequence[NDArray[Any]], ...]] = [() for _ in self.episodes]
         self._until = np.zeros(number, np.int64)
+        self._touched = np.ones(number, np.bool_)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the addresses of arrays, which hold in this process only."""
@@ -185,6 +186,7 @@ class Deciders:
             actions,
             self._until,
             going,
+            self._touched,
             self._status,
             observations.places,
             observations.request,
@@ -196,6 +198,7 @@ class Deciders:
                 self.episodes[i].attend(int(self._status[i]), int(actions[i]))
                 self.look_at(i)
             actions = np.where(going, NO_ACTION, actions)
+        self._touched[:] = False
         return observations, table
 
     def look_at(self, i: int) -> None:
@@ -214,6 +217,7 @@ class Deciders:
             if now is not before or not self._kept[i]:
                 write_handle(handles[i], now)
         self._kept[i] = arrays
+        self._touched[i] = True
         self._until[i] = episode.next_due_ps
 
     def fork(self, episodes: Sequence[Episode]) -> Deciders:

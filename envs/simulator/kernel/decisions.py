@@ -25,7 +25,7 @@ from envs.simulator.kernel.state import (
     World,
     new_world,
 )
-from envs.simulator.kernel.world import advance, is_idle, show_engines
+from envs.simulator.kernel.world import advance, go_on, is_idle, show_engines
 
 # Columns of what a decision brought, before the misses of each class: two (C,) blocks, TTFT and TPOT.
 OUTCOMES = ("dt_s", "latency", "good", "lost")
@@ -89,8 +89,13 @@ def _next_stop(world: World, traffic: Traffic, desk: Desk, until: int) -> int:
 
 
 @compiled
-def _run_to_decision(world: World, traffic: Traffic, tables: Tables, desk: Desk, until: int) -> int:
-    """Moves on to the next decision, the end of the episode, or `until`. Returns which, or what the kernel needs."""
+def _run_to_decision(
+    world: World, traffic: Traffic, tables: Tables, desk: Desk, until: int, fresh: bool
+) -> int:
+    """Moves on to the next decision, the end of the episode, or `until`. Returns which, or what the kernel needs.
+
+    `fresh` says that something else than a decision may have happened to the world since it last stood still.
+    """
     board = desk.desk[0]
     while True:
         if next_offer(world, traffic, desk):
@@ -101,7 +106,11 @@ def _run_to_decision(world: World, traffic: Traffic, tables: Tables, desk: Desk,
         if is_idle(world, traffic) or world.cluster[0].now_ps >= board.deadline_ps:
             return int64(ENDED)
         stop = _next_stop(world, traffic, desk, min(until, int64(board.deadline_ps)))
-        reason = advance(world, traffic, tables, stop)
+        if fresh:
+            reason = advance(world, traffic, tables, stop)
+        else:
+            reason = go_on(world, traffic, tables, stop, False)
+        fresh = False
         if reason != REACHED and reason != TRIGGERED:
             return reason
         now = world.cluster[0].now_ps
@@ -191,6 +200,7 @@ def decide_many(
     actions: NDArray[np.int64],
     until: NDArray[np.int64],
     going: NDArray[np.bool_],
+    touched: NDArray[np.bool_],
     status: NDArray[np.int64],
     places: NDArray[np.float32],
     requests: NDArray[np.float32],
@@ -210,6 +220,7 @@ def decide_many(
         actions: (N,) a place, or desk.HOLD, or NO_ACTION.
         until: (N,) when the control plane is next due, ps.
         going: (N,) which worlds to move; those that come to a decision or their end stop going.
+        touched: (N,) whether the control plane has acted since the last decision.
         status: (N,) why each stopped: DECIDE, ENDED, DUE, FAR, NOTIFIED, or NEED_*.
         places: (N, at least E, features), written where the outcome is DECIDE or ENDED.
         requests: (N, features).
@@ -225,7 +236,7 @@ def decide_many(
         table, desk = _read_tables(tables, i), _read_desk(desks, i)
         reason = settle(world, traffic, table, desk, actions[i])
         if reason == REACHED:
-            reason = _run_to_decision(world, traffic, table, desk, until[i])
+            reason = _run_to_decision(world, traffic, table, desk, until[i], touched[i])
         status[i] = reason
         if reason != DECIDE and reason != ENDED:
             waiting += 1

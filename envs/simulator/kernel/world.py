@@ -30,6 +30,7 @@ __all__ = [
     "dispatch_pool",
     "fail_running",
     "flush_cache",
+    "go_on",
     "is_idle",
     "kick",
     "lacks_extents",
@@ -291,10 +292,17 @@ def advance(world: World, traffic: Traffic, tables: Tables, until: int) -> int:
     At one instant iterations end and busy engines begin the next ones, then requests arrive (all of that instant), then
     idle engines begin.
     """
+    if lacks_extents(world, int64(0)):
+        return NEED_EXTENTS
+    return go_on(world, traffic, tables, until, _take_stock(world, tables))
+
+
+@compiled
+def go_on(world: World, traffic: Traffic, tables: Tables, until: int, noticed: bool) -> int:
+    """`advance` where the control plane has not acted since the world last stood still; `noticed`: one has news."""
     cluster = world.cluster[0]
     if lacks_extents(world, int64(0)):
         return NEED_EXTENTS
-    noticed = _take_stock(world, tables)
     reason = REACHED
     while reason == REACHED:
         _clients_send(world, traffic)
