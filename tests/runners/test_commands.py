@@ -36,7 +36,9 @@ def test_every_command_and_choice_composes(name: str) -> None:
         for group in set(config) & {path.name for path in CONFIG_DIR.iterdir() if path.is_dir()}:
             for file in (CONFIG_DIR / group).glob("*.yaml"):
                 fleet = group == "cluster" and file.stem.startswith("fleet_")
-                if (group != "policy" or name != "tune") and (not fleet or name == "simulate"):
+                if fleet and "env" in config:
+                    compose(name, overrides=["env=routing", f"{group}={file.stem}"])
+                elif (group != "policy" or name != "tune") and (not fleet or name == "simulate"):
                     compose(name, overrides=[f"{group}={file.stem}"])
         if "env" in config:
             for file in (CONFIG_DIR / "experiment").glob("*.yaml"):
@@ -157,7 +159,7 @@ def test_a_fleet_is_refused_where_a_node_is_needed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["env=dp_tp", "policy=static_dp", "cluster=fleet_two_gpus", f"out={tmp_path}"]
-    assert "cannot serve a fleet" in failure(evaluate.main, words, capsys)
+    assert "dp_tp decides about a node" in failure(evaluate.main, words, capsys)
 
 
 def test_bench(tmp_path: Path) -> None:

@@ -25,7 +25,8 @@ FLEETS = sorted(path.stem for path in (CONFIG_DIR / "cluster").glob("fleet_*.yam
 @pytest.mark.parametrize("fleet", FLEETS)
 def test_every_fleet_makes_an_environment(fleet: str) -> None:
     register_schemas()
-    words = ["env=routing", f"cluster={fleet}", "policy=jsq", "out=x"]
+    regions = ["workload=sageserve_tiers", "+workload.params.regions.east=1.0"] if "regions" in fleet else []
+    words = ["env=routing", f"cluster={fleet}", "policy=jsq", "out=x", *regions]
     with initialize_config_dir(version_base="1.3", config_dir=str(CONFIG_DIR)):
         values = OmegaConf.to_container(compose("evaluate", overrides=words), resolve=True)
     assert isinstance(values, dict)
