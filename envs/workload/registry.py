@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from envs.workload import flying
+from envs.workload import flying, sharegpt
 from envs.workload.generators import FittedWorkload, Generator, fitted_names, load_fitted
 from envs.workload.mixing import LONG_CLASS, NORMAL_CLASS, PRIORITY_CLASS, with_long_prompts, with_priorities
 from envs.workload.schema import Workload
@@ -22,6 +22,7 @@ from envs.workload.traces import TRACES, cached_trace, load_file
 SPLITS = ("train", "validation", "test", "all")
 FILE = "file"
 MIXTURE = "mixture"
+SHAREGPT = "sharegpt_poisson"
 
 PURGE_S = 60.0
 _MAX_PURGE_SHARE = 0.05
@@ -54,8 +55,9 @@ class WorkloadSpec:
         long_input_tokens: prompt length of long-context requests, tokens. The default is GPT-OSS-120B's
             context less the longest answer of the ``flying_*`` workloads.
         params: parameters of the workload itself: the fields of :class:`~envs.workload.flying.FlyingTraffic`
-            for ``flying_*``, ``spread_s`` for traces, ``parts`` for ``mixture``: a list of specifications, of
-            which each episode is drawn from one, all equally likely.
+            for ``flying_*``, of :class:`~envs.workload.sharegpt.ShareGPTTraffic` for ``sharegpt_poisson``,
+            ``spread_s`` for traces, ``parts`` for ``mixture``: a list of specifications, of which each episode is
+            drawn from one, all equally likely.
     """
 
     name: str = "azure_conv_fitted"
@@ -310,6 +312,7 @@ _FLYING: dict[str, Callable[..., Generator]] = {
 _GENERATORS: dict[str, Callable[..., Generator]] = {
     **{name: partial(load_fitted, name) for name in fitted_names()},
     **_FLYING,
+    SHAREGPT: sharegpt.sharegpt_poisson,
 }
 
 
@@ -344,6 +347,10 @@ def _parts(spec: WorkloadSpec) -> tuple[WorkloadSource, ...]:
 def _params_of(name: str) -> tuple[str, ...]:
     if name in _FLYING:
         return tuple(entry.name for entry in fields(flying.FlyingTraffic) if entry.name not in _NOT_PARAMS)
+    if name == SHAREGPT:
+        return tuple(
+            entry.name for entry in fields(sharegpt.ShareGPTTraffic) if entry.name not in _NOT_PARAMS
+        )
     if name == MIXTURE:
         return ("parts",)
     return ("spread_s",) if name in TRACES else ()
