@@ -22,7 +22,7 @@ from runners.typed import schema_of
 # Fields of an environment's dataclass that are config groups or words of their own.
 SHARED_ENV_FIELDS = ("workload", "cluster", "objective", "split")
 
-PAPERS = ("flying_serving",)
+PAPERS = ("flying_serving", "preserve")
 BACKENDS = ("simulator", "vllm", "tables")
 
 
@@ -269,7 +269,7 @@ class ReproduceConfig:
         quick: whether to make do with one short episode of each.
         seeds: episodes of each policy on each workload; quick takes one.
         first_seed: seed of the first; the others follow it.
-        requests: length of an episode at the paper's rates; quick takes fewer.
+        requests: length of an episode at the paper's rates; None: the paper's own; quick takes fewer.
         split: part of the workloads that episodes are drawn from.
     """
 
@@ -278,7 +278,7 @@ class ReproduceConfig:
     quick: bool = False
     seeds: int = 3
     first_seed: int = 0
-    requests: int = 4000
+    requests: int | None = None
     split: str = "test"
 
     def __post_init__(self) -> None:
@@ -286,7 +286,8 @@ class ReproduceConfig:
         check_choice("split", self.split, SPLITS)
         check_least("seeds", self.seeds, 1)
         check_least("first_seed", self.first_seed, 0)
-        check_least("requests", self.requests, 1)
+        if self.requests is not None:
+            check_least("requests", self.requests, 1)
 
 
 @dataclass(frozen=True)

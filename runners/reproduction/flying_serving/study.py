@@ -18,6 +18,7 @@ PAPER = "flying_serving"
 TP, DP, FLYING, SHIFT = "static_tp", "static_dp", "flying_serving", "shift_parallelism"
 COMPARED = (TP, DP, FLYING)
 LOW_RPS, BURST_RPS, PRIORITY_RPS = (2.0, 5.0), (10.0, 30.0), (3.0, 5.0)  # paper, sections 6.1.3 and 6.3
+REQUESTS = 4000  # of an episode; paper, section 6.1.3
 LENGTHS = "it depends on the lengths, whose ranges the text has lost, and on the engine"
 
 _CAPACITY_REQUESTS = 8000
@@ -69,7 +70,8 @@ class Study:
     @property
     def requests(self) -> int:
         """Requests of an episode at the paper's rates."""
-        return max(1, self.config.requests // 4) if self.config.quick else self.config.requests
+        whole = REQUESTS if self.config.requests is None else self.config.requests
+        return max(1, whole // 4) if self.config.quick else whole
 
     def run(self, what: str, words: Sequence[str], policy: str, seeds: Sequence[int] | None = None) -> Trials:
         """One policy on one workload; nothing is cut off before it is done."""
