@@ -25,8 +25,9 @@ class Profile:
     Args:
         model: The model.
         gpu: The GPU.
-        source: `fitted` (from measured tables), `measured` (on a live engine) or `roofline` (assumed efficiencies,
-            nothing measured).
+        source: `fitted` (from measured tables), `measured` (on a live engine), `kernels and engine` (measured kernels
+            with the host terms of an engine, never held against a run) or `roofline` (assumed efficiencies, nothing
+            measured).
         coefficients: Coefficients by tensor-parallel width; a roofline profile has one entry for any width, keyed 0.
         provenance: Data files, rows, repositories, licences and method, in words and counts.
         held_out: Error on deployments left out of the fit, by target: n, median and 90th percentile (ratios).

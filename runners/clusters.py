@@ -19,18 +19,23 @@ from runners.typed import build
 CLUSTERS: dict[str, type] = {"node": ClusterSpec, "fleet": FleetConfig}
 
 
-def cluster_of(values: Mapping[str, Any], router: str | None = None) -> ClusterSpec | FleetConfig:
+def cluster_of(
+    values: Mapping[str, Any] | ClusterSpec | FleetConfig, router: str | None = None
+) -> ClusterSpec | FleetConfig:
     """The cluster that a file of `configs/cluster` describes; one with groups is a fleet.
 
     Args:
-        values: Its fields.
+        values: Its fields, or the cluster itself.
         router: Built-in router instead of its own.
     """
-    if "groups" in values:
-        fleet = build(FleetConfig, values, "cluster.")
-        return fleet if router is None else replace(fleet, router=router)
-    node = build(ClusterSpec, values, "cluster.")
-    return node if router is None else replace(node, router=router)
+    cluster: ClusterSpec | FleetConfig
+    if not isinstance(values, Mapping):
+        cluster = values
+    elif "groups" in values:
+        cluster = build(FleetConfig, values, "cluster.")
+    else:
+        cluster = build(ClusterSpec, values, "cluster.")
+    return cluster if router is None else replace(cluster, router=router)
 
 
 def simulator_of(cluster: ClusterSpec | FleetConfig, slos: tuple[SLO, ...]) -> Simulator | FleetSimulator:

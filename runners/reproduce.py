@@ -2,6 +2,7 @@
 
     python -m runners.reproduce paper=flying_serving
     python -m runners.reproduce paper=sageserve quick=true
+    python -m runners.reproduce paper=preserve quick=true
 
 Writes `claims.json`: what is claimed, the paper's number (null where its text has none), ours, their ratio, whether the
 claim holds by the rule that its note states (null where the two cannot be compared), and why not where it does not.
@@ -15,11 +16,12 @@ from pathlib import Path
 from runners.cli import command
 from runners.reproduction.claims import print_claims, write_claims
 from runners.reproduction.flying_serving import reproduce as flying_serving
+from runners.reproduction.preserve import reproduce as preserve
 from runners.reproduction.sageserve import reproduce as sageserve
 from runners.schema import ReproduceConfig
 from runners.tables import print_results_in
 
-_PAPERS = {"flying_serving": flying_serving, "sageserve": sageserve}
+_PAPERS = {"flying_serving": flying_serving, "preserve": preserve, "sageserve": sageserve}
 
 
 @command("reproduce", ReproduceConfig)

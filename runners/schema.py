@@ -22,7 +22,7 @@ from runners.typed import schema_of
 # Fields of an environment's dataclass that are config groups or words of their own.
 SHARED_ENV_FIELDS = ("workload", "cluster", "objective", "split")
 
-PAPERS = ("flying_serving", "sageserve")
+PAPERS = ("flying_serving", "preserve", "sageserve")
 BACKENDS = ("simulator", "vllm", "tables")
 
 
@@ -269,7 +269,7 @@ class ReproduceConfig:
         quick: whether to make do with one short episode of each.
         seeds: episodes of each policy on each workload; quick takes one.
         first_seed: seed of the first; the others follow it.
-        requests: length of an episode at the paper's rates, None for the paper's own; quick takes fewer.
+        requests: length of an episode at the paper's rates; None: the paper's own; quick takes fewer.
         split: part of the workloads that episodes are drawn from.
     """
 

@@ -16,6 +16,23 @@ from numpy.typing import NDArray
 from baselines.preserve.load_anticipator import extended
 
 
+class Load(NamedTuple):
+    """What the router adds up of P instances, without the maps.
+
+    Attributes:
+        queued_tokens: (P,) as `LookAhead` has it.
+        remaining_tokens: (P,) as `LookAhead` has it.
+        overflow_tokens: (P,) by how much the most KV tokens over the next iterations, with a request virtually added,
+            exceed the ideal; 0 where they do not.
+        overloaded: (P,) share of the next iterations in which KV tokens, without that request, exceed the limit.
+    """
+
+    queued_tokens: NDArray[np.int64]
+    remaining_tokens: NDArray[np.int64]
+    overflow_tokens: NDArray[np.float64]
+    overloaded: NDArray[np.float64]
+
+
 class LookAhead(NamedTuple):
     """What is anticipated of P instances over the next l iterations.
 
@@ -108,3 +125,85 @@ def share_above(tokens: NDArray[np.int64], limit_tokens: NDArray[np.float64]) ->
             above += tokens[place, i] > limit_tokens[place]
         shares[place] = above / tokens.shape[1]
     return shares
+
+
+@njit(cache=True)
+def anticipated_load(
+    in_flight: NDArray[np.void],
+    lookahead: int,
+    extension_ratio: float,
+    prompt_tokens: int,
+    predicted_tokens: int,
+    ideal_tokens: NDArray[np.float64],
+    limit_tokens: NDArray[np.float64],
+) -> Load:
+    """The same figures as from the maps, made only of instances that could exceed the ideal or the limit.
+
+    No instance holds more than it would if none of its requests ended: where that is little, its map does not matter.
+
+    Args:
+        in_flight: (M,) IN_FLIGHT_DTYPE.
+        lookahead: l, iterations.
+        extension_ratio: Share of the present response length by which a late request is extended.
+        prompt_tokens: Prompt of the request that is virtually added.
+        predicted_tokens: Its predicted response.
+        ideal_tokens: (P,) KV tokens that each instance should not exceed.
+        limit_tokens: (P,) KV tokens above which an iteration is overloaded.
+    """
+    num_places = len(ideal_tokens)
+    queued = np.zeros(num_places, np.int64)
+    remaining = np.zeros(num_places, np.int64)
+    present = np.zeros(num_places, np.int64)
+    decoding = np.zeros(num_places, np.int64)
+    rests = np.zeros(len(in_flight), np.int64)
+    for r in range(len(in_flight)):
+        row = in_flight[r]
+        place = row.place
+        length = max(row.predicted_tokens, 1)
+        generated = row.generated_tokens
+        if row.first_token_s < 0.0:
+            queued[place] += row.input_tokens
+            remaining[place] += length
+            continue
+        while length <= generated:
+            length = extended(length, extension_ratio)
+        rests[r] = length - generated
+        remaining[place] += length - generated
+        present[place] += row.input_tokens + generated
+        decoding[place] += 1
+    overflow = np.zeros(num_places, np.float64)
+    overloaded = np.zeros(num_places, np.float64)
+    maps = np.full(num_places, -1, np.int64)
+    busy = 0
+    for place in range(num_places):
+        most = present[place] + decoding[place] * (lookahead - 1)
+        if most > limit_tokens[place] or most + prompt_tokens + lookahead > ideal_tokens[place]:
+            maps[place] = busy
+            busy += 1
+    if busy == 0:
+        return Load(queued, remaining, overflow, overloaded)
+    ends = np.zeros((busy, lookahead, 2), np.int64)  # KV tokens and number of the requests that end there
+    for r in range(len(in_flight)):
+        rest = rests[r]
+        if not 0 < rest < lookahead:
+            continue
+        row = in_flight[r]
+        m = maps[row.place]
+        if m >= 0:
+            ends[m, rest, 0] += row.input_tokens + row.generated_tokens + rest
+            ends[m, rest, 1] += 1
+    for place in range(num_places):
+        m = maps[place]
+        if m < 0:
+            continue
+        limit, tokens, slope = limit_tokens[place], present[place], decoding[place]
+        peak, above = tokens, 0
+        for i in range(lookahead):
+            tokens -= ends[m, i, 0]
+            slope -= ends[m, i, 1]
+            above += tokens > limit
+            peak = max(peak, tokens + (prompt_tokens + i) * (i < predicted_tokens))
+            tokens += slope
+        overflow[place] = max(0.0, peak - ideal_tokens[place])
+        overloaded[place] = above / lookahead
+    return Load(queued, remaining, overflow, overloaded)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from baselines.common.router import Router, lowest
 from baselines.policy import Action, Tunable
 from baselines.preserve.load_anticipator import EXTENSION_RATIO
-from baselines.preserve.look_ahead import look_ahead, peak_tokens, share_above
+from baselines.preserve.look_ahead import Load, anticipated_load
 from envs.routing.state import RoutedRequest, RoutingState
 
 
@@ -100,20 +100,29 @@ class PreServePolicy(Router):
         self._limit_tokens = config.overload_usage * self._capacity_tokens
         self._ideal_tokens = config.ideal_usage * self._capacity_tokens
 
+    def anticipated(self, state: RoutingState, request: RoutedRequest) -> Load:
+        """What the load anticipators of all instances say with the request virtually added."""
+        config = self.config
+        return anticipated_load(
+            state.in_flight,
+            config.lookahead_iterations,
+            config.extension_ratio,
+            request.input_tokens,
+            max(request.predicted_tokens, 1),
+            self._ideal_tokens,
+            self._limit_tokens,
+        )
+
     def choose(self, state: RoutingState, request: RoutedRequest) -> Action:
         """The least loaded instance, or None while all that can take the request are overloaded."""
-        config = self.config
-        ahead = look_ahead(
-            state.in_flight, len(state.engines), config.lookahead_iterations, config.extension_ratio
-        )
-        overloaded = share_above(ahead.tokens, self._limit_tokens) > config.overload_share
-        if overloaded[state.can_take].all():
+        config, ahead = self.config, self.anticipated(state, request)
+        if (ahead.overloaded > config.overload_share)[state.can_take].all():
             return None
-        prompt, response = request.input_tokens, max(request.predicted_tokens, 1)
-        prefill = ahead.queued_tokens + prompt
-        decode = ahead.remaining_tokens + response
-        overflow = np.maximum(peak_tokens(ahead.tokens, prompt, response) - self._ideal_tokens, 0.0)
+        prefill = ahead.queued_tokens + request.input_tokens
+        decode = ahead.remaining_tokens + max(request.predicted_tokens, 1)
         load: NDArray[np.float64] = (
-            config.prefill_weight * prefill + config.decode_weight * decode + config.memory_weight * overflow
+            config.prefill_weight * prefill
+            + config.decode_weight * decode
+            + config.memory_weight * ahead.overflow_tokens
         )
         return lowest(load, state.can_take)

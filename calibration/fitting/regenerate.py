@@ -9,6 +9,7 @@ import yaml
 from calibration.engines import Engine, dump_engine, parse_engine
 from calibration.fitting import environments
 from calibration.fitting.data import data_path
+from calibration.fitting.dense_layers import write_dense_layer_profile
 from calibration.fitting.engine_profiles import SOURCES, engine_profiles, write_engines, write_profiles
 from calibration.fitting.held_out import configuration_folds, deployment_folds, held_out_scores
 from calibration.fitting.hierarchy import Fit, fit_hierarchy, log_errors, shortened
@@ -107,7 +108,8 @@ def fit_steps_part(request: Request) -> list[Path]:
 
 def fit_environments_part(request: Request) -> list[Path]:
     """The profiles that environments use."""
-    return [path for family in FAMILIES for path in environments.fit_family(family, request.folder)]
+    fitted = [path for family in FAMILIES for path in environments.fit_family(family, request.folder)]
+    return [*fitted, write_dense_layer_profile(request.folder)]
 
 
 PARTS: Mapping[str, Callable[[Request], list[Path]]] = {

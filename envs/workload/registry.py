@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from envs.workload import flying
+from envs.workload import flying, sharegpt
 from envs.workload.generators import FittedWorkload, Generator, fitted_names, load_fitted
 from envs.workload.mixing import LONG_CLASS, NORMAL_CLASS, PRIORITY_CLASS, with_long_prompts, with_priorities
 from envs.workload.schema import Workload
@@ -24,6 +24,7 @@ SPLITS = ("train", "validation", "test", "all")
 FILE = "file"
 MIXTURE = "mixture"
 TIERS = "sageserve_tiers"
+SHAREGPT = "sharegpt_poisson"
 
 PURGE_S = 60.0
 _MAX_PURGE_SHARE = 0.05
@@ -56,9 +57,10 @@ class WorkloadSpec:
         long_input_tokens: prompt length of long-context requests, tokens. The default is GPT-OSS-120B's
             context less the longest answer of the ``flying_*`` workloads.
         params: parameters of the workload itself: the fields of :class:`~envs.workload.flying.FlyingTraffic`
-            for ``flying_*``, of :class:`~envs.workload.tiers.TieredTraffic` for ``sageserve_tiers``,
-            ``spread_s`` for traces, ``parts`` for ``mixture``: a list of specifications, of which each episode
-            is drawn from one, all equally likely.
+            for ``flying_*``, of :class:`~envs.workload.tiers.TieredTraffic` for ``sageserve_tiers``, of
+            :class:`~envs.workload.sharegpt.ShareGPTTraffic` for ``sharegpt_poisson``, ``spread_s`` for traces,
+            ``parts`` for ``mixture``: a list of specifications, of which each episode is drawn from one, all
+            equally likely.
     """
 
     name: str = "azure_conv_fitted"
@@ -314,6 +316,7 @@ _GENERATORS: dict[str, Callable[..., Generator]] = {
     **{name: partial(load_fitted, name) for name in fitted_names()},
     **_FLYING,
     TIERS: TieredTraffic,
+    SHAREGPT: sharegpt.sharegpt_poisson,
 }
 
 
@@ -350,6 +353,10 @@ def _params_of(name: str) -> tuple[str, ...]:
         return tuple(entry.name for entry in fields(flying.FlyingTraffic) if entry.name not in _NOT_PARAMS)
     if name == TIERS:
         return tuple(entry.name for entry in fields(TieredTraffic) if entry.name not in _NOT_PARAMS)
+    if name == SHAREGPT:
+        return tuple(
+            entry.name for entry in fields(sharegpt.ShareGPTTraffic) if entry.name not in _NOT_PARAMS
+        )
     if name == MIXTURE:
         return ("parts",)
     return ("spread_s",) if name in TRACES else ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, cast
 
@@ -19,6 +19,7 @@ from envs.metrics import FloatArray
 from envs.workload import flying
 from envs.workload.registry import WorkloadSource
 from envs.workload.seeding import stream
+from runners.clusters import cluster_of
 from runners.environments import make_configured_env
 from runners.policies import CONFIG_DIR, load_policy
 from runners.rollout import Episode, run_episode
@@ -30,7 +31,7 @@ BoolArray = NDArray[np.bool_]
 
 @lru_cache(maxsize=8)
 def compose_setting(words: tuple[str, ...]) -> EvaluateConfig:
-    """What `python -m runners.evaluate` would run with these words."""
+    """What `python -m runners.evaluate` would run with these words, its cluster typed."""
     if GlobalHydra.instance().is_initialized():
         config = compose("evaluate", overrides=[*words])
     else:
@@ -38,7 +39,8 @@ def compose_setting(words: tuple[str, ...]) -> EvaluateConfig:
             config = compose("evaluate", overrides=[*words])
     config.out = "unused"  # its default names the hour
     values = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
-    return build(EvaluateConfig, values)
+    setting = build(EvaluateConfig, values)
+    return replace(setting, cluster=cluster_of(setting.cluster))
 
 
 @dataclass(frozen=True, eq=False)

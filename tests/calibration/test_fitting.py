@@ -3,12 +3,15 @@ import os
 import numpy as np
 import pytest
 
+from calibration.coefficients import roofline_coefficients
 from calibration.fitting.attention import relative_nnls
 from calibration.fitting.data import Run, closed_loop_runs, data_path, open_loop_runs
+from calibration.fitting.dense_layers import LayerTimes, bounds_s, dense_layer_profile, fit_layers, layers_s
 from calibration.fitting.endtoend import fit_overheads, kernels_of, summary
 from calibration.fitting.matrices import TOKENS, fit_roofline
 from calibration.fitting.steady_state import predict_s
-from calibration.profile import load_profile
+from calibration.hardware import get_gpu
+from calibration.profile import dump_profile, load_profile
 
 needs_data = pytest.mark.skipif(not os.environ.get("SERVING_GYM_DATA"), reason="SERVING_GYM_DATA is not set")
 
@@ -96,3 +99,25 @@ def test_committed_profile_is_what_the_data_give():
     runs = [r for r in closed_loop_runs() if r.model == "gpt-oss-120b" and r.gpu in ("H100", "H200")]
     overheads = fit_overheads(runs)[committed.provenance["engine"]]
     assert overheads.fixed_s == pytest.approx(committed.provenance["overheads"]["fixed_s"], rel=0.02)
+
+
+def test_layers_that_follow_the_form_are_recovered():
+    """Matrices at 80 % of the bandwidth and 70 % of the arithmetic, and 2 us of other work per token."""
+    tokens = np.array([1.0, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096])
+    read_s, arithmetic_s = bounds_s(tokens)
+    matrices = ((read_s / 0.8) ** 3 + (arithmetic_s / 0.7) ** 3) ** (1 / 3)
+    elementwise = np.where(tokens <= 64, 1e-3, 1e-3 + 2e-6 * tokens)
+    relative = roofline_coefficients(get_gpu("A40"))
+    fitted = fit_layers(LayerTimes(tokens, matrices, elementwise, 0), relative)
+    assert fitted.dense_bandwidth_ratio == pytest.approx(0.8, rel=0.02)
+    assert fitted.dense_flops_ratio == pytest.approx(0.7, rel=0.02)
+    assert fitted.layer_s == pytest.approx(1e-3 / 32, rel=0.1)
+    assert fitted.token_s - relative.token_s == pytest.approx(2e-6, rel=0.01)
+    wanted = matrices + elementwise + tokens * relative.token_s
+    assert layers_s(fitted, tokens)[7:] == pytest.approx(wanted[7:], rel=0.01)
+    assert fitted.kv_bandwidth_ratio == relative.kv_bandwidth_ratio
+
+
+@needs_data
+def test_the_committed_profile_of_the_a40_is_what_the_tables_say():
+    assert dump_profile(dense_layer_profile()) == dump_profile(load_profile("llama-2-7b", "A40"))

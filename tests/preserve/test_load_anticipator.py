@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baselines.preserve.load_anticipator import LoadAnticipator, extended
-from baselines.preserve.look_ahead import look_ahead, peak_tokens, share_above
+from baselines.preserve.look_ahead import anticipated_load, look_ahead, peak_tokens, share_above
 from tests.preserve.states import in_flight, row
 
 RATIO = 0.2
@@ -148,3 +148,22 @@ def test_look_ahead_is_the_sum_of_lines(requests, lookahead, prompt, predicted):
     reach = min(lookahead, predicted)
     expected[:, :reach] += prompt + np.arange(reach)
     np.testing.assert_array_equal(peak_tokens(ahead.tokens, prompt, predicted), expected.max(axis=1))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 500), st.integers(0, 80), st.integers(0, 120))),
+    st.integers(1, 40),
+    st.integers(1, 300),
+    st.integers(1, 60),
+    st.lists(st.floats(1.0, 4000.0), min_size=6, max_size=6),
+)
+def test_the_load_of_an_instance_is_that_of_its_map(requests, lookahead, prompt, predicted, bounds):
+    rows = in_flight([row(*values) for values in requests])
+    ideal, limit = np.array(bounds[:3]), np.array(bounds[3:])
+    ahead = look_ahead(rows, 3, lookahead, RATIO)
+    load = anticipated_load(rows, lookahead, RATIO, prompt, predicted, ideal, limit)
+    np.testing.assert_array_equal(load.queued_tokens, ahead.queued_tokens)
+    np.testing.assert_array_equal(load.remaining_tokens, ahead.remaining_tokens)
+    np.testing.assert_array_equal(load.overloaded, share_above(ahead.tokens, limit))
+    peaks = peak_tokens(ahead.tokens, prompt, predicted)
+    np.testing.assert_array_equal(load.overflow_tokens, np.maximum(peaks - ideal, 0.0))

@@ -15,8 +15,9 @@ from runners.reproduction.claims import Claim, above, at_least, at_most, near, s
 from runners.reproduction.flying_serving import switching
 from runners.reproduction.flying_serving.study import LLAMA, MODELS
 from runners.reproduction.measures import transition_s
+from runners.reproduction.preserve.study import NUM_SEARCHES, Figures, Study, gain
 from runners.reproduction.trials import compose_setting, in_burst, in_quiet, phase_of, run_trials
-from runners.schema import register_schemas
+from runners.schema import ReproduceConfig, register_schemas
 
 KEYS = ["paper", "claim", "section", "paper_value", "ours", "unit", "ratio", "holds", "note"]
 
@@ -115,6 +116,58 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 def test_an_unknown_paper(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert reproduce.main(["paper=flying_servin", f"out={tmp_path}"]) == USER_ERROR
     assert "unknown paper 'flying_servin'; did you mean 'flying_serving'?" in capsys.readouterr().err
+
+
+def test_the_command_for_preserve(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert reproduce.main(["paper=preserve", "quick=true", "requests=150", f"out={tmp_path}"]) == 0
+    rows = json.loads((tmp_path / "claims.json").read_text())
+    assert all(list(row) == KEYS for row in rows)
+    assert {row["section"] for row in rows} == {"5.4", "5.5"}
+    assert len({row["claim"] for row in rows}) == len(rows)
+    assert all(
+        row["ours"] is not None and row["note"]
+        for row in rows
+        if row["paper_value"] and row["holds"] is not None
+    )
+    gains = [row for row in rows if row["claim"].endswith("gain of PreServe over Llumnix")]
+    assert sorted(row["paper_value"] for row in gains) == [0.413, 0.413, 0.474, 0.474, 0.6658, 0.6658]
+    by_claim = {row["claim"]: row for row in rows}
+    assert 0 < by_claim["4 engines: a decision of PreServe"]["ours"] < 9700
+    assert by_claim["prediction of a response's length"]["ours"] is None
+    assert "compared claims hold" in capsys.readouterr().out
+
+
+def test_a_gain_is_the_share_that_is_saved():
+    figures = {
+        "preserve": Figures((np.array([1.0, 2.0, 3.0]),), (np.array([0.1, 0.1, 0.3]),), 0.0, 0.0),
+        "llumnix": Figures((np.array([4.0, 4.0, 4.0]),), (np.array([0.3, 0.3, 0.6]),), 0.0, 0.0),
+    }
+    ours, theirs = figures["preserve"], figures["llumnix"]
+    assert gain(ours.mean_ttft_s, theirs.mean_ttft_s) == 0.5
+    assert (ours.violations, theirs.violations) == (pytest.approx(1 / 3), 1.0)
+    assert ours.violations_above(0.3) == 0.0
+    assert ours.p99_s == pytest.approx(0.296)
+    assert gain(1.0, 0.0) != gain(1.0, 0.0)  # NaN: nothing to save
+    assert gain(math.inf, 1.0) == -math.inf
+
+
+def test_light_load_ends_where_a_hundredth_of_the_requests_is_late(monkeypatch: pytest.MonkeyPatch):
+    tried = []
+
+    def figures(self, policy, rate_rps, words=(), split=None, seeds=None):
+        tried.append((policy, split, len(seeds)))
+        late = 1 if rate_rps <= 17.3 else 7 if rate_rps <= 18.5 else 8  # of a hundred
+        return Figures((np.zeros(100),), (np.array([0.1] * (100 - late) + [0.3] * late),), 0.0, 0.0)
+
+    monkeypatch.setattr(Study, "figures", figures)
+    monkeypatch.setattr(Study, "capacity_rps", 20.0)
+    study = Study(ReproduceConfig(out="unused", paper="preserve"), bar=None)
+    assert study.light_rps == pytest.approx(17.2)  # in steps of 0.2
+    assert study.rate_of(9.3) == study.light_rps
+    assert study.loaded_rps == pytest.approx(17.2 * 10.5 / 9.3)
+    assert study.matched_rps == pytest.approx(18.6)  # the least at which 7.3 % are
+    assert set(tried) == {("least_request", "validation", 3), ("llumnix", "validation", 1)}
+    assert len(tried) <= 2 * NUM_SEARCHES
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from envs.workload.fitting import (
 from envs.workload.generators import FittedWorkload, MemoryComponent, _autoregress, fitted_names, load_fitted
 from envs.workload.mixing import with_long_prompts, with_priorities
 from envs.workload.schema import Workload, counts_per_bin, variation
+from envs.workload.sharegpt import sharegpt_poisson
 from envs.workload.traces import TRACES, load_trace
 
 FITTED = ("azure_code_fitted", "azure_conv_fitted", "mooncake_conv_fitted")
@@ -146,7 +147,9 @@ def test_save_and_load(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "generator", [model(), flying.bursty(), flying.priority(), flying.long()], ids=lambda g: g.name
+    "generator",
+    [model(), flying.bursty(), flying.priority(), flying.long(), sharegpt_poisson()],
+    ids=lambda g: g.name,
 )
 def test_a_longer_draw_begins_with_the_shorter_one(generator):
     short = generator.sample(100, np.random.default_rng(5)).validate()
@@ -237,3 +240,34 @@ def test_mixers_refuse_bad_shares():
         with_long_prompts(base, 0.1, 0, 0)
     with pytest.raises(ValueError, match="seed must be at least 0"):
         with_priorities(base, 0.5, -1)
+
+
+def test_sharegpt_has_the_papers_quantiles_and_poisson_arrivals():
+    """PreServe, section 3.1.2: prompts 7, 52, 911 tokens, responses 5, 87, 632 (5th, 50th, 95th percentile)."""
+    drawn = sharegpt_poisson().sample(200_000, np.random.default_rng(0))
+    for lengths, published in ((drawn.input_tokens, (7, 52, 911)), (drawn.output_tokens, (5, 87, 632))):
+        assert np.quantile(lengths, (0.05, 0.5, 0.95)) == pytest.approx(published, rel=0.03)
+    assert (drawn.input_tokens.max(), drawn.output_tokens.max()) == (3072, 1024)
+    assert min(drawn.input_tokens.min(), drawn.output_tokens.min()) == 1
+    gaps = np.diff(drawn.arrival_s)
+    assert gaps.mean() == pytest.approx(0.1, rel=0.01)
+    assert gaps.std() == pytest.approx(gaps.mean(), rel=0.01)
+    assert abs(np.corrcoef(drawn.input_tokens, drawn.output_tokens)[0, 1]) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"arrival_rate_rps": 0.0}, "arrival_rate_rps must be a positive number, got 0.0"),
+        ({"input_tokens": [7, 52]}, r"input_tokens must be three quantiles .* got \[7, 52\]"),
+        (
+            {"output_tokens": [5, 87, 2000]},
+            "output_tokens must rise from at least 1 to at most longest_output_tokens = 1024",
+        ),
+        ({"input_tokens": [52, 7, 911]}, "input_tokens must rise"),
+        ({"num_requests": 0}, "num_requests must be at least 1"),
+    ],
+)
+def test_sharegpt_refuses_what_is_no_distribution(changes, message):
+    with pytest.raises(ValueError, match=message):
+        sharegpt_poisson(**changes)

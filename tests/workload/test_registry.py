@@ -210,7 +210,9 @@ def test_configs_are_complete_specifications(name):
     WorkloadSource(spec)
 
 
-@pytest.mark.parametrize("name", ["flying_bursty", "flying_priority", "flying_long", "sageserve_tiers"])
+@pytest.mark.parametrize(
+    "name", ["flying_bursty", "flying_priority", "flying_long", "sageserve_tiers", "sharegpt_poisson"]
+)
 def test_configs_repeat_the_defaults_of_the_code(name):
     config = OmegaConf.structured(WorkloadSpec)
     spec = OmegaConf.to_object(OmegaConf.merge(config, OmegaConf.load(CONFIGS / f"{name}.yaml")))

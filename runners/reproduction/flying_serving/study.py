@@ -70,8 +70,8 @@ class Study:
     @property
     def requests(self) -> int:
         """Requests of an episode at the paper's rates."""
-        requests = self.config.requests or REQUESTS
-        return max(1, requests // 4) if self.config.quick else requests
+        whole = REQUESTS if self.config.requests is None else self.config.requests
+        return max(1, whole // 4) if self.config.quick else whole
 
     def run(self, what: str, words: Sequence[str], policy: str, seeds: Sequence[int] | None = None) -> Trials:
         """One policy on one workload; nothing is cut off before it is done."""
