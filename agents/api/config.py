@@ -28,9 +28,13 @@ class APIConfig(AgentConfig):
         hidden: Width of the network.
         epochs: Passes over the data after each iteration.
         entropy_weights: Of the policy's entropy, in the first and in the last epoch.
+        trust: Added to the advantage of what the present policy would do, in spreads of the advantages: the next policy
+            departs from it only where that promises more than so much. Returns of single rollouts are mostly chance,
+            and what pays for one decision may not if all decisions change at once.
         worst: Relative advantages are not taken to be less: an action that multiplies the cost is bad enough. dp_tp
             only.
-        least_cost: Added to a state's cost before advantages are taken relative to it, in units of reward. dp_tp only.
+        least_cost: Added to a state's cost before advantages are taken relative to it (to its root in routing), in
+            units of reward.
     """
 
     name: str = "api"
@@ -48,6 +52,7 @@ class APIConfig(AgentConfig):
     hidden: int = 64
     epochs: int = 150
     entropy_weights: tuple[float, float] = (0.3, 0.003)
+    trust: float = 0.0
     worst: float = -3.0
     least_cost: float = 1.0
 
@@ -69,6 +74,8 @@ class APIConfig(AgentConfig):
                 raise ValueError(f"agent.{name} must be at least {lowest}, got {getattr(self, name)}")
         if not 0.0 <= self.exploration <= 1.0:
             raise ValueError(f"agent.exploration must be in [0, 1], got {self.exploration}")
+        if self.trust < 0:
+            raise ValueError(f"agent.trust must not be negative, got {self.trust}")
         if self.least_cost < 0:
             raise ValueError(f"agent.least_cost must not be negative, got {self.least_cost}")
         if self.worst >= 0:

@@ -23,6 +23,7 @@ class Batch:
     states: list[NDArray[np.float32]] = field(default_factory=list)  # (state_size,) each
     actions: list[NDArray[np.float32]] = field(default_factory=list)  # (K, action_size) each
     returns: list[NDArray[np.float64]] = field(default_factory=list)  # (K,) each, NaN: not tried
+    chosen: list[int] = field(default_factory=list)  # row of the action that the present policy took
 
 
 class Counterfactuals(Protocol):

@@ -35,6 +35,7 @@ _SLICE = 0.04  # share of the budget between two chances to save
 _LEAST_STATES = 64  # no iteration learns from fewer
 _GATHERING = 0.95  # share of an iteration's budget; the rest is for training the network
 _STREAM = 0xA91
+_COLUMNS = ("states", "actions", "returns")
 
 
 class APILearner:
@@ -99,10 +100,22 @@ class APILearner:
             actions[i, : len(row)], gains[i, : len(row)] = row, advantage
         valid = ~np.isnan(gains)
         gains /= float(gains[valid].std()) or 1.0
+        gains[np.arange(len(rows)), self._chosen(states, actions, valid)] += self.config.trust
         self.network = self._new_network()
         gain = fit(self.network, states, actions, np.nan_to_num(gains), valid, self.config, self.generator)
         self.world.follow(self.policy())
         return gain
+
+    def _chosen(
+        self, states: NDArray[np.float32], actions: NDArray[np.float32], valid: NDArray[np.bool_]
+    ) -> NDArray[np.int64]:
+        """Row of the action that the present policy would take at each state, also at those of earlier policies."""
+        if self.iteration == 0:
+            return np.array([row for batch in self.batches for row in batch.chosen], np.int64)
+        with torch.no_grad():
+            scores = self.network(torch.from_numpy(states), torch.from_numpy(actions)).numpy()
+        chosen: NDArray[np.int64] = np.where(valid, scores, -np.inf).argmax(axis=1)
+        return chosen
 
     def save_policy(self, folder: Path) -> None:
         """Writes the weights."""
@@ -113,8 +126,11 @@ class APILearner:
         arrays = {
             f"{i}/{name}/{k}": value
             for i, batch in enumerate([*self.batches, self.gathered])
-            for name in ("states", "actions", "returns")
+            for name in _COLUMNS
             for k, value in enumerate(_packed(getattr(batch, name)))
+        } | {
+            f"{i}/chosen": np.array(batch.chosen, np.int64)
+            for i, batch in enumerate([*self.batches, self.gathered])
         }
         np.savez(folder / DATA, **arrays)  # type: ignore[arg-type]
         state = {
@@ -146,12 +162,12 @@ def _packed(rows: list[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
 
 
 def _read_batch(data: Mapping[str, NDArray[Any]], i: int) -> Batch:
-    columns = {}
-    for name in ("states", "actions", "returns"):
+    columns: dict[str, list[Any]] = {}
+    for name in _COLUMNS:
         lengths = data[f"{i}/{name}/1"]
         ends = np.cumsum(lengths)[:-1]
         columns[name] = list(np.split(data[f"{i}/{name}/0"], ends)) if len(lengths) else []
-    return Batch(**columns)
+    return Batch(**columns, chosen=data[f"{i}/chosen"].tolist())
 
 
 def load(folder: Path, config: Mapping[str, Any], name: str) -> Policy:

@@ -80,6 +80,7 @@ class DPTPCounterfactuals:
         batch.states.append(encode_state(self._engines, self._cluster, target))
         batch.actions.append(encode_actions(self._engines, target, chosen))
         batch.returns.append(np.array([self._rollout(int(option)) for option in chosen]))
+        batch.chosen.append(int(np.flatnonzero(chosen == action)[0]))
         return len(chosen) * (1 + self.config.horizon // self.config.stride)
 
     def _rollout(self, action: int) -> float:

@@ -74,7 +74,7 @@ class RoutingCounterfactuals:
         together = min(number, max(1, _LARGEST_BATCH // forks_each))
         if self.rng.random() * self.config.sample_every * together >= number:
             return np.zeros(0, np.int64)
-        return self.rng.choice(number, together, replace=False)
+        return np.sort(self.rng.choice(number, together, replace=False))
 
     def _begin_ended(self) -> Observations:
         """Begins an episode wherever there is none, and returns what is seen."""
@@ -113,6 +113,7 @@ class RoutingCounterfactuals:
             batch.states.append(np.concatenate([seen.request[i], seen.cluster[i]]))
             batch.actions.append(seen.places[i].copy())
             batch.returns.append(returns[i])
+            batch.chosen.append(int(actions[i]))
 
     def _candidates(self, able: NDArray[np.bool_], present: int) -> NDArray[np.int64]:
         """The present choice and others, drawn where there are more than may be compared."""
@@ -152,8 +153,11 @@ class RoutingCounterfactuals:
         return float(simulator.workload.arrival_s[last]) - simulator.now_s
 
     def advantages(self, returns: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
-        """Returns less their mean at each state."""
-        return [value - np.nanmean(value) for value in returns]
+        """Returns less their mean at each state, over the root of its cost: chance grows with the load."""
+        return [
+            (value - np.nanmean(value)) / np.sqrt(abs(np.nanmax(value)) + self.config.least_cost)
+            for value in returns
+        ]
 
 
 def _start(config: APIConfig) -> BatchPolicy:

@@ -10,7 +10,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from baselines.policy import Action, PolicySpec, Tunable
+from baselines.common.router import Router
+from baselines.policy import Action, Tunable
 from envs.routing.state import RoutingState
 from envs.simulator.kernel.features import PLACE_FEATURES
 
@@ -55,7 +56,7 @@ class LinearScoreConfig:
         return {name: Tunable(-4.0, 4.0) for name in SCORED}
 
 
-class LinearScorePolicy:
+class LinearScorePolicy(Router):
     """The place with the highest weighted sum of features among those that can take the request; ties to the first.
 
     It decides by the observation alone, so it runs wherever one can be had, and for many episodes in one call. It holds
@@ -66,20 +67,11 @@ class LinearScorePolicy:
     """
 
     name = "linear_score"
-    clairvoyant = False
 
     def __init__(self, config: LinearScoreConfig | None = None) -> None:
         self.config = config or LinearScoreConfig()
         self._weights = np.zeros(len(PLACE_FEATURES), np.float32)
         self._weights[-len(SCORED) :] = astuple(self.config)
-
-    def reset(self, spec: PolicySpec, seed: int) -> None:
-        """Remembers nothing from one episode to the next.
-
-        Raises:
-            TypeError: the cluster is a node, whose engines are what is decided.
-        """
-        _ = spec.fleet
 
     def act(self, observation: Mapping[str, NDArray[np.float32]], state: RoutingState) -> Action:
         """The best place, or None where none can take the request."""
