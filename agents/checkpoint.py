@@ -118,7 +118,7 @@ def load_policy(checkpoint: str | Path) -> Policy:
     config = read_config(folder)
     kind = str(config["agent"].get("name"))
     loader = LOADERS[kind] if kind in LOADERS else cast("Loader", resolve(agent_entry(kind).loader))
-    return loader(folder, config["agent"], str(checkpoint))
+    return loader(folder, config, str(checkpoint))
 
 
 def find_checkpoint(checkpoint: str | Path) -> Path:

@@ -17,9 +17,9 @@ class NetworkConfig:
 
     Attributes:
         row_width: Width of the small network through which every engine is seen.
-        place_width: Numbers kept of each engine in order.
+        place_width: Numbers kept of each engine in order; dp_tp only, routing knows no order.
         hidden_widths: Widths of the layers of actor and critic (of the Q network) behind it.
-        stay_probability: Probability with which an untrained actor keeps the layout; MaskablePPO only.
+        stay_probability: Probability with which an untrained actor keeps the layout; MaskablePPO on dp_tp only.
     """
 
     row_width: int = 32
@@ -60,13 +60,16 @@ class SB3Config(AgentConfig):
 
     Attributes:
         learning_rate_schedule: "constant", or "linear" down to a twentieth at the end.
-        discount: On the reward of the next decision, one decision interval later; elapsed time counts.
+        discount: On the reward of the next decision, one decision interval later; elapsed time counts. In routing the
+            interval is the mean time between arrivals.
         reward_scale: Factor on the rewards that the agent learns from; None: one over the spread of discounted returns
-            when the layout is left as it is, measured on training episodes and then fixed.
+            of plain decisions (the layout stays; requests follow an untuned score), measured on training episodes and
+            then fixed.
         disturbance: Probability that a decision in training is replaced by a random possible one, falling to zero
             over the last fifth of the training.
         training_stride: Decision intervals between two decisions in training; afterwards the agent decides at every
-            one. More of them make what a layout is worth stand out against what it costs to get there.
+            one. More of them make what a layout is worth stand out against what it costs to get there. dp_tp only: in
+            routing every request asks for its decision.
         network: The network.
     """
 
@@ -77,6 +80,11 @@ class SB3Config(AgentConfig):
     disturbance: float = 0.1
     training_stride: float = 5.0
     network: NetworkConfig = field(default_factory=NetworkConfig)
+
+    @property
+    def masked(self) -> bool:
+        """Whether the agent chooses among the possible actions only."""
+        return self.name == "maskable_ppo"
 
     def __post_init__(self) -> None:
         super().__post_init__()

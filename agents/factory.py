@@ -10,11 +10,9 @@ from sb3_contrib import MaskablePPO
 from stable_baselines3 import DQN, PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.vec_env import VecEnv
-from torch import nn
 
+from agents.adapter import Adapter
 from agents.config import DQNConfig, PPOConfig, SB3Config
-from agents.features import SetFeatures
-from agents.layout_policy import LayoutPolicy
 from agents.semi_mdp import SemiMDPMaskableRolloutBuffer, SemiMDPReplayBuffer, SemiMDPRolloutBuffer
 
 LOWEST_RATE = 0.05  # of the linear schedule, as a share of the first
@@ -22,6 +20,7 @@ LOWEST_RATE = 0.05  # of the linear schedule, as a share of the first
 
 def make_agent(
     config: SB3Config,
+    adapter: Adapter,
     vec_env: VecEnv,
     seed: int,
     tensorboard_dir: str | None = None,
@@ -32,6 +31,7 @@ def make_agent(
 
     Args:
         config: Its settings.
+        adapter: Of the environment.
         vec_env: Where it learns.
         seed: Of its weights and its exploration.
         tensorboard_dir: Where Stable-Baselines3 itself writes events; None: nowhere.
@@ -41,12 +41,14 @@ def make_agent(
     Raises:
         ValueError: there is no such agent here.
     """
+    network, arguments = adapter.sb3_network(config)
     common: dict[str, Any] = {
+        "policy": network,
         "env": vec_env,
         "learning_rate": _learning_rate(config, progress),
         "gamma": config.discount,
         "batch_size": getattr(config, "batch_size", None),
-        "policy_kwargs": network_arguments(config),
+        "policy_kwargs": arguments,
         "tensorboard_log": tensorboard_dir,
         "seed": None,  # given below: SB3 would give the environments seeds of its own
         "device": "cpu",
@@ -60,40 +62,19 @@ def make_agent(
     return agent
 
 
-def network_class(config: SB3Config) -> Any:
-    """Class, or Stable-Baselines3's name, of an agent's policy."""
-    return LayoutPolicy if config.name == "maskable_ppo" else "MultiInputPolicy"
-
-
-def network_arguments(config: SB3Config) -> dict[str, Any]:
-    """Arguments of an agent's policy."""
-    network = config.network
-    arguments: dict[str, Any] = {
-        "net_arch": list(network.hidden_widths),
-        "features_extractor_kwargs": {"row_width": network.row_width, "place_width": network.place_width},
-    }
-    if not isinstance(config, DQNConfig):
-        arguments["activation_fn"] = nn.Tanh
-    if config.name == "maskable_ppo":
-        arguments["stay_probability"] = network.stay_probability
-    else:
-        arguments["features_extractor_class"] = SetFeatures
-    return arguments
-
-
-def make_network(config: SB3Config, observation: spaces.Dict, action: spaces.Discrete) -> Any:
+def make_network(
+    config: SB3Config, adapter: Adapter, observation: spaces.Dict, action: spaces.Discrete
+) -> Any:
     """An agent's policy network alone, for loading weights into."""
     classes: dict[str, Any] = {"maskable_ppo": MaskablePPO, "ppo": PPO, "dqn": DQN}
-    named = network_class(config)
+    named, arguments = adapter.sb3_network(config)
     policy_class = classes[config.name].policy_aliases[named] if isinstance(named, str) else named
-    return policy_class(observation, action, lambda _: config.learning_rate, **network_arguments(config))
+    return policy_class(observation, action, lambda _: config.learning_rate, **arguments)
 
 
 def _make_ppo(config: PPOConfig, common: dict[str, Any]) -> BaseAlgorithm:
-    masked = config.name == "maskable_ppo"
-    algorithm: Any = MaskablePPO if masked else PPO
+    algorithm: Any = MaskablePPO if config.masked else PPO
     return algorithm(
-        network_class(config),
         n_steps=config.rollout_steps,
         n_epochs=config.epochs,
         gae_lambda=config.advantage_decay,
@@ -103,7 +84,7 @@ def _make_ppo(config: PPOConfig, common: dict[str, Any]) -> BaseAlgorithm:
         max_grad_norm=config.max_gradient_norm,
         target_kl=config.target_kl,
         normalize_advantage=False,  # the buffer does
-        rollout_buffer_class=SemiMDPMaskableRolloutBuffer if masked else SemiMDPRolloutBuffer,
+        rollout_buffer_class=SemiMDPMaskableRolloutBuffer if config.masked else SemiMDPRolloutBuffer,
         rollout_buffer_kwargs={"group_size": config.group_size, "advantage_floor": config.advantage_floor},
         **common,
     )
@@ -113,7 +94,6 @@ def _make_dqn(
     config: DQNConfig, interval_s: float, progress: Callable[[], float] | None, common: dict[str, Any]
 ) -> DQN:
     agent = DQN(
-        network_class(config),
         buffer_size=config.buffer_size,
         learning_starts=config.warm_up_steps,
         train_freq=config.train_every,

@@ -117,7 +117,7 @@ class AgentEntry:
     Attributes:
         config: Dataclass of its settings.
         learner: Class of its learner.
-        loader: Function from (folder, config of the checkpoint, name) to a policy.
+        loader: Function from (folder, settings of the checkpoint, name) to a policy.
     """
 
     config: str

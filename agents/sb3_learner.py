@@ -11,21 +11,19 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import spaces
-from numpy.typing import NDArray
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.utils import set_random_seed
 
+from agents.adapter import Adapter, adapter_of
 from agents.config import PPOConfig, SB3Config, build_agent_config
 from agents.factory import make_agent, make_network
 from agents.learner import Budget, Task
 from agents.sb3_vec_env import SB3VecEnv
 from agents.semi_mdp import ElapsedTimeCallback
-from agents.spaces import check_observation, check_setting, read_spaces
-from envs.backend import ClusterState
-from envs.dp_tp.action import action_mask
-from envs.policy_spec import PolicySpec
+from agents.spaces import read_spaces
+from baselines.policy import Policy
 from envs.registration import make_env, make_vector_env
 
 WEIGHTS, OPTIMIZER, GENERATORS = "weights.pt", "optimizer.pt", "training.json"
@@ -45,48 +43,6 @@ _LOGGED = {
 }
 
 
-class SB3Policy:
-    """Takes the action that the network likes best.
-
-    Args:
-        network: Policy of Stable-Baselines3.
-        observation: What it expects to see.
-        action: What it chooses from.
-        masked: Whether it chooses among the possible actions only.
-        name: What it is called in results.
-    """
-
-    clairvoyant = False
-
-    def __init__(
-        self, network: Any, observation: spaces.Dict, action: spaces.Discrete, masked: bool, name: str
-    ) -> None:
-        self.network, self.observation, self.action = network, observation, action
-        self.masked, self.name = masked, name
-        network.set_training_mode(False)
-
-    def reset(self, spec: PolicySpec, seed: int) -> None:
-        """Looks at the setting.
-
-        Raises:
-            ValueError: the setting is of another shape than the one it was trained in.
-        """
-        check_setting(self.name, self.observation, self.action, spec)
-        self._num_base, self._can_switch = spec.num_base, spec.node.weights == "whole"
-        self._checked = False
-
-    def act(self, observation: Mapping[str, NDArray[np.float32]], state: ClusterState) -> int:
-        """The best action, without chance."""
-        if not self._checked:
-            check_observation(self.name, self.observation, observation)
-            self._checked = True
-        arguments = {}
-        if self.masked:
-            arguments["action_masks"] = action_mask(state, self._num_base, self._can_switch)
-        action, _ = self.network.predict(observation, deterministic=True, **arguments)
-        return int(action)
-
-
 class SB3Learner:
     """PPO, MaskablePPO or DQN.
 
@@ -98,14 +54,15 @@ class SB3Learner:
     def __init__(self, config: SB3Config, task: Task) -> None:
         self.config, self.task = config, task
         self._budget = Budget(config.total_steps)
-        interval_s = float(task.arguments.get("decision_interval_s", 1.0))
-        arguments = {**task.training_arguments, "decision_interval_s": config.training_stride * interval_s}
-        env = make_vector_env(task.env, task.num_envs, **arguments)
-        self.reward_scale = config.reward_scale or measure_reward_scale(config, task, interval_s)
+        self.adapter = adapter_of(task.env)
+        interval_s = self.adapter.interval_s(task.training_arguments)
+        env = make_vector_env(task.env, task.num_envs, **self.adapter.training_arguments(config, task))
+        self.reward_scale = config.reward_scale or measure_reward_scale(config, task, self.adapter)
         self.env = SB3VecEnv(env, self.reward_scale, seed=task.seed)
         set_random_seed(task.seed)
         self.agent: BaseAlgorithm = make_agent(
             config,
+            self.adapter,
             self.env,
             task.seed,
             interval_s=interval_s,
@@ -140,12 +97,12 @@ class SB3Learner:
             figures["episode_return"] = float(np.mean(episodes))
         return figures
 
-    def policy(self) -> SB3Policy:
+    def policy(self) -> Policy:
         """The policy as it is now; it changes when learning goes on."""
         observation, action = self.agent.observation_space, self.agent.action_space
         assert isinstance(observation, spaces.Dict)
         assert isinstance(action, spaces.Discrete)
-        return SB3Policy(self.agent.policy, observation, action, _is_masked(self.config), self.config.name)
+        return self.adapter.sb3_policy(self.config, self.agent.policy, observation, action, self.config.name)
 
     def save_policy(self, folder: Path) -> None:
         """Writes the weights."""
@@ -191,15 +148,17 @@ class _Counter(BaseCallback):
         return True
 
 
-def measure_reward_scale(config: SB3Config, task: Task, interval_s: float) -> float:
-    """One over the spread of discounted returns when nothing is ever changed, on a few training episodes."""
+def measure_reward_scale(config: SB3Config, task: Task, adapter: Adapter) -> float:
+    """One over the spread of discounted returns of plain decisions, on a few training episodes."""
     env: Any = make_env(task.env, **task.training_arguments)
+    interval_s = adapter.interval_s(task.training_arguments)
     samples = []
     for seed in range(_SCALE_EPISODES):
-        env.reset(seed=seed)
+        observation, _ = env.reset(seed=seed)
         rewards, discounts, done = [], [], False
         while not done:
-            _, reward, terminated, truncated, info = env.step(None)
+            action = adapter.plain_action(observation, env.state)
+            observation, reward, terminated, truncated, info = env.step(action)
             rewards.append(reward)
             discounts.append(config.discount ** (info["dt"] / interval_s))
             done = terminated or truncated
@@ -210,20 +169,16 @@ def measure_reward_scale(config: SB3Config, task: Task, interval_s: float) -> fl
     return 1.0 / max(float(np.concatenate(samples).std()), 1e-6)
 
 
-def load(folder: Path, config: Mapping[str, Any], name: str) -> SB3Policy:
+def load(folder: Path, config: Mapping[str, Any], name: str) -> Policy:
     """The policy of a checkpoint.
 
     Args:
         folder: Of the checkpoint.
-        config: Its settings of the agent.
+        config: Its settings.
         name: What the policy is called.
     """
-    settings = build_agent_config(config)
+    adapter, settings = adapter_of(config["env"]["name"]), build_agent_config(config["agent"])
     observation, action = read_spaces(folder)
-    network = make_network(settings, observation, action)
+    network = make_network(settings, adapter, observation, action)
     network.load_state_dict(torch.load(folder / WEIGHTS, weights_only=True))
-    return SB3Policy(network, observation, action, _is_masked(settings), name)
-
-
-def _is_masked(config: SB3Config) -> bool:
-    return config.name == "maskable_ppo"
+    return adapter.sb3_policy(settings, network, observation, action, name)

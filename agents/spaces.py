@@ -1,4 +1,4 @@
-"""Spaces of an environment as JSON, and whether a setting has the same."""
+"""Spaces of an environment as JSON, and whether an observation is of the same shape."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-
-from envs.dp_tp.action import num_actions
-from envs.policy_spec import PolicySpec
 
 FILE = "spaces.json"
 
@@ -41,28 +38,24 @@ def read_spaces(folder: Path) -> tuple[spaces.Dict, spaces.Discrete]:
     return spaces.Dict(boxes), spaces.Discrete(stored["action"]["n"])
 
 
-def check_setting(name: str, observation: spaces.Dict, action: spaces.Discrete, spec: PolicySpec) -> None:
-    """Refuses a cluster of another size than the one trained on.
-
-    Raises:
-        ValueError: says what differs.
-    """
-    rows = (observation["engines"].shape or (0,))[0]
-    if spec.num_base != rows or num_actions(spec.num_base) != int(action.n):
-        raise ValueError(
-            f"policy {name!r} was trained on a node of {rows} base engines ({int(action.n)} actions), "
-            f"this one has {spec.num_base} ({num_actions(spec.num_base)} actions)"
-        )
-
-
-def check_observation(name: str, space: spaces.Dict, observation: Mapping[str, Any]) -> None:
+def check_observation(
+    name: str, space: spaces.Dict, observation: Mapping[str, Any], rows_of: str | None = None
+) -> None:
     """Refuses an observation of another shape than those trained on.
+
+    Args:
+        name: Of the policy.
+        space: What it was trained to see.
+        observation: What it sees.
+        rows_of: Part of which there may be any number of rows.
 
     Raises:
         ValueError: says what differs.
     """
     expected = {key: tuple(box.shape or ()) for key, box in space.spaces.items()}
     given = {key: tuple(np.shape(value)) for key, value in observation.items()}
+    if rows_of is not None and len(given.get(rows_of, ())) == len(expected[rows_of]):
+        expected[rows_of] = (given[rows_of][0], *expected[rows_of][1:])
     if given != expected:
         raise ValueError(
             f"policy {name!r} was trained on observations of shape {_shown(expected)}, this environment's are "

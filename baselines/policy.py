@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
 
 from envs.backend import Command
 from envs.policy_spec import PolicySpec
 from envs.routing.state import Dispatch
 
-__all__ = ["Action", "Policy", "PolicySpec", "Tunable"]
+__all__ = ["Action", "BatchPolicy", "Policy", "PolicySpec", "Tunable"]
 
 # A command, an index of the environment's action space, or None: leave all as it is (a request stays in the queue).
 Action = Command | Dispatch | int | None
@@ -30,6 +34,25 @@ class Policy(Protocol):
         Args:
             observation: As the environment encodes it.
             state: What the observation is encoded from, typed: `ClusterState`, `RoutingState`.
+        """
+        ...
+
+
+@runtime_checkable
+class BatchPolicy(Policy, Protocol):
+    """A policy that decides by the observation alone and so for many episodes in one call."""
+
+    def act_batch(
+        self, observation: Mapping[str, NDArray[np.float32]], masks: NDArray[np.bool_]
+    ) -> NDArray[np.int64]:
+        """Decides in each of N episodes.
+
+        Args:
+            observation: As the batched environment encodes it, N first.
+            masks: (N, actions), which are possible.
+
+        Returns:
+            (N,), indices of the environment's action space.
         """
         ...
 

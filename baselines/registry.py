@@ -80,6 +80,10 @@ POLICIES = {
         "baselines.llumnix.policy:LlumnixPolicy", "baselines.llumnix.policy:LlumnixConfig"
     ),
     "magnus": PolicyEntry("baselines.magnus.policy:MagnusPolicy", "baselines.magnus.policy:MagnusConfig"),
+    "linear_score": PolicyEntry(
+        "baselines.common.routers.linear_score:LinearScorePolicy",
+        "baselines.common.routers.linear_score:LinearScoreConfig",
+    ),
     "preserve": PolicyEntry(
         "baselines.preserve.router:PreServePolicy", "baselines.preserve.router:PreServeConfig"
     ),

@@ -35,7 +35,17 @@ ENVS = {
         "envs.routing.env:RoutingEnv",
         "envs.routing.vector:RoutingVectorEnv",
         "envs.routing.config:RoutingConfig",
-        ("round_robin", "least_request", "power_of_two", "jsq", "llm_d", "preserve"),
+        (
+            "round_robin",
+            "least_request",
+            "power_of_two",
+            "jsq",
+            "llm_d",
+            "preserve",
+            "llumnix",
+            "sia",
+            "linear_score_tuned",
+        ),
     ),
 }
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
+from numpy.typing import NDArray
 
 from envs.metrics import RequestRecords, summarise
 
 if TYPE_CHECKING:
-    from baselines.policy import Policy
+    from gymnasium.vector import VectorEnv
+
+    from baselines.policy import BatchPolicy, Policy
     from envs.policy_spec import PolicySpec
 
 _SECONDS_PER_HOUR = 3600.0
@@ -102,6 +105,29 @@ def run_episode(env: gym.Env[Any, Any], policy: Policy, seed: int, name: str | N
         duration_s=duration_s,
         records=records,
     )
+
+
+def episode_returns(
+    env: VectorEnv[Any, Any, Any], policy: BatchPolicy, spec: PolicySpec, seeds: Sequence[int]
+) -> NDArray[np.float64]:
+    """Returns of episodes that are run side by side, (num_envs,).
+
+    Args:
+        env: batched environment with same-step autoreset and masks.
+        policy: what decides.
+        spec: the setting.
+        seeds: of the episodes, one for each place of the environment.
+    """
+    policy.reset(spec, seeds[0])
+    each: Any = list(seeds)
+    observation, info = env.reset(seed=each)
+    returns, over = np.zeros(env.num_envs), np.zeros(env.num_envs, bool)
+    while not over.all():
+        actions = policy.act_batch(observation, info["action_mask"])
+        observation, rewards, terminated, truncated, info = env.step(actions)
+        returns += np.where(over, 0.0, rewards)
+        over |= terminated | truncated
+    return returns
 
 
 def describe_action(action: Any) -> Any:

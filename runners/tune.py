@@ -11,23 +11,24 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
 import yaml
 from hydra.core.hydra_config import HydraConfig
 
-from baselines.policy import Tunable
+from baselines.policy import BatchPolicy, Policy, Tunable
 from baselines.registry import policy_tunables
+from envs.registration import make_vector_env
 from runners.cli import command
-from runners.environments import make_configured_env
+from runners.environments import env_arguments, make_configured_env
 from runners.output import write_json, write_parquet, write_text
 from runners.policies import POLICY_DIR, load_policy, policy_label
 from runners.progress import progress_bar
-from runners.rollout import run_episode
+from runners.rollout import episode_returns, run_episode
 from runners.schema import TuneConfig
 from runners.search import search
 from runners.tables import print_results_in, print_table
@@ -40,14 +41,11 @@ def main(config: TuneConfig, out: Path) -> None:
     tunables = policy_tunables(config.policy["name"])
     if not tunables:
         raise ValueError(f"policy {policy_label(config.policy)!r} declares no constants to tune")
-    env, params = make_configured_env(config), dict(config.policy.get("params", {}))
-    start = _start(params, tunables)
+    params = dict(config.policy.get("params", {}))
+    start, mean_return = _start(params, tunables), _evaluation(config)
 
     def score(candidate: Mapping[str, float]) -> float:
-        policy = load_policy({**config.policy, "params": {**params, **candidate}})
-        return float(
-            np.mean([run_episode(env, policy, seed).metrics["return"] for seed in config.seed_range])
-        )
+        return mean_return(load_policy({**config.policy, "params": {**params, **candidate}}))
 
     rows: list[dict[str, float]] = []
     with (
@@ -73,6 +71,19 @@ def main(config: TuneConfig, out: Path) -> None:
         [(name, rows[0][name], best[name]) for name in (*tunables, "return")],
     )
     print_results_in(out)
+
+
+def _evaluation(config: TuneConfig) -> Callable[[Policy], float]:
+    """Mean return of a policy on the episodes of the tuning; side by side where it can decide for many at once."""
+    env: Any = make_configured_env(config)
+    if not isinstance(load_policy(config.policy), BatchPolicy):
+        return lambda policy: float(
+            np.mean([run_episode(env, policy, seed).metrics["return"] for seed in config.seed_range])
+        )
+    batch = make_vector_env(config.env["name"], config.seeds, **env_arguments(config))
+    return lambda policy: float(
+        episode_returns(batch, cast(BatchPolicy, policy), env.policy_spec, config.seed_range).mean()
+    )
 
 
 def _start(params: Mapping[str, Any], tunables: Mapping[str, Tunable]) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from agents.config import AgentConfig
 
@@ -12,11 +13,14 @@ class APIConfig(AgentConfig):
     """Approximate policy iteration by counterfactual rollouts.
 
     Attributes:
+        start: Name and parameters of the policy that the first rollouts follow, as in `configs/policy`; None: the
+            layout stays, or requests follow an untuned score.
         iterations: Policy improvements; each gets an equal share of the budget.
-        horizon: Decision intervals that a rollout looks ahead.
+        horizon: Decision intervals that a rollout looks ahead; in routing, arrivals.
         commit: Decision intervals for which a rollout keeps to its action before it follows the present policy. A
-            policy that corrects every deviation at once would make all actions look alike.
+            policy that corrects every deviation at once would make all actions look alike. dp_tp only.
         stride: Decision intervals between two decisions inside a rollout; more makes rollouts cheaper and coarser.
+            dp_tp only.
         candidates: Most actions compared at a state; staying and the present policy's choice are always among them.
         sample_every: Decisions between two sampled states, on average.
         exploration: Probability of a random possible action while data is gathered.
@@ -24,13 +28,19 @@ class APIConfig(AgentConfig):
         hidden: Width of the network.
         epochs: Passes over the data after each iteration.
         entropy_weights: Of the policy's entropy, in the first and in the last epoch.
-        worst: Relative advantages are not taken to be less: an action that multiplies the cost is bad enough.
-        least_cost: Added to a state's cost before advantages are taken relative to it, in units of reward.
+        trust: Added to the advantage of what the present policy would do, in spreads of the advantages: the next policy
+            departs from it only where that promises more than so much. Returns of single rollouts are mostly chance,
+            and what pays for one decision may not if all decisions change at once.
+        worst: Relative advantages are not taken to be less: an action that multiplies the cost is bad enough. dp_tp
+            only.
+        least_cost: Added to a state's cost before advantages are taken relative to it (to its root in routing), in
+            units of reward.
     """
 
     name: str = "api"
     total_steps: int = 4_000_000
     learning_rate: float = 2e-3
+    start: dict[str, Any] | None = None
     iterations: int = 3
     horizon: int = 20
     commit: int = 20
@@ -42,6 +52,7 @@ class APIConfig(AgentConfig):
     hidden: int = 64
     epochs: int = 150
     entropy_weights: tuple[float, float] = (0.3, 0.003)
+    trust: float = 0.0
     worst: float = -3.0
     least_cost: float = 1.0
 
@@ -63,6 +74,8 @@ class APIConfig(AgentConfig):
                 raise ValueError(f"agent.{name} must be at least {lowest}, got {getattr(self, name)}")
         if not 0.0 <= self.exploration <= 1.0:
             raise ValueError(f"agent.exploration must be in [0, 1], got {self.exploration}")
+        if self.trust < 0:
+            raise ValueError(f"agent.trust must not be negative, got {self.trust}")
         if self.least_cost < 0:
             raise ValueError(f"agent.least_cost must not be negative, got {self.least_cost}")
         if self.worst >= 0:

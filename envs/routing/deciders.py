@@ -220,6 +220,16 @@ class Deciders:
         self._touched[i] = True
         self._until[i] = episode.next_due_ps
 
+    def branch(self, which: Sequence[int]) -> Deciders:
+        """Forks of some of its episodes, in this order and as often as they are named."""
+        rows = list(which)
+        copy = Deciders([self.episodes[i].fork() for i in rows])
+        copy._status, copy._before = self._status[rows], self._before[rows]
+        copy._pending = self._pending[rows]
+        for i in range(len(rows)):
+            copy.look_at(i)
+        return copy
+
     def fork(self, episodes: Sequence[Episode]) -> Deciders:
         """The same, of forks of its episodes."""
         copy = Deciders(episodes)

@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from agents.api.config import APIConfig
-from agents.api.features import encode_actions, encode_state, shortlist, stay_action
+from agents.api.fit import fit
 from agents.api.learner import APILearner
-from agents.api.network import TrainableNetwork, fit
+from agents.dp_tp.candidates import encode_actions, encode_state, shortlist, stay_action
+from agents.dp_tp.score_network import TrainableNetwork
 from agents.learner import Budget, Task
 from envs.backend import ClusterSpec, Redeploy, SetLayout, SwitchMode
 from envs.dp_tp.action import decode_action, encode_action
@@ -42,7 +43,8 @@ def static(layout: tuple[int, ...]) -> Any:
 
 def greedy(learner: APILearner) -> Any:
     policy = learner.policy()
-    engines, cluster = learner._engines, learner._cluster
+    engines = np.empty(learner.world.core.engines_shape, np.float32)
+    cluster = np.empty(learner.world.core.cluster_shape, np.float32)
 
     def decide(core: DPTPCore) -> int:
         core.observe_into(engines, cluster)
@@ -87,8 +89,13 @@ def test_training_goes_on_where_it_was_saved(tmp_path: Path) -> None:
 
 
 def test_other_environments_are_refused() -> None:
-    with pytest.raises(ValueError, match="learns env 'dp_tp'"):
-        APILearner(APIConfig(), Task("routing", {}))
+    with pytest.raises(ValueError, match="no agents for env 'autoscaling'; they learn dp_tp, routing"):
+        APILearner(APIConfig(), Task("autoscaling", {}))
+
+
+def test_a_start_that_dp_tp_has_not_is_refused() -> None:
+    with pytest.raises(ValueError, match="start must be null"):
+        APILearner(APIConfig(start={"name": "static_dp"}), Task("dp_tp", arguments()))
 
 
 def test_shortlist_keeps_one_of_each_kind_of_layout_the_nearest() -> None:

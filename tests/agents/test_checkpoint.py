@@ -155,7 +155,9 @@ def test_what_is_no_checkpoint_is_refused(tmp_path):
 
 def test_other_learners_may_bring_their_loader(tmp_path, monkeypatch):
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"format": 1, "agent": {"name": "own", "width": 3}}))
-    monkeypatch.setitem(checkpoint.LOADERS, "own", lambda folder, agent, name: (folder, agent["width"], name))
+    monkeypatch.setitem(
+        checkpoint.LOADERS, "own", lambda folder, config, name: (folder, config["agent"]["width"], name)
+    )
     assert load_policy(tmp_path) == (tmp_path, 3, str(tmp_path))
 
 

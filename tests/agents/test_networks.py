@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from agents.config import NetworkConfig, PPOConfig
+from agents.dp_tp.adapter import DPTPAdapter
+from agents.dp_tp.features import SetFeatures
+from agents.dp_tp.layout_policy import layout_ranks
 from agents.factory import make_network
-from agents.features import SetFeatures
-from agents.layout_policy import layout_ranks
 from envs.backend import ClusterSpec
 from envs.layout import all_layouts
 from envs.registration import make_env
@@ -42,7 +43,7 @@ def test_an_untrained_actor_mostly_keeps_the_layout_it_is_in(num_gpus):
     env = make_env("dp_tp", workload=BURSTY, cluster=ClusterSpec(num_gpus=num_gpus))
     torch.manual_seed(0)
     config = PPOConfig(network=NetworkConfig(stay_probability=0.8))
-    network = make_network(config, env.observation_space, env.action_space)
+    network = make_network(config, DPTPAdapter(), env.observation_space, env.action_space)
     rng = np.random.default_rng(0)
     observation, _ = env.reset(seed=0)
     layouts = set()

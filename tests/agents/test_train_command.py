@@ -11,9 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 from hydra import compose, initialize_config_dir
 
-from runners import evaluate, train
+from runners import compare, evaluate, train
 from runners.cli import USER_ERROR
 from runners.policies import CONFIG_DIR
 from runners.schema import register_command, register_schemas
@@ -94,6 +95,28 @@ def test_other_agents(agent, tmp_path):
     )
     assert train.main([*TINY, *own, f"agent={agent}", "total_steps=128", f"out={tmp_path}"]) == 0
     assert (tmp_path / "checkpoint" / "weights.pt").is_file()
+
+
+@pytest.mark.parametrize("agent", ["maskable_ppo", "api"])
+def test_routing_with_what_the_agent_has_otherwise_there(agent, tmp_path, capsys):
+    words = [word for word in TINY if not word.startswith(("env=", "baselines="))]
+    words += ["env=routing", "baselines=[round_robin]", f"agent={agent}", f"out={tmp_path / 'run'}"]
+    words += (
+        ["agent.rollout_steps=16", "agent.batch_size=32", "total_steps=128"]
+        if agent == "maskable_ppo"
+        else ["agent.iterations=2", "agent.epochs=2", "agent.horizon=5", "total_steps=6000"]
+    )
+    assert train.main(words) == 0
+    assert "round_robin" in capsys.readouterr().out
+    settings = yaml.safe_load((tmp_path / "run" / "checkpoint" / "config.yaml").read_text())["agent"]
+    if agent == "api":
+        assert settings["start"]["name"] == "linear_score"
+        assert settings["trust"] > 0
+    else:
+        assert settings["disturbance"] == 0.0
+    words = ["env=routing", f"policies=[round_robin,{tmp_path}/run/checkpoint]", "cluster=fleet_h100_x16"]
+    words += ["workload.num_requests=60", "seeds=2", "plots=false", f"out={tmp_path / 'c'}"]
+    assert compare.main(words) == 0
 
 
 def test_wandb_offline_needs_no_account(tmp_path, monkeypatch):

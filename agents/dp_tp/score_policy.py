@@ -8,9 +8,10 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from agents.api.features import encode_actions, encode_state, shortlist
-from agents.api.network import ScoreNetwork
-from agents.spaces import check_observation, check_setting
+from agents.dp_tp.candidates import encode_actions, encode_state, shortlist
+from agents.dp_tp.score_network import ScoreNetwork
+from agents.dp_tp.setting import check_setting
+from agents.spaces import check_observation
 from envs.backend import ClusterState
 from envs.dp_tp.action import action_mask
 from envs.policy_spec import PolicySpec
@@ -18,7 +19,7 @@ from envs.policy_spec import PolicySpec
 Observation = Mapping[str, NDArray[np.float32]]
 
 
-class APIPolicy:
+class ScorePolicy:
     """Greedy in a score network.
 
     Args:

@@ -18,7 +18,7 @@ from sb3_contrib.common.maskable.policies import MaskableMultiInputActorCriticPo
 from stable_baselines3.common.torch_layers import MlpExtractor
 from torch import nn
 
-from agents.features import SetFeatures
+from agents.dp_tp.features import SetFeatures
 from envs.dp_tp.action import NUM_MODES
 from envs.dp_tp.observation import ENGINE_FEATURES
 from envs.layout import all_layouts, groups_of

@@ -1,0 +1,45 @@
+"""What approximate policy iteration needs of an environment: a world that can be forked at a decision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from agents.learner import Budget
+from baselines.policy import Policy
+
+MAX_SEED = 2**31 - 1
+
+
+@dataclass
+class Batch:
+    """Sampled states with what their actions brought."""
+
+    states: list[NDArray[np.float32]] = field(default_factory=list)  # (state_size,) each
+    actions: list[NDArray[np.float32]] = field(default_factory=list)  # (K, action_size) each
+    returns: list[NDArray[np.float64]] = field(default_factory=list)  # (K,) each, NaN: not tried
+    chosen: list[int] = field(default_factory=list)  # row of the action that the present policy took
+
+
+class Counterfactuals(Protocol):
+    """Training episodes that the present policy plays, and rollouts from states that it visits."""
+
+    observation: spaces.Dict
+    action: spaces.Discrete
+
+    def follow(self, policy: Policy) -> None:
+        """From now on this is the present policy, in the episodes and in rollouts."""
+        ...
+
+    def play(self, budget: Budget, batch: Batch) -> None:
+        """Takes a decision in every episode, and adds the states that are sampled."""
+        ...
+
+    def advantages(self, returns: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
+        """What counts of the returns at each state, (K,) each; NaN stays."""
+        ...

@@ -1,0 +1,59 @@
+"""Training of the score network."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from agents.api.config import APIConfig
+
+
+def fit(
+    network: nn.Module,
+    states: NDArray[np.float32],
+    actions: NDArray[np.float32],
+    advantages: NDArray[np.float32],
+    valid: NDArray[np.bool_],
+    config: APIConfig,
+    generator: torch.Generator,
+    batch_size: int = 256,
+) -> float:
+    """Makes the softmax of the scores maximise the expected advantage; returns the last epoch's mean of it.
+
+    Every candidate's return is known at every sampled state, so the gain of a stochastic policy is an exact sum over
+    candidates and its gradient has no sampling noise. Unlike a regression of returns this spends the network on what
+    decides: a rare disaster is avoided as soon as it has no probability, however large it is.
+
+    Args:
+        network: What is trained; it takes states and actions and gives (num_states, num_candidates) scores.
+        states: (num_states, state_size).
+        actions: (num_states, num_candidates, action_size), padded.
+        advantages: (num_states, num_candidates).
+        valid: (num_states, num_candidates), which candidates are real.
+        config: Epochs, learning rate (it falls to a tenth) and weights of the entropy. A policy that is sure too early
+            stops learning where states differ, so the entropy's weight falls geometrically from first to last epoch.
+        generator: Shuffles.
+        batch_size: States a step.
+    """
+    x, a = torch.from_numpy(states), torch.from_numpy(actions)
+    y, m = torch.from_numpy(advantages), torch.from_numpy(valid)
+    optimizer = torch.optim.AdamW(network.parameters(), config.learning_rate, weight_decay=1e-2)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, config.epochs)
+    total = 0.0
+    for weight in np.geomspace(*config.entropy_weights, config.epochs):
+        order = torch.randperm(len(x), generator=generator)
+        total = 0.0
+        for batch in torch.split(order, batch_size):
+            log_probs = torch.log_softmax(network(x[batch], a[batch]).masked_fill(~m[batch], -1e9), dim=1)
+            probs = log_probs.exp()
+            gain = (probs * y[batch]).sum(1).mean()
+            spread = -(probs * log_probs.masked_fill(~m[batch], 0.0)).sum(1).mean()
+            optimizer.zero_grad()
+            (-gain - float(weight) * spread).backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+            optimizer.step()
+            total += float(gain.detach()) * len(batch)
+        schedule.step()
+    return total / len(x)

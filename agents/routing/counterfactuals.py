@@ -1,0 +1,172 @@
+"""Counterfactual rollouts of routing: what sending the request elsewhere would have brought."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from agents.api.config import APIConfig
+from agents.api.counterfactuals import MAX_SEED, Batch
+from agents.learner import Budget, Task
+from baselines.common.routers.linear_score import LinearScorePolicy
+from baselines.policy import BatchPolicy, Policy
+from baselines.registry import make_policy
+from envs.routing.config import RoutingConfig
+from envs.routing.deciders import Deciders, Observations
+from envs.routing.env import make_spaces
+from envs.routing.episode import Episode
+
+_LARGEST_BATCH = 64  # forks moved on together; more of them fall out of the processor's cache
+
+
+class RoutingCounterfactuals:
+    """Plays episodes side by side; at sampled states they are forked once for each candidate place.
+
+    All forks of a step run together, in as few calls of the kernel as the window has arrivals. A request is never held
+    where some place can take it.
+
+    Args:
+        config: Settings of the agent.
+        task: What is to be learned.
+        rng: Of episodes, sampling and exploration.
+
+    Raises:
+        ValueError: the policy to start from cannot decide by the observation alone.
+    """
+
+    def __init__(self, config: APIConfig, task: Task, rng: np.random.Generator) -> None:
+        self.config, self.rng = config, rng
+        routing = RoutingConfig(**task.training_arguments)
+        self.objective = routing.objective
+        self.deciders = Deciders([Episode(routing) for _ in range(task.num_envs)])
+        observation, self.action = make_spaces(self.deciders.episodes[0])
+        assert isinstance(observation, spaces.Dict)
+        self.observation = observation
+        self.present = _start(config)
+        self._seen: Observations | None = None
+
+    def follow(self, policy: Policy) -> None:
+        """From now on this is the present policy."""
+        assert isinstance(policy, BatchPolicy)
+        self.present = policy
+
+    def play(self, budget: Budget, batch: Batch) -> None:
+        """A decision of the present policy or of chance in every episode, some of the states sampled."""
+        seen = self._begin_ended()
+        actions = self._act(seen)
+        able = seen.masks[:, :-1]
+        sampled = self._drawn(len(actions))
+        sampled = sampled[able[sampled].sum(axis=1) > 1]
+        if len(sampled):
+            self._sample(sampled, seen, actions, budget, batch)
+        explores = (self.rng.random(len(actions)) < self.config.exploration) & able.any(axis=1)
+        for i in np.flatnonzero(explores):
+            actions[i] = self.rng.choice(np.flatnonzero(able[i]))
+        self._seen, _ = self.deciders.step(actions)
+        budget.count(len(actions))
+
+    def _drawn(self, number: int) -> NDArray[np.int64]:
+        """Episodes whose state is sampled: now and then many of them, so that their forks fill a batch."""
+        forks_each = min(self.config.candidates, self.deciders.num_rows)
+        together = min(number, max(1, _LARGEST_BATCH // forks_each))
+        if self.rng.random() * self.config.sample_every * together >= number:
+            return np.zeros(0, np.int64)
+        return np.sort(self.rng.choice(number, together, replace=False))
+
+    def _begin_ended(self) -> Observations:
+        """Begins an episode wherever there is none, and returns what is seen."""
+        number = len(self.deciders.episodes)
+        over = list(range(number)) if self._seen is None else np.flatnonzero(self.deciders.done).tolist()
+        if over:
+            fresh = self.deciders.reset(over, self.rng.integers(MAX_SEED, size=len(over)).tolist())
+            if self._seen is None:
+                self._seen = fresh
+            for kept, rows in zip(self._seen, fresh, strict=True):
+                kept[over] = rows
+        assert self._seen is not None
+        return self._seen
+
+    def _act(self, seen: Observations) -> NDArray[np.int64]:
+        observation = {"places": seen.places, "request": seen.request, "cluster": seen.cluster}
+        return self.present.act_batch(observation, seen.masks)
+
+    def _sample(
+        self,
+        sampled: NDArray[np.intp],
+        seen: Observations,
+        actions: NDArray[np.int64],
+        budget: Budget,
+        batch: Batch,
+    ) -> None:
+        """Adds the states of some episodes, with the returns of some of their places."""
+        candidates = [self._candidates(seen.masks[i, :-1], int(actions[i])) for i in sampled]
+        owners = np.repeat(sampled, [len(places) for places in candidates])
+        first = np.concatenate(candidates)
+        returns = np.full((len(seen.masks), seen.masks.shape[1] - 1), np.nan)
+        for begin in range(0, len(owners), _LARGEST_BATCH):
+            part = slice(begin, begin + _LARGEST_BATCH)
+            returns[owners[part], first[part]] = self._rollouts(owners[part], first[part], budget)
+        for i in sampled:
+            batch.states.append(np.concatenate([seen.request[i], seen.cluster[i]]))
+            batch.actions.append(seen.places[i].copy())
+            batch.returns.append(returns[i])
+            batch.chosen.append(int(actions[i]))
+
+    def _candidates(self, able: NDArray[np.bool_], present: int) -> NDArray[np.int64]:
+        """The present choice and others, drawn where there are more than may be compared."""
+        others = np.setdiff1d(np.flatnonzero(able), [present])
+        extra = self.rng.permutation(others)[: self.config.candidates - 1]
+        return np.array([present, *extra], np.int64)
+
+    def _rollouts(
+        self, owners: NDArray[np.intp], first: NDArray[np.int64], budget: Budget
+    ) -> NDArray[np.float64]:
+        """Returns of sending requests to places and following the present policy, on the arrivals that really come.
+
+        Args:
+            owners: (M,) episodes to fork.
+            first: (M,) place that each fork begins with.
+            budget: Hears of the decisions.
+        """
+        window_s = np.array([self._window_s(i) for i in owners])
+        forks = self.deciders.branch(owners.tolist())
+        returns, elapsed_s = np.zeros(len(owners)), np.zeros(len(owners))
+        going, actions = np.ones(len(owners), bool), first
+        while going.any():
+            seen, outcomes = forks.step(actions)
+            returns += np.where(going, outcomes.rewards(self.objective), 0.0)
+            elapsed_s += outcomes.dt_s
+            budget.count(int(going.sum()))
+            going &= (elapsed_s < window_s - 1e-9) & ~forks.done
+            actions = self._act(seen)
+        return returns
+
+    def _window_s(self, i: int) -> float:
+        """Time to the arrival at which a rollout ends: the same for all forks of an episode."""
+        simulator = self.deciders.episodes[i].simulator
+        last = int(simulator.world.cluster["next_arrival"][0]) - 1 + self.config.horizon
+        if last >= len(simulator.workload):
+            return np.inf
+        return float(simulator.workload.arrival_s[last]) - simulator.now_s
+
+    def advantages(self, returns: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
+        """Returns less their mean at each state, over the root of its cost: chance grows with the load."""
+        return [
+            (value - np.nanmean(value)) / np.sqrt(abs(np.nanmax(value)) + self.config.least_cost)
+            for value in returns
+        ]
+
+
+def _start(config: APIConfig) -> BatchPolicy:
+    if config.start is None:
+        return LinearScorePolicy()
+    policy = make_policy(config.start["name"], **config.start.get("params", {}))
+    if not isinstance(policy, BatchPolicy):
+        raise ValueError(
+            f"agent.start must be a policy that decides by the observation alone, as linear_score does, "
+            f"got {config.start['name']!r}"
+        )
+    return policy

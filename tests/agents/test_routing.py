@@ -1,0 +1,239 @@
+"""Agents on the routing environment: sets of places, rollouts of one fork a place, checkpoints for any fleet."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from agents.api.config import APIConfig
+from agents.api.counterfactuals import Batch
+from agents.api.learner import APILearner
+from agents.checkpoint import load_policy, replacing, write_description
+from agents.config import DQNConfig, NetworkConfig, PPOConfig
+from agents.learner import Budget, Task, make_learner
+from agents.routing.adapter import RoutingAdapter
+from agents.routing.policy import SetPolicy
+from agents.routing.sb3_networks import MaskableSetActorCriticPolicy
+from agents.routing.set_network import IN_SERVICE, SetNetwork
+from baselines.registry import make_policy
+from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec
+from envs.registration import make_env, make_vector_env
+from envs.workload.registry import WorkloadSpec
+from runners.rollout import episode_returns, run_episode
+
+SLOW = GroupSpec(ReplicaSpec("llama-3.1-8b", "A100-80GB"), 1)
+FAST = GroupSpec(ReplicaSpec("llama-3.1-8b", "H100", tp_size=2), 1)
+UNEQUAL = FleetConfig(groups=(SLOW, FAST))
+LIGHT = {
+    "workload": WorkloadSpec(name="azure_conv_fitted", num_requests=80, rate_scale=2.0),
+    "cluster": UNEQUAL,
+}
+SMALL = NetworkConfig(row_width=8, hidden_widths=(16,))
+CONFIGS = {
+    "maskable_ppo": PPOConfig(rollout_steps=8, batch_size=8, epochs=1, group_size=2, network=SMALL),
+    "ppo": PPOConfig(name="ppo", rollout_steps=8, batch_size=8, epochs=1, network=SMALL),
+    "dqn": DQNConfig(buffer_size=500, warm_up_steps=8, batch_size=8, network=SMALL),
+    "api": APIConfig(iterations=1, horizon=5, sample_every=1, epochs=2, hidden=8),
+}
+
+
+def random_fleet(rng, number, rows, context=20, features=20):
+    places = rng.random((number, rows, features)).astype(np.float32)
+    places[:, :, IN_SERVICE] = 1.0
+    return rng.random((number, context)).astype(np.float32), places
+
+
+@pytest.fixture
+def network():
+    torch.manual_seed(0)
+    return SetNetwork(20, 8, (16, 12))
+
+
+def all_scores(network, context, places):
+    with torch.no_grad():
+        return network.all_scores(
+            *network.encode(torch.from_numpy(context), torch.from_numpy(places))
+        ).numpy()
+
+
+def test_permuting_the_places_permutes_the_scores(network):
+    rng = np.random.default_rng(0)
+    context, places = random_fleet(rng, 3, 6)
+    order = rng.permutation(6)
+    scores, permuted = (all_scores(network, context, rows) for rows in (places, places[:, order]))
+    np.testing.assert_allclose(permuted[:, :6], scores[:, order], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(permuted[:, 6], scores[:, 6], rtol=1e-5, atol=1e-6)
+    assert np.ptp(scores[:, :6], axis=1).min() > 1e-3
+
+
+@pytest.mark.parametrize("rows", [1, 4, 64])
+def test_it_runs_without_torch_for_any_number_of_places(network, rows):
+    context, places = random_fleet(np.random.default_rng(1), 2, rows)
+    places[0, rows // 2, IN_SERVICE] = 0.0
+    expected, scorer = all_scores(network, context, places), network.export()
+    np.testing.assert_allclose(scorer.scores(context, places, hold=True), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        scorer.scores(context, places, hold=False), expected[:, :rows], rtol=1e-4, atol=1e-5
+    )
+
+
+def test_rows_without_a_place_change_nothing(network):
+    context, places = random_fleet(np.random.default_rng(2), 2, 3)
+    padded = np.concatenate([places, np.zeros((2, 5, 20), np.float32)], axis=1)
+    scores, with_padding = (all_scores(network, context, rows) for rows in (places, padded))
+    np.testing.assert_allclose(with_padding[:, [0, 1, 2, 8]], scores, rtol=1e-5, atol=1e-6)
+
+
+def test_masks_are_respected(network):
+    observation = make_env("routing", **LIGHT).observation_space
+    context, places = random_fleet(np.random.default_rng(3), 40, 5)
+    seen = {"request": context[:, :9], "cluster": context[:, 9:], "places": places}
+    masks = np.random.default_rng(4).random((40, 6)) < 0.4
+    masks[:, -1] = True
+    for holds in (False, True):
+        chosen = SetPolicy(network.export(), "x", observation, holds=holds).act_batch(seen, masks)
+        assert masks[np.arange(40), chosen].all()
+        if not holds:
+            np.testing.assert_array_equal(chosen == 5, ~masks[:, :5].any(axis=1))
+
+
+def test_an_untrained_actor_seldom_holds_and_values_the_pool():
+    env = make_env("routing", **LIGHT)
+    torch.manual_seed(0)
+    network = MaskableSetActorCriticPolicy(
+        env.observation_space, env.action_space, lambda _: 1e-3, net_arch=[16], row_width=8
+    )
+    observation, _ = env.reset(seed=0)
+    batch = {key: torch.as_tensor(value)[None] for key, value in observation.items()}
+    probabilities = network.get_distribution(batch).distribution.probs[0]
+    assert probabilities[-1] < 0.05
+    assert probabilities[0].item() == pytest.approx(probabilities[1].item(), abs=0.02)
+    turned = {**batch, "places": batch["places"].flip(1)}
+    torch.testing.assert_close(network.predict_values(batch), network.predict_values(turned))
+
+
+def test_discounts_are_about_the_mean_time_between_arrivals():
+    adapter = RoutingAdapter()
+    assert adapter.interval_s(LIGHT) == pytest.approx(1.0 / 11.0, rel=0.05)  # twice 5.5 requests/s
+    faster = {"workload": WorkloadSpec(name="azure_conv_fitted", rate_rps=50.0)}
+    assert adapter.interval_s(faster) == pytest.approx(0.02)
+
+
+def trained(name, steps=64):
+    learner = make_learner(CONFIGS[name], Task("routing", LIGHT, num_envs=2))
+    budget = Budget(steps)
+    while not budget.over:
+        learner.improve(budget)
+    return learner
+
+
+def save(learner, folder):
+    env = make_env("routing", **LIGHT)
+    settings = {"agent": learner.config, "env": {"name": "routing"}, "workload": LIGHT["workload"]}
+    with replacing(folder) as fresh:
+        learner.save_policy(fresh)
+        learner.save_training(fresh)
+        write_description(fresh, settings, env.observation_space, env.action_space, {})
+    return folder
+
+
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+def test_round_trip_and_another_number_of_places(name, tmp_path):
+    learner = trained(name)
+    policy = load_policy(save(learner, tmp_path / "checkpoint"))
+    env = make_env("routing", **LIGHT)
+    ours, theirs = (run_episode(env, each, 3) for each in (policy, learner.policy()))
+    assert ours.metrics["return"] == theirs.metrics["return"]
+    if name in ("maskable_ppo", "api"):
+        assert ours.metrics["commands_refused"] == 0
+    larger = FleetConfig(groups=(SLOW, FAST, GroupSpec(ReplicaSpec("llama-3.1-8b", "H100"), 3)))
+    wide = run_episode(make_env("routing", **{**LIGHT, "cluster": larger}), policy, 3)
+    assert {decision["action"] for decision in wide.decisions} <= set(range(6))
+    together = episode_returns(make_vector_env("routing", 2, **LIGHT), policy, env.policy_spec, [3, 4])
+    assert together[0] == pytest.approx(ours.metrics["return"], rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["maskable_ppo", "api"])
+def test_training_goes_on_from_what_was_saved(name, tmp_path):
+    learner = trained(name)
+    folder = save(learner, tmp_path / "last")
+    copy = make_learner(CONFIGS[name], Task("routing", LIGHT, num_envs=2))
+    copy.restore(folder)
+    env = make_env("routing", **LIGHT)
+    assert run_episode(env, copy.policy(), 3).decisions == run_episode(env, learner.policy(), 3).decisions
+    if name == "api":
+        assert copy.iteration == learner.iteration == 1
+        assert copy.batches[0].chosen == learner.batches[0].chosen
+        np.testing.assert_array_equal(copy.batches[0].returns[0], learner.batches[0].returns[0])
+    copy.improve(Budget(128, steps=64))
+
+
+def test_another_number_of_classes_is_refused(tmp_path):
+    policy = load_policy(save(trained("api"), tmp_path / "checkpoint"))
+    env = make_env("routing", workload=WorkloadSpec(name="flying_priority", num_requests=20))
+    observation, _ = env.reset(seed=0)
+    policy.reset(env.policy_spec, 0)
+    with pytest.raises(ValueError, match="another number of request classes"):
+        policy.act(observation, env.state)
+
+
+def test_a_start_must_decide_by_the_observation():
+    with pytest.raises(ValueError, match="start must be a policy that decides by the observation"):
+        APILearner(APIConfig(start={"name": "jsq"}), Task("routing", LIGHT))
+
+
+def counterfactuals(**changes):
+    config = APIConfig(**{"horizon": 1000, "sample_every": 1, "exploration": 0.0, **changes})
+    return APILearner(config, Task("routing", LIGHT, num_envs=3, seed=1)).world
+
+
+def test_a_rollout_of_the_present_choice_is_what_then_happens():
+    world = counterfactuals()
+    batch = Batch()
+    world.play(Budget(10**6), batch)
+    assert len(batch.states) == 3
+    assert all(np.isfinite(returns).all() for returns in batch.returns)
+    expected = [returns[chosen] for returns, chosen in zip(batch.returns, batch.chosen, strict=True)]
+    again = counterfactuals()  # the same episodes from their beginning
+    seen = again._begin_ended()
+    total, over = np.zeros(3), np.zeros(3, bool)
+    while not over.all():
+        seen, outcomes = again.deciders.step(again._act(seen))
+        total += np.where(over, 0.0, outcomes.rewards(again.objective))
+        over = again.deciders.done
+    np.testing.assert_allclose(expected, total, rtol=1e-9)
+
+
+def test_rollouts_end_at_the_same_arrival():
+    """With a window of one arrival a rollout is the first interval alone."""
+    world = counterfactuals(horizon=1)
+    seen = world._begin_ended()
+    owners, first = np.array([0, 0, 1]), np.array([0, 1, 0])
+    returns = world._rollouts(owners, first, Budget(10**6))
+    for owner, place, value in zip(owners, first, returns, strict=True):
+        fork = world.deciders.branch([int(owner)])
+        _, outcomes = fork.step(np.array([place]))
+        assert value == pytest.approx(float(outcomes.rewards(world.objective)[0]))
+    assert seen.masks[:, :2].all()
+
+
+def test_it_learns_that_the_fast_engine_is_better():
+    """Under light load everything belongs on the fast engine; the first rollouts prefer the slow one."""
+    start = {"name": "linear_score", "params": {"kv_capacity": -1.0, "iteration_s": 0.0}}
+    config = APIConfig(start=start, iterations=1, horizon=30, sample_every=4, hidden=16, epochs=30)
+    learner = APILearner(config, Task("routing", {**LIGHT, "split": "train"}, num_envs=8, seed=1))
+    budget = Budget(60_000)
+    while not budget.over:
+        learner.improve(budget)
+    env = make_env("routing", **LIGHT, split="test")
+
+    def mean_return(policy):
+        return np.mean([run_episode(env, policy, seed).metrics["return"] for seed in range(3)])
+
+    weights = dict.fromkeys(make_policy("linear_score").config.tunables(), 0.0)
+    slow, fast = (
+        mean_return(make_policy("linear_score", **{**weights, "kv_capacity": sign})) for sign in (-1.0, 1.0)
+    )
+    assert fast > slow, "the instance is what it is meant to be"
+    assert mean_return(learner.policy()) > slow + 0.9 * (fast - slow)
