@@ -40,7 +40,7 @@ class SetPolicy:
         """Looks at the setting.
 
         Raises:
-            TypeError: the cluster is a node, whose engines are what is decided.
+            ValueError: the cluster is a node, whose engines are what is decided.
         """
         _ = spec.fleet
         self._checked = False

@@ -66,7 +66,7 @@ def test_mistakes_are_named():
     with pytest.raises(ValueError, match="in_flight must be finite"):
         make_policy("linear_score", in_flight=float("nan"))
     node = make_env("dp_tp", cluster=ClusterSpec())
-    with pytest.raises(TypeError, match="decides where requests go"):
+    with pytest.raises(ValueError, match="decides where requests go"):
         make_policy("linear_score").reset(node.policy_spec, 0)
 
 
