@@ -7,6 +7,7 @@ refused with a reason and counted, never silently mended.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Protocol
@@ -202,6 +203,18 @@ class SLO:
         for name in ("ttft_s", "tpot_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"slo.{name} must be positive, got {getattr(self, name)}")
+
+
+def promises(slos: Mapping[str, SLO], classes: Sequence[str]) -> tuple[SLO, ...]:
+    """Promises in the order of the workload's classes.
+
+    Raises:
+        ValueError: a class without one.
+    """
+    missing = [name for name in classes if name not in slos]
+    if missing:
+        raise ValueError(f"slos has no entry for class {missing[0]!r}; it has {', '.join(slos) or 'none'}")
+    return tuple(slos[name] for name in classes)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from envs.backend import SLO, ClusterSpec
+from envs.backend import SLO, ClusterSpec, promises
 from envs.fleet import FleetConfig
 from envs.metrics import RequestRecords, summarise
 from envs.simulator.fleet.simulator import FleetSimulator
@@ -62,7 +62,7 @@ def main(config: SimulateConfig, out: Path) -> None:
     """Serves and writes."""
     cluster = cluster_of(config.cluster, config.router)
     workload = WorkloadSource(config.workload).sample(config.seed)
-    slos = slos_of(workload, config.slos)
+    slos = dict(zip(workload.classes, promises(config.slos, workload.classes), strict=True))
     serve = serve_live if config.backend.name == "vllm" else serve_simulated
     served = serve(config, cluster, workload, slos, out)
     records, duration_s = served.records, served.duration_s
@@ -131,18 +131,6 @@ def serve_live(
         }
         servers = [asdict(server) for server in backend.servers]
         return Served(records, duration_s, figures, len(servers), {}, servers, backend.details())
-
-
-def slos_of(workload: Workload, slos: dict[str, SLO]) -> dict[str, SLO]:
-    """Promises by class, in the order of the workload's classes.
-
-    Raises:
-        ValueError: a class without one.
-    """
-    missing = [name for name in workload.classes if name not in slos]
-    if missing:
-        raise ValueError(f"slos has no entry for class {missing[0]!r}; it has {', '.join(slos) or 'none'}")
-    return {name: slos[name] for name in workload.classes}
 
 
 def timed_run(

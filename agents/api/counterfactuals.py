@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from agents.learner import Budget
 from baselines.policy import Policy
 
-MAX_SEED = 2**31 - 1
-
 
 @dataclass
 class Batch:

@@ -9,13 +9,14 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from agents.api.config import APIConfig
-from agents.api.counterfactuals import MAX_SEED, Batch
+from agents.api.counterfactuals import Batch
 from agents.dp_tp.candidates import encode_actions, encode_state, shortlist, stay_action
 from agents.dp_tp.score_policy import ScorePolicy
 from agents.learner import Budget, Task
 from baselines.policy import Policy
 from envs.dp_tp.core import DPTPConfig, DPTPCore
 from envs.dp_tp.env import make_spaces
+from envs.side_by_side import MAX_SEED
 
 FloatArray = NDArray[np.float32]
 

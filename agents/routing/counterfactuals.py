@@ -9,7 +9,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from agents.api.config import APIConfig
-from agents.api.counterfactuals import MAX_SEED, Batch
+from agents.api.counterfactuals import Batch
 from agents.learner import Budget, Task
 from baselines.common.routers.linear_score import LinearScorePolicy
 from baselines.policy import BatchPolicy, Policy
@@ -18,6 +18,7 @@ from envs.routing.config import RoutingConfig
 from envs.routing.deciders import Deciders, Observations
 from envs.routing.env import make_spaces
 from envs.routing.episode import Episode
+from envs.side_by_side import MAX_SEED
 
 _LARGEST_BATCH = 64  # forks moved on together; more of them fall out of the processor's cache
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.backend import SLO, TOTALS, ClusterSpec, ClusterState, Command, Fault, Redeploy
+from envs.backend import SLO, TOTALS, ClusterSpec, ClusterState, Command, Fault, Redeploy, promises
 from envs.dp_tp.action import action_mask, decode_action, settled_mask
 from envs.dp_tp.observation import ENGINE_FEATURES, Encoder, ObservationScales
 from envs.layout import changed_regions, groups_of
@@ -74,13 +74,6 @@ class DPTPConfig:
         if not self.faults_per_gpu_hour >= 0:
             raise ValueError(f"faults_per_gpu_hour must not be negative, got {self.faults_per_gpu_hour}")
 
-    def slos_of(self, classes: tuple[str, ...]) -> tuple[SLO, ...]:
-        """Promises in the order of the workload's classes."""
-        missing = [name for name in classes if name not in self.slos]
-        if missing:
-            raise ValueError(f"slos has no entry for class {missing[0]!r}; it has {', '.join(self.slos)}")
-        return tuple(self.slos[name] for name in classes)
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -108,7 +101,7 @@ class DPTPCore:
         self.config = config
         self.source = WorkloadSource(config.workload)
         self.classes = self.source.classes
-        self.slos = config.slos_of(self.classes)
+        self.slos = promises(config.slos, self.classes)
         triggers = tuple(i for i, name in enumerate(self.classes) if name in config.decide_on)
         self.simulator = Simulator(config.cluster, self.slos, triggers)
         self.num_base = config.cluster.num_base

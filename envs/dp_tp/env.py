@@ -16,9 +16,9 @@ from envs.dp_tp.observation import HIGH
 from envs.dp_tp.render import Renderer
 from envs.metrics import RequestRecords
 from envs.policy_spec import PolicySpec
+from envs.side_by_side import MAX_SEED
 
 Observation = dict[str, NDArray[np.float32]]
-MAX_SEED = 2**31 - 1
 
 
 def make_spaces(core: DPTPCore) -> tuple[spaces.Space[Any], spaces.Discrete]:

@@ -144,10 +144,3 @@ class RoutingConfig:
     def num_rows(self) -> int:
         """Rows of the observation."""
         return self.cluster.num_places if self.max_places is None else self.max_places
-
-    def slos_of(self, classes: tuple[str, ...]) -> tuple[SLO, ...]:
-        """Promises in the order of the workload's classes."""
-        missing = [name for name in classes if name not in self.slos]
-        if missing:
-            raise ValueError(f"slos has no entry for class {missing[0]!r}; it has {', '.join(self.slos)}")
-        return tuple(self.slos[name] for name in classes)

@@ -17,11 +17,11 @@ from envs.routing.deciders import Deciders, Observations
 from envs.routing.episode import Episode
 from envs.routing.render import Renderer
 from envs.routing.state import Dispatch, RoutingState
+from envs.side_by_side import MAX_SEED
 from envs.simulator.kernel.features import CLUSTER_FEATURES, PLACE_FEATURES, REQUEST_FEATURES
 
 Observation = dict[str, NDArray[np.float32]]
 HIGH = 64.0  # no log1p of a float64 is larger than this for values below e^64
-MAX_SEED = 2**31 - 1
 
 
 def make_spaces(episode: Episode) -> tuple[spaces.Space[Any], spaces.Discrete]:

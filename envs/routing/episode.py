@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.backend import TOTALS, Receipt
+from envs.backend import TOTALS, Receipt, promises
 from envs.fleet import FleetCommand, Route
 from envs.nominal import NominalEngines
 from envs.routing.config import RoutingConfig
@@ -39,7 +39,7 @@ class Episode:
         self.config = config
         self.source = WorkloadSource(config.workload)
         self.classes = self.source.classes
-        self.slos = config.slos_of(self.classes)
+        self.slos = promises(config.slos, self.classes)
         spec = dataclasses.replace(config.cluster, router="hold")
         self.simulator = FleetSimulator(spec, self.slos, tuple(range(len(self.classes))))
         self.num_places = spec.num_places

@@ -1,0 +1,104 @@
+"""What the batched environments have in common: seeds of many episodes, and what is kept of one that ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+BatchObservation = dict[str, NDArray[np.float32]]
+MAX_SEED = 2**31 - 1
+
+
+class SideBySide(VectorEnv[BatchObservation, NDArray[np.int64], NDArray[Any]]):
+    """Many episodes in one process.
+
+    An episode that ends begins anew in the same step; its last observation and info are in `infos["final_obs"]` and
+    `infos["final_info"]` (Gymnasium's same-step autoreset).
+    """
+
+    metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}
+
+    def _lay_out(
+        self,
+        num_envs: int,
+        render_mode: str | None,
+        spaces: tuple[gym.Space[Any], gym.spaces.Discrete],
+    ) -> None:
+        """Sets spaces and seeds.
+
+        Args:
+            num_envs: Episodes side by side.
+            render_mode: None.
+            spaces: Observation and action space of one episode.
+        """
+        self.num_envs, self.render_mode = num_envs, render_mode
+        self.single_observation_space, self.single_action_space = spaces
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self._streams: list[np.random.Generator] = [np.random.default_rng() for _ in range(num_envs)]
+
+    def _draw(self, i: int) -> int:
+        """Seed of the next episode in a place."""
+        return int(self._streams[i].integers(MAX_SEED))
+
+    def _seeds(self, seed: int | list[int | None] | None) -> list[int]:
+        """Seeds of the first episodes. An integer gives place i the episode of seed + i.
+
+        Raises:
+            ValueError: there are not as many as places.
+        """
+        given = (
+            seed
+            if isinstance(seed, list)
+            else [None if seed is None else seed + i for i in range(self.num_envs)]
+        )
+        if len(given) != self.num_envs:
+            raise ValueError(f"seed must have {self.num_envs} entries, got {len(given)}")
+        for i, own in enumerate(given):
+            if own is not None:
+                self._streams[i] = np.random.default_rng(own)
+        return [self._draw(i) if own is None else own for i, own in enumerate(given)]
+
+    def _keep_last(
+        self,
+        over: Sequence[int],
+        observation: BatchObservation,
+        masks: NDArray[np.bool_],
+        infos: dict[str, Any],
+    ) -> None:
+        """Keeps ended episodes' last observations and masks, as Gymnasium's vector environments do.
+
+        Args:
+            over: Places of the episodes that have ended.
+            observation: Of all places.
+            masks: (len(over), num_actions), theirs.
+            infos: Where to.
+        """
+        if not over:
+            return
+        ended = np.isin(np.arange(self.num_envs), over)
+        last = np.full(self.num_envs, None, object)
+        action_mask = np.zeros((self.num_envs, masks.shape[1]), bool)
+        action_mask[over] = masks
+        for i in over:
+            last[i] = {key: value[i].copy() for key, value in observation.items()}
+        infos["final_obs"], infos["final_info"] = last, {"action_mask": action_mask}
+        infos["_final_obs"], infos["_final_info"] = ended, ended.copy()
+
+
+def check_width(num_envs: int, render_mode: str | None) -> None:
+    """Refuses what no batched environment does.
+
+    Raises:
+        ValueError: fewer than one episode, or a picture is asked for.
+    """
+    if num_envs < 1:
+        raise ValueError(f"num_envs must be at least 1, got {num_envs}")
+    if render_mode is not None:
+        raise ValueError("the batched environment does not render; use the scalar one")
