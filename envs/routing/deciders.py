@@ -51,18 +51,16 @@ class Outcomes:
 
     def rewards(self, objective: Objective) -> NDArray[np.float64]:
         """The weighted sum of the terms, (N,)."""
-        table, unfinished = self.table, self.unfinished
-        num_classes = unfinished.shape[1]
-        first, left = len(OUTCOMES), unfinished.sum(axis=1)
-        ttft = table[:, first : first + num_classes].sum(axis=1) + left
-        tpot = table[:, first + num_classes :].sum(axis=1) + left
-        return objective.scale * (
-            objective.goodput * table[:, _GOOD]
-            - objective.latency * table[:, _LATENCY]
-            - objective.ttft_attainment * ttft
-            - objective.tpot_attainment * tpot
-            - objective.abandoned * (table[:, _LOST] + left)
+        num_classes = self.unfinished.shape[1]
+        misses = np.repeat((objective.ttft_attainment, objective.tpot_attainment), num_classes)
+        weights = np.concatenate(
+            ((0.0, -objective.latency, objective.goodput, -objective.abandoned), -misses)
         )
+        rewards = (self.table * weights).sum(axis=1)
+        if self.truncated.any():
+            left = objective.ttft_attainment + objective.tpot_attainment + objective.abandoned
+            rewards -= left * self.unfinished.sum(axis=1)
+        return np.asarray(objective.scale * rewards)
 
     def interval(self, i: int) -> Interval:
         """The terms of one episode."""
@@ -161,9 +159,10 @@ class Deciders:
         self._pending[:] = False
         ended = self._status == ENDED
         unfinished = np.zeros((len(self.episodes), self.num_classes))
+        truncated = np.zeros(len(self.episodes), bool)
         for i in np.flatnonzero(ended):
             unfinished[i] = self.episodes[i].unfinished()
-        truncated = ended & (unfinished.sum(axis=1) > 0)
+            truncated[i] = unfinished[i].any()
         return observations, Outcomes(table, unfinished, ended & ~truncated, truncated)
 
     def _run(self, actions: NDArray[np.int64]) -> tuple[Observations, NDArray[np.float64]]:

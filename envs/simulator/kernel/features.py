@@ -80,7 +80,7 @@ TARGET_USAGE = 0.8  # PreServe's T_mem, section 4.3.3
 
 @compiled
 def _log(value: float, scale: float) -> float:
-    return np.log(1.0 + max(value, 0.0) / scale)  # log1p costs twice as much
+    return np.log(np.float32(1.0 + max(value, 0.0) / scale))  # log1p costs twice as much
 
 
 @compiled
