@@ -127,9 +127,9 @@ class Loaded:
         preempted = ", ".join(f"{name} {self.systems[name].preempted:.3f}" for name in COMPARED)
         return (
             f"Measured (mean TTFT, P99 normalised latency, violations): {figures}; PreServe with true lengths "
-            f"{self.oracle}. Preemptions a request, each of which computes prompt and answer anew: {preempted}. Sia keeps "
-            "in the router's queue what fits no engine's KV now; of the others PreServe and Magnus hold requests by "
-            "rules of their own, and the rest send them to an engine's queue at once."
+            f"{self.oracle}. Preemptions a request, each of which computes prompt and answer anew: {preempted}. Sia "
+            "keeps in the router's queue what fits no engine's KV now; of the others PreServe and Magnus hold requests "
+            "by rules of their own, and the rest send them to an engine's queue at once."
         )
 
 
