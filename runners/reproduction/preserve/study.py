@@ -52,13 +52,11 @@ class Figures:
         ttft_s: (requests,) of each seed.
         normalised_s: (requests,) of each seed: end-to-end latency over output tokens.
         preempted: preemptions a request, mean.
-        held_s: arrival to first being scheduled, mean, seconds.
     """
 
     ttft_s: tuple[FloatArray, ...]
     normalised_s: tuple[FloatArray, ...]
     preempted: float
-    held_s: float
 
     @property
     def mean_ttft_s(self) -> float:
@@ -82,7 +80,7 @@ class Figures:
     def by_seed(self) -> tuple[Figures, ...]:
         """Each seed on its own."""
         pairs = zip(self.ttft_s, self.normalised_s, strict=True)
-        return tuple(Figures((ttft_s,), (latency,), self.preempted, self.held_s) for ttft_s, latency in pairs)
+        return tuple(Figures((ttft_s,), (latency,), self.preempted) for ttft_s, latency in pairs)
 
     def __str__(self) -> str:
         return f"{self.mean_ttft_s:.3g} s, {self.p99_s:.3g} s, {self.violations:.2%}"
@@ -103,7 +101,7 @@ class Study:
 
     config: ReproduceConfig
     bar: Any
-    _known: dict[tuple[str, float, str, tuple[str, ...], range], Figures] = field(default_factory=dict)
+    _known: dict[tuple[str, float, str, tuple[str, ...]], Figures] = field(default_factory=dict)
 
     @property
     def seeds(self) -> range:
@@ -117,12 +115,7 @@ class Study:
         return round(rate_rps * DURATION_S * (_QUICK_SHARE if self.config.quick else 1.0))
 
     def figures(
-        self,
-        policy: str,
-        rate_rps: float,
-        words: Sequence[str] = (),
-        split: str | None = None,
-        seeds: range | None = None,
+        self, policy: str, rate_rps: float, words: Sequence[str] = (), split: str | None = None
     ) -> Figures:
         """What a policy achieves at a rate; the arrivals are the same for all policies.
 
@@ -131,22 +124,20 @@ class Study:
             rate_rps: arrivals.
             words: changes of the setting.
             split: in place of the command's.
-            seeds: in place of the command's.
         """
-        chosen, episodes = split or self.config.split, self.seeds if seeds is None else seeds
-        key = (policy, rate_rps, chosen, tuple(words), episodes)
+        chosen = split or self.config.split
+        key = (policy, rate_rps, chosen, tuple(words))
         if key not in self._known:
             self.bar.set_postfix_str(f"{rate_rps:.1f}/s, {policy}", refresh=False)
             load = (f"workload.num_requests={self.requests_at(rate_rps)}", f"workload.rate_rps={rate_rps!r}")
             trials = run_trials(
-                [*SETTING, *load, f"split={chosen}", *words], policy, episodes, partial(self.bar.update, 1)
+                [*SETTING, *load, f"split={chosen}", *words], policy, self.seeds, partial(self.bar.update, 1)
             )
             records = [episode.records for episode in trials.episodes]
             self._known[key] = Figures(
                 tuple(record.ttft_s for record in records),
                 tuple(record.e2e_s / record.output_tokens for record in records),
                 float(trials.pooled("preemptions").mean()),
-                float(trials.queue_s.mean()),
             )
         return self._known[key]
 
@@ -166,27 +157,26 @@ class Study:
         begins with) keeps 99 % of the requests of validation workloads within the SLO. Fixed before any other policy
         was run at such rates. Source of the rule: ours.
         """
-        return self._last_within(LEAST_REQUEST, _LIGHT_VIOLATIONS, self.seeds) * _STEP * self.capacity_rps
+        return self._last_within(LEAST_REQUEST, _LIGHT_VIOLATIONS) * _STEP * self.capacity_rps
 
     @cached_property
     def matched_rps(self) -> float:
         """Where the paper's best baseline does as badly here as there.
 
         The lowest rate, to a hundredth of the capacity, at which Llumnix violates the SLO as often as the paper says of
-        it, on one validation workload. How sharply latency rises behind the end of light load depends on the engines:
-        ours overload at `loaded_rps` far beyond the published figures, whatever the policy. This reading was added when
-        that was seen, and stands on a figure of a baseline.
+        it, on validation workloads. How sharply latency rises behind the end of light load depends on the engines:
+        ours overload at `loaded_rps` far beyond the published figures. This reading was added when that was seen, and
+        stands on a figure of a baseline.
         """
-        last = self._last_within(LLUMNIX, LLUMNIX_VIOLATIONS, self.seeds[:1])
-        return (last + 1) * _STEP * self.capacity_rps
+        return (self._last_within(LLUMNIX, LLUMNIX_VIOLATIONS) + 1) * _STEP * self.capacity_rps
 
-    def _last_within(self, policy: str, violations: float, seeds: range) -> int:
+    def _last_within(self, policy: str, violations: float) -> int:
         """The last hundredth of the capacity at which a policy violates no more, on validation workloads."""
         low, high = (round(share / _STEP) for share in _SEARCHED)
         while high - low > 1:
             middle = (low + high) // 2
             rate_rps = middle * _STEP * self.capacity_rps
-            figures = self.figures(policy, rate_rps, split="validation", seeds=seeds)
+            figures = self.figures(policy, rate_rps, split="validation")
             low, high = (middle, high) if figures.violations <= violations else (low, middle)
         return low
 
