@@ -42,8 +42,9 @@ ORACLE = ("env.prediction.name=oracle",)
 PREDICTORS = ("preserve", "mu_serve", "pia_vicuna_13b", "pia_chatgpt")  # Table 2
 COMPARABLE = 1.25  # "all routing strategies maintain comparable latency"; source of the number: ours
 ISOLATED_FACTOR = 3.0  # section 5.1
-# Files with constants that `runners.tune` found at the matched load in 40 candidates on two validation workloads. Least
-# request has none; Sia keeps its own, since with some of them its integer programs take minutes an episode.
+# Files with constants that `runners.tune` found in 40 candidates on two validation workloads at 24.75 requests/s, just
+# below the matched load. Least request has none; Sia keeps its own, since with some of them its integer programs take
+# minutes an episode.
 TUNED = {name: f"{name}_sharegpt" for name in (MINIMUM_USE, MAGNUS, LLUMNIX, PRESERVE)}
 
 METRICS: Mapping[str, tuple[str, Callable[[Figures], float]]] = {
@@ -128,8 +129,8 @@ class Loaded:
         return (
             f"Measured (mean TTFT, P99 normalised latency, violations): {figures}; PreServe with true lengths "
             f"{self.oracle}. Preemptions a request, each of which computes prompt and answer anew: {preempted}. Sia "
-            "keeps in the router's queue what fits no engine's KV now; of the others PreServe and Magnus hold requests "
-            "by rules of their own, and the rest send them to an engine's queue at once."
+            "keeps in the router's queue what fits no engine's KV now; of the others PreServe and Magnus hold "
+            "requests by rules of their own, and the rest send them to an engine's queue at once."
         )
 
 
@@ -270,7 +271,7 @@ def _gains(loaded: Loaded) -> list[Claim]:
 
 
 def _tuned_gains(loaded: Loaded) -> list[Claim]:
-    """By how much it is when the constants of all are tuned alike, on validation workloads at this load."""
+    """By how much it is when the constants of all are tuned alike, on validation workloads near this load."""
     rivals = [TUNED.get(name, name) for name in BASELINES]
     return [
         _gain(
