@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from envs.backend import TOTALS
 from envs.simulator.kernel.accounting import latency_cost
-from envs.simulator.kernel.compiled import compiled, entry, int64
+from envs.simulator.kernel.compiled import entry, inlined, int64
 from envs.simulator.kernel.desk import DECIDE, DUE, ENDED, Desk, new_desk
 from envs.simulator.kernel.features import _LONG_S, _SHORT_S, write_observation
 from envs.simulator.kernel.handles import handle_width, reader_of
@@ -62,7 +62,7 @@ _read_tables = reader_of(Tables, _EXAMPLES[2])
 _read_desk = reader_of(Desk, _EXAMPLES[3])
 
 
-@compiled
+@inlined
 def _read_gauges(world: World, desk: Desk) -> None:
     """Polls every engine; the kernel has just shown them."""
     board = desk.desk[0]
@@ -72,7 +72,7 @@ def _read_gauges(world: World, desk: Desk) -> None:
     board.next_gauges_ps = board.gauges_ps + board.gauge_interval_ps
 
 
-@compiled
+@inlined
 def _next_stop(world: World, traffic: Traffic, desk: Desk, until: int) -> int:
     """How far the clock may run before a router looks up."""
     board, now = desk.desk[0], world.cluster[0].now_ps
@@ -88,7 +88,7 @@ def _next_stop(world: World, traffic: Traffic, desk: Desk, until: int) -> int:
     return stop
 
 
-@compiled
+@inlined
 def _run_to_decision(
     world: World, traffic: Traffic, tables: Tables, desk: Desk, until: int, fresh: bool
 ) -> int:
@@ -124,7 +124,7 @@ def _run_to_decision(
             return int64(DUE)
 
 
-@compiled
+@inlined
 def _remember(world: World, traffic: Traffic, desk: Desk, dt_s: float) -> None:
     """Lets the averages go on by what has arrived, and what has become of promises, since the last decision."""
     memory, stats = desk.memory, world.stats
@@ -158,7 +158,7 @@ def _remember(world: World, traffic: Traffic, desk: Desk, dt_s: float) -> None:
     memory[9] = memory[9] * keep_short + slow
 
 
-@compiled
+@inlined
 def _measure(world: World, desk: Desk, out: NDArray[np.float64]) -> float:
     """Writes what the time since the last decision brought; returns how long it was, s."""
     board, stats = desk.desk[0], world.stats
@@ -180,7 +180,7 @@ def _measure(world: World, desk: Desk, out: NDArray[np.float64]) -> float:
     return dt_s
 
 
-@compiled
+@inlined
 def _close_interval(world: World, traffic: Traffic, desk: Desk, out: NDArray[np.float64]) -> None:
     """Books the interval that ends here."""
     dt_s = _measure(world, desk, out)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.simulator.kernel.blocks import find_hit
-from envs.simulator.kernel.compiled import compiled, int64
+from envs.simulator.kernel.compiled import inlined, int64
 from envs.simulator.kernel.desk import NUM_SCALES, Desk
 from envs.simulator.kernel.offers import num_held
 from envs.simulator.kernel.state import ACTIVE, PS_PER_S, SPECULATIVE, Tables, Traffic, World
@@ -78,12 +78,12 @@ CLUSTER_FEATURES = (
 TARGET_USAGE = 0.8  # PreServe's T_mem, section 4.3.3
 
 
-@compiled
+@inlined
 def _log(value: float, scale: float) -> float:
     return np.log(np.float32(1.0 + max(value, 0.0) / scale))  # log1p costs twice as much
 
 
-@compiled
+@inlined
 def _write_place(world: World, tables: Tables, desk: Desk, e: int, row: NDArray[np.float32]) -> None:
     """What is known of a place, whatever the request."""
     place, gauge, scales = desk.places[e], desk.gauges[e], desk.scales
@@ -115,7 +115,7 @@ def _write_place(world: World, tables: Tables, desk: Desk, e: int, row: NDArray[
     row[18] = _log(capacity, scales[_CAPACITY_TOKENS])
 
 
-@compiled
+@inlined
 def _write_request_there(
     world: World, tables: Tables, desk: Desk, e: int, slot: int, row: NDArray[np.float32]
 ) -> None:
@@ -136,7 +136,7 @@ def _write_request_there(
     row[19] = _log(desk.network_s[request.endpoint, e], scales[_PREFILL_S])
 
 
-@compiled
+@inlined
 def _write_request(world: World, tables: Tables, desk: Desk, slot: int, row: NDArray[np.float32]) -> None:
     """The request itself."""
     request, scales = world.requests[slot], desk.scales
@@ -152,7 +152,7 @@ def _write_request(world: World, tables: Tables, desk: Desk, slot: int, row: NDA
     row[len(REQUEST_FEATURES) + request.class_id] = 1.0
 
 
-@compiled
+@inlined
 def _write_cluster(world: World, traffic: Traffic, desk: Desk, row: NDArray[np.float32]) -> None:
     """What all places have in common."""
     memory, scales, board = desk.memory, desk.scales, desk.desk[0]
@@ -167,7 +167,7 @@ def _write_cluster(world: World, traffic: Traffic, desk: Desk, row: NDArray[np.f
     row[10] = _log((world.cluster[0].now_ps - board.gauges_ps) / PS_PER_S, scales[_PREFILL_S])
 
 
-@compiled
+@inlined
 def write_observation(
     world: World,
     traffic: Traffic,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from envs.simulator.kernel.accounting import book_turned_away
-from envs.simulator.kernel.compiled import compiled, int64
+from envs.simulator.kernel.compiled import compiled, inlined, int64
 from envs.simulator.kernel.desk import FAR, HOLD, NO_ACTION, Desk
 from envs.simulator.kernel.queues import unlink
 from envs.simulator.kernel.routers import may_take
@@ -62,7 +62,7 @@ def begin_retry(world: World, desk: Desk) -> None:
     board.following = _first_pooled(world, int64(0))
 
 
-@compiled
+@inlined
 def next_offer(world: World, traffic: Traffic, desk: Desk) -> bool:
     """Puts the next request of this instant on the desk. Returns whether there is one."""
     board, now = desk.desk[0], world.cluster[0].now_ps
@@ -83,7 +83,7 @@ def next_offer(world: World, traffic: Traffic, desk: Desk) -> bool:
     return False
 
 
-@compiled
+@inlined
 def num_held(world: World, traffic: Traffic, desk: Desk) -> int:
     """Requests in the router's queue, what is offered included, what has not been offered yet not."""
     board = desk.desk[0]
@@ -94,7 +94,7 @@ def num_held(world: World, traffic: Traffic, desk: Desk) -> int:
     return held
 
 
-@compiled
+@inlined
 def may_go(world: World, tables: Tables, desk: Desk, slot: int, e: int) -> bool:
     """Whether a place serves a request's model, is in service, and could hold it."""
     request = world.requests[slot]
@@ -117,7 +117,7 @@ def _hold(world: World, traffic: Traffic, tables: Tables, desk: Desk) -> None:
         board.retry_ps = now + board.retry_interval_ps
 
 
-@compiled
+@inlined
 def settle(world: World, traffic: Traffic, tables: Tables, desk: Desk, action: int) -> int:
     """Does what was decided about the request on the desk. Returns REACHED, or FAR: it goes to another region.
 

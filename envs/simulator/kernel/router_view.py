@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.simulator.kernel.blocks import find_hit
-from envs.simulator.kernel.compiled import compiled, entry, int64
+from envs.simulator.kernel.compiled import compiled, entry, inlined, int64
 from envs.simulator.kernel.desk import AHEAD_STEP, NUM_GLANCES, Desk
 from envs.simulator.kernel.engine import decoding_progress
 from envs.simulator.kernel.offers import may_go
@@ -16,7 +16,7 @@ from envs.simulator.kernel.state import DECODE, FREE, NEVER, NUM_LEVELS, PS_PER_
 __all__ = ["cached_tokens", "in_flight_rows", "look_at_places", "reprioritise"]
 
 
-@compiled
+@inlined
 def expected_output(predicted: int, generated: int) -> int:
     """Output length that is expected of a request which has come so far.
 
@@ -29,7 +29,7 @@ def expected_output(predicted: int, generated: int) -> int:
     return expected
 
 
-@compiled
+@inlined
 def _tally_request(world: World, desk: Desk, e: int, slot: int, now: int) -> None:
     """Adds a request to the tally of its place, which has ended `now` iterations."""
     request, tally = world.requests[slot], desk.tallies[e]
@@ -76,7 +76,7 @@ def _tally(world: World, desk: Desk, e: int, now: int) -> None:
             slot = int64(world.requests[slot].next)
 
 
-@compiled
+@inlined
 def _look_ahead(desk: Desk, e: int, now: int) -> None:
     """Notes which requests of a place will have ended at each glance ahead."""
     tally, ends = desk.tallies[e], desk.ends
@@ -90,7 +90,7 @@ def _look_ahead(desk: Desk, e: int, now: int) -> None:
             ends[seen_last, 1] += desk.flights[e, i, 1] + now
 
 
-@compiled
+@inlined
 def _peak(desk: Desk, e: int, prompt: int, predicted: int) -> int:
     """Most tokens of context on a place at a glance ahead, now and every AHEAD_STEP iterations, if a request came."""
     count, context = int64(desk.tallies[e].answered), int64(desk.places[e].context_tokens)
@@ -117,7 +117,7 @@ def _add_those_on_their_way(world: World, desk: Desk) -> None:
             place.remaining_tokens += request.predicted
 
 
-@compiled
+@inlined
 def look_at_places(world: World, tables: Tables, desk: Desk) -> None:
     """Fills `Desk.places`. Engines have caught up."""
     slot = int64(desk.desk[0].slot)
