@@ -168,7 +168,7 @@ def anticipating(rows, requests, now_s: float = 60.0):
 
 
 def test_anticipated_load_by_hand():
-    """Of 1,000 tokens each, place 7 holds 910 + i for 60 iterations, above 95 % in 19 of them; place 3 holds 200 + i."""
+    """Of 1,000 tokens each, place 7 holds 910 + i for 60 iterations, 19 of them above 95 %; place 3 holds 200 + i."""
     here, own = anticipating(
         [{"place": 7}, {"place": 3}], [row(7, 900, 70, 10), row(3, 190, 300, 10), row(9, 5, 5, 1)]
     )
