@@ -120,9 +120,14 @@ class SaturationPolicy(Autoscaler):
     def _rule(self, endpoint: EndpointState) -> Iterable[ScaleChange]:
         found = analyse(endpoint.running, self.config)
         present = np.bincount(endpoint.present["gpu"], minlength=len(self.spec.gpus))
-        open_variants = [
-            gpu for gpu in self._variants(endpoint) if self._reached(endpoint, gpu, int(present[gpu]))
-        ]
+        open_variants = []
+        for gpu in self._variants(endpoint):
+            if self._reached(endpoint, gpu, int(present[gpu])):
+                open_variants.append(gpu)
+            else:
+                yield from self._towards(
+                    endpoint, gpu, self._told[endpoint.endpoint, gpu] - int(present[gpu])
+                )
         total, cost = int(present.sum()), self.spec.gpu_usd_per_h
         if found.grow and total < self.spec.max_instances:
             coming = set(endpoint.starting["gpu"].tolist())

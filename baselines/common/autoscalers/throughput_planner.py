@@ -4,10 +4,11 @@ As its design document computes. Forecast are requests, and their mean prompt an
 what was measured with what the profile says: TTFT with that of the present prompts, ITL with that of the present load.
 
     prefill = ceil(requests x prompt / interval x min(1, prefill correction) / prefill throughput at prompt)
-    decode  = ceil(requests x answer / interval / decode throughput at ITL target / decode correction, prompt + answer / 2)
+    decode  = ceil(requests x answer / interval / decode throughput within ITL target / decode correction)
 
-A fleet of mixed engines, of which each prefills and decodes, has for one engine the requests/s at which the time for
-prompts and the time for answers add up to all (ours: Dynamo fits a regression to engine metrics for it).
+The decode throughput is that at a context of prompt + answer / 2. A fleet of mixed engines, of which each prefills and
+decodes, has for one engine the requests/s at which the time for prompts and the time for answers add up to all (ours:
+Dynamo fits a regression to engine metrics for it).
 """
 
 from __future__ import annotations
