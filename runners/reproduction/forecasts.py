@@ -32,6 +32,7 @@ from baselines.common.forecasting.series import (
 )
 from baselines.preserve.mlstm import Mlstm
 from calibration.fitting.data import data_path
+from runners.progress import progress_bar
 from runners.tables import print_table
 
 METHODS = (
@@ -166,18 +167,24 @@ def score(series: RealSeries, method: str, modes: Sequence[str] = MODES) -> list
     return found
 
 
+def _row(found: Score) -> tuple[str, ...]:
+    paper = f"{found.paper[0]:.1%} / {found.paper[1]:.1%}" if found.paper else ""
+    return (found.series, found.method, found.mode, f"{found.mean_ape:.1%}", f"{found.max_ape:.1%}", paper)
+
+
 def main() -> None:
     """Prints every score."""
-    rows = []
-    for series in real_series():
-        for method in METHODS:
-            for found in score(series, method):
-                paper = f"{found.paper[0]:.1%} / {found.paper[1]:.1%}" if found.paper else ""
-                rows.append([found.series, found.method, found.mode, found.mean_ape, found.max_ape, paper])
+    rows: list[tuple[str, ...]] = []
+    every = real_series()
+    with progress_bar(len(every) * len(METHODS), "forecasts", "series") as bar:
+        for series in every:
+            for method in METHODS:
+                rows += [_row(found) for found in score(series, method)]
+                bar.update()
     print_table(
         "Absolute percentage errors of forecasts, second half of each series",
         ["series", "method", "from", "mean APE", "max APE", "paper (not comparable)"],
-        [[*row[:3], f"{row[3]:.1%}", f"{row[4]:.1%}", row[5]] for row in rows],
+        rows,
     )
 
 
