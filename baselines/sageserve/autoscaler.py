@@ -26,7 +26,6 @@ from baselines.sageserve.spot import Stock, bring_in, give_away
 from envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState, ScaleChange
 
 _ROUNDING = 1e-9  # of a time that is a whole number of periods
-_FEWEST_TO_FIT = 20  # values that ARIMA wants at least
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,15 +136,19 @@ class SageServePolicy(Autoscaler):
     def _predict(self, now_s: float, own: EndpointState, windows: int) -> FloatArray:
         """(W,) tokens/s of the next windows; while too little is known, the largest of the last hour."""
         past = interactive_tps(own, self.config.window_s)
-        if len(past) < _FEWEST_TO_FIT or not past.any():
-            return np.full(windows, past[-windows:].max() if len(past) else 0.0)
+        last_hour = np.full(windows, past[-windows:].max() if len(past) else 0.0)
+        if not past.any():
+            return last_hour
         end_s = own.history.end_s
         origin_s = end_s - len(past) * self.config.window_s
         forecaster = self._forecasters.setdefault(
             own.endpoint, make_forecaster(self.config.forecaster, self.config.window_s, origin_s)
         )
         if now_s - self._fitted_s.get(own.endpoint, -math.inf) >= self.config.refit_s:
-            forecaster.fit(past)
+            try:
+                forecaster.fit(past)
+            except ValueError:
+                return last_hour  # too little is known for this forecaster yet
             self._fitted_s[own.endpoint] = now_s
         return forecaster.forecast(past, windows)
 

@@ -32,11 +32,11 @@ class ProphetForecaster:
     def __init__(self, step_s: float, origin_s: float = 0.0) -> None:
         if not step_s > 0:
             raise ValueError(f"step_s must be positive, got {step_s}")
-        for name in ("prophet", "prophet.plot", "cmdstanpy"):
-            logging.getLogger(name).setLevel(
-                logging.CRITICAL
-            )  # it reports every fit, and that there is no plotly
+        logging.getLogger("prophet.plot").setLevel(logging.CRITICAL)  # which reports that there is no plotly
         self._prophet = library("prophet").Prophet
+        library("cmdstanpy")
+        for name in ("prophet", "cmdstanpy"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # they report every fit
         self.step_s, self.origin_s = step_s, origin_s
         self._fitted: Any = None
 
