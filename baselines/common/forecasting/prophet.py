@@ -18,6 +18,15 @@ from baselines.common.forecasting.series import FloatArray, as_series, library
 _ORIGIN = pd.Timestamp("2024-01-01")  # a Monday: the calendar only sets the phase of the weekly season
 
 
+def _silence(name: str) -> None:
+    """Keeps a logger quiet that reports every fit, or that there is no plotly."""
+    logger = logging.getLogger(name)
+    logger.setLevel(logging.CRITICAL)
+    logger.addHandler(
+        logging.NullHandler()
+    )  # without a handler cmdstanpy would set up its own, and another level
+
+
 class ProphetForecaster:
     """Prophet with its default settings.
 
@@ -32,11 +41,9 @@ class ProphetForecaster:
     def __init__(self, step_s: float, origin_s: float = 0.0) -> None:
         if not step_s > 0:
             raise ValueError(f"step_s must be positive, got {step_s}")
-        logging.getLogger("prophet.plot").setLevel(logging.CRITICAL)  # which reports that there is no plotly
+        for name in ("prophet", "prophet.plot", "cmdstanpy"):
+            _silence(name)
         self._prophet = library("prophet").Prophet
-        library("cmdstanpy")
-        for name in ("prophet", "cmdstanpy"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)  # they report every fit
         self.step_s, self.origin_s = step_s, origin_s
         self._fitted: Any = None
 
