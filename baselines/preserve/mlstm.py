@@ -11,14 +11,13 @@ its own random state: a seed gives the same forecasts whatever ran before.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import nn
 
+from baselines.common.forecasting.determinism import alone
 from baselines.common.forecasting.series import FloatArray, as_series, filled
 
 
@@ -96,19 +95,6 @@ class MlstmNetwork(nn.Module):
         return ahead
 
 
-@contextmanager
-def _alone(seed: int) -> Iterator[None]:
-    """One thread and a random state of one's own; both are put back."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 class Mlstm:
     """A multiplicative LSTM of one series; further than one window ahead it looks by its own forecasts (Algorithm 2).
 
@@ -135,7 +121,7 @@ class Mlstm:
         view = np.lib.stride_tricks.sliding_window_view(normal[:-1], self.config.history)
         past = torch.from_numpy(np.ascontiguousarray(view))
         target = torch.from_numpy(normal[self.config.history :])
-        with _alone(self.seed):
+        with alone(self.seed):
             self._network = MlstmNetwork(self.config.hidden)
             self._train(self._network, past, target)
 
@@ -167,7 +153,7 @@ class Mlstm:
         normal = (np.concatenate([missing, known]) - self._low) / self._span
         window = torch.from_numpy(normal.astype(np.float32))[None]
         ahead = np.empty(steps)
-        with _alone(self.seed), torch.no_grad():
+        with alone(self.seed), torch.no_grad():
             for step in range(steps):
                 following = self._network(window)
                 ahead[step] = float(following[0])
