@@ -188,8 +188,8 @@ class Ensemble:
             past: (T,), at least one value.
         """
         if now_s - self._fitted_s >= self.config.refit_s:
-            self._fit(past)
-            self._fitted_s = now_s
+            self._fitted_s, self._usable = now_s, set()
+        self._fit(past)
         if not self._usable:
             return float(past[-1])
         errors = {name: self._recent_error(self._members[name], past) for name in sorted(self._usable)}
@@ -197,13 +197,13 @@ class Ensemble:
         return float(self._members[best].forecast(past, 2)[-1])
 
     def _fit(self, past: FloatArray) -> None:
-        self._usable = set()
         for name, member in self._members.items():
-            try:
-                member.fit(past)
-            except ValueError:
-                continue  # too little is known for this one yet
-            self._usable.add(name)
+            if name not in self._usable:
+                try:
+                    member.fit(past)
+                except ValueError:
+                    continue  # too little is known for this one yet
+                self._usable.add(name)
 
     def _recent_error(self, member: SeriesForecaster, past: FloatArray) -> float:
         count = min(self.config.choose_windows, len(past) - 2)

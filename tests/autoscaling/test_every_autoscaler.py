@@ -157,3 +157,14 @@ def test_a_seed_says_the_same_again(name):
         policy.reset(spec(ENDPOINTS, min_instances=1, max_instances=10), 3)
         answers.append([policy.act(None, here) for here in random_states(2, 6)])
     assert answers[0] == answers[1]
+
+
+CONFIGS = [type(policy.config) for policy in (make() for make in EVERY.values())]
+
+
+@pytest.mark.parametrize("config", dict.fromkeys(CONFIGS), ids=lambda config: config.__name__)
+def test_tunables_are_constants_within_their_range(config):
+    defaults = vars(config())
+    for constant, (low, high, log) in config.tunables().items():
+        assert low <= defaults[constant] <= high
+        assert low > 0 or not log

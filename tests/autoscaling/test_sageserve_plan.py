@@ -85,6 +85,21 @@ def test_machines_join_models():
         solve(problem(machines=np.array([[1], [2]]), fewest=2))
 
 
+def test_scarce_cheap_machines_go_to_whom_they_save_most():
+    """Both models want the first kind (10 for 100 tokens/s); instead of it one needs one of 11, the other one of 30."""
+    scarce = problem(
+        instances=np.zeros((2, 1, 3), int),
+        demand_tps=np.full((2, 1, 1), 100.0),
+        capacity_tps=np.array([[100.0, 100.0, 0.0], [100.0, 0.0, 100.0]]),
+        vm_cost=np.array([10.0, 11.0, 30.0]),
+        start_cost=np.zeros((2, 3)),
+        machines=np.array([[1, 1, 1]]),
+    )
+    plan = solve(scarce)
+    assert plan.delta.reshape(2, 3).tolist() == [[0, 1, 0], [1, 0, 0]]
+    assert (plan.cost, plan.uncovered_tps) == (21, 0)
+
+
 def test_it_is_optimal_on_small_problems():
     rng = np.random.default_rng(0)
     for _ in range(5):

@@ -71,5 +71,12 @@ def test_mistakes_are_named():
         spec(min_instances=30)
     with pytest.raises(ValueError, match="capacity_tps must have the shape"):
         spec(capacity_tps=np.ones((2, 1)))
+    for values, name in (
+        ({"gpu_usd_per_h": np.ones(2)}, "gpu_usd_per_h"),
+        ({"classes": ("chat",)}, "equally long"),
+        ({"decision_interval_s": 0.0}, "decision_interval_s"),
+    ):
+        with pytest.raises(ValueError, match=name):
+            spec(**values)
     with pytest.raises(ValueError, match="llama runs on none of H100"):
         default_gpu(spec(capacity_tps=np.zeros((1, 1))), "llama")
