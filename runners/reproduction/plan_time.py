@@ -5,7 +5,7 @@ runs could serve), throughputs, prices and start-up times are drawn evenly from 
 machines as there are and a tenth more, or without limit. A solution is taken when it is within a thousandth of the
 optimum, as a share of what the fleet costs.
 
-`python -m runners.reproduction.plan_time` prints the times; it takes up to two minutes.
+`python -m runners.reproduction.plan_time` prints the times; it takes some three minutes.
 """
 
 from __future__ import annotations
