@@ -8,8 +8,6 @@ seed gives the same forecasts whatever ran before.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from baselines.common.forecasting.determinism import alone
 from baselines.oserve.forecast import HISTORY, padded, windows
 
 FloatArray = NDArray[np.float64]
@@ -63,19 +62,6 @@ class SeriesNetwork(nn.Module):
         return past[:, -1] + change
 
 
-@contextmanager
-def _alone(seed: int) -> Iterator[None]:
-    """One thread and a random state of one's own; both are put back."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 class SeriesLstm:
     """An LSTM over one series.
 
@@ -87,7 +73,7 @@ class SeriesLstm:
     def __init__(self, config: LstmConfig, seed: int) -> None:
         self.config, self.seed = config, seed
         self.centre, self.scale = 0.0, 1.0
-        with _alone(seed):
+        with alone(seed):
             self.network = SeriesNetwork(config.hidden)
 
     def fit(self, series: FloatArray) -> None:
@@ -101,7 +87,7 @@ class SeriesLstm:
         normal = (series - self.centre) / self.scale
         past = torch.from_numpy(windows(normal[:, None], self.config.history)[:, :, 0].astype(np.float32))
         target = torch.from_numpy(normal[self.config.history :].astype(np.float32))
-        with _alone(self.seed):
+        with alone(self.seed):
             self._train(past, target)
 
     def _train(self, past: torch.Tensor, target: torch.Tensor) -> None:
@@ -124,7 +110,7 @@ class SeriesLstm:
             past: (history,), counts.
         """
         normal = torch.from_numpy(((past - self.centre) / self.scale).astype(np.float32))
-        with _alone(self.seed), torch.no_grad():
+        with alone(self.seed), torch.no_grad():
             ahead = float(self.network(normal[None])[0])
         return max(0.0, ahead * self.scale + self.centre)
 

@@ -1,0 +1,53 @@
+"""Instances in proportion to the requests that are there: Ray Serve's rule, without its smoothing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from baselines.common.autoscaler import EndpointAutoscaler
+from baselines.policy import Tunable
+from envs.autoscaling.state import AutoscalingState, EndpointState
+
+
+@dataclass(frozen=True)
+class QueueProportionalConfig:
+    """Constants of `QueueProportionalPolicy`.
+
+    Attributes:
+        requests_per_instance: Requests, running or waiting, for which an instance is kept. Source: ours.
+    """
+
+    requests_per_instance: float = 32.0
+
+    def __post_init__(self) -> None:
+        if not self.requests_per_instance > 0:
+            raise ValueError(f"requests_per_instance must be positive, got {self.requests_per_instance}")
+
+    @staticmethod
+    def tunables() -> dict[str, Tunable]:
+        """Constants that a tuner may search."""
+        return {"requests_per_instance": Tunable(1.0, 512.0, log=True)}
+
+
+class QueueProportionalPolicy(EndpointAutoscaler):
+    """ceil(requests running, waiting or held / requests an instance is kept for).
+
+    Args:
+        config: Its constants.
+    """
+
+    name = "queue_proportional"
+
+    def __init__(self, config: QueueProportionalConfig | None = None) -> None:
+        self.config = config or QueueProportionalConfig()
+
+    def desired(self, state: AutoscalingState, endpoint: EndpointState) -> int:
+        """Instances for the requests that are there."""
+        return math.ceil(requests_there(endpoint) / self.config.requests_per_instance)
+
+
+def requests_there(endpoint: EndpointState) -> int:
+    """Interactive requests of an endpoint: running, waiting at instances, or held at the gateway."""
+    rows = endpoint.instances
+    return int((rows["num_running"] + rows["num_waiting"]).sum()) + endpoint.num_held

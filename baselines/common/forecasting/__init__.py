@@ -1,0 +1,13 @@
+"""Forecasters of one series, all with one interface, by well-kept libraries where there is one.
+
+    series.py      the interface, gaps, errors of rolling forecasts
+    simple.py      the last value, the mean of the last ones, the same time a season ago
+    arima.py       ARIMA, orders by AIC (statsmodels)
+    ets.py         exponential smoothing (statsmodels)
+    prophet.py     Prophet
+    kalman.py      local linear trend, by a Kalman filter (statsmodels)
+    registry.py    all of them by name
+    determinism.py one thread and a random state of its own for what is trained
+
+statsmodels and prophet come with the extra `forecast`; they are imported when a forecaster is made.
+"""

@@ -1,0 +1,147 @@
+"""What PreServe's scaler is compared with (section 5.3): Reactive, Proactive and Hybrid.
+
+The text has a sentence for each and no number. Thresholds, and that one instance comes or goes at a time, are ours:
+those of SageServe's reactive scaling (section 4), which looks at the same usage. PASS is in `pass_scaler`, Llumnix in
+`baselines.llumnix.scaler`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from baselines.common.autoscaler import Autoscaler, to_count
+from baselines.policy import Tunable
+from baselines.preserve.workload_predictor import (
+    WorkloadPredictor,
+    WorkloadPredictorConfig,
+    window_number,
+)
+from envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState, ScaleChange
+
+
+@dataclass(frozen=True)
+class ComparatorConfig:
+    """Constants of the comparators.
+
+    Attributes:
+        predictor: Of the workload predictor, for those that have one: the same as PreServe's.
+        out_above_usage: Mean KV usage above which an instance is added. Source: ours.
+        in_below_usage: ... below which one is isolated. Source: ours.
+        cooldown_s: Between two reactions. Source: ours.
+    """
+
+    predictor: WorkloadPredictorConfig = field(default_factory=WorkloadPredictorConfig)
+    out_above_usage: float = 0.7
+    in_below_usage: float = 0.3
+    cooldown_s: float = 15.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.in_below_usage < self.out_above_usage:
+            raise ValueError(
+                f"in_below_usage must lie between 0 and out_above_usage ({self.out_above_usage}), "
+                f"got {self.in_below_usage}"
+            )
+        if not self.cooldown_s >= 0:
+            raise ValueError(f"cooldown_s must not be negative, got {self.cooldown_s}")
+
+    @staticmethod
+    def tunables() -> dict[str, Tunable]:
+        """Constants that a tuner may search."""
+        return {"out_above_usage": Tunable(0.5, 0.95), "in_below_usage": Tunable(0.05, 0.5)}
+
+
+class _Comparator(Autoscaler):
+    """Shared parts: a reaction to KV usage, and the number that a forecast asks for.
+
+    Args:
+        config: Constants.
+    """
+
+    def __init__(self, config: ComparatorConfig | None = None) -> None:
+        self.config = config or ComparatorConfig()
+
+    def begin(self) -> None:
+        """Forgets what was learned and done."""
+        self._acted_s: dict[Endpoint, float] = {}
+        self._window: dict[Endpoint, int] = {}
+        self._forecast: dict[Endpoint, int | None] = {}
+        self._predictors = {
+            endpoint: WorkloadPredictor(self.config.predictor, seed=number)
+            for number, endpoint in enumerate(self.spec.endpoints)
+        }
+
+    def reaction(self, state: AutoscalingState, endpoint: EndpointState) -> int:
+        """Change by KV usage: -1, 0 or 1."""
+        usage = endpoint.utilization()
+        since_s = state.now_s - self._acted_s.get(endpoint.endpoint, -math.inf)
+        if not math.isfinite(usage) or since_s < self.config.cooldown_s:
+            return 0
+        change = (usage > self.config.out_above_usage) - (usage < self.config.in_below_usage)
+        if change:
+            self._acted_s[endpoint.endpoint] = state.now_s
+        return change
+
+    def forecast(self, state: AutoscalingState, endpoint: EndpointState) -> int | None:
+        """Instances for the next window, said when a window begins; None: nothing is known, or none begins."""
+        window = window_number(state.now_s, self.config.predictor.window_s)
+        if self._window.get(endpoint.endpoint, -1) >= window:
+            return None
+        self._window[endpoint.endpoint] = window
+        self._forecast[endpoint.endpoint] = self._predictors[endpoint.endpoint].predict(endpoint).instances
+        return self._forecast[endpoint.endpoint]
+
+
+class PreServeReactivePolicy(_Comparator):
+    """Reactive: "the current instance status (i.e., KV memory usage)" alone.
+
+    Args:
+        config: Its constants.
+    """
+
+    name = "preserve_reactive"
+
+    def decide(self, state: AutoscalingState) -> Iterable[ScaleChange]:
+        """One more above the upper threshold, one fewer below the lower one."""
+        for endpoint in state.endpoints:
+            yield from to_count(self.spec, endpoint, len(endpoint.present) + self.reaction(state, endpoint))
+
+
+class PreServeProactivePolicy(_Comparator):
+    """Proactive: the number that the forecast of the window asks for, and no correction.
+
+    Args:
+        config: Its constants.
+    """
+
+    name = "preserve_proactive"
+
+    def decide(self, state: AutoscalingState) -> Iterable[ScaleChange]:
+        """Changes when a window begins."""
+        for endpoint in state.endpoints:
+            wanted = self.forecast(state, endpoint)
+            yield from to_count(self.spec, endpoint, len(endpoint.present) if wanted is None else wanted)
+
+
+class PreServeHybridPolicy(_Comparator):
+    """Hybrid: the forecast when a window begins, corrected by reactions within it.
+
+    A reaction does not take away what the forecast asked for.
+
+    Args:
+        config: Its constants.
+    """
+
+    name = "preserve_hybrid"
+
+    def decide(self, state: AutoscalingState) -> Iterable[ScaleChange]:
+        """The window's number when it begins, reactions after."""
+        for endpoint in state.endpoints:
+            present = len(endpoint.present)
+            wanted = self.forecast(state, endpoint)
+            if wanted is None:
+                floor = self._forecast.get(endpoint.endpoint) or 0
+                change = self.reaction(state, endpoint)
+                wanted = present + (change if change > 0 or present > floor else 0)
+            yield from to_count(self.spec, endpoint, wanted)

@@ -1,0 +1,176 @@
+"""PreServe's proactive instance scaler (section 4.3.2)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baselines.common.autoscaler import Autoscaler, bounded, to_count
+from baselines.policy import Tunable
+from baselines.preserve.load_anticipator import EXTENSION_RATIO
+from baselines.preserve.look_ahead import look_ahead, share_above
+from baselines.preserve.workload_predictor import (
+    WorkloadPredictor,
+    WorkloadPredictorConfig,
+    window_number,
+)
+from envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState, ScaleChange
+
+
+@dataclass(frozen=True)
+class PreServeScalingConfig:
+    """Constants of `PreServeScalingPolicy`.
+
+    Attributes:
+        predictor: Of the workload predictor.
+        lookahead_iterations: l, iterations that are anticipated. Source: section 4.3.1 (100).
+        extension_ratio: Share of its present length by which the response of a late request is extended. Source:
+            section 4.3.1.
+        overload_usage: KV usage above which an iteration is overloaded. Source: section 4.3.2 (95 %).
+        overload_share: An instance is potentially overloaded if more than this share of the next l iterations is.
+            Source: section 4.3.2 (10 %).
+        scale_in_usage: T_f, KV usage below which all instances must stay for a scale-in. Source: section 4.3.2 (30 %).
+    """
+
+    predictor: WorkloadPredictorConfig = field(default_factory=WorkloadPredictorConfig)
+    lookahead_iterations: int = 100
+    extension_ratio: float = EXTENSION_RATIO
+    overload_usage: float = 0.95
+    overload_share: float = 0.1
+    scale_in_usage: float = 0.3
+
+    def __post_init__(self) -> None:
+        if self.lookahead_iterations < 1:
+            raise ValueError(f"lookahead_iterations must be at least 1, got {self.lookahead_iterations}")
+        if not self.extension_ratio >= 0:
+            raise ValueError(f"extension_ratio must not be negative, got {self.extension_ratio}")
+        for name in ("overload_usage", "scale_in_usage"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        if not 0 <= self.overload_share <= 1:
+            raise ValueError(f"overload_share must lie in [0, 1], got {self.overload_share}")
+
+    @staticmethod
+    def tunables() -> dict[str, Tunable]:
+        """Constants that a tuner may search."""
+        return {
+            "overload_usage": Tunable(0.7, 1.5),
+            "overload_share": Tunable(0.0, 1.0),
+            "scale_in_usage": Tunable(0.05, 0.7),
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Anticipated:
+    """What is anticipated of an endpoint's running instances.
+
+    Attributes:
+        places: (I,) which instances.
+        peak_usage: (I,) max U', largest KV usage over the next l iterations, share of the capacity.
+        overloaded: (I,) whether each is potentially overloaded.
+    """
+
+    places: NDArray[np.int64]
+    peak_usage: NDArray[np.float64]
+    overloaded: NDArray[np.bool_]
+
+
+def anticipate(
+    state: AutoscalingState, endpoint: EndpointState, config: PreServeScalingConfig
+) -> Anticipated:
+    """Projects the load of the endpoint's running instances from the requests in flight.
+
+    Args:
+        state: With the requests in flight.
+        endpoint: Whose instances.
+        config: Look-ahead and what counts as overloaded.
+    """
+    rows = endpoint.running
+    places = rows["place"].astype(np.int64)
+    own = state.in_flight[np.isin(state.in_flight["place"], places)].copy()
+    order = np.argsort(places)
+    own["place"] = order[np.searchsorted(places[order], own["place"])]  # numbered as the rows are
+    tokens = look_ahead(own, len(places), config.lookahead_iterations, config.extension_ratio).tokens
+    capacity = np.maximum(rows["kv_capacity_tokens"], 1).astype(np.float64)
+    above = share_above(tokens, config.overload_usage * capacity)
+    return Anticipated(places, tokens.max(axis=1) / capacity, above > config.overload_share)
+
+
+def instances_to_isolate(present: int, peak_usage: NDArray[np.float64], scale_in_usage: float) -> int:
+    """N_c - sum max(U') / T_f where every peak is below T_f, 0 otherwise; what is needed is rounded up.
+
+    Args:
+        present: N_c.
+        peak_usage: (I,) max U' of each instance.
+        scale_in_usage: T_f.
+    """
+    if not len(peak_usage) or (peak_usage >= scale_in_usage).any():
+        return 0
+    return max(0, present - math.ceil(float(peak_usage.sum()) / scale_in_usage - 1e-9))
+
+
+class PreServeScalingPolicy(Autoscaler):
+    """Two tiers: the window's forecast sets the number of instances, anticipated loads correct it within the window.
+
+    Instances that go are isolated from routing and finish what they have. Where the text leaves a choice:
+
+    * "One potentially overloaded instance, one additional instance": an instance that stays overloaded is answered
+      once; when it has recovered it can be answered again.
+    * The scale-in within a window waits while an instance starts: its load is still to come.
+    * What the predictor has not learned yet (no capability seen) changes nothing.
+
+    Args:
+        config: Its constants.
+    """
+
+    name = "preserve_scaling"
+
+    def __init__(self, config: PreServeScalingConfig | None = None) -> None:
+        self.config = config or PreServeScalingConfig()
+
+    def begin(self) -> None:
+        """Forgets what was learned and what was answered."""
+        self._predictors = {
+            endpoint: WorkloadPredictor(self.config.predictor, seed=number)
+            for number, endpoint in enumerate(self.spec.endpoints)
+        }
+        self._window: dict[Endpoint, int] = {}
+        self._scaled_in: dict[Endpoint, int] = {}
+        self._answered: dict[Endpoint, set[int]] = {}
+
+    def decide(self, state: AutoscalingState) -> Iterable[ScaleChange]:
+        """The window's number when it begins; corrections after."""
+        window = window_number(state.now_s, self.config.predictor.window_s)
+        for endpoint in state.endpoints:
+            wanted = len(endpoint.present)
+            if self._window.get(endpoint.endpoint, -1) < window:
+                self._window[endpoint.endpoint] = window
+                wanted = self._forecast(endpoint, wanted)
+            else:
+                wanted += self._correct(state, endpoint, window)
+            yield from to_count(self.spec, endpoint, wanted)
+
+    def _forecast(self, endpoint: EndpointState, present: int) -> int:
+        predicted = self._predictors[endpoint.endpoint].predict(endpoint).instances
+        return present if predicted is None else predicted
+
+    def _correct(self, state: AutoscalingState, endpoint: EndpointState, window: int) -> int:
+        anticipated = anticipate(state, endpoint, self.config)
+        overloaded = {int(place) for place in anticipated.places[anticipated.overloaded]}
+        answered = self._answered.get(endpoint.endpoint, set())
+        self._answered[endpoint.endpoint] = overloaded
+        more = len(overloaded - answered)
+        if more or overloaded:
+            return more
+        if self._scaled_in.get(endpoint.endpoint, -1) == window or len(endpoint.starting):
+            return 0
+        present = len(endpoint.present)
+        fewer = instances_to_isolate(present, anticipated.peak_usage, self.config.scale_in_usage)
+        fewer = present - bounded(self.spec, present - fewer)
+        if fewer > 0:
+            self._scaled_in[endpoint.endpoint] = window
+        return -max(fewer, 0)

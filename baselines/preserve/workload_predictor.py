@@ -1,0 +1,122 @@
+"""Tier 1: the service workload predictor (section 4.1): Algorithms 1 and 2 of one service."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from baselines.common.forecasting.series import FloatArray, SeriesForecaster
+from baselines.preserve.capability import Capability, profile
+from baselines.preserve.mlstm import Mlstm, MlstmConfig
+from envs.autoscaling.state import EndpointState
+
+MakeForecaster = Callable[[], SeriesForecaster]
+
+
+@dataclass(frozen=True)
+class WorkloadPredictorConfig:
+    """Constants of the workload predictor.
+
+    Attributes:
+        window_s: Length of a window. Source: section 4.1 (10 minutes).
+        retrain_s: Between two trainings. Source: section 4.1 ("e.g., daily").
+        mlstm: Network and training.
+    """
+
+    window_s: float = 600.0
+    retrain_s: float = 86_400.0
+    mlstm: MlstmConfig = field(default_factory=MlstmConfig)
+
+    def __post_init__(self) -> None:
+        for name in ("window_s", "retrain_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the next window is expected to bring.
+
+    Attributes:
+        prompt_tps: P'_{i+1}, tokens/s.
+        response_tps: D'_{i+1}, tokens/s.
+        instances: N_{i+1}; None: no capability has been seen yet.
+    """
+
+    prompt_tps: float
+    response_tps: float
+    instances: int | None
+
+
+class WorkloadPredictor:
+    """Prompt and response tokens of one service, two windows ahead.
+
+    Until there is enough to train on, the last window stands for the coming ones.
+
+    Attributes:
+        capability: What an instance has been seen to serve.
+
+    Args:
+        config: Its constants; None: the defaults.
+        seed: Of the networks.
+        make: Makes each of the two forecasters; None: mLSTMs, as in the text.
+        capability: Where profiling starts; None: at nothing, as in Algorithm 1.
+    """
+
+    def __init__(
+        self,
+        config: WorkloadPredictorConfig | None = None,
+        seed: int = 0,
+        make: MakeForecaster | None = None,
+        capability: Capability | None = None,
+    ) -> None:
+        self.config = config or WorkloadPredictorConfig()
+        self.capability = capability or Capability()
+        make = make or (lambda: Mlstm(self.config.mlstm, seed))
+        self._prompt, self._response = make(), make()
+        self._trained_s = -math.inf
+        self._fitted = False
+
+    def predict(self, endpoint: EndpointState) -> Prediction:
+        """Predicts window T_{i+1} at the beginning of T_i.
+
+        Args:
+            endpoint: With its history, whose last bin ends where T_i begins.
+        """
+        window_s = self.config.window_s
+        history = endpoint.history
+        prompts = history.rebinned("input_tokens", window_s) + history.rebinned("niw_input_tokens", window_s)
+        responses = history.rebinned("output_tokens", window_s) + history.rebinned(
+            "niw_output_tokens", window_s
+        )
+        violations = history.rebinned("violations", window_s)
+        instances = history.rebinned("mean_instances", window_s) * (history.bin_s / window_s)
+        self.capability = profile(prompts, responses, violations, instances, window_s, self.capability)
+        self._train(history.end_s, prompts, responses)
+        prompt, response = (
+            self._two_ahead(forecaster, past) / window_s
+            for forecaster, past in ((self._prompt, prompts), (self._response, responses))
+        )
+        needed = self.capability.instances_for(prompt, response) if self.capability.mu_t > 0 else None
+        return Prediction(prompt, response, needed)
+
+    def _train(self, now_s: float, prompts: FloatArray, responses: FloatArray) -> None:
+        enough = len(prompts) > self.config.mlstm.history
+        if enough and now_s - self._trained_s >= self.config.retrain_s:
+            self._prompt.fit(prompts)
+            self._response.fit(responses)
+            self._trained_s, self._fitted = now_s, True
+
+    def _two_ahead(self, forecaster: SeriesForecaster, past: FloatArray) -> float:
+        """Tokens of the window after the one that begins now."""
+        if not len(past):
+            return 0.0
+        return float(forecaster.forecast(past, 2)[-1] if self._fitted else past[-1])
+
+
+def window_number(now_s: float, window_s: float) -> int:
+    """Which window it is."""
+    return int(np.floor(now_s / window_s + 1e-9))

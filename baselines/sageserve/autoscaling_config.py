@@ -1,0 +1,113 @@
+"""Constants of SageServe's scaling and where they come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baselines.policy import Tunable
+
+STRATEGIES = ("LT-I", "LT-U", "LT-UA")
+_RATIOS = ("out_above_ratio", "in_below_ratio", "epsilon")
+_POSITIVE = ("plan_period_s", "window_s", "refit_s", "observe_s")
+_NOT_NEGATIVE = ("beta", "cooldown_s", "last_s", "over_factor", "under_factor")
+
+
+@dataclass(frozen=True)
+class ReactiveConfig:
+    """Constants of reactive scaling.
+
+    Attributes:
+        out_above_ratio: Effective memory utilisation above which an instance is added. Source: section 4 (70 %).
+        in_below_ratio: ... below which one is donated. Source: section 4 (30 %).
+        cooldown_s: Between two changes at an endpoint. Source: section 4 (15 s).
+        siloed: Whether interactive and non-interactive requests have instances of their own. Source: section 4.
+    """
+
+    out_above_ratio: float = 0.7
+    in_below_ratio: float = 0.3
+    cooldown_s: float = 15.0
+    siloed: bool = False
+
+    def __post_init__(self) -> None:
+        _check_thresholds(self.in_below_ratio, self.out_above_ratio)
+        if not self.cooldown_s >= 0:
+            raise ValueError(f"cooldown_s must not be negative, got {self.cooldown_s}")
+
+    @staticmethod
+    def tunables() -> dict[str, Tunable]:
+        """Constants that a tuner may search."""
+        return {
+            "out_above_ratio": Tunable(0.5, 0.95),
+            "in_below_ratio": Tunable(0.05, 0.5),
+            "cooldown_s": Tunable(1.0, 600.0, log=True),
+        }
+
+
+@dataclass(frozen=True)
+class SageServeScalingConfig:
+    """Constants of SageServe's forecast-aware scaling.
+
+    Attributes:
+        strategy: LT-I, LT-U or LT-UA. Source: section 6.4.
+        forecaster: Name of a forecaster of `baselines.common.forecasting.registry`. Source: section 6.3, ARIMA.
+        plan_period_s: Between two plans. Source: section 6.3, hourly.
+        window_s: Windows w of the hour that is planned. Source: section 5 reprovisions "e.g., every 15 mins"; that
+            windows are as long is ours.
+        refit_s: Between two fits of the forecaster; between them it is only told what came. Source: ours, a day.
+        beta: Share of the past hour's non-interactive load that is added to the forecast. Source: section 6.3 (10 %).
+        epsilon: Least share of its own peak that a region serves itself. Source: section 5 allows (0, 1] and names no
+            number: ours.
+        out_above_ratio: Utilisation above which LT-U and LT-UA add instances. Source: section 6.4 (70 %).
+        in_below_ratio: ... below which they take some away. Source: section 6.4 (30 %).
+        cooldown_s: Between two such changes at an endpoint. Source: section 4 has 15 s for reactive scaling; section
+            6.4 names none for this.
+        last_s: Last part of the hour in which LT-UA compares with the forecast. Source: section 6.4 (20 min).
+        over_factor: Observed over predicted rate from which it goes on adding. Source: section 6.4 (5).
+        under_factor: ... up to which it goes on taking away. Source: section 6.4 (0.5).
+        observe_s: Over which the observed rate is taken. Source: the public code, a minute.
+    """
+
+    strategy: str = "LT-UA"
+    forecaster: str = "arima"
+    plan_period_s: float = 3600.0
+    window_s: float = 900.0
+    refit_s: float = 86_400.0
+    beta: float = 0.1
+    epsilon: float = 0.8
+    out_above_ratio: float = 0.7
+    in_below_ratio: float = 0.3
+    cooldown_s: float = 15.0
+    last_s: float = 1200.0
+    over_factor: float = 5.0
+    under_factor: float = 0.5
+    observe_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.strategy not in STRATEGIES:
+            raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, got {self.strategy!r}")
+        _check_thresholds(self.in_below_ratio, self.out_above_ratio)
+        if not 0 < self.epsilon <= 1:
+            raise ValueError(f"epsilon must lie in (0, 1], got {self.epsilon}")
+        for name in _POSITIVE:
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        for name in _NOT_NEGATIVE:
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+
+    @staticmethod
+    def tunables() -> dict[str, Tunable]:
+        """Constants that a tuner may search."""
+        return {
+            "beta": Tunable(0.0, 1.0),
+            "epsilon": Tunable(0.3, 1.0),
+            "out_above_ratio": Tunable(0.5, 0.95),
+            "in_below_ratio": Tunable(0.05, 0.5),
+            "over_factor": Tunable(1.1, 10.0, log=True),
+            "under_factor": Tunable(0.1, 0.9),
+        }
+
+
+def _check_thresholds(low: float, high: float) -> None:
+    if not 0 <= low < high:
+        raise ValueError(f"in_below_ratio must lie between 0 and out_above_ratio ({high}), got {low}")

@@ -1,0 +1,50 @@
+"""What SageServe expects: token rates of the next hour by region and model (section 6.3).
+
+ARIMA forecasts the prompt tokens/s of interactive requests by windows of the next hour. On top of every window comes
+beta, a share of the non-interactive load of the past hour, "to handle transient bursts and to offer spare capacity for
+NIW requests". The non-interactive load is the mean rate of its prompt tokens over that hour (the public code takes the
+largest single entry instead).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from baselines.common.forecasting.series import FloatArray
+from envs.autoscaling.state import EndpointState
+
+HOUR_S = 3600.0
+
+
+def interactive_tps(endpoint: EndpointState, window_s: float) -> FloatArray:
+    """(T,), prompt tokens/s of interactive requests by window of the past.
+
+    Args:
+        endpoint: Whose.
+        window_s: Length of a window, seconds.
+    """
+    return endpoint.history.rebinned("input_tokens", window_s) / window_s
+
+
+def buffer_tps(endpoint: EndpointState, beta: float) -> float:
+    """Tokens/s that are added for bursts and non-interactive requests.
+
+    Args:
+        endpoint: Whose.
+        beta: Share of the non-interactive load of the past hour.
+    """
+    past = endpoint.history.last(HOUR_S)
+    seconds = len(past) * endpoint.history.bin_s
+    return beta * float(past["niw_input_tokens"].sum()) / seconds if seconds else 0.0
+
+
+def present_tps(endpoint: EndpointState, over_s: float) -> float:
+    """Prompt tokens/s of interactive requests that were observed lately.
+
+    Args:
+        endpoint: Whose.
+        over_s: How far to look back, seconds.
+    """
+    traffic = endpoint.recent if len(endpoint.recent) else endpoint.history
+    rows = traffic.last(over_s)
+    return float(np.sum(rows["input_tokens"])) / (len(rows) * traffic.bin_s) if len(rows) else 0.0
