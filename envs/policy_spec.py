@@ -17,7 +17,7 @@ class PolicySpec:
         cluster: The cluster.
         slos: Latency promises, by class.
         classes: Names of the request classes, in the order of `ClusterState.totals`.
-        decision_interval_s: Time between decisions, seconds; in routing, between two offers of a held request.
+        decision_interval_s: Time between decisions, seconds; in routing, from the first hold to the next offer.
         engines: What is known of the engines beforehand; None where their layout is what is decided.
         queue_capacity: Requests that the router may hold; one more is refused.
     """

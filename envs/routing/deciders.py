@@ -141,6 +141,7 @@ class Deciders:
         observations, table = self._run(np.full(len(self.episodes), NO_ACTION, np.int64))
         rows = list(which)
         self._before[rows] = table[rows]
+        self._before[rows, _DT] = 0.0
         self._pending[rows] = self._status[rows] == ENDED
         others = np.setdiff1d(np.arange(len(self.episodes)), rows)
         self._status[others] = before[others]
@@ -151,7 +152,12 @@ class Deciders:
 
         Args:
             actions: (N,), a place, or `hold`; anything else is counted and holds.
+
+        Raises:
+            ValueError: there are not as many actions as episodes.
         """
+        if actions.shape != (len(self.episodes),):
+            raise ValueError(f"actions must have shape ({len(self.episodes)},), got {actions.shape}")
         chosen = np.where(actions == self.hold, HOLD, np.where(actions < 0, self.hold, actions))
         observations, table = self._run(chosen.astype(np.int64))
         table += self._before
@@ -169,13 +175,14 @@ class Deciders:
         """Calls the kernel until every episode that goes on has come to a decision or its end."""
         number, rows, classes = len(self.episodes), self.num_rows, self.num_classes
         observations = Observations(
-            np.empty((number, rows, len(PLACE_FEATURES)), np.float32),
-            np.empty((number, len(REQUEST_FEATURES) + classes), np.float32),
-            np.empty((number, len(CLUSTER_FEATURES)), np.float32),
-            np.empty((number, rows + 1), np.bool_),
+            np.zeros((number, rows, len(PLACE_FEATURES)), np.float32),
+            np.zeros((number, len(REQUEST_FEATURES) + classes), np.float32),
+            np.zeros((number, len(CLUSTER_FEATURES)), np.float32),
+            np.zeros((number, rows + 1), np.bool_),
         )
         table = np.zeros((number, len(OUTCOMES) + 2 * classes))
         going = self._status != ENDED
+        moved = going.copy()
         worlds, traffics, tables, desks = self._handles
         while decide_many(
             worlds,
@@ -197,7 +204,7 @@ class Deciders:
                 self.episodes[i].attend(int(self._status[i]), int(actions[i]))
                 self.look_at(i)
             actions = np.where(going, NO_ACTION, actions)
-        self._touched[:] = False
+        self._touched[moved] = False
         return observations, table
 
     def look_at(self, i: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import gymnasium as gym
@@ -18,10 +19,9 @@ from envs.routing.episode import Episode
 from envs.routing.render import Renderer
 from envs.routing.state import Dispatch, RoutingState
 from envs.side_by_side import MAX_SEED
-from envs.simulator.kernel.features import CLUSTER_FEATURES, PLACE_FEATURES, REQUEST_FEATURES
+from envs.simulator.kernel.features import CLUSTER_FEATURES, HIGHEST, PLACE_FEATURES, REQUEST_FEATURES
 
 Observation = dict[str, NDArray[np.float32]]
-HIGH = 64.0  # no log1p of a float64 is larger than this for values below e^64
 
 
 def make_spaces(episode: Episode) -> tuple[spaces.Space[Any], spaces.Discrete]:
@@ -29,9 +29,9 @@ def make_spaces(episode: Episode) -> tuple[spaces.Space[Any], spaces.Discrete]:
     rows, classes = episode.config.num_rows, len(episode.classes)
     observation = spaces.Dict(
         {
-            "places": spaces.Box(0.0, HIGH, (rows, len(PLACE_FEATURES)), np.float32),
-            "request": spaces.Box(0.0, HIGH, (len(REQUEST_FEATURES) + classes,), np.float32),
-            "cluster": spaces.Box(0.0, HIGH, (len(CLUSTER_FEATURES),), np.float32),
+            "places": spaces.Box(0.0, HIGHEST, (rows, len(PLACE_FEATURES)), np.float32),
+            "request": spaces.Box(0.0, HIGHEST, (len(REQUEST_FEATURES) + classes,), np.float32),
+            "cluster": spaces.Box(0.0, HIGHEST, (len(CLUSTER_FEATURES),), np.float32),
         }
     )
     return observation, spaces.Discrete(rows + 1)
@@ -47,13 +47,13 @@ class RoutingEnv(gym.Env[Observation, np.int64]):
 
     ## Action space
 
-    `Discrete(places + 1)`: a place, or (the last action) hold. A held request is offered again after `retry_s`, with
-    the others that are held, oldest first within its priority; if one is held once more, the others of its class and
-    model wait for the next retry. A request that is held when `queue_capacity` are held already is refused. Places
-    that are out of service, serve another model or could not hold the request are masked (`action_masks()`,
-    `info["action_mask"]`); one that is chosen anyway is counted in `info["num_refused"]` and holds the request. `step`
-    also takes None (hold), and a `Dispatch`, which may change the request's priority and tell the fleet something
-    besides (`Migrate`, for one).
+    `Discrete(places + 1)`: a place, or (the last action) hold. What is held is offered again at the next retry,
+    `retry_s` after the first of it was held, oldest first within its priority; if one is held once more, the others of
+    its class, model and region wait for the retry after that. A request that is held when `queue_capacity` are held
+    already is refused. Places that are out of service, serve another model or could not hold the request are masked
+    (`action_masks()`, `info["action_mask"]`); one that is chosen anyway is counted in `info["num_refused"]` and holds
+    the request. `step` also takes None (hold), and a `Dispatch`, which may change the request's priority and tell the
+    fleet something besides (`Migrate`, for one).
 
     ## Observation space
 
@@ -66,9 +66,9 @@ class RoutingEnv(gym.Env[Observation, np.int64]):
     `objective.scale` times the weighted sum of the terms in `info["reward_terms"]` over the time to the next decision:
     `latency` (minus the growth of the sum over requests of TTFT / SLO + TPOT / SLO, accrued while they are in the
     system), `ttft_attainment/CLASS` and `tpot_attainment/CLASS` (minus the promises broken), `goodput` (requests
-    finished within both), `abandoned` (minus requests refused, failed or left unfinished). What a decision costs comes
-    when it arises, often many decisions later; `info["dt"]` is the time to the next decision, seconds, by which a
-    semi-Markov agent discounts.
+    finished within both), `abandoned` (minus requests refused, failed or left unfinished; each counts as a miss of both
+    promises besides, whatever it had kept or missed before). What a decision costs comes when it arises, often many
+    decisions later; `info["dt"]` is the time to the next decision, seconds, by which a semi-Markov agent discounts.
 
     ## Start and end
 
@@ -157,15 +157,18 @@ class RoutingEnv(gym.Env[Observation, np.int64]):
         """The place that an action sends the request to, once all else that it says is done, and what was refused."""
         if not isinstance(action, Dispatch):
             return (self._deciders.hold if action is None else int(action)), []
-        receipts = [self.episode.command(command) for command in action.commands]
-        self._deciders.look_at(0)
         if action.priority is not None:
             self.episode.give_priority(action.priority)
+        receipts = [self.episode.command(command) for command in action.commands]
+        self._deciders.look_at(0)
         place = self._deciders.hold if action.place is None else int(action.place)
         return place, [receipt.reason for receipt in receipts if not receipt.accepted]
 
     def command(self, command: FleetCommand) -> str:
-        """Tells the fleet something between decisions; returns why it was refused, or nothing."""
+        """Tells the fleet something between decisions; returns why it was refused, or nothing.
+
+        What has been observed, the mask included, stays as of the decision.
+        """
         receipt = self.episode.command(command)
         self._deciders.look_at(0)
         return receipt.reason
@@ -190,6 +193,7 @@ class RoutingEnv(gym.Env[Observation, np.int64]):
         copy.episode = self.episode.fork()
         copy._deciders = self._deciders.fork([copy.episode])
         copy.render_mode, copy._renderer = None, None
+        copy._np_random = deepcopy(self._np_random)
         return copy
 
     def render(self) -> Any:

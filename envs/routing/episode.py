@@ -135,10 +135,6 @@ class Episode:
         engines = desk.gauges.copy()
         engines["status"] = world.engines["status"]
         slot = int(desk.desk["slot"][0])
-        pooled = int(world.cluster["num_pooled"][0]) - (slot >= 0)
-        pooled_tokens = int(world.cluster["pooled_tokens"][0])
-        if slot >= 0:
-            pooled_tokens -= int(world.requests["prompt"][slot])
         return RoutingState(
             now_s=simulator.now_s,
             gauges_s=float(desk.desk["gauges_ps"][0]) / PS_PER_S,
@@ -146,8 +142,8 @@ class Episode:
             in_flight=self._in_flight(),
             request=self._request(slot) if slot >= 0 else None,
             can_take=desk.places["can_take"].astype(bool),
-            num_held=pooled,
-            held_tokens=pooled_tokens,
+            num_held=int(desk.desk["held"][0]),
+            held_tokens=int(desk.desk["held_tokens"][0]),
             gpu_seconds=simulator.gpu_seconds(),
             operations=simulator.plane.underway(),
             totals=world.stats[:, : len(TOTALS)].copy(),
@@ -192,6 +188,8 @@ class Episode:
 
     def command(self, command: FleetCommand) -> Receipt:
         """Tells the fleet something, before the request on the desk is sent."""
+        if isinstance(command, Route):
+            return Receipt(False, "a request is sent by the action itself, not by a Route beside it")
         self._state = None
         return self.simulator.apply(command)
 

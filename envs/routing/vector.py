@@ -28,13 +28,18 @@ class RoutingVectorEnv(SideBySide):
         self.episodes = [Episode(self.config) for _ in range(num_envs)]
         self._deciders = Deciders(self.episodes)
         self._lay_out(num_envs, render_mode, make_spaces(self.episodes[0]))
+        self._split: str | None = None
         self._masks = np.zeros((num_envs, self.config.num_rows + 1), bool)
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[BatchObservation, dict[str, Any]]:
-        """Begins an episode in every place. An integer seed gives place i the episode of seed + i."""
-        observations = self._deciders.reset(range(self.num_envs), self._seeds(seed))
+        """Begins an episode in every place. An integer seed gives place i the episode of seed + i.
+
+        `options={"split": ...}` chooses where these and the episodes that follow them are drawn from.
+        """
+        self._split = (options or {}).get("split")
+        observations = self._deciders.reset(range(self.num_envs), self._seeds(seed), self._split)
         self._masks = observations.masks
         return _as_dict(observations), {"action_mask": self._masks}
 
@@ -42,12 +47,14 @@ class RoutingVectorEnv(SideBySide):
         self, actions: NDArray[np.int64]
     ) -> tuple[BatchObservation, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
         """Takes one decision in every place."""
+        if not self.episodes[0].begun:
+            raise RuntimeError("no episode has begun; call reset()")
         observations, outcomes = self._deciders.step(np.asarray(actions, np.int64))
         infos: dict[str, Any] = {"dt": outcomes.dt_s}
         over = np.flatnonzero(outcomes.terminated | outcomes.truncated).tolist()
         if over:
             self._keep_last(over, _as_dict(observations), observations.masks[over], infos)
-            fresh = self._deciders.reset(over, [self._draw(i) for i in over])
+            fresh = self._deciders.reset(over, [self._draw(i) for i in over], self._split)
             for batch, rows in zip(observations, fresh, strict=True):
                 batch[over] = rows
         self._masks = observations.masks

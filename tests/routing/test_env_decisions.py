@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec
+from envs.fleet import Crash, FleetConfig, GroupSpec, ReplicaSpec, Route
 from envs.registration import make_env
 from envs.routing.state import Dispatch
+from envs.simulator.kernel.features import CLUSTER_FEATURES
 from envs.workload.formats import write_trace
 from envs.workload.predictions import PredictionSpec
 from envs.workload.registry import WorkloadSpec
@@ -214,3 +215,47 @@ def test_predictions_are_what_is_seen(trace):
     env.step(0)
     assert env.state.in_flight["predicted_tokens"].tolist() == [33]
     assert env.state.request.predicted_tokens == 44
+
+
+def test_a_crash_at_the_instant_of_an_arrival_ends_no_episode_for_ever(trace):
+    """What loses its engine at the instant at which it was sent there is offered again at the next retry."""
+    one = ReplicaSpec("llama-3.1-8b", "H100", max_num_seqs=1)
+    fleet = FleetConfig(groups=(GroupSpec(one, 2),), crashes=(Crash(2.0, 0),), start_fixed_s=1.0)
+    env = trace(rows(1.0, 2.0, 2.5, output=200), cluster=fleet, retry_s=0.1)
+    env.reset(seed=0)
+    env.step(0)
+    env.step(0)
+    assert (env.state.now_s, env.state.request.index, env.state.request.held_before) == (2.1, 1, True)
+    for _ in range(2):
+        _, _, over, _, _ = env.step(1)
+    assert over
+    assert env.records().to_frame()["outcome"].tolist() == ["failed", "finished", "finished"]
+
+
+def test_a_request_is_sent_by_the_action_and_by_no_route_beside_it(trace):
+    env = trace(rows(0.0, 1.0))
+    env.reset(seed=0)
+    _, _, _, _, info = env.step(Dispatch(1, commands=(Route(0, 0),)))
+    assert "not by a Route" in info["refused"]
+    env.step(0)
+    assert env.records().engine.tolist() == [1, 0]
+    assert env.episode.simulator.world.cluster["num_pooled"][0] == 0
+
+
+def test_what_is_held_is_counted_without_what_is_to_be_decided(trace):
+    env = trace(rows(0.0, 0.1, 0.1, 0.2), retry_s=10.0)
+    env.reset(seed=0)
+    seen = []
+    for _ in range(4):
+        observation, *_ = env.step(None)
+        seen.append((env.state.num_held, env.state.held_tokens))
+        held = observation["cluster"][CLUSTER_FEATURES.index("held_tokens")]
+        assert held == pytest.approx(np.log1p(env.state.held_tokens / env.config.scales.tokens), rel=1e-5)
+    assert seen == [(1, 100), (2, 200), (3, 300), (3, 300)]  # the last: the oldest is offered again
+
+
+def test_the_first_interval_begins_with_the_first_arrival(trace):
+    env = trace(rows(5.0, 6.0))
+    _, info = env.reset(seed=0)
+    assert (env.state.now_s, info["dt"]) == (5.0, 0.0)
+    assert env.step(0)[4]["dt"] == pytest.approx(1.0)

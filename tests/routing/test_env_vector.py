@@ -49,3 +49,12 @@ def test_bad_widths_and_seeds_are_refused():
         make_vector_env("routing", 0, **VARIANTS["mixed"])
     with pytest.raises(ValueError, match="seed"):
         make_vector_env("routing", 2, **VARIANTS["mixed"]).reset(seed=[1])
+
+
+def test_actions_of_another_number_and_steps_before_the_first_episode_are_refused():
+    batched = make_vector_env("routing", 2, **VARIANTS["mixed"])
+    with pytest.raises(RuntimeError, match="reset"):
+        batched.step(np.zeros(2, np.int64))
+    batched.reset(seed=0)
+    with pytest.raises(ValueError, match="shape"):
+        batched.step(np.zeros(3, np.int64))

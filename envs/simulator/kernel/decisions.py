@@ -9,7 +9,7 @@ from envs.backend import TOTALS
 from envs.simulator.kernel.accounting import latency_cost
 from envs.simulator.kernel.compiled import entry, inlined, int64
 from envs.simulator.kernel.desk import DECIDE, DUE, ENDED, Desk, new_desk
-from envs.simulator.kernel.features import _LONG_S, _SHORT_S, write_observation
+from envs.simulator.kernel.features import LONG_S, SHORT_S, write_observation
 from envs.simulator.kernel.handles import handle_width, reader_of
 from envs.simulator.kernel.offers import begin_retry, next_offer, offer_arrivals, settle
 from envs.simulator.kernel.router_view import look_at_places
@@ -80,8 +80,8 @@ def _next_stop(world: World, traffic: Traffic, desk: Desk, until: int) -> int:
     if board.gauge_interval_ps > 0:
         stop = min(stop, board.next_gauges_ps)
     if world.cluster[0].num_pooled > 0:
-        if board.retry_ps == NEVER:  # somebody lost its engine
-            board.retry_ps = now
+        if board.retry_ps == NEVER:  # some have lost their engine
+            board.retry_ps = now + board.retry_interval_ps
         stop = min(stop, board.retry_ps)
     if world.cluster[0].next_arrival >= len(traffic.arrival_ps):
         stop = min(stop, now + _DRAIN_PS)
@@ -109,7 +109,7 @@ def _run_to_decision(
         if fresh:
             reason = advance(world, traffic, tables, stop)
         else:
-            reason = go_on(world, traffic, tables, stop, False)
+            reason = go_on(world, traffic, tables, stop, fresh)
         fresh = False
         if reason != REACHED and reason != TRIGGERED:
             return reason
@@ -144,7 +144,7 @@ def _remember(world: World, traffic: Traffic, desk: Desk, dt_s: float) -> None:
     arrived = world.cluster[0].next_arrival
     for row in range(arrived - int64(requests), arrived):
         predicted += desk.predicted[row]
-    short, long = desk.scales[_SHORT_S], desk.scales[_LONG_S]
+    short, long = desk.scales[SHORT_S], desk.scales[LONG_S]
     keep_short, keep_long = np.exp(-dt_s / short), np.exp(-dt_s / long)
     memory[0] = memory[0] * keep_short + requests / short
     memory[1] = memory[1] * keep_long + requests / long

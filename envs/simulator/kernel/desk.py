@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from envs.backend import ENGINE_STATE_DTYPE, TOTALS
 from envs.simulator.kernel.state import NEVER
 
-# A router looks 100 iterations ahead (PreServe, section 4.3.1): now, and every 10 of them.
+# A router looks 100 iterations ahead (PreServe, section 4.3.1), now and every 10 of them (source of the step: ours).
 AHEAD_STEP, NUM_GLANCES = 10, 11
 NUM_SCALES = 11  # of the observation, see features.py
 
@@ -39,15 +39,18 @@ DESK_DTYPE = np.dtype(
         ("deadline_ps", np.int64),  # when the episode is cut off
         ("decided_ps", np.int64),  # when the last decision was taken
         ("decisions", np.int64),
+        (
+            "held",
+            np.int64,
+        ),  # requests in the router's queue besides the one on the desk, at the last decision ...
+        ("held_tokens", np.int64),  # ... and their tokens to prefill
         ("refused_actions", np.int64),  # places that could not take what was sent there
-        ("turned_away", np.int64),  # requests that found the queue full
         ("latency_cost", np.float64),  # at the last decision
         ("slot", np.int32),  # the request that is offered, -1: none
         ("following", np.int32),  # the held request to be offered next, -1: none
         ("held_before", np.int32),  # 1: what is offered has been held
         ("capacity", np.int32),  # requests that may be held
         ("sends_far", np.int32),  # 1: some request has gone to another region
-        ("last_refused", np.int32),  # 1: the last action was impossible
     ],
     align=True,
 )

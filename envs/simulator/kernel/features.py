@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from envs.simulator.kernel.blocks import find_hit
 from envs.simulator.kernel.compiled import inlined, int64
 from envs.simulator.kernel.desk import NUM_SCALES, Desk
-from envs.simulator.kernel.offers import num_held
+from envs.simulator.kernel.offers import count_held
 from envs.simulator.kernel.state import ACTIVE, PS_PER_S, SPECULATIVE, Tables, Traffic, World
 
 PLACE_FEATURES = (
@@ -27,9 +27,9 @@ PLACE_FEATURES = (
     "remaining_tokens",  # predicted output tokens still to come
     "drain_s",  # these, at the present pace
     "context_usage",  # known context over KV capacity, ratio
-    "peak_usage",  # most context over KV capacity now and 10, 20, ... 100 iterations ahead if the request came, ratio
+    "peak_usage",  # most context of what decodes, and of the request, now and 10, 20, ... 100 iterations ahead, ratio
     "excess_usage",  # what of this is above 0.8
-    "iteration_s",  # of a decode iteration with what decodes now and the request
+    "iteration_s",  # of a decode iteration with what decodes now and one request more
     "own_prefill_s",  # of the request's prompt, without what is cached there
     "own_decode_s",  # of its predicted output at that iteration
     "prefix_hit",  # share of its prompt that the place's prefix cache holds
@@ -48,8 +48,8 @@ REQUEST_FEATURES = (
 )  # and a 1 at its class
 
 CLUSTER_FEATURES = (
-    "held",  # requests in the router's queue
-    "held_tokens",  # their prompts
+    "held",  # requests in the router's queue besides the one to be decided
+    "held_tokens",  # theirs to prefill
     "requests_short",  # arrivals a second, exponential averages
     "requests_long",
     "prompt_tokens_short",  # a second
@@ -61,7 +61,7 @@ CLUSTER_FEATURES = (
     "gauge_age_s",
 )
 
-# Scales, in the order of `envs.routing.observation.RoutingScales`.
+# Scales, in the order of `envs.routing.config.RoutingScales`.
 (
     _REQUESTS,
     _TOKENS,
@@ -72,9 +72,10 @@ CLUSTER_FEATURES = (
     _DECODE_S,
     _REQUEST_RATE,
     _TOKEN_RATE,
-    _SHORT_S,
-    _LONG_S,
+    SHORT_S,
+    LONG_S,
 ) = range(NUM_SCALES)
+HIGHEST = 64.0  # of any feature: ratios are cut there, logarithms of 64-bit numbers do not reach it
 TARGET_USAGE = 0.8  # PreServe's T_mem, section 4.3.3
 
 
@@ -108,9 +109,9 @@ def _write_place(world: World, tables: Tables, desk: Desk, e: int, row: NDArray[
     row[8] = _log(place.queued_tokens * prefill_s, scales[_PREFILL_S])
     row[9] = _log(place.remaining_tokens, scales[_TOKENS])
     row[10] = _log(place.remaining_tokens * iteration_s / max(decoding, 1), scales[_DECODE_S])
-    row[11] = place.context_tokens / capacity
-    row[12] = place.peak_tokens / capacity
-    row[13] = max(place.peak_tokens / capacity - TARGET_USAGE, 0.0)
+    row[11] = min(place.context_tokens / capacity, HIGHEST)
+    row[12] = min(place.peak_tokens / capacity, HIGHEST)
+    row[13] = min(max(place.peak_tokens / capacity - TARGET_USAGE, 0.0), HIGHEST)
     row[14] = _log(iteration_s, scales[_ITERATION_S])
     row[18] = _log(capacity, scales[_CAPACITY_TOKENS])
 
@@ -156,8 +157,9 @@ def _write_request(world: World, tables: Tables, desk: Desk, slot: int, row: NDA
 def _write_cluster(world: World, traffic: Traffic, desk: Desk, row: NDArray[np.float32]) -> None:
     """What all places have in common."""
     memory, scales, board = desk.memory, desk.scales, desk.desk[0]
-    row[0] = _log(num_held(world, traffic, desk) - (board.slot >= 0), scales[_REQUESTS])
-    row[1] = _log(world.cluster[0].pooled_tokens, scales[_TOKENS])
+    count_held(world, traffic, desk)
+    row[0] = _log(board.held, scales[_REQUESTS])
+    row[1] = _log(board.held_tokens, scales[_TOKENS])
     row[2] = _log(memory[0], scales[_REQUEST_RATE])
     row[3] = _log(memory[1], scales[_REQUEST_RATE])
     for i in range(4):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from envs.simulator.kernel.accounting import book_turned_away
 from envs.simulator.kernel.compiled import compiled, inlined, int64
 from envs.simulator.kernel.desk import FAR, HOLD, NO_ACTION, Desk
-from envs.simulator.kernel.queues import unlink
+from envs.simulator.kernel.queues import tokens_to_prefill, unlink
 from envs.simulator.kernel.routers import may_take
 from envs.simulator.kernel.state import NEVER, NUM_LEVELS, REACHED, Tables, Traffic, World
 from envs.simulator.kernel.world import send
@@ -84,14 +84,18 @@ def next_offer(world: World, traffic: Traffic, desk: Desk) -> bool:
 
 
 @inlined
-def num_held(world: World, traffic: Traffic, desk: Desk) -> int:
-    """Requests in the router's queue, what is offered included, what has not been offered yet not."""
-    board = desk.desk[0]
-    held = int64(world.cluster[0].num_pooled)
+def count_held(world: World, traffic: Traffic, desk: Desk) -> None:
+    """Counts what is in the router's queue: the pool without what is on the desk and what has not been offered yet."""
+    board, cluster = desk.desk[0], world.cluster[0]
+    board.held, board.held_tokens = cluster.num_pooled, cluster.pooled_tokens
+    if board.slot >= 0:
+        board.held -= 1
+        board.held_tokens -= tokens_to_prefill(world, int64(board.slot))
     for row in range(board.next_row, board.last_row):
-        if _slot_of_row(world, traffic, row) >= 0:
-            held -= 1
-    return held
+        slot = _slot_of_row(world, traffic, row)
+        if slot >= 0:
+            board.held -= 1
+            board.held_tokens -= tokens_to_prefill(world, slot)
 
 
 @inlined
@@ -107,10 +111,10 @@ def may_go(world: World, tables: Tables, desk: Desk, slot: int, e: int) -> bool:
 def _hold(world: World, traffic: Traffic, tables: Tables, desk: Desk) -> None:
     """Keeps what is offered in the queue, or turns it away where there is no room."""
     board, slot, now = desk.desk[0], int64(desk.desk[0].slot), world.cluster[0].now_ps
-    if board.held_before == 0 and num_held(world, traffic, desk) > board.capacity:
+    count_held(world, traffic, desk)
+    if board.held_before == 0 and board.held >= board.capacity:
         unlink(world, int64(len(world.engines)), slot)
         book_turned_away(world, tables, slot, now)
-        board.turned_away += 1
     elif board.held_before:
         desk.held_again[world.requests[slot].endpoint, world.requests[slot].class_id] = 1
     if world.cluster[0].num_pooled > 0 and board.retry_ps == NEVER:
@@ -124,7 +128,6 @@ def settle(world: World, traffic: Traffic, tables: Tables, desk: Desk, action: i
     An action that is no place and not HOLD, or a place that cannot take the request, is counted and holds it.
     """
     board = desk.desk[0]
-    board.last_refused = 0
     slot = int64(board.slot)
     if slot < 0 or action == NO_ACTION:
         return int64(REACHED)
@@ -134,8 +137,7 @@ def settle(world: World, traffic: Traffic, tables: Tables, desk: Desk, action: i
             return int64(FAR)
         send(world, tables, slot, action)
     else:
-        board.last_refused = int64(action != HOLD)
-        board.refused_actions += board.last_refused
+        board.refused_actions += int64(action != HOLD)
         _hold(world, traffic, tables, desk)
     board.slot = -1
     return int64(REACHED)
