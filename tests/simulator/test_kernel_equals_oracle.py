@@ -255,6 +255,7 @@ def run_both(case: Case, plan: list[tuple[int, tuple[str, int, dict[str, bool | 
         if action != "send":
             kernel.dispatch()
             cluster.dispatch()
+            cluster.advance(cluster.now)  # as the kernel does: whoever arrives at this instant comes
         assert_equal(kernel, cluster)
     for number, engine in enumerate(cluster.engines):
         kernel.set(number, engine.serves, engine.steps_allowed, engine.held, False, engine.capacity_blocks)
