@@ -13,11 +13,11 @@ from itertools import product
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from baselines.oserve.assignment import checked
-from baselines.oserve.cluster import Cluster, ReplicaKind
-from baselines.oserve.placement import packable, stage_widths
-from baselines.oserve.profiling import CapacityTable
 from baselines.oserve.uniform import Kinds, over_trace, spans
+from envs.deployment.assignment import checked
+from envs.deployment.cluster import Cluster, ReplicaKind
+from envs.deployment.placement import packable, stage_widths
+from envs.deployment.profiling import CapacityTable
 
 FloatArray = NDArray[np.float64]
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from baselines.oserve.cluster import ReplicaKind
 from envs.backend import SLO
+from envs.deployment.cluster import ReplicaKind
 from envs.fleet import FleetSpec, GroupSpec, ReplicaSpec
 from envs.simulator.fleet.build import blocks_of, tables_of
 from envs.simulator.fleet.simulator import FleetSimulator
