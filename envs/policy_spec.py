@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from envs.backend import SLO, ClusterSpec
+from envs.deployment.spec import DeploymentSpec
+from envs.deployment.state import DeploymentSetting
 from envs.fleet import FleetSpec
 from envs.nominal import NominalEngines
 
@@ -20,14 +22,16 @@ class PolicySpec:
         decision_interval_s: Time between decisions, seconds; in routing, between two offers of a held request.
         engines: What is known of the engines beforehand; None where their layout is what is decided.
         queue_capacity: Requests that the router may hold; one more is refused.
+        deployment: Capacities and the past, where the cut into replicas is what is decided.
     """
 
-    cluster: ClusterSpec | FleetSpec
+    cluster: ClusterSpec | FleetSpec | DeploymentSpec
     slos: tuple[SLO, ...]
     classes: tuple[str, ...]
     decision_interval_s: float
     engines: NominalEngines | None = None
     queue_capacity: int = 0
+    deployment: DeploymentSetting | None = None
 
     @property
     def node(self) -> ClusterSpec:
@@ -37,7 +41,7 @@ class PolicySpec:
             TypeError: it is a fleet.
         """
         if not isinstance(self.cluster, ClusterSpec):
-            raise TypeError("this policy decides about a node; the cluster is a fleet")
+            raise TypeError("this policy decides about a node; the cluster is another one")
         return self.cluster
 
     @property
@@ -52,6 +56,19 @@ class PolicySpec:
                 "this policy decides where requests go; the cluster is a node without fixed engines"
             )
         return self.engines
+
+    @property
+    def setting(self) -> DeploymentSetting:
+        """What is known of replica kinds, which must be what is decided about.
+
+        Raises:
+            TypeError: the cluster is not cut into replicas.
+        """
+        if self.deployment is None:
+            raise TypeError(
+                "this policy decides how a cluster is cut into replicas; here another decision is taken"
+            )
+        return self.deployment
 
     @property
     def num_base(self) -> int:

@@ -1,4 +1,4 @@
-"""What `cluster=NAME` may be: a node, or a fleet of replica groups with what will go wrong in it."""
+"""What `cluster=NAME` may be: a node, a fleet with what will go wrong in it, or machines to be cut into replicas."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from envs.backend import SLO, ClusterSpec
+from envs.deployment.spec import DeploymentSpec
 from envs.fleet import FleetConfig
 from envs.simulator.fleet.simulator import FleetSimulator
 from envs.simulator.simulator import Simulator
@@ -16,11 +17,13 @@ from envs.workload.schema import Workload
 from runners.typed import build
 
 # By the name that the files of `configs/cluster` give in their defaults.
-CLUSTERS: dict[str, type] = {"node": ClusterSpec, "fleet": FleetConfig}
+CLUSTERS: dict[str, type] = {"node": ClusterSpec, "fleet": FleetConfig, "deployment": DeploymentSpec}
 
 
-def cluster_of(values: Mapping[str, Any], router: str | None = None) -> ClusterSpec | FleetConfig:
-    """The cluster that a file of `configs/cluster` describes; one with groups is a fleet.
+def cluster_of(
+    values: Mapping[str, Any], router: str | None = None
+) -> ClusterSpec | FleetConfig | DeploymentSpec:
+    """The cluster that a file of `configs/cluster` describes; one with groups is a fleet, one with machines is cut up.
 
     Args:
         values: Its fields.
@@ -29,6 +32,8 @@ def cluster_of(values: Mapping[str, Any], router: str | None = None) -> ClusterS
     if "groups" in values:
         fleet = build(FleetConfig, values, "cluster.")
         return fleet if router is None else replace(fleet, router=router)
+    if "num_machines" in values:
+        return build(DeploymentSpec, values, "cluster.")
     node = build(ClusterSpec, values, "cluster.")
     return node if router is None else replace(node, router=router)
 

@@ -19,11 +19,13 @@ from envs.workload.schema import Workload
 from envs.workload.seeding import seed_sequence, stream
 from envs.workload.tiers import TieredTraffic
 from envs.workload.traces import TRACES, cached_trace, load_file
+from envs.workload.type_mix import TypeMix
 
 SPLITS = ("train", "validation", "test", "all")
 FILE = "file"
 MIXTURE = "mixture"
 TIERS = "sageserve_tiers"
+TYPE_MIX = "type_mix"
 
 PURGE_S = 60.0
 _MAX_PURGE_SHARE = 0.05
@@ -56,7 +58,8 @@ class WorkloadSpec:
         long_input_tokens: prompt length of long-context requests, tokens. The default is GPT-OSS-120B's
             context less the longest answer of the ``flying_*`` workloads.
         params: parameters of the workload itself: the fields of :class:`~envs.workload.flying.FlyingTraffic`
-            for ``flying_*``, of :class:`~envs.workload.tiers.TieredTraffic` for ``sageserve_tiers``,
+            for ``flying_*``, of :class:`~envs.workload.tiers.TieredTraffic` for ``sageserve_tiers``, of
+            :class:`~envs.workload.type_mix.TypeMix` for ``type_mix``,
             ``spread_s`` for traces, ``parts`` for ``mixture``: a list of specifications, of which each episode
             is drawn from one, all equally likely.
     """
@@ -314,6 +317,7 @@ _GENERATORS: dict[str, Callable[..., Generator]] = {
     **{name: partial(load_fitted, name) for name in fitted_names()},
     **_FLYING,
     TIERS: TieredTraffic,
+    TYPE_MIX: TypeMix,
 }
 
 
@@ -350,6 +354,8 @@ def _params_of(name: str) -> tuple[str, ...]:
         return tuple(entry.name for entry in fields(flying.FlyingTraffic) if entry.name not in _NOT_PARAMS)
     if name == TIERS:
         return tuple(entry.name for entry in fields(TieredTraffic) if entry.name not in _NOT_PARAMS)
+    if name == TYPE_MIX:
+        return tuple(entry.name for entry in fields(TypeMix) if entry.name not in _NOT_PARAMS)
     if name == MIXTURE:
         return ("parts",)
     return ("spread_s",) if name in TRACES else ()
