@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Protocol
 
 from envs.backend import Command
+from envs.deployment.state import Deploy
 from envs.policy_spec import PolicySpec
 from envs.routing.state import Dispatch
 
 __all__ = ["Action", "Policy", "PolicySpec", "Tunable"]
 
 # A command, an index of the environment's action space, or None: leave all as it is (a request stays in the queue).
-Action = Command | Dispatch | int | None
+Action = Command | Dispatch | Deploy | int | None
 
 
 class Policy(Protocol):
@@ -29,7 +30,8 @@ class Policy(Protocol):
 
         Args:
             observation: As the environment encodes it.
-            state: What the observation is encoded from, typed: `ClusterState`, `RoutingState`.
+            state: What the observation is encoded from, typed: `ClusterState`, `RoutingState`,
+                `DeploymentState`.
         """
         ...
 

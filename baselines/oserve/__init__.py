@@ -6,6 +6,8 @@
     scheduler.py                          section 4: from a span's demand to a serving strategy
     exhaustive.py                         section 6.4, its bound
     forecast.py, lstm.py                  section 5.1, S2, and the predictors of section 6.3
+    policy.py                             all of it as a policy of `Serving/Deployment-v0`
+    vllm.py, dynamo.py, clairvoyant.py    what it is compared with there
     uniform.py, dynamo.py                 section 6.1, layouts of vLLM (static), vLLM (reload) and Dynamo + vLLM
 
 What the environment needs as well is in `envs.deployment`:

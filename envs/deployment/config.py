@@ -62,7 +62,8 @@ class DeploymentConfig:
         types: "kmeans" (input and output length) or "classes" (of the workload).
         num_types: Workload types of k-means. Source: OServe, Table 1.
         profiling: How capacities are worked out: "measured" or "closed_form" (`envs.deployment.profiling`).
-        past_requests: Requests of the training split that types, capacities and the past come from. Source: ours.
+        past_requests: Requests of the training split that types and capacities are found from. Source: ours.
+        past_spans: Spans of it whose counts are known, as far as it goes. Source: ours; OServe trains on 50 and more.
         forecast_spans: Spans whose mean is the environment's own forecast. Source: ours.
         history: Spans that the observation looks back.
         num_candidates: Deployments to choose from. Source: ours.
@@ -85,6 +86,7 @@ class DeploymentConfig:
     num_types: int = 4
     profiling: str = "measured"
     past_requests: int = 4000
+    past_spans: int = 120
     forecast_spans: int = 2
     history: int = 8
     num_candidates: int = 32
@@ -104,6 +106,7 @@ class DeploymentConfig:
         for name, least in (
             ("num_types", 1),
             ("past_requests", 100),
+            ("past_spans", 1),
             ("forecast_spans", 1),
             ("history", 1),
             ("num_candidates", 2),

@@ -91,6 +91,17 @@ class CapacityTable:
             return np.zeros(self.num_types)
         return np.asarray(self.per_span[self.kinds.index(kind)], np.float64)
 
+    def of_role(self, *roles: str) -> CapacityTable:
+        """The rows of some roles.
+
+        Raises:
+            ValueError: there is none.
+        """
+        rows = [row for row, kind in enumerate(self.kinds) if kind.role in roles]
+        if not rows:
+            raise ValueError(f"the table has no kinds of role {' or '.join(roles)}")
+        return CapacityTable(tuple(self.kinds[row] for row in rows), self.per_span[rows], self.span_s)
+
     def counts(self, kinds: Mapping[ReplicaKind, int]) -> NDArray[np.int64]:
         """(K,), how many replicas there are of each kind."""
         return np.array([kinds.get(kind, 0) for kind in self.kinds], np.int64)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -31,9 +33,10 @@ class Typing:
     def __init__(self, config: DeploymentConfig, source: WorkloadSource) -> None:
         self.config = config
         self.past = _past(config, source)
+        self.sample = self.past.head(config.past_requests)
         self.types: WorkloadTypes | None = None
         if config.types == BY_KMEANS:
-            self.types = find_types(self.past.input_tokens, self.past.output_tokens, config.num_types)
+            self.types = find_types(self.sample.input_tokens, self.sample.output_tokens, config.num_types)
         self.num_types = len(source.classes) if self.types is None else len(self.types)
 
     def classify(self, workload: Workload, seed: int) -> NDArray[np.int64]:
@@ -49,8 +52,8 @@ class Typing:
         return self.types.classify(workload.input_tokens, predicted)
 
     def lengths(self) -> tuple[WorkloadType, ...]:
-        """Lengths of the past's requests by type; a type without any has the lengths of all."""
-        past = self.past
+        """Lengths of past requests by type; a type without any has the lengths of all."""
+        past = self.sample
         if self.types is not None:
             return lengths_by_type(self.types, past.input_tokens, past.output_tokens)
         rows = [past.class_id == j for j in range(self.num_types)]
@@ -64,10 +67,10 @@ class Typing:
 
 
 def _past(config: DeploymentConfig, source: WorkloadSource) -> Workload:
-    """A training episode."""
-    spec = config.workload
-    whole = WorkloadSource(type(spec)(**{**vars(spec), "num_requests": config.past_requests}))
-    return whole.sample(PAST_SEED, "train")
+    """A long training episode."""
+    wanted = math.ceil(source.rate_rps * config.span_s * config.past_spans)
+    spec = replace(config.workload, num_requests=max(config.past_requests, wanted))
+    return WorkloadSource(spec).sample(PAST_SEED, "train")
 
 
 def make_setting(

@@ -57,8 +57,8 @@ class DeploymentSetting:
         return self.table.num_types
 
     def worth(self, demand: FloatArray) -> Worth:
-        """Values deployments under a demand, (J,) requests a span."""
-        return Worth(self.cluster, self.table, demand)
+        """Values deployments of replicas that both prefill and decode, under a demand, (J,) requests a span."""
+        return Worth(self.cluster, self.table.of_role("mixed"), demand)
 
 
 @dataclass(frozen=True, slots=True)
