@@ -9,13 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.backend import Command
+from envs.deployment.state import Deploy
 from envs.policy_spec import PolicySpec
 from envs.routing.state import Dispatch
 
 __all__ = ["Action", "BatchPolicy", "Policy", "PolicySpec", "Tunable"]
 
 # A command, an index of the environment's action space, or None: leave all as it is (a request stays in the queue).
-Action = Command | Dispatch | int | None
+Action = Command | Dispatch | Deploy | int | None
 
 
 class Policy(Protocol):
@@ -33,7 +34,8 @@ class Policy(Protocol):
 
         Args:
             observation: As the environment encodes it.
-            state: What the observation is encoded from, typed: `ClusterState`, `RoutingState`.
+            state: What the observation is encoded from, typed: `ClusterState`, `RoutingState`,
+                `DeploymentState`.
         """
         ...
 

@@ -88,6 +88,14 @@ POLICIES = {
         "baselines.preserve.router:PreServePolicy", "baselines.preserve.router:PreServeConfig"
     ),
     "sia": PolicyEntry("baselines.sia.policy:SiaPolicy", "baselines.sia.policy:SiaConfig"),
+    "stay": PolicyEntry("baselines.common.deploying:StayPolicy"),
+    "oserve": PolicyEntry("baselines.oserve.policy:OServePolicy", "baselines.oserve.policy:OServeConfig"),
+    "vllm_static": PolicyEntry("baselines.oserve.vllm:VLLMStaticPolicy"),
+    "vllm_reload": PolicyEntry(
+        "baselines.oserve.vllm:VLLMReloadPolicy", "baselines.oserve.vllm:VLLMReloadConfig"
+    ),
+    "dynamo": PolicyEntry("baselines.oserve.dynamo:DynamoPolicy"),
+    "clairvoyant_deployment": PolicyEntry("baselines.oserve.clairvoyant:ClairvoyantDeploymentPolicy"),
     "sageserve_routing": PolicyEntry(
         "baselines.sageserve.routing:SageServeRoutingPolicy",
         "baselines.sageserve.config:SageServeRoutingConfig",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from envs.backend import SLO, ClusterSpec
+from envs.deployment.spec import DeploymentSpec
+from envs.deployment.state import DeploymentSetting
 from envs.fleet import FleetSpec
 from envs.nominal import NominalEngines
 
@@ -20,14 +22,16 @@ class PolicySpec:
         decision_interval_s: Time between decisions, seconds; in routing, from the first hold to the next offer.
         engines: What is known of the engines beforehand; None where their layout is what is decided.
         queue_capacity: Requests that the router may hold; one more is refused.
+        deployment: Capacities and the past, where the cut into replicas is what is decided.
     """
 
-    cluster: ClusterSpec | FleetSpec
+    cluster: ClusterSpec | FleetSpec | DeploymentSpec
     slos: tuple[SLO, ...]
     classes: tuple[str, ...]
     decision_interval_s: float
     engines: NominalEngines | None = None
     queue_capacity: int = 0
+    deployment: DeploymentSetting | None = None
 
     @property
     def node(self) -> ClusterSpec:
@@ -37,9 +41,7 @@ class PolicySpec:
             ValueError: it is a fleet.
         """
         if not isinstance(self.cluster, ClusterSpec):
-            raise ValueError(
-                "this policy decides about the layout of a node; the environment has a fleet of engines"
-            )
+            raise ValueError("this policy decides about the layout of a node; the environment has none")
         return self.cluster
 
     @property
@@ -54,6 +56,19 @@ class PolicySpec:
                 "this policy decides where requests go; the environment has a node without fixed engines"
             )
         return self.engines
+
+    @property
+    def setting(self) -> DeploymentSetting:
+        """What is known of replica kinds, which must be what is decided about.
+
+        Raises:
+            TypeError: the cluster is not cut into replicas.
+        """
+        if self.deployment is None:
+            raise TypeError(
+                "this policy decides how a cluster is cut into replicas; here another decision is taken"
+            )
+        return self.deployment
 
     @property
     def num_base(self) -> int:

@@ -23,6 +23,13 @@ class EnvEntry:
 
 
 ENVS = {
+    "deployment": EnvEntry(
+        "Serving/Deployment-v0",
+        "envs.deployment.env:DeploymentEnv",
+        "envs.deployment.vector:DeploymentVectorEnv",
+        "envs.deployment.config:DeploymentConfig",
+        ("vllm_static", "vllm_reload", "vllm_reload_ad_hoc", "oserve", "clairvoyant_deployment"),
+    ),
     "dp_tp": EnvEntry(
         "Serving/DPTP-v0",
         "envs.dp_tp.env:DPTPEnv",

@@ -1,4 +1,4 @@
-"""What `cluster=NAME` may be: a node, or a fleet of replica groups with what will go wrong in it."""
+"""What `cluster=NAME` may be: a node, a fleet with what will go wrong in it, or machines to be cut into replicas."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from envs.backend import SLO, ClusterSpec
+from envs.deployment.spec import DeploymentSpec
 from envs.fleet import FleetConfig
 from envs.simulator.fleet.simulator import FleetSimulator
 from envs.simulator.simulator import Simulator
@@ -16,26 +17,30 @@ from envs.workload.schema import Workload
 from runners.typed import build
 
 # By the name that the files of `configs/cluster` give in their defaults.
-CLUSTERS: dict[str, type] = {"node": ClusterSpec, "fleet": FleetConfig}
+CLUSTERS: dict[str, type] = {"node": ClusterSpec, "fleet": FleetConfig, "deployment": DeploymentSpec}
 
 
 def cluster_of(
-    values: Mapping[str, Any] | ClusterSpec | FleetConfig, router: str | None = None
-) -> ClusterSpec | FleetConfig:
-    """The cluster that a file of `configs/cluster` describes; one with groups is a fleet.
+    values: Mapping[str, Any] | ClusterSpec | FleetConfig | DeploymentSpec, router: str | None = None
+) -> ClusterSpec | FleetConfig | DeploymentSpec:
+    """The cluster that a file of `configs/cluster` describes; one with groups is a fleet, one with machines is cut up.
 
     Args:
         values: Its fields, or the cluster itself.
         router: Built-in router instead of its own.
     """
-    cluster: ClusterSpec | FleetConfig
+    cluster: ClusterSpec | FleetConfig | DeploymentSpec
     if not isinstance(values, Mapping):
         cluster = values
+    elif "num_machines" in values:
+        cluster = build(DeploymentSpec, values, "cluster.")
     elif "groups" in values:
         cluster = build(FleetConfig, values, "cluster.")
     else:
         cluster = build(ClusterSpec, values, "cluster.")
-    return cluster if router is None else replace(cluster, router=router)
+    if router is None or isinstance(cluster, DeploymentSpec):
+        return cluster
+    return replace(cluster, router=router)
 
 
 def simulator_of(cluster: ClusterSpec | FleetConfig, slos: tuple[SLO, ...]) -> Simulator | FleetSimulator:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from envs.backend import SLO, ClusterSpec, promises
+from envs.deployment.spec import DeploymentSpec
 from envs.fleet import FleetConfig
 from envs.metrics import RequestRecords, summarise
 from envs.simulator.fleet.simulator import FleetSimulator
@@ -61,6 +62,11 @@ class Served:
 def main(config: SimulateConfig, out: Path) -> None:
     """Serves and writes."""
     cluster = cluster_of(config.cluster, config.router)
+    if isinstance(cluster, DeploymentSpec):
+        raise ValueError(
+            "cluster has machines that a policy cuts into replicas; choose a node or a fleet, or runners.evaluate "
+            "env=deployment"
+        )
     workload = WorkloadSource(config.workload).sample(config.seed)
     slos = dict(zip(workload.classes, promises(config.slos, workload.classes), strict=True))
     serve = serve_live if config.backend.name == "vllm" else serve_simulated

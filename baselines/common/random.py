@@ -8,12 +8,16 @@ import numpy as np
 
 from baselines.policy import Action, PolicySpec
 from envs.backend import ClusterState, SetLayout, SwitchMode
+from envs.deployment.state import DeploymentState
 from envs.layout import all_layouts
 from envs.routing.state import RoutingState
 
 
 class RandomPolicy:
-    """Draws uniformly: a layout and a way to get there on a node; a place that can take the request in a fleet.
+    """Draws uniformly.
+
+    On a node a layout and a way to get there, in a fleet a place that can take the request, of a deployment one of its
+    candidates.
 
     Args:
         switch_probability: Probability that a decision draws; otherwise all stays as it is, a request in the queue.
@@ -32,15 +36,18 @@ class RandomPolicy:
 
     def reset(self, spec: PolicySpec, seed: int) -> None:
         """Begins the stream of draws that the seed stands for."""
-        self._layouts = all_layouts(spec.num_base) if spec.engines is None else ()
+        on_node = spec.engines is None and spec.deployment is None
+        self._layouts = all_layouts(spec.num_base) if on_node else ()
         self._rng = np.random.default_rng(seed)
 
-    def act(self, observation: Any, state: ClusterState | RoutingState) -> Action:
+    def act(self, observation: Any, state: ClusterState | RoutingState | DeploymentState) -> Action:
         """Draws."""
         if self._rng.random() >= self.switch_probability:
             return None
         if isinstance(state, RoutingState):
             return self._place(state)
+        if isinstance(state, DeploymentState):
+            return int(self._rng.choice(np.flatnonzero(observation["candidates"][:, 0])))
         layout = self._layouts[self._rng.integers(len(self._layouts))]
         return SetLayout(layout, SwitchMode(int(self._rng.integers(len(SwitchMode)))))
 

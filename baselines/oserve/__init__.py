@@ -1,20 +1,25 @@
 """OServe: serving with deployments that fit the workload in space and in time (Jiang et al., 2026).
 
-    profiling.py                          Appendix D: capacities n_kj of replica kinds for workload types
-    cluster.py, placement.py              machines, replica kinds, deployments and where they stand
-    assignment.py, simplex.py             section 4.2, C1 to C3 exactly
     flow_network.py                       section 4.2 as drawn, by preflow-push
-    strategies.py, mutations.py           section 4.3: the best parallelism for given sizes; merge, split, swap
+    mutations.py                          section 4.3: merge, split, swap
     generation.py                         section 4.3, Algorithm 1
     scheduler.py                          section 4: from a span's demand to a serving strategy
     exhaustive.py                         section 6.4, its bound
-    workload_types.py                     section 5.1, S1
     forecast.py, lstm.py                  section 5.1, S2, and the predictors of section 6.3
+    policy.py                             all of it as a policy of `Serving/Deployment-v0`
+    vllm.py, dynamo.py, clairvoyant.py    what it is compared with there
+    uniform.py, dynamo.py                 section 6.1, layouts of vLLM (static), vLLM (reload) and Dynamo + vLLM
+
+What the environment needs as well is in `envs.deployment`:
+
+    profiling.py                          Appendix D: capacities n_kj of replica kinds for workload types
+    cluster.py, placement.py              machines, replica kinds, deployments and where they stand
+    assignment.py, simplex.py             section 4.2, C1 to C3 exactly
+    strategies.py                         section 4.3: the best parallelism for given sizes
+    workload_types.py                     section 5.1, S1
     shards.py, switch_plan.py             section 5.2, Algorithm 2
     kv_migration.py                       section 5.2, KV cache transmission
     transfer.py                           how long a plan takes on shared links, and a naive reload
-    uniform.py, dynamo.py                 section 6.1, layouts of vLLM (static), vLLM (reload) and Dynamo + vLLM
 
-Nothing here is an environment or knows the future. The text has a misprint: its Appendix C computes with 100 requests
-of type 2, not with 50.
+The text has a misprint: its Appendix C computes with 100 requests of type 2, not with 50.
 """

@@ -9,15 +9,19 @@ of it (source: ours). Both parallelisms are the best ones for the whole trace, a
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from baselines.oserve.assignment import checked
-from baselines.oserve.cluster import Cluster, ReplicaKind
-from baselines.oserve.placement import packable, stage_widths
-from baselines.oserve.profiling import CapacityTable
+from baselines.common.deploying import DeployingPolicy
 from baselines.oserve.uniform import Kinds, over_trace, spans
+from baselines.policy import Action, PolicySpec
+from envs.deployment.assignment import checked
+from envs.deployment.cluster import Cluster, ReplicaKind
+from envs.deployment.placement import packable, stage_widths
+from envs.deployment.profiling import CapacityTable
+from envs.deployment.state import DeploymentState
 
 FloatArray = NDArray[np.float64]
 
@@ -106,3 +110,52 @@ def best_workers(
     if not pairs:
         raise ValueError("the table must have kinds of role prefill and of role decode that fit together")
     return max(pairs, key=served)
+
+
+class DynamoPolicy(DeployingPolicy):
+    """Numbers of prefill and decode workers follow the forecast; their parallelism is the best for the past.
+
+    It needs a cluster that allows such workers (`cluster.disaggregation`). Requests go to prefill workers evenly.
+
+    Args:
+        min_gain: Share by which a division must serve more than the present one to replace it. Source: ours.
+
+    Raises:
+        ValueError: `min_gain` is negative.
+    """
+
+    name = "dynamo"
+
+    def __init__(self, min_gain: float = 0.05) -> None:
+        if not 0 <= min_gain < float("inf"):
+            raise ValueError(f"min_gain must be finite and not negative, got {min_gain}")
+        self.min_gain = min_gain
+
+    def reset(self, spec: PolicySpec, seed: int) -> None:
+        """Chooses the parallelism of both kinds of workers.
+
+        Raises:
+            ValueError: the cluster allows no prefill and decode workers.
+        """
+        super().reset(spec, seed)
+        if all(kind.role == "mixed" for kind in self.setting.table.kinds):
+            raise ValueError("dynamo needs prefill and decode workers: set cluster.disaggregation=true")
+        self.workers = self.setting.table.of_role("prefill", "decode")
+        self.prefill, self.decode = best_workers(self.setting.cluster, self.workers, self.setting.past)
+
+    def act(self, observation: Any, state: DeploymentState) -> Action:
+        """The division of GPUs for the next span."""
+        if state.switch is not None or state.forecast.sum() <= 0:
+            return None
+        kinds, times = rebalance(
+            self.setting.cluster, self.workers, self.prefill, self.decode, state.forecast
+        )
+        present = state.deployment.kinds
+        if set(present) == {self.prefill, self.decode}:
+            served = min(
+                present[kind] / spans_of_work(self.workers, kind, state.forecast)
+                for kind in (self.prefill, self.decode)
+            )
+            if times <= served * (1.0 + self.min_gain):
+                kinds = dict(present)
+        return self.evenly(kinds, state)

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from baselines.oserve.assignment import FULL
-from baselines.oserve.cluster import ReplicaKind
 from baselines.oserve.mutations import merge, split, swap
-from baselines.oserve.placement import packable, stage_widths
-from baselines.oserve.strategies import GAIN, Plan, Sizes, Worth
+from envs.deployment.assignment import FULL
+from envs.deployment.cluster import ReplicaKind
+from envs.deployment.placement import packable, stage_widths
+from envs.deployment.strategies import GAIN, Plan, Sizes, Worth
 from envs.workload.seeding import stream
 
 

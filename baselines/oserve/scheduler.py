@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from baselines.oserve.assignment import Assignment
-from baselines.oserve.cluster import Deployment
 from baselines.oserve.generation import GenerationConfig, generate
-from baselines.oserve.placement import place
-from baselines.oserve.strategies import Plan, Worth
+from envs.deployment.assignment import Assignment
+from envs.deployment.cluster import Deployment
+from envs.deployment.placement import place
+from envs.deployment.strategies import Plan, Worth
 
 
 @dataclass(frozen=True, eq=False)

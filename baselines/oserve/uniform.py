@@ -15,10 +15,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from baselines.oserve.cluster import Cluster, ReplicaKind
-from baselines.oserve.placement import packable, stage_widths
-from baselines.oserve.profiling import CapacityTable
-from baselines.oserve.strategies import Plan, Worth
+from envs.deployment.cluster import Cluster, ReplicaKind
+from envs.deployment.placement import packable, stage_widths
+from envs.deployment.profiling import CapacityTable
+from envs.deployment.strategies import Plan, Worth
 
 Kinds = dict[ReplicaKind, int]
 

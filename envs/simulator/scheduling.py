@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from envs.backend import ClusterSpec
+from envs.deployment.spec import DeploymentSpec
 from envs.fleet import FleetSpec
 from envs.simulator.kernel.state import DPA, EDF, FCFS, PRIORITY, PS_PER_S, ROUTER_NAMES
 
-Scheduling = ClusterSpec | FleetSpec
+Scheduling = ClusterSpec | FleetSpec | DeploymentSpec
 QUEUE_ORDERS = {"fcfs": FCFS, "priority": PRIORITY, "edf": EDF, "dpa": DPA}
 
 
@@ -17,7 +18,11 @@ def to_ps(seconds: float) -> int:
 
 def check_scheduling(spec: Scheduling, name: str) -> None:
     """Raises ValueError where engines cannot be told to schedule so; `name` is what the spec is called."""
-    routers = [router for router in ROUTER_NAMES if isinstance(spec, ClusterSpec) or router != "affinity"]
+    if isinstance(spec, DeploymentSpec):
+        routers = [spec.router]
+    else:
+        others = ("weighted",) if isinstance(spec, ClusterSpec) else ("weighted", "affinity")
+        routers = [router for router in ROUTER_NAMES if router not in others]
     if spec.router not in routers:
         raise ValueError(f"{name}.router must be one of {', '.join(routers)}, got {spec.router!r}")
     if spec.order not in QUEUE_ORDERS:

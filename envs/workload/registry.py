@@ -19,12 +19,14 @@ from envs.workload.schema import Workload
 from envs.workload.seeding import seed_sequence, stream
 from envs.workload.tiers import TieredTraffic
 from envs.workload.traces import TRACES, cached_trace, load_file
+from envs.workload.type_mix import TypeMix
 
 SPLITS = ("train", "validation", "test", "all")
 FILE = "file"
 MIXTURE = "mixture"
 TIERS = "sageserve_tiers"
 SHAREGPT = "sharegpt_poisson"
+TYPE_MIX = "type_mix"
 
 PURGE_S = 60.0
 _MAX_PURGE_SHARE = 0.05
@@ -58,9 +60,9 @@ class WorkloadSpec:
             context less the longest answer of the ``flying_*`` workloads.
         params: parameters of the workload itself: the fields of :class:`~envs.workload.flying.FlyingTraffic`
             for ``flying_*``, of :class:`~envs.workload.tiers.TieredTraffic` for ``sageserve_tiers``, of
-            :class:`~envs.workload.sharegpt.ShareGPTTraffic` for ``sharegpt_poisson``, ``spread_s`` for traces,
-            ``parts`` for ``mixture``: a list of specifications, of which each episode is drawn from one, all
-            equally likely.
+            :class:`~envs.workload.sharegpt.ShareGPTTraffic` for ``sharegpt_poisson``, of
+            :class:`~envs.workload.type_mix.TypeMix` for ``type_mix``, ``spread_s`` for traces, ``parts`` for
+            ``mixture``: a list of specifications, of which each episode is drawn from one, all equally likely.
     """
 
     name: str = "azure_conv_fitted"
@@ -317,6 +319,7 @@ _GENERATORS: dict[str, Callable[..., Generator]] = {
     **_FLYING,
     TIERS: TieredTraffic,
     SHAREGPT: sharegpt.sharegpt_poisson,
+    TYPE_MIX: TypeMix,
 }
 
 
@@ -357,6 +360,8 @@ def _params_of(name: str) -> tuple[str, ...]:
         return tuple(
             entry.name for entry in fields(sharegpt.ShareGPTTraffic) if entry.name not in _NOT_PARAMS
         )
+    if name == TYPE_MIX:
+        return tuple(entry.name for entry in fields(TypeMix) if entry.name not in _NOT_PARAMS)
     if name == MIXTURE:
         return ("parts",)
     return ("spread_s",) if name in TRACES else ()

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from baselines.common.deploying import DeployingPolicy
 from baselines.common.router import Router
 from baselines.registry import POLICIES, make_policy, policy_names, policy_tunables
 from envs.backend import Redeploy, SetLayout, SwitchMode, Transition
@@ -10,8 +11,12 @@ from envs.layout import all_layouts, changed_regions, groups_of
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs" / "policy").glob("*.yaml"))
 ROUTERS = [name for name in policy_names() if name != "static" and isinstance(make_policy(name), Router)]
+CLAIRVOYANT = ["clairvoyant_deployment"]
+DEPLOYING = [
+    name for name in policy_names() if name != "static" and isinstance(make_policy(name), DeployingPolicy)
+]
 BUILT_IN = [
-    name for name in policy_names() if name != "static" and name not in ROUTERS
+    name for name in policy_names() if name != "static" and name not in (*ROUTERS, *DEPLOYING)
 ]  # that decide about a node
 
 
@@ -28,9 +33,9 @@ def test_names():
 
 
 @pytest.mark.parametrize("name", policy_names(8))
-def test_every_name_makes_a_policy_that_is_not_clairvoyant(name):
+def test_every_name_makes_a_policy_that_says_whether_it_is_clairvoyant(name):
     policy = make_policy(name, **_params(name))
-    assert not policy.clairvoyant
+    assert policy.clairvoyant == (name in CLAIRVOYANT)
     assert policy.name == (name if name != "static" else "static_4x2")
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from baselines.oserve.cluster import Cluster, replica_kinds
-from baselines.oserve.profiling import CapacityTable, profile_capacities
 from calibration.models import get_model
+from envs.deployment.cluster import Cluster, replica_kinds
+from envs.deployment.profiling import CapacityTable, profile_capacities
 from tests.oserve.samples import ENGINE, MEANS, lengths
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from baselines.oserve.profiling import CapacityTable, WorkloadType
+from envs.deployment.profiling import CapacityTable, WorkloadType
 from envs.fleet import ReplicaSpec
 
 ENGINE = ReplicaSpec("opt-66b", "H100", engine="vllm-0.15")

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baselines.oserve.assignment import Assignment, assign, solve_highs, soonest
 from baselines.oserve.flow_network import READINGS, maximum_flow, normalised_capacity
-from baselines.oserve.simplex import most_served, most_times, reachable
+from envs.deployment.assignment import Assignment, assign, solve_highs, soonest
+from envs.deployment.simplex import most_served, most_times, reachable
 from tests.oserve.samples import demand_for
 
 # Appendix C, rates in requests a second. It computes with 100 requests of type 2; the 50 in its text is a misprint.

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baselines.oserve.cluster import Cluster, Deployment, Replica, ReplicaKind, replica_kinds
-from baselines.oserve.placement import packable, place, stage_widths
 from calibration.models import get_model
+from envs.deployment.cluster import Cluster, Deployment, Replica, ReplicaKind, replica_kinds
+from envs.deployment.placement import packable, place, stage_widths
 
 K = ReplicaKind
 

@@ -16,7 +16,7 @@ from baselines.oserve.forecast import (
     windows,
 )
 from baselines.oserve.lstm import LstmConfig, TotalLstm, TypeLstm
-from baselines.oserve.workload_types import count_by_span, find_types, lengths_by_type
+from envs.deployment.workload_types import count_by_span, find_types, lengths_by_type
 
 SMALL = LstmConfig(history=12, hidden=12, epochs=15, batch_size=64, learning_rate=1e-2)
 

@@ -8,14 +8,14 @@ from itertools import product
 import numpy as np
 import pytest
 
-from baselines.oserve.cluster import Cluster, ReplicaKind
 from baselines.oserve.exhaustive import exhaustive_search, optimal_plan, partitions
 from baselines.oserve.generation import GenerationConfig, generate, uniform_sizes
 from baselines.oserve.mutations import merge, split, swap
-from baselines.oserve.placement import packable, stage_widths
-from baselines.oserve.profiling import CapacityTable
 from baselines.oserve.scheduler import schedule
-from baselines.oserve.strategies import OBJECTIVES, Worth
+from envs.deployment.cluster import Cluster, ReplicaKind
+from envs.deployment.placement import packable, stage_widths
+from envs.deployment.profiling import CapacityTable
+from envs.deployment.strategies import OBJECTIVES, Worth
 from tests.oserve.samples import demand_for
 
 K = ReplicaKind

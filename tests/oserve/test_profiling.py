@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from baselines.oserve.cluster import Cluster, ReplicaKind, replica_kinds
-from baselines.oserve.profiling import (
+from calibration.models import get_model
+from envs.deployment.cluster import Cluster, ReplicaKind, replica_kinds
+from envs.deployment.profiling import (
     CapacityTable,
     WorkloadType,
     closed_form_rps,
@@ -16,7 +17,6 @@ from baselines.oserve.profiling import (
     profile_capacities,
     replica_spec,
 )
-from calibration.models import get_model
 from tests.oserve.samples import ENGINE, lengths
 
 K = ReplicaKind

@@ -36,9 +36,13 @@ def test_every_command_and_choice_composes(name: str) -> None:
         for group in set(config) & {path.name for path in CONFIG_DIR.iterdir() if path.is_dir()}:
             for file in (CONFIG_DIR / group).glob("*.yaml"):
                 fleet = group == "cluster" and file.stem.startswith("fleet_")
-                if fleet and "env" in config:
-                    compose(name, overrides=["env=routing", f"{group}={file.stem}"])
-                elif (group != "policy" or name != "tune") and (not fleet or name == "simulate"):
+                machines = group == "cluster" and file.stem.startswith("machines_")
+                if (fleet or machines) and "env" in config:
+                    env = "routing" if fleet else "deployment"
+                    compose(name, overrides=[f"env={env}", f"{group}={file.stem}"])
+                elif (group != "policy" or name != "tune") and (
+                    not (fleet or machines) or name == "simulate"
+                ):
                     compose(name, overrides=[f"{group}={file.stem}"])
         if "env" in config:
             for file in (CONFIG_DIR / "experiment").glob("*.yaml"):
@@ -274,3 +278,22 @@ def test_every_policy_file_makes_a_policy(name: str) -> None:
     config = policy_config(name)
     assert load_policy(config).name
     assert load_policy(name).name == load_policy(config).name
+
+
+def test_the_deployment_environment(tmp_path: Path) -> None:
+    words = ["env=deployment", "cluster=machines_h100_x8", *TINY, "workload.num_requests=200", "plots=false"]
+    words += ["env.past_requests=500", "env.past_spans=20", "workload.params.mean_rps=10"]
+    policies = "policies=[vllm_static,vllm_reload_ad_hoc,clairvoyant_deployment]"
+    assert compare.main([*words, policies, f"out={tmp_path / 'compare'}"]) == 0
+    comparison = json.loads((tmp_path / "compare" / "comparison.json").read_text())
+    assert comparison["policies"]["vllm_static"]["metrics"]["completed"]["iqm"] == 200
+    assert set(comparison["regret"]["clairvoyant"]) == {"vllm_static", "vllm_reload_ad_hoc"}
+    words = [word for word in words if word != "plots=false"]
+    assert evaluate.main([*words, "policy=stay", f"out={tmp_path / 'evaluate'}"]) == 0
+
+
+def test_machines_are_not_simulated_without_a_policy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = failure(simulate.main, ["cluster=machines_h100_x8", f"out={tmp_path}"], capsys)
+    assert "choose a node or a fleet" in said

@@ -136,7 +136,7 @@ def build_fleet(spec: FleetSpec, slos: tuple[SLO, ...], factors: tuple[float, ..
         endpoints=endpoints,
         first_place=tuple(int(place) for place in np.cumsum([0, *sizes])),
         kinds=kinds,
-        tables=_stack(kinds, slos, spec.link_bytes_per_s),
+        tables=stack_tables(kinds, slos, spec.link_bytes_per_s),
         blocks=tuple(blocks_of(group.replica) for group in places),
     )
 
@@ -202,9 +202,16 @@ def _scaled(values: NDArray[np.int64] | int, factor: float) -> NDArray[np.int64]
     return np.asarray(np.rint(np.asarray(values) * factor), np.int64)
 
 
-def _stack(
+def stack_tables(
     kinds: Sequence[tuple[ReplicaSpec, float]], slos: tuple[SLO, ...], link_bytes_per_s: float
 ) -> Tables:
+    """Tables of some kinds of replicas, a row each.
+
+    Args:
+        kinds: Replicas and slow-downs.
+        slos: Latency promise of each request class.
+        link_bytes_per_s: Bandwidth that prefilled KV goes to decode workers with, bytes/s.
+    """
     parts = [(tables_of(replica), factor) for replica, factor in kinds]
     replicas = [replica for replica, _ in kinds]
     full = np.array([table.mixed_ps[-1] / (len(table.mixed_ps) - 1) for table, _ in parts])

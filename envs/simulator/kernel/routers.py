@@ -12,6 +12,7 @@ from envs.simulator.kernel.state import (
     HOLD,
     ROUND_ROBIN,
     SPECULATIVE,
+    WEIGHTED,
     Tables,
     World,
 )
@@ -79,9 +80,34 @@ def _lowest(world: World, tables: Tables, endpoint: int, width: int, most_tokens
     return _lowest_that_may(world, tables, endpoint, width, most_tokens)
 
 
+@compiled
+def _as_shared_out(world: World, tables: Tables, number: int, most_tokens: int) -> int:
+    """WEIGHTED: the engine of an endpoint that is owed most, among those with a share that can take the request, or -1.
+
+    Each is owed its share of every request that it could have taken (smooth weighted round robin), so that after any
+    number of requests it has had its share of them to within one or two.
+    """
+    first, last = int64(world.endpoints[number].first), int64(world.endpoints[number].last)
+    total = 0.0
+    for e in range(first, last):
+        if world.shares[number, e] > 0.0 and may_take(world, tables, e, most_tokens):
+            total += world.shares[number, e]
+    best = int64(-1)
+    for e in range(first, last):
+        if world.shares[number, e] > 0.0 and may_take(world, tables, e, most_tokens):
+            world.credit[number, e] += world.shares[number, e] / total
+            if best < 0 or world.credit[number, e] > world.credit[number, best]:
+                best = int64(e)
+    if best >= 0:
+        world.credit[number, best] -= 1.0
+    return best
+
+
 @inlined
 def route(world: World, tables: Tables, slot: int, most_tokens: int) -> int:
     """The built-in router's engine for a request, or -1 (none can take it, or the router holds).
+
+    WEIGHTED falls back on the lowest load where no engine with a share can take it.
 
     An engine that has not caught up shows less context than it has. If it looks best it catches up, and the choice is
     made again: what wins in the end has its true load, and the others have at least theirs.
@@ -93,6 +119,10 @@ def route(world: World, tables: Tables, slot: int, most_tokens: int) -> int:
         return int64(-1)
     if router == ROUND_ROBIN:
         return _next_in_turn(world, tables, endpoint, most_tokens)
+    if router == WEIGHTED:
+        e = _as_shared_out(world, tables, endpoint, most_tokens)
+        if e >= 0:
+            return e
     width = int64(0)
     if router == AFFINITY:
         width = _width_wanted(world, tables, endpoint, most_tokens, world.requests[slot].level == 0)

@@ -45,8 +45,8 @@ FCFS, PRIORITY, EDF, DPA = range(4)
 ANONYMOUS = -1
 
 # Built-in routers.
-ROUND_ROBIN, LEAST_REQUESTS, JSQ_TOKENS, AFFINITY, HOLD = range(5)
-ROUTER_NAMES = ("round_robin", "least_requests", "jsq", "affinity", "hold")
+ROUND_ROBIN, LEAST_REQUESTS, JSQ_TOKENS, AFFINITY, HOLD, WEIGHTED = range(6)
+ROUTER_NAMES = ("round_robin", "least_requests", "jsq", "affinity", "hold", "weighted")
 
 # Why `advance` returned.
 REACHED, NOTIFIED, TRIGGERED, NEED_SLOTS, NEED_LOG, NEED_EXTENTS = range(6)
@@ -94,7 +94,10 @@ ENGINE_DTYPE = np.dtype(
         ),  # decoding requests that leave the batch with the iteration in flight (migration.py)
         ("num_kept", np.int32),  # places in the batch kept for requests that have left it, or are to join it
         ("hold", np.int32),  # 1: schedule nothing after the iteration in flight
-        ("notify", np.int32),  # 1: stop the clock when this engine has nothing left to do (or holds)
+        (
+            "notify",
+            np.int32,
+        ),  # 1: stop the clock when this engine has nothing left to do (or holds); 2: when it runs nothing any more
         ("steady", np.int32),  # 1: the iteration in flight is pure decode and begins a run of such
         ("step_decodes", np.int32),  # decoding requests that get a token from the iteration in flight
         (
@@ -317,6 +320,10 @@ class World(NamedTuple):
     due_ps: NDArray[np.int64]
     load: NDArray[np.float64]  # (E,) what routers minimise (routers.py), infinite where nothing may be sent
     endpoints: NDArray[np.void]  # (P,) ENDPOINT_DTYPE
+    shares: NDArray[
+        np.float64
+    ]  # (P, E) of an endpoint's requests that are to go to an engine, relative (WEIGHTED)
+    credit: NDArray[np.float64]  # (P, E) requests that an engine is owed of them
     shown: NDArray[np.void]  # (E,) ENGINE_STATE_DTYPE, as of the end of the last `advance`
     requests: NDArray[np.void]  # (R,) REQUEST_DTYPE
     queues: NDArray[
@@ -415,6 +422,8 @@ def new_world(
         due_ps=np.full(num_engines * (2 if disaggregated else 1), NEVER, np.int64),
         load=np.full(num_engines, np.inf),
         endpoints=np.zeros(num_endpoints, ENDPOINT_DTYPE),
+        shares=np.zeros((num_endpoints, num_engines)),
+        credit=np.zeros((num_endpoints, num_engines)),
         shown=np.zeros(num_engines, ENGINE_STATE_DTYPE),
         requests=np.zeros(request_slots, REQUEST_DTYPE),
         queues=np.full((num_engines + 1, NUM_LEVELS, 2), -1, np.int32),
@@ -492,6 +501,8 @@ def fork(world: World) -> World:
         world.due_ps.copy(),
         world.load.copy(),
         world.endpoints.copy(),
+        world.shares.copy(),
+        world.credit.copy(),
         copy_of_shown(world),
         _copied_records(world.requests, REQUEST_DTYPE, _WHOLE_REQUEST),
         world.queues.copy(),

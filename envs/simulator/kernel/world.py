@@ -162,7 +162,9 @@ def _done_or_held(world: World, e: int) -> bool:
     engine = world.engines[e]
     if engine.notify == 0 or engine.step_end_ps >= 0:
         return False
-    at_work = engine.num_running + engine.num_waiting + engine.num_kept
+    at_work = engine.num_running + engine.num_waiting
+    if engine.notify == 1:
+        at_work += engine.num_kept
     return engine.hold == 1 or (at_work == 0 and engine.first_transit < 0)
 
 

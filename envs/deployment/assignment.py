@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
-from baselines.oserve.simplex import most_served, most_times
+from envs.deployment.simplex import most_served, most_times
 
 FloatArray = NDArray[np.float64]
 

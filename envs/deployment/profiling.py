@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from baselines.oserve.cluster import ReplicaKind
 from envs.backend import SLO
+from envs.deployment.cluster import ReplicaKind
 from envs.fleet import FleetSpec, GroupSpec, ReplicaSpec
 from envs.simulator.fleet.build import blocks_of, tables_of
 from envs.simulator.fleet.simulator import FleetSimulator
@@ -90,6 +90,17 @@ class CapacityTable:
         if kind not in self.kinds:
             return np.zeros(self.num_types)
         return np.asarray(self.per_span[self.kinds.index(kind)], np.float64)
+
+    def of_role(self, *roles: str) -> CapacityTable:
+        """The rows of some roles.
+
+        Raises:
+            ValueError: there is none.
+        """
+        rows = [row for row, kind in enumerate(self.kinds) if kind.role in roles]
+        if not rows:
+            raise ValueError(f"the table has no kinds of role {' or '.join(roles)}")
+        return CapacityTable(tuple(self.kinds[row] for row in rows), self.per_span[rows], self.span_s)
 
     def counts(self, kinds: Mapping[ReplicaKind, int]) -> NDArray[np.int64]:
         """(K,), how many replicas there are of each kind."""

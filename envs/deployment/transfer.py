@@ -19,10 +19,10 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from baselines.oserve.cluster import Cluster, Deployment
-from baselines.oserve.switch_plan import STORAGE
 from calibration.models import ModelSpec
 from calibration.transitions import COLD_START_RULE, STORAGE_BYTES_PER_S
+from envs.deployment.cluster import Cluster, Deployment
+from envs.deployment.switch_plan import STORAGE
 
 FloatArray = NDArray[np.float64]
 

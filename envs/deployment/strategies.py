@@ -19,11 +19,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from baselines.oserve.assignment import Assignment, assign, checked, soonest
-from baselines.oserve.cluster import Cluster, ReplicaKind
-from baselines.oserve.placement import packable, stage_widths
-from baselines.oserve.profiling import CapacityTable
-from baselines.oserve.simplex import most_served, most_times, reachable
+from envs.deployment.assignment import Assignment, assign, checked, soonest
+from envs.deployment.cluster import Cluster, ReplicaKind
+from envs.deployment.placement import packable, stage_widths
+from envs.deployment.profiling import CapacityTable
+from envs.deployment.simplex import most_served, most_times, reachable
 
 FloatArray = NDArray[np.float64]
 Sizes = tuple[int, ...]  # GPUs of each replica, descending

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
-from baselines.oserve.cluster import Cluster, Replica
-from baselines.oserve.shards import Shard, stage_layers
-from baselines.oserve.switch_plan import greedy_switch_plan
 from calibration.models import ModelSpec
+from envs.deployment.cluster import Cluster, Replica
+from envs.deployment.shards import Shard, stage_layers
+from envs.deployment.switch_plan import greedy_switch_plan
 
 DRAIN_BELOW_TOKENS = 1024
 CHUNK_BYTES = 256e6

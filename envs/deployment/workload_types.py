@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.cluster.vq import kmeans2, vq
 
-from baselines.oserve.profiling import SPAN_S, WorkloadType
+from envs.deployment.profiling import SPAN_S, WorkloadType
 from envs.workload.seeding import stream
 
 FloatArray = NDArray[np.float64]

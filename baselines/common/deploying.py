@@ -1,0 +1,64 @@
+"""What policies that cut a cluster into replicas have in common, and the one that never does."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from baselines.policy import Action, PolicySpec
+from envs.deployment.cluster import ReplicaKind
+from envs.deployment.placement import place
+from envs.deployment.state import Deploy, DeploymentState
+from envs.deployment.strategies import GAIN, Plan
+
+
+class DeployingPolicy:
+    """A policy of `Serving/Deployment-v0`."""
+
+    name: str
+    clairvoyant = False
+
+    def reset(self, spec: PolicySpec, seed: int) -> None:
+        """Takes note of what is known before an episode."""
+        self.setting = spec.setting
+
+    def act(self, observation: Any, state: DeploymentState) -> Action:
+        """Decides."""
+        raise NotImplementedError
+
+    def evenly(
+        self, kinds: Mapping[ReplicaKind, int], state: DeploymentState, switch: str = "ad_hoc"
+    ) -> Action:
+        """Some replicas that all requests go to evenly, beside those that stay; None where all is so already."""
+        if Counter(kinds) == state.deployment.kinds:
+            shares = np.ones(state.shares.shape)
+            return None if (state.shares == shares).all() else Deploy(state.deployment, shares)
+        deployment = place(self.setting.cluster, kinds, state.deployment)
+        return Deploy(deployment, np.ones((len(deployment.replicas), self.setting.num_types)), switch)
+
+
+def worth_it(found: Plan, present: Plan, state: DeploymentState, min_gain: float) -> bool:
+    """Whether a deployment is to replace the present one: at the first decision, which is free, any gain will do.
+
+    Args:
+        found: What may replace it.
+        present: What there is.
+        state: At the decision; while a switch is under way there is no other.
+        min_gain: Share by which it must reach more.
+    """
+    if state.switch is not None:
+        return False
+    return found.reachable > present.reachable * (GAIN + (min_gain if state.now_s > 0 else 0.0))
+
+
+class StayPolicy(DeployingPolicy):
+    """Keeps the deployment that the episode begins with; the assignment follows the environment's forecast."""
+
+    name = "stay"
+
+    def act(self, observation: Any, state: DeploymentState) -> Action:
+        """Action 0."""
+        return 0

@@ -1,0 +1,80 @@
+"""vLLM as OServe compares with it (section 6.1): one uniform layout for good, or the best one of every span.
+
+All replicas are alike, and requests go to them evenly, in turn.
+
+Readings. "Static" optimises its layout for the trace it is run on; here the trace that it knows is the training
+episode, as no policy but a clairvoyant one knows what is to come. "Reload" follows the environment's own forecast, and
+changes its layout where another one reaches more by `min_gain` (source: ours).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from baselines.common.deploying import DeployingPolicy, worth_it
+from baselines.oserve.uniform import vllm_reload, vllm_static
+from baselines.policy import Action, PolicySpec, Tunable
+from envs.deployment.state import DeploymentState
+from envs.workload.registry import check_choice
+
+
+class VLLMStaticPolicy(DeployingPolicy):
+    """vLLM (static): the best uniform layout for the whole of the past."""
+
+    name = "vllm_static"
+
+    def reset(self, spec: PolicySpec, seed: int) -> None:
+        """Works out the layout."""
+        super().reset(spec, seed)
+        setting = self.setting
+        self.kinds = vllm_static(setting.cluster, setting.table.of_role("mixed"), setting.past)
+
+    def act(self, observation: Any, state: DeploymentState) -> Action:
+        """The layout at the first decision, nothing afterwards."""
+        return self.evenly(self.kinds, state) if state.switch is None else None
+
+
+@dataclass(frozen=True)
+class VLLMReloadConfig:
+    """Constants of the policy.
+
+    Attributes:
+        switch: "reload" (section 6.3's naive one) or "ad_hoc", which section 6.1 gives it.
+        min_gain: Share by which a layout must reach more than the present one to replace it. Source: ours.
+    """
+
+    switch: str = "reload"
+    min_gain: float = 0.05
+
+    def __post_init__(self) -> None:
+        check_choice("switch", self.switch, ("ad_hoc", "reload"))
+        if not 0 <= self.min_gain < float("inf"):
+            raise ValueError(f"min_gain must be finite and not negative, got {self.min_gain}")
+
+    @staticmethod
+    def tunables() -> dict[str, Tunable]:
+        """Constants that a tuner may search."""
+        return {"min_gain": Tunable(0.0, 1.0)}
+
+
+class VLLMReloadPolicy(DeployingPolicy):
+    """vLLM (reload): the best uniform layout of every span.
+
+    Args:
+        config: Its constants; None: the defaults.
+    """
+
+    name = "vllm_reload"
+
+    def __init__(self, config: VLLMReloadConfig | None = None) -> None:
+        self.config = config or VLLMReloadConfig()
+
+    def act(self, observation: Any, state: DeploymentState) -> Action:
+        """The layout for the next span, if it is better than the present one."""
+        worth = self.setting.worth(state.forecast)
+        if state.switch is not None or worth.demand.sum() <= 0:
+            return None
+        found, present = vllm_reload(worth), worth.plan(state.deployment.kinds)
+        stays = len(present.kinds) == 1 and not worth_it(found, present, state, self.config.min_gain)
+        return self.evenly(present.kinds if stays else found.kinds, state, self.config.switch)

@@ -1,0 +1,129 @@
+"""What a deployment environment is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+
+from envs.backend import SLO
+from envs.deployment.spec import DeploymentSpec
+from envs.objective import Objective
+from envs.workload.predictions import PredictionSpec
+from envs.workload.registry import WorkloadSpec, check_choice
+
+DEFAULT_SLOS = {
+    "standard": SLO(ttft_s=5.0, tpot_s=0.1),
+    "normal": SLO(ttft_s=5.0, tpot_s=0.1),
+    "priority": SLO(ttft_s=2.0, tpot_s=0.1),
+    "long": SLO(ttft_s=20.0, tpot_s=0.1),
+}
+BY_KMEANS, BY_CLASS = "kmeans", "classes"
+
+
+@dataclass(frozen=True)
+class DeploymentScales:
+    """Where each kind of quantity becomes noticeable in the observation.
+
+    Attributes:
+        requests: Requests.
+        tokens: Tokens of many requests.
+        type_tokens: Tokens of one request.
+        request_rate: Requests per second.
+        latency_s: Seconds of a request's life.
+        switch_s: Seconds of a switch.
+    """
+
+    requests: float = 16.0
+    tokens: float = 20_000.0
+    type_tokens: float = 200.0
+    request_rate: float = 2.0
+    latency_s: float = 5.0
+    switch_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            if not getattr(self, item.name) > 0:
+                raise ValueError(f"scales.{item.name} must be positive, got {getattr(self, item.name)}")
+
+
+@dataclass(frozen=True)
+class DeploymentConfig:
+    """What a deployment environment is made of.
+
+    Attributes:
+        workload: Requests of an episode.
+        cluster: The cluster.
+        slos: Latency promise by request class.
+        objective: Weights of the reward terms that all environments have.
+        p99: Weight on minus the 99th percentile of the latency of requests that ended in the span, seconds.
+        throughput: Weight on the number of requests that ended in the span.
+        scales: Scales of the observation.
+        prediction: How output lengths are predicted, from which a request's type is told on arrival.
+        span_s: Time between decisions, seconds. Source: OServe, section 3.
+        types: "kmeans" (input and output length) or "classes" (of the workload).
+        num_types: Workload types of k-means. Source: OServe, Table 1.
+        profiling: How capacities are worked out: "measured" or "closed_form" (`envs.deployment.profiling`).
+        past_requests: Requests of the training split that types and capacities are found from. Source: ours.
+        past_spans: Spans of it whose counts are known, as far as it goes. Source: ours; OServe trains on 50 and more.
+        forecast_spans: Spans whose mean is the environment's own forecast. Source: ours.
+        history: Spans that the observation looks back.
+        num_candidates: Deployments to choose from. Source: ours.
+        drain_limit_s: How long after the last arrival an episode may go on before it is cut off, seconds.
+        split: Part of the workload that episodes are drawn from; None: the workload's own.
+    """
+
+    workload: WorkloadSpec = field(
+        default_factory=lambda: WorkloadSpec(name="type_mix", num_requests=2000, params={"hold_s": 120.0})
+    )
+    cluster: DeploymentSpec = field(default_factory=DeploymentSpec)
+    slos: dict[str, SLO] = field(default_factory=lambda: dict(DEFAULT_SLOS))
+    objective: Objective = field(default_factory=Objective)
+    p99: float = 1.0
+    throughput: float = 0.0
+    scales: DeploymentScales = field(default_factory=DeploymentScales)
+    prediction: PredictionSpec = field(default_factory=PredictionSpec)
+    span_s: float = 60.0
+    types: str = BY_KMEANS
+    num_types: int = 4
+    profiling: str = "measured"
+    past_requests: int = 4000
+    past_spans: int = 120
+    forecast_spans: int = 2
+    history: int = 8
+    num_candidates: int = 32
+    drain_limit_s: float = 300.0
+    split: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.cluster, DeploymentSpec):
+            raise ValueError(
+                "deployment decides about a cluster of machines: choose a cluster with num_machines"
+            )
+        check_choice("types", self.types, (BY_KMEANS, BY_CLASS))
+        check_choice("profiling", self.profiling, ("measured", "closed_form"))
+        for name in ("span_s", "drain_limit_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        for name, least in (
+            ("num_types", 1),
+            ("past_requests", 100),
+            ("past_spans", 1),
+            ("forecast_spans", 1),
+            ("history", 1),
+            ("num_candidates", 2),
+        ):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        for name in ("p99", "throughput"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if self.workload.num_clients:
+            raise ValueError(
+                "deployment needs requests that arrive when the workload says; workload.num_clients must be 0"
+            )
+
+    def slos_of(self, classes: tuple[str, ...]) -> tuple[SLO, ...]:
+        """Promises in the order of the workload's classes."""
+        missing = [name for name in classes if name not in self.slos]
+        if missing:
+            raise ValueError(f"slos has no entry for class {missing[0]!r}; it has {', '.join(self.slos)}")
+        return tuple(self.slos[name] for name in classes)

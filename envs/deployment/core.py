@@ -1,0 +1,303 @@
+"""One deployment episode: simulator, candidates, encoder and reward. Both environments are made of these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.backend import TOTALS, Receipt
+from envs.deployment.assignment import assign
+from envs.deployment.candidates import Candidate, best_uniform, find_candidates
+from envs.deployment.cluster import Deployment
+from envs.deployment.config import DeploymentConfig
+from envs.deployment.observation import Encoder, Observation, SpanFigures
+from envs.deployment.placement import place
+from envs.deployment.setting import Typing, make_setting
+from envs.deployment.state import Deploy, DeploymentState, SwitchUnderway
+from envs.deployment.workload_types import count_by_span
+from envs.reward import Interval, RewardMeter
+from envs.simulator.deployment.plane import Phase
+from envs.simulator.deployment.simulator import DeploymentSimulator
+from envs.simulator.kernel.state import FINISHED, PS_PER_S
+from envs.simulator.metering import busy_s
+from envs.simulator.scheduling import to_ps
+from envs.workload.registry import WorkloadSource
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step brought."""
+
+    reward: float
+    terms: dict[str, float]  # before weighting, signed so that more is better
+    dt_s: float
+    terminated: bool  # every request has been served, refused or lost
+    truncated: bool  # the drain limit was reached
+    refused: str  # why the command was refused, or ""
+
+
+class DeploymentCore:
+    """Runs episodes of one configuration.
+
+    Args:
+        config: What the environment is made of.
+
+    Raises:
+        ValueError: Something in it is unknown or impossible.
+    """
+
+    def __init__(self, config: DeploymentConfig) -> None:
+        self.config = config
+        self.source = WorkloadSource(config.workload)
+        self.classes = self.source.classes
+        self.slos = config.slos_of(self.classes)
+        self.simulator = DeploymentSimulator(config.cluster, self.slos)
+        factory = self.simulator.factory
+        self.typing = Typing(config, self.source)
+        self.setting = make_setting(config, self.typing, factory.kinds)
+        self.encoder = Encoder(
+            self.setting,
+            config.scales,
+            config.span_s,
+            config.history,
+            config.num_candidates,
+            factory.max_replicas,
+            config.cluster.max_pp,
+            {kind: factory.capacity_tokens(kind) for kind in factory.kinds},
+        )
+        self.meter = RewardMeter(len(self.classes))
+        self._span_ps = to_ps(config.span_s)
+        self.done = True
+        self._state: DeploymentState | None = None
+        self._candidates: list[Candidate] | None = None
+
+    # -- an episode ----------------------------------------------------------------------------------------------------
+
+    def reset(self, seed: int, split: str | None = None) -> None:
+        """Begins the episode that a seed stands for, with the best uniform deployment for the mean of the past.
+
+        Args:
+            seed: Which episode.
+            split: Where it is drawn from; None: the configuration's split.
+        """
+        workload = self.source.sample(seed, split or self.config.split)
+        types = self.typing.classify(workload, seed)
+        self.deadline_ps = to_ps(float(workload.arrival_s[-1]) + self.config.drain_limit_s)
+        spans = -(-self.deadline_ps // self._span_ps)
+        self.counts = count_by_span(
+            workload.arrival_s,
+            types,
+            self.typing.num_types,
+            self.config.span_s,
+            (spans + 0.5) * self.config.span_s,
+        )
+        self.simulator.reset(workload, types, self.typing.num_types)
+        self.meter.reset()
+        self.done, self.num_refused, self._switch_ps = False, 0, 0
+        self._log_read = 0
+        self._totals = np.zeros((len(self.classes), len(TOTALS)))
+        self._busy_s = np.zeros(self.simulator.factory.num_engines)
+        self.span = SpanFigures(0.0, np.zeros(self._totals.shape), 0.0, self._busy_s, 0.0)
+        self._look()
+        plan = best_uniform(self.setting.worth(self._mean_past()))
+        receipt = self._deploy(Deploy(place(self.setting.cluster, plan.kinds)))
+        assert receipt.accepted, receipt.reason
+        self._look()
+
+    def _mean_past(self) -> FloatArray:
+        return np.asarray(self.setting.past.mean(axis=0), np.float64)
+
+    @property
+    def forecast(self) -> FloatArray:
+        """(J,), requests of each type that the next span may bring: the mean of the last ones."""
+        seen = self.counts[: self._num_seen]
+        if not len(seen):
+            return self._mean_past()
+        return np.asarray(seen[-self.config.forecast_spans :].mean(axis=0), np.float64)
+
+    @property
+    def _num_seen(self) -> int:
+        """Spans that are over."""
+        return self.simulator.now_ps // self._span_ps
+
+    @property
+    def candidates(self) -> list[Candidate]:
+        """What can be chosen now, in the order of actions; made when somebody asks."""
+        if self._candidates is None:
+            worth = self.setting.worth(self.forecast)
+            present = self.simulator.deployment.kinds
+            if self.simulator.plane.switch is not None:
+                plan = worth.plan(present)
+                self._candidates = [Candidate(plan, True, len(present) == 1)]
+            else:
+                self._candidates = find_candidates(worth, present, self.config.num_candidates)
+        return self._candidates
+
+    def placed(self, candidate: Candidate) -> Deployment:
+        """Where a candidate's replicas would stand."""
+        now = self.simulator.deployment
+        return now if candidate.stay else place(self.setting.cluster, candidate.plan.kinds, now)
+
+    def mask(self) -> NDArray[np.bool_]:
+        """(num_candidates,), which candidates there are; while a switch is under way only to stay."""
+        return np.arange(self.config.num_candidates) < len(self.candidates)
+
+    def step(self, action: int | np.integer | Deploy | None) -> Outcome:
+        """Carries out a decision and lets time pass to the end of the span.
+
+        Args:
+            action: A candidate, a command, or None (leave all as it is, the assignment too).
+        """
+        simulator = self.simulator
+        switched, refused = self._apply(action)
+        before_ps = simulator.now_ps
+        simulator.advance_ps(min((self._num_seen + 1) * self._span_ps, self.deadline_ps))
+        now_ps = simulator.now_ps
+        terminated = simulator.idle
+        truncated = not terminated and now_ps >= self.deadline_ps
+        self.done = terminated or truncated
+        self._measure((now_ps - before_ps) / PS_PER_S)
+        interval = self.meter.measure(
+            simulator.world.stats, simulator.latency_cost, switched, self._in_flight() if truncated else None
+        )
+        self._look()
+        terms = interval.terms(self.classes) | self._own_terms()
+        return Outcome(self._reward(interval), terms, self.span.dt_s, terminated, truncated, refused)
+
+    def _own_terms(self) -> dict[str, float]:
+        finished = self.span.change[:, TOTALS.index("finished")].sum()
+        return {"p99": -self.span.p99_s, "throughput": float(finished)}
+
+    def _reward(self, interval: Interval) -> float:
+        own, config = self._own_terms(), self.config
+        extra = config.p99 * own["p99"] + config.throughput * own["throughput"]
+        return interval.reward(config.objective) + config.objective.scale * extra
+
+    # -- decisions -----------------------------------------------------------------------------------------------------
+
+    def _apply(self, action: int | np.integer | Deploy | None) -> tuple[int, str]:
+        """GPUs in replicas that come, and why the command was refused."""
+        if action is None:
+            return 0, ""
+        if isinstance(action, Deploy):
+            command = action
+        elif 0 <= int(action) < len(self.candidates):
+            command = Deploy(self.placed(self.candidates[int(action)]))
+        else:
+            self.num_refused += 1
+            return 0, f"there is no candidate {int(action)}; there are {len(self.candidates)} now"
+        free, before = self.simulator.untouched, self.simulator.deployment
+        receipt = self._deploy(command)
+        if not receipt.accepted:
+            self.num_refused += 1
+            return 0, receipt.reason
+        changed = round(gpus_changed(before, self.simulator.deployment) * self.config.cluster.num_gpus)
+        if free or not changed:
+            return 0, ""
+        self._switch_ps = self.simulator.now_ps
+        return changed, ""
+
+    def _deploy(self, command: Deploy) -> Receipt:
+        shares = self.flow_shares(command.deployment) if command.shares is None else command.shares
+        return self.simulator.deploy(command.deployment, shares, command.switch)
+
+    def flow_shares(self, deployment: Deployment) -> FloatArray:
+        """(K, J), assignment of the forecast by the flow solution; prefill and decode workers share evenly."""
+        if any(replica.kind.role != "mixed" for replica in deployment.replicas):
+            return np.ones((len(deployment.replicas), self.setting.num_types))
+        kinds = sorted(deployment.kinds)
+        counts = np.array([deployment.kinds[kind] for kind in kinds], np.float64)
+        together = np.array([self.setting.table.row(kind) for kind in kinds]) * counts[:, None]
+        routing = assign(together, self.forecast).routing() / counts[:, None]
+        return routing[[kinds.index(replica.kind) for replica in deployment.replicas]]
+
+    # -- what is seen --------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        self._state = self._candidates = None
+
+    @property
+    def state(self) -> DeploymentState:
+        """What a policy may know at this decision; made when somebody asks."""
+        if self._state is None:
+            self._state = self._observe()
+        return self._state
+
+    def _observe(self) -> DeploymentState:
+        simulator, slots = self.simulator, self.simulator.slots
+        world, switch = simulator.world, simulator.plane.switch
+        engines = simulator.shown()[slots]
+        underway = None
+        if switch is not None:
+            underway = SwitchUnderway(
+                switch.started_ps / PS_PER_S, switch.due_ps / PS_PER_S, switch.phase == Phase.DRAIN
+            )
+        return DeploymentState(
+            now_s=simulator.now_s,
+            deployment=simulator.deployment,
+            engines=engines,
+            shares=world.shares[:, slots].T.copy(),
+            switch=underway,
+            history=self.counts[: self._num_seen].copy(),
+            forecast=self.forecast,
+            num_pooled=int(world.cluster["num_pooled"][0]),
+            pooled_tokens=int(world.cluster["pooled_tokens"][0]),
+            totals=world.stats[:, : len(TOTALS)].copy(),
+            coming=self.counts[self._num_seen :].copy(),
+        )
+
+    def observe(self) -> Observation:
+        """The observation of the present state."""
+        now = self.simulator.deployment
+        changed = [gpus_changed(now, self.placed(candidate)) for candidate in self.candidates]
+        return self.encoder.encode(self.state, self.candidates, changed, self.span, self.simulator.slots)
+
+    def _measure(self, dt_s: float) -> None:
+        """Works out what the span brought."""
+        simulator = self.simulator
+        world = simulator.world
+        busy, _ = busy_s(world)
+        totals = world.stats[:, : len(TOTALS)].copy()
+        self.span = SpanFigures(
+            dt_s,
+            totals - self._totals,
+            self._p99_s(),
+            np.maximum(busy - self._busy_s, 0.0),
+            (simulator.now_ps - self._switch_ps) / PS_PER_S,
+        )
+        self._totals, self._busy_s = totals, busy
+
+    def _p99_s(self) -> float:
+        """99th percentile of the latency of requests that have ended since the last call, seconds."""
+        world = self.simulator.world
+        length = int(world.cluster["log_length"][0])
+        entries = world.log[self._log_read : length]
+        self._log_read = length
+        ended = entries[entries["outcome"] == FINISHED]
+        if not len(ended):
+            return 0.0
+        return float(np.percentile((ended["finish_ps"] - ended["arrival_ps"]) / PS_PER_S, 99))
+
+    def _in_flight(self) -> NDArray[np.int64]:
+        totals = self._totals
+        gone = sum(totals[:, TOTALS.index(name)] for name in ("refused", "failed", "finished"))
+        return np.asarray(totals[:, TOTALS.index("arrived")] - gone).astype(np.int64)
+
+    def fork(self) -> DeploymentCore:
+        """A copy of the episode that continues to the same numbers."""
+        copy = DeploymentCore.__new__(DeploymentCore)
+        copy.__dict__.update(self.__dict__)
+        copy.simulator = self.simulator.fork()
+        copy.meter = self.meter.fork()
+        copy._log_read = 0
+        return copy
+
+
+def gpus_changed(before: Deployment, after: Deployment) -> float:
+    """Share of the GPUs in replicas that are in `after` and not in `before`."""
+    new = set(after.replicas) - set(before.replicas)
+    return sum(replica.kind.num_gpus for replica in new) / before.cluster.num_gpus

@@ -1,0 +1,175 @@
+"""The scalar deployment environment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from envs.deployment.config import DeploymentConfig
+from envs.deployment.core import DeploymentCore
+from envs.deployment.observation import HIGH, Observation
+from envs.deployment.render import Renderer
+from envs.deployment.state import Deploy, DeploymentState
+from envs.metrics import RequestRecords
+from envs.policy_spec import PolicySpec
+
+MAX_SEED = 2**31 - 1
+
+
+def make_spaces(core: DeploymentCore) -> tuple[spaces.Space[Any], spaces.Discrete]:
+    """Observation and action space of a configuration."""
+    boxes: dict[str, spaces.Space[Any]] = {
+        name: spaces.Box(0.0, HIGH, shape, np.float32) for name, shape in core.encoder.shapes.items()
+    }
+    return spaces.Dict(boxes), spaces.Discrete(core.config.num_candidates)
+
+
+class DeploymentEnv(gym.Env[Observation, np.int64]):
+    """Which replicas, how parallel, serving what? `Serving/Deployment-v0`.
+
+    A cluster of machines serves one model. Every span (a minute) it is cut into replicas, each with its own tensor- and
+    pipeline-parallel degree, and each workload type gets its share of each replica, as OServe does it
+    (`baselines/oserve`). Workload types are told by prompt length and predicted answer length, or are the workload's
+    classes. Requests of a type go to the replicas by their shares, in turn.
+
+    ## Action space
+
+    `Discrete(num_candidates)`: a deployment of `envs.deployment.candidates`, found anew at each decision for the
+    forecast of the next span: 0 is to stay with the present replicas, the others are the best uniform deployments, the
+    end of a climb, and neighbours of both, best first. What there is none of is masked (`action_masks()`,
+    `info["action_mask"]`), and while a switch is under way all but 0; one that is chosen anyway changes nothing, and is
+    counted and explained in `info["refused"]`. The assignment is the flow solution for the forecast. `step` also takes
+    a `Deploy` command, with any placement and assignment, and None (leave all as it is).
+
+    A switch keeps the replicas that both deployments have. Of the others, short requests are drained and long ones move
+    with their KV, weights come from the GPUs that hold them over shared links, engines start
+    (`envs.simulator.deployment.plane`); their GPUs serve nothing for about 10 s. The first decision, at time zero,
+    costs nothing.
+
+    ## Observation space
+
+    `Dict(candidates=(num_candidates, 10 + types), replicas=(most replicas, 9 + types), types=(types, 3 + history),
+    cluster=(14,))`, float32 in [0, 64]. Rows and their units are named in `envs.deployment.observation`: counts and
+    rates are log1p(value / scale) with fixed scales, ratios are ratios. The true output length is nowhere in it.
+
+    ## Reward
+
+    `objective.scale` times the weighted sum of the terms in `info["reward_terms"]` over the span: `latency` (minus the
+    growth of the sum over requests of TTFT / SLO + TPOT / SLO), `ttft_attainment/CLASS` and `tpot_attainment/CLASS`
+    (minus the promises broken), `goodput` (requests finished within both), `switch` (minus GPUs in replicas that come),
+    `abandoned` (minus requests refused, failed or left unfinished), `p99` (minus the 99th percentile of the latency of
+    requests that ended, seconds) and `throughput` (requests that ended); the last two have their weights in the
+    environment's own arguments. `info["dt"]` is the time the step took, seconds.
+
+    ## Start and end
+
+    An episode begins with an empty cluster, the best uniform deployment for the mean of the training episode, and the
+    arrivals that its seed draws from the split. It is terminated when every request has been served, refused or lost,
+    and truncated `drain_limit_s` after the last arrival; what is unfinished then counts as missed and abandoned.
+
+    ## Arguments
+
+    See `envs.deployment.config.DeploymentConfig`.
+
+    ## Version history
+
+    * v0: first release.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": ["ansi", "rgb_array"], "render_fps": 4}
+
+    def __init__(self, render_mode: str | None = None, **config: Any) -> None:
+        if render_mode is not None and render_mode not in self.metadata["render_modes"]:
+            raise ValueError(
+                f"render_mode must be one of {self.metadata['render_modes']}, got {render_mode!r}"
+            )
+        self.render_mode = render_mode
+        self.core = DeploymentCore(DeploymentConfig(**config))
+        self.observation_space, self.action_space = make_spaces(self.core)
+        self._renderer = Renderer() if render_mode else None
+
+    @property
+    def config(self) -> DeploymentConfig:
+        """What the environment is made of."""
+        return self.core.config
+
+    @property
+    def state(self) -> DeploymentState:
+        """What a policy may know now."""
+        return self.core.state
+
+    @property
+    def policy_spec(self) -> PolicySpec:
+        """What a policy is told before an episode."""
+        return PolicySpec(
+            cluster=self.config.cluster,
+            slos=self.core.slos,
+            classes=self.core.classes,
+            decision_interval_s=self.config.span_s,
+            deployment=self.core.setting,
+        )
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begins the episode that a seed stands for; `options={"split": ...}` chooses where it is drawn from."""
+        super().reset(seed=seed)
+        chosen = int(self.np_random.integers(MAX_SEED)) if seed is None else seed
+        self.core.reset(chosen, (options or {}).get("split"))
+        if self._renderer:
+            self._renderer.reset()
+            self._renderer.record(self.core.state)
+        return self.core.observe(), self._info(0.0, {}, "")
+
+    def step(
+        self, action: np.int64 | int | Deploy | None
+    ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Takes a decision and lets time pass to the next one."""
+        if self.core.done:
+            raise RuntimeError("the episode is over; call reset()")
+        outcome = self.core.step(action)
+        if self._renderer:
+            self._renderer.record(self.core.state)
+        info = self._info(outcome.dt_s, outcome.terms, outcome.refused)
+        return self.core.observe(), outcome.reward, outcome.terminated, outcome.truncated, info
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """(num_candidates,), which actions are possible now."""
+        return self.core.mask()
+
+    @property
+    def gpu_seconds(self) -> float:
+        """GPU-seconds that the cluster has been kept."""
+        return self.core.simulator.gpu_seconds
+
+    def records(self) -> RequestRecords:
+        """What happened to every request that has arrived."""
+        return self.core.simulator.results()
+
+    def fork(self) -> DeploymentEnv:
+        """A copy of the episode that continues to the same numbers; it does not render."""
+        copy = DeploymentEnv.__new__(DeploymentEnv)
+        copy.__dict__.update(self.__dict__)
+        copy.core = self.core.fork()
+        copy.render_mode, copy._renderer = None, None
+        return copy
+
+    def render(self) -> Any:
+        """The cluster now (ansi) or over time (rgb_array)."""
+        if self._renderer is None:
+            gym.logger.warn("render() needs a render_mode; pass render_mode='ansi' or 'rgb_array' to make()")
+            return None
+        return self._renderer.text() if self.render_mode == "ansi" else self._renderer.image()
+
+    def _info(self, dt_s: float, terms: dict[str, float], refused: str) -> dict[str, Any]:
+        return {
+            "dt": dt_s,
+            "reward_terms": terms,
+            "refused": refused,
+            "num_refused": self.core.num_refused,
+            "action_mask": self.core.mask(),
+        }

@@ -1,0 +1,81 @@
+"""Pictures of a cluster that is cut into replicas: who stands on each GPU, and how busy it is."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.backend import EngineStatus
+from envs.deployment.state import DeploymentState
+from envs.pictures import Panel, draw_panels, level
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """What the picture shows of one moment; arrays are (GPUs,)."""
+
+    now_s: float
+    size: NDArray[np.float64]  # GPUs of the replica
+    running: NDArray[np.float64]  # requests of the replica
+    waiting: NDArray[np.float64]
+    kv: NDArray[np.float64]  # ratio
+    state: DeploymentState
+
+
+def make_frame(state: DeploymentState) -> Frame:
+    """Reads a frame off a state."""
+    size, running, waiting, kv = np.zeros((4, state.deployment.cluster.num_gpus))
+    for replica, engine in zip(state.deployment.replicas, state.engines, strict=True):
+        gpus = list(replica.gpus)
+        size[gpus] = replica.kind.num_gpus
+        running[gpus], waiting[gpus] = engine["num_running"], engine["num_waiting"]
+        kv[gpus] = engine["kv_used_blocks"] / max(1, int(engine["kv_capacity_blocks"]))
+    return Frame(state.now_s, size, running, waiting, kv, state)
+
+
+class Renderer:
+    """Remembers an episode's frames and draws them.
+
+    Args:
+        history: Most frames kept.
+    """
+
+    def __init__(self, history: int = 600) -> None:
+        self.frames: deque[Frame] = deque(maxlen=history)
+
+    def reset(self) -> None:
+        """Forgets the last episode."""
+        self.frames.clear()
+
+    def record(self, state: DeploymentState) -> None:
+        """Adds a frame."""
+        self.frames.append(make_frame(state))
+
+    def text(self) -> str:
+        """The cluster now, one line a replica."""
+        state = self.frames[-1].state
+        switch = "" if state.switch is None else "  draining" if state.switch.draining else "  switching"
+        lines = [f"t={state.now_s:8.1f} s  {state.deployment}{switch}  pooled {state.num_pooled}"]
+        for row, replica in enumerate(state.deployment.replicas):
+            engine = state.engines[row]
+            kv = engine["kv_used_blocks"] / max(1, int(engine["kv_capacity_blocks"]))
+            status = EngineStatus(int(engine["status"])).name.lower()
+            lines.append(
+                f"  {replica.kind!s:<16} GPUs {','.join(map(str, replica.gpus)):<20} {status:<9} running "
+                f"{engine['num_running']:4d}  waiting {engine['num_waiting']:4d}  KV {kv:4.0%} {level(kv)}"
+            )
+        return "\n".join(lines)
+
+    def image(self) -> NDArray[np.uint8]:
+        """(height, width, 3), size of the replica, requests and KV of each GPU over time."""
+        frames = self.frames
+        panels = (
+            Panel("GPUs of the replica", np.array([frame.size for frame in frames]), "viridis"),
+            Panel("running requests of the replica", np.array([frame.running for frame in frames]), "magma"),
+            Panel("waiting requests of the replica", np.array([frame.waiting for frame in frames]), "magma"),
+            Panel("KV in use", np.array([frame.kv for frame in frames]), "cividis", 1.0),
+        )
+        return draw_panels([frame.now_s for frame in frames], panels, "GPU")

@@ -1,0 +1,114 @@
+"""What is found out once, from the training split: workload types, capacities, and the past."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.deployment.cluster import ReplicaKind
+from envs.deployment.config import BY_KMEANS, DeploymentConfig
+from envs.deployment.profiling import CapacityTable, WorkloadType, profile_capacities
+from envs.deployment.state import DeploymentSetting
+from envs.deployment.workload_types import WorkloadTypes, count_by_span, find_types, lengths_by_type
+from envs.fleet import ReplicaSpec
+from envs.workload.predictions import predict_lengths
+from envs.workload.registry import WorkloadSource
+from envs.workload.schema import Workload
+
+PAST_SEED = 0
+
+
+class Typing:
+    """Tells workload types apart.
+
+    Args:
+        config: What the environment is made of.
+        source: Its workload.
+    """
+
+    def __init__(self, config: DeploymentConfig, source: WorkloadSource) -> None:
+        self.config = config
+        self.past = _past(config, source)
+        self.sample = self.past.head(config.past_requests)
+        self.types: WorkloadTypes | None = None
+        if config.types == BY_KMEANS:
+            self.types = find_types(self.sample.input_tokens, self.sample.output_tokens, config.num_types)
+        self.num_types = len(source.classes) if self.types is None else len(self.types)
+
+    def classify(self, workload: Workload, seed: int) -> NDArray[np.int64]:
+        """(N,), type of each request as told on its arrival.
+
+        Args:
+            workload: Requests.
+            seed: Of the errors of predictions.
+        """
+        if self.types is None:
+            return workload.class_id.astype(np.int64)
+        predicted = predict_lengths(self.config.prediction, workload, seed)
+        return self.types.classify(workload.input_tokens, predicted)
+
+    def lengths(self) -> tuple[WorkloadType, ...]:
+        """Lengths of past requests by type; a type without any has the lengths of all."""
+        past = self.sample
+        if self.types is not None:
+            return lengths_by_type(self.types, past.input_tokens, past.output_tokens)
+        rows = [past.class_id == j for j in range(self.num_types)]
+        return tuple(
+            WorkloadType(
+                past.input_tokens[row if row.any() else slice(None)].astype(np.int64),
+                past.output_tokens[row if row.any() else slice(None)].astype(np.int64),
+            )
+            for row in rows
+        )
+
+
+def _past(config: DeploymentConfig, source: WorkloadSource) -> Workload:
+    """A long training episode."""
+    wanted = math.ceil(source.rate_rps * config.span_s * config.past_spans)
+    spec = replace(config.workload, num_requests=max(config.past_requests, wanted))
+    return WorkloadSource(spec).sample(PAST_SEED, "train")
+
+
+def make_setting(
+    config: DeploymentConfig, typing: Typing, kinds: tuple[ReplicaKind, ...]
+) -> DeploymentSetting:
+    """What policies are told.
+
+    Args:
+        config: What the environment is made of.
+        typing: Tells types apart.
+        kinds: Kinds of replicas that fit.
+    """
+    lengths = typing.lengths()
+    table = _profiled(
+        config.cluster.replica,
+        kinds,
+        tuple((of.input_tokens.tobytes(), of.output_tokens.tobytes()) for of in lengths),
+        config.span_s,
+        config.profiling,
+    )
+    return DeploymentSetting(
+        cluster=config.cluster.cluster,
+        model=config.cluster.model,
+        table=table,
+        mean_tokens=np.array([(of.input_tokens.mean(), of.output_tokens.mean()) for of in lengths]),
+        past=count_by_span(
+            typing.past.arrival_s, typing.classify(typing.past, PAST_SEED), typing.num_types, config.span_s
+        ),
+    )
+
+
+@lru_cache(maxsize=32)
+def _profiled(
+    engine: ReplicaSpec,
+    kinds: tuple[ReplicaKind, ...],
+    lengths: tuple[tuple[bytes, bytes], ...],
+    span_s: float,
+    method: str,
+) -> CapacityTable:
+    types = [WorkloadType(np.frombuffer(i, np.int64), np.frombuffer(o, np.int64)) for i, o in lengths]
+    return profile_capacities(engine, kinds, types, span_s, method)

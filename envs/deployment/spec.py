@@ -1,0 +1,126 @@
+"""What a cluster is that can be cut into replicas anew: its GPUs, its model, and what a switch costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from calibration.models import get_model
+from calibration.transitions import STORAGE_BYTES_PER_S
+from envs.deployment.cluster import Cluster, ReplicaKind, replica_kinds
+from envs.deployment.kv_migration import CHUNK_BYTES, DRAIN_BELOW_TOKENS
+from envs.fleet import ReplicaSpec
+
+# Communicators, KV pools and captured graphs of the new replicas, s. Source: OServe, section 6.3: a switch of a 70B
+# model takes "around 10 seconds for any case", of which the bytes take less than one on 400 GB/s of NVLink.
+REINIT_S = 9.0
+DRAIN_LIMIT_S = 10.0  # source: ours
+
+
+@dataclass(frozen=True)
+class DeploymentSpec:
+    """A cluster serving one model, and how its engines schedule.
+
+    Args:
+        model: Name of a model in `calibration.models`.
+        gpu: Name of a GPU in `calibration.hardware`.
+        engine: Serving engine in `calibration.engines` whose latency replicas have, at any width.
+        num_machines: Machines.
+        gpus_per_machine: GPUs of each. Source: OServe, section 6.1, 8.
+        nvlink_bytes_per_s: Bandwidth of a GPU to the others of its machine, each way, bytes/s. Source: section 6.1.
+        network_bytes_per_s: Bandwidth of a machine to the others, each way, bytes/s. Source: section 6.1.
+        max_pp: Longest pipeline. Source: ours.
+        disaggregation: Whether there may be prefill and decode workers, beside replicas that do both.
+        storage_bytes_per_s: Rate at which a replica that is reloaded reads its weights, bytes/s.
+        reinit_s: What starting engines takes after their weights have come, s, reloaded or not.
+        drain_below_tokens: At an ad hoc switch, decoding requests with less context stay until they end, others move.
+        drain_limit_s: Longest time that is waited for them, s; what runs then is computed again elsewhere.
+        chunk_bytes: Most bytes of a chunk of KV.
+        order: Queue order of the engines: fcfs, priority, edf or dpa.
+        max_num_seqs: Most running requests of a replica.
+        max_num_batched_tokens: Token budget of an iteration.
+        block_size: Tokens a KV block holds.
+        memory_utilization: Share of GPU memory that weights and KV may use.
+    """
+
+    model: str = "llama-2-70b"
+    gpu: str = "H100"
+    engine: str = "vllm-0.15"
+    num_machines: int = 2
+    gpus_per_machine: int = 8
+    nvlink_bytes_per_s: float = 400e9
+    network_bytes_per_s: float = 200e9
+    max_pp: int = 4
+    disaggregation: bool = False
+    storage_bytes_per_s: float = STORAGE_BYTES_PER_S["safetensors"]
+    reinit_s: float = REINIT_S
+    drain_below_tokens: int = DRAIN_BELOW_TOKENS
+    drain_limit_s: float = DRAIN_LIMIT_S
+    chunk_bytes: float = CHUNK_BYTES
+    order: str = "fcfs"
+    dpa_expired_s: float = 5.0
+    dpa_urgent_s: float = 1.0
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    block_size: int = 16
+    memory_utilization: float = 0.9
+    chunked_prefill: bool = True
+    reserve_full_prompt: bool = True
+    long_prefill_token_threshold: int = 0
+
+    def __post_init__(self) -> None:
+        get_model(self.model)
+        _ = self.cluster, self.replica  # they check what is theirs
+        for name in ("storage_bytes_per_s", "chunk_bytes", "max_pp"):
+            if not getattr(self, name) >= 1:
+                raise ValueError(f"cluster.{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("reinit_s", "drain_limit_s", "drain_below_tokens"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"cluster.{name} must be finite and not negative, got {getattr(self, name)}")
+
+    @property
+    def router(self) -> str:
+        """Requests go where the assignment says."""
+        return "weighted"
+
+    @property
+    def prefix_caching(self) -> bool:
+        """Prefixes are not cached: a request goes where its type goes, wherever its prefix is."""
+        return False
+
+    @property
+    def cluster(self) -> Cluster:
+        """Machines and links."""
+        return Cluster(
+            self.num_machines,
+            self.gpus_per_machine,
+            self.gpu,
+            self.nvlink_bytes_per_s,
+            self.network_bytes_per_s,
+        )
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of all machines."""
+        return self.num_machines * self.gpus_per_machine
+
+    @property
+    def replica(self) -> ReplicaSpec:
+        """A replica on one GPU; kinds change its degrees and role."""
+        return ReplicaSpec(
+            model=self.model,
+            gpu=self.gpu,
+            engine=self.engine,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            block_size=self.block_size,
+            memory_utilization=self.memory_utilization,
+        )
+
+    @property
+    def kinds(self) -> tuple[ReplicaKind, ...]:
+        """Kinds that the architecture and the machines allow, of every role; memory may forbid some of them."""
+        mixed = replica_kinds(get_model(self.model), self.cluster, self.max_pp)
+        if not self.disaggregation:
+            return mixed
+        roles = ("mixed", "prefill", "decode")
+        return tuple(ReplicaKind(kind.tp, kind.pp, role) for role in roles for kind in mixed)

@@ -1,0 +1,108 @@
+"""What a policy knows when it chooses a deployment, and what it can say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.deployment.cluster import Cluster, Deployment
+from envs.deployment.profiling import CapacityTable
+from envs.deployment.strategies import Worth
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Deploy:
+    """Switch to a deployment, and send requests where an assignment says.
+
+    Replicas that both have go on. At the first decision it costs nothing.
+
+    Attributes:
+        deployment: Replicas in their places.
+        shares: (K, J), of each type's requests that go to each replica, relative; None: from the flow solution for the
+            environment's forecast.
+        switch: "ad_hoc" (weights and long KV caches come from other GPUs) or "reload" (weights come from storage, all
+            running requests are computed again).
+    """
+
+    deployment: Deployment
+    shares: FloatArray | None = None
+    switch: str = "ad_hoc"
+
+
+@dataclass(frozen=True, eq=False)
+class DeploymentSetting:
+    """What is known before an episode, from the training split of the workload.
+
+    Attributes:
+        cluster: Machines and links.
+        model: Name of the model.
+        table: Capacities of replica kinds, n_kj, requests a span.
+        mean_tokens: (J, 2), mean prompt and output length of each type, tokens.
+        past: (T, J), requests of each type in the spans of a training episode.
+    """
+
+    cluster: Cluster
+    model: str
+    table: CapacityTable
+    mean_tokens: FloatArray
+    past: FloatArray
+
+    @property
+    def num_types(self) -> int:
+        """J."""
+        return self.table.num_types
+
+    def worth(self, demand: FloatArray) -> Worth:
+        """Values deployments of replicas that both prefill and decode, under a demand, (J,) requests a span."""
+        return Worth(self.cluster, self.table.of_role("mixed"), demand)
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchUnderway:
+    """What a policy sees of a switch.
+
+    Attributes:
+        started_s: When it began.
+        due_s: When its present phase ends at the latest.
+        draining: Whether requests are waited for; else weights are on their way or engines start.
+    """
+
+    started_s: float
+    due_s: float
+    draining: bool
+
+
+@dataclass(frozen=True, eq=False)
+class DeploymentState:
+    """What a policy may know at a decision.
+
+    Attributes:
+        now_s: Time.
+        deployment: Replicas in force, or those to be when the switch under way is done.
+        engines: (K,) ENGINE_STATE_DTYPE, of each of its replicas; those to be are inactive.
+        shares: (K, J), where requests of each type go, relative.
+        switch: The switch under way.
+        history: (T, J), requests of each type in every span so far, told apart by predicted output lengths.
+        forecast: (J,), the environment's own forecast of the next span.
+        num_pooled: Requests that no replica could take yet.
+        pooled_tokens: Their tokens to prefill.
+        totals: (num_classes, len(TOTALS)), as `ClusterState.totals`.
+        coming: (T', J), requests of each type in this span and all that follow: the future, for clairvoyant references
+            alone.
+    """
+
+    now_s: float
+    deployment: Deployment
+    engines: NDArray[np.void]
+    shares: FloatArray
+    switch: SwitchUnderway | None
+    history: FloatArray
+    forecast: FloatArray
+    num_pooled: int
+    pooled_tokens: int
+    totals: FloatArray
+    coming: FloatArray

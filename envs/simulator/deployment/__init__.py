@@ -1,0 +1,1 @@
+"""Simulated clusters that are cut into replicas anew while they serve."""

@@ -1,0 +1,162 @@
+"""Workload whose mix of types changes over minutes, after OServe's evaluation (Jiang et al., 2026, sections 2 and 6).
+
+The traces of the paper are windows of Azure's week of 2024, whose requests are not at hand here. Lengths are drawn from
+the generators that are fitted to Azure's two services of 2023, cut at the medians of input and of output into the four
+types of Table 1: short or long input, short or long output. The mix is held for a while, then goes over to the next;
+the mixes of Table 1 are the defaults, as Table 2 strings them together. Arrivals are Poisson with a rate that is
+constant within a minute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from envs.workload.generators import load_fitted
+from envs.workload.schema import FloatArray, TokenArray, Workload
+from envs.workload.seeding import stream
+
+TYPE_NAMES = ("SILO", "LILO", "SISO", "LISO")  # in the order of Table 1
+TABLE_1 = {  # shares of the types, %
+    "S1": (26.3, 26.2, 27.3, 20.2),
+    "S2": (30.0, 28.0, 24.2, 17.8),
+    "S3": (18.8, 18.9, 35.5, 26.8),
+    "S4": (13.2, 14.2, 41.1, 31.5),
+    "S5": (8.2, 8.2, 47.1, 36.6),
+}
+_LENGTHS = ("azure_code_fitted", "azure_conv_fitted")
+_POOL = 20_000
+_MINUTE_S = 60.0
+
+
+@dataclass(frozen=True)
+class TypeMix:
+    """Poisson arrivals of four types whose shares change.
+
+    Attributes:
+        mean_rps: mean rate, requests per second.
+        mixes: mixes one after another, over and over, each by its name in Table 1.
+        hold_s: how long each lasts, seconds. Source: section 6.3, "the minimum switching interval is 5 minutes".
+        rate_noise: standard deviation of the log rate from minute to minute; source: as fitted in `tiers.py`.
+        mix_noise: standard deviation of the log share of each type from minute to minute; source: ours.
+        code_share: share of requests from which types are cut with the lengths of Azure's coding service.
+        random_start: whether an episode begins anywhere in the sequence of mixes, else with the first.
+        num_requests: length of an episode where the user asks for none.
+    """
+
+    mean_rps: float = 10.0
+    mixes: tuple[str, ...] = ("S1", "S4", "S5")
+    hold_s: float = 300.0
+    rate_noise: float = 0.092
+    mix_noise: float = 0.1
+    code_share: float = 0.313
+    random_start: bool = True
+    num_requests: int = 4000
+
+    name = "type_mix"
+
+    def __post_init__(self) -> None:
+        for name in ("mean_rps", "hold_s"):
+            if not 0 < getattr(self, name) < np.inf:
+                raise ValueError(f"{name} must be a positive number, got {getattr(self, name)}")
+        for name in ("rate_noise", "mix_noise"):
+            if not 0 <= getattr(self, name) < np.inf:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if not 0 < self.code_share < 1:
+            raise ValueError(f"code_share must lie in (0, 1), got {self.code_share}")
+        unknown = [mix for mix in self.mixes if mix not in TABLE_1]
+        if unknown or not self.mixes:
+            raise ValueError(f"mixes must name at least one of {', '.join(TABLE_1)}, got {list(self.mixes)}")
+        if self.num_requests < 1:
+            raise ValueError(f"num_requests must be at least 1, got {self.num_requests}")
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """One class: a type is told by its lengths."""
+        return ("standard",)
+
+    @property
+    def rate_rps(self) -> float:
+        """Mean rate, requests per second."""
+        return self.mean_rps
+
+    @property
+    def max_input_tokens(self) -> int:
+        """Longest prompt in tokens."""
+        return max(load_fitted(name).max_input_tokens for name in _LENGTHS)
+
+    @property
+    def max_output_tokens(self) -> int:
+        """Longest output in tokens."""
+        return max(load_fitted(name).max_output_tokens for name in _LENGTHS)
+
+    def sample(self, num_requests: int, rng: np.random.Generator) -> Workload:
+        """Draws a workload."""
+        begin, arrivals, minutes, mixing, which = rng.spawn(5)
+        start_s = float(begin.uniform(0, self.hold_s * len(self.mixes))) if self.random_start else 0.0
+        arrival_s = self._arrivals(num_requests, arrivals, minutes)
+        labels = self._labels(arrival_s, start_s, mixing, which.spawn(1)[0])
+        input_tokens, output_tokens = self._lengths(labels, which)
+        return Workload(
+            arrival_s=arrival_s,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            max_output_tokens=np.full(num_requests, self.max_output_tokens, np.int32),
+            name=self.name,
+            provenance="generated; OServe, Table 1, lengths from generators fitted to Azure's traces of 2023",
+        )
+
+    def _arrivals(self, n: int, arrivals: np.random.Generator, minutes: np.random.Generator) -> FloatArray:
+        """(n,), seconds."""
+        expected = np.cumsum(arrivals.standard_exponential(n))
+        logs = np.zeros(0)
+        while True:
+            logs = np.concatenate([logs, minutes.standard_normal(1024)])
+            rate = self.mean_rps * np.exp(self.rate_noise * logs - self.rate_noise**2 / 2)
+            cumulative = np.concatenate([[0.0], np.cumsum(rate * _MINUTE_S)])
+            if cumulative[-1] > expected[-1]:
+                return np.interp(expected, cumulative, np.arange(cumulative.size) * _MINUTE_S)
+
+    def _labels(
+        self, arrival_s: FloatArray, start_s: float, mixing: np.random.Generator, which: np.random.Generator
+    ) -> TokenArray:
+        """(n,), type of each request."""
+        minute = (arrival_s // _MINUTE_S).astype(np.int64)
+        noise = np.exp(self.mix_noise * mixing.standard_normal((int(minute[-1]) + 1, len(TYPE_NAMES))))
+        table = np.array([TABLE_1[mix] for mix in self.mixes])
+        held = ((arrival_s + start_s) // self.hold_s).astype(np.int64) % len(self.mixes)
+        shares = table[held] * noise[minute]
+        edges = np.cumsum(shares, axis=1) / shares.sum(axis=1, keepdims=True)
+        return (which.random(len(arrival_s))[:, None] >= edges[:, :-1]).sum(axis=1).astype(np.int32)
+
+    def _lengths(self, labels: TokenArray, rng: np.random.Generator) -> tuple[TokenArray, TokenArray]:
+        """Prompt and output lengths of requests of given types, (n,) tokens each."""
+        pools = length_pools(self.code_share)
+        place = rng.random(len(labels))
+        inputs, outputs = np.empty(len(labels), np.int32), np.empty(len(labels), np.int32)
+        for j, (prompts, answers) in enumerate(pools):
+            rows = labels == j
+            drawn = (place[rows] * len(prompts)).astype(np.int64)
+            inputs[rows], outputs[rows] = prompts[drawn], answers[drawn]
+        return inputs, outputs
+
+
+@lru_cache(maxsize=4)
+def length_pools(code_share: float) -> Sequence[tuple[TokenArray, TokenArray]]:
+    """Lengths of each type, in the order of `TYPE_NAMES`: quadrants about the medians of input and output.
+
+    Args:
+        code_share: share of requests of Azure's coding service.
+    """
+    rng = stream(0, "type_mix", "pool")
+    parts = [
+        load_fitted(name).lengths(round(_POOL * share), *rng.spawn(2))
+        for name, share in zip(_LENGTHS, (code_share, 1 - code_share), strict=True)
+    ]
+    inputs, outputs = (np.concatenate([part[i] for part in parts]) for i in range(2))
+    long_in, long_out = inputs > np.median(inputs), outputs > np.median(outputs)
+    quadrants = ((~long_in) & long_out, long_in & long_out, (~long_in) & ~long_out, long_in & ~long_out)
+    return tuple((inputs[rows], outputs[rows]) for rows in quadrants)
