@@ -62,10 +62,10 @@ class PolicySpec:
         """What is known of replica kinds, which must be what is decided about.
 
         Raises:
-            TypeError: the cluster is not cut into replicas.
+            ValueError: the cluster is not cut into replicas.
         """
         if self.deployment is None:
-            raise TypeError(
+            raise ValueError(
                 "this policy decides how a cluster is cut into replicas; here another decision is taken"
             )
         return self.deployment
