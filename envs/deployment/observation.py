@@ -17,6 +17,7 @@ from envs.deployment.state import DeploymentSetting, DeploymentState
 
 FloatArray = NDArray[np.float64]
 Observation = dict[str, NDArray[np.float32]]
+LEAST_DEMAND = 1e-9  # requests a span; a type that is not expected has nearly no end of room
 HIGH = 64.0  # no log1p of a float64 is larger than this for values below e^64
 
 # Features of a candidate; behind them, for each type, what it could serve of that type alone over its forecast (log1p).
@@ -159,7 +160,7 @@ class Encoder:
     ) -> NDArray[np.float32]:
         out = np.zeros(self.shapes["candidates"])
         cluster, table = self.setting.cluster, self.setting.table
-        demand = np.maximum(state.forecast, 1e-9)
+        demand = np.maximum(state.forecast, LEAST_DEMAND)
         for row, (candidate, moved) in enumerate(zip(candidates, changed, strict=True)):
             kinds = candidate.plan.kinds
             count = sum(kinds.values())
@@ -178,7 +179,7 @@ class Encoder:
                 np.log1p(sum(self.kv_tokens[kind] * n for kind, n in kinds.items()) / self.scales.tokens),
             )
             out[row, len(CANDIDATE_FEATURES) :] = np.log1p(capacity / demand)
-        return np.minimum(out, HIGH).astype(np.float32)  # a type that is not expected has no end of room
+        return out.astype(np.float32)
 
     def _replicas(
         self, state: DeploymentState, span: SpanFigures, slots: NDArray[np.int64]

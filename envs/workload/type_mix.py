@@ -95,11 +95,8 @@ class TypeMix:
 
     def sample(self, num_requests: int, rng: np.random.Generator) -> Workload:
         """Draws a workload."""
-        begin, arrivals, minutes, mixing, which = rng.spawn(5)
-        start_s = float(begin.uniform(0, self.hold_s * len(self.mixes))) if self.random_start else 0.0
-        arrival_s = self._arrivals(num_requests, arrivals, minutes)
-        labels = self._labels(arrival_s, start_s, mixing, which.spawn(1)[0])
-        input_tokens, output_tokens = self._lengths(labels, which)
+        arrival_s, labels = self.labelled_arrivals(num_requests, rng)
+        input_tokens, output_tokens = self._lengths(labels, rng.spawn(1)[0])
         return Workload(
             arrival_s=arrival_s,
             input_tokens=input_tokens,
@@ -108,6 +105,13 @@ class TypeMix:
             name=self.name,
             provenance="generated; OServe, Table 1, lengths from generators fitted to Azure's traces of 2023",
         )
+
+    def labelled_arrivals(self, num_requests: int, rng: np.random.Generator) -> tuple[FloatArray, TokenArray]:
+        """When requests arrive, seconds, and the type of each, row of `TYPE_NAMES`; (num_requests,) both."""
+        begin, arrivals, minutes, mixing, which = rng.spawn(5)
+        start_s = float(begin.uniform(0, self.hold_s * len(self.mixes))) if self.random_start else 0.0
+        arrival_s = self._arrivals(num_requests, arrivals, minutes)
+        return arrival_s, self._labels(arrival_s, start_s, mixing, which)
 
     def _arrivals(self, n: int, arrivals: np.random.Generator, minutes: np.random.Generator) -> FloatArray:
         """(n,), seconds."""

@@ -1,0 +1,49 @@
+"""What stands for the paper's models, requests and profiles.
+
+From the paper: the models, H100 GPUs in machines of eight, the four types and mixes of Tables 1 and 2, spans of a
+minute.
+
+Ours, because the paper does not publish it: lengths (`envs.workload.type_mix`: Azure's services of 2023, cut into the
+four types of Table 1) and iteration times (kernels of `calibration` under the overheads of vLLM 0.15). Capacities are
+profiled with these lengths, before any outcome was looked at.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from calibration.models import get_model
+from envs.deployment.cluster import Cluster, replica_kinds
+from envs.deployment.profiling import CapacityTable, WorkloadType, profile_capacities
+from envs.deployment.spec import DeploymentSpec
+from envs.workload.type_mix import TypeMix, length_pools
+from runners.reproduction.claims import Claim, Rule
+
+PAPER = "oserve"
+GPUS_PER_MACHINE = 8
+
+
+@lru_cache(maxsize=16)
+def capacities(model: str, machines: int) -> CapacityTable:
+    """Capacities of every kind of replica of a model for the four types of Table 1."""
+    spec = DeploymentSpec(model=model, num_machines=machines)
+    types = [
+        WorkloadType(prompts.astype(np.int64), answers.astype(np.int64))
+        for prompts, answers in length_pools(TypeMix.code_share)
+    ]
+    kinds = replica_kinds(get_model(model), cluster_of(machines), spec.max_pp)
+    return profile_capacities(spec.replica, kinds, types)
+
+
+def cluster_of(machines: int) -> Cluster:
+    """So many machines of section 6.1."""
+    return Cluster(machines, GPUS_PER_MACHINE)
+
+
+def make_claim(
+    section: str, claim: str, paper_value: float | None, ours: float, unit: str, rule: Rule, **notes: str
+) -> Claim:
+    """A claim of this paper."""
+    return Claim(PAPER, claim, section, paper_value, ours, unit, rule, **notes)

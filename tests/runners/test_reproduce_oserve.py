@@ -1,0 +1,82 @@
+"""OServe's numbers beside ours."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from baselines.oserve.forecast import MovingAverage
+from envs.workload.traces import DATA_VARIABLE
+from runners import reproduce
+from runners.progress import progress_bar
+from runners.reproduction.oserve import examples, forecasting, searching, switching
+from runners.schema import ReproduceConfig
+
+KEYS = ["paper", "claim", "section", "paper_value", "ours", "unit", "ratio", "holds", "note"]
+
+
+def by_name(claims):
+    return {claim.claim: claim for claim in claims}
+
+
+def test_every_worked_example_comes_out():
+    claims = by_name(examples.claims())
+    assert all(claim.holds for claim in claims.values())
+    assert claims["case 1: completion time"].ours == 20.0
+    assert claims["case 2: completion time"].ours == pytest.approx(50 / 3)
+    assert claims["case 3: completion time"].ours == pytest.approx(41 / 3)
+    assert claims["case 3: completion time of the exact assignment"].ours == pytest.approx(150 / 11)
+
+
+def test_searches():
+    config = ReproduceConfig(out="unused", paper="oserve", quick=True)
+    with progress_bar(10, "test", "step") as bar:
+        claims = by_name(searching.claims(config, bar))
+    assert bar.n == searching.num_steps(config)
+    gap = claims["heuristic short of exhaustive at 16 GPUs, worst"]
+    assert 0 <= gap.ours <= 0.06
+    assert claims["search at 16 GPUs"].ours > 0
+
+
+def test_switches():
+    with progress_bar(1, "test", "step") as bar:
+        claims = by_name(switching.claims(ReproduceConfig(out="unused", paper="oserve"), bar))
+    assert 0 < claims["bytes of an ad hoc switch"].ours < 1
+    assert claims["reload"].ours > 4 * claims["ad hoc switch"].ours
+
+
+def test_an_error_is_that_of_the_last_tenth():
+    """A series that is 10 until its last tenth and 20 there; the mean of the two points before."""
+    series = np.concatenate([np.full(90, 10.0), np.full(10, 20.0)])[:, None]
+    expected = np.sqrt((10.0**2 + 5.0**2) / 10) / 20.0
+    np.testing.assert_allclose(forecasting.error_of(MovingAverage(2), series), [expected])
+
+
+def test_without_the_real_series_a_fitted_one_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv(DATA_VARIABLE, str(tmp_path))
+    series, what = forecasting.find_series(0)
+    assert series.shape[1] == 4
+    assert 800 < len(series) < 1200
+    assert "fitted" in what
+    lines = ["service,t_min,requests_per_min"] + [
+        f"{name},{i},{i + 100 * k}" for k, name in enumerate(("code", "conv")) for i in range(5)
+    ]
+    import gzip
+
+    (tmp_path / forecasting.FILE).write_bytes(gzip.compress("\n".join(lines).encode()))
+    series, what = forecasting.find_series(0)
+    assert series.tolist() == [[i, i + 100] for i in range(5)]
+    assert "digitised" in what
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert reproduce.main(["paper=oserve", "quick=true", "requests=4000", f"out={tmp_path}"]) == 0
+    rows = json.loads((tmp_path / "claims.json").read_text())
+    assert all(list(row) == KEYS for row in rows)
+    assert len({row["claim"] for row in rows}) == len(rows)
+    sections = {row["section"] for row in rows}
+    assert sections == {"4.2", "C", "5.1", "6.3", "6.4", "6.3, Table 1", "6.3, Table 2", "4.2, C3"}
+    assert "compared claims hold" in capsys.readouterr().out

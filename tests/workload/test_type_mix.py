@@ -1,0 +1,63 @@
+"""The workload whose mix of types changes over minutes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from envs.workload.registry import WorkloadSource, WorkloadSpec
+from envs.workload.seeding import stream
+from envs.workload.type_mix import TABLE_1, TypeMix, length_pools
+
+
+def test_the_four_pools_are_the_quadrants_about_the_medians():
+    """SILO, LILO, SISO, LISO: no prompt of a short-input type is longer than one of a long-input type."""
+    (si_lo, li_lo, si_so, li_so) = length_pools(0.313)
+    longest_short = max(si_lo[0].max(), si_so[0].max())
+    assert longest_short < min(li_lo[0].min(), li_so[0].min())
+    assert max(si_so[1].max(), li_so[1].max()) < min(si_lo[1].min(), li_lo[1].min())
+    assert sum(len(prompts) for prompts, _ in length_pools(0.313)) == 20_000
+
+
+def test_the_mix_is_that_of_table_1_and_changes_when_it_should():
+    traffic = TypeMix(mean_rps=100.0, mixes=("S1", "S5"), hold_s=120.0, mix_noise=0.0, random_start=False)
+    arrival_s, labels = traffic.labelled_arrivals(40_000, np.random.default_rng(0))
+    for number, name in enumerate(("S1", "S5", "S1")):
+        rows = (arrival_s >= 120.0 * number) & (arrival_s < 120.0 * (number + 1))
+        shares = np.bincount(labels[rows], minlength=4) / rows.sum()
+        np.testing.assert_allclose(shares, np.array(TABLE_1[name]) / 100, atol=0.015)
+
+
+def test_the_rate_is_what_was_asked_for():
+    workload = TypeMix(mean_rps=40.0).sample(50_000, np.random.default_rng(1))
+    assert 50_000 / workload.arrival_s[-1] == pytest.approx(40.0, rel=0.05)
+    assert (np.diff(workload.arrival_s) >= 0).all()
+
+
+def test_a_longer_series_of_arrivals_begins_with_the_shorter():
+    traffic = TypeMix()
+    long, short = (traffic.labelled_arrivals(n, stream(0, "type_mix"))[0] for n in (3000, 1000))
+    np.testing.assert_allclose(long[:1000], short)
+
+
+def test_episodes_begin_anywhere_in_the_sequence():
+    source = WorkloadSource(WorkloadSpec(name="type_mix", num_requests=300))
+    assert not source.sample(0).equals(source.sample(1))
+    assert source.sample(0).equals(source.sample(0))
+    assert source.classes == ("standard",)
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"mean_rps": 0.0}, "mean_rps"),
+        ({"hold_s": -1.0}, "hold_s"),
+        ({"mix_noise": -0.1}, "mix_noise"),
+        ({"code_share": 1.0}, "code_share"),
+        ({"mixes": []}, "mixes must name"),
+        ({"mixs": ["S1"]}, "did you mean 'mixes'"),
+    ],
+)
+def test_mistakes_are_named(params, words):
+    with pytest.raises(ValueError, match=words):
+        WorkloadSource(WorkloadSpec(name="type_mix", params=params))
