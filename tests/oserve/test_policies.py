@@ -213,5 +213,5 @@ def test_mistakes_are_named(name, params, words):
 
 
 def test_another_decision_is_refused():
-    with pytest.raises(TypeError, match="cut into replicas"):
+    with pytest.raises(ValueError, match="cut into replicas"):
         make_policy("oserve").reset(dataclasses.replace(spec(), deployment=None), 0)

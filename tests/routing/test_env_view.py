@@ -143,6 +143,8 @@ def test_the_observation_of_the_request_and_the_cluster_follows_from_the_state()
         assert observation["request"][-1] == 1  # its class
         cluster = dict(zip(CLUSTER_FEATURES, observation["cluster"], strict=True))
         assert cluster["held"] == pytest.approx(np.log1p(state.num_held / scales.requests), rel=1e-5)
+        unsent = state.held_tokens + request.input_tokens
+        assert cluster["unsent_tokens"] == pytest.approx(np.log1p(unsent / scales.tokens), rel=1e-5)
         assert cluster["gauge_age_s"] == 0
 
 

@@ -49,7 +49,7 @@ REQUEST_FEATURES = (
 
 CLUSTER_FEATURES = (
     "held",  # requests in the router's queue besides the one to be decided
-    "held_tokens",  # theirs to prefill
+    "unsent_tokens",  # to prefill, of all that have no engine yet, the one to be decided included
     "requests_short",  # arrivals a second, exponential averages
     "requests_long",
     "prompt_tokens_short",  # a second
@@ -159,7 +159,7 @@ def _write_cluster(world: World, traffic: Traffic, desk: Desk, row: NDArray[np.f
     memory, scales, board = desk.memory, desk.scales, desk.desk[0]
     count_held(world, traffic, desk)
     row[0] = _log(board.held, scales[_REQUESTS])
-    row[1] = _log(board.held_tokens, scales[_TOKENS])
+    row[1] = _log(world.cluster[0].pooled_tokens, scales[_TOKENS])
     row[2] = _log(memory[0], scales[_REQUEST_RATE])
     row[3] = _log(memory[1], scales[_REQUEST_RATE])
     for i in range(4):
