@@ -42,17 +42,21 @@ class SideBySide(VectorEnv[BatchObservation, NDArray[np.int64], NDArray[Any]]):
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._streams: list[np.random.Generator] = [np.random.default_rng() for _ in range(num_envs)]
+        self._split: str | None = None
 
     def _draw(self, i: int) -> int:
         """Seed of the next episode in a place."""
         return int(self._streams[i].integers(MAX_SEED))
 
-    def _seeds(self, seed: int | list[int | None] | None) -> list[int]:
+    def _seeds(self, seed: int | list[int | None] | None, options: dict[str, Any] | None = None) -> list[int]:
         """Seeds of the first episodes. An integer gives place i the episode of seed + i.
+
+        `options={"split": ...}` says where these and the episodes that follow them are drawn from (`_split`).
 
         Raises:
             ValueError: there are not as many as places.
         """
+        self._split = (options or {}).get("split")
         given = (
             seed
             if isinstance(seed, list)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
@@ -15,9 +14,8 @@ from envs.deployment.observation import HIGH, Observation
 from envs.deployment.render import Renderer
 from envs.deployment.state import Deploy, DeploymentState
 from envs.metrics import RequestRecords
+from envs.one_episode import OneEpisode
 from envs.policy_spec import PolicySpec
-
-MAX_SEED = 2**31 - 1
 
 
 def make_spaces(core: DeploymentCore) -> tuple[spaces.Space[Any], spaces.Discrete]:
@@ -28,7 +26,7 @@ def make_spaces(core: DeploymentCore) -> tuple[spaces.Space[Any], spaces.Discret
     return spaces.Dict(boxes), spaces.Discrete(core.config.num_candidates)
 
 
-class DeploymentEnv(gym.Env[Observation, np.int64]):
+class DeploymentEnv(OneEpisode[Observation]):
     """Which replicas, how parallel, serving what? `Serving/Deployment-v0`.
 
     A cluster of machines serves one model. Every span (a minute) it is cut into replicas, each with its own tensor- and
@@ -80,14 +78,8 @@ class DeploymentEnv(gym.Env[Observation, np.int64]):
     * v0: first release.
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["ansi", "rgb_array"], "render_fps": 4}
-
     def __init__(self, render_mode: str | None = None, **config: Any) -> None:
-        if render_mode is not None and render_mode not in self.metadata["render_modes"]:
-            raise ValueError(
-                f"render_mode must be one of {self.metadata['render_modes']}, got {render_mode!r}"
-            )
-        self.render_mode = render_mode
+        self._set_render_mode(render_mode)
         self.core = DeploymentCore(DeploymentConfig(**config))
         self.observation_space, self.action_space = make_spaces(self.core)
         self._renderer = Renderer() if render_mode else None
@@ -117,8 +109,7 @@ class DeploymentEnv(gym.Env[Observation, np.int64]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         """Begins the episode that a seed stands for; `options={"split": ...}` chooses where it is drawn from."""
-        super().reset(seed=seed)
-        chosen = int(self.np_random.integers(MAX_SEED)) if seed is None else seed
+        chosen = self._seed_of(seed)
         self.core.reset(chosen, (options or {}).get("split"))
         if self._renderer:
             self._renderer.reset()
@@ -152,18 +143,9 @@ class DeploymentEnv(gym.Env[Observation, np.int64]):
 
     def fork(self) -> DeploymentEnv:
         """A copy of the episode that continues to the same numbers; it does not render."""
-        copy = DeploymentEnv.__new__(DeploymentEnv)
-        copy.__dict__.update(self.__dict__)
+        copy = self._fork()
         copy.core = self.core.fork()
-        copy.render_mode, copy._renderer = None, None
         return copy
-
-    def render(self) -> Any:
-        """The cluster now (ansi) or over time (rgb_array)."""
-        if self._renderer is None:
-            gym.logger.warn("render() needs a render_mode; pass render_mode='ansi' or 'rgb_array' to make()")
-            return None
-        return self._renderer.text() if self.render_mode == "ansi" else self._renderer.image()
 
     def _info(self, dt_s: float, terms: dict[str, float], refused: str) -> dict[str, Any]:
         return {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
@@ -15,8 +14,8 @@ from envs.dp_tp.core import DPTPConfig, DPTPCore
 from envs.dp_tp.observation import HIGH
 from envs.dp_tp.render import Renderer
 from envs.metrics import RequestRecords
+from envs.one_episode import OneEpisode
 from envs.policy_spec import PolicySpec
-from envs.side_by_side import MAX_SEED
 
 Observation = dict[str, NDArray[np.float32]]
 
@@ -32,7 +31,7 @@ def make_spaces(core: DPTPCore) -> tuple[spaces.Space[Any], spaces.Discrete]:
     return observation, spaces.Discrete(num_actions(core.num_base))
 
 
-class DPTPEnv(gym.Env[Observation, np.int64]):
+class DPTPEnv(OneEpisode[Observation]):
     """When should eight GPUs be eight engines, and when one? `Serving/DPTP-v0`.
 
     A node carries base engines that can be merged live into tensor-parallel groups and split again, as Flying Serving
@@ -79,14 +78,8 @@ class DPTPEnv(gym.Env[Observation, np.int64]):
     * v0: first release.
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["ansi", "rgb_array"], "render_fps": 4}
-
     def __init__(self, render_mode: str | None = None, **config: Any) -> None:
-        if render_mode is not None and render_mode not in self.metadata["render_modes"]:
-            raise ValueError(
-                f"render_mode must be one of {self.metadata['render_modes']}, got {render_mode!r}"
-            )
-        self.render_mode = render_mode
+        self._set_render_mode(render_mode)
         self.core = DPTPCore(DPTPConfig(**config))
         self.observation_space, self.action_space = make_spaces(self.core)
         self._renderer = Renderer(self.core.config.cluster) if render_mode else None
@@ -115,8 +108,7 @@ class DPTPEnv(gym.Env[Observation, np.int64]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         """Begins an episode; the seed fixes its arrivals, classes and failures."""
-        super().reset(seed=seed)
-        episode_seed = seed if seed is not None else int(self.np_random.integers(MAX_SEED))
+        episode_seed = self._seed_of(seed)
         self.core.reset(episode_seed)
         if self._renderer:
             self._renderer.reset()
@@ -150,18 +142,9 @@ class DPTPEnv(gym.Env[Observation, np.int64]):
 
     def fork(self) -> DPTPEnv:
         """A copy of the episode that continues to the same numbers; it does not render."""
-        copy = DPTPEnv.__new__(DPTPEnv)
-        copy.__dict__.update(self.__dict__)
+        copy = self._fork()
         copy.core = self.core.fork()
-        copy.render_mode, copy._renderer = None, None
         return copy
-
-    def render(self) -> Any:
-        """The node now (ansi) or over time (rgb_array)."""
-        if self._renderer is None:
-            gym.logger.warn("render() needs a render_mode; pass render_mode='ansi' or 'rgb_array' to make()")
-            return None
-        return self._renderer.text() if self.render_mode == "ansi" else self._renderer.image()
 
     def _observe(self) -> Observation:
         engines = np.empty(self.core.engines_shape, np.float32)

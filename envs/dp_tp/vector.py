@@ -28,9 +28,12 @@ class DPTPVectorEnv(SideBySide):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[BatchObservation, dict[str, Any]]:
-        """Begins an episode in every place. An integer seed gives place i the episode of seed + i."""
+        """Begins an episode in every place. An integer seed gives place i the episode of seed + i.
+
+        `options={"split": ...}` chooses where these and the episodes that follow them are drawn from.
+        """
         observation = self._empty()
-        for i, own in enumerate(self._seeds(seed)):
+        for i, own in enumerate(self._seeds(seed, options)):
             self._begin(i, own, observation)
         return observation, {"action_mask": self.action_masks()}
 
@@ -67,5 +70,5 @@ class DPTPVectorEnv(SideBySide):
         }
 
     def _begin(self, i: int, seed: int, observation: BatchObservation) -> None:
-        self.cores[i].reset(seed)
+        self.cores[i].reset(seed, self._split)
         self.cores[i].observe_into(observation["engines"][i], observation["cluster"][i])

@@ -235,12 +235,3 @@ class Deciders:
         for i in range(len(rows)):
             copy.look_at(i)
         return copy
-
-    def fork(self, episodes: Sequence[Episode]) -> Deciders:
-        """The same, of forks of its episodes."""
-        copy = Deciders(episodes)
-        copy._status, copy._before = self._status.copy(), self._before.copy()
-        copy._pending = self._pending.copy()
-        for i in range(len(episodes)):
-            copy.look_at(i)
-        return copy

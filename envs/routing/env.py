@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
 from envs.fleet import FleetCommand
 from envs.metrics import RequestRecords
+from envs.one_episode import OneEpisode
 from envs.policy_spec import PolicySpec
 from envs.routing.config import RoutingConfig
 from envs.routing.deciders import Deciders, Observations
 from envs.routing.episode import Episode
 from envs.routing.render import Renderer
 from envs.routing.state import Dispatch, RoutingState
-from envs.side_by_side import MAX_SEED
 from envs.simulator.kernel.features import CLUSTER_FEATURES, HIGHEST, PLACE_FEATURES, REQUEST_FEATURES
 
 Observation = dict[str, NDArray[np.float32]]
@@ -37,7 +35,7 @@ def make_spaces(episode: Episode) -> tuple[spaces.Space[Any], spaces.Discrete]:
     return observation, spaces.Discrete(rows + 1)
 
 
-class RoutingEnv(gym.Env[Observation, np.int64]):
+class RoutingEnv(OneEpisode[Observation]):
     """Where does each request go? `Serving/Routing-v0`.
 
     A fleet of LLM engines, alike or of several GPUs, sizes and models, stands behind one router. Each request that
@@ -85,14 +83,8 @@ class RoutingEnv(gym.Env[Observation, np.int64]):
     * v0: first release.
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["ansi", "rgb_array"], "render_fps": 4}
-
     def __init__(self, render_mode: str | None = None, **config: Any) -> None:
-        if render_mode is not None and render_mode not in self.metadata["render_modes"]:
-            raise ValueError(
-                f"render_mode must be one of {self.metadata['render_modes']}, got {render_mode!r}"
-            )
-        self.render_mode = render_mode
+        self._set_render_mode(render_mode)
         self.episode = Episode(RoutingConfig(**config))
         self._deciders = Deciders([self.episode])
         self.observation_space, self.action_space = make_spaces(self.episode)
@@ -124,8 +116,7 @@ class RoutingEnv(gym.Env[Observation, np.int64]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         """Begins the episode that a seed stands for; `options={"split": ...}` chooses where it is drawn from."""
-        super().reset(seed=seed)
-        chosen = int(self.np_random.integers(MAX_SEED)) if seed is None else seed
+        chosen = self._seed_of(seed)
         observations = self._deciders.reset([0], [chosen], (options or {}).get("split"))
         if self._renderer:
             self._renderer.begin(self.state)
@@ -188,20 +179,10 @@ class RoutingEnv(gym.Env[Observation, np.int64]):
 
     def fork(self) -> RoutingEnv:
         """A copy of the episode that continues to the same numbers; it does not render."""
-        copy = RoutingEnv.__new__(RoutingEnv)
-        copy.__dict__.update(self.__dict__)
-        copy.episode = self.episode.fork()
-        copy._deciders = self._deciders.fork([copy.episode])
-        copy.render_mode, copy._renderer = None, None
-        copy._np_random = deepcopy(self._np_random)
+        copy = self._fork()
+        copy._deciders = self._deciders.branch([0])
+        copy.episode = copy._deciders.episodes[0]
         return copy
-
-    def render(self) -> Any:
-        """The fleet now (ansi) or over time (rgb_array)."""
-        if self._renderer is None:
-            gym.logger.warn("render() needs a render_mode; pass render_mode='ansi' or 'rgb_array' to make()")
-            return None
-        return self._renderer.text() if self.render_mode == "ansi" else self._renderer.image()
 
     def _info(
         self, observations: Observations, dt_s: float, terms: dict[str, float], refused: str

@@ -28,7 +28,6 @@ class RoutingVectorEnv(SideBySide):
         self.episodes = [Episode(self.config) for _ in range(num_envs)]
         self._deciders = Deciders(self.episodes)
         self._lay_out(num_envs, render_mode, make_spaces(self.episodes[0]))
-        self._split: str | None = None
         self._masks = np.zeros((num_envs, self.config.num_rows + 1), bool)
 
     def reset(
@@ -38,8 +37,8 @@ class RoutingVectorEnv(SideBySide):
 
         `options={"split": ...}` chooses where these and the episodes that follow them are drawn from.
         """
-        self._split = (options or {}).get("split")
-        observations = self._deciders.reset(range(self.num_envs), self._seeds(seed), self._split)
+        seeds = self._seeds(seed, options)
+        observations = self._deciders.reset(range(self.num_envs), seeds, self._split)
         self._masks = observations.masks
         return _as_dict(observations), {"action_mask": self._masks}
 

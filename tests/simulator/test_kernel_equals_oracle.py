@@ -221,7 +221,8 @@ def migrate(kernel: Kernel, cluster: Cluster, action: str, number: int, broken_o
 def test_every_number_is_the_oracles_under_a_control_plane(
     case: Case, plan: list[tuple[int, tuple[str, int, dict[str, bool | int]]]]
 ) -> None:
-    run_both(case, plan)
+    kernel = run_both(case, plan)
+    assert sorted(kernel.requests()) == list(range(kernel.arrived)), "nobody is lost"
 
 
 @thorough
@@ -232,7 +233,8 @@ def test_every_number_is_the_oracles_under_a_control_plane(
 def test_every_number_is_the_oracles_when_requests_migrate(
     case: Case, plan: list[tuple[int, tuple[str, int, dict[str, bool | int]]]]
 ) -> None:
-    run_both(case, plan)
+    kernel = run_both(case, plan)
+    assert sorted(kernel.requests()) == list(range(kernel.arrived)), "nobody is lost"
 
 
 @thorough
@@ -243,11 +245,12 @@ def test_every_number_is_the_oracles_when_requests_migrate(
 def test_every_number_is_the_oracles_when_requests_migrate_with_prefix_caching(
     case: Case, plan: list[tuple[int, tuple[str, int, dict[str, bool | int]]]]
 ) -> None:
-    run_both(case, plan)
+    kernel = run_both(case, plan)
+    assert sorted(kernel.requests()) == list(range(kernel.arrived)), "nobody is lost"
 
 
-def run_both(case: Case, plan: list[tuple[int, tuple[str, int, dict[str, bool | int]]]]) -> None:
-    """Advances both and intervenes in both, and checks that they agree throughout."""
+def run_both(case: Case, plan: list[tuple[int, tuple[str, int, dict[str, bool | int]]]]) -> Kernel:
+    """Advances both and intervenes in both, and checks that they agree throughout; returns the kernel at the end."""
     kernel, cluster = Kernel(case), build_oracle(case)
     for interval, (action, number, wish) in plan:
         advance_both(kernel, cluster, cluster.now + interval)
@@ -261,3 +264,4 @@ def run_both(case: Case, plan: list[tuple[int, tuple[str, int, dict[str, bool | 
         kernel.set(number, engine.serves, engine.steps_allowed, engine.held, False, engine.capacity_blocks)
         engine.notify = False
     advance_both(kernel, cluster, cluster.now + HORIZON_PS)
+    return kernel
