@@ -8,7 +8,23 @@ from numpy.typing import NDArray
 from envs.backend import TOTALS
 from envs.simulator.kernel.accounting import latency_cost
 from envs.simulator.kernel.compiled import entry, inlined, int64
-from envs.simulator.kernel.desk import DECIDE, DUE, ENDED, Desk, new_desk
+from envs.simulator.kernel.desk import (
+    ANSWERED_SHORT,
+    DECIDE,
+    DUE,
+    ENDED,
+    ENDED_SHORT,
+    LATE_SHORT,
+    PREDICTED_LONG,
+    PREDICTED_SHORT,
+    PROMPTS_LONG,
+    PROMPTS_SHORT,
+    REQUESTS_LONG,
+    REQUESTS_SHORT,
+    SLOW_SHORT,
+    Desk,
+    new_desk,
+)
 from envs.simulator.kernel.features import LONG_S, SHORT_S, write_observation
 from envs.simulator.kernel.handles import handle_width, reader_of
 from envs.simulator.kernel.offers import begin_retry, next_offer, offer_arrivals, settle
@@ -29,6 +45,8 @@ from envs.simulator.kernel.world import advance, go_on, is_idle, show_engines
 
 # Columns of what a decision brought, before the misses of each class: two (C,) blocks, TTFT and TPOT.
 OUTCOMES = ("dt_s", "latency", "good", "lost")
+_DT, _LATENCY, _GOOD_COLUMN, _LOST = range(len(OUTCOMES))
+_MISSES = len(OUTCOMES)
 _DRAIN_PS = PS_PER_S  # once all have arrived, how often one looks whether all are done
 
 _ARRIVED, _PROMPTS = TOTALS.index("arrived"), TOTALS.index("arrived_tokens")
@@ -125,70 +143,70 @@ def _run_to_decision(
 
 
 @inlined
-def _remember(world: World, traffic: Traffic, desk: Desk, dt_s: float) -> None:
-    """Lets the averages go on by what has arrived, and what has become of promises, since the last decision."""
-    memory, stats = desk.memory, world.stats
-    requests, prompts, predicted = 0.0, 0.0, 0.0
-    first, late, done, slow = 0.0, 0.0, 0.0, 0.0
-    for c in range(len(stats)):
-        before = desk.totals[c]
-        lost = stats[c, _REFUSED] - before[_REFUSED] + stats[c, _FAILED] - before[_FAILED]
-        requests += stats[c, _ARRIVED] - before[_ARRIVED]
-        prompts += stats[c, _PROMPTS] - before[_PROMPTS]
-        answered = stats[c, _FIRST] - before[_FIRST]
-        finished = stats[c, _FINISHED] - before[_FINISHED]
-        first += answered + lost
-        late += answered - (stats[c, _TTFT_MET] - before[_TTFT_MET]) + lost
-        done += finished + lost
-        slow += finished - (stats[c, _TPOT_MET] - before[_TPOT_MET]) + lost
-    arrived = world.cluster[0].next_arrival
-    for row in range(arrived - int64(requests), arrived):
-        predicted += desk.predicted[row]
-    short, long = desk.scales[SHORT_S], desk.scales[LONG_S]
-    keep_short, keep_long = np.exp(-dt_s / short), np.exp(-dt_s / long)
-    memory[0] = memory[0] * keep_short + requests / short
-    memory[1] = memory[1] * keep_long + requests / long
-    memory[2] = memory[2] * keep_short + prompts / short
-    memory[3] = memory[3] * keep_long + prompts / long
-    memory[4] = memory[4] * keep_short + predicted / short
-    memory[5] = memory[5] * keep_long + predicted / long
-    memory[6] = memory[6] * keep_short + first
-    memory[7] = memory[7] * keep_short + late
-    memory[8] = memory[8] * keep_short + done
-    memory[9] = memory[9] * keep_short + slow
+def _book_outcome(world: World, desk: Desk, out: NDArray[np.float64]) -> tuple[float, float, float, float]:
+    """Writes what the time since the last decision brought.
 
-
-@inlined
-def _measure(world: World, desk: Desk, out: NDArray[np.float64]) -> float:
-    """Writes what the time since the last decision brought; returns how long it was, s."""
+    Returns:
+        Arrivals, their prompt tokens, and requests whose promise of TTFT and of TPOT was kept or broken.
+    """
     board, stats = desk.desk[0], world.stats
     num_classes = len(stats)
-    dt_s = (world.cluster[0].now_ps - board.decided_ps) / PS_PER_S
     cost = latency_cost(world)
-    out[0], out[1], out[2], out[3] = dt_s, cost - board.latency_cost, 0.0, 0.0
+    out[_DT] = (world.cluster[0].now_ps - board.decided_ps) / PS_PER_S
+    out[_LATENCY] = cost - board.latency_cost
+    out[_GOOD_COLUMN] = out[_LOST] = 0.0
+    arrived, prompts, answered, ended = 0.0, 0.0, 0.0, 0.0
     for c in range(num_classes):
         before = desk.totals[c]
         lost = stats[c, _REFUSED] - before[_REFUSED] + stats[c, _FAILED] - before[_FAILED]
-        out[2] += stats[c, _GOOD] - before[_GOOD]
-        out[3] += lost
-        answered = stats[c, _FIRST] - before[_FIRST]
+        first = stats[c, _FIRST] - before[_FIRST]
         finished = stats[c, _FINISHED] - before[_FINISHED]
-        out[4 + c] = answered - (stats[c, _TTFT_MET] - before[_TTFT_MET]) + lost
-        out[4 + num_classes + c] = finished - (stats[c, _TPOT_MET] - before[_TPOT_MET]) + lost
+        out[_GOOD_COLUMN] += stats[c, _GOOD] - before[_GOOD]
+        out[_LOST] += lost
+        out[_MISSES + c] = first - (stats[c, _TTFT_MET] - before[_TTFT_MET]) + lost
+        out[_MISSES + num_classes + c] = finished - (stats[c, _TPOT_MET] - before[_TPOT_MET]) + lost
+        arrived += stats[c, _ARRIVED] - before[_ARRIVED]
+        prompts += stats[c, _PROMPTS] - before[_PROMPTS]
+        answered += first + lost
+        ended += finished + lost
+        for i in range(desk.totals.shape[1]):
+            desk.totals[c, i] = stats[c, i]
     board.latency_cost = cost
     board.decided_ps = world.cluster[0].now_ps
-    return dt_s
+    board.decisions += 1
+    return arrived, prompts, answered, ended
 
 
 @inlined
-def _close_interval(world: World, traffic: Traffic, desk: Desk, out: NDArray[np.float64]) -> None:
-    """Books the interval that ends here."""
-    dt_s = _measure(world, desk, out)
-    _remember(world, traffic, desk, dt_s)
-    for c in range(len(world.stats)):
-        for i in range(desk.totals.shape[1]):
-            desk.totals[c, i] = world.stats[c, i]
-    desk.desk[0].decisions += 1
+def _remember(desk: Desk, average: int, amount: float, keep: float, over: float) -> None:
+    """Lets an exponential average of a rate go on."""
+    desk.memory[average] = desk.memory[average] * keep + amount / over
+
+
+@inlined
+def _close_interval(world: World, desk: Desk, out: NDArray[np.float64]) -> None:
+    """Books the interval that ends here, and lets the averages of arrivals and promises go on."""
+    arrived, prompts, answered, ended = _book_outcome(world, desk, out)
+    num_classes = len(world.stats)
+    predicted, late, slow = 0.0, 0.0, 0.0
+    last = world.cluster[0].next_arrival
+    for row in range(last - int64(arrived), last):
+        predicted += desk.predicted[row]
+    for c in range(num_classes):
+        late += out[_MISSES + c]
+        slow += out[_MISSES + num_classes + c]
+    short_s, long_s = desk.scales[SHORT_S], desk.scales[LONG_S]
+    short, long = np.exp(-out[_DT] / short_s), np.exp(-out[_DT] / long_s)
+    _remember(desk, REQUESTS_SHORT, arrived, short, short_s)
+    _remember(desk, REQUESTS_LONG, arrived, long, long_s)
+    _remember(desk, PROMPTS_SHORT, prompts, short, short_s)
+    _remember(desk, PROMPTS_LONG, prompts, long, long_s)
+    _remember(desk, PREDICTED_SHORT, predicted, short, short_s)
+    _remember(desk, PREDICTED_LONG, predicted, long, long_s)
+    _remember(desk, ANSWERED_SHORT, answered, short, 1.0)
+    _remember(desk, LATE_SHORT, late, short, 1.0)
+    _remember(desk, ENDED_SHORT, ended, short, 1.0)
+    _remember(desk, SLOW_SHORT, slow, short, 1.0)
 
 
 @entry
@@ -242,7 +260,7 @@ def decide_many(
             waiting += 1
             continue
         going[i] = False
-        _close_interval(world, traffic, desk, outcomes[i])
+        _close_interval(world, desk, outcomes[i])
         look_at_places(world, table, desk)
         places[i], requests[i], clusters[i], masks[i] = 0.0, 0.0, 0.0, False
         masks[i, masks.shape[1] - 1] = True

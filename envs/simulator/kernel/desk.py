@@ -39,10 +39,7 @@ DESK_DTYPE = np.dtype(
         ("deadline_ps", np.int64),  # when the episode is cut off
         ("decided_ps", np.int64),  # when the last decision was taken
         ("decisions", np.int64),
-        (
-            "held",
-            np.int64,
-        ),  # requests in the router's queue besides the one on the desk, at the last decision ...
+        ("held", np.int64),  # requests in the queue besides the one on the desk, at the last decision ...
         ("held_tokens", np.int64),  # ... and their tokens to prefill
         ("refused_actions", np.int64),  # places that could not take what was sent there
         ("latency_cost", np.float64),  # at the last decision
@@ -55,19 +52,20 @@ DESK_DTYPE = np.dtype(
     align=True,
 )
 
-# What a router remembers of arrivals and of promises kept: exponential averages over two time constants.
-MEMORY = (
-    "requests_short",  # arrivals a second
-    "requests_long",
-    "prompt_tokens_short",  # a second
-    "prompt_tokens_long",
-    "predicted_tokens_short",  # a second
-    "predicted_tokens_long",
-    "ttft_first_short",  # first tokens a second ...
-    "ttft_missed_short",  # ... and those later than promised, or never
-    "tpot_done_short",
-    "tpot_missed_short",
-)
+NUM_AVERAGES = 10
+# What a router remembers of arrivals, and of promises kept and broken: exponential averages over two time constants.
+(
+    REQUESTS_SHORT,  # arrivals a second
+    REQUESTS_LONG,
+    PROMPTS_SHORT,  # prompt tokens a second
+    PROMPTS_LONG,
+    PREDICTED_SHORT,  # predicted output tokens a second
+    PREDICTED_LONG,
+    ANSWERED_SHORT,  # first tokens ...
+    LATE_SHORT,  # ... and those later than promised, or never
+    ENDED_SHORT,  # last tokens ...
+    SLOW_SHORT,  # ... and those of answers slower than promised, or never
+) = range(NUM_AVERAGES)
 
 # One row a place: what a router knows of it at a decision, in physical units.
 PLACE_DTYPE = np.dtype(
@@ -109,7 +107,7 @@ class Desk(NamedTuple):
     gauges: NDArray[np.void]  # (E,) ENGINE_STATE_DTYPE, as last read
     places: NDArray[np.void]  # (E,) PLACE_DTYPE, as of the last decision
     totals: NDArray[np.float64]  # (C, len(TOTALS)) at the last decision
-    memory: NDArray[np.float64]  # (len(MEMORY),)
+    memory: NDArray[np.float64]  # (NUM_AVERAGES,)
     held_again: NDArray[np.int8]  # (P, C), 1: one of this endpoint and class has been held in this retry
     tallies: NDArray[np.void]  # (E,) TALLY_DTYPE
     flights: NDArray[np.int32]  # (E, S, 2) of each answered request in flight: expected end, offset
@@ -150,7 +148,7 @@ def new_desk(
         gauges=np.zeros(num_places, ENGINE_STATE_DTYPE),
         places=np.zeros(num_places, PLACE_DTYPE),
         totals=np.zeros((num_classes, len(TOTALS))),
-        memory=np.zeros(len(MEMORY)),
+        memory=np.zeros(NUM_AVERAGES),
         held_again=np.zeros((len(serves), num_classes), np.int8),
         tallies=_no_tallies(num_places),
         flights=np.zeros((num_places, max_running, 2), np.int32),

@@ -10,7 +10,20 @@ from numpy.typing import NDArray
 
 from envs.simulator.kernel.blocks import find_hit
 from envs.simulator.kernel.compiled import inlined, int64
-from envs.simulator.kernel.desk import NUM_SCALES, Desk
+from envs.simulator.kernel.desk import (
+    ANSWERED_SHORT,
+    ENDED_SHORT,
+    LATE_SHORT,
+    NUM_SCALES,
+    PREDICTED_LONG,
+    PREDICTED_SHORT,
+    PROMPTS_LONG,
+    PROMPTS_SHORT,
+    REQUESTS_LONG,
+    REQUESTS_SHORT,
+    SLOW_SHORT,
+    Desk,
+)
 from envs.simulator.kernel.offers import count_held
 from envs.simulator.kernel.state import ACTIVE, PS_PER_S, SPECULATIVE, Tables, Traffic, World
 
@@ -61,6 +74,44 @@ CLUSTER_FEATURES = (
     "gauge_age_s",
 )
 
+# Their columns.
+(
+    _CAN_TAKE,
+    _IN_SERVICE,
+    _IN_FLIGHT,
+    _UNANSWERED,
+    _WAITING,
+    _RUNNING,
+    _KV_USAGE,
+    _QUEUED,
+    _BACKLOG,
+    _REMAINING,
+    _DRAIN,
+    _CONTEXT_USAGE,
+    _PEAK_USAGE,
+    _EXCESS,
+    _ITERATION,
+    _OWN_PREFILL,
+    _OWN_DECODE,
+    _PREFIX_HIT,
+    _KV_CAPACITY,
+    _NETWORK,
+) = range(len(PLACE_FEATURES))
+(_INPUT, _PREDICTED, _MAX_OUTPUT, _SLACK, _OVERDUE, _WAITED, _HELD_BEFORE) = range(len(REQUEST_FEATURES))
+(
+    _HELD,
+    _UNSENT,
+    _REQUESTS_SHORT,
+    _REQUESTS_LONG,
+    _PROMPTS_SHORT,
+    _PROMPTS_LONG,
+    _PREDICTED_SHORT,
+    _PREDICTED_LONG,
+    _TTFT_MISSES,
+    _TPOT_MISSES,
+    _GAUGE_AGE,
+) = range(len(CLUSTER_FEATURES))
+
 # Scales, in the order of `envs.routing.config.RoutingScales`.
 (
     _REQUESTS,
@@ -98,22 +149,22 @@ def _write_place(world: World, tables: Tables, desk: Desk, e: int, row: NDArray[
         tables.decode_ps[desk.kinds[e], batch] + kind.kv_ps * np.float64(place.context_tokens)
     ) / PS_PER_S
     status = world.engines[e].status
-    row[0] = place.can_take
-    row[1] = status in (ACTIVE, SPECULATIVE)
-    row[2] = _log(place.in_flight, scales[_REQUESTS])
-    row[3] = _log(place.unanswered, scales[_REQUESTS])
-    row[4] = _log(gauge.num_waiting, scales[_REQUESTS])
-    row[5] = _log(gauge.num_running, scales[_REQUESTS])
-    row[6] = gauge.kv_used_blocks / max(gauge.kv_capacity_blocks, 1)
-    row[7] = _log(place.queued_tokens, scales[_TOKENS])
-    row[8] = _log(place.queued_tokens * prefill_s, scales[_PREFILL_S])
-    row[9] = _log(place.remaining_tokens, scales[_TOKENS])
-    row[10] = _log(place.remaining_tokens * iteration_s / max(decoding, 1), scales[_DECODE_S])
-    row[11] = min(place.context_tokens / capacity, HIGHEST)
-    row[12] = min(place.peak_tokens / capacity, HIGHEST)
-    row[13] = min(max(place.peak_tokens / capacity - TARGET_USAGE, 0.0), HIGHEST)
-    row[14] = _log(iteration_s, scales[_ITERATION_S])
-    row[18] = _log(capacity, scales[_CAPACITY_TOKENS])
+    row[_CAN_TAKE] = place.can_take
+    row[_IN_SERVICE] = status in (ACTIVE, SPECULATIVE)
+    row[_IN_FLIGHT] = _log(place.in_flight, scales[_REQUESTS])
+    row[_UNANSWERED] = _log(place.unanswered, scales[_REQUESTS])
+    row[_WAITING] = _log(gauge.num_waiting, scales[_REQUESTS])
+    row[_RUNNING] = _log(gauge.num_running, scales[_REQUESTS])
+    row[_KV_USAGE] = gauge.kv_used_blocks / max(gauge.kv_capacity_blocks, 1)
+    row[_QUEUED] = _log(place.queued_tokens, scales[_TOKENS])
+    row[_BACKLOG] = _log(place.queued_tokens * prefill_s, scales[_PREFILL_S])
+    row[_REMAINING] = _log(place.remaining_tokens, scales[_TOKENS])
+    row[_DRAIN] = _log(place.remaining_tokens * iteration_s / max(decoding, 1), scales[_DECODE_S])
+    row[_CONTEXT_USAGE] = min(place.context_tokens / capacity, HIGHEST)
+    row[_PEAK_USAGE] = min(place.peak_tokens / capacity, HIGHEST)
+    row[_EXCESS] = min(max(place.peak_tokens / capacity - TARGET_USAGE, 0.0), HIGHEST)
+    row[_ITERATION] = _log(iteration_s, scales[_ITERATION_S])
+    row[_KV_CAPACITY] = _log(capacity, scales[_CAPACITY_TOKENS])
 
 
 @inlined
@@ -131,10 +182,10 @@ def _write_request_there(
     context = np.float64(desk.places[e].context_tokens + request.prompt)
     iteration_s = (tables.decode_ps[desk.kinds[e], batch] + kind.kv_ps * context) / PS_PER_S
     predicted = request.predicted
-    row[15] = _log(prefill_s, scales[_PREFILL_S])
-    row[16] = _log(predicted * iteration_s, scales[_DECODE_S])
-    row[17] = cached / request.prompt
-    row[19] = _log(desk.network_s[request.endpoint, e], scales[_PREFILL_S])
+    row[_OWN_PREFILL] = _log(prefill_s, scales[_PREFILL_S])
+    row[_OWN_DECODE] = _log(predicted * iteration_s, scales[_DECODE_S])
+    row[_PREFIX_HIT] = cached / request.prompt
+    row[_NETWORK] = _log(desk.network_s[request.endpoint, e], scales[_PREFILL_S])
 
 
 @inlined
@@ -143,13 +194,13 @@ def _write_request(world: World, tables: Tables, desk: Desk, slot: int, row: NDA
     request, scales = world.requests[slot], desk.scales
     now = world.cluster[0].now_ps
     promise = np.float64(tables.classes[request.class_id].ttft_slo_ps)
-    row[0] = _log(request.prompt, scales[_PROMPT_TOKENS])
-    row[1] = _log(request.predicted, scales[_PROMPT_TOKENS])
-    row[2] = _log(request.max_output, scales[_PROMPT_TOKENS])
-    row[3] = max(request.deadline_ps - now, int64(0)) / promise
-    row[4] = _log((now - request.deadline_ps) / promise, 1.0)
-    row[5] = _log((now - request.arrival_ps) / PS_PER_S, scales[_DECODE_S])
-    row[6] = desk.desk[0].held_before
+    row[_INPUT] = _log(request.prompt, scales[_PROMPT_TOKENS])
+    row[_PREDICTED] = _log(request.predicted, scales[_PROMPT_TOKENS])
+    row[_MAX_OUTPUT] = _log(request.max_output, scales[_PROMPT_TOKENS])
+    row[_SLACK] = max(request.deadline_ps - now, int64(0)) / promise
+    row[_OVERDUE] = _log((now - request.deadline_ps) / promise, 1.0)
+    row[_WAITED] = _log((now - request.arrival_ps) / PS_PER_S, scales[_DECODE_S])
+    row[_HELD_BEFORE] = desk.desk[0].held_before
     row[len(REQUEST_FEATURES) + request.class_id] = 1.0
 
 
@@ -158,15 +209,17 @@ def _write_cluster(world: World, traffic: Traffic, desk: Desk, row: NDArray[np.f
     """What all places have in common."""
     memory, scales, board = desk.memory, desk.scales, desk.desk[0]
     count_held(world, traffic, desk)
-    row[0] = _log(board.held, scales[_REQUESTS])
-    row[1] = _log(world.cluster[0].pooled_tokens, scales[_TOKENS])
-    row[2] = _log(memory[0], scales[_REQUEST_RATE])
-    row[3] = _log(memory[1], scales[_REQUEST_RATE])
-    for i in range(4):
-        row[4 + i] = _log(memory[2 + i], scales[_TOKEN_RATE])
-    row[8] = memory[7] / max(memory[6], 1e-9)
-    row[9] = memory[9] / max(memory[8], 1e-9)
-    row[10] = _log((world.cluster[0].now_ps - board.gauges_ps) / PS_PER_S, scales[_PREFILL_S])
+    row[_HELD] = _log(board.held, scales[_REQUESTS])
+    row[_UNSENT] = _log(world.cluster[0].pooled_tokens, scales[_TOKENS])
+    row[_REQUESTS_SHORT] = _log(memory[REQUESTS_SHORT], scales[_REQUEST_RATE])
+    row[_REQUESTS_LONG] = _log(memory[REQUESTS_LONG], scales[_REQUEST_RATE])
+    row[_PROMPTS_SHORT] = _log(memory[PROMPTS_SHORT], scales[_TOKEN_RATE])
+    row[_PROMPTS_LONG] = _log(memory[PROMPTS_LONG], scales[_TOKEN_RATE])
+    row[_PREDICTED_SHORT] = _log(memory[PREDICTED_SHORT], scales[_TOKEN_RATE])
+    row[_PREDICTED_LONG] = _log(memory[PREDICTED_LONG], scales[_TOKEN_RATE])
+    row[_TTFT_MISSES] = memory[LATE_SHORT] / max(memory[ANSWERED_SHORT], 1e-9)
+    row[_TPOT_MISSES] = memory[SLOW_SHORT] / max(memory[ENDED_SHORT], 1e-9)
+    row[_GAUGE_AGE] = _log((world.cluster[0].now_ps - board.gauges_ps) / PS_PER_S, scales[_PREFILL_S])
 
 
 @inlined
