@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from envs.backend import SLO, ClusterSpec
-from envs.deployment.spec import DeploymentSpec
 from envs.deployment.state import DeploymentSetting
 from envs.fleet import FleetSpec
+from envs.machines.spec import DeploymentSpec
 from envs.nominal import NominalEngines
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from envs.backend import SLO, ClusterSpec
-from envs.deployment.spec import DeploymentSpec
 from envs.fleet import FleetConfig
+from envs.machines.spec import DeploymentSpec
 from envs.simulator.fleet.simulator import FleetSimulator
 from envs.simulator.simulator import Simulator
 from envs.workload.schema import Workload

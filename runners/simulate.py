@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from envs.backend import SLO, ClusterSpec, promises
-from envs.deployment.spec import DeploymentSpec
 from envs.fleet import FleetConfig
+from envs.machines.spec import DeploymentSpec
 from envs.metrics import RequestRecords, summarise
 from envs.simulator.fleet.simulator import FleetSimulator
 from envs.simulator.simulator import Simulator

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from baselines.policy import Action, PolicySpec
-from envs.deployment.cluster import ReplicaKind
-from envs.deployment.placement import place
 from envs.deployment.state import Deploy, DeploymentState
 from envs.deployment.strategies import GAIN, Plan
+from envs.machines.cluster import ReplicaKind
+from envs.machines.placement import place
 
 
 class DeployingPolicy:

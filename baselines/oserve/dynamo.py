@@ -18,10 +18,10 @@ from baselines.common.deploying import DeployingPolicy
 from baselines.oserve.uniform import Kinds, over_trace, spans
 from baselines.policy import Action, PolicySpec
 from envs.deployment.assignment import checked
-from envs.deployment.cluster import Cluster, ReplicaKind
-from envs.deployment.placement import packable, stage_widths
 from envs.deployment.profiling import CapacityTable
 from envs.deployment.state import DeploymentState
+from envs.machines.cluster import Cluster, ReplicaKind
+from envs.machines.placement import packable, stage_widths
 
 FloatArray = NDArray[np.float64]
 

@@ -24,9 +24,9 @@ import numpy as np
 
 from baselines.oserve.mutations import merge, split, swap
 from envs.deployment.assignment import FULL
-from envs.deployment.cluster import ReplicaKind
-from envs.deployment.placement import packable, stage_widths
 from envs.deployment.strategies import GAIN, Plan, Sizes, Worth
+from envs.machines.cluster import ReplicaKind
+from envs.machines.placement import packable, stage_widths
 from envs.workload.seeding import stream
 
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from baselines.oserve.generation import GenerationConfig, generate
 from envs.deployment.assignment import Assignment
-from envs.deployment.cluster import Deployment
-from envs.deployment.placement import place
 from envs.deployment.strategies import Plan, Worth
+from envs.machines.cluster import Deployment
+from envs.machines.placement import place
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from envs.deployment.cluster import Cluster, ReplicaKind
-from envs.deployment.placement import packable, stage_widths
 from envs.deployment.profiling import CapacityTable
 from envs.deployment.strategies import Plan, Worth
+from envs.machines.cluster import Cluster, ReplicaKind
+from envs.machines.placement import packable, stage_widths
 
 Kinds = dict[ReplicaKind, int]
 

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations_with_replacement
 
-from envs.deployment.cluster import ReplicaKind
-from envs.deployment.placement import packable, stage_widths
 from envs.deployment.strategies import GAIN, Plan, Worth
+from envs.machines.cluster import ReplicaKind
+from envs.machines.placement import packable, stage_widths
 
 Kinds = tuple[tuple[ReplicaKind, int], ...]  # by kind, each with how many there are
 

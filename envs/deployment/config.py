@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 
 from envs.backend import SLO
-from envs.deployment.spec import DeploymentSpec
+from envs.machines.spec import DeploymentSpec
 from envs.objective import Objective
 from envs.workload.predictions import PredictionSpec
 from envs.workload.registry import WorkloadSpec, check_choice

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from envs.backend import TOTALS, Receipt
 from envs.deployment.assignment import assign
 from envs.deployment.candidates import Candidate, best_uniform, find_candidates
-from envs.deployment.cluster import Deployment
 from envs.deployment.config import DeploymentConfig
 from envs.deployment.observation import Encoder, Observation, SpanFigures
-from envs.deployment.placement import place
 from envs.deployment.setting import Typing, make_setting
 from envs.deployment.state import Deploy, DeploymentState, SwitchUnderway
 from envs.deployment.workload_types import count_by_span
+from envs.machines.cluster import Deployment
+from envs.machines.placement import place
 from envs.reward import Interval, RewardMeter
 from envs.simulator.deployment.plane import Phase
 from envs.simulator.deployment.simulator import DeploymentSimulator

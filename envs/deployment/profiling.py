@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.backend import SLO
-from envs.deployment.cluster import ReplicaKind
 from envs.fleet import FleetSpec, GroupSpec, ReplicaSpec
-from envs.simulator.fleet.build import blocks_of, tables_of
+from envs.machines.cluster import ReplicaKind, replica_spec
+from envs.simulator.fleet.build import kv_tokens, tables_of
 from envs.simulator.fleet.simulator import FleetSimulator
 from envs.simulator.kernel.state import PS_PER_S
 from envs.workload.schema import Workload
@@ -107,11 +107,6 @@ class CapacityTable:
         return np.array([kinds.get(kind, 0) for kind in self.kinds], np.int64)
 
 
-def replica_spec(kind: ReplicaKind, engine: ReplicaSpec) -> ReplicaSpec:
-    """A replica of a kind on an engine whose other fields are given."""
-    return replace(engine, tp_size=kind.tp, pp_size=kind.pp, role=kind.role)
-
-
 def profile_capacities(
     engine: ReplicaSpec,
     kinds: Sequence[ReplicaKind],
@@ -153,14 +148,6 @@ def profile_capacities(
         raise ValueError(f"{engine.model} fits none of {', '.join(map(str, kinds))} on {engine.gpu}")
     per_span = span_s * np.array([rates[row] for row in able], np.float64).reshape(len(able), len(types))
     return CapacityTable(tuple(fitting[row] for row in able), per_span, span_s)
-
-
-def kv_tokens(replica: ReplicaSpec) -> int:
-    """Tokens of KV that a replica holds; 0 where the weights do not fit."""
-    try:
-        return max(0, blocks_of(replica) * replica.block_size)
-    except ValueError:
-        return 0
 
 
 def batch_of(replica: ReplicaSpec, kind_type: WorkloadType) -> float:

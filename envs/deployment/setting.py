@@ -9,12 +9,12 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.deployment.cluster import ReplicaKind
 from envs.deployment.config import BY_KMEANS, DeploymentConfig
 from envs.deployment.profiling import CapacityTable, WorkloadType, profile_capacities
 from envs.deployment.state import DeploymentSetting
 from envs.deployment.workload_types import WorkloadTypes, count_by_span, find_types, lengths_by_type
 from envs.fleet import ReplicaSpec
+from envs.machines.cluster import ReplicaKind
 from envs.workload.predictions import predict_lengths
 from envs.workload.registry import WorkloadSource
 from envs.workload.schema import Workload

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.deployment.cluster import Cluster, Deployment
 from envs.deployment.profiling import CapacityTable
 from envs.deployment.strategies import Worth
+from envs.machines.cluster import Cluster, Deployment
 
 FloatArray = NDArray[np.float64]
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from envs.backend import ClusterSpec
-from envs.deployment.spec import DeploymentSpec
 from envs.fleet import FleetSpec
+from envs.machines.spec import DeploymentSpec
 from envs.simulator.kernel.state import DPA, EDF, FCFS, PRIORITY, PS_PER_S, ROUTER_NAMES
 
 Scheduling = ClusterSpec | FleetSpec | DeploymentSpec

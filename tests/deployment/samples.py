@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from envs.deployment.spec import DeploymentSpec
+from envs.machines.spec import DeploymentSpec
 from envs.workload.predictions import PredictionSpec
 from envs.workload.registry import WorkloadSpec
 

@@ -8,12 +8,12 @@ import pickle
 import numpy as np
 import pytest
 
-from envs.deployment.cluster import ReplicaKind
 from envs.deployment.config import DeploymentConfig
 from envs.deployment.observation import CANDIDATE_FEATURES, CLUSTER_FEATURES, REPLICA_FEATURES, TYPE_FEATURES
-from envs.deployment.placement import place
 from envs.deployment.state import Deploy
 from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec
+from envs.machines.cluster import ReplicaKind
+from envs.machines.placement import place
 from envs.objective import Objective
 from envs.registration import make_env, make_vector_env
 from envs.workload.predictions import PredictionSpec

@@ -9,10 +9,10 @@ import pytest
 
 from calibration.models import get_model
 from envs.backend import SLO, EngineStatus
-from envs.deployment.cluster import Cluster, Deployment, ReplicaKind
-from envs.deployment.placement import place
-from envs.deployment.spec import DeploymentSpec
-from envs.deployment.transfer import transfer_s
+from envs.machines.cluster import Cluster, Deployment, ReplicaKind
+from envs.machines.placement import place
+from envs.machines.spec import DeploymentSpec
+from envs.machines.transfer import transfer_s
 from envs.simulator.deployment.plane import Phase, weight_plan
 from envs.simulator.deployment.simulator import DeploymentSimulator
 from envs.workload.schema import Workload

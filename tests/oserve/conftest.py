@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from calibration.models import get_model
-from envs.deployment.cluster import Cluster, replica_kinds
 from envs.deployment.profiling import CapacityTable, profile_capacities
+from envs.machines.cluster import Cluster, replica_kinds
 from tests.oserve.samples import ENGINE, MEANS, lengths
 
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calibration.models import get_model
-from envs.deployment.cluster import Cluster, Deployment, Replica, ReplicaKind, replica_kinds
-from envs.deployment.placement import packable, place, stage_widths
+from envs.machines.cluster import Cluster, Deployment, Replica, ReplicaKind, replica_kinds
+from envs.machines.placement import packable, place, stage_widths
 
 K = ReplicaKind
 

@@ -12,10 +12,10 @@ from baselines.oserve.exhaustive import exhaustive_search, optimal_plan, partiti
 from baselines.oserve.generation import GenerationConfig, generate, uniform_sizes
 from baselines.oserve.mutations import merge, split, swap
 from baselines.oserve.scheduler import schedule
-from envs.deployment.cluster import Cluster, ReplicaKind
-from envs.deployment.placement import packable, stage_widths
 from envs.deployment.profiling import CapacityTable
 from envs.deployment.strategies import OBJECTIVES, Worth
+from envs.machines.cluster import Cluster, ReplicaKind
+from envs.machines.placement import packable, stage_widths
 from tests.oserve.samples import demand_for
 
 K = ReplicaKind

@@ -8,9 +8,9 @@ import pytest
 from baselines.oserve.dynamo import best_workers, rebalance, spans_of_work
 from baselines.oserve.exhaustive import exhaustive_search
 from baselines.oserve.uniform import uniform_layouts, vllm_reload, vllm_static
-from envs.deployment.cluster import Cluster, ReplicaKind
 from envs.deployment.profiling import CapacityTable, profile_capacities
 from envs.deployment.strategies import Worth
+from envs.machines.cluster import Cluster, ReplicaKind
 from tests.oserve.samples import ENGINE, demand_for, lengths
 
 K = ReplicaKind

@@ -10,11 +10,11 @@ import pytest
 from baselines.oserve.policy import OServeConfig, OServePolicy
 from baselines.registry import make_policy
 from envs.backend import SLO
-from envs.deployment.cluster import Cluster, Deployment, ReplicaKind
-from envs.deployment.placement import place
 from envs.deployment.profiling import CapacityTable
-from envs.deployment.spec import DeploymentSpec
 from envs.deployment.state import DeploymentSetting, DeploymentState, SwitchUnderway
+from envs.machines.cluster import Cluster, Deployment, ReplicaKind
+from envs.machines.placement import place
+from envs.machines.spec import DeploymentSpec
 from envs.policy_spec import PolicySpec
 from envs.registration import make_env
 from runners.rollout import run_episode

@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 
 from calibration.models import get_model
-from envs.deployment.cluster import Cluster, ReplicaKind, replica_kinds
 from envs.deployment.profiling import (
     CapacityTable,
     WorkloadType,
     closed_form_rps,
     measured_rps,
     profile_capacities,
-    replica_spec,
 )
+from envs.machines.cluster import Cluster, ReplicaKind, replica_kinds, replica_spec
 from tests.oserve.samples import ENGINE, lengths
 
 K = ReplicaKind

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from envs.backend import SLO
-from envs.deployment.cluster import ReplicaKind
-from envs.deployment.profiling import kv_tokens, replica_spec
-from envs.deployment.spec import DeploymentSpec
 from envs.fleet import ReplicaSpec
-from envs.simulator.fleet.build import blocks_of, stack_tables
+from envs.machines.cluster import ReplicaKind, replica_spec
+from envs.machines.spec import DeploymentSpec
+from envs.simulator.fleet.build import blocks_of, kv_tokens, stack_tables
 from envs.simulator.kernel.state import Tables
 from envs.simulator.scheduling import check_scheduling
 

@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING
 
 from calibration.models import get_model
 from envs.backend import EngineStatus
-from envs.deployment.cluster import Deployment, Replica
-from envs.deployment.kv_migration import RequestKV, plan_kv
-from envs.deployment.shards import model_shards
-from envs.deployment.switch_plan import Transfer, greedy_switch_plan
-from envs.deployment.transfer import naive_reload_s, transfer_s
 from envs.fleet import ROLES
+from envs.machines.cluster import Deployment, Replica
+from envs.machines.kv_migration import RequestKV, plan_kv
+from envs.machines.shards import model_shards
+from envs.machines.switch_plan import Transfer, greedy_switch_plan
+from envs.machines.transfer import naive_reload_s, transfer_s
 from envs.simulator.kernel.migration import ask_to_leave, join, keep
 from envs.simulator.kernel.state import DECODE, NEVER, TRANSIT
 from envs.simulator.kernel.world import decoding_progress, flush_cache, pool_running, pool_waiting

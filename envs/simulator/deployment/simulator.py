@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from envs.backend import SLO, EngineStatus, Receipt
-from envs.deployment.cluster import Deployment, Replica, ReplicaKind
-from envs.deployment.spec import DeploymentSpec
+from envs.machines.cluster import Deployment, Replica, ReplicaKind
+from envs.machines.spec import DeploymentSpec
 from envs.simulator.body import Body
 from envs.simulator.deployment.build import build_factory
 from envs.simulator.deployment.plane import AD_HOC, RELOAD, SWITCHES, DeploymentPlane

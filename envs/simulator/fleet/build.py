@@ -176,6 +176,14 @@ def blocks_of(replica: ReplicaSpec) -> int:
     return replica.kv_blocks
 
 
+def kv_tokens(replica: ReplicaSpec) -> int:
+    """Tokens of KV that a replica holds; 0 where the weights do not fit."""
+    try:
+        return max(0, blocks_of(replica) * replica.block_size)
+    except ValueError:
+        return 0
+
+
 @lru_cache(maxsize=64)
 def tables_of(replica: ReplicaSpec) -> LatencyTables:
     """Iteration times of a replica."""

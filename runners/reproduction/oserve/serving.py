@@ -16,10 +16,10 @@ import numpy as np
 from baselines.oserve.exhaustive import optimal_plan
 from baselines.oserve.uniform import vllm_reload
 from baselines.registry import make_policy
-from envs.deployment.cluster import ReplicaKind
-from envs.deployment.profiling import WorkloadType, measured_rps, replica_spec
-from envs.deployment.spec import DeploymentSpec
+from envs.deployment.profiling import WorkloadType, measured_rps
 from envs.deployment.strategies import Worth
+from envs.machines.cluster import ReplicaKind, replica_spec
+from envs.machines.spec import DeploymentSpec
 from envs.registration import make_env
 from envs.workload.predictions import PredictionSpec
 from envs.workload.registry import WorkloadSpec

@@ -15,9 +15,9 @@ from functools import lru_cache
 import numpy as np
 
 from calibration.models import get_model
-from envs.deployment.cluster import Cluster, replica_kinds
 from envs.deployment.profiling import CapacityTable, WorkloadType, profile_capacities
-from envs.deployment.spec import DeploymentSpec
+from envs.machines.cluster import Cluster, replica_kinds
+from envs.machines.spec import DeploymentSpec
 from envs.workload.type_mix import TypeMix, length_pools
 from runners.reproduction.claims import Claim, Rule
 

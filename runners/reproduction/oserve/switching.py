@@ -6,12 +6,12 @@ from itertools import permutations
 from typing import Any
 
 from calibration.models import get_model
-from envs.deployment.cluster import ReplicaKind
-from envs.deployment.placement import place
-from envs.deployment.shards import model_shards
-from envs.deployment.spec import DeploymentSpec
-from envs.deployment.switch_plan import greedy_switch_plan
-from envs.deployment.transfer import naive_reload_s, transfer_s
+from envs.machines.cluster import ReplicaKind
+from envs.machines.placement import place
+from envs.machines.shards import model_shards
+from envs.machines.spec import DeploymentSpec
+from envs.machines.switch_plan import greedy_switch_plan
+from envs.machines.transfer import naive_reload_s, transfer_s
 from runners.reproduction.claims import Claim, Rule, at_least, shown
 from runners.reproduction.oserve.study import make_claim
 from runners.schema import ReproduceConfig

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from calibration.hardware import get_gpu
 from calibration.models import ModelSpec
-from envs.fleet import ROLES
+from envs.fleet import ROLES, ReplicaSpec
 
 
 @dataclass(frozen=True)
@@ -174,3 +174,8 @@ def _divides(model: ModelSpec, tp: int) -> bool:
     most, least = max(model.num_kv_heads, tp), min(model.num_kv_heads, tp)
     width = model.intermediate or model.expert_intermediate
     return model.num_heads % tp == 0 and most % least == 0 and width % tp == 0
+
+
+def replica_spec(kind: ReplicaKind, engine: ReplicaSpec) -> ReplicaSpec:
+    """A replica of a kind on an engine whose other fields are given."""
+    return replace(engine, tp_size=kind.tp, pp_size=kind.pp, role=kind.role)

@@ -17,7 +17,7 @@ from itertools import pairwise
 import numpy as np
 
 from calibration.models import ModelSpec
-from envs.deployment.cluster import Deployment, Replica
+from envs.machines.cluster import Deployment, Replica
 
 HEAD_BYTES_PER_WEIGHT = (
     2.0  # embedding and head are held in 16 bits whatever the rest is (`calibration.architecture`)

@@ -12,8 +12,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from envs.deployment.cluster import Cluster
-from envs.deployment.shards import Shard
+from envs.machines.cluster import Cluster
+from envs.machines.shards import Shard
 
 STORAGE = -1  # the source of what no GPU holds
 BALANCES = ("pair", "source")

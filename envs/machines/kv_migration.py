@@ -16,9 +16,9 @@ from fractions import Fraction
 from itertools import pairwise
 
 from calibration.models import ModelSpec
-from envs.deployment.cluster import Cluster, Replica
-from envs.deployment.shards import Shard, stage_layers
-from envs.deployment.switch_plan import greedy_switch_plan
+from envs.machines.cluster import Cluster, Replica
+from envs.machines.shards import Shard, stage_layers
+from envs.machines.switch_plan import greedy_switch_plan
 
 DRAIN_BELOW_TOKENS = 1024
 CHUNK_BYTES = 256e6

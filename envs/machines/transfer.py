@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from calibration.models import ModelSpec
 from calibration.transitions import COLD_START_RULE, STORAGE_BYTES_PER_S
-from envs.deployment.cluster import Cluster, Deployment
-from envs.deployment.switch_plan import STORAGE
+from envs.machines.cluster import Cluster, Deployment
+from envs.machines.switch_plan import STORAGE
 
 FloatArray = NDArray[np.float64]
 
