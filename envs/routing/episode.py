@@ -144,9 +144,11 @@ class Episode:
             can_take=desk.places["can_take"].astype(bool),
             num_held=int(desk.desk["held"][0]),
             held_tokens=int(desk.desk["held_tokens"][0]),
+            unsent_tokens=int(world.cluster["pooled_tokens"][0]),
             gpu_seconds=simulator.gpu_seconds(),
             operations=simulator.plane.underway(),
             totals=world.stats[:, : len(TOTALS)].copy(),
+            arrived_predicted_tokens=int(desk.predicted[: world.cluster["next_arrival"][0]].sum()),
         )
 
     def _in_flight(self) -> NDArray[np.void]:

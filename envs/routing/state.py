@@ -67,9 +67,11 @@ class RoutingState:
     can_take: NDArray[np.bool_]  # (P,) in service, of the request's model, and large enough for it
     num_held: int  # requests in the router's queue besides the one to be decided
     held_tokens: int  # their tokens to prefill
+    unsent_tokens: int  # to prefill, of all that have no engine yet, the one to be decided included
     gpu_seconds: NDArray[np.float64]  # (P,) for which a replica has been kept there
     operations: tuple[Underway, ...]  # starts, stops, resizes and migrations that are not done
     totals: NDArray[np.float64]  # (C, len(TOTALS)) counted since the episode began
+    arrived_predicted_tokens: int  # predicted output tokens of all that have arrived
 
 
 @dataclass(frozen=True, slots=True)

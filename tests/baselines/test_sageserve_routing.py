@@ -96,9 +96,11 @@ def make_state(request, used, *, can_take=None, in_flight=(), status=None, now_s
         can_take=engines["status"] == EngineStatus.ACTIVE if can_take is None else np.array(can_take),
         num_held=0,
         held_tokens=0,
+        unsent_tokens=0,
         gpu_seconds=np.zeros(n),
         operations=(),
         totals=np.zeros((3, len(TOTALS))),
+        arrived_predicted_tokens=0,
     )
 
 

@@ -117,7 +117,9 @@ def state(
         can_take=np.ones(num_places, np.bool_) if can_take is None else np.asarray(can_take, np.bool_),
         num_held=num_held,
         held_tokens=held_tokens,
+        unsent_tokens=held_tokens + (request(num_places) if asked is None else asked).input_tokens,
         gpu_seconds=np.full(num_places, now_s),
         operations=tuple(operations),
         totals=np.zeros((num_classes, len(TOTALS))),
+        arrived_predicted_tokens=0,
     )

@@ -125,9 +125,11 @@ def routing_state(
         can_take=np.ones(len(shown), bool) if can_take is None else np.asarray(can_take, bool),
         num_held=0,
         held_tokens=0,
+        unsent_tokens=0,
         gpu_seconds=np.zeros(len(shown)),
         operations=(),
         totals=np.zeros((len(CLASSES), len(TOTALS))),
+        arrived_predicted_tokens=0,
     )
 
 
