@@ -36,6 +36,7 @@ class ReplicaSpec:
         kv_blocks: KV blocks; None: what the memory leaves.
         engine: Serving engine in `calibration.engines` whose latency it has, at any width (`calibration.deployments`);
             empty: the profile of the model on the GPU, at the widths it was fitted at.
+        profile: File of a measured profile, which then says what model and GPU are; None: a committed one.
     """
 
     model: str
@@ -49,6 +50,7 @@ class ReplicaSpec:
     memory_utilization: float = 0.9
     kv_blocks: int | None = None
     engine: str = ""
+    profile: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("tp_size", "pp_size", "max_num_seqs", "max_num_batched_tokens", "block_size"):
@@ -56,6 +58,10 @@ class ReplicaSpec:
                 raise ValueError(f"replica.{name} must be at least 1, got {getattr(self, name)}")
         if self.role not in ROLES:
             raise ValueError(f"replica.role must be one of {', '.join(ROLES)}, got {self.role!r}")
+        if self.engine and self.profile is not None:
+            raise ValueError(
+                "replica.engine and replica.profile both say where latencies come from; give one"
+            )
         if not 0 < self.memory_utilization <= 1:
             raise ValueError(f"replica.memory_utilization must lie in (0, 1], got {self.memory_utilization}")
         if self.kv_blocks is not None and self.kv_blocks < 1:

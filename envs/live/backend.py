@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.backend import SLO, ClusterSpec, ClusterState, Command, Fault, Receipt, SetLayout, WaitingRequest
+from envs.backend import (
+    ENGINE_STATE_DTYPE,
+    SLO,
+    ClusterSpec,
+    ClusterState,
+    Command,
+    Fault,
+    Receipt,
+    SetLayout,
+    WaitingRequest,
+)
+from envs.layout import all_groups
 from envs.live.endpoints import check_endpoints
 from envs.live.loop import LoopThread
 from envs.live.routers import Router
@@ -59,7 +70,9 @@ class LiveBackend:
         self.refused_commands = 0
         self._triggered: list[int] = []
         self._wake = threading.Event()
-        self._session = LiveSession(spec, settings, self._on_arrival)
+        self._groups = all_groups(spec.num_base, spec.max_group)
+        limits = (spec.max_num_seqs,) * spec.num_base
+        self._session = LiveSession(settings, limits, spec.order, spec.router, self._on_arrival)
         self._loop = LoopThread()
         try:
             self._loop.run(self._session.attach(urls))
@@ -209,7 +222,7 @@ class LiveBackend:
         pool = self._session.replay.pool
         return ClusterState(
             now_s=self.now_s,
-            engines=self._session.rows(),
+            engines=self._rows(),
             layout=self.layout,
             target_layout=self.layout,
             transitions=(),
@@ -219,6 +232,14 @@ class LiveBackend:
             waiting=tuple(WaitingRequest.of(self.workload, row) for row in self._triggered),
             stale=self._session.stale(),
         )
+
+    def _rows(self) -> NDArray[np.void]:
+        """One row a group, as in simulation; groups of more than one base engine are not active."""
+        rows = np.zeros(len(self._groups), ENGINE_STATE_DTYPE)
+        rows["first_gpu"] = [group.first * self.spec.base_width for group in self._groups]
+        rows["width"] = [group.length * self.spec.base_width for group in self._groups]
+        self._session.fill_rows(rows)
+        return rows
 
 
 def _check_spec(spec: ClusterSpec, num_servers: int) -> None:

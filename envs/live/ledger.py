@@ -56,6 +56,7 @@ class Ledger:
     def __init__(self, workload: Workload, slos: tuple[SLO, ...], num_engines: int) -> None:
         rows = len(workload)
         self.workload, self.slos = workload, slos
+        self._slos_s = np.array([[slo.ttft_s for slo in slos], [slo.tpot_s for slo in slos]])
         self.arrived = 0  # rows below it have arrived
         self.engines = [EngineLoad() for _ in range(num_engines)]
         self.engine = np.full(rows, -1, np.int32)
@@ -63,6 +64,7 @@ class Ledger:
         self.first_scheduled_s = np.full(rows, np.nan)
         self.first_token_s = np.full(rows, np.nan)
         self.finish_s = np.full(rows, np.nan)
+        self.end_s = np.full(rows, np.nan)  # when it was served, refused or lost
         self.generated = np.zeros(rows, np.int32)
         self.outcome = np.full(rows, UNFINISHED, np.int8)
         self.token_times: dict[int, list[tuple[int, float]]] = {}  # (tokens so far, seconds) by row
@@ -109,17 +111,33 @@ class Ledger:
             scheduled_s = float(self.first_token_s[row]) - server_ttft_s
             self.first_scheduled_s[row] = max(scheduled_s, float(self.sent_s[row]))
         if reason:
-            self.book_loss(row, refused, reason)
+            self.book_loss(row, refused, reason, now_s)
             return
-        self.finish_s[row] = self.token_times[row][-1][1]
+        self.finish_s[row] = self.end_s[row] = self.token_times[row][-1][1]
         self.outcome[row] = FINISHED
         self._book_finish(row)
 
-    def book_loss(self, row: int, refused: bool, reason: str) -> None:
+    def book_return(self, row: int, now_s: float) -> None:
+        """A request that had no token yet has lost its engine and waits for another."""
+        self._leave(row, now_s)
+        self.engine[row], self.sent_s[row] = -1, np.nan
+
+    def book_loss(self, row: int, refused: bool, reason: str, now_s: float) -> None:
         """A request that is not in flight gets no answer, or no whole one."""
+        self.end_s[row] = now_s
         self.outcome[row] = REFUSED if refused else FAILED
         self.reasons[row] = reason
         self._add(row, refused=refused, failed=not refused)
+
+    def latency_cost(self, now_s: float) -> float:
+        """Sum over requests of TTFT / SLO + TPOT / SLO, accrued while they are in the system, as in simulation."""
+        rows = slice(0, self.arrived)
+        ttft_slo_s, tpot_slo_s = self._slos_s[:, self.workload.class_id[rows]]
+        end_s = np.where(self.outcome[rows] == UNFINISHED, now_s, self.end_s[rows])
+        first_s = np.where(np.isnan(self.first_token_s[rows]), end_s, self.first_token_s[rows])
+        waiting = (first_s - self.workload.arrival_s[rows]) / ttft_slo_s
+        gaps = np.maximum(self.workload.output_tokens[rows] - 1, 1)
+        return float((waiting + (end_s - first_s) / (tpot_slo_s * gaps)).sum())
 
     def records(self) -> RequestRecords:
         """Every request that has arrived.

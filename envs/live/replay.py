@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import aiohttp
 
 _POOL_INTERVAL_S = 0.05
+MOST_ATTEMPTS = 4  # times that a request is sent in all, if servers are lost before its first token
 
 
 class Replay:
@@ -28,11 +29,13 @@ class Replay:
         servers: engines, by slot.
         ledger: books of the run.
         prompts: texts of the requests.
-        router: chooses an engine.
+        router: chooses an engine; None: requests wait in the pool until somebody sends them.
         candidates: engines as the router should see them now.
         send_priority: whether the servers' queues know priorities.
         silence_s: longest silence of a server, or wait for one, before a request fails, seconds.
-        on_arrival: told each row once it has been routed.
+        on_arrival: told each row once it has arrived, and been routed where there is a router; not one that is refused.
+        on_return: told each row that lost its engine before its first token; None: it goes to the router again.
+        on_unreachable: told the engine that could not be reached, and why.
     """
 
     def __init__(
@@ -41,19 +44,24 @@ class Replay:
         servers: Sequence[Server],
         ledger: Ledger,
         prompts: Prompts,
-        router: Router,
+        router: Router | None,
         candidates: Callable[[], list[Candidate]],
         send_priority: bool,
         silence_s: float,
         on_arrival: Callable[[int], None],
+        on_return: Callable[[int], None] | None,
+        on_unreachable: Callable[[int, str], None],
     ) -> None:
         self.session, self.servers, self.ledger, self.prompts = session, servers, ledger, prompts
         self.router, self.candidates = router, candidates
         self.send_priority, self.silence_s, self.on_arrival = send_priority, silence_s, on_arrival
+        self.on_return, self.on_unreachable = on_return, on_unreachable
         self.pool: deque[int] = deque()  # rows that no engine could take yet
         self.begun_s = float("nan")  # monotonic
         self.failure: BaseException | None = None  # an error of our own in a stream, which ends the run
         self._streams: set[asyncio.Task[None]] = set()
+        self._bodies: dict[int, dict[str, object]] = {}  # of requests that no engine has
+        self._attempts: dict[int, int] = {}  # how often a row has been sent
         self._longest = max(server.most_tokens for server in servers)
 
     @property
@@ -70,7 +78,7 @@ class Replay:
     async def run(self) -> None:
         """Sends everything, from now on; ends when the last request is done."""
         self.begun_s = time.monotonic()
-        pool = asyncio.create_task(self._serve_pool())
+        pool = asyncio.create_task(self._serve_pool()) if self.router is not None else None
         try:
             for row, arrival_s in enumerate(self.ledger.workload.arrival_s):
                 body = self._body(row) if self._fits(row) else {}  # drawn ahead, so that sending is on time
@@ -79,7 +87,8 @@ class Replay:
             while not self.idle:
                 await asyncio.sleep(_POOL_INTERVAL_S)
         finally:
-            pool.cancel()
+            if pool is not None:
+                pool.cancel()
 
     async def abort(self) -> None:
         """Drops every stream; the servers notice and free what they held."""
@@ -97,29 +106,54 @@ class Replay:
     def _arrive(self, row: int, body: dict[str, object]) -> None:
         self.ledger.book_arrival(row)
         if not self._fits(row):
-            reason = f"may grow to {self._tokens(row)} tokens where no engine holds more than {self._longest}"
-            self.ledger.book_loss(row, refused=True, reason=reason)
-        elif not self._dispatch(row, body):
+            reason = f"may grow to {self.tokens(row)} tokens where no engine holds more than {self._longest}"
+            self.ledger.book_loss(row, True, reason, self.now_s)
+            return
+        self._bodies[row] = body
+        if not self._route(row):
             self.pool.append(row)
         self.on_arrival(row)
 
     def _fits(self, row: int) -> bool:
-        return self._tokens(row) <= self._longest
+        return self.tokens(row) <= self._longest
 
-    def _tokens(self, row: int) -> int:
+    def tokens(self, row: int) -> int:
         """Tokens a request may grow to, as its client declares."""
         workload = self.ledger.workload
         return int(workload.input_tokens[row]) + int(workload.max_output_tokens[row])
 
-    def _dispatch(self, row: int, body: dict[str, object]) -> bool:
-        engine = self.router.choose(self.candidates(), self._tokens(row))
-        if engine < 0:
-            return False
+    def _route(self, row: int) -> bool:
+        """Sends a request where the router says; False: nowhere."""
+        engine = -1 if self.router is None else self.router.choose(self.candidates(), self.tokens(row))
+        if engine >= 0:
+            self._send(row, engine)
+        return engine >= 0
+
+    def send(self, row: int, engine: int, priority: int | None = None) -> None:
+        """Sends a pooled request to an engine.
+
+        Args:
+            row: of the workload.
+            engine: where to.
+            priority: instead of its own, where the servers know priorities.
+        """
+        self.pool.remove(row)
+        if priority is not None and self.send_priority:
+            self._bodies[row]["priority"] = priority
+        self._send(row, engine)
+
+    def drop(self, row: int, reason: str) -> None:
+        """Refuses a pooled request."""
+        self.pool.remove(row)
+        self._bodies.pop(row)
+        self.ledger.book_loss(row, True, reason, self.now_s)
+
+    def _send(self, row: int, engine: int) -> None:
         self.ledger.book_sent(row, engine, self.now_s)
-        stream = asyncio.create_task(self._follow(row, engine, body))
+        self._attempts[row] = self._attempts.get(row, 0) + 1
+        stream = asyncio.create_task(self._follow(row, engine, self._bodies.pop(row)))
         self._streams.add(stream)
         stream.add_done_callback(self._end_stream)
-        return True
 
     def _end_stream(self, stream: asyncio.Task[None]) -> None:
         self._streams.discard(stream)
@@ -138,7 +172,20 @@ class Replay:
                 self.silence_s,
             )
         finally:
-            self.ledger.book_end(row, end.refused, end.reason, end.server_ttft_s, self.now_s)
+            if end.lost and not self.ledger.generated[row] and self._attempts[row] < MOST_ATTEMPTS:
+                self._take_back(row, engine, body, end.reason)
+            else:
+                self.ledger.book_end(row, end.refused, end.reason, end.server_ttft_s, self.now_s)
+
+    def _take_back(self, row: int, engine: int, body: dict[str, object], reason: str) -> None:
+        """A request has lost its server and had no token yet: it is as if it had not been sent."""
+        self.on_unreachable(engine, reason)
+        self.ledger.book_return(row, self.now_s)
+        self._bodies[row] = body
+        if not self._route(row):
+            self.pool.append(row)
+            if self.on_return is not None:
+                self.on_return(row)
 
     async def _serve_pool(self) -> None:
         """Offers pooled requests to the router again, in order; one that has waited too long fails."""
@@ -148,7 +195,8 @@ class Replay:
                 waited_s = self.now_s - float(self.ledger.workload.arrival_s[row])
                 if waited_s > self.silence_s:
                     reason = f"no server could take it for {self.silence_s:g} s"
-                    self.ledger.book_loss(row, refused=False, reason=reason)
-                elif not self._dispatch(row, self._body(row)):
+                    self._bodies.pop(row)
+                    self.ledger.book_loss(row, False, reason, self.now_s)
+                elif not self._route(row):
                     continue
                 self.pool.remove(row)

@@ -61,6 +61,10 @@ class Scraper:
             if reading is None or now_s - reading.at_s > self.stale_after_s
         )
 
+    def suspect(self, server: int, problem: str) -> None:
+        """Notes that a server could not be reached otherwise; the next good reading clears it."""
+        self.problems[server] = problem
+
     async def run(self, session: aiohttp.ClientSession) -> None:
         """Reads every server again and again until cancelled."""
         await asyncio.gather(*(self._follow(session, server) for server in range(len(self.urls))))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.backend import ENGINE_STATE_DTYPE, SLO, ClusterSpec
-from envs.layout import all_groups
+from envs.backend import SLO
 from envs.live.ledger import Ledger
 from envs.live.observation import Snapshot, fill_row
 from envs.live.prompts import Prompts
@@ -34,9 +33,12 @@ class LiveSession:
     """Attached servers, and one run after another on them.
 
     Args:
-        spec: the cluster.
         settings: how to deal with the servers.
-        on_arrival: told each row of the workload once it has been routed.
+        max_num_seqs: most running requests of each server, in the order of the addresses.
+        order: queue order of the servers, fcfs or priority.
+        router: built-in router; None: requests wait until somebody sends them.
+        on_arrival: told each row of the workload once it has arrived, and been routed where there is a router.
+        on_return: told each row whose server was lost before its first token; None: it is routed anew.
 
     Attributes:
         servers: what the servers say they are, by engine.
@@ -50,9 +52,17 @@ class LiveSession:
     replay: Replay
     scraper: Scraper
 
-    def __init__(self, spec: ClusterSpec, settings: LiveSettings, on_arrival: Callable[[int], None]) -> None:
-        self.spec, self.settings, self.on_arrival = spec, settings, on_arrival
-        self.groups = all_groups(spec.num_base, spec.max_group)
+    def __init__(
+        self,
+        settings: LiveSettings,
+        max_num_seqs: Sequence[int],
+        order: str,
+        router: str | None,
+        on_arrival: Callable[[int], None],
+        on_return: Callable[[int], None] | None = None,
+    ) -> None:
+        self.settings, self.max_num_seqs, self.order, self.router = settings, max_num_seqs, order, router
+        self.on_arrival, self.on_return = on_arrival, on_return
         self._client: aiohttp.ClientSession | None = None
         self._scraping: asyncio.Task[None] | None = None
         self._replaying: asyncio.Task[None] | None = None
@@ -110,11 +120,13 @@ class LiveSession:
             servers=self.servers,
             ledger=self.ledger,
             prompts=Prompts(workload, self.settings.vocab_size, self.settings.salt),
-            router=Router(self.spec.router),
-            candidates=self._candidates,
-            send_priority=self.spec.order == "priority",
+            router=None if self.router is None else Router(self.router),
+            candidates=self.candidates,
+            send_priority=self.order == "priority",
             silence_s=self.settings.silence_s,
             on_arrival=self.on_arrival,
+            on_return=self.on_return,
+            on_unreachable=self.scraper.suspect,
         )
         self._scraping = asyncio.create_task(self.scraper.run(self._client))
 
@@ -122,17 +134,16 @@ class LiveSession:
         """Starts the clock and the arrivals."""
         self._replaying = asyncio.get_running_loop().create_task(self.replay.run())
 
-    def rows(self) -> NDArray[np.void]:
-        """One row a group, as in simulation; groups of more than one base engine are not active."""
-        rows = np.zeros(len(self.groups), ENGINE_STATE_DTYPE)
-        rows["first_gpu"] = [group.first * self.spec.base_width for group in self.groups]
-        rows["width"] = [group.length * self.spec.base_width for group in self.groups]
+    def fill_rows(self, rows: NDArray[np.void]) -> None:
+        """Fills the first rows of ENGINE_STATE_DTYPE, one a server."""
         for number, server in enumerate(self.servers):
-            load = self.ledger.engines[number]
-            fill_row(
-                rows[number], server, self._snapshot(number), load, self.spec.max_num_seqs, self.replay.now_s
-            )
-        return rows
+            load, most = self.ledger.engines[number], self.max_num_seqs[number]
+            fill_row(rows[number], server, self._snapshot(number), load, most, self.replay.now_s)
+
+    def gauges_s(self) -> float:
+        """When the oldest of the present readings was asked for, seconds since the run began."""
+        asked_s = [reading.at_s for reading in self.scraper.readings if reading is not None]
+        return min(min(asked_s) - self.replay.begun_s, self.replay.now_s) if self.begun else 0.0
 
     def stale(self) -> tuple[int, ...]:
         """Engines without a fresh reading."""
@@ -166,7 +177,7 @@ class LiveSession:
                 )
             await asyncio.sleep(_POLL_S)
 
-    def _candidates(self) -> list[Candidate]:
+    def candidates(self) -> list[Candidate]:
         """Engines as the router sees them; one whose last reading failed is passed over."""
         return [
             Candidate(

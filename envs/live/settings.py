@@ -15,6 +15,8 @@ class LiveSettings:
         speed: Factor on the arrival rate; every time on record is real seconds.
         scrape_interval_s: Time between two readings of `/metrics`, seconds.
         stale_after_s: Age from which a reading is marked stale, seconds.
+        decide_within_s: Longest time from the arrival of a request to the policy's decision about it, seconds; then it
+            is sent by power of two choices. None: as long as it takes.
         silence_s: Longest wait for a server's next byte, or for any server to come back, before the request fails.
         vocab_size: Token ids of prompts lie below it.
         salt: Changes the prompts' tokens, so that a prefix cache remembers nothing of an earlier run.
@@ -27,6 +29,7 @@ class LiveSettings:
     scrape_interval_s: float = 0.25
     stale_after_s: float = 2.0
     silence_s: float = 60.0
+    decide_within_s: float | None = 0.005
     vocab_size: int = 4096
     salt: int = 0
     allow_remote: bool = False
@@ -35,6 +38,8 @@ class LiveSettings:
         for name in ("speed", "scrape_interval_s", "stale_after_s", "silence_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"backend.{name} must be positive, got {getattr(self, name)}")
+        if self.decide_within_s is not None and not self.decide_within_s > 0:
+            raise ValueError(f"backend.decide_within_s must be positive or null, got {self.decide_within_s}")
         if self.stale_after_s < self.scrape_interval_s:
             raise ValueError(
                 f"backend.stale_after_s ({self.stale_after_s}) must be at least "

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 _PREFIX = b"data: "
 _DONE = b"[DONE]"
+_NO_ROOM = (429, 502, 503, 504)
 _MOST_TEXT = 200  # characters of a server's answer that a reason quotes
 
 
@@ -22,12 +23,14 @@ class StreamEnd:
 
     Attributes:
         refused: The server would not take the request (an HTTP status before any token).
+        lost: The server could not be reached, went away, went silent or had no room: another may do better.
         reason: Why there is no whole answer; empty where there is one.
         server_ttft_s: Scheduling to first token by the server's own clock, seconds; None where it does not say
             (`--enable-per-request-metrics`).
     """
 
     refused: bool = False
+    lost: bool = False
     reason: str = ""
     server_ttft_s: float | None = None
 
@@ -83,7 +86,8 @@ async def stream_completion(
         async with session.post(f"{url}/v1/completions", json=body, timeout=limit) as response:
             if response.status != 200:
                 text = " ".join((await response.text())[:_MOST_TEXT].split())
-                return StreamEnd(refused=True, reason=f"HTTP {response.status}: {text}")
+                full = response.status in _NO_ROOM
+                return StreamEnd(refused=True, lost=full, reason=f"HTTP {response.status}: {text}")
             async for line in response.content:
                 if not line.startswith(_PREFIX):
                     continue
@@ -100,10 +104,10 @@ async def stream_completion(
                 if chunk.server_ttft_s is not None:
                     server_ttft_s = chunk.server_ttft_s
     except TimeoutError:
-        return StreamEnd(reason=f"nothing came for {silence_s:g} s")
+        return StreamEnd(lost=True, reason=f"nothing came for {silence_s:g} s")
     except (aiohttp.ClientError, OSError) as error:
-        return StreamEnd(reason=f"{type(error).__name__}: {error}".rstrip(": "))
-    return StreamEnd(reason=f"the stream broke off after {counted} tokens")
+        return StreamEnd(lost=True, reason=f"{type(error).__name__}: {error}".rstrip(": "))
+    return StreamEnd(lost=True, reason=f"the stream broke off after {counted} tokens")
 
 
 def _end(counted: int, wanted: int, server_ttft_s: float | None) -> StreamEnd:

@@ -61,8 +61,13 @@ class StateEncoder:
     def reset(self) -> None:
         """Forgets the past: nothing has arrived, and the clock shows zero."""
         self._before_s = 0.0
-        self._counts = np.zeros(7)  # arrivals, their tokens, predicted ones, promises of TTFT and of TPOT: all, broken
-        self._short, self._long = np.zeros(7), np.zeros(3)  # exponential averages of these, and of the first three
+        self._counts = np.zeros(
+            7
+        )  # arrivals, their tokens, predicted ones, promises of TTFT and of TPOT: all, broken
+        self._short, self._long = (
+            np.zeros(7),
+            np.zeros(3),
+        )  # exponential averages of these, and of the first three
 
     def encode(self, state: RoutingState) -> tuple[Observation, NDArray[np.bool_]]:
         """The observation of a decision and its mask, (R + 1,); call it once a decision, in order."""

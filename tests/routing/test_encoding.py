@@ -47,7 +47,9 @@ def test_so_it_does_between_regions(tmp_path):
         region_id=rng.integers(0, 2, 120),
         regions=("east", "west"),
     )
-    trace = WorkloadSpec(name="file", path=str(write_trace(workload, tmp_path / "trace.parquet")), split="all")
+    trace = WorkloadSpec(
+        name="file", path=str(write_trace(workload, tmp_path / "trace.parquet")), split="all"
+    )
     check_encoding(make_env("routing", workload=trace, cluster=REGIONS, split="all"))
 
 

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from calibration.deployments import Deployment, find_profile
 from calibration.latency import LatencyModel, LatencyTables
 from calibration.memory import num_blocks
-from calibration.models import get_model
+from calibration.models import ModelSpec, get_model
 from calibration.pipeline import LINK_LATENCY_S, pipelined
-from calibration.profile import Profile, load_profile
+from calibration.profile import Profile, load_profile, read_profile
 from envs.backend import SLO
 from envs.fleet import FleetSpec, GroupSpec, ReplicaSpec
 from envs.simulator.kernel.state import CLASS_DTYPE, KIND_DTYPE, Tables, rows_of
@@ -92,6 +92,12 @@ def _model_profile(model: str, gpu: str) -> Profile:
     return load_profile(model, gpu)
 
 
+@lru_cache(maxsize=64)
+def _read_profile(file: str) -> Profile:
+    """Profile of a file."""
+    return read_profile(file)
+
+
 @lru_cache(maxsize=256)
 def _engine_profile(deployment: Deployment) -> Profile:
     """Profile of a deployment under a named engine."""
@@ -100,11 +106,18 @@ def _engine_profile(deployment: Deployment) -> Profile:
 
 def profile_of(replica: ReplicaSpec) -> Profile:
     """Profile that a replica's iteration times come from."""
+    if replica.profile is not None:
+        return _read_profile(replica.profile)
     if not replica.engine:
         return _model_profile(replica.model, replica.gpu)
     return _engine_profile(
         Deployment(replica.model, replica.gpu, replica.tp_size, replica.engine, pp=replica.pp_size)
     )
+
+
+def model_of(replica: ReplicaSpec) -> ModelSpec:
+    """What a replica serves."""
+    return get_model(replica.model) if replica.profile is None else profile_of(replica).model
 
 
 @lru_cache(maxsize=16)
@@ -197,7 +210,7 @@ def tables_of(replica: ReplicaSpec) -> LatencyTables:
 
 def _kv_bytes(replica: ReplicaSpec) -> float:
     """KV of one token, bytes."""
-    return float(get_model(replica.model).kv_bytes_per_token)
+    return float(model_of(replica).kv_bytes_per_token)
 
 
 def _padded(rows: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:

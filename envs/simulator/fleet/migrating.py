@@ -25,8 +25,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from calibration.models import get_model
 from calibration.transitions import MIGRATION_LAST_STAGE_MAX_BLOCKS
+from envs.simulator.fleet.build import model_of
 from envs.simulator.fleet.operations import Operation, Phase
 from envs.simulator.kernel.migration import ask_to_leave, join, keep
 from envs.simulator.kernel.state import DECODE, TRANSIT
@@ -153,7 +153,7 @@ class Migrating(Operation):
     def _send(self, plane: FleetPlane) -> None:
         """Sends the KV of a stage over the links."""
         self.phase = Phase.COPY
-        model = get_model(plane.simulator.fleet.places[self.place].replica.model)
+        model = model_of(plane.simulator.fleet.places[self.place].replica)
         size_bytes = round(self.stage_tokens * model.kv_bytes_per_token)
         plane.begin_transfer(self.place, self.source, size_bytes, self.request)
 

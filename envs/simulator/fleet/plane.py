@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 import simpy
 
-from calibration.models import get_model
 from envs.backend import EngineStatus
 from envs.fleet import Crash, FleetFault, Underway
+from envs.simulator.fleet.build import model_of
 from envs.simulator.fleet.links import STORAGE, WEIGHTS, Links
 from envs.simulator.fleet.meter import Meter
 from envs.simulator.fleet.migrating import Migrating
@@ -154,7 +154,7 @@ class FleetPlane(Plane):
     def begin_start(self, place: int) -> None:
         """Begins to bring a replica up."""
         self._set(place, EngineStatus.DOWN)
-        size_bytes = round(get_model(self.simulator.fleet.places[place].replica.model).weight_bytes)
+        size_bytes = round(model_of(self.simulator.fleet.places[place].replica).weight_bytes)
         self.links.begin(self.simulator.now_ps, place, self._source_for(place), size_bytes)
         self.begin(Starting(place, self.simulator.now_ps))
         self._share()

@@ -1,0 +1,165 @@
+"""The routing environment on live servers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.fleet import FleetCommand
+from envs.live.routing.desk import Override
+from envs.live.routing.fleet import LiveFleet
+from envs.live.settings import LiveSettings
+from envs.metrics import RequestRecords
+from envs.one_episode import OneEpisode
+from envs.policy_spec import PolicySpec
+from envs.reward import RewardMeter
+from envs.routing.config import RoutingConfig
+from envs.routing.encoding import StateEncoder
+from envs.routing.env import Observation, make_spaces
+from envs.routing.episode import Episode
+from envs.routing.render import Renderer
+from envs.routing.state import Dispatch, RoutingState
+from envs.workload.predictions import predict_lengths
+
+
+class LiveRoutingEnv(OneEpisode[Observation]):
+    """`Serving/Routing-v0` with running vLLM servers behind the router: same spaces, state, reward and records.
+
+    What differs is what reality differs in. The clock is real and goes on while a policy thinks; a request that it has
+    not decided about `backend.decide_within_s` after its arrival is sent by power of two choices (`info["overrides"]`).
+    Gauges are as old as the last scrape. One whose server is lost before its first token is offered again. What
+    prefixes a server has cached nobody knows, and its fleet takes no commands. `close()` lets go of the servers.
+
+    Args:
+        settings: Servers, one a place of the fleet, and how to deal with them.
+        render_mode: `ansi`, `rgb_array` or None.
+        config: As of `RoutingEnv`.
+
+    Raises:
+        ValueError: something in the configuration is impossible on live servers, or a server does not answer.
+    """
+
+    def __init__(self, settings: LiveSettings, render_mode: str | None = None, **config: Any) -> None:
+        self._set_render_mode(render_mode)
+        self._simulated = Episode(RoutingConfig(**config))
+        self.observation_space, self.action_space = make_spaces(self._simulated)
+        self.fleet = LiveFleet(self.config.cluster, self._simulated.slos, settings)
+        engines, slos = self._simulated.engines, self._simulated.slos
+        self._encoder = StateEncoder(engines, slos, self.config.scales, self.config.num_rows)
+        self._meter = RewardMeter(len(slos))
+        self._renderer = Renderer(engines) if render_mode else None
+        self._state: RoutingState | None = None
+
+    @property
+    def config(self) -> RoutingConfig:
+        """What the environment is made of."""
+        return self._simulated.config
+
+    @property
+    def state(self) -> RoutingState:
+        """What the router knows, as of the decision that is due."""
+        if self._state is None:
+            raise RuntimeError("there is no episode yet; call reset()")
+        return self._state
+
+    @property
+    def policy_spec(self) -> PolicySpec:
+        """What a policy is told before an episode."""
+        return PolicySpec(
+            cluster=self.config.cluster,
+            slos=self._simulated.slos,
+            classes=self._simulated.classes,
+            decision_interval_s=self.config.retry_s,
+            engines=self._simulated.engines,
+            queue_capacity=self.config.queue_capacity,
+        )
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begins the episode that a seed stands for: the arrivals, lengths and predictions it has in simulation."""
+        chosen, config = self._seed_of(seed), self.config
+        workload = self._simulated.source.sample(chosen, (options or {}).get("split") or config.split)
+        predicted = predict_lengths(config.prediction, workload, chosen)
+        self._encoder.reset()
+        self._meter.reset()
+        self.fleet.reset(
+            workload, predicted, config.retry_s, config.queue_capacity, config.drain_limit_s, chosen
+        )
+        self._seen = 0
+        self._state = self.fleet.wait()
+        self._ended = self._state.request is None
+        if self._renderer:
+            self._renderer.begin(self._state)
+        return self._observation(), self._info(0.0, {}, None, "")
+
+    def step(
+        self, action: np.int64 | int | Dispatch | None
+    ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Takes a decision and waits for the next one."""
+        if self._ended or self.state.request is None:
+            raise RuntimeError("the episode is over; call reset()")
+        before_s, wish = self.state.now_s, self._dispatch(action)
+        executed, refused = self.fleet.decide(self.state.request.index, wish.place, wish.priority)
+        if wish.commands:
+            refused = "; ".join(filter(None, (refused, "attached servers take no commands")))
+        self._state = self.fleet.wait()
+        self._ended = self._state.request is None
+        unfinished = self.fleet.unfinished() if self._ended else None
+        interval = self._meter.measure(self._state.totals, self.fleet.latency_cost(), 0, unfinished)
+        if self._renderer:
+            self._renderer.record(self._state)
+        truncated = unfinished is not None and bool(unfinished.any())
+        observation = self._observation()
+        terms = interval.terms(self._simulated.classes)
+        info = self._info(self._state.now_s - before_s, terms, executed, refused)
+        reward = interval.reward(self.config.objective)
+        return observation, reward, self._ended and not truncated, truncated, info
+
+    def _dispatch(self, action: np.int64 | int | Dispatch | None) -> Dispatch:
+        """An action spelt out."""
+        if isinstance(action, Dispatch):
+            return action
+        return Dispatch(None if action is None or action == self.config.num_rows else int(action))
+
+    def command(self, command: FleetCommand) -> str:
+        """Refuses: running servers are attached to as they are."""
+        return f"{type(command).__name__}: attached servers take no commands"
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """(places + 1,), which actions are possible now."""
+        return self._mask
+
+    @property
+    def gpu_seconds(self) -> float:
+        """GPU-seconds that replicas have been kept."""
+        return float(self.fleet.gpu_seconds.sum())
+
+    def records(self) -> RequestRecords:
+        """What happened to every request that has arrived."""
+        return self.fleet.results()
+
+    def close(self) -> None:
+        """Lets go of the servers."""
+        self.fleet.close()
+
+    def _observation(self) -> Observation:
+        observation, self._mask = self._encoder.encode(self.state)
+        return observation
+
+    def _info(
+        self, dt_s: float, terms: dict[str, float], executed: int | None, refused: str
+    ) -> dict[str, Any]:
+        overrides: list[Override] = self.fleet.overrides
+        new, self._seen = overrides[self._seen :], len(overrides)
+        return {
+            "dt": dt_s,
+            "reward_terms": terms,
+            "refused": refused,
+            "num_refused": self.fleet.impossible,
+            "executed": executed,
+            "overrides": new,
+            "action_mask": self._mask,
+        }

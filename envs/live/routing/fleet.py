@@ -1,0 +1,328 @@
+"""A fleet of running vLLM servers behind one router, as a routing policy meets it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.backend import ENGINE_STATE_DTYPE, SLO
+from envs.fleet import FleetConfig, GroupSpec
+from envs.live.endpoints import check_endpoints
+from envs.live.ledger import Ledger
+from envs.live.loop import LoopThread
+from envs.live.routing.desk import LiveDesk, Override
+from envs.live.servers import Server
+from envs.live.session import LiveSession
+from envs.live.settings import LiveSettings
+from envs.metrics import UNFINISHED, RequestRecords
+from envs.routing.state import IN_FLIGHT_DTYPE, RoutedRequest, RoutingState
+from envs.workload.schema import Workload
+
+T = TypeVar("T")
+
+_STEP_S = 0.2
+
+
+class LiveFleet:
+    """Servers, one a place of the fleet and in its order. Use it in a `with` block.
+
+    Args:
+        spec: The fleet.
+        slos: Latency promise of each request class.
+        settings: Servers and how to deal with them.
+
+    Raises:
+        ValueError: an address is wrong or nobody answers there, there are not as many servers as places, or the fleet
+            has what attached servers cannot have.
+    """
+
+    def __init__(self, spec: FleetConfig, slos: tuple[SLO, ...], settings: LiveSettings) -> None:
+        urls = check_endpoints(settings.endpoints, settings.allow_remote)
+        self.places = places_of(spec)
+        check_fleet(spec, len(urls))
+        self.spec, self.slos, self.settings = spec, slos, settings
+        self._wake = threading.Event()
+        self._desk: LiveDesk | None = None
+        limits = [group.replica.max_num_seqs for group in self.places]
+        self._session = LiveSession(settings, limits, spec.order, None, self._on_arrival, self._on_arrival)
+        self._loop = LoopThread()
+        try:
+            self._loop.run(self._session.attach(urls))
+        except BaseException:
+            self.close()
+            raise
+
+    def reset(
+        self,
+        workload: Workload,
+        predicted: NDArray[np.int32],
+        retry_s: float,
+        capacity: int,
+        drain_limit_s: float,
+        seed: int,
+    ) -> None:
+        """Drops what is in flight, waits until the servers are empty, and begins to serve a workload.
+
+        Args:
+            workload: Requests.
+            predicted: (N,) predicted output lengths.
+            retry_s: Time after which held requests are offered again, s.
+            capacity: Requests that may be held.
+            drain_limit_s: How long after the last arrival the run may go on, s.
+            seed: Of the choices that are taken for a late policy.
+
+        Raises:
+            ValueError: a row's model or region is not in the fleet, or a server does not become empty.
+        """
+        self.workload = (
+            workload if self.settings.speed == 1 else workload.with_rate_scale(self.settings.speed)
+        )
+        self.predicted = predicted
+        self.deadline_s = float(self.workload.arrival_s[-1]) + drain_limit_s
+        self._serves = serving(self.places, self.workload)
+        self._predicted_before = np.concatenate([[0], np.cumsum(predicted, dtype=np.int64)])
+        if self._desk is not None:
+            self._loop.call(self._desk.close)
+        self._loop.run(self._session.prepare(self.workload, self.slos))
+
+        def begin() -> None:
+            self._desk = LiveDesk(
+                self.workload,
+                self._session.replay,
+                self._session.candidates,
+                lambda row: self._serves[int(self.workload.model_id[row])],
+                retry_s,
+                capacity,
+                np.inf if self.settings.decide_within_s is None else self.settings.decide_within_s,
+                seed,
+                self._wake.set,
+            )
+            self._session.begin()
+
+        self._loop.call(begin)
+
+    # -- decisions -----------------------------------------------------------------------------------------------------
+
+    def wait(self) -> RoutingState:
+        """Waits for the next decision, or the end of the run: then the state has no request.
+
+        Raises:
+            BaseException: what ended the run before its time.
+        """
+        while True:
+            self._wake.clear()
+            state = self._loop.call(self._offer)
+            if state is not None:
+                return state
+            self._wake.wait(_STEP_S)
+            if self._session.trouble is not None:
+                raise self._session.trouble
+
+    def decide(self, row: int, place: int | None, priority: int | None = None) -> tuple[int | None, str]:
+        """Sends the request that is offered, or holds it; returns where it went and why not as decided."""
+        return self._loop.call(lambda: self.desk.decide(row, place, priority))
+
+    @property
+    def desk(self) -> LiveDesk:
+        """The router's desk of the present run."""
+        assert self._desk is not None
+        return self._desk
+
+    @property
+    def overrides(self) -> list[Override]:
+        """Decisions that were taken out of the policy's hands."""
+        return list(self.desk.overrides)
+
+    @property
+    def impossible(self) -> int:
+        """Actions that were no place which could take the request."""
+        return self.desk.impossible
+
+    # -- figures -------------------------------------------------------------------------------------------------------
+
+    @property
+    def now_s(self) -> float:
+        """Seconds since the run began."""
+        return self._session.replay.now_s
+
+    @property
+    def servers(self) -> tuple[Server, ...]:
+        """What the servers say they are, by place."""
+        return self._session.servers
+
+    @property
+    def gpu_seconds(self) -> NDArray[np.float64]:
+        """(P,), GPU-seconds that each place has been kept for."""
+        return np.array([group.replica.num_gpus for group in self.places]) * self.now_s
+
+    def latency_cost(self) -> float:
+        """Sum over requests of TTFT / SLO + TPOT / SLO, accrued so far."""
+        return self._call_ledger(lambda ledger: ledger.latency_cost(self.now_s))
+
+    def unfinished(self) -> NDArray[np.int64]:
+        """(C,), requests of each class that are still in the system."""
+
+        def count(ledger: Ledger) -> NDArray[np.int64]:
+            rows = slice(0, ledger.arrived)
+            left = ledger.outcome[rows] == UNFINISHED
+            return np.bincount(self.workload.class_id[rows][left], minlength=len(self.slos))
+
+        return self._call_ledger(count)
+
+    def results(self) -> RequestRecords:
+        """What happened to every request that has arrived."""
+        return self._call_ledger(Ledger.records)
+
+    def close(self) -> None:
+        """Drops what is in flight and lets go of the servers."""
+        if self._loop.alive:
+            self._loop.run(self._session.detach())
+        self._loop.close()
+
+    def __enter__(self) -> LiveFleet:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _call_ledger(self, function: Callable[[Ledger], T]) -> T:
+        return self._loop.call(lambda: function(self._session.ledger))
+
+    # -- called in the loop's thread -----------------------------------------------------------------------------------
+
+    def _on_arrival(self, row: int) -> None:
+        self.desk.arrive(row)
+
+    def _offer(self) -> RoutingState | None:
+        if self.desk.next_offer():
+            return self._state()
+        if self._session.replay.idle or self.now_s >= self.deadline_s:
+            state = self._state()
+            self.desk.close()
+            return state
+        return None
+
+    def _state(self) -> RoutingState:
+        session, desk = self._session, self.desk
+        ledger, inputs = session.ledger, self.workload.input_tokens
+        engines = np.zeros(len(self.places), ENGINE_STATE_DTYPE)
+        engines["width"] = [group.replica.num_gpus for group in self.places]
+        session.fill_rows(engines)
+        can_take = np.zeros(len(self.places), bool)
+        if desk.row >= 0:
+            can_take[desk.able(desk.row)] = True
+        held = [row for row in desk.held if row != desk.row]
+        return RoutingState(
+            now_s=self.now_s,
+            gauges_s=session.gauges_s(),
+            engines=engines,
+            in_flight=self._in_flight(ledger),
+            request=self._request(desk.row) if desk.row >= 0 else None,
+            can_take=can_take,
+            num_held=len(held),
+            held_tokens=int(inputs[held].sum()),
+            unsent_tokens=int(inputs[list(session.replay.pool)].sum()),
+            gpu_seconds=self.gpu_seconds,
+            operations=(),
+            totals=ledger.totals.copy(),
+            arrived_predicted_tokens=int(self._predicted_before[ledger.arrived]),
+        )
+
+    def _in_flight(self, ledger: Ledger) -> NDArray[np.void]:
+        rows = np.array(sorted(row for load in ledger.engines for row in load.in_flight), np.int64)
+        flights = np.zeros(len(rows), IN_FLIGHT_DTYPE)
+        flights["index"] = rows
+        flights["first_token_s"] = np.nan_to_num(ledger.first_token_s[rows], nan=-1.0)
+        flights["place"], flights["generated_tokens"] = ledger.engine[rows], ledger.generated[rows]
+        flights["predicted_tokens"] = self.predicted[rows]
+        for name in ("arrival_s", "input_tokens", "max_output_tokens", "class_id", "priority"):
+            flights[name] = getattr(self.workload, name)[rows]
+        return flights
+
+    def _request(self, row: int) -> RoutedRequest:
+        workload = self.workload
+        network_s = np.full(len(self.places), np.inf)
+        network_s[self._serves[int(workload.model_id[row])]] = 0.0
+        ids = np.zeros(0, np.int32)
+        if workload.hash_ids is not None and workload.hash_offsets is not None:
+            ids = workload.hash_ids[workload.hash_offsets[row] : workload.hash_offsets[row + 1]]
+        arrival_s, class_id = float(workload.arrival_s[row]), int(workload.class_id[row])
+        return RoutedRequest(
+            index=row,
+            arrival_s=arrival_s,
+            input_tokens=int(workload.input_tokens[row]),
+            predicted_tokens=int(self.predicted[row]),
+            max_output_tokens=int(workload.max_output_tokens[row]),
+            priority=int(workload.priority[row]),
+            class_id=class_id,
+            deadline_s=arrival_s + self.slos[class_id].ttft_s,
+            region=self.places[0].region,
+            network_s=network_s,
+            hash_ids=ids,
+            hash_block_tokens=workload.hash_block_tokens,
+            cached_tokens=np.zeros(len(self.places), np.int64),  # servers tell nobody what they have cached
+            held_before=self.desk.held_before,
+        )
+
+
+def places_of(spec: FleetConfig) -> list[GroupSpec]:
+    """The group of each place, in the simulator's order: endpoint by endpoint."""
+    endpoints = dict.fromkeys((group.replica.model, group.region) for group in spec.groups)
+    return [
+        group
+        for endpoint in endpoints
+        for group in spec.groups
+        if (group.replica.model, group.region) == endpoint
+        for _ in range(group.num_places)
+    ]
+
+
+def check_fleet(spec: FleetConfig, num_servers: int) -> None:
+    """Refuses what running servers cannot be.
+
+    Raises:
+        ValueError: there are not as many servers as places, some places are empty or have a role, regions are apart,
+            faults are to be injected, or the queue order is not vLLM's.
+    """
+    if num_servers != spec.num_places:
+        raise ValueError(
+            f"backend.endpoints names {num_servers} servers, but cluster.groups has {spec.num_places} places"
+        )
+    for group in spec.groups:
+        if group.count != group.num_places:
+            raise ValueError("cluster.groups: on live servers every place must be taken; drop places")
+        if group.replica.role != "mixed":
+            raise ValueError(
+                "cluster.groups: live servers serve a request from end to end; role must be mixed"
+            )
+    if len({group.region for group in spec.groups}) > 1:
+        raise ValueError("cluster.groups: live servers lie in one region")
+    if spec.faults:
+        raise ValueError("cluster.crashes and cluster.slow_nodes cannot be injected into live servers")
+    if spec.order not in ("fcfs", "priority"):
+        raise ValueError(f"cluster.order must be fcfs or priority on servers of vLLM, got {spec.order!r}")
+
+
+def serving(places: list[GroupSpec], workload: Workload) -> dict[int, list[int]]:
+    """Places of each of a workload's models; a workload without names is for the only one there is.
+
+    Raises:
+        ValueError: a model has no place.
+    """
+    known = {group.replica.model for group in places}
+    found: dict[int, list[int]] = {}
+    for number in np.unique(workload.model_id).tolist():
+        model = workload.models[number]
+        if model not in known and not (model == "" and len(known) == 1):
+            raise ValueError(
+                f"workload {workload.name!r} asks for model {model!r}; the fleet serves: {', '.join(sorted(known))}"
+            )
+        found[number] = [p for p, group in enumerate(places) if model in ("", group.replica.model)]
+    return found
