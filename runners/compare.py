@@ -18,7 +18,7 @@ import pandas as pd
 from envs.workload.registry import WorkloadSource
 from runners.cli import command
 from runners.comparison import Kinds, compare_results, disjoint_blocks
-from runners.environments import make_configured_env
+from runners.live import configured_env
 from runners.output import write_json, write_parquet
 from runners.policies import is_checkpoint, load_policy
 from runners.progress import progress_bar
@@ -46,9 +46,9 @@ def main(config: CompareConfig, out: Path) -> None:
         learned=frozenset(name for name in policies if is_checkpoint(name)),
         clairvoyant=frozenset(name for name, policy in policies.items() if policy.clairvoyant),
     )
-    env: Any = make_configured_env(config)
     results: dict[str, list[Episode]] = {name: [] for name in policies}
     with (
+        configured_env(config, out / "servers") as env,
         make_tracker(config.tracker, out, dataclasses.asdict(config)) as tracker,
         progress_bar(len(policies) * config.seeds, "compare", "episode") as bar,
     ):
@@ -58,6 +58,8 @@ def main(config: CompareConfig, out: Path) -> None:
                 results[name].append(run_episode(env, policy, seed, name))
                 bar.update()
             tracker.log({f"{name}/return": results[name][-1].metrics["return"] for name in policies}, step)
+        core: Any = env.unwrapped
+        ttft_slo_s = [slo.ttft_s for slo in core.policy_spec.slos]
         comparison = _header(config) | compare_results(results, kinds)
         tracker.summary(
             {f"{n}/{m}": e["iqm"] for n, p in comparison["policies"].items() for m, e in p["metrics"].items()}
@@ -66,7 +68,7 @@ def main(config: CompareConfig, out: Path) -> None:
     rows = [episode.row() for episodes in results.values() for episode in episodes]
     write_parquet(out / "episodes.parquet", pd.DataFrame(rows))
     if config.plots:
-        _plot(out, comparison, results, [slo.ttft_s for slo in env.policy_spec.slos])
+        _plot(out, comparison, results, ttft_slo_s)
     _print(comparison)
     print_results_in(out)
 

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
 
 from envs.backend import SLO, ClusterSpec
+from envs.fleet import FleetConfig, ReplicaSpec
 from envs.live.backend import LiveBackend
 from envs.live.launch_settings import LaunchSettings
 from envs.live.launcher import LocalServer, ending_on_sigterm
-from runners.schema import BackendConfig
+from envs.live.routing.env import LiveRoutingEnv
+from envs.live.routing.fleet import places_of
+from envs.live.supervision import LocalServers
+from runners.environments import env_arguments, make_configured_env
+from runners.schema import LIVE_BACKENDS, BackendConfig, RunConfig
 
 _PACKAGES = ("aiohttp", "prometheus_client")
 
@@ -38,6 +47,76 @@ def live_backend(
         spec = replace(cluster, num_gpus=len(endpoints) * cluster.base_width, max_group=1)
         with LiveBackend(spec, slos, replace(config, endpoints=endpoints, launch=False)) as backend:
             yield backend
+
+
+@contextlib.contextmanager
+def configured_env(config: RunConfig, folder: Path) -> Iterator[gym.Env[Any, Any]]:
+    """The scalar environment that a command asks for, in the body that it asks for; what was started is stopped.
+
+    Args:
+        config: the command's words.
+        folder: where launched servers' models and logs go.
+
+    Raises:
+        ValueError: as of the environment, or of `live_backend`.
+    """
+    if config.backend.name not in LIVE_BACKENDS:
+        yield make_configured_env(config)
+        return
+    with live_env(config, folder) as (env, _):
+        yield env
+
+
+@contextlib.contextmanager
+def live_env(config: RunConfig, folder: Path) -> Iterator[tuple[LiveRoutingEnv, LocalServers | None]]:
+    """The environment on live servers, and the servers if they were launched for it."""
+    check_installed()
+    arguments, backend = env_arguments(config), config.backend
+    with ending_on_sigterm(), contextlib.ExitStack() as stack:
+        launched = None
+        if backend.launch:
+            settings = fleet_launch_settings(backend, arguments["cluster"])
+            launched = stack.enter_context(LocalServers(settings, folder))
+        endpoints = backend.endpoints if launched is None else launched.urls
+        env = LiveRoutingEnv(replace(backend, endpoints=endpoints, launch=False), **arguments)
+        stack.callback(env.close)
+        yield env, launched
+
+
+def fleet_launch_settings(config: BackendConfig, fleet: FleetConfig) -> list[LaunchSettings]:
+    """How to launch a server for each place of a fleet.
+
+    Raises:
+        ValueError: there are not as many slots as places.
+    """
+    places = places_of(fleet)
+    slots = config.slots or tuple(str(number % (os.cpu_count() or 1)) for number in range(len(places)))
+    if len(slots) != len(places):
+        raise ValueError(
+            f"backend.slots must name a slot for each of {len(places)} servers, got {len(slots)}"
+        )
+    return [
+        _launch_settings(config, fleet, group.replica, slot)
+        for group, slot in zip(places, slots, strict=True)
+    ]
+
+
+def _launch_settings(
+    config: BackendConfig, fleet: FleetConfig, replica: ReplicaSpec, slot: str
+) -> LaunchSettings:
+    settings = LaunchSettings(
+        device=config.device,
+        slot=slot,
+        model=config.serves,
+        tp_size=replica.tp_size,
+        memory_utilization=replica.memory_utilization,
+        python=config.python,
+        block_size=replica.block_size,
+        max_num_seqs=replica.max_num_seqs,
+        max_num_batched_tokens=replica.max_num_batched_tokens,
+        order=fleet.order,
+    )
+    return settings if replica.kv_blocks is None else replace(settings, kv_blocks=replica.kv_blocks)
 
 
 @contextlib.contextmanager

@@ -91,6 +91,7 @@ def run_episode(env: gym.Env[Any, Any], policy: Policy, seed: int, name: str | N
                 "refused": info["refused"],
                 "reward": float(reward),
                 "reward_terms": info["reward_terms"],
+                **_what_live_servers_add(info),
             }
         )
     records: RequestRecords = core.records()
@@ -128,6 +129,16 @@ def episode_returns(
         returns += np.where(over, 0.0, rewards)
         over |= terminated | truncated
     return returns
+
+
+def _what_live_servers_add(info: Mapping[str, Any]) -> dict[str, Any]:
+    """What was done, where it may be something else than was decided, and what was decided for the policy."""
+    if "overrides" not in info:
+        return {}
+    return {
+        "executed": info["executed"],
+        "overrides": [dataclasses.asdict(override) for override in info["overrides"]],
+    }
 
 
 def describe_action(action: Any) -> Any:

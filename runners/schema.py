@@ -7,11 +7,12 @@ choice (`env`, `policy`) stays a mapping: `env` is checked against the environme
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from hydra.core.config_store import ConfigStore
 
 from envs.backend import SLO, ClusterSpec
+from envs.live.launch_settings import DEVICES
 from envs.live.settings import LiveSettings
 from envs.objective import Objective
 from envs.registration import env_config_class, env_names, usual_policies
@@ -20,10 +21,12 @@ from runners.clusters import CLUSTERS
 from runners.typed import schema_of
 
 # Fields of an environment's dataclass that are config groups or words of their own.
+LIVE_ENVS = ("routing",)  # that live servers can be the body of
 SHARED_ENV_FIELDS = ("workload", "cluster", "objective", "split")
 
 PAPERS = ("flying_serving", "oserve", "preserve", "sageserve")
-BACKENDS = ("simulator", "vllm", "tables")
+BACKENDS = ("simulator", "vllm", "both", "tables")
+LIVE_BACKENDS = ("vllm", "both")
 
 
 @dataclass(frozen=True)
@@ -31,23 +34,30 @@ class BackendConfig(LiveSettings):
     """The body of the cluster; all but its name is for live servers.
 
     Attributes:
-        name: "simulator" or "vllm"; "tables" for `runners.calibrate`.
-        launch: Whether to start a server of a tiny model on this machine's CPU, where no endpoints are given.
+        name: "simulator", "vllm", or "both" to run the same in one after the other; "tables" for `runners.calibrate`.
+        launch: Whether to start servers on this machine, one an engine, where no endpoints are given.
         python: Python with vLLM to launch with; None: the one that SERVING_GYM_VLLM_PYTHON names.
+        device: What launched servers run on, cpu or cuda.
+        slots: Cores or GPUs of each launched server; empty: one after another, as far as there are any.
+        serves: Folder with the config.json of the model that launched servers serve; None: a tiny Llama.
     """
 
     name: str = "simulator"
     launch: bool = False
     python: str | None = None
+    device: str = "cpu"
+    slots: tuple[str, ...] = ()
+    serves: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("backend", self.name, BACKENDS)
-        if self.name != "vllm" and (self.endpoints or self.launch):
+        check_choice("backend.device", self.device, DEVICES)
+        if self.name not in LIVE_BACKENDS and (self.endpoints or self.launch):
             raise ValueError("backend.endpoints and backend.launch need backend=vllm")
-        if self.name == "vllm" and bool(self.endpoints) == self.launch:
+        if self.name in LIVE_BACKENDS and bool(self.endpoints) == self.launch:
             raise ValueError(
-                "backend=vllm needs either running servers, as in backend.endpoints=[http://127.0.0.1:8000], "
+                f"backend={self.name} needs either running servers, as in backend.endpoints=[http://127.0.0.1:8000], "
                 "or backend.launch=true"
             )
 
@@ -105,14 +115,20 @@ class RunConfig:
     seeds: int = 10
     first_seed: int = 0
 
+    bodies: ClassVar[tuple[str, ...]] = ("simulator",)  # that the command can use
+
     def __post_init__(self) -> None:
         check_choice("split", self.split, SPLITS)
         check_least("seeds", self.seeds, 1)
         check_least("first_seed", self.first_seed, 0)
-        if self.backend.name != "simulator":
+        if self.backend.name not in self.bodies:
             raise ValueError(
-                f"backend={self.backend.name} is not to be had here: environments run on backend=simulator; "
-                "runners.simulate and runners.calibrate take backend=vllm"
+                f"backend={self.backend.name} is not to be had here (allowed: {', '.join(self.bodies)}); "
+                "runners.evaluate and runners.compare run policies on live servers"
+            )
+        if self.backend.name in LIVE_BACKENDS and self.env["name"] not in LIVE_ENVS:
+            raise ValueError(
+                f"env={self.env['name']} runs on backend=simulator only; live servers have: {', '.join(LIVE_ENVS)}"
             )
 
     @property
@@ -128,10 +144,20 @@ class EvaluateConfig(RunConfig):
     Attributes:
         policy: name and constants of the policy.
         detailed: whether `requests.json` holds every episode, not only the first.
+        rivals: policies that are ranked beside it with backend=both; None: four that anyone would try.
+        repeats: times that each episode is run on live servers with backend=both, to know how much they vary.
     """
 
     policy: dict[str, Any]
     detailed: bool = False
+    rivals: tuple[str, ...] | None = None
+    repeats: int = 2
+
+    bodies: ClassVar[tuple[str, ...]] = ("simulator", "vllm", "both")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least("repeats", self.repeats, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +172,8 @@ class CompareConfig(RunConfig):
 
     policies: tuple[str, ...] | None = None
     plots: bool = True
+
+    bodies: ClassVar[tuple[str, ...]] = ("simulator", "vllm")
 
     def __post_init__(self) -> None:
         super().__post_init__()

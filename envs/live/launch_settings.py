@@ -10,15 +10,23 @@ from envs.live.tiny_model import KV_BYTES_PER_TOKEN
 
 PYTHON_VARIABLE = "SERVING_GYM_VLLM_PYTHON"
 SERVED_NAME = "tiny"
+DEVICES = ("cpu", "cuda")
 # Stamps every line to the microsecond: vLLM's own format stops at the second.
 LOG_CONFIG = Path(__file__).with_name("vllm_logging.json")
 
 
 @dataclass(frozen=True)
 class LaunchSettings:
-    """A vLLM server of the tiny model on this machine's CPU, on a free loopback port.
+    """A vLLM server on this machine, on a free loopback port, with weights made up: they do not change how fast it is.
 
     Attributes:
+        device: cpu or cuda.
+        slot: Cores (`VLLM_CPU_OMP_THREADS_BIND`: "0", "0-3", and "0|1" for two ranks) or GPUs (`CUDA_VISIBLE_DEVICES`:
+            "0", "0,1") that it runs on.
+        model: Folder with the model's config.json, or its repository; None: a tiny Llama.
+        tp_size: Tensor-parallel degree.
+        memory_utilization: Share of GPU memory that it may use; on a CPU its KV pool is what counts.
+        sleep_mode: Whether it can be put to sleep; on GPUs only.
         python: Python with vLLM; None: the one that SERVING_GYM_VLLM_PYTHON names.
         block_size: Tokens a KV block holds.
         kv_blocks: KV blocks for requests; vLLM keeps one more back.
@@ -30,6 +38,12 @@ class LaunchSettings:
         stop_within_s: Time to end in order before it is killed, seconds.
     """
 
+    device: str = "cpu"
+    slot: str = "0"
+    model: str | None = None
+    tp_size: int = 1
+    memory_utilization: float = 0.9
+    sleep_mode: bool = False
     python: str | None = None
     block_size: int = 32
     kv_blocks: int = 511
@@ -39,6 +53,12 @@ class LaunchSettings:
     order: str = "fcfs"
     start_within_s: float = 240.0
     stop_within_s: float = 15.0
+
+    def __post_init__(self) -> None:
+        if self.device not in DEVICES:
+            raise ValueError(f"backend.device must be one of {', '.join(DEVICES)}, got {self.device!r}")
+        if self.sleep_mode and self.device != "cuda":
+            raise ValueError("backend.sleep_mode needs backend.device=cuda: on a CPU vLLM only pauses")
 
     def interpreter(self) -> str:
         """Python to start the server with.
@@ -55,31 +75,40 @@ class LaunchSettings:
             raise ValueError(f"backend.python={python!r} does not exist")
         return python
 
-    def arguments(self, model: Path, port: int) -> list[str]:
+    def arguments(self, model: str, port: int) -> list[str]:
         """Command line of the server."""
-        return [
+        common = [
             self.interpreter(), "-m", "vllm.entrypoints.openai.api_server",
             "--model", str(model), "--served-model-name", SERVED_NAME,
             "--load-format", "dummy", "--skip-tokenizer-init",
-            "--host", "127.0.0.1", "--port", str(port),
-            "--enforce-eager", "--dtype", "bfloat16",
+            "--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16",
             "--max-model-len", str(self.max_model_len),
             "--block-size", str(self.block_size),
-            "--kv-cache-memory-bytes", str((self.kv_blocks + 1) * self.block_size * KV_BYTES_PER_TOKEN),
             "--max-num-seqs", str(self.max_num_seqs),
             "--max-num-batched-tokens", str(self.max_num_batched_tokens),
             "--scheduling-policy", self.order,
             "--no-enable-prefix-caching", "--enable-per-request-metrics", "--enable-logging-iteration-details",
+            "--tensor-parallel-size", str(self.tp_size),
         ]  # fmt: skip
+        if self.device == "cuda":
+            share = ["--gpu-memory-utilization", str(self.memory_utilization)]
+            return common + share + (["--enable-sleep-mode"] if self.sleep_mode else [])
+        pool = (self.kv_blocks + 1) * self.block_size * KV_BYTES_PER_TOKEN
+        return [*common, "--enforce-eager", "--kv-cache-memory-bytes", str(pool)]
 
 
-def environment() -> dict[str, str]:
-    """Environment of the server: offline, quiet, unpinned, with its log stamped."""
+def environment(settings: LaunchSettings) -> dict[str, str]:
+    """Environment of the server: offline, quiet, in its slot, with its log stamped."""
     own = {
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "0",
         "VLLM_LOGGING_CONFIG_PATH": str(LOG_CONFIG),
     }
+    if settings.device == "cuda":
+        own["CUDA_VISIBLE_DEVICES"] = settings.slot
+    else:
+        own["VLLM_CPU_OMP_THREADS_BIND"] = settings.slot
+    if settings.sleep_mode:
+        own["VLLM_SERVER_DEV_MODE"] = "1"
     # A server sees nothing of this process's own import path.
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | own

@@ -41,12 +41,13 @@ class LocalServer:
         self.folder = Path(self._temporary.name) if self._temporary is not None else folder or Path()
         self.log = self.folder / "vllm.log"
         self.url = ""
+        self._port: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> LocalServer:
         try:
-            self._start()
-            self._wait_until_ready()
+            self.start()
+            self.wait_until_ready()
         except BaseException:
             self.stop()
             raise
@@ -75,22 +76,28 @@ class LocalServer:
         if self._temporary is not None:
             self._temporary.cleanup()
 
-    def _start(self) -> None:
-        model = write_tiny_model(self.folder / "model")
-        port = _free_port()
-        self.url = f"http://127.0.0.1:{port}"
-        with self.log.open("wb") as log:
+    def start(self) -> None:
+        """Starts it, or starts it anew at the same address; it does not answer at once."""
+        model = self.settings.model or str(write_tiny_model(self.folder / "model"))
+        self._port = self._port or _free_port()
+        self.url = f"http://127.0.0.1:{self._port}"
+        with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                self.settings.arguments(model, port),
+                self.settings.arguments(model, self._port),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=environment(),
+                env=environment(self.settings),
                 cwd=self.folder,
                 start_new_session=True,  # its own group: Ctrl-C reaches us first, and we reach all of it
             )
 
-    def _wait_until_ready(self) -> None:
+    def wait_until_ready(self) -> None:
+        """Waits for its first answer.
+
+        Raises:
+            ValueError: it ends before, or takes too long.
+        """
         deadline_s = time.monotonic() + self.settings.start_within_s
         while not _answers(f"{self.url}/health"):
             if self.pid is None:

@@ -1,7 +1,7 @@
 """From what a router knows to what a policy sees: the routing observation, worked out from the typed state alone.
 
-The simulator's kernel writes the same figures straight from its arrays (`envs.simulator.kernel.features`, where rows and
-units are named). Wherever there is no simulator, on live servers for one, they come from here.
+The simulator's kernel writes the same figures straight from its arrays (`envs.simulator.kernel.features`, where rows
+and units are named). Wherever there is no simulator, on live servers for one, they come from here.
 """
 
 from __future__ import annotations

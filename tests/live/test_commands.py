@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from runners import evaluate, simulate
+from runners import compare, evaluate, simulate
 from tests.live.conftest import MakeServer
 
 WORDS = [
@@ -91,7 +91,77 @@ def test_mistakes(words: list[str], said: str, tmp_path: Path, capsys: pytest.Ca
     assert len(captured.splitlines()) == 1
 
 
-def test_environments_say_that_they_are_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["env=dp_tp", "backend=vllm", "backend.launch=true", f"out={tmp_path}"]
-    assert evaluate.main(words) == 2
-    assert "environments run on backend=simulator" in capsys.readouterr().err
+ROUTING = [
+    "env=routing",
+    "cluster=fleet_h100_x4",
+    "cluster.groups=[{replica: {model: llama-3.1-8b, gpu: H100}, count: 2}]",
+    "workload.num_requests=6",
+    "workload.rate_scale=5",
+    "seeds=1",
+]
+
+
+def big(make_server: MakeServer) -> list[str]:
+    """Two servers that hold any request, and the words that name them."""
+    servers = [make_server(num_blocks=10**6, max_model_len=10**6, token_s=0.0) for _ in range(2)]
+    return [f"backend.endpoints=[{','.join(server.url for server in servers)}]"]
+
+
+def test_one_word_takes_a_policy_to_live_servers(make_server: MakeServer, tmp_path: Path) -> None:
+    words = [*ROUTING, "policy=preserve"]
+    assert evaluate.main([*words, f"out={tmp_path / 'sim'}"]) == 0
+    live = ["backend=vllm", *big(make_server), f"out={tmp_path / 'live'}"]
+    assert evaluate.main([*words, *live]) == 0
+    names = sorted(path.name for path in (tmp_path / "sim").iterdir() if path.is_file())
+    assert names == sorted(path.name for path in (tmp_path / "live").iterdir() if path.is_file())
+    requests = [pd.read_parquet(tmp_path / body / "requests.parquet") for body in ("sim", "live")]
+    for column in ("arrival_s", "input_tokens", "output_tokens", "generated_tokens", "outcome"):
+        assert requests[0][column].tolist() == requests[1][column].tolist()
+    summaries = [json.loads((tmp_path / body / "summary.json").read_text()) for body in ("sim", "live")]
+    assert summaries[0]["metrics"].keys() == summaries[1]["metrics"].keys()
+    decisions = [
+        json.loads(line) for line in (tmp_path / "live" / "decisions.jsonl").read_text().splitlines()
+    ]
+    assert all(decision["executed"] in (0, 1) for decision in decisions)
+    assert len(decisions) + sum(len(decision["overrides"]) for decision in decisions) >= 6
+
+
+def test_both_bodies_and_the_gap(make_server: MakeServer, tmp_path: Path) -> None:
+    words = [*ROUTING, "policy=jsq", "backend=both", *big(make_server), "rivals=[round_robin,random]"]
+    assert evaluate.main([*words, "backend.decide_within_s=null", "repeats=1", f"out={tmp_path}"]) == 0
+    found = json.loads((tmp_path / "gap.json").read_text())
+    assert set(found["policies"]) == {"jsq", "round_robin", "random"}
+    assert found["ranking"]["pairs"] == 3
+    assert found["overrides"] == {"jsq": 0, "round_robin": 0, "random": 0}
+    assert found["decisions"] == {"jsq": 6, "round_robin": 6, "random": 6}
+    assert found["gap"]["ttft_p50_s"]["ape_median"] > 0
+
+
+def test_a_comparison_on_live_servers(make_server: MakeServer, tmp_path: Path) -> None:
+    words = [*ROUTING, "backend=vllm", *big(make_server), "policies=[round_robin,jsq]", "plots=false"]
+    assert compare.main([*words, f"out={tmp_path}"]) == 0
+    assert json.loads((tmp_path / "comparison.json").read_text())["backend"] == "vllm"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["env=dp_tp", "policy=static"], "live servers have: routing"),
+        (["env=routing", "policy=jsq"], "cluster.groups has 4 places"),
+        (
+            ["env=routing", "policy=jsq", "backend.decide_within_s=0"],
+            "decide_within_s must be positive or null",
+        ),
+        (["env=routing", "policy=jsq", "backend.device=tpu"], "backend.device 'tpu'"),
+    ],
+)
+def test_what_live_servers_cannot_do_is_said_in_a_sentence(
+    make_server: MakeServer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    message: str,
+) -> None:
+    url = make_server().url
+    assert evaluate.main([*words, "backend=vllm", f"backend.endpoints=[{url}]", f"out={tmp_path}"]) == 2
+    assert message in capsys.readouterr().err

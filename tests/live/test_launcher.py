@@ -1,5 +1,7 @@
 """The launcher with a stand-in for vLLM: a script that takes the same command line, and starts a child as vLLM does."""
 
+import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -9,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from envs.live.launch_settings import PYTHON_VARIABLE, LaunchSettings
-from envs.live.launcher import LocalServer, ending_on_sigterm
+from envs.live.launch_settings import PYTHON_VARIABLE, LaunchSettings, environment
+from envs.live.launcher import LocalServer, _answers, ending_on_sigterm
+from envs.live.supervision import LocalServers
 
 STAND_IN = """\
     #!{python}
@@ -134,3 +137,54 @@ def test_own_folder_goes_with_the_server(tmp_path: Path) -> None:
         folder = server.folder
         assert (folder / "model" / "config.json").is_file()
     assert not folder.exists()
+
+
+def test_a_server_that_dies_is_started_again_at_its_address(tmp_path: Path) -> None:
+    with LocalServers([stand_in(tmp_path)] * 2, tmp_path / "run", back_off_s=0.2) as fleet:
+        first, urls = fleet.servers[1].pid, fleet.urls
+        assert first is not None
+        for round_ in range(2):
+            dead = fleet.servers[1].pid
+            assert dead is not None
+            os.killpg(dead, signal.SIGKILL)
+            wait_for(lambda count=round_ + 1: len(fleet.restarts) == count)
+            wait_for(lambda: _answers(urls[1]))
+        assert fleet.urls == urls
+        assert [restart.server for restart in fleet.restarts] == [1, 1]
+        assert fleet.restarts[0].waited_s >= 0.2
+        assert fleet.restarts[1].waited_s >= 0.4  # it waits longer each time
+        pids = [server.pid for server in fleet.servers]
+    assert not any(alive(pid) for pid in pids if pid is not None)
+
+
+def test_what_a_server_is_started_with() -> None:
+    cpu, gpu = (
+        LaunchSettings(python=sys.executable, slot="1"),
+        LaunchSettings(
+            python=sys.executable,
+            device="cuda",
+            slot="0,1",
+            tp_size=2,
+            memory_utilization=0.4,
+            sleep_mode=True,
+        ),
+    )
+    words = cpu.arguments("model", 8000)
+    assert words[words.index("--kv-cache-memory-bytes") + 1] == str(512 * 32 * 4096)
+    assert environment(cpu)["VLLM_CPU_OMP_THREADS_BIND"] == "1"
+    words = gpu.arguments("model", 8000)
+    assert words[words.index("--gpu-memory-utilization") + 1] == "0.4"
+    assert words[words.index("--tensor-parallel-size") + 1] == "2"
+    assert "--enable-sleep-mode" in words
+    assert environment(gpu)["CUDA_VISIBLE_DEVICES"] == "0,1"
+    with pytest.raises(ValueError, match=r"sleep_mode needs backend\.device=cuda"):
+        LaunchSettings(sleep_mode=True)
+    with pytest.raises(ValueError, match="device must be one of cpu, cuda, got 'tpu'"):
+        LaunchSettings(device="tpu")
+
+
+def wait_for(condition, limit_s: float = 20.0) -> None:
+    deadline_s = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)

@@ -1,9 +1,9 @@
 """The router's desk in front of live engines: what is offered next, what is held, and when nobody decides in time.
 
 It follows the simulator's (`envs.simulator.kernel.offers`): requests are offered one after another as they arrive; what
-is held is offered again at every retry, oldest first within its priority; where one is held once more, the others of its
-class are left alone until the next retry. Beyond it there is a deadline: a request that has not been decided about in
-time is sent by power of two choices, and that is on record.
+is held is offered again at every retry, oldest first within its priority; where one is held once more, the others of
+its class are left alone until the next retry. Beyond it there is a deadline: a request that has not been decided about
+in time is sent by power of two choices, and that is on record.
 """
 
 from __future__ import annotations

@@ -120,6 +120,12 @@ def model_of(replica: ReplicaSpec) -> ModelSpec:
     return get_model(replica.model) if replica.profile is None else profile_of(replica).model
 
 
+def lone_start_s(spec: FleetSpec, replica: ReplicaSpec) -> float:
+    """What a start from storage takes if nothing else uses the links, s."""
+    slowest = min(spec.storage_bytes_per_s, spec.link_bytes_per_s)
+    return spec.start_fixed_s + model_of(replica).weight_bytes / slowest
+
+
 @lru_cache(maxsize=16)
 def build_fleet(spec: FleetSpec, slos: tuple[SLO, ...], factors: tuple[float, ...] = ()) -> Fleet:
     """Works out a fleet's constants.

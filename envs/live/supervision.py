@@ -1,0 +1,104 @@
+"""Several launched servers side by side; one that dies is started again, after a while that doubles each time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from envs.live.launch_settings import LaunchSettings
+from envs.live.launcher import LocalServer
+
+_LOOK_EVERY_S = 0.25
+FIRST_BACK_OFF_S, LONGEST_BACK_OFF_S = 1.0, 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """A server that died and was started again.
+
+    Attributes:
+        server: Which.
+        at_s: When, monotonic seconds.
+        waited_s: How long after its death was seen.
+    """
+
+    server: int
+    at_s: float
+    waited_s: float
+
+
+class LocalServers:
+    """Launched servers; use them in a `with` block, which they do not survive.
+
+    Args:
+        settings: How to start each.
+        folder: Where models and logs go, a folder each.
+        back_off_s: How long after its first death a server is started again; twice that after the second, and so on.
+
+    Attributes:
+        ready_s: How long each took from its start to its first answer, side by side with the others, s.
+        restarts: Servers that were started again, in order.
+
+    Raises:
+        ValueError: one cannot be started, or does not answer in time.
+    """
+
+    def __init__(
+        self, settings: Sequence[LaunchSettings], folder: Path, back_off_s: float = FIRST_BACK_OFF_S
+    ) -> None:
+        self.servers = [LocalServer(each, folder / str(number)) for number, each in enumerate(settings)]
+        self.back_off_s = back_off_s
+        self.ready_s: list[float] = []
+        self.restarts: list[Restart] = []
+        self._ending = threading.Event()
+        self._watch = threading.Thread(target=self._look_after, name="serving-gym-servers", daemon=True)
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Their addresses, which restarts do not change."""
+        return tuple(server.url for server in self.servers)
+
+    def __enter__(self) -> LocalServers:
+        try:
+            begun_s = time.monotonic()
+            for server in self.servers:
+                server.folder.mkdir(parents=True, exist_ok=True)
+                server.start()
+            for server in self.servers:
+                server.wait_until_ready()
+                self.ready_s.append(time.monotonic() - begun_s)
+            self._watch.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Ends all of them."""
+        self._ending.set()
+        if self._watch.is_alive():
+            self._watch.join()
+        for server in self.servers:
+            server.stop()
+
+    def _look_after(self) -> None:
+        deaths = [0] * len(self.servers)
+        died_s: dict[int, float] = {}
+        while not self._ending.wait(_LOOK_EVERY_S):
+            now_s = time.monotonic()
+            for number, server in enumerate(self.servers):
+                if server.pid is not None:
+                    continue
+                died_s.setdefault(number, now_s)
+                waited_s = now_s - died_s[number]
+                if waited_s >= min(self.back_off_s * 2 ** deaths[number], LONGEST_BACK_OFF_S):
+                    server.start()
+                    deaths[number] += 1
+                    del died_s[number]
+                    self.restarts.append(Restart(number, now_s, waited_s))

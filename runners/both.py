@@ -1,0 +1,102 @@
+"""`runners.evaluate backend=both`: a policy and its rivals in simulation, then on live servers, and the gap between."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from envs.live.routing.fleet import places_of
+from envs.live.supervision import LocalServers
+from envs.simulator.fleet.build import lone_start_s
+from runners.aggregate import aggregate
+from runners.environments import make_configured_env
+from runners.episode_files import write_episodes
+from runners.gap import USUAL_RIVALS, gap
+from runners.live import live_env
+from runners.output import write_json
+from runners.policies import load_policy, policy_label
+from runners.progress import progress_bar
+from runners.rollout import Episode, run_episode
+from runners.schema import EvaluateConfig
+from runners.tables import print_results_in, print_table
+from runners.trackers import make_tracker
+
+
+def evaluate_both(config: EvaluateConfig, out: Path) -> None:
+    """Runs both bodies and writes."""
+    label = policy_label(config.policy)
+    rivals = USUAL_RIVALS if config.rivals is None else config.rivals
+    policies = {label: load_policy(config.policy)} | {
+        name: load_policy(name) for name in rivals if name != label
+    }
+    simulator = make_configured_env(config)
+    with (
+        live_env(config, out / "servers") as (live, launched),
+        make_tracker(config.tracker, out, dataclasses.asdict(config)) as tracker,
+        progress_bar(len(policies) * config.seeds * (1 + config.repeats), "evaluate", "episode") as bar,
+    ):
+        runs: list[dict[str, list[Episode]]] = []
+        for env, repeats in ((simulator, 1), (live, config.repeats)):
+            episodes: dict[str, list[Episode]] = {name: [] for name in policies}
+            for _ in range(repeats):
+                for seed in config.seed_range:
+                    for name, policy in policies.items():
+                        bar.set_postfix_str(f"{name}, seed {seed}", refresh=False)
+                        episodes[name].append(run_episode(env, policy, seed, name))
+                        bar.update()
+            runs.append(episodes)
+        simulated, real = runs
+        spec = live.policy_spec
+        found = {**_header(config), **gap(simulated, real), "transitions": _transitions(simulator, launched)}
+        tracker.summary({f"gap/{name}": entry["ape_median"] for name, entry in found["gap"].items()})
+    write_episodes(config, out, real[label], aggregate(real[label]), spec)
+    write_json(out / "gap.json", found)
+    _print(found)
+    print_results_in(out)
+
+
+def _header(config: EvaluateConfig) -> dict[str, Any]:
+    return {
+        "env": config.env["name"],
+        "workload": config.workload.name,
+        "split": config.split,
+        "seeds": config.seeds,
+        "repeats": config.repeats,
+    }
+
+
+def _transitions(simulator: Any, launched: LocalServers | None) -> dict[str, Any]:
+    """What a start takes in simulation, alone, and what it took here, side by side; empty without launched servers."""
+    if launched is None:
+        return {}
+    fleet = simulator.unwrapped.config.cluster
+    nominal = [lone_start_s(fleet, group.replica) for group in places_of(fleet)]
+    return {"start_s": {"simulated": nominal, "live": launched.ready_s}}
+
+
+def _print(found: dict[str, Any]) -> None:
+    rows = [
+        (
+            metric,
+            *(100 * entry[key] for key in ("ape_median", "ape_mean", "ape_max")),
+            found["spread"][metric],
+        )
+        for metric, entry in found["gap"].items()
+    ]
+    headings = ("figure", "median error %", "mean %", "largest %", "spread of live runs")
+    print_table(f"Simulation against live servers, {len(found['policies'])} policies", headings, rows)
+    ranking = found["ranking"]
+    print_table(
+        f"Ranking by {ranking['by']}",
+        ("", ""),
+        [
+            ("simulated", ", ".join(ranking["simulated"])),
+            ("live", ", ".join(ranking["live"])),
+            ("pairs in the same order", f"{ranking['pairs_in_the_same_order']} of {ranking['pairs']}"),
+            (
+                "of those that differ clearly",
+                f"{ranking['clear_pairs_in_the_same_order']} of {ranking['clear_pairs']}",
+            ),
+        ],
+    )
