@@ -36,7 +36,7 @@ def _checked(url: str, allow_remote: bool) -> str:
         port = None
     if parts.scheme not in ("http", "https") or not parts.hostname or port is None:
         raise ValueError(f"backend.endpoints: {url!r} is not an address; write http://HOST:PORT")
-    if not allow_remote and not _is_loopback(parts.hostname):
+    if not allow_remote and not is_loopback(parts.hostname):
         raise ValueError(
             f"backend.endpoints: {url!r} is beyond loopback; allowed are 127.0.0.1, ::1 and localhost, "
             "or any host with backend.allow_remote=true"
@@ -44,7 +44,8 @@ def _checked(url: str, allow_remote: bool) -> str:
     return url.rstrip("/").removesuffix("/v1")
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine, by its own word."""
     if host == "localhost":
         return True
     try:

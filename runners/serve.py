@@ -1,0 +1,97 @@
+"""Puts a routing policy behind HTTP for a front end that is not ours: a state goes in, an action comes out.
+
+    python -m runners.serve env=routing policy=preserve cluster=fleet_h100_x4 port=8300 mode=shadow
+
+`mode` says what the answers are for: `live` ones are to be followed, `shadow` ones are compared with what the front end
+chose (`chosen`), in `canary` a `share` of them is to be followed. See `envs.live.hosting.server` for what is sent; `GET
+/status` tells counts and times, which are written to `status.json` at the end (Ctrl-C or SIGTERM).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from envs.live.endpoints import is_loopback
+from envs.live.hosting.host import MODES, PolicyHost
+from envs.live.hosting.server import LOOPBACK, PolicyServer
+from envs.routing.encoding import StateEncoder
+from envs.workload.registry import check_choice
+from runners.cli import command
+from runners.environments import make_configured_env
+from runners.live import check_installed
+from runners.output import write_json
+from runners.policies import load_policy
+from runners.schema import RunConfig
+from runners.tables import print_results_in
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeConfig(RunConfig):
+    """Words of `runners.serve`.
+
+    Attributes:
+        policy: name and constants of the policy.
+        mode: what answers are for: live, shadow or canary.
+        share: of requests whose answers are to be followed in canary mode.
+        address: to listen on.
+        port: to listen on; 0: any that is free.
+        allow_remote: whether the address may lie beyond loopback.
+        seed: of the policy.
+    """
+
+    policy: dict[str, Any]
+    mode: str = "live"
+    share: float = 0.1
+    address: str = LOOPBACK
+    port: int = 8300
+    allow_remote: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("mode", self.mode, MODES)
+        if self.env["name"] != "routing":
+            raise ValueError(f"env={self.env['name']} cannot be served; only env=routing has a wire form")
+        if not 0 <= self.port < 2**16:
+            raise ValueError(f"port must lie in [0, 65535], got {self.port}")
+        if not self.allow_remote and not is_loopback(self.address):
+            raise ValueError(f"address={self.address} is beyond loopback; allow it with allow_remote=true")
+
+
+def policy_host(config: ServeConfig) -> PolicyHost:
+    """The policy in its setting."""
+    env: Any = make_configured_env(config).unwrapped
+    spec = env.policy_spec
+    encoder = StateEncoder(spec.fleet, spec.slos, env.config.scales, env.config.num_rows)
+    return PolicyHost(load_policy(config.policy), spec, encoder, config.mode, config.share, config.seed)
+
+
+@command("serve", ServeConfig)
+def main(config: ServeConfig, out: Path) -> None:
+    """Serves until it is stopped."""
+    check_installed()
+    host = policy_host(config)
+    asyncio.run(_serve(PolicyServer(host, config.port, config.address)))
+    write_json(out / "status.json", host.status())
+    print_results_in(out)
+
+
+async def _serve(server: PolicyServer) -> None:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopped.set)
+    try:
+        print(f"{server.host.policy.name} answers at {await server.start()}", flush=True)
+        await stopped.wait()
+    finally:
+        await server.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main(None))
