@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from numpy.typing import NDArray
-from omegaconf import OmegaConf
 
 from baselines.policy import Policy
 from envs.layout import format_layout
@@ -20,11 +17,11 @@ from envs.workload import flying
 from envs.workload.registry import WorkloadSource
 from envs.workload.seeding import stream
 from runners.clusters import cluster_of
+from runners.composed import composed
 from runners.environments import make_configured_env
-from runners.policies import CONFIG_DIR, load_policy
+from runners.policies import load_policy
 from runners.rollout import Episode, run_episode
 from runners.schema import EvaluateConfig
-from runners.typed import build
 
 BoolArray = NDArray[np.bool_]
 
@@ -32,14 +29,7 @@ BoolArray = NDArray[np.bool_]
 @lru_cache(maxsize=8)
 def compose_setting(words: tuple[str, ...]) -> EvaluateConfig:
     """What `python -m runners.evaluate` would run with these words, its cluster typed."""
-    if GlobalHydra.instance().is_initialized():
-        config = compose("evaluate", overrides=[*words])
-    else:
-        with initialize_config_dir(version_base="1.3", config_dir=str(CONFIG_DIR)):
-            config = compose("evaluate", overrides=[*words])
-    config.out = "unused"  # its default names the hour
-    values = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
-    setting = build(EvaluateConfig, values)
+    setting = composed("evaluate", EvaluateConfig, words)
     return replace(setting, cluster=cluster_of(setting.cluster))
 
 
