@@ -10,8 +10,8 @@
 `words` are those of `runners.serve`: the policy, its setting, and `mode` (live, shadow, canary). Each replica of the
 deployment is a place of the fleet, in the order in which Ray shows them; a place without a replica is down. What is
 known of a request is what `describe` says of it (`request_lengths` by default). Ray tells when an answer has ended, not
-when it began: until then a request counts as unanswered. Where a policy fails or its answer is not to be followed, Ray's
-own rule decides: the shorter queue of two replicas.
+when it began: until then a request counts as unanswered. Where a policy fails or its answer is not to be followed,
+Ray's own rule decides: the shorter queue of two replicas.
 
 Tested with Ray 2.60; the interface is Ray's alpha.
 """
