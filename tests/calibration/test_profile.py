@@ -7,13 +7,16 @@ import yaml
 from calibration.profile import dump_profile, load_profile, parse_profile, profile_file_name
 from calibration.specs import MODELS
 
-FILES = sorted(file.name for file in (resources.files("calibration") / "profiles").iterdir())
+FOLDER = resources.files("calibration") / "profiles"
 
 
 def read(name):
-    return parse_profile((resources.files("calibration") / "profiles" / name).read_text(encoding="utf-8"))
+    return parse_profile((FOLDER / name).read_text(encoding="utf-8"))
 
 
+ALL_FILES = sorted(file.name for file in FOLDER.iterdir())
+MEASURED_FILES = [name for name in ALL_FILES if read(name).source == "measured"]  # on a running engine
+FILES = [name for name in ALL_FILES if name not in MEASURED_FILES]
 ENGINE_FILES = [name for name in FILES if read(name).engine]
 ENVIRONMENT_FILES = [name for name in FILES if not read(name).engine]
 NEVER_RUN = ["llama-2-7b_a40.yaml"]  # kernels and host terms, and no run of an engine to hold them against
@@ -21,14 +24,24 @@ NEVER_RUN = ["llama-2-7b_a40.yaml"]  # kernels and host terms, and no run of an 
 
 @pytest.mark.parametrize("name", FILES)
 def test_committed_profile_round_trips_and_says_where_it_comes_from(name):
-    text = (resources.files("calibration") / "profiles" / name).read_text(encoding="utf-8")
-    profile = parse_profile(text)
-    assert dump_profile(profile) == text
+    profile = read(name)
+    assert dump_profile(profile) == (FOLDER / name).read_text(encoding="utf-8")
     assert name == profile_file_name(profile.model.name, profile.gpu.name, profile.engine)
     assert profile.source == ("kernels and engine" if name in NEVER_RUN else "fitted")
     sources = profile.provenance.get("end_to_end", profile.provenance.get("iterations", []))
     assert bool(sources) == (name not in NEVER_RUN)
     assert all(entry["rows"] and entry["licence"] and not entry["file"].startswith("/") for entry in sources)
+    assert profile.widths
+
+
+@pytest.mark.parametrize("name", MEASURED_FILES)
+def test_what_was_measured_on_a_running_engine_says_how(name):
+    profile = read(name)
+    assert dump_profile(profile) == (FOLDER / name).read_text(encoding="utf-8")
+    assert name == profile_file_name(profile.model.name, profile.gpu.name, profile.engine)
+    assert {"engine", "date", "command", "iterations_used", "fit"} <= profile.provenance.keys()
+    assert profile.provenance["iterations_used"] >= 1000
+    assert all(figures["n"] > 0 for figures in profile.held_out.values())
     assert profile.widths
 
 

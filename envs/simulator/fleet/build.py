@@ -14,7 +14,7 @@ from calibration.latency import LatencyModel, LatencyTables
 from calibration.memory import num_blocks
 from calibration.models import ModelSpec, get_model
 from calibration.pipeline import LINK_LATENCY_S, pipelined
-from calibration.profile import Profile, load_profile, read_profile
+from calibration.profile import Profile, load_profile, named_profile
 from envs.backend import SLO
 from envs.fleet import FleetSpec, GroupSpec, ReplicaSpec
 from envs.simulator.kernel.state import CLASS_DTYPE, KIND_DTYPE, Tables, rows_of
@@ -93,9 +93,9 @@ def _model_profile(model: str, gpu: str) -> Profile:
 
 
 @lru_cache(maxsize=64)
-def _read_profile(file: str) -> Profile:
+def _own_profile(file: str) -> Profile:
     """Profile of a file."""
-    return read_profile(file)
+    return named_profile(file)
 
 
 @lru_cache(maxsize=256)
@@ -107,7 +107,7 @@ def _engine_profile(deployment: Deployment) -> Profile:
 def profile_of(replica: ReplicaSpec) -> Profile:
     """Profile that a replica's iteration times come from."""
     if replica.profile is not None:
-        return _read_profile(replica.profile)
+        return _own_profile(replica.profile)
     if not replica.engine:
         return _model_profile(replica.model, replica.gpu)
     return _engine_profile(
