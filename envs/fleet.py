@@ -36,8 +36,8 @@ class ReplicaSpec:
         kv_blocks: KV blocks; None: what the memory leaves.
         engine: Serving engine in `calibration.engines` whose latency it has, at any width (`calibration.deployments`);
             empty: the profile of the model on the GPU, at the widths it was fitted at.
-        profile: File of a measured profile, or name of a committed one, which then says what model and GPU are; None: the
-            committed one of the model on the GPU.
+        profile: File of a measured profile, or name of a committed one, which then says what model and GPU are; None:
+            the committed one of the model on the GPU.
     """
 
     model: str
