@@ -77,7 +77,7 @@ def run_episode(env: gym.Env[Any, Any], policy: Policy, seed: int, name: str | N
     done = False
     while not done:
         now_s, begun = core.state.now_s, time.perf_counter()
-        action = policy.act(observation, core.state)
+        action = _decide(policy, observation, core)
         thinking_s.append(time.perf_counter() - begun)
         observation, reward, terminated, truncated, info = env.step(action)
         done = terminated or truncated
@@ -129,6 +129,18 @@ def episode_returns(
         returns += np.where(over, 0.0, rewards)
         over |= terminated | truncated
     return returns
+
+
+def _decide(policy: Policy, observation: Any, core: Any) -> Any:
+    """What a policy decides; on live servers one that fails is passed over, as the requests are real."""
+    if not getattr(core, "survives_failures", False):
+        return policy.act(observation, core.state)
+    from envs.live.routing.desk import NoDecision
+
+    try:
+        return policy.act(observation, core.state)
+    except Exception as error:  # noqa: BLE001 -- whatever a policy does, the requests go on
+        return NoDecision(f"{policy.name} failed: {type(error).__name__}: {error}")
 
 
 def _what_live_servers_add(info: Mapping[str, Any]) -> dict[str, Any]:

@@ -112,6 +112,43 @@ def test_a_late_policy_is_passed_over_and_that_is_on_record(make_server: MakeSer
     assert (env.records().outcome == FINISHED).all()
 
 
+def test_a_policy_that_fails_is_passed_over(make_server: MakeServer, make_live):
+    class Broken:
+        name, clairvoyant = "broken", False
+
+        def reset(self, spec, seed):
+            pass
+
+        def act(self, observation, state):
+            if state.request.index % 2:
+                raise KeyError("lost my way")
+            return 99 if state.request.index == 4 else 0
+
+    env = make_live(make_server(), make_server(), retry_s=0.02, drain_limit_s=1.0)
+    episode = run_episode(env, Broken(), 0)
+    assert (episode.records.outcome == FINISHED).sum() == 7
+    failed = [override for decision in episode.decisions for override in decision["overrides"]]
+    assert [override["row"] for override in failed] == [1, 3, 5, 7]
+    assert all("broken failed: KeyError: 'lost my way'" in override["reason"] for override in failed)
+    assert sum("no place that can take" in decision["refused"] for decision in episode.decisions) >= 1
+
+
+def test_a_wall_clock_that_jumps_changes_nothing(make_server: MakeServer, make_live, monkeypatch):
+    env = make_live(make_server())
+    env.reset(seed=0)
+    real = time.time
+    done, number = False, 0
+    while not done:
+        number += 1
+        monkeypatch.setattr(time, "time", lambda ahead_s=3600.0 * (-1) ** number: real() + ahead_s)
+        _, _, terminated, truncated, info = env.step(0)
+        assert 0 <= info["dt"] < 5
+        done = terminated or truncated
+    records = env.records()
+    assert (records.outcome == FINISHED).all()
+    assert (records.finish_s - records.arrival_s < 5).all()
+
+
 def test_what_is_held_is_offered_again_and_the_queue_has_an_end(make_server: MakeServer, make_live):
     """Three come at once: the first is held, then the second; there is no room for the third."""
     env = make_live(make_server(), workload=stream_of(3, gap_s=0.0), queue_capacity=2, retry_s=0.05)

@@ -35,6 +35,17 @@ class Override:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class NoDecision:
+    """What stands for an action where a policy has failed: the request goes by power of two choices.
+
+    Attributes:
+        reason: How it failed.
+    """
+
+    reason: str
+
+
 class LiveDesk:
     """Lives in the loop's thread.
 
@@ -117,8 +128,7 @@ class LiveDesk:
             Where it went, None: it is held, and why not where it was sent, or nothing.
         """
         if self.row != offered:  # decided about in the meantime
-            taken = next(override for override in reversed(self.overrides) if override.row == offered)
-            return taken.place, taken.reason
+            return self._overridden(offered)
         self.row = -1
         if place is None:
             self._hold(offered)
@@ -129,6 +139,13 @@ class LiveDesk:
             return None, f"action {place} is no place that can take the request"
         self._send(offered, place, priority)
         return place, ""
+
+    def take_over(self, offered: int, reason: str) -> tuple[int | None, str]:
+        """Decides about the request that is offered, since the policy cannot; returns what `decide` does."""
+        if self.row == offered:
+            self.row = -1
+            self._decide_instead(offered, reason)
+        return self._overridden(offered)
 
     def able(self, row: int) -> list[int]:
         """Engines that can take a request now."""
@@ -181,14 +198,23 @@ class LiveDesk:
             self._fresh.remove(row)
         else:
             return
+        self._decide_instead(row, f"no decision within {1e3 * self.decide_within_s:g} ms")
+        self.on_change()
+
+    def _decide_instead(self, row: int, reason: str) -> None:
+        """Sends a request by power of two choices, or holds it where nothing can take it."""
         able = self.able(row)
         place = self._lighter_of_two(able) if able else None
-        self.overrides.append(Override(row, place, f"no decision within {1e3 * self.decide_within_s:g} ms"))
+        self.overrides.append(Override(row, place, reason))
         if place is None:
             self._hold(row)
         else:
             self._send(row, place)
-        self.on_change()
+
+    def _overridden(self, row: int) -> tuple[int | None, str]:
+        """What was decided about a request instead of the policy, and why."""
+        taken = next(override for override in reversed(self.overrides) if override.row == row)
+        return taken.place, taken.reason
 
     def _lighter_of_two(self, able: list[int]) -> int:
         """Power of two choices by requests in flight."""

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.fleet import FleetCommand
-from envs.live.routing.desk import Override
+from envs.live.routing.desk import NoDecision, Override
 from envs.live.routing.fleet import LiveFleet
 from envs.live.settings import LiveSettings
 from envs.metrics import RequestRecords
@@ -28,9 +28,10 @@ class LiveRoutingEnv(OneEpisode[Observation]):
     """`Serving/Routing-v0` with running vLLM servers behind the router: same spaces, state, reward and records.
 
     What differs is what reality differs in. The clock is real and goes on while a policy thinks; a request that it has
-    not decided about `backend.decide_within_s` after its arrival is sent by power of two choices (`info["overrides"]`).
-    Gauges are as old as the last scrape. One whose server is lost before its first token is offered again. What
-    prefixes a server has cached nobody knows, and its fleet takes no commands. `close()` lets go of the servers.
+    not decided about `backend.decide_within_s` after its arrival is sent by power of two choices (`info["overrides"]`),
+    and so is one about which it fails (`NoDecision`). Gauges are as old as the last scrape. A request whose server is
+    lost before its first token is offered again. What prefixes a server has cached nobody knows, and its fleet takes no
+    commands. `close()` lets go of the servers.
 
     Args:
         settings: Servers, one a place of the fleet, and how to deal with them.
@@ -40,6 +41,8 @@ class LiveRoutingEnv(OneEpisode[Observation]):
     Raises:
         ValueError: something in the configuration is impossible on live servers, or a server does not answer.
     """
+
+    survives_failures = True  # of a policy: see `NoDecision`
 
     def __init__(self, settings: LiveSettings, render_mode: str | None = None, **config: Any) -> None:
         self._set_render_mode(render_mode)
@@ -96,15 +99,13 @@ class LiveRoutingEnv(OneEpisode[Observation]):
         return self._observation(), self._info(0.0, {}, None, "")
 
     def step(
-        self, action: np.int64 | int | Dispatch | None
+        self, action: np.int64 | int | Dispatch | NoDecision | None
     ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Takes a decision and waits for the next one."""
         if self._ended or self.state.request is None:
             raise RuntimeError("the episode is over; call reset()")
-        before_s, wish = self.state.now_s, self._dispatch(action)
-        executed, refused = self.fleet.decide(self.state.request.index, wish.place, wish.priority)
-        if wish.commands:
-            refused = "; ".join(filter(None, (refused, "attached servers take no commands")))
+        before_s = self.state.now_s
+        executed, refused = self._carry_out(action, self.state.request.index)
         self._state = self.fleet.wait()
         self._ended = self._state.request is None
         unfinished = self.fleet.unfinished() if self._ended else None
@@ -117,6 +118,18 @@ class LiveRoutingEnv(OneEpisode[Observation]):
         info = self._info(self._state.now_s - before_s, terms, executed, refused)
         reward = interval.reward(self.config.objective)
         return observation, reward, self._ended and not truncated, truncated, info
+
+    def _carry_out(
+        self, action: np.int64 | int | Dispatch | NoDecision | None, row: int
+    ) -> tuple[int | None, str]:
+        """Does what was decided about a request; returns where it went, and why not as decided."""
+        if isinstance(action, NoDecision):
+            return self.fleet.take_over(row, action.reason)
+        wish = self._dispatch(action)
+        executed, refused = self.fleet.decide(row, wish.place, wish.priority)
+        if wish.commands:
+            refused = "; ".join(filter(None, (refused, "attached servers take no commands")))
+        return executed, refused
 
     def _dispatch(self, action: np.int64 | int | Dispatch | None) -> Dispatch:
         """An action spelt out."""

@@ -127,6 +127,10 @@ class LiveFleet:
         """Sends the request that is offered, or holds it; returns where it went and why not as decided."""
         return self._loop.call(lambda: self.desk.decide(row, place, priority))
 
+    def take_over(self, row: int, reason: str) -> tuple[int | None, str]:
+        """Decides about the request that is offered, since the policy cannot; returns what `decide` does."""
+        return self._loop.call(lambda: self.desk.take_over(row, reason))
+
     @property
     def desk(self) -> LiveDesk:
         """The router's desk of the present run."""

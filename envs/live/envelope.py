@@ -1,0 +1,84 @@
+"""What keeps a policy that reconfigures live servers from doing harm: every check says why it refuses, or nothing."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+SECONDS_PER_HOUR = 3600.0
+
+
+@dataclass(frozen=True)
+class EnvelopeSettings:
+    """Limits on reconfigurations of live servers. Source of figures: ours.
+
+    Attributes:
+        min_dwell_s: Shortest time between two reconfigurations of one slot, s.
+        most_per_hour: Reconfigurations of all slots in an hour.
+        most_usage_after: Most utilisation that those who stay may have by a scale-in: with N instances at utilisation u
+            it is u N / (N - 1).
+        min_ready: Fewest servers in service.
+    """
+
+    min_dwell_s: float = 60.0
+    most_per_hour: int = 60
+    most_usage_after: float = 0.8
+    min_ready: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.min_dwell_s >= 0:
+            raise ValueError(f"envelope.min_dwell_s must not be negative, got {self.min_dwell_s}")
+        for name in ("most_per_hour", "min_ready"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"envelope.{name} must not be negative, got {getattr(self, name)}")
+        if not 0 < self.most_usage_after <= 1:
+            raise ValueError(f"envelope.most_usage_after must lie in (0, 1], got {self.most_usage_after}")
+
+
+class Envelope:
+    """Remembers what has been done.
+
+    Args:
+        settings: The limits.
+        num_slots: Slots.
+    """
+
+    def __init__(self, settings: EnvelopeSettings, num_slots: int) -> None:
+        self.settings = settings
+        self._last_s: list[float | None] = [None] * num_slots
+        self._recent_s: deque[float] = deque()
+
+    def refuses(self, slot: int, now_s: float) -> str:
+        """Why a slot may not be reconfigured now."""
+        last_s = self._last_s[slot]
+        if last_s is not None and now_s - last_s < self.settings.min_dwell_s:
+            return f"slot {slot} was reconfigured {now_s - last_s:.0f} s ago; dwell is {self.settings.min_dwell_s:g} s"
+        while self._recent_s and now_s - self._recent_s[0] >= SECONDS_PER_HOUR:
+            self._recent_s.popleft()
+        if len(self._recent_s) >= self.settings.most_per_hour:
+            done = len(self._recent_s)
+            return f"{done} reconfigurations in the last hour; the budget is {self.settings.most_per_hour}"
+        return ""
+
+    def refuses_removal(self, num_ready: int, usage: float) -> str:
+        """Why one server less may not serve.
+
+        Args:
+            num_ready: In service now.
+            usage: Their mean utilisation, ratio.
+        """
+        if num_ready - 1 < self.settings.min_ready:
+            return f"{num_ready} servers are in service; at least {self.settings.min_ready} must stay"
+        if num_ready > 1:
+            after = usage * num_ready / (num_ready - 1)
+            if after > self.settings.most_usage_after:
+                return (
+                    f"utilisation would rise from {usage:.2f} to {after:.2f}; at most "
+                    f"{self.settings.most_usage_after:g} is allowed"
+                )
+        return ""
+
+    def note(self, slot: int, now_s: float) -> None:
+        """A slot is being reconfigured."""
+        self._last_s[slot] = now_s
+        self._recent_s.append(now_s)

@@ -1,0 +1,256 @@
+"""What a slot for a server goes through: it starts, serves, is cordoned, drained, stopped, put to sleep and woken.
+
+    STOPPED -> STARTING -> CANARY -> READY          start
+    READY -> CORDONED -> DRAINING -> STOPPED        stop
+    READY -> CORDONED -> DRAINING -> ASLEEP         sleep (vLLM's sleep mode: GPUs only)
+    ASLEEP -> WAKING -> CANARY -> READY             wake
+    READY -> ... -> STOPPED -> STARTING -> ...      relaunch with other settings
+
+A cordoned server gets no new requests. A drained one has none: putting one to sleep in the middle of an answer kills
+its engine. A canary answers one request of our own before it gets others. Each step has a deadline: a drain that takes
+longer is cut short, a server that does not come up is FAILED and stopped. How long each took is on record.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from envs.live.launch_settings import SERVED_NAME, LaunchSettings
+from envs.live.launcher import LocalServer
+
+_LOOK_EVERY_S = 0.05
+_CANARY_PROMPT = [17] * 8
+
+
+class SlotState(StrEnum):
+    """What a slot is doing."""
+
+    STOPPED = "stopped"
+    STARTING = "starting"
+    CANARY = "canary"
+    READY = "ready"
+    CORDONED = "cordoned"
+    DRAINING = "draining"
+    ASLEEP = "asleep"
+    WAKING = "waking"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """Longest times of the steps, s.
+
+    Attributes:
+        drain_s: Until the last answer of a cordoned server; what runs then is lost.
+        canary_s: Until the answer to a request of our own.
+        sleep_s: Until a server sleeps.
+        wake_s: Until it is awake.
+    """
+
+    drain_s: float = 120.0
+    canary_s: float = 60.0
+    sleep_s: float = 60.0
+    wake_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        for name in ("drain_s", "canary_s", "sleep_s", "wake_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"deadlines.{name} must be positive, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A state that a slot has left.
+
+    Attributes:
+        state: Which.
+        begun_s: When it took it, monotonic seconds.
+        took_s: How long it was in it.
+        note: What went wrong, if anything.
+    """
+
+    state: SlotState
+    begun_s: float
+    took_s: float
+    note: str = ""
+
+
+@dataclass
+class Slot:
+    """A place for one launched server; its transitions run one after another in a thread of their own.
+
+    Attributes:
+        server: The server, running or not.
+        in_flight: Requests that it has by our own books.
+        deadlines: Of the steps.
+        canary: Asks a server for one token; raises OSError or ValueError where none comes in time.
+        on_change: Told when the state has changed.
+        gate: Held while a server sleeps or wakes: of slots that share a GPU one at a time may do so.
+        state: What it is doing.
+        steps: What it has done.
+    """
+
+    server: LocalServer
+    in_flight: Callable[[], int]
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    canary: Callable[[str, float], None] = field(default=lambda url, within_s: ask_for_a_token(url, within_s))
+    on_change: Callable[[], None] = field(default=lambda: None)
+    gate: threading.Lock = field(default_factory=threading.Lock)
+    state: SlotState = SlotState.STOPPED
+    steps: list[Step] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._since_s = time.monotonic()
+        self._orders: queue.Queue[Callable[[], None] | None] = queue.Queue()
+        self._worker = threading.Thread(target=self._work, name="serving-gym-slot", daemon=True)
+        self._worker.start()
+
+    # -- orders: each returns why it is refused, or nothing ------------------------------------------------------------
+
+    def start(self) -> str:
+        """Starts a server that is stopped."""
+        return self._order((SlotState.STOPPED, SlotState.FAILED), "start", self._start)
+
+    def stop(self, drain: bool = True) -> str:
+        """Takes a server out of service and stops it; without `drain` what it runs is lost."""
+        states = (SlotState.READY, SlotState.ASLEEP)
+        return self._order(states, "stop", lambda: self._stop(drain))
+
+    def sleep(self, level: int = 1) -> str:
+        """Drains a server and puts it to sleep: level 1 keeps the weights in host memory, level 2 drops them."""
+        if not self.server.settings.sleep_mode:
+            return "sleep: the server was not started with backend.sleep_mode"
+        if level not in (1, 2):
+            return f"sleep: level must be 1 or 2, got {level}"
+        return self._order((SlotState.READY,), "sleep", lambda: self._sleep(level))
+
+    def wake(self) -> str:
+        """Wakes a server that sleeps."""
+        return self._order((SlotState.ASLEEP,), "wake", self._wake)
+
+    def relaunch(self, settings: LaunchSettings) -> str:
+        """Drains a server, and starts it anew with other settings at the same address."""
+
+        def work() -> None:
+            self._stop(True)
+            self.server.settings = settings
+            self._start()
+
+        return self._order((SlotState.READY,), "relaunch", work)
+
+    def close(self) -> None:
+        """Stops the server, whatever it is doing, and ends the thread."""
+        self._orders.put(None)
+        self.server.stop()
+        self._worker.join()
+        self.server.stop()
+        self._enter(SlotState.STOPPED)
+
+    def took_s(self, *states: SlotState) -> list[float]:
+        """How long each stay in one of these states was, s, where nothing went wrong."""
+        return [step.took_s for step in self.steps if step.state in states and not step.note]
+
+    # -- what they do, in the slot's thread ----------------------------------------------------------------------------
+
+    def _order(self, states: tuple[SlotState, ...], what: str, work: Callable[[], None]) -> str:
+        if self.state not in states:
+            return f"{what}: the slot is {self.state}, which must be {' or '.join(states)}"
+        begins = {"start": SlotState.STARTING, "wake": SlotState.WAKING}
+        self._enter(begins.get(what, SlotState.CORDONED))
+        self._orders.put(work)
+        return ""
+
+    def _work(self) -> None:
+        while (work := self._orders.get()) is not None:
+            try:
+                work()
+            except (ValueError, OSError) as error:
+                self.server.stop()
+                self._enter(SlotState.FAILED, note=f"{type(error).__name__}: {error}")
+
+    def _start(self) -> None:
+        self._enter(SlotState.STARTING)
+        self.server.folder.mkdir(parents=True, exist_ok=True)
+        self.server.start()
+        self.server.wait_until_ready()
+        self._prove()
+
+    def _prove(self) -> None:
+        self._enter(SlotState.CANARY)
+        self.canary(self.server.url, self.deadlines.canary_s)
+        self._enter(SlotState.READY)
+
+    def _stop(self, drain: bool) -> None:
+        if drain:
+            self._drain()
+        self.server.stop()
+        self._enter(SlotState.STOPPED)
+
+    def _drain(self) -> None:
+        self._enter(SlotState.DRAINING)
+        deadline_s = time.monotonic() + self.deadlines.drain_s
+        while (left := self.in_flight()) and time.monotonic() < deadline_s:
+            time.sleep(_LOOK_EVERY_S)
+        if left:
+            self._enter(
+                SlotState.DRAINING, note=f"{left} requests did not end within {self.deadlines.drain_s:g} s"
+            )
+
+    def _sleep(self, level: int) -> None:
+        self._drain()
+        if self.in_flight():
+            raise ValueError("what runs cannot be put to sleep")
+        with self.gate:
+            post(f"{self.server.url}/sleep?level={level}", self.deadlines.sleep_s)
+        self._enter(SlotState.ASLEEP)
+
+    def _wake(self) -> None:
+        with self.gate:
+            post(f"{self.server.url}/wake_up", self.deadlines.wake_s)
+        self._prove()
+
+    def _enter(self, state: SlotState, note: str = "") -> None:
+        now_s = time.monotonic()
+        if state != self.state or note:
+            self.steps.append(Step(self.state, self._since_s, now_s - self._since_s, note))
+            self.state, self._since_s = state, now_s
+            self.on_change()
+
+
+def ask_for_a_token(url: str, within_s: float) -> None:
+    """Asks a server for one token.
+
+    Raises:
+        OSError: it cannot be reached or says no.
+        ValueError: what comes is no answer.
+    """
+    body = {
+        "model": SERVED_NAME,
+        "prompt": _CANARY_PROMPT,
+        "max_tokens": 1,
+        "ignore_eos": True,
+        "temperature": 0.0,
+    }
+    answer = json.loads(post(f"{url}/v1/completions", within_s, body))
+    if not answer.get("choices"):
+        raise ValueError(f"the server answers without a choice: {str(answer)[:100]}")
+
+
+def post(url: str, within_s: float, body: dict[str, object] | None = None) -> bytes:
+    """Posts to a server.
+
+    Raises:
+        OSError: it cannot be reached, takes too long, or says no.
+    """
+    data = b"" if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=within_s) as response:
+        answer: bytes = response.read()
+        return answer
