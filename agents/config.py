@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from baselines.policy import Tunable
+from baselines.registry import policy_tunables
 from envs.workload.registry import check_choice
 
 SCHEDULES = ("constant", "linear")
@@ -338,7 +341,9 @@ class SearchConfig(AgentConfig):
     episodes: int = 8
     sigma: float = 0.1
     network: NetworkConfig = field(
-        default_factory=lambda: NetworkConfig(row_width=8, place_width=2, hidden_widths=(8,))
+        default_factory=lambda: NetworkConfig(
+            row_width=8, place_width=2, hidden_widths=(8,), stay_probability=0.05
+        )
     )
 
     def __post_init__(self) -> None:
@@ -389,6 +394,8 @@ class CMAESConfig(SearchConfig):
         super().__post_init__()
         population = self.population
         _check("agent.population", population, population is None or population >= 4, "at least 4, or null")
+        if isinstance(self.heuristic, Mapping):
+            searched_constants(self.heuristic)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -433,8 +440,33 @@ class DAggerConfig(ImitationConfig):
     iterations: int = 5
 
 
-# Settings that name a policy.
+# Settings that name a policy, and those of them that must.
 POLICY_KEYS = ("teacher", "baseline", "heuristic", "start")
+REQUIRED_POLICIES = ("teacher", "baseline")
+
+
+def searched_constants(heuristic: Mapping[str, Any]) -> dict[str, Tunable]:
+    """Constants of a heuristic that are searched, with their ranges.
+
+    Args:
+        heuristic: Name and parameters.
+
+    Raises:
+        ValueError: it declares none, or leaves one out.
+    """
+    name, params = heuristic["name"], heuristic.get("params", {})
+    tunables = policy_tunables(name)
+    if not tunables:
+        raise ValueError(f"agent.heuristic={name} declares no constants to search")
+    missing = [key for key in tunables if key not in params]
+    if missing:
+        raise ValueError(f"agent.heuristic must give {missing[0]}, which is to be searched")
+    return tunables
+
+
+def no_policy(key: str) -> ValueError:
+    """What is wrong where a required policy is not named."""
+    return ValueError(f"agent.{key} must name a policy, as in agent.{key}=jsq")
 
 
 def _check(name: str, value: object, holds: bool, allowed: str) -> None:

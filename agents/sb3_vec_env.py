@@ -124,7 +124,7 @@ class SB3VecEnv(VecEnv):
             AttributeError: the environment has no masks.
         """
         if self._masks is None:
-            self._masks = self.env.action_masks()  # type: ignore[attr-defined]
+            self._masks = self.env.unwrapped.action_masks()  # type: ignore[attr-defined]
         return self._masks
 
     def env_method(self, method_name: str, *args: Any, indices: Indices = None, **kwargs: Any) -> list[Any]:
@@ -133,22 +133,23 @@ class SB3VecEnv(VecEnv):
         Raises:
             AttributeError: there is no such method.
         """
-        method = self.action_masks if method_name == "action_masks" else getattr(self.env, method_name)
+        own = method_name == "action_masks"
+        method = self.action_masks if own else getattr(self.env.unwrapped, method_name)
         results = method(*args, **kwargs)
         return [results[i] for i in self._get_indices(indices)]
 
     def has_attr(self, attr_name: str) -> bool:
         """Whether the batched environment has an attribute."""
-        return hasattr(self.env, attr_name)
+        return hasattr(self.env.unwrapped, attr_name)
 
     def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
         """An attribute of the batched environment, once for each place."""
-        value = getattr(self.env, attr_name)
+        value = getattr(self.env.unwrapped, attr_name)
         return [value for _ in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
         """Sets an attribute of the batched environment, for all places together."""
-        setattr(self.env, attr_name, value)
+        setattr(self.env.unwrapped, attr_name, value)
 
     def env_is_wrapped(
         self, wrapper_class: type[Wrapper[Any, Any, Any, Any]], indices: Indices = None

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from agents.adapter import Adapter, adapter_of
-from agents.config import ARSConfig, CMAESConfig, SearchConfig
+from agents.config import ARSConfig, CMAESConfig, SearchConfig, searched_constants
 from agents.learner import Budget, Task, build_agent_config
 from agents.network_policy import NetworkPolicy, scores_of
 from agents.networks import DecisionNetwork
@@ -28,7 +28,7 @@ from agents.playing import Stage
 from agents.spaces import read_spaces
 from baselines.policy import Policy
 from baselines.ranges import from_unit, to_unit
-from baselines.registry import make_policy, policy_tunables
+from baselines.registry import make_policy
 from envs.side_by_side import MAX_SEED
 
 FloatArray = NDArray[np.float64]
@@ -95,12 +95,7 @@ class HeuristicCandidates:
 
     def __init__(self, heuristic: Mapping[str, Any]) -> None:
         self.name, self.params = heuristic["name"], dict(heuristic.get("params", {}))
-        self.tunables = policy_tunables(self.name)
-        if not self.tunables:
-            raise ValueError(f"agent.heuristic={self.name} declares no constants to search")
-        missing = [key for key in self.tunables if key not in self.params]
-        if missing:
-            raise ValueError(f"agent.heuristic must give {missing[0]}, which is to be searched")
+        self.tunables = searched_constants(heuristic)
         places = [to_unit(range_, float(self.params[key])) for key, range_ in self.tunables.items()]
         self.start = np.array(places)
 

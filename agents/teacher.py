@@ -10,6 +10,7 @@ from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
 from agents.adapter import Adapter
+from agents.config import no_policy
 from agents.learner import Task
 from agents.serial_env import SerialVectorEnv
 from baselines.policy import BatchPolicy, Policy
@@ -30,7 +31,7 @@ def make_teacher(config: str | Mapping[str, Any] | None, key: str) -> Policy:
         ValueError: none is named, or there is no such policy.
     """
     if config is None:
-        raise ValueError(f"agent.{key} must name a policy, as in agent.{key}=jsq")
+        raise no_policy(key)
     if isinstance(config, str):
         return make_policy(config)
     if config["name"] == _CHECKPOINT:

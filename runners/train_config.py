@@ -13,7 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from agents.checkpoint import plain, read_config, standing
-from agents.config import POLICY_KEYS, AgentConfig
+from agents.config import POLICY_KEYS, REQUIRED_POLICIES, AgentConfig, no_policy
 from agents.learner import AGENTS, agent_config_class
 from envs.registration import usual_policies
 from runners.policies import policy_config
@@ -67,6 +67,9 @@ class TrainConfig(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for key in REQUIRED_POLICIES:
+            if key in self.agent and self.agent[key] is None:
+                raise no_policy(key)
         named = {key: self.agent[key] for key in POLICY_KEYS if isinstance(self.agent.get(key), str)}
         policies = {key: policy_config(name) for key, name in named.items()}
         object.__setattr__(self, "agent", {**self.agent, **policies})

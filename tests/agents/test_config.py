@@ -44,6 +44,8 @@ from runners.policies import CONFIG_DIR
         (lambda: TQCConfig(num_quantiles=5, num_dropped=5), "num_dropped must be between 0 and 4"),
         (lambda: ARSConfig(kept_directions=9), "kept_directions must be between 1 and agent.directions, 8"),
         (lambda: CMAESConfig(population=3), "population"),
+        (lambda: CMAESConfig(heuristic={"name": "jsq"}), "jsq declares no constants"),
+        (lambda: CMAESConfig(heuristic={"name": "linear_score"}), "must give in_flight"),
         (lambda: ImitationConfig(iterations=2), "iterations must be 1 for agent=bc"),
         (lambda: build_agent_config({"name": "qr_dqn", "quantiles": 3}), "num_quantiles"),
         (lambda: agent_entry("maskable_pp0"), "maskable_ppo"),
