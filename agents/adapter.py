@@ -1,9 +1,9 @@
 """What learners need to know of an environment, in one place.
 
 `Adapter` says it of any environment that is observed by a `Dict` of vectors and matrices and decided about by a
-`Discrete`; every learner but approximate policy iteration runs on such a one as it is. An environment whose actions are
-rows of its observation, whose baselines say something else than a number, or that can be forked for `agent=api`, has a
-subclass in `agents/ENV/adapter.py` and an entry in `ADAPTERS`.
+`Discrete` or a `MultiDiscrete`; learners run on such a one as it is (DQN, QR-DQN, SAC, TQC on a `Discrete` alone). An
+environment whose actions are rows of its observation, whose baselines say something else than a number, or that can be
+forked for `agent=api`, has a subclass in `agents/ENV/adapter.py` and an entry in `ADAPTERS`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from agents.networks import DecisionNetwork, PooledNetwork, RowNetwork
+from agents.spaces import ActionSpace, entries
 from envs.registration import env_names, make_env
 
 if TYPE_CHECKING:
@@ -39,8 +40,9 @@ class Adapter:
         env: Name of the environment.
 
     Attributes:
-        rows: Part of the observation whose row i is action i; None: actions are not rows. An action behind the last row
-            (to hold a request) is taken by weighted scores only where no row is possible.
+        rows: Part of the observation whose row i is action i, or, of a `MultiDiscrete`, has the i-th levers, as many
+            as every other; None: actions are not rows. An action behind the last row (to hold a request) is taken by
+            weighted scores only where no row is possible.
         present: Column of `rows` that is positive in a row that counts.
     """
 
@@ -72,16 +74,16 @@ class Adapter:
         return None
 
     def mask(self, observation: Observation, state: Any, spec: PolicySpec) -> NDArray[np.bool_] | None:
-        """(actions,), which are possible; None: all. Where actions are rows, those that count."""
-        return None if self.rows is None else observation[self.rows][:, self.present] > 0
+        """(entries,), which are possible; None: all."""
+        return None
 
-    def index_of(self, action: Action, state: Any, mask: NDArray[np.bool_]) -> int:
-        """The number of the possible action that comes nearest to what a baseline has said.
+    def index_of(self, action: Action, state: Any, mask: NDArray[np.bool_]) -> Any:
+        """The number (of a `MultiDiscrete`, the numbers) of the possible action nearest to what a baseline has said.
 
         Args:
             action: What it said.
             state: What it saw.
-            mask: (actions,), which are possible.
+            mask: (entries,), which are possible.
 
         Raises:
             ValueError: no number stands for it.
@@ -104,7 +106,7 @@ class Adapter:
         return observation[self.rows]
 
     def check_setting(
-        self, name: str, observation: spaces.Dict, action: spaces.Discrete, spec: PolicySpec
+        self, name: str, observation: spaces.Dict, action: ActionSpace, spec: PolicySpec
     ) -> None:
         """Refuses a setting that a policy was not trained for.
 
@@ -123,7 +125,7 @@ class Adapter:
     def network(
         self,
         observation: spaces.Dict,
-        action: spaces.Discrete,
+        action: ActionSpace,
         config: NetworkConfig,
         outputs: int = 1,
         memory_size: int = 0,
@@ -137,10 +139,13 @@ class Adapter:
             outputs: Numbers that a score consists of.
             memory_size: Numbers that it is given besides.
         """
-        number = int(action.n)
+        number = sum(entries(action))
         if self.rows is None:
             return PooledNetwork(observation, number, config, outputs, memory_size)
-        return RowNetwork(observation, number, self.rows, self.present, config, outputs, memory_size)
+        levers = 1
+        if isinstance(action, spaces.MultiDiscrete):
+            levers = number // (observation[self.rows].shape or (1,))[0]
+        return RowNetwork(observation, number, self.rows, self.present, config, outputs, memory_size, levers)
 
     # -- approximate policy iteration ----------------------------------------------------------------------------------
 
@@ -157,7 +162,7 @@ class Adapter:
         raise NotImplementedError
 
     def score_policy(
-        self, network: nn.Module, observation: spaces.Dict, action: spaces.Discrete, name: str
+        self, network: nn.Module, observation: spaces.Dict, action: ActionSpace, name: str
     ) -> Policy:
         """A policy that is greedy in such a network."""
         raise NotImplementedError

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from agents.adapter import Adapter, Observation
 from agents.networks import BASELINE, MASK
+from agents.spaces import entries, one_hot
 from agents.teacher import Teacher
 
 BatchObservation = dict[str, NDArray[np.float32]]
@@ -20,7 +21,7 @@ _LAST = np.float32(-1e30)  # below every score, above what is impossible
 
 
 class _ShowsActions(VectorWrapper):
-    """Shows a number between 0 and 1 for each action, as one more part of the observation."""
+    """Shows a number between 0 and 1 for each entry of the action, as one more part of the observation."""
 
     part: str
 
@@ -28,8 +29,8 @@ class _ShowsActions(VectorWrapper):
         super().__init__(env)
         shown, action = env.single_observation_space, env.single_action_space
         assert isinstance(shown, spaces.Dict)
-        assert isinstance(action, spaces.Discrete)
-        self.num_actions = int(action.n)
+        assert isinstance(action, spaces.Discrete | spaces.MultiDiscrete)
+        self.action, self.num_actions = action, sum(entries(action))
         self.single_observation_space = with_part(shown, self.part, self.num_actions)
         self.observation_space = batch_space(self.single_observation_space, env.num_envs)
 
@@ -100,7 +101,7 @@ class ShowsBaseline(_ShowsActions):
     ) -> NDArray[np.float32]:
         """A 1 at its choice."""
         self.teacher.begin(begun)
-        return one_hot(self.teacher.actions(observation, masks), self.num_actions)
+        return one_hot(self.teacher.actions(observation, masks), self.action)
 
 
 class Weighted(VectorWrapper):
@@ -159,7 +160,7 @@ class Penalised(VectorWrapper):
 
 
 def with_part(observation: spaces.Dict, part: str, number: int) -> spaces.Dict:
-    """An observation with one more part, a number between 0 and 1 for each action."""
+    """An observation with one more part, a number between 0 and 1 for each entry of the action."""
     return spaces.Dict({**observation.spaces, part: spaces.Box(0.0, 1.0, (number,), np.float32)})
 
 
@@ -188,10 +189,3 @@ def weighed(
     scores = np.full((len(rows), num_actions), _LAST, np.float32)
     scores[:, : rows.shape[1]] = np.einsum("nrf,nf->nr", rows, weights)
     return scores
-
-
-def one_hot(actions: NDArray[np.int64], num_actions: int) -> NDArray[np.float32]:
-    """(N, actions), a 1 at each action."""
-    rows = np.zeros((len(actions), num_actions), np.float32)
-    rows[np.arange(len(actions)), actions] = 1.0
-    return rows

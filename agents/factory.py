@@ -38,6 +38,7 @@ from agents.semi_mdp import (
     SemiMDPReplayBuffer,
     SemiMDPRolloutBuffer,
 )
+from agents.spaces import ActionSpace, entries
 
 LOWEST_RATE = 0.05  # of the linear schedule, as a share of the first
 
@@ -45,7 +46,7 @@ LOWEST_RATE = 0.05  # of the linear schedule, as a share of the first
 def make_agent(
     config: SB3Config,
     adapter: Adapter,
-    seen: tuple[spaces.Dict, spaces.Discrete],
+    seen: tuple[spaces.Dict, ActionSpace],
     vec_env: VecEnv,
     interval_s: float = 1.0,
     progress: Callable[[], float] | None = None,
@@ -88,7 +89,7 @@ def make_agent(
 
 
 def make_policy_network(
-    config: SB3Config, adapter: Adapter, observation: spaces.Dict, action: spaces.Discrete
+    config: SB3Config, adapter: Adapter, observation: spaces.Dict, action: ActionSpace
 ) -> Any:
     """An agent's policy of Stable-Baselines3 alone, for loading weights into."""
     policy, arguments = _policy(config, adapter, observation, action)
@@ -99,20 +100,20 @@ def make_policy_network(
 
 
 def agent_spaces(
-    config: SB3Config, adapter: Adapter, observation: spaces.Dict, action: spaces.Discrete
-) -> tuple[spaces.Dict, spaces.Discrete | spaces.Box]:
+    config: SB3Config, adapter: Adapter, observation: spaces.Dict, action: ActionSpace
+) -> tuple[spaces.Dict, ActionSpace | spaces.Box]:
     """What an agent sees and says in an environment."""
     if isinstance(config, SACConfig):
         return observation, weight_space(adapter, observation)
     if isinstance(config, RecurrentPPOConfig):
-        return with_part(observation, MASK, int(action.n)), action
+        return with_part(observation, MASK, sum(entries(action))), action
     if isinstance(config, ResidualConfig):
-        return with_part(observation, BASELINE, int(action.n)), action
+        return with_part(observation, BASELINE, sum(entries(action))), action
     return observation, action
 
 
 def _policy(
-    config: SB3Config, adapter: Adapter, observation: spaces.Dict, action: spaces.Discrete
+    config: SB3Config, adapter: Adapter, observation: spaces.Dict, action: ActionSpace
 ) -> tuple[Any, dict[str, Any]]:
     """Class of an agent's policy, or Stable-Baselines3's name of it, and its arguments."""
 

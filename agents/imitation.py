@@ -18,7 +18,7 @@ from agents.config import ImitationConfig
 from agents.learner import Budget, Task, build_agent_config
 from agents.network_policy import NetworkPolicy, scores_of
 from agents.networks import IMPOSSIBLE
-from agents.spaces import read_spaces
+from agents.spaces import entries, read_spaces
 from agents.teacher import Teacher
 from baselines.policy import Policy
 from envs.side_by_side import MAX_SEED
@@ -51,7 +51,7 @@ class ImitationLearner:
         self.env = self.teacher.env
         observation, action = self.env.single_observation_space, self.env.single_action_space
         assert isinstance(observation, spaces.Dict)
-        assert isinstance(action, spaces.Discrete)
+        assert isinstance(action, spaces.Discrete | spaces.MultiDiscrete)
         self.observation, self.action = observation, action
         self.network = self._new_network()
         self.iteration = 0
@@ -108,7 +108,7 @@ class ImitationLearner:
         self.gathered = {name: [part] for name, part in data.items()}
         tensors = {name: torch.from_numpy(part) for name, part in data.items()}
         answers, masks = tensors.pop(_ANSWERS), tensors.pop(_MASKS)
-        config = self.config
+        config, sizes = self.config, entries(self.action)
         optimizer = torch.optim.Adam(self.network.parameters(), config.learning_rate)
         schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, config.epochs)
         loss_sum, agreed = 0.0, 0
@@ -119,12 +119,18 @@ class ImitationLearner:
             ):
                 scores = self.network({name: part[batch] for name, part in tensors.items()}).squeeze(2)
                 logits = scores.masked_fill(~masks[batch], IMPOSSIBLE)
-                loss = nn.functional.cross_entropy(logits, answers[batch])
+                levers = torch.split(logits, list(sizes), dim=1)
+                said = answers[batch].reshape(len(batch), len(sizes)).T
+                loss = sum(
+                    nn.functional.cross_entropy(lever, each) for lever, each in zip(levers, said, strict=True)
+                )
+                assert isinstance(loss, torch.Tensor)
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 loss_sum += float(loss.detach()) * len(batch)
-                agreed += int((logits.argmax(dim=1) == answers[batch]).sum())
+                agree = [lever.argmax(dim=1) == each for lever, each in zip(levers, said, strict=True)]
+                agreed += int(torch.stack(agree).all(dim=0).sum())
             schedule.step()
         return {"loss": loss_sum / len(answers), "agreement": agreed / len(answers)}
 

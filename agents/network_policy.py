@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,11 +13,11 @@ from numpy.typing import NDArray
 
 from agents.adapter import Adapter
 from agents.networks import DecisionNetwork, RowNetwork
-from agents.spaces import check_observation
+from agents.spaces import ActionSpace, check_observation, highest, plain_action
 from envs.policy_spec import PolicySpec
 
 Observation = Mapping[str, NDArray[np.float32]]
-Scores = Callable[[Observation], NDArray[np.float32]]  # of N observations to (N, actions)
+Scores = Callable[[Observation], NDArray[np.float32]]  # of N observations to (N, entries)
 
 
 class NetworkPolicy:
@@ -39,7 +40,7 @@ class NetworkPolicy:
         adapter: Adapter,
         name: str,
         observation: spaces.Dict,
-        action: spaces.Discrete,
+        action: ActionSpace,
         masked: bool = True,
     ) -> None:
         self.scores, self.adapter, self.name, self.masked = scores, adapter, name, masked
@@ -55,7 +56,7 @@ class NetworkPolicy:
         self.adapter.check_setting(self.name, self.observation, self.action, spec)
         self._spec, self._checked = spec, False
 
-    def act(self, observation: Observation, state: object) -> int:
+    def act(self, observation: Observation, state: object) -> Any:
         """The best action, without chance.
 
         Raises:
@@ -67,32 +68,21 @@ class NetworkPolicy:
         mask = self.adapter.mask(observation, state, self._spec) if self.masked else None
         masks = None if mask is None else mask[None]
         scores = self.scores({key: value[None] for key, value in observation.items()})
-        return int(highest(scores, masks)[0])
+        return plain_action(highest(scores, masks, self.action)[0])
 
     def act_batch(self, observation: Observation, masks: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """The best action in each of N episodes, (N,).
+        """The best action in each of N episodes, (N,) or (N, levers).
 
         Args:
             observation: N first.
-            masks: (N, actions).
+            masks: (N, entries).
         """
-        return highest(self.scores(observation), masks if self.masked else None)
-
-
-def highest(scores: NDArray[np.float32], masks: NDArray[np.bool_] | None) -> NDArray[np.int64]:
-    """The first action of the highest score in each of N rows, (N,).
-
-    Args:
-        scores: (N, actions).
-        masks: (N, actions), which are possible; None: all.
-    """
-    best: NDArray[np.int64] = (scores if masks is None else np.where(masks, scores, -np.inf)).argmax(axis=1)
-    return best
+        return highest(self.scores(observation), masks if self.masked else None, self.action)
 
 
 def scores_of(network: DecisionNetwork) -> Scores:
     """A copy of a network, in NumPy where that is the same, else in torch. The outputs of a score are averaged."""
-    if isinstance(network, RowNetwork) and not network.context.sets and network.outputs == 1:
+    if isinstance(network, RowNetwork) and not network.context.sets and network.outputs * network.levers == 1:
         scorer, part, vectors = network.network.export(), network.part, network.context.vectors
         holds = network.holds
 

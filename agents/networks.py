@@ -155,7 +155,7 @@ class PooledNetwork(DecisionNetwork):
 
 
 class RowNetwork(DecisionNetwork):
-    """A set network over the rows that are actions; the other parts of the observation are their context.
+    """A set network over the rows that are actions or have levers; the rest of the observation is their context.
 
     Args:
         observation: What is seen.
@@ -165,6 +165,7 @@ class RowNetwork(DecisionNetwork):
         config: Widths.
         outputs: Numbers that a score consists of.
         memory_size: Numbers that are given to `scores` besides.
+        levers: Entries of each row, where an action has an entry of every row.
     """
 
     activation = nn.ReLU
@@ -178,13 +179,21 @@ class RowNetwork(DecisionNetwork):
         config: NetworkConfig,
         outputs: int = 1,
         memory_size: int = 0,
+        levers: int = 1,
     ) -> None:
         super().__init__()
         num_rows, row_size = observation[rows].shape or (0, 0)
-        self.part, self.holds, self.outputs = rows, num_actions > num_rows, outputs
+        self.part, self.holds = rows, num_actions > num_rows * levers
+        self.outputs, self.levers = outputs, levers
         self.context = Pooling(observation, context_parts(observation, rows), config.row_width)
         self.network = SetNetwork(
-            self.context.size, row_size, config.row_width, config.hidden_widths, present, memory_size, outputs
+            self.context.size,
+            row_size,
+            config.row_width,
+            config.hidden_widths,
+            present,
+            memory_size,
+            outputs * levers,
         )
         self.pooled_size = self.network.pooled_size
 
@@ -197,7 +206,8 @@ class RowNetwork(DecisionNetwork):
         """(batch, actions, outputs)."""
         if self.holds:
             return self.network.all_scores(rows[0], pooled)
-        return self.network.row_scores(rows[0], pooled)
+        scores = self.network.row_scores(rows[0], pooled)
+        return scores.reshape(len(scores), -1, self.outputs)
 
     def last_layers(self) -> Iterable[nn.Module]:
         """That of a row's score and that of the score of what is no row."""

@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 from agents.adapter import Adapter, Observation
 from agents.networks import MASK
-from agents.spaces import check_observation
+from agents.spaces import ActionSpace, check_observation, entries, plain_action
 from envs.policy_spec import PolicySpec
 
 
@@ -27,7 +27,7 @@ class RecurrentNetworkPolicy:
     clairvoyant = False
 
     def __init__(
-        self, policy: Any, adapter: Adapter, name: str, observation: spaces.Dict, action: spaces.Discrete
+        self, policy: Any, adapter: Adapter, name: str, observation: spaces.Dict, action: ActionSpace
     ) -> None:
         self.policy, self.adapter, self.name = policy, adapter, name
         self.observation, self.action = observation, action
@@ -41,7 +41,7 @@ class RecurrentNetworkPolicy:
         self.adapter.check_setting(self.name, self.observation, self.action, spec)
         self._spec, self._memory, self._checked = spec, None, False
 
-    def act(self, observation: Observation, state: object) -> int:
+    def act(self, observation: Observation, state: object) -> Any:
         """The best action, without chance.
 
         Raises:
@@ -51,8 +51,8 @@ class RecurrentNetworkPolicy:
             check_observation(self.name, self.observation, observation)
             self._checked = True
         mask = self.adapter.mask(observation, state, self._spec)
-        shown = np.ones(int(self.action.n), np.float32) if mask is None else mask.astype(np.float32)
+        shown = np.ones(sum(entries(self.action)), np.float32) if mask is None else mask.astype(np.float32)
         action, self._memory = self.policy.predict(
             {**observation, MASK: shown}, state=self._memory, deterministic=True
         )
-        return int(action)
+        return plain_action(action)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
 from agents.adapter import Adapter, Observation
-from agents.env_parts import one_hot
-from agents.network_policy import Scores, highest
+from agents.network_policy import Scores
 from agents.networks import BASELINE
-from agents.spaces import check_observation
+from agents.spaces import ActionSpace, check_observation, entries, highest, one_hot, plain_action
 from baselines.policy import BatchPolicy, Policy
 from envs.policy_spec import PolicySpec
 
@@ -34,7 +35,7 @@ class ResidualPolicy:
         adapter: Adapter,
         name: str,
         observation: spaces.Dict,
-        action: spaces.Discrete,
+        action: ActionSpace,
     ) -> None:
         self.baseline, self.scores, self.adapter, self.name = baseline, scores, adapter, name
         self.observation, self.action = observation, action
@@ -50,7 +51,7 @@ class ResidualPolicy:
         self.baseline.reset(spec, seed)
         self._spec, self._checked = spec, False
 
-    def act(self, observation: Observation, state: object) -> int:
+    def act(self, observation: Observation, state: object) -> Any:
         """The best action, without chance.
 
         Raises:
@@ -60,23 +61,23 @@ class ResidualPolicy:
             check_observation(self.name, self.observation, observation, rows_of=self.adapter.rows)
             self._checked = True
         mask = self.adapter.mask(observation, state, self._spec)
-        masks = np.ones((1, int(self.action.n)), bool) if mask is None else mask[None]
+        masks = np.ones((1, sum(entries(self.action))), bool) if mask is None else mask[None]
         chosen = self.adapter.index_of(self.baseline.act(observation, state), state, masks[0])
         seen = {key: value[None] for key, value in observation.items()}
-        return int(self._corrected(seen, np.array([chosen]), masks)[0])
+        return plain_action(self._corrected(seen, np.array([chosen]), masks)[0])
 
     def _corrected(
         self, observation: Observation, chosen: NDArray[np.int64], masks: NDArray[np.bool_]
     ) -> NDArray[np.int64]:
-        shown = one_hot(chosen, masks.shape[1])
-        return highest(self.scores({**observation, BASELINE: shown}), masks)
+        shown = one_hot(chosen, self.action)
+        return highest(self.scores({**observation, BASELINE: shown}), masks, self.action)
 
 
 class BatchResidualPolicy(ResidualPolicy):
     """A correction of a baseline that decides for many episodes in one call, as it does itself."""
 
     def act_batch(self, observation: Observation, masks: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """The best action in each of N episodes, (N,)."""
+        """The best action in each of N episodes, (N,) or (N, levers)."""
         assert isinstance(self.baseline, BatchPolicy)
         return self._corrected(observation, self.baseline.act_batch(observation, masks), masks)
 
@@ -87,7 +88,7 @@ def residual_policy(
     adapter: Adapter,
     name: str,
     observation: spaces.Dict,
-    action: spaces.Discrete,
+    action: ActionSpace,
 ) -> ResidualPolicy:
     """A correction of a baseline, for many episodes at once where the baseline decides so."""
     kind = BatchResidualPolicy if isinstance(baseline, BatchPolicy) else ResidualPolicy

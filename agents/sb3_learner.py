@@ -20,6 +20,7 @@ from stable_baselines3.common.utils import set_random_seed
 
 from agents.adapter import Adapter, Observation, adapter_of
 from agents.config import (
+    DQNConfig,
     LagrangianConfig,
     PPOConfig,
     RecurrentPPOConfig,
@@ -37,7 +38,7 @@ from agents.sb3_policies import network_in
 from agents.sb3_vec_env import SB3VecEnv
 from agents.semi_mdp import ElapsedTimeCallback
 from agents.serial_env import SerialVectorEnv
-from agents.spaces import read_spaces
+from agents.spaces import ActionSpace, entries, read_spaces
 from agents.teacher import Teacher, make_teacher
 from baselines.policy import Policy
 from envs.registration import make_env, make_vector_env
@@ -97,7 +98,7 @@ class SB3Learner:
         if isinstance(config, PPOConfig):
             self._callbacks.append(ElapsedTimeCallback(interval_s))
 
-    def _environment(self) -> tuple[VectorEnv[Any, Any, Any], tuple[spaces.Dict, spaces.Discrete]]:
+    def _environment(self) -> tuple[VectorEnv[Any, Any, Any], tuple[spaces.Dict, ActionSpace]]:
         """Where the agent learns, and what the environment itself shows and takes."""
         config, task = self.config, self.task
         arguments = self.adapter.training_arguments(config, task)
@@ -110,6 +111,8 @@ class SB3Learner:
             return self._penalised, _spaces_of(task.env, serial)
         env = make_vector_env(task.env, task.num_envs, **arguments)
         seen = _spaces_of(task.env, env)
+        if isinstance(config, DQNConfig | SACConfig) and not isinstance(seen[1], spaces.Discrete):
+            raise ValueError(f"agent={config.name} takes one number a decision, env {task.env!r} several")
         if isinstance(config, RecurrentPPOConfig):
             return ShowsMask(env), seen
         return (Weighted(env, self.adapter) if isinstance(config, SACConfig) else env), seen
@@ -260,7 +263,7 @@ def make_sb3_policy(
     adapter: Adapter,
     policy: Any,
     observation: spaces.Dict,
-    action: spaces.Discrete,
+    action: ActionSpace,
     name: str,
 ) -> Policy:
     """What a policy of Stable-Baselines3 decides, without chance.
@@ -277,7 +280,7 @@ def make_sb3_policy(
     if isinstance(config, RecurrentPPOConfig):
         return RecurrentNetworkPolicy(policy, adapter, name, observation, action)
     if isinstance(config, SACConfig):
-        scores = _weighed_by(policy, adapter, int(action.n))
+        scores = _weighed_by(policy, adapter, sum(entries(action)))
         return NetworkPolicy(scores, adapter, name, observation, action)
     scores = scores_of(network_in(policy))
     if isinstance(config, ResidualConfig):
@@ -298,8 +301,8 @@ def _weighed_by(policy: Any, adapter: Adapter, num_actions: int) -> Any:
     return scores
 
 
-def _spaces_of(env: str, batch: VectorEnv[Any, Any, Any]) -> tuple[spaces.Dict, spaces.Discrete]:
+def _spaces_of(env: str, batch: VectorEnv[Any, Any, Any]) -> tuple[spaces.Dict, ActionSpace]:
     observation, action = batch.single_observation_space, batch.single_action_space
-    if not isinstance(observation, spaces.Dict) or not isinstance(action, spaces.Discrete):
-        raise ValueError(f"env {env!r} must show a Dict and take a Discrete for these agents to learn it")
+    if not isinstance(observation, spaces.Dict) or not isinstance(action, ActionSpace):
+        raise ValueError(f"env {env!r} must show a Dict and take a Discrete or MultiDiscrete to be learned")
     return observation, action

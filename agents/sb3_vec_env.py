@@ -17,6 +17,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 
+from agents.spaces import highest
+
 Indices = None | int | Iterable[int]
 _DISTURBANCES = 0xD157  # stream of random numbers
 
@@ -51,6 +53,7 @@ class SB3VecEnv(VecEnv):
         self.env = env
         self.reward_scale, self.disturbance = reward_scale, disturbance
         self._rng = np.random.default_rng(np.random.SeedSequence([seed, _DISTURBANCES]))
+        self._levers: Any = env.single_action_space
         super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
         self.elapsed_s = np.ones(self.num_envs)  # (num_envs,), time that the last step took
         self._infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
@@ -85,7 +88,8 @@ class SB3VecEnv(VecEnv):
         if len(places):
             actions, masks = actions.copy(), self.action_masks()
             for i in places:
-                actions[i] = self._rng.choice(np.flatnonzero(masks[i]))
+                chance = self._rng.random((1, masks.shape[1])).astype(np.float32)  # a score of each entry
+                actions[i] = highest(chance, masks[i : i + 1], self._levers)[0]
         return actions
 
     def step_wait(self) -> tuple[Any, NDArray[np.float32], NDArray[np.bool_], list[dict[str, Any]]]:

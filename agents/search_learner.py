@@ -25,7 +25,7 @@ from agents.learner import Budget, Task, build_agent_config
 from agents.network_policy import NetworkPolicy, scores_of
 from agents.networks import DecisionNetwork
 from agents.playing import Stage
-from agents.spaces import read_spaces
+from agents.spaces import ActionSpace, read_spaces
 from baselines.policy import Policy
 from baselines.ranges import from_unit, to_unit
 from baselines.registry import make_policy
@@ -67,7 +67,7 @@ class NetworkCandidates:
     bounds = None
 
     def __init__(
-        self, config: SearchConfig, adapter: Adapter, observation: spaces.Dict, action: spaces.Discrete
+        self, config: SearchConfig, adapter: Adapter, observation: spaces.Dict, action: ActionSpace
     ) -> None:
         self.adapter, self.observation, self.action = adapter, observation, action
         self.network: DecisionNetwork = adapter.network(observation, action, config.network)

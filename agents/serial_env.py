@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
+from agents.spaces import entries, plain_action
 from envs.registration import make_env
 from envs.side_by_side import BatchObservation, SideBySide
 
@@ -34,9 +34,8 @@ class SerialVectorEnv(SideBySide):
         self.envs: list[Any] = [make_env(env, **arguments) for _ in range(num_envs)]
         self._lay_out(num_envs, None, (self.envs[0].observation_space, self.envs[0].action_space))
         self._broken = np.zeros(num_envs)
-        actions = self.single_action_space
-        assert isinstance(actions, gym.spaces.Discrete)
-        self._masks: NDArray[np.bool_] = np.ones((num_envs, int(actions.n)), np.bool_)
+        actions: Any = self.single_action_space
+        self._masks: NDArray[np.bool_] = np.ones((num_envs, sum(entries(actions))), np.bool_)
 
     @property
     def states(self) -> list[Any]:
@@ -65,7 +64,7 @@ class SerialVectorEnv(SideBySide):
         missed_share = np.full(self.num_envs, np.nan)
         seen = []
         for i, env in enumerate(self.envs):
-            observation, rewards[i], ended[0, i], ended[1, i], info = env.step(int(actions[i]))
+            observation, rewards[i], ended[0, i], ended[1, i], info = env.step(plain_action(actions[i]))
             seen.append(observation)
             terms = info["reward_terms"]
             cost[i] = -sum(value for name, value in terms.items() if name.startswith(_PROMISES))
@@ -83,7 +82,7 @@ class SerialVectorEnv(SideBySide):
         return batch, rewards, ended[0], ended[1], infos
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """(num_envs, actions), which are possible now."""
+        """(num_envs, entries), which are possible now."""
         return self._masks
 
 

@@ -82,17 +82,17 @@ class Teacher:
     def actions(
         self, observation: Mapping[str, NDArray[np.float32]], masks: NDArray[np.bool_]
     ) -> NDArray[np.int64]:
-        """What it does in each episode, (N,), always something possible.
+        """What it does in each episode, (N,) or (N, levers), always something possible.
 
         Args:
             observation: Of the environment `self.env` as it stands, N first.
-            masks: (N, actions).
+            masks: (N, entries).
         """
         if self._batch is not None:
             return self._batch.act_batch(observation, masks)
         assert isinstance(self.env, SerialVectorEnv)
-        chosen = np.empty(len(masks), np.int64)
+        chosen = []
         for i, (policy, state) in enumerate(zip(self._each, self.env.states, strict=True)):
             said = policy.act({key: value[i] for key, value in observation.items()}, state)
-            chosen[i] = self.adapter.index_of(said, state, masks[i])
-        return chosen
+            chosen.append(self.adapter.index_of(said, state, masks[i]))
+        return np.array(chosen, np.int64)

@@ -21,6 +21,7 @@ from agents.dp_tp.score_policy import ScorePolicy
 from agents.dp_tp.setting import check_setting
 from agents.learner import Task
 from agents.networks import DecisionNetwork
+from agents.spaces import ActionSpace
 from baselines.policy import Action
 from envs.backend import ClusterState, Redeploy, SetLayout, SwitchMode
 from envs.dp_tp.action import action_mask, encode_action, num_actions
@@ -77,7 +78,7 @@ class DPTPAdapter(Adapter):
         return rows
 
     def check_setting(
-        self, name: str, observation: spaces.Dict, action: spaces.Discrete, spec: PolicySpec
+        self, name: str, observation: spaces.Dict, action: ActionSpace, spec: PolicySpec
     ) -> None:
         """Refuses a node of another size."""
         check_setting(name, observation, action, spec)
@@ -85,7 +86,7 @@ class DPTPAdapter(Adapter):
     def network(
         self,
         observation: spaces.Dict,
-        action: spaces.Discrete,
+        action: ActionSpace,
         config: NetworkConfig,
         outputs: int = 1,
         memory_size: int = 0,
@@ -106,7 +107,7 @@ class DPTPAdapter(Adapter):
         return TrainableNetwork(state_size(num_base, cluster_size), action_size(num_base), hidden)
 
     def score_policy(
-        self, network: nn.Module, observation: spaces.Dict, action: spaces.Discrete, name: str
+        self, network: nn.Module, observation: spaces.Dict, action: ActionSpace, name: str
     ) -> ScorePolicy:
         """Greedy in such a network."""
         assert isinstance(network, TrainableNetwork)

@@ -16,6 +16,7 @@ from agents.learner import Task
 from agents.network_policy import NetworkPolicy
 from agents.routing.counterfactuals import RoutingCounterfactuals
 from agents.set_network import SetNetwork, SetScorer
+from agents.spaces import ActionSpace
 from baselines.common.routers.linear_score import LinearScorePolicy
 from baselines.policy import Action
 from envs.policy_spec import PolicySpec
@@ -62,7 +63,7 @@ class RoutingAdapter(Adapter):
         return super().index_of(place, state, mask)
 
     def check_setting(
-        self, name: str, observation: spaces.Dict, action: spaces.Discrete, spec: PolicySpec
+        self, name: str, observation: spaces.Dict, action: ActionSpace, spec: PolicySpec
     ) -> None:
         """Refuses a node, whose engines are what is decided."""
         _ = spec.fleet
@@ -79,7 +80,7 @@ class RoutingAdapter(Adapter):
         return SetNetwork(context_size, len(PLACE_FEATURES), hidden, (hidden,), self.present)
 
     def score_policy(
-        self, network: nn.Module, observation: spaces.Dict, action: spaces.Discrete, name: str
+        self, network: nn.Module, observation: spaces.Dict, action: ActionSpace, name: str
     ) -> NetworkPolicy:
         """Greedy in such a network; it never holds a request that some place can take."""
         assert isinstance(network, SetNetwork)
@@ -87,7 +88,7 @@ class RoutingAdapter(Adapter):
 
 
 def place_policy(
-    scorer: SetScorer, adapter: RoutingAdapter, name: str, observation: spaces.Dict, action: spaces.Discrete
+    scorer: SetScorer, adapter: RoutingAdapter, name: str, observation: spaces.Dict, action: ActionSpace
 ) -> NetworkPolicy:
     """A policy that is greedy in scores of places and holds a request only where no place can take it."""
 
