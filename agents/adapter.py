@@ -95,6 +95,10 @@ class Adapter:
             )
         return int(action) if mask[action] else int(mask.argmax())
 
+    def candidates(self, observation: Observation, state: Any, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Numbers of the possible actions that are worth comparing."""
+        return np.flatnonzero(mask)
+
     def action_rows(self, observation: Observation) -> NDArray[np.float32]:
         """(N, R, F), what describes each of the first R actions, N observations first.
 

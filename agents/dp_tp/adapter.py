@@ -13,7 +13,7 @@ from torch import nn
 from agents.adapter import Adapter, Observation
 from agents.api.config import APIConfig
 from agents.config import AgentConfig, NetworkConfig, SB3Config
-from agents.dp_tp.candidates import action_size, encode_actions, state_size, stay_action
+from agents.dp_tp.candidates import action_size, encode_actions, shortlist, state_size, stay_action
 from agents.dp_tp.counterfactuals import DPTPCounterfactuals
 from agents.dp_tp.layout_network import LayoutNetwork, layout_ranks
 from agents.dp_tp.score_network import TrainableNetwork
@@ -64,6 +64,12 @@ class DPTPAdapter(Adapter):
                     return index
             action = None
         return stay_action(state.target_layout) if action is None else super().index_of(action, state, mask)
+
+    def candidates(
+        self, observation: Observation, state: ClusterState, mask: NDArray[np.bool_]
+    ) -> NDArray[np.int64]:
+        """Of layouts alike but for a permutation, the one that changes least."""
+        return shortlist(state.target_layout, mask.tobytes())
 
     def action_rows(self, observation: Observation) -> NDArray[np.float32]:
         """(N, actions, F), what each switch would do."""

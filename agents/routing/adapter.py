@@ -62,6 +62,12 @@ class RoutingAdapter(Adapter):
             return len(mask) - 1
         return super().index_of(place, state, mask)
 
+    def candidates(
+        self, observation: Observation, state: RoutingState, mask: NDArray[np.bool_]
+    ) -> NDArray[np.int64]:
+        """The places that can take the request."""
+        return np.flatnonzero(mask[:-1])
+
     def check_setting(
         self, name: str, observation: spaces.Dict, action: ActionSpace, spec: PolicySpec
     ) -> None:
