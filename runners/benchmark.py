@@ -92,7 +92,7 @@ def _compared(
         for stratum, each in configs.items():
             run(each, stratum, policies, comparison, tell)
     first = next(iter(configs.values()))
-    if config.search_blocks and task.search is not None:
+    if config.search_blocks:
         source = first.workload_source
         seeds = disjoint_seeds(source, first.split, min(config.search_blocks, first.seeds), first.first_seed)
         comparison.searched = search(first, task.search, seeds)

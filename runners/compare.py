@@ -65,8 +65,8 @@ def main(config: CompareConfig, out: Path) -> None:
                 )
 
         env = run(config, config.workload.name, policies, compared, tell)
-        if config.search is not None:
-            compared.searched = search(config, config.search, [results[last][0].seed])
+        searched = [episode.seed for episode in results[last][: config.search.seeds]]
+        compared.searched = search(config, config.search, searched) if searched else []
         comparison = _header(config, results[last]) | compared.said(kinds_of(policies))
         tracker.summary(
             {f"{n}/{m}": e["iqm"] for n, p in comparison["policies"].items() for m, e in p["metrics"].items()}

@@ -143,15 +143,17 @@ class SearchConfig:
         horizon: decisions that a rollout looks ahead.
         candidates: most actions compared.
         every: decisions between two searches.
+        seeds: of how many of the first seeds; 0: none.
     """
 
     base: str | None = None
     horizon: int = 100
     candidates: int = 8
     every: int = 1
+    seeds: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("horizon", 1), ("candidates", 2), ("every", 1)):
+        for name, least in (("horizon", 1), ("candidates", 2), ("every", 1), ("seeds", 0)):
             check_least(f"search.{name}", getattr(self, name), least)
 
 
@@ -164,7 +166,7 @@ class BenchmarkTask:
         policies: names.
         strata: words of each workload, between which the blocks are shared out.
         short: words for short episodes.
-        search: the clairvoyant search; None: none.
+        search: the clairvoyant search; its number of seeds is the benchmark's.
         shifts: words of each perturbation.
     """
 
@@ -172,7 +174,7 @@ class BenchmarkTask:
     policies: tuple[str, ...]
     strata: dict[str, tuple[str, ...]]
     short: tuple[str, ...] = ()
-    search: SearchConfig | None = None
+    search: SearchConfig = field(default_factory=SearchConfig)
     shifts: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -217,14 +219,14 @@ class CompareConfig(RunConfig):
             usual ones.
         plots: whether to draw.
         disjoint: whether windows of a trace must not overlap; there may be fewer than `seeds` then.
-        search: clairvoyant search, on the first seed, beside the policies; None: none.
+        search: clairvoyant search beside the policies.
         benchmark: many comparisons at once, which decide about all other words but `out`; None: this one.
     """
 
     policies: tuple[str, ...] | None = None
     plots: bool = True
     disjoint: bool = False
-    search: SearchConfig | None = None
+    search: SearchConfig = field(default_factory=SearchConfig)
     benchmark: BenchmarkConfig | None = None
 
     def __post_init__(self) -> None:
