@@ -1,25 +1,58 @@
-"""What agents need to know of an environment. Each has an adapter; everything else about an agent is shared."""
+"""What learners need to know of an environment, in one place.
+
+`Adapter` says it of any environment that is observed by a `Dict` of vectors and matrices and decided about by a
+`Discrete` or a `MultiDiscrete`; learners run on such a one as it is (DQN, QR-DQN, SAC, TQC on a `Discrete` alone). An
+environment whose actions are rows of its observation, whose baselines say something else than a number, or that can be
+forked for `agent=api`, has a subclass in `agents/ENV/adapter.py` and an entry in `ADAPTERS`.
+"""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from agents.networks import DecisionNetwork, PooledNetwork, RowNetwork
+from agents.spaces import ActionSpace, entries
+from envs.registration import env_names, make_env
 
 if TYPE_CHECKING:
-    import numpy as np
-    from gymnasium import spaces
     from torch import nn
 
     from agents.api.config import APIConfig
     from agents.api.counterfactuals import Counterfactuals
-    from agents.config import SB3Config
+    from agents.config import AgentConfig, NetworkConfig
     from agents.learner import Task
     from baselines.policy import Action, Policy
+    from envs.policy_spec import PolicySpec
+
+Observation = Mapping[str, NDArray[np.float32]]
 
 
-class Adapter(Protocol):
-    """Between an environment and the agents."""
+class Adapter:
+    """Between an environment and the learners.
+
+    Args:
+        env: Name of the environment.
+
+    Attributes:
+        rows: Part of the observation whose row i is action i, or, of a `MultiDiscrete`, has the i-th levers, as many
+            as every other; None: actions are not rows. An action behind the last row (to hold a request) is taken by
+            weighted scores only where no row is possible.
+        present: Column of `rows` that is positive in a row that counts.
+    """
+
+    rows: str | None = None
+    present: int = 0
+
+    def __init__(self, env: str) -> None:
+        self.env = env
+
+    # -- time ----------------------------------------------------------------------------------------------------------
 
     def interval_s(self, arguments: Mapping[str, Any]) -> float:
         """The decision interval that discounts are about, seconds.
@@ -27,49 +60,119 @@ class Adapter(Protocol):
         Args:
             arguments: Of the environment.
         """
-        ...
+        env: Any = make_env(self.env, **arguments)
+        return float(env.policy_spec.decision_interval_s)
 
-    def training_arguments(self, config: SB3Config, task: Task) -> dict[str, Any]:
-        """Keyword arguments of the environment in which an agent of Stable-Baselines3 learns."""
-        ...
+    def training_arguments(self, config: AgentConfig, task: Task) -> dict[str, Any]:
+        """Keyword arguments of the environment in which a learner plays."""
+        return task.training_arguments
 
-    def plain_action(self, observation: Any, state: Any) -> Action:
+    # -- actions -------------------------------------------------------------------------------------------------------
+
+    def plain_action(self, observation: Observation, state: Any) -> Action:
         """A decision that needs no learning, by which the size of returns is measured."""
-        ...
+        return None
 
-    def sb3_network(self, config: SB3Config) -> tuple[Any, dict[str, Any]]:
-        """Class, or Stable-Baselines3's name, of an agent's policy network, and its arguments."""
-        ...
+    def mask(self, observation: Observation, state: Any, spec: PolicySpec) -> NDArray[np.bool_] | None:
+        """(entries,), which are possible; None: all."""
+        return None
 
-    def sb3_policy(
-        self, config: SB3Config, network: Any, observation: spaces.Dict, action: spaces.Discrete, name: str
-    ) -> Policy:
-        """A policy that follows such a network.
+    def index_of(self, action: Action, state: Any, mask: NDArray[np.bool_]) -> Any:
+        """The number (of a `MultiDiscrete`, the numbers) of the possible action nearest to what a baseline has said.
 
         Args:
-            config: Settings of the agent.
-            network: Policy network of Stable-Baselines3.
+            action: What it said.
+            state: What it saw.
+            mask: (entries,), which are possible.
+
+        Raises:
+            ValueError: no number stands for it.
+        """
+        if not isinstance(action, (int, np.integer)):
+            raise ValueError(
+                f"env {self.env!r} has no numbered action for what the baseline said, "
+                f"{type(action).__name__}: choose one that answers with numbers"
+            )
+        return int(action) if mask[action] else int(mask.argmax())
+
+    def candidates(self, observation: Observation, state: Any, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Numbers of the possible actions that are worth comparing."""
+        return np.flatnonzero(mask)
+
+    def action_rows(self, observation: Observation) -> NDArray[np.float32]:
+        """(N, R, F), what describes each of the first R actions, N observations first.
+
+        Raises:
+            ValueError: nothing does.
+        """
+        if self.rows is None:
+            raise ValueError(f"env {self.env!r} describes no actions that a score could weigh")
+        return observation[self.rows]
+
+    def check_setting(
+        self, name: str, observation: spaces.Dict, action: ActionSpace, spec: PolicySpec
+    ) -> None:
+        """Refuses a setting that a policy was not trained for.
+
+        Args:
+            name: Of the policy.
             observation: What it was trained to see.
             action: What it was trained to choose from.
-            name: What the policy is called in results.
+            spec: The setting.
+
+        Raises:
+            ValueError: says what differs.
         """
-        ...
+
+    # -- networks ------------------------------------------------------------------------------------------------------
+
+    def network(
+        self,
+        observation: spaces.Dict,
+        action: ActionSpace,
+        config: NetworkConfig,
+        outputs: int = 1,
+        memory_size: int = 0,
+    ) -> DecisionNetwork:
+        """The network that learners train.
+
+        Args:
+            observation: What it sees.
+            action: What it scores.
+            config: Widths.
+            outputs: Numbers that a score consists of.
+            memory_size: Numbers that it is given besides.
+        """
+        number = sum(entries(action))
+        if self.rows is None:
+            return PooledNetwork(observation, number, config, outputs, memory_size)
+        levers = 1
+        if isinstance(action, spaces.MultiDiscrete):
+            levers = number // (observation[self.rows].shape or (1,))[0]
+        return RowNetwork(observation, number, self.rows, self.present, config, outputs, memory_size, levers)
+
+    # -- approximate policy iteration ----------------------------------------------------------------------------------
 
     def counterfactuals(self, config: APIConfig, task: Task, rng: np.random.Generator) -> Counterfactuals:
-        """The world that approximate policy iteration plays in."""
-        ...
+        """The world that approximate policy iteration plays in.
+
+        Raises:
+            ValueError: there is none.
+        """
+        raise ValueError(f"agent=api needs counterfactual rollouts, which env {self.env!r} has none of")
 
     def score_network(self, observation: spaces.Dict, hidden: int) -> nn.Module:
         """The network that approximate policy iteration trains: scores of actions from a state and from theirs."""
-        ...
+        raise NotImplementedError
 
     def score_policy(
-        self, network: nn.Module, observation: spaces.Dict, action: spaces.Discrete, name: str
+        self, network: nn.Module, observation: spaces.Dict, action: ActionSpace, name: str
     ) -> Policy:
         """A policy that is greedy in such a network."""
-        ...
+        raise NotImplementedError
 
 
+# Environments that have more to say, as "module:class".
 ADAPTERS = {"dp_tp": "agents.dp_tp.adapter:DPTPAdapter", "routing": "agents.routing.adapter:RoutingAdapter"}
 
 
@@ -77,10 +180,12 @@ def adapter_of(env: str) -> Adapter:
     """The adapter of an environment.
 
     Raises:
-        ValueError: it has none.
+        ValueError: there is no such environment.
     """
     if env not in ADAPTERS:
-        raise ValueError(f"there are no agents for env {env!r}; they learn {', '.join(ADAPTERS)}")
+        if env not in env_names():
+            raise ValueError(f"there is no env {env!r} to learn; known: {', '.join(env_names())}")
+        return Adapter(env)
     module, _, attribute = ADAPTERS[env].partition(":")
-    adapter: Adapter = getattr(importlib.import_module(module), attribute)()
+    adapter: Adapter = getattr(importlib.import_module(module), attribute)(env)
     return adapter

@@ -22,7 +22,7 @@ from gymnasium import spaces
 
 from agents.learner import agent_entry, resolve
 from agents.spaces import FILE as SPACES
-from agents.spaces import spaces_to_json
+from agents.spaces import ActionSpace, spaces_to_json
 from baselines.policy import Policy
 
 CONFIG, CARD = "config.yaml", "card.md"
@@ -70,7 +70,7 @@ def write_description(
     folder: Path,
     config: Mapping[str, Any],
     observation: spaces.Dict,
-    action: spaces.Discrete,
+    action: ActionSpace,
     figures: Mapping[str, Any],
 ) -> None:
     """Writes everything but the weights.

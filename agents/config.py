@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
+from baselines.policy import Tunable
+from baselines.registry import policy_tunables
 from envs.workload.registry import check_choice
 
 SCHEDULES = ("constant", "linear")
@@ -17,9 +19,9 @@ class NetworkConfig:
 
     Attributes:
         row_width: Width of the small network through which every engine is seen.
-        place_width: Numbers kept of each engine in order; dp_tp only, routing knows no order.
+        place_width: Numbers kept of each engine in order, where actions are not rows of the observation (dp_tp).
         hidden_widths: Widths of the layers of actor and critic (of the Q network) behind it.
-        stay_probability: Probability with which an untrained actor keeps the layout; MaskablePPO on dp_tp only.
+        stay_probability: Probability with which an untrained actor keeps the layout; dp_tp only.
     """
 
     row_width: int = 32
@@ -84,7 +86,7 @@ class SB3Config(AgentConfig):
     @property
     def masked(self) -> bool:
         """Whether the agent chooses among the possible actions only."""
-        return self.name == "maskable_ppo"
+        return self.name not in ("ppo", "dqn", "qr_dqn")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -150,6 +152,74 @@ class PPOConfig(SB3Config):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RecurrentPPOConfig(PPOConfig):
+    """PPO with a memory (an LSTM); the possible actions are shown to the policy, which gives the others no probability.
+
+    Attributes:
+        memory_width: Width of the LSTMs of actor and critic.
+    """
+
+    name: str = "recurrent_ppo"
+    memory_width: int = 32
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check("agent.memory_width", self.memory_width, self.memory_width >= 1, "at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResidualConfig(PPOConfig):
+    """MaskablePPO over a baseline, which it overrules where its bounded corrections say so.
+
+    Kin: residual policy learning (Silver et al. 2018; Johannink et al. 2019), there for continuous actions. Here the
+    logit of the baseline's choice is `confidence`, and the network adds a correction of at most `bound` to each.
+
+    Attributes:
+        baseline: Name of the baseline, or its name and parameters.
+        confidence: Logit of the baseline's choice.
+        bound: Size of the largest correction; the baseline is always followed unless this is over half the confidence.
+    """
+
+    name: str = "residual"
+    baseline: Any = None
+    confidence: float = 4.0
+    bound: float = 4.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check("agent.confidence", self.confidence, self.confidence > 0, "positive")
+        least = self.confidence / 2
+        _check("agent.bound", self.bound, self.bound > least, f"above half of agent.confidence, {least:g}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LagrangianConfig(PPOConfig):
+    """MaskablePPO under a promise: the share of SLOs broken shall not exceed a limit.
+
+    The price of a broken promise is a Lagrange multiplier, raised where the limit is exceeded and lowered where it is
+    not, on a slower scale than the policy (Tessler et al. 2019, "Reward constrained policy optimization", algorithm 1:
+    one critic of the penalised reward). Rewards are divided by one plus the price, as in Ray et al. 2019 ("Benchmarking
+    safe exploration", section 5), so that their size does not run away with it.
+
+    Attributes:
+        missed_limit: Share of the promises (of a first token and of a pace, two a request) that may be broken.
+        multiplier: The price to begin with, in reward for a broken promise.
+        multiplier_rate: Change of the price per share above the limit and episode.
+    """
+
+    name: str = "ppo_lagrangian"
+    missed_limit: float = 0.05
+    multiplier: float = 0.0
+    multiplier_rate: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check("agent.missed_limit", self.missed_limit, 0 <= self.missed_limit < 1, "in [0, 1)")
+        _check("agent.multiplier", self.multiplier, self.multiplier >= 0, "at least 0")
+        _check("agent.multiplier_rate", self.multiplier_rate, self.multiplier_rate > 0, "positive")
+
+
+@dataclass(frozen=True, kw_only=True)
 class DQNConfig(SB3Config):
     """DQN (Mnih et al. 2015). It knows no masks: an impossible action is tried, refused, counted and changes nothing.
 
@@ -185,20 +255,218 @@ class DQNConfig(SB3Config):
             _check(f"agent.{name}", getattr(self, name), 0 <= getattr(self, name) <= 1, "in [0, 1]")
 
 
-def build_agent_config(values: Mapping[str, Any]) -> SB3Config:
-    """Settings of an agent of Stable-Baselines3 from plain values, as a checkpoint holds them.
+@dataclass(frozen=True, kw_only=True)
+class QRDQNConfig(DQNConfig):
+    """DQN of the distribution of returns (Dabney et al. 2018), without masks as well.
+
+    Attributes:
+        num_quantiles: Numbers that the distribution of an action's return is described by.
+    """
+
+    name: str = "qr_dqn"
+    num_quantiles: int = 25
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check("agent.num_quantiles", self.num_quantiles, self.num_quantiles >= 1, "at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SACConfig(SB3Config):
+    """Soft actor-critic (Haarnoja et al. 2018) that sets the weights of a score at every decision.
+
+    What describes an action (a row of the observation in routing, what a switch does in dp_tp) times the weights is its
+    score; the possible action with the highest is taken.
+
+    Attributes:
+        buffer_size: Decisions remembered.
+        warm_up_steps: Decisions by random weights before learning begins.
+        batch_size: Decisions in a gradient step.
+        train_every: Steps of the batched environment between updates.
+        gradient_steps: Gradient steps of an update.
+        target_rate: Share by which the target networks move in a gradient step.
+    """
+
+    name: str = "sac"
+    total_steps: int = 200_000
+    buffer_size: int = 100_000
+    warm_up_steps: int = 2_000
+    batch_size: int = 256
+    train_every: int = 1
+    gradient_steps: int = 1
+    target_rate: float = 0.005
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("buffer_size", "batch_size", "train_every", "gradient_steps"):
+            _check(f"agent.{name}", getattr(self, name), getattr(self, name) >= 1, "at least 1")
+        _check("agent.warm_up_steps", self.warm_up_steps, self.warm_up_steps >= 0, "at least 0")
+        _check("agent.target_rate", self.target_rate, 0 < self.target_rate <= 1, "in (0, 1]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TQCConfig(SACConfig):
+    """SAC with truncated quantile critics (Kuznetsov et al. 2020).
+
+    Attributes:
+        num_quantiles: Of each of the two critics.
+        num_dropped: Highest quantiles left out of the target, of each critic.
+    """
+
+    name: str = "tqc"
+    num_quantiles: int = 25
+    num_dropped: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check("agent.num_quantiles", self.num_quantiles, self.num_quantiles >= 1, "at least 1")
+        most = self.num_quantiles - 1
+        _check("agent.num_dropped", self.num_dropped, 0 <= self.num_dropped <= most, f"between 0 and {most}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchConfig(AgentConfig):
+    """What searches over parameters have in common: whole episodes are played, and only their returns count.
+
+    All candidates of a round play the same episodes.
+
+    Attributes:
+        episodes: Episodes that each candidate of a round plays.
+        sigma: Size of the first steps, in units of a parameter (of its range, where a heuristic's are searched).
+        network: The network whose parameters are searched.
+    """
+
+    total_steps: int = 2_000_000
+    learning_rate: float = 0.05
+    episodes: int = 8
+    sigma: float = 0.1
+    network: NetworkConfig = field(
+        default_factory=lambda: NetworkConfig(
+            row_width=8, place_width=2, hidden_widths=(8,), stay_probability=0.05
+        )
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check("agent.episodes", self.episodes, self.episodes >= 1, "at least 1")
+        _check("agent.sigma", self.sigma, self.sigma > 0, "positive")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ARSConfig(SearchConfig):
+    """Augmented random search (Mania et al. 2018, algorithm 1, version V1-t) over a network's parameters.
+
+    Attributes:
+        directions: Random directions a round, each tried forwards and backwards.
+        kept_directions: Of these, the best, which the step follows.
+    """
+
+    name: str = "ars"
+    directions: int = 8
+    kept_directions: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check("agent.directions", self.directions, self.directions >= 1, "at least 1")
+        kept = self.kept_directions
+        allowed = f"between 1 and agent.directions, {self.directions}"
+        _check("agent.kept_directions", kept, 1 <= kept <= self.directions, allowed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CMAESConfig(SearchConfig):
+    """CMA-ES (Hansen 2016, `cma`) over a network's parameters, or over the declared constants of a heuristic.
+
+    Attributes:
+        heuristic: Name of a heuristic with constants to tune, or its name and parameters, from which the search begins;
+            None: the network.
+        population: Candidates a round; None: 4 + 3 log(parameters).
+        diagonal: Whether the covariance is kept diagonal (Ros and Hansen 2008), as is advisable for many parameters.
+        learning_rate: Not used: the step size adapts itself.
+    """
+
+    name: str = "cma_es"
+    heuristic: Any = None
+    population: int | None = None
+    diagonal: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        population = self.population
+        _check("agent.population", population, population is None or population >= 4, "at least 4, or null")
+        if isinstance(self.heuristic, Mapping):
+            searched_constants(self.heuristic)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImitationConfig(AgentConfig):
+    """Behaviour cloning and DAgger (Ross et al. 2011): the network learns to answer as a teacher does.
+
+    In the first iteration the teacher plays, in all others the network, and the teacher says at each state what it
+    would have done (algorithm 3.1 with beta_i = 1 for i = 1 and else 0); all data is kept. Cloning is one iteration.
+
+    Attributes:
+        teacher: Name of a policy, or its name and parameters.
+        iterations: Data sets gathered, each with an equal share of the budget.
+        epochs: Passes over all data after each iteration.
+        batch_size: Decisions in a gradient step.
+        most_decisions: Decisions kept; older ones are dropped at random.
+        network: The network.
+    """
+
+    name: str = "bc"
+    total_steps: int = 100_000
+    learning_rate: float = 2e-3
+    teacher: Any = None
+    iterations: int = 1
+    epochs: int = 20
+    batch_size: int = 256
+    most_decisions: int = 200_000
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("iterations", "epochs", "batch_size", "most_decisions"):
+            _check(f"agent.{name}", getattr(self, name), getattr(self, name) >= 1, "at least 1")
+        if self.name == "bc":
+            _check("agent.iterations", self.iterations, self.iterations == 1, "1 for agent=bc")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DAggerConfig(ImitationConfig):
+    """DAgger; see `ImitationConfig`."""
+
+    name: str = "dagger"
+    iterations: int = 5
+
+
+# Settings that name a policy, and those of them that must.
+POLICY_KEYS = ("teacher", "baseline", "heuristic", "start")
+REQUIRED_POLICIES = ("teacher", "baseline")
+
+
+def searched_constants(heuristic: Mapping[str, Any]) -> dict[str, Tunable]:
+    """Constants of a heuristic that are searched, with their ranges.
+
+    Args:
+        heuristic: Name and parameters.
 
     Raises:
-        ValueError: a setting that the agent does not have, or a value that is not allowed.
+        ValueError: it declares none, or leaves one out.
     """
-    config_class = DQNConfig if values["name"] == "dqn" else PPOConfig
-    known = {entry.name for entry in fields(config_class)}
-    for key in values:
-        check_choice("agent setting", key, known)
-    network = dict(values.get("network", {}))
-    if "hidden_widths" in network:
-        network["hidden_widths"] = tuple(network["hidden_widths"])
-    return config_class(**{**values, "network": NetworkConfig(**network)})
+    name, params = heuristic["name"], heuristic.get("params", {})
+    tunables = policy_tunables(name)
+    if not tunables:
+        raise ValueError(f"agent.heuristic={name} declares no constants to search")
+    missing = [key for key in tunables if key not in params]
+    if missing:
+        raise ValueError(f"agent.heuristic must give {missing[0]}, which is to be searched")
+    return tunables
+
+
+def no_policy(key: str) -> ValueError:
+    """What is wrong where a required policy is not named."""
+    return ValueError(f"agent.{key} must name a policy, as in agent.{key}=jsq")
 
 
 def _check(name: str, value: object, holds: bool, allowed: str) -> None:

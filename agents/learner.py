@@ -10,9 +10,11 @@ import difflib
 import importlib
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+
+from envs.workload.registry import check_choice
 
 if TYPE_CHECKING:
     from agents.config import AgentConfig
@@ -126,10 +128,22 @@ class AgentEntry:
 
 
 _SB3 = ("agents.sb3_learner:SB3Learner", "agents.sb3_learner:load")
+_SEARCH = ("agents.search_learner:SearchLearner", "agents.search_learner:load")
+_IMITATION = ("agents.imitation:ImitationLearner", "agents.imitation:load")
 AGENTS: dict[str, AgentEntry] = {
     "maskable_ppo": AgentEntry("agents.config:PPOConfig", *_SB3),
     "ppo": AgentEntry("agents.config:PPOConfig", *_SB3),
+    "recurrent_ppo": AgentEntry("agents.config:RecurrentPPOConfig", *_SB3),
+    "ppo_lagrangian": AgentEntry("agents.config:LagrangianConfig", *_SB3),
+    "residual": AgentEntry("agents.config:ResidualConfig", *_SB3),
     "dqn": AgentEntry("agents.config:DQNConfig", *_SB3),
+    "qr_dqn": AgentEntry("agents.config:QRDQNConfig", *_SB3),
+    "sac": AgentEntry("agents.config:SACConfig", *_SB3),
+    "tqc": AgentEntry("agents.config:TQCConfig", *_SB3),
+    "ars": AgentEntry("agents.config:ARSConfig", *_SEARCH),
+    "cma_es": AgentEntry("agents.config:CMAESConfig", *_SEARCH),
+    "bc": AgentEntry("agents.config:ImitationConfig", *_IMITATION),
+    "dagger": AgentEntry("agents.config:DAggerConfig", *_IMITATION),
     "api": AgentEntry(
         "agents.api.config:APIConfig", "agents.api.learner:APILearner", "agents.api.learner:load"
     ),
@@ -158,6 +172,26 @@ def agent_config_class(name: str) -> type[AgentConfig]:
     """The dataclass of an agent's settings."""
     config: type[AgentConfig] = resolve(agent_entry(name).config)
     return config
+
+
+def build_agent_config(values: Mapping[str, Any]) -> Any:
+    """Settings of an agent from plain values, as a checkpoint holds them.
+
+    Raises:
+        ValueError: a setting that the agent does not have, or a value that is not allowed.
+    """
+    from agents.config import NetworkConfig
+
+    config_class = agent_config_class(values["name"])
+    known = [entry.name for entry in fields(config_class)]
+    for key in values:
+        check_choice("agent setting", key, known)
+    built = dict(values)
+    if "network" in built:
+        network = dict(built["network"])
+        network["hidden_widths"] = tuple(network.get("hidden_widths", NetworkConfig().hidden_widths))
+        built["network"] = NetworkConfig(**network)
+    return config_class(**built)
 
 
 def make_learner(config: AgentConfig, task: Task) -> Learner:

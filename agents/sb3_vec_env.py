@@ -17,6 +17,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 
+from agents.spaces import highest
+
 Indices = None | int | Iterable[int]
 _DISTURBANCES = 0xD157  # stream of random numbers
 
@@ -51,6 +53,7 @@ class SB3VecEnv(VecEnv):
         self.env = env
         self.reward_scale, self.disturbance = reward_scale, disturbance
         self._rng = np.random.default_rng(np.random.SeedSequence([seed, _DISTURBANCES]))
+        self._levers: Any = env.single_action_space
         super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
         self.elapsed_s = np.ones(self.num_envs)  # (num_envs,), time that the last step took
         self._infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
@@ -85,7 +88,8 @@ class SB3VecEnv(VecEnv):
         if len(places):
             actions, masks = actions.copy(), self.action_masks()
             for i in places:
-                actions[i] = self._rng.choice(np.flatnonzero(masks[i]))
+                chance = self._rng.random((1, masks.shape[1])).astype(np.float32)  # a score of each entry
+                actions[i] = highest(chance, masks[i : i + 1], self._levers)[0]
         return actions
 
     def step_wait(self) -> tuple[Any, NDArray[np.float32], NDArray[np.bool_], list[dict[str, Any]]]:
@@ -124,7 +128,7 @@ class SB3VecEnv(VecEnv):
             AttributeError: the environment has no masks.
         """
         if self._masks is None:
-            self._masks = self.env.action_masks()  # type: ignore[attr-defined]
+            self._masks = self.env.unwrapped.action_masks()  # type: ignore[attr-defined]
         return self._masks
 
     def env_method(self, method_name: str, *args: Any, indices: Indices = None, **kwargs: Any) -> list[Any]:
@@ -133,22 +137,23 @@ class SB3VecEnv(VecEnv):
         Raises:
             AttributeError: there is no such method.
         """
-        method = self.action_masks if method_name == "action_masks" else getattr(self.env, method_name)
+        own = method_name == "action_masks"
+        method = self.action_masks if own else getattr(self.env.unwrapped, method_name)
         results = method(*args, **kwargs)
         return [results[i] for i in self._get_indices(indices)]
 
     def has_attr(self, attr_name: str) -> bool:
         """Whether the batched environment has an attribute."""
-        return hasattr(self.env, attr_name)
+        return hasattr(self.env.unwrapped, attr_name)
 
     def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
         """An attribute of the batched environment, once for each place."""
-        value = getattr(self.env, attr_name)
+        value = getattr(self.env.unwrapped, attr_name)
         return [value for _ in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
         """Sets an attribute of the batched environment, for all places together."""
-        setattr(self.env, attr_name, value)
+        setattr(self.env.unwrapped, attr_name, value)
 
     def env_is_wrapped(
         self, wrapper_class: type[Wrapper[Any, Any, Any, Any]], indices: Indices = None

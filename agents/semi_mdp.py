@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sb3_contrib import RecurrentPPO
 from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer
+from sb3_contrib.common.recurrent.buffers import RecurrentDictRolloutBuffer
 from stable_baselines3.common.buffers import DictReplayBuffer, DictRolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import DictReplayBufferSamples
@@ -62,7 +64,7 @@ def discounted_advantages(
 
 
 class _ElapsedTime(_Mixed):
-    """What both rollout buffers add to those they extend: the time that each step took, in decision intervals.
+    """What the rollout buffers add to those they extend: the time that each step took, in decision intervals.
 
     Args:
         group_size: Environments side by side that live through the same episodes; see `agents.shared_arrivals`.
@@ -124,8 +126,39 @@ class SemiMDPMaskableRolloutBuffer(_ElapsedTime, MaskableDictRolloutBuffer):
     """Rollouts of MaskablePPO, discounted by elapsed time."""
 
 
+class SemiMDPRecurrentRolloutBuffer(_ElapsedTime, RecurrentDictRolloutBuffer):
+    """Rollouts of RecurrentPPO, discounted by elapsed time."""
+
+
+class SemiMDPRecurrentPPO(RecurrentPPO):
+    """RecurrentPPO, which takes no class of a buffer, with the one above.
+
+    Args:
+        rollout_buffer_kwargs: Of the buffer.
+    """
+
+    def __init__(self, *args: Any, rollout_buffer_kwargs: dict[str, Any], **kwargs: Any) -> None:
+        self._buffer_arguments = rollout_buffer_kwargs
+        super().__init__(*args, **kwargs)
+
+    def _setup_model(self) -> None:
+        super()._setup_model()
+        buffer: Any = self.rollout_buffer
+        self.rollout_buffer = SemiMDPRecurrentRolloutBuffer(
+            buffer.buffer_size,
+            buffer.observation_space,
+            buffer.action_space,
+            buffer.hidden_state_shape,
+            buffer.device,
+            gamma=buffer.gamma,
+            gae_lambda=buffer.gae_lambda,
+            n_envs=buffer.n_envs,
+            **self._buffer_arguments,
+        )
+
+
 class SemiMDPReplayBuffer(DictReplayBuffer):
-    """DQN's memory, which also remembers how long each step took.
+    """The memory of DQN and SAC, which also remembers how long each step took.
 
     Args:
         discount: Over one decision interval.

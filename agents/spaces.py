@@ -1,4 +1,8 @@
-"""Spaces of an environment as JSON, and whether an observation is of the same shape."""
+"""Spaces of an environment: as JSON, whether an observation is of the same shape, and what scores mean.
+
+An action is a number (`Discrete`) or several, one a lever (`MultiDiscrete`). Either way a policy scores entries, those
+of all levers one after another, and takes the highest possible one of each.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,58 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from numpy.typing import NDArray
 
 FILE = "spaces.json"
+ActionSpace = spaces.Discrete | spaces.MultiDiscrete
 
 
-def spaces_to_json(observation: spaces.Dict, action: spaces.Discrete) -> str:
+def entries(action: ActionSpace) -> tuple[int, ...]:
+    """Entries of each lever."""
+    if isinstance(action, spaces.Discrete):
+        return (int(action.n),)
+    return tuple(int(number) for number in action.nvec)
+
+
+def highest(
+    scores: NDArray[np.float32], masks: NDArray[np.bool_] | None, action: ActionSpace
+) -> NDArray[np.int64]:
+    """The first possible entry of the highest score of each lever: (N,), or (N, levers).
+
+    Args:
+        scores: (N, entries).
+        masks: (N, entries), which are possible; None: all.
+        action: What they are scores of.
+    """
+    if masks is not None:
+        scores = np.where(masks, scores, -np.inf)
+    if isinstance(action, spaces.Discrete):
+        best: NDArray[np.int64] = scores.argmax(axis=1)
+        return best
+    levers = np.split(scores, np.cumsum(entries(action))[:-1], axis=1)
+    return np.stack([lever.argmax(axis=1) for lever in levers], axis=1)
+
+
+def one_hot(actions: NDArray[np.int64], action: ActionSpace) -> NDArray[np.float32]:
+    """(N, entries), a 1 at the entry that is chosen of each lever.
+
+    Args:
+        actions: (N,), or (N, levers).
+        action: What they are chosen from.
+    """
+    sizes = entries(action)
+    rows = np.zeros((len(actions), sum(sizes)), np.float32)
+    chosen = actions.reshape(len(actions), len(sizes)) + np.concatenate([[0], np.cumsum(sizes)[:-1]])
+    np.put_along_axis(rows, chosen.astype(np.int64), 1.0, axis=1)
+    return rows
+
+
+def plain_action(action: NDArray[np.int64] | np.int64) -> Any:
+    """One episode's action as its environment takes it: a number, or a vector of them."""
+    return int(action) if np.ndim(action) == 0 else np.asarray(action)
+
+
+def spaces_to_json(observation: spaces.Dict, action: ActionSpace) -> str:
     """Both spaces as text."""
     boxes = {
         key: {
@@ -25,17 +76,21 @@ def spaces_to_json(observation: spaces.Dict, action: spaces.Discrete) -> str:
         for key, box in observation.spaces.items()
         if isinstance(box, spaces.Box)
     }
-    return json.dumps({"observation": boxes, "action": {"n": int(action.n)}}, indent=1) + "\n"
+    discrete = isinstance(action, spaces.Discrete)
+    said = {"n": int(action.n)} if discrete else {"nvec": list(entries(action))}  # type: ignore[union-attr]
+    return json.dumps({"observation": boxes, "action": said}, indent=1) + "\n"
 
 
-def read_spaces(folder: Path) -> tuple[spaces.Dict, spaces.Discrete]:
+def read_spaces(folder: Path) -> tuple[spaces.Dict, ActionSpace]:
     """The spaces that a checkpoint was trained on."""
     stored: dict[str, Any] = json.loads((folder / FILE).read_text(encoding="utf-8"))
     boxes: dict[str, spaces.Space[Any]] = {
         key: spaces.Box(box["low"], box["high"], tuple(box["shape"]), np.dtype(box["dtype"]).type)
         for key, box in stored["observation"].items()
     }
-    return spaces.Dict(boxes), spaces.Discrete(stored["action"]["n"])
+    said = stored["action"]
+    action = spaces.Discrete(said["n"]) if "n" in said else spaces.MultiDiscrete(said["nvec"])
+    return spaces.Dict(boxes), action
 
 
 def check_observation(

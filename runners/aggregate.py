@@ -16,15 +16,23 @@ def column(episodes: Sequence[Episode], metric: str) -> FloatArray:
     return np.array([episode.metrics[metric] for episode in episodes])
 
 
-def aggregate(episodes: Sequence[Episode]) -> dict[str, dict[str, Any]]:
-    """Interquartile mean and 95 % bootstrap interval of every figure; NaN where no episode says anything."""
+def aggregate(episodes: Sequence[Episode], strata: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
+    """Interquartile mean and 95 % bootstrap interval of every figure; NaN where no episode says anything.
+
+    Args:
+        episodes: of one policy.
+        strata: workload of each, inside which the bootstrap draws; None: all of one.
+    """
+    labels = np.array(["" for _ in episodes] if strata is None else list(strata))
     summary = {}
     for metric in episodes[0].metrics:
         values = column(episodes, metric)
-        values = values[~np.isnan(values)]
+        said = ~np.isnan(values)
+        groups = [values[said & (labels == label)] for label in dict.fromkeys(labels.tolist())]
+        values, groups = values[said], [group for group in groups if group.size]
         known = values.size > 0
         summary[metric] = {
             "iqm": float(interquartile_mean(values)) if known else np.nan,
-            "ci95": bootstrap_interval([values]) if known else (np.nan, np.nan),
+            "ci95": bootstrap_interval(groups) if known else (np.nan, np.nan),
         }
     return summary

@@ -27,6 +27,7 @@ from runners.measurements.measurement import Measurement
 from runners.measurements.processes import first_answer, imports
 from runners.measurements.routing import routers, routing_steps
 from runners.measurements.simulation import fork, oracle, scaling, simulate, week
+from runners.measurements.training import training_steps
 from runners.output import write_json
 from runners.progress import progress_bar
 from runners.schema import BenchConfig
@@ -38,6 +39,7 @@ _MEASUREMENTS: dict[str, Callable[[BenchConfig], Iterable[Measurement]]] = {
     "oracle.requests_per_s": oracle,
     "fork.us": fork,
     "env.steps_per_s": lambda config: (*env_steps(config), *routing_steps(config)),
+    "train.steps_per_s": training_steps,
     "policy.us_per_decision": lambda config: (*policies(config), *routers(config)),
     "import.seconds": imports,
     "first_answer.seconds": first_answer,

@@ -1,9 +1,11 @@
 """Compares policies on identical arrivals.
 
     python -m runners.compare env=dp_tp workload=azure_conv policies=[static_dp,flying_serving,zoo/dp_tp] seeds=10
+    python -m runners.compare benchmark=smoke
 
 Writes `comparison.json` (see `runners.comparison`; null means infinite), `episodes.parquet`, and, unless `plots=false`,
-`intervals.png` and `timeline.png`.
+`intervals.png` and `timeline.png`. `benchmark=smoke|full|shift` runs every task of `configs/benchmark/task` instead and
+writes `TASK/comparison.json` and `benchmark.json` (see `runners.benchmark`).
 """
 
 from __future__ import annotations
@@ -15,14 +17,15 @@ from typing import Any
 
 import pandas as pd
 
-from envs.workload.registry import WorkloadSource
+from runners.benchmark import run_benchmark
 from runners.cli import command
-from runners.comparison import Kinds, compare_results, disjoint_blocks
+from runners.comparing import Comparison, kinds_of, run, search
+from runners.comparison import disjoint_blocks
 from runners.live import configured_env
 from runners.output import write_json, write_parquet
-from runners.policies import is_checkpoint, load_policy
+from runners.policies import load_policy
 from runners.progress import progress_bar
-from runners.rollout import Episode, run_episode
+from runners.rollout import Episode
 from runners.schema import CompareConfig
 from runners.tables import print_results_in, print_table
 from runners.trackers import make_tracker
@@ -41,26 +44,34 @@ TABLE_METRICS = (
 @command("compare", CompareConfig)
 def main(config: CompareConfig, out: Path) -> None:
     """Compares and writes."""
+    if config.benchmark is not None:
+        run_benchmark(config.benchmark, out)
+        return
     policies = {name: load_policy(name) for name in config.compared}
-    kinds = Kinds(
-        learned=frozenset(name for name in policies if is_checkpoint(name)),
-        clairvoyant=frozenset(name for name, policy in policies.items() if policy.clairvoyant),
-    )
-    results: dict[str, list[Episode]] = {name: [] for name in policies}
+    last = tuple(policies)[-1]
+    compared = Comparison({name: [] for name in policies})
+    results = compared.results
     with (
         configured_env(config, out / "servers") as env,
         make_tracker(config.tracker, out, dataclasses.asdict(config)) as tracker,
         progress_bar(len(policies) * config.seeds, "compare", "episode") as bar,
     ):
-        for step, seed in enumerate(config.seed_range):
-            for name, policy in policies.items():
-                bar.set_postfix_str(f"{name}, seed {seed}", refresh=False)
-                results[name].append(run_episode(env, policy, seed, name))
-                bar.update()
-            tracker.log({f"{name}/return": results[name][-1].metrics["return"] for name in policies}, step)
+
+        def tell(name: str, seed: int) -> None:
+            bar.set_postfix_str(f"{name}, seed {seed}", refresh=False)
+            bar.update()
+            if name == last:
+                step = len(results[last]) - 1
+                tracker.log(
+                    {f"{each}/return": results[each][-1].metrics["return"] for each in policies}, step
+                )
+
+        run(env, config, config.workload.name, policies, compared, tell)
+        searched = [episode.seed for episode in results[last][: config.search.seeds]]
+        compared.searched = search(config, config.search, searched) if searched else []
         core: Any = env.unwrapped
         ttft_slo_s = [slo.ttft_s for slo in core.policy_spec.slos]
-        comparison = _header(config) | compare_results(results, kinds)
+        comparison = _header(config, results[last]) | compared.said(kinds_of(policies))
         tracker.summary(
             {f"{n}/{m}": e["iqm"] for n, p in comparison["policies"].items() for m, e in p["metrics"].items()}
         )
@@ -73,14 +84,15 @@ def main(config: CompareConfig, out: Path) -> None:
     print_results_in(out)
 
 
-def _header(config: CompareConfig) -> dict[str, Any]:
+def _header(config: CompareConfig, episodes: list[Episode]) -> dict[str, Any]:
+    seeds = len(episodes)
     return {
         "env": config.env["name"],
         "workload": config.workload.name,
         "backend": config.backend.name,
         "split": config.split,
-        "seeds": config.seeds,
-        "blocks": disjoint_blocks(WorkloadSource(config.workload), config.split, config.seeds),
+        "seeds": seeds,
+        "blocks": seeds if config.disjoint else disjoint_blocks(config.workload_source, config.split, seeds),
     }
 
 

@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 
 from envs.workload.registry import WorkloadSource
+from envs.workload.schema import Workload
 from runners.aggregate import aggregate, column
 from runners.rollout import Episode
 from runners.statistics import (
+    FloatArray,
     holm,
     interquartile_mean,
     paired_p_value,
@@ -36,6 +38,8 @@ SOLVED_GAIN = 0.03
 OPEN_GAP = 0.10
 SIGNIFICANT = 0.05
 
+_TRIES = 50  # windows of a trace that are looked at for each block
+
 
 @dataclass(frozen=True)
 class Kinds:
@@ -49,24 +53,48 @@ class Kinds:
         return [name for name in names if name not in self.learned and name not in self.clairvoyant]
 
 
-def compare_results(results: Results, kinds: Kinds) -> dict[str, Any]:
+@dataclass(frozen=True, eq=False)
+class References:
+    """What returns are held against.
+
+    Attributes:
+        bound: (seeds,), returns that no policy can exceed; None: not known.
+        clairvoyant: (some seeds,), returns of a clairvoyant search on the first of the seeds; None: none was made.
+    """
+
+    bound: FloatArray | None = None
+    clairvoyant: FloatArray | None = None
+
+
+def compare_results(
+    results: Results,
+    kinds: Kinds,
+    references: References | None = None,
+    strata: Sequence[str] | None = None,
+) -> dict[str, Any]:
     """The statistical part of `comparison.json`.
 
     Args:
         results: episodes by policy, all over the same seeds in the same order.
         kinds: which of them are learned or clairvoyant.
+        references: what regret is counted against besides the clairvoyant policies.
+        strata: workload of each seed, where there are several; the bootstrap draws inside each.
     """
+    references = references or References()
     returns = {name: column(episodes, "return") for name, episodes in results.items()}
     pairs = list(permutations(results, 2))
-    best = _best(returns, kinds.heuristics(results))
-    p_values = holm({f"{a}|{b}": paired_p_value(returns[a], returns[b]) for a, b in combinations(results, 2)})
-    improvement = {f"{a}>{b}": relative_improvement(returns[a], returns[b]) for a, b in pairs}
+    best = _best(returns, kinds.heuristics(results), strata)
+    p_values = holm(
+        {f"{a}|{b}": paired_p_value(returns[a], returns[b], strata) for a, b in combinations(results, 2)}
+    )
+    improvement = {f"{a}>{b}": relative_improvement(returns[a], returns[b], strata=strata) for a, b in pairs}
     gates = {} if best is None else {name: _gates(results, name, best) for name in results if name != best}
-    regret = _regret(returns, kinds)
+    bound = None if references.bound is None else _shortfall(references.bound, returns, strata)
+    regret = _regret(returns, kinds, references, strata)
     return {
         "policies": {
             name: {
-                "metrics": aggregate(episodes),
+                "metrics": aggregate(episodes, strata),
                 "us_per_decision": float(np.median([episode.us_per_decision for episode in episodes])),
             }
             for name, episodes in results.items()
@@ -80,7 +108,8 @@ def compare_results(results: Results, kinds: Kinds) -> dict[str, Any]:
         "p_values": p_values,
         "corrected": "holm",
         "best_heuristic": best,
-        "regret": {"bound": None, "clairvoyant": regret},
+        "learned": sorted(kinds.learned),
+        "regret": {"bound": bound, "clairvoyant": regret},
         "gates": gates,
         "badge": _badge(results, kinds, best, improvement, p_values, gates, regret),
     }
@@ -94,8 +123,58 @@ def disjoint_blocks(source: WorkloadSource, split: str, seeds: int) -> int:
     return min(seeds, len(whole.sample(0, split)) // len(source.sample(0, split)))
 
 
-def _best(returns: Mapping[str, Any], names: Sequence[str]) -> str | None:
-    return max(names, key=lambda name: float(interquartile_mean(returns[name])), default=None)
+def disjoint_seeds(source: WorkloadSource, split: str, number: int, first: int) -> list[int]:
+    """Seeds of episodes without a request in common: of a generator the next ones, of a trace disjoint windows.
+
+    There may be fewer than asked for, where the split is short; at least one.
+
+    Args:
+        source: of the episodes.
+        split: that they are drawn from.
+        number: seeds wanted.
+        first: least seed.
+    """
+    whole = WorkloadSource(replace(source.spec, num_requests=None))
+    rows = whole.sample(first, split)
+    if not rows.equals(whole.sample(first + 1, split)):
+        return list(range(first, first + number))
+    windows = []
+    for seed in range(first, first + _TRIES * number):
+        window = source.sample(seed, split)
+        begin = _place_in(rows, window)
+        windows.append((begin + len(window), begin, seed))
+    chosen: list[int] = []
+    last = 0
+    for end, begin, seed in sorted(windows):  # as many as possible: always the one that ends first
+        if begin >= last and len(chosen) < number:
+            chosen.append(seed)
+            last = end
+    return chosen
+
+
+def _place_in(rows: Workload, window: Workload) -> int:
+    """Row at which consecutive requests of a trace begin."""
+    for begin in np.flatnonzero(rows.input_tokens == window.input_tokens[0]).tolist():
+        columns = (rows.rows(begin, begin + len(window)), window)
+        if all(
+            np.array_equal(getattr(columns[0], name), getattr(columns[1], name))
+            for name in ("input_tokens", "output_tokens")
+        ):
+            return int(begin)
+    raise ValueError(f"an episode of workload {rows.name!r} is no part of its trace")
+
+
+def _best(
+    returns: Mapping[str, FloatArray], names: Sequence[str], strata: Sequence[str] | None
+) -> str | None:
+    """The policy of the highest interquartile mean; over several strata, of gains over the first policy."""
+    if strata is None:
+        return max(names, key=lambda name: float(interquartile_mean(returns[name])), default=None)
+    return max(
+        names,
+        key=lambda name: relative_improvement(returns[name], returns[names[0]], strata=strata)[0],
+        default=None,
+    )
 
 
 def _gates(results: Results, name: str, best: str) -> dict[str, Any]:
@@ -107,7 +186,7 @@ def _gates(results: Results, name: str, best: str) -> dict[str, Any]:
     def total(policy: str) -> float:
         return float(sum(column(results[policy], key).sum() for key in ("refused", "failed", "unfinished")))
 
-    classes = [key for key in results[name][0].metrics if key.startswith("e2e_p50_s/")]
+    classes = [key for key in results[name][0].metrics if key.startswith("slowdown/")]
     tail = _ratio(iqm(name, "ttft_p99_s"), iqm(best, "ttft_p99_s"))
     loss = iqm(best, "slo_attainment") - iqm(name, "slo_attainment")
     worst = max((_ratio(iqm(name, key), iqm(best, key)) for key in classes), default=1.0)
@@ -115,7 +194,7 @@ def _gates(results: Results, name: str, best: str) -> dict[str, Any]:
     gates: dict[str, Any] = {
         "ttft_p99_ratio": _gate(tail, TTFT_P99_RATIO),
         "slo_attainment_loss": _gate(loss, SLO_ATTAINMENT_LOSS),
-        "worst_class_e2e_ratio": _gate(worst, WORST_CLASS_RATIO),
+        "worst_class_slowdown_ratio": _gate(worst, WORST_CLASS_RATIO),
         "extra_requests_lost": _gate(lost, 0.0),
     }
     return {"versus": best, "holds": all(gate["holds"] for gate in gates.values()), **gates}
@@ -132,16 +211,34 @@ def _ratio(ours: float, theirs: float) -> float:
     return ours / theirs if theirs else math.inf
 
 
-def _regret(returns: Mapping[str, Any], kinds: Kinds) -> dict[str, float] | None:
-    """What each policy lacks of the best clairvoyant one, as a share of that one's return; None without any."""
-    reference = _best(returns, [name for name in returns if name in kinds.clairvoyant])
-    if reference is None:
-        return None
+def _shortfall(
+    reference: FloatArray, returns: Mapping[str, FloatArray], strata: Sequence[str] | None
+) -> dict[str, float]:
+    """What each policy lacks of a reference on the seeds that it has, as a share of the policy's own return."""
+    number = len(reference)
+    labels = None if strata is None else strata[:number]
     return {
-        name: relative_improvement(returns[reference], returns[name])[0]
-        for name in returns
-        if name != reference
+        name: relative_improvement(reference, values[:number], strata=labels)[0]
+        for name, values in returns.items()
     }
+
+
+def _regret(
+    returns: Mapping[str, FloatArray],
+    kinds: Kinds,
+    references: References,
+    strata: Sequence[str] | None,
+) -> dict[str, float] | None:
+    """What each policy lacks of the best clairvoyant one, or of the search; None without either."""
+    reference = _best(returns, [name for name in returns if name in kinds.clairvoyant], strata)
+    found = {}
+    if reference is not None:
+        others = {name: values for name, values in returns.items() if name != reference}
+        found = _shortfall(returns[reference], others, strata)
+    if references.clairvoyant is None:
+        return found or None
+    searched = _shortfall(references.clairvoyant, returns, strata)
+    return {name: max(share, found.get(name, share)) for name, share in searched.items()}
 
 
 def _badge(

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.metrics import RequestRecords, summarise
+from runners.references import class_slowdowns, engines_of
 
 if TYPE_CHECKING:
     from gymnasium.vector import VectorEnv
@@ -30,8 +31,8 @@ class Episode:
     Attributes:
         policy: name of the policy.
         seed: of the episode.
-        metrics: figures by name: `return`, `reward/TERM` (before weighting), `gpu_hours`, `commands_refused`, and those
-            of `envs.metrics.summarise`.
+        metrics: figures by name: `return`, `reward/TERM` (before weighting), `gpu_hours`, `commands_refused`,
+            `slowdown/CLASS` (`runners.references.class_slowdowns`), and those of `envs.metrics.summarise`.
         decisions: one mapping a decision: time, action, why it was refused, reward and its terms.
         us_per_decision: mean time the policy took to decide, microseconds; the first decision, in which it may compile,
             does not count.
@@ -96,10 +97,12 @@ def run_episode(env: gym.Env[Any, Any], policy: Policy, seed: int, name: str | N
         )
     records: RequestRecords = core.records()
     duration_s = float(core.state.now_s)
+    spec = core.policy_spec
     return Episode(
         policy=called,
         seed=seed,
-        metrics=_metrics(core.policy_spec, records, decisions, duration_s)
+        metrics=_metrics(spec, records, decisions, duration_s)
+        | class_slowdowns(engines_of(env), records, spec.slos, spec.classes)
         | {"gpu_hours": core.gpu_seconds / _SECONDS_PER_HOUR},
         decisions=decisions,
         us_per_decision=1e6 * float(np.mean(thinking_s[1:] or thinking_s)),

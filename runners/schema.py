@@ -16,7 +16,7 @@ from envs.live.launch_settings import DEVICES
 from envs.live.settings import LiveSettings
 from envs.objective import Objective
 from envs.registration import env_config_class, env_names, usual_policies
-from envs.workload.registry import SPLITS, WorkloadSpec, check_choice
+from envs.workload.registry import SPLITS, WorkloadSource, WorkloadSpec, check_choice
 from runners.clusters import CLUSTERS
 from runners.typed import schema_of
 
@@ -25,7 +25,8 @@ LIVE_ENVS = ("routing",)  # that live servers can be the body of
 SHARED_ENV_FIELDS = ("workload", "cluster", "objective", "split")
 
 PAPERS = ("flying_serving", "oserve", "preserve", "sageserve")
-BACKENDS = ("simulator", "vllm", "both", "tables")
+SIMULATOR = "simulator"
+BACKENDS = (SIMULATOR, "vllm", "both", "tables")
 LIVE_BACKENDS = ("vllm", "both")
 
 
@@ -160,6 +161,82 @@ class EvaluateConfig(RunConfig):
         check_least("repeats", self.repeats, 1)
 
 
+@dataclass(frozen=True)
+class SearchConfig:
+    """A clairvoyant search (`runners.clairvoyant`).
+
+    Attributes:
+        base: policy that rollouts follow after the candidate; None: all is left as it is.
+        horizon: decisions that a rollout looks ahead.
+        candidates: most actions compared.
+        every: decisions between two searches.
+        seeds: of how many of the first seeds; 0: none.
+    """
+
+    base: str | None = None
+    horizon: int = 100
+    candidates: int = 8
+    every: int = 1
+    seeds: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("horizon", 1), ("candidates", 2), ("every", 1), ("seeds", 0)):
+            check_least(f"search.{name}", getattr(self, name), least)
+
+
+@dataclass(frozen=True)
+class BenchmarkTask:
+    """A task of the benchmark, as in `configs/benchmark/task`.
+
+    Attributes:
+        words: as `runners.compare` takes them.
+        policies: names.
+        strata: words of each workload, between which the blocks are shared out.
+        short: words for short episodes.
+        search: the clairvoyant search; its number of seeds is the benchmark's.
+        shifts: words of each perturbation.
+    """
+
+    words: tuple[str, ...]
+    policies: tuple[str, ...]
+    strata: dict[str, tuple[str, ...]]
+    short: tuple[str, ...] = ()
+    search: SearchConfig = field(default_factory=SearchConfig)
+    shifts: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.policies or not self.strata:
+            raise ValueError("a task of the benchmark needs policies and at least one workload in strata")
+
+
+@dataclass(frozen=True)
+class BenchmarkConfig:
+    """A benchmark, as in `configs/benchmark`.
+
+    Attributes:
+        name: what it is called.
+        tasks: their names; None: all.
+        blocks: episodes of each policy in each task, without a request in common.
+        first_seed: least seed, apart from those of training and tuning.
+        short: whether tasks run on short episodes.
+        shifted: whether tasks run under each of their perturbations instead of as they are.
+        search_blocks: episodes of the first workload on which the clairvoyant search is made.
+    """
+
+    name: str
+    tasks: tuple[str, ...] | None = None
+    blocks: int = 30
+    first_seed: int = 1_000_000
+    short: bool = False
+    shifted: bool = False
+    search_blocks: int = 0
+
+    def __post_init__(self) -> None:
+        check_least("benchmark.blocks", self.blocks, 1)
+        check_least("benchmark.first_seed", self.first_seed, 0)
+        check_least("benchmark.search_blocks", self.search_blocks, 0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class CompareConfig(RunConfig):
     """Words of `runners.compare`.
@@ -168,10 +245,16 @@ class CompareConfig(RunConfig):
         policies: names of files in `configs/policy`, or checkpoints (`zoo/NAME`, or a path); None: the environment's
             usual ones.
         plots: whether to draw.
+        disjoint: whether windows of a trace must not overlap; there may be fewer than `seeds` then.
+        search: clairvoyant search beside the policies.
+        benchmark: many comparisons at once, which decide about all other words but `out`; None: this one.
     """
 
     policies: tuple[str, ...] | None = None
     plots: bool = True
+    disjoint: bool = False
+    search: SearchConfig = field(default_factory=SearchConfig)
+    benchmark: BenchmarkConfig | None = None
 
     bodies: ClassVar[tuple[str, ...]] = ("simulator", "vllm")
 
@@ -179,9 +262,16 @@ class CompareConfig(RunConfig):
         super().__post_init__()
         if not self.compared:
             raise ValueError("policies must name at least one policy, as in policies=[static_dp,static_tp]")
+        if self.search.seeds and self.backend.name != SIMULATOR:
+            raise ValueError("search.seeds needs backend=simulator: nobody looks into the future of live servers")
         twice = sorted({name for name in self.compared if self.compared.count(name) > 1})
         if twice:
             raise ValueError(f"policies names {twice[0]!r} more than once")
+
+    @property
+    def workload_source(self) -> WorkloadSource:
+        """Where episodes come from."""
+        return WorkloadSource(self.workload)
 
     @property
     def compared(self) -> tuple[str, ...]:

@@ -10,22 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baselines.policy import Tunable
-
-_DIGITS = 4  # significant, so that tuned values can be read
-
-
-def to_unit(tunable: Tunable, value: float) -> float:
-    """Place of a value in its range, 0 to 1; values outside go to the nearer end."""
-    low, high = (math.log(end) if tunable.log else end for end in (tunable.low, tunable.high))
-    place = ((math.log(value) if value > 0 else -math.inf) if tunable.log else value) - low
-    return min(1.0, max(0.0, place / (high - low)))
-
-
-def from_unit(tunable: Tunable, place: float) -> float:
-    """The value at a place of its range, to four significant digits."""
-    low, high = (math.log(end) if tunable.log else end for end in (tunable.low, tunable.high))
-    value = low + (high - low) * min(1.0, max(0.0, place))
-    return float(f"{math.exp(value) if tunable.log else value:.{_DIGITS}g}")
+from baselines.ranges import from_unit, to_unit
 
 
 def to_params(tunables: Mapping[str, Tunable], places: NDArray[np.float64]) -> dict[str, float]:

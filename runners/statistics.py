@@ -87,25 +87,49 @@ def probability_of_improvement(ours: ArrayLike, theirs: ArrayLike) -> float:
     return float(np.mean((a > b) + 0.5 * (a == b)))
 
 
-def relative_improvement(
-    ours: ArrayLike, theirs: ArrayLike, seed: int = 0
-) -> tuple[float, tuple[float, float]]:
-    """Gain over another policy as a share of that one's size, and its 95 % interval over paired seeds.
+def relative_gains(
+    ours: ArrayLike, theirs: ArrayLike, strata: Sequence[str] | None = None
+) -> list[FloatArray]:
+    """Gains over another policy as shares of that one's size, one array for each stratum.
 
-    The share is of the absolute interquartile mean of `theirs`, so that it is a gain for negative returns as well.
+    The size is the absolute interquartile mean of `theirs` in the stratum, so that it is a gain for negative returns as
+    well, and no workload counts for more because its returns are larger.
+
+    Args:
+        ours: (seeds,).
+        theirs: (seeds,), the same seeds in the same order.
+        strata: (seeds,), the workload of each; None: all of one.
     """
     a, b = _paired(ours, theirs)
-    size = abs(float(interquartile_mean(b)))
-    scaled = (a - b) / size if size > 0 else np.where(a == b, 0.0, np.copysign(np.inf, a - b))
-    return float(interquartile_mean(scaled)), bootstrap_interval([scaled], seed=seed)
+    labels = np.zeros(a.size) if strata is None else np.asarray(strata)
+    gains = []
+    for label in dict.fromkeys(labels.tolist()):
+        mine, other = a[labels == label], b[labels == label]
+        size = abs(float(interquartile_mean(other)))
+        difference = mine - other
+        infinite = np.where(mine == other, 0.0, np.copysign(np.inf, difference))
+        gains.append(difference / size if size > 0 else infinite)
+    return gains
 
 
-def paired_p_value(ours: ArrayLike, theirs: ArrayLike) -> float:
-    """Two-sided p-value of Wilcoxon's signed-rank test on paired seeds; 1 where nothing differs."""
+def relative_improvement(
+    ours: ArrayLike, theirs: ArrayLike, seed: int = 0, strata: Sequence[str] | None = None
+) -> tuple[float, tuple[float, float]]:
+    """Interquartile mean of `relative_gains`, and its 95 % interval by the stratified bootstrap over paired seeds."""
+    gains = relative_gains(ours, theirs, strata)
+    return float(interquartile_mean(np.concatenate(gains))), bootstrap_interval(gains, seed=seed)
+
+
+def paired_p_value(ours: ArrayLike, theirs: ArrayLike, strata: Sequence[str] | None = None) -> float:
+    """Two-sided p-value of Wilcoxon's signed-rank test on paired seeds; 1 where nothing differs.
+
+    Where there are several strata, on `relative_gains`, which can be ranked across them.
+    """
     a, b = _paired(ours, theirs)
     if np.array_equal(a, b):
         return 1.0
-    return float(stats.wilcoxon(a, b, zero_method="pratt").pvalue)
+    difference = a - b if strata is None else np.concatenate(relative_gains(a, b, strata))
+    return float(stats.wilcoxon(difference, zero_method="pratt").pvalue)
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:

@@ -13,9 +13,10 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from agents.checkpoint import plain, read_config, standing
-from agents.config import AgentConfig
+from agents.config import POLICY_KEYS, REQUIRED_POLICIES, AgentConfig, no_policy
 from agents.learner import AGENTS, agent_config_class
 from envs.registration import usual_policies
+from runners.policies import policy_config
 from runners.schema import RunConfig, check_least
 from runners.typed import build, schema_of
 
@@ -41,7 +42,7 @@ class TrainConfig(RunConfig):
     """Words of `runners.train`.
 
     Attributes:
-        agent: name and settings of the agent.
+        agent: name and settings of the agent; where a setting names a policy, its parameters are looked up.
         seed: of weights, exploration and training episodes.
         total_steps: decisions to train for; None: the agent's own number.
         max_minutes: time to train for, minutes; None: five where `total_steps` is not given, else no limit.
@@ -66,6 +67,12 @@ class TrainConfig(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for key in REQUIRED_POLICIES:
+            if key in self.agent and self.agent[key] is None:
+                raise no_policy(key)
+        named = {key: self.agent[key] for key in POLICY_KEYS if isinstance(self.agent.get(key), str)}
+        policies = {key: policy_config(name) for key, name in named.items()}
+        object.__setattr__(self, "agent", {**self.agent, **policies})
         for name in ("num_envs", "validations", "validation_seeds"):
             check_least(name, getattr(self, name), 1)
         check_least("seed", self.seed, 0)

@@ -133,7 +133,7 @@ class Training:
         self.learner.save_policy(folder)
         observation, action = self.env.observation_space, self.env.action_space
         assert isinstance(observation, spaces.Dict)
-        assert isinstance(action, spaces.Discrete)
+        assert isinstance(action, spaces.Discrete | spaces.MultiDiscrete)
         config = self.config
         figures = {
             "steps": self.budget.steps,

@@ -11,6 +11,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from agents.learner import Budget
+from agents.spaces import ActionSpace
 from baselines.policy import Policy
 
 
@@ -27,8 +28,15 @@ class Batch:
 class Counterfactuals(Protocol):
     """Training episodes that the present policy plays, and rollouts from states that it visits."""
 
-    observation: spaces.Dict
-    action: spaces.Discrete
+    @property
+    def observation(self) -> spaces.Dict:
+        """What the environment shows."""
+        ...
+
+    @property
+    def action(self) -> ActionSpace:
+        """What it takes."""
+        ...
 
     def follow(self, policy: Policy) -> None:
         """From now on this is the present policy, in the episodes and in rollouts."""

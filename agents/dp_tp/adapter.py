@@ -1,4 +1,4 @@
-"""Between the DP/TP environment and the agents."""
+"""Between the DP/TP environment and the learners."""
 
 from __future__ import annotations
 
@@ -7,56 +7,100 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from numpy.typing import NDArray
 from torch import nn
 
+from agents.adapter import Adapter, Observation
 from agents.api.config import APIConfig
-from agents.config import DQNConfig, SB3Config
-from agents.dp_tp.candidates import action_size, state_size
+from agents.config import AgentConfig, NetworkConfig, SB3Config
+from agents.dp_tp.candidates import action_size, encode_actions, shortlist, state_size, stay_action
 from agents.dp_tp.counterfactuals import DPTPCounterfactuals
-from agents.dp_tp.features import SetFeatures
-from agents.dp_tp.layout_policy import LayoutPolicy
-from agents.dp_tp.network_policy import NetworkPolicy
+from agents.dp_tp.layout_network import LayoutNetwork, layout_ranks
 from agents.dp_tp.score_network import TrainableNetwork
 from agents.dp_tp.score_policy import ScorePolicy
+from agents.dp_tp.setting import check_setting
 from agents.learner import Task
+from agents.networks import DecisionNetwork
+from agents.spaces import ActionSpace
+from baselines.policy import Action
+from envs.backend import ClusterState, Redeploy, SetLayout, SwitchMode
+from envs.dp_tp.action import action_mask, encode_action, num_actions
+from envs.dp_tp.observation import ENGINE_FEATURES
+from envs.layout import all_layouts
+from envs.policy_spec import PolicySpec
+
+_TARGET_WIDTH = ENGINE_FEATURES.index("target_width")
 
 
-class DPTPAdapter:
+class DPTPAdapter(Adapter):
     """Layouts of a node; decisions at equal intervals."""
 
     def interval_s(self, arguments: Mapping[str, Any]) -> float:
         """The environment's decision interval."""
         return float(arguments.get("decision_interval_s", 1.0))
 
-    def training_arguments(self, config: SB3Config, task: Task) -> dict[str, Any]:
-        """Decisions are `config.training_stride` intervals apart."""
+    def training_arguments(self, config: AgentConfig, task: Task) -> dict[str, Any]:
+        """Decisions of Stable-Baselines3's learners are `config.training_stride` intervals apart."""
+        if not isinstance(config, SB3Config):
+            return task.training_arguments
         stride_s = config.training_stride * self.interval_s(task.arguments)
         return {**task.training_arguments, "decision_interval_s": stride_s}
 
-    def plain_action(self, observation: Any, state: Any) -> None:
-        """The layout stays as it is."""
+    def mask(self, observation: Observation, state: ClusterState, spec: PolicySpec) -> NDArray[np.bool_]:
+        """Which switches are possible."""
+        return action_mask(state, spec.num_base, spec.node.weights == "whole")
 
-    def sb3_network(self, config: SB3Config) -> tuple[Any, dict[str, Any]]:
-        """MaskablePPO's knows what a layout is; the others' see the engines as a set and in order."""
-        network = config.network
-        arguments: dict[str, Any] = {
-            "net_arch": list(network.hidden_widths),
-            "features_extractor_kwargs": {
-                "row_width": network.row_width,
-                "place_width": network.place_width,
-            },
-        }
-        if not isinstance(config, DQNConfig):
-            arguments["activation_fn"] = nn.Tanh
-        if config.masked:
-            return LayoutPolicy, {**arguments, "stay_probability": network.stay_probability}
-        return "MultiInputPolicy", {**arguments, "features_extractor_class": SetFeatures}
+    def index_of(self, action: Action, state: ClusterState, mask: NDArray[np.bool_]) -> int:
+        """The switch, in another mode where its own is not offered; else to keep the layout.
 
-    def sb3_policy(
-        self, config: SB3Config, network: Any, observation: spaces.Dict, action: spaces.Discrete, name: str
-    ) -> NetworkPolicy:
-        """The action that the network likes best."""
-        return NetworkPolicy(network, observation, action, config.masked, name)
+        What is deployed anew at first is switched to.
+        """
+        if isinstance(action, Redeploy):
+            action = SetLayout(action.layout, SwitchMode.SEQUENTIAL)
+        if isinstance(action, SetLayout):
+            for mode in (action.mode, SwitchMode.SEQUENTIAL, SwitchMode.HARD):
+                index = encode_action(SetLayout(action.layout, mode))
+                if mask[index]:
+                    return index
+            action = None
+        return stay_action(state.target_layout) if action is None else super().index_of(action, state, mask)
+
+    def candidates(
+        self, observation: Observation, state: ClusterState, mask: NDArray[np.bool_]
+    ) -> NDArray[np.int64]:
+        """Of layouts alike but for a permutation, the one that changes least."""
+        return shortlist(state.target_layout, mask.tobytes())
+
+    def action_rows(self, observation: Observation) -> NDArray[np.float32]:
+        """(N, actions, F), what each switch would do."""
+        num_base = observation["engines"].shape[1]
+        layouts, ranks = all_layouts(num_base), layout_ranks(num_base)
+        scaled = ranks / max(int(ranks.max()), 1)
+        actions = np.arange(num_actions(num_base))
+        rows = np.empty((len(observation["engines"]), len(actions), action_size(num_base)), np.float32)
+        for i, engines in enumerate(observation["engines"]):
+            here = int(np.abs(engines[:, _TARGET_WIDTH] - scaled).max(axis=1).argmin())
+            rows[i] = encode_actions(engines, layouts[here], actions)
+        return rows
+
+    def check_setting(
+        self, name: str, observation: spaces.Dict, action: ActionSpace, spec: PolicySpec
+    ) -> None:
+        """Refuses a node of another size."""
+        check_setting(name, observation, action, spec)
+
+    def network(
+        self,
+        observation: spaces.Dict,
+        action: ActionSpace,
+        config: NetworkConfig,
+        outputs: int = 1,
+        memory_size: int = 0,
+    ) -> DecisionNetwork:
+        """One that knows what a layout is, where a score is one number."""
+        if outputs > 1:
+            return super().network(observation, action, config, outputs, memory_size)
+        return LayoutNetwork(observation, config, memory_size)
 
     def counterfactuals(self, config: APIConfig, task: Task, rng: np.random.Generator) -> DPTPCounterfactuals:
         """One episode, forked once for each of a few layouts."""
@@ -69,7 +113,7 @@ class DPTPAdapter:
         return TrainableNetwork(state_size(num_base, cluster_size), action_size(num_base), hidden)
 
     def score_policy(
-        self, network: nn.Module, observation: spaces.Dict, action: spaces.Discrete, name: str
+        self, network: nn.Module, observation: spaces.Dict, action: ActionSpace, name: str
     ) -> ScorePolicy:
         """Greedy in such a network."""
         assert isinstance(network, TrainableNetwork)

@@ -33,6 +33,9 @@ class DPTPCounterfactuals:
         ValueError: a policy to start from is given; the first rollouts stay where they are.
     """
 
+    observation: spaces.Dict  # what the environment shows
+    action: spaces.Discrete  # what it takes
+
     def __init__(self, config: APIConfig, task: Task, rng: np.random.Generator) -> None:
         if config.start is not None:
             raise ValueError("agent.start must be null for env dp_tp: the first rollouts keep the layout")

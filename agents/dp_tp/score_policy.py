@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from agents.dp_tp.candidates import encode_actions, encode_state, shortlist
 from agents.dp_tp.score_network import ScoreNetwork
 from agents.dp_tp.setting import check_setting
-from agents.spaces import check_observation
+from agents.spaces import ActionSpace, check_observation
 from envs.backend import ClusterState
 from envs.dp_tp.action import action_mask
 from envs.policy_spec import PolicySpec
@@ -36,7 +36,7 @@ class ScorePolicy:
         network: ScoreNetwork,
         name: str = "api",
         observation: spaces.Dict | None = None,
-        action: spaces.Discrete | None = None,
+        action: ActionSpace | None = None,
     ) -> None:
         self.network, self.name = network, name
         self.observation, self.action = observation, action

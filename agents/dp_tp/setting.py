@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from gymnasium import spaces
 
+from agents.spaces import ActionSpace, entries
 from envs.dp_tp.action import num_actions
 from envs.policy_spec import PolicySpec
 
 
-def check_setting(name: str, observation: spaces.Dict, action: spaces.Discrete, spec: PolicySpec) -> None:
+def check_setting(name: str, observation: spaces.Dict, action: ActionSpace, spec: PolicySpec) -> None:
     """Refuses a cluster of another size than the one trained on.
 
     Raises:
         ValueError: says what differs.
     """
     rows = (observation["engines"].shape or (0,))[0]
-    if spec.num_base != rows or num_actions(spec.num_base) != int(action.n):
+    if spec.num_base != rows or num_actions(spec.num_base) != sum(entries(action)):
         raise ValueError(
-            f"policy {name!r} was trained on a node of {rows} base engines ({int(action.n)} actions), "
+            f"policy {name!r} was trained on a node of {rows} base engines ({sum(entries(action))} actions), "
             f"this one has {spec.num_base} ({num_actions(spec.num_base)} actions)"
         )

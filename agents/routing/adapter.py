@@ -1,4 +1,4 @@
-"""Between the routing environment and the agents."""
+"""Between the routing environment and the learners."""
 
 from __future__ import annotations
 
@@ -7,52 +7,72 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from numpy.typing import NDArray
 from torch import nn
 
+from agents.adapter import Adapter, Observation
 from agents.api.config import APIConfig
-from agents.config import DQNConfig, SB3Config
 from agents.learner import Task
+from agents.network_policy import NetworkPolicy
 from agents.routing.counterfactuals import RoutingCounterfactuals
-from agents.routing.policy import SetPolicy
-from agents.routing.sb3_networks import MaskableSetActorCriticPolicy, SetActorCriticPolicy, SetQPolicy
-from agents.routing.set_network import SetNetwork
+from agents.set_network import SetNetwork, SetScorer
+from agents.spaces import ActionSpace
 from baselines.common.routers.linear_score import LinearScorePolicy
 from baselines.policy import Action
+from envs.policy_spec import PolicySpec
 from envs.routing.config import RoutingConfig
+from envs.routing.state import Dispatch, RoutingState
+from envs.simulator.kernel.features import PLACE_FEATURES
 from envs.workload.registry import WorkloadSource
 
+_CONTEXT = ("request", "cluster")
+_LAST = np.float32(-1e30)  # below every score, above what is impossible
 
-class RoutingAdapter:
+
+class RoutingAdapter(Adapter):
     """Places of a fleet; a decision for every request that arrives."""
 
-    def __init__(self) -> None:
+    rows = "places"
+    present = PLACE_FEATURES.index("in_service")
+
+    def __init__(self, env: str = "routing") -> None:
+        super().__init__(env)
         self._plain = LinearScorePolicy()
 
     def interval_s(self, arguments: Mapping[str, Any]) -> float:
         """The mean time between two arrivals."""
         return 1.0 / WorkloadSource(RoutingConfig(**arguments).workload).rate_rps
 
-    def training_arguments(self, config: SB3Config, task: Task) -> dict[str, Any]:
-        """The environment as it is."""
-        return task.training_arguments
-
-    def plain_action(self, observation: Any, state: Any) -> Action:
+    def plain_action(self, observation: Observation, state: RoutingState) -> Action:
         """Where an untuned score sends the request."""
         return self._plain.act(observation, state)
 
-    def sb3_network(self, config: SB3Config) -> tuple[Any, dict[str, Any]]:
-        """A set network."""
-        network = config.network
-        arguments = {"net_arch": list(network.hidden_widths), "row_width": network.row_width}
-        if isinstance(config, DQNConfig):
-            return SetQPolicy, arguments
-        return MaskableSetActorCriticPolicy if config.masked else SetActorCriticPolicy, arguments
+    def mask(self, observation: Observation, state: RoutingState, spec: PolicySpec) -> NDArray[np.bool_]:
+        """The places that can take the request, and to hold it."""
+        rows = len(observation["places"])
+        mask = np.zeros(rows + 1, bool)
+        mask[: len(state.can_take)] = state.can_take
+        mask[rows] = True
+        return mask
 
-    def sb3_policy(
-        self, config: SB3Config, network: Any, observation: spaces.Dict, action: spaces.Discrete, name: str
-    ) -> SetPolicy:
-        """The action that the network likes best."""
-        return SetPolicy(network.set_network.export(), name, observation, config.masked, holds=True)
+    def index_of(self, action: Action, state: RoutingState, mask: NDArray[np.bool_]) -> int:
+        """The place that a request is sent to, or the last action, to hold it."""
+        place = action.place if isinstance(action, Dispatch) else action
+        if place is None or (isinstance(place, (int, np.integer)) and not mask[place]):
+            return len(mask) - 1
+        return super().index_of(place, state, mask)
+
+    def candidates(
+        self, observation: Observation, state: RoutingState, mask: NDArray[np.bool_]
+    ) -> NDArray[np.int64]:
+        """The places that can take the request."""
+        return np.flatnonzero(mask[:-1])
+
+    def check_setting(
+        self, name: str, observation: spaces.Dict, action: ActionSpace, spec: PolicySpec
+    ) -> None:
+        """Refuses a node, whose engines are what is decided."""
+        _ = spec.fleet
 
     def counterfactuals(
         self, config: APIConfig, task: Task, rng: np.random.Generator
@@ -62,12 +82,25 @@ class RoutingAdapter:
 
     def score_network(self, observation: spaces.Dict, hidden: int) -> SetNetwork:
         """Scores of places."""
-        context_size = sum((observation[key].shape or (0,))[0] for key in ("request", "cluster"))
-        return SetNetwork(context_size, hidden, (hidden,))
+        context_size = sum((observation[key].shape or (0,))[0] for key in _CONTEXT)
+        return SetNetwork(context_size, len(PLACE_FEATURES), hidden, (hidden,), self.present)
 
     def score_policy(
-        self, network: nn.Module, observation: spaces.Dict, action: spaces.Discrete, name: str
-    ) -> SetPolicy:
+        self, network: nn.Module, observation: spaces.Dict, action: ActionSpace, name: str
+    ) -> NetworkPolicy:
         """Greedy in such a network; it never holds a request that some place can take."""
         assert isinstance(network, SetNetwork)
-        return SetPolicy(network.export(), name, observation)
+        return place_policy(network.export(), self, name, observation, action)
+
+
+def place_policy(
+    scorer: SetScorer, adapter: RoutingAdapter, name: str, observation: spaces.Dict, action: ActionSpace
+) -> NetworkPolicy:
+    """A policy that is greedy in scores of places and holds a request only where no place can take it."""
+
+    def scores(seen: Observation) -> NDArray[np.float32]:
+        context = np.concatenate([seen[key] for key in _CONTEXT], axis=1)
+        of_places = scorer.scores(context, seen["places"], hold=False)
+        return np.concatenate([of_places, np.full((len(of_places), 1), _LAST)], axis=1)
+
+    return NetworkPolicy(scores, adapter, name, observation, action)

@@ -38,6 +38,9 @@ class RoutingCounterfactuals:
         ValueError: the policy to start from cannot decide by the observation alone.
     """
 
+    observation: spaces.Dict  # what the environment shows
+    action: spaces.Discrete  # what it takes
+
     def __init__(self, config: APIConfig, task: Task, rng: np.random.Generator) -> None:
         self.config, self.rng = config, rng
         routing = RoutingConfig(**task.training_arguments)

@@ -89,8 +89,8 @@ def test_training_goes_on_where_it_was_saved(tmp_path: Path) -> None:
 
 
 def test_other_environments_are_refused() -> None:
-    with pytest.raises(ValueError, match="no agents for env 'autoscaling'; they learn dp_tp, routing"):
-        APILearner(APIConfig(), Task("autoscaling", {}))
+    with pytest.raises(ValueError, match="needs counterfactual rollouts, which env 'deployment' has none of"):
+        APILearner(APIConfig(), Task("deployment", {}))
 
 
 def test_a_start_that_dp_tp_has_not_is_refused() -> None:

@@ -8,9 +8,9 @@ import torch
 
 from agents.config import NetworkConfig, PPOConfig
 from agents.dp_tp.adapter import DPTPAdapter
-from agents.dp_tp.features import SetFeatures
-from agents.dp_tp.layout_policy import layout_ranks
-from agents.factory import make_network
+from agents.dp_tp.layout_network import layout_ranks
+from agents.factory import make_policy_network
+from agents.networks import Pooling
 from envs.backend import ClusterSpec
 from envs.layout import all_layouts
 from envs.registration import make_env
@@ -26,14 +26,14 @@ def batch_of(observation):
 def test_pooled_features_do_not_depend_on_the_order_of_engines_and_the_others_do():
     env = make_env("dp_tp", workload=BURSTY)
     torch.manual_seed(0)
-    features = SetFeatures(env.observation_space, row_width=8, place_width=2)
+    features = Pooling(env.observation_space, ("engines", "cluster"), row_width=8, place_width=2)
     observation = {
         "engines": torch.rand(3, *env.observation_space["engines"].shape),
         "cluster": torch.rand(3, *env.observation_space["cluster"].shape),
     }
     reversed_rows = {**observation, "engines": observation["engines"].flip(1)}
     ours, theirs = features(observation), features(reversed_rows)
-    assert ours.shape == (3, features.features_dim)
+    assert ours.shape == (3, features.size)
     torch.testing.assert_close(ours[:, :16], theirs[:, :16])
     assert not torch.allclose(ours[:, 16:32], theirs[:, 16:32])
 
@@ -43,7 +43,7 @@ def test_an_untrained_actor_mostly_keeps_the_layout_it_is_in(num_gpus):
     env = make_env("dp_tp", workload=BURSTY, cluster=ClusterSpec(num_gpus=num_gpus))
     torch.manual_seed(0)
     config = PPOConfig(network=NetworkConfig(stay_probability=0.8))
-    network = make_network(config, DPTPAdapter(), env.observation_space, env.action_space)
+    network = make_policy_network(config, DPTPAdapter("dp_tp"), env.observation_space, env.action_space)
     rng = np.random.default_rng(0)
     observation, _ = env.reset(seed=0)
     layouts = set()

@@ -11,17 +11,18 @@ from agents.api.counterfactuals import Batch
 from agents.api.learner import APILearner
 from agents.checkpoint import load_policy, replacing, write_description
 from agents.config import DQNConfig, NetworkConfig, PPOConfig
+from agents.factory import make_policy_network
 from agents.learner import Budget, Task, make_learner
-from agents.routing.adapter import RoutingAdapter
-from agents.routing.policy import SetPolicy
-from agents.routing.sb3_networks import MaskableSetActorCriticPolicy
-from agents.routing.set_network import IN_SERVICE, SetNetwork
+from agents.network_policy import NetworkPolicy
+from agents.routing.adapter import RoutingAdapter, place_policy
+from agents.set_network import SetNetwork
 from baselines.registry import make_policy
 from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec
 from envs.registration import make_env, make_vector_env
 from envs.workload.registry import WorkloadSpec
 from runners.rollout import episode_returns, run_episode
 
+IN_SERVICE = RoutingAdapter.present
 SLOW = GroupSpec(ReplicaSpec("llama-3.1-8b", "A100-80GB"), 1)
 FAST = GroupSpec(ReplicaSpec("llama-3.1-8b", "H100", tp_size=2), 1)
 UNEQUAL = FleetConfig(groups=(SLOW, FAST))
@@ -47,14 +48,13 @@ def random_fleet(rng, number, rows, context=20, features=20):
 @pytest.fixture
 def network():
     torch.manual_seed(0)
-    return SetNetwork(20, 8, (16, 12))
+    return SetNetwork(20, 20, 8, (16, 12), IN_SERVICE)
 
 
 def all_scores(network, context, places):
     with torch.no_grad():
-        return network.all_scores(
-            *network.encode(torch.from_numpy(context), torch.from_numpy(places))
-        ).numpy()
+        encoded = network.encode(torch.from_numpy(context), torch.from_numpy(places))
+        return network.all_scores(*encoded).squeeze(2).numpy()
 
 
 def test_permuting_the_places_permutes_the_scores(network):
@@ -86,24 +86,32 @@ def test_rows_without_a_place_change_nothing(network):
 
 
 def test_masks_are_respected(network):
-    observation = make_env("routing", **LIGHT).observation_space
+    env = make_env("routing", **LIGHT)
+    seen_in_training = env.observation_space, env.action_space
     context, places = random_fleet(np.random.default_rng(3), 40, 5)
     seen = {"request": context[:, :9], "cluster": context[:, 9:], "places": places}
     masks = np.random.default_rng(4).random((40, 6)) < 0.4
     masks[:, -1] = True
-    for holds in (False, True):
-        chosen = SetPolicy(network.export(), "x", observation, holds=holds).act_batch(seen, masks)
+    scorer = network.export()
+    never_holds = place_policy(scorer, RoutingAdapter(), "x", *seen_in_training)
+    holds = NetworkPolicy(
+        lambda seen: scorer.scores(context, seen["places"], hold=True),
+        RoutingAdapter(),
+        "y",
+        *seen_in_training,
+    )
+    for policy in (never_holds, holds):
+        chosen = policy.act_batch(seen, masks)
         assert masks[np.arange(40), chosen].all()
-        if not holds:
+        if policy is never_holds:
             np.testing.assert_array_equal(chosen == 5, ~masks[:, :5].any(axis=1))
 
 
 def test_an_untrained_actor_seldom_holds_and_values_the_pool():
     env = make_env("routing", **LIGHT)
     torch.manual_seed(0)
-    network = MaskableSetActorCriticPolicy(
-        env.observation_space, env.action_space, lambda _: 1e-3, net_arch=[16], row_width=8
-    )
+    config = PPOConfig(network=SMALL)
+    network = make_policy_network(config, RoutingAdapter(), env.observation_space, env.action_space)
     observation, _ = env.reset(seed=0)
     batch = {key: torch.as_tensor(value)[None] for key, value in observation.items()}
     probabilities = network.get_distribution(batch).distribution.probs[0]

@@ -119,6 +119,44 @@ def test_routing_with_what_the_agent_has_otherwise_there(agent, tmp_path, capsys
     assert compare.main(words) == 0
 
 
+SMALL = {
+    "recurrent_ppo": SMALL_PPO,
+    "ppo_lagrangian": SMALL_PPO,
+    "residual": [*SMALL_PPO, "agent.baseline=static_dp"],
+    "qr_dqn": ["agent.warm_up_steps=20", "agent.batch_size=16", "agent.buffer_size=500"],
+    "sac": ["agent.warm_up_steps=20", "agent.batch_size=16", "agent.buffer_size=500"],
+    "tqc": ["agent.warm_up_steps=20", "agent.batch_size=16", "agent.buffer_size=500"],
+    "ars": ["agent.directions=2", "agent.kept_directions=1", "agent.episodes=2"],
+    "cma_es": ["agent.heuristic=load_threshold", "agent.episodes=2"],
+    "bc": ["agent.teacher=load_threshold", "agent.epochs=1"],
+    "dagger": ["agent.epochs=1"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("agent", SMALL)
+@pytest.mark.parametrize("env", ["dp_tp", "routing"])
+def test_every_agent_on_every_environment_by_config_alone(agent, env, tmp_path):
+    words = [word for word in TINY if not word.startswith(("env=", "baselines="))]
+    own = list(SMALL[agent])
+    if env == "routing":
+        own = [w.replace("load_threshold", "linear_score").replace("static_dp", "jsq") for w in own]
+    compared = "static_dp" if env == "dp_tp" else "round_robin"
+    words += [f"env={env}", f"agent={agent}", f"baselines=[{compared}]", "total_steps=128"]
+    assert train.main([*words, *own, f"out={tmp_path}"]) == 0
+    again = [f"env={env}", f"policy={tmp_path}/checkpoint", "workload.num_requests=60", "seeds=1"]
+    assert evaluate.main([*again, f"out={tmp_path}/e"]) == 0
+
+
+def test_a_teacher_goes_by_its_name_and_stands_in_the_checkpoint_with_its_constants(tmp_path):
+    words = ["agent=bc", "agent.teacher=load_threshold_tuned", "agent.epochs=1", "total_steps=32"]
+    assert train.main([*TINY, *words, f"out={tmp_path}"]) == 0
+    settings = yaml.safe_load((tmp_path / "checkpoint" / "config.yaml").read_text())["agent"]
+    assert settings["teacher"]["name"] == "load_threshold"
+    assert settings["teacher"]["params"]["dwell_s"] > 0
+    assert train.main([f"resume={tmp_path}", "total_steps=64"]) == 0
+
+
 def test_wandb_offline_needs_no_account(tmp_path, monkeypatch):
     for name in ("WANDB_API_KEY", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)
@@ -179,6 +217,10 @@ def test_a_killed_training_resumes_and_nothing_is_lost(tmp_path, capsys):
         (["agent=maskable_pp"], "maskable_ppo"),
         (["agent.epoch=3"], "epochs"),
         (["agent.epochs=0"], "epochs"),
+        (["agent=sac", "agent.target_rat=0.1"], "target_rate"),
+        (["agent=bc", "agent.teacher=flying_servin"], "flying_serving"),
+        (["agent=residual", "agent.baseline=null"], "agent.baseline must name a policy"),
+        (["agent=cma_es", "agent.heuristic=static_dp"], "declares no constants"),
         (["num_envs=0"], "num_envs"),
         (["total_steps=0"], "total_steps"),
         (["max_minutes=-1"], "max_minutes"),

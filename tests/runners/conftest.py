@@ -37,7 +37,7 @@ def make_episode() -> MakeEpisode:
 
     def make(policy: str, seed: int, **metrics: float) -> Episode:
         plain = {
-            "return": 0.0, "ttft_p99_s": 1.0, "slo_attainment": 1.0, "e2e_p50_s/standard": 1.0, "goodput_rps": 1.0,
+            "return": 0.0, "ttft_p99_s": 1.0, "slo_attainment": 1.0, "slowdown/standard": 1.0, "goodput_rps": 1.0,
             "tpot_p50_s": 0.1, "gpu_hours": 1.0, "refused": 0.0, "failed": 0.0, "unfinished": 0.0,
         }  # fmt: skip
         return Episode(policy, seed, plain | metrics, [], 1.0, 60.0, _records([0.1, 0.2, 0.3]))

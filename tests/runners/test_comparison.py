@@ -3,11 +3,12 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from envs.metrics import to_jsonable
 from envs.workload.registry import WorkloadSource, WorkloadSpec
-from runners.comparison import Kinds, compare_results, disjoint_blocks
+from runners.comparison import Kinds, References, compare_results, disjoint_blocks
 from runners.plots import plot_intervals, plot_timeline
 from runners.rollout import Episode
 
@@ -53,7 +54,7 @@ def test_a_learned_policy_is_held_against_the_best_heuristic(results: dict[str, 
         ({"ttft_p99_s": 1.06}, "ttft_p99_ratio"),
         ({"ttft_p99_s": math.inf}, "ttft_p99_ratio"),
         ({"slo_attainment": 0.99}, "slo_attainment_loss"),
-        ({"e2e_p50_s/standard": 1.06}, "worst_class_e2e_ratio"),
+        ({"slowdown/standard": 1.06}, "worst_class_slowdown_ratio"),
         ({"refused": 1.0}, "extra_requests_lost"),
     ],
 )
@@ -74,6 +75,37 @@ def test_a_clairvoyant_policy_shows_the_room_left(results: dict[str, list[Episod
     assert comparison["best_heuristic"] == "plain"
     assert comparison["regret"]["clairvoyant"]["plain"] == pytest.approx(0.2)
     assert comparison["badge"] == "open"
+
+
+def test_regret_to_a_bound_and_to_a_search_on_the_first_seeds(results: dict[str, list[Episode]]) -> None:
+    plain = np.array([episode.metrics["return"] for episode in results["plain"]])
+    references = References(bound=0.5 * plain, clairvoyant=0.75 * plain[:4])
+    regret = compare_results(results, Kinds(learned=frozenset({"good"})), references)["regret"]
+    assert regret["bound"]["plain"] == pytest.approx(0.5)
+    assert regret["bound"]["good"] == pytest.approx((0.8 - 0.5) / 0.8)
+    assert regret["clairvoyant"]["plain"] == pytest.approx(0.25)
+    assert regret["clairvoyant"]["bad"] == pytest.approx(0.5)
+    assert compare_results({"plain": results["plain"]}, Kinds(), references)["badge"] == "open"
+
+
+def test_strata_count_alike_whatever_the_size_of_their_returns(make_episode: MakeEpisode) -> None:
+    """In one workload the gain is a tenth, in the other a fifth of returns a thousand times larger."""
+    strata = ["small"] * 6 + ["large"] * 6
+    base = [-1.0] * 6 + [-1000.0] * 6
+    gains = [0.9] * 6 + [0.8] * 6
+    results = {
+        "plain": [make_episode("plain", i, **{"return": value}) for i, value in enumerate(base)],
+        "good": [
+            make_episode("good", i, **{"return": gain * value})
+            for i, (gain, value) in enumerate(zip(gains, base, strict=True))
+        ],
+    }
+    comparison = compare_results(results, Kinds(learned=frozenset({"good"})), strata=strata)
+    gain = comparison["relative_improvement"]["good>plain"]
+    assert gain["iqm"] == pytest.approx(0.15)
+    assert gain["ci95"] == pytest.approx((0.15, 0.15))  # nothing varies inside a stratum
+    assert comparison["best_heuristic"] == "plain"
+    assert comparison["badge"] == "solved"
 
 
 def test_windows_of_one_trace_are_not_independent(tmp_path: Path) -> None:

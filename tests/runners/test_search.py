@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from baselines.policy import Tunable
-from runners.search import from_unit, search, to_unit
+from baselines.ranges import from_unit, to_unit
+from runners.search import search
 
 RANGES = {"level": Tunable(0.1, 10.0, log=True), "share": Tunable(0.0, 1.0)}
 

@@ -1,8 +1,9 @@
-"""A network over the places of a fleet, for any number of them: permuting the places permutes its scores.
+"""A network over a set of rows that are actions, for any number of them: permuting the rows permutes its scores.
 
-Every place is seen through the same small network, together with the request and the cluster; what it makes of the
-places in service is averaged and maximised (Zaheer et al. 2017, "Deep Sets"), and a second network scores each place by
-what was made of it and of all of them. To hold the request is scored, and the state valued, by all of them alone.
+Every row (a place of a fleet, a candidate deployment) is seen through the same small network, with the context; what it
+makes of the rows that count is averaged and maximised (Zaheer et al. 2017, "Deep Sets"), and a second network
+scores each row by what was made of it and of all of them. An action that is no row (to hold a request) is scored, and
+the state valued, by all of them alone.
 
 Trained in torch, run in NumPy.
 """
@@ -17,73 +18,76 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from envs.simulator.kernel.features import PLACE_FEATURES
-
 FloatArray = NDArray[np.float32]
-IN_SERVICE = PLACE_FEATURES.index("in_service")
-HOLD_BIAS = -4.0  # an untrained actor seldom holds a request
 
 
 class SetNetwork(nn.Module):
-    """Scores of places.
+    """Scores of rows.
 
     Args:
-        context_size: Features of the request and the cluster.
-        row_width: Width of the network through which every place is seen.
+        context_size: Features of all that is no row.
+        row_size: Features of a row.
+        row_width: Width of the network through which every row is seen.
         hidden_widths: Widths of the hidden layers behind it, at least one.
-        place_size: Features of a place.
+        present: Feature that is positive in a row that counts.
+        memory_size: Numbers that are given to `row_scores` and `hold_score` besides, behind what `encode` gives.
+        outputs: Numbers that a score consists of.
     """
 
     def __init__(
         self,
         context_size: int,
+        row_size: int,
         row_width: int,
         hidden_widths: tuple[int, ...],
-        place_size: int = len(PLACE_FEATURES),
+        present: int,
+        memory_size: int = 0,
+        outputs: int = 1,
     ) -> None:
         super().__init__()
-        self.row_place = nn.Linear(place_size, row_width, bias=False)
+        self.present = present
+        self.row_place = nn.Linear(row_size, row_width, bias=False)
         self.row_context = nn.Linear(context_size, row_width)
         self.row = nn.Linear(row_width, row_width)
-        pooled_size = 2 * row_width + context_size
+        self.pooled_size = 2 * row_width + context_size
+        pooled_size = self.pooled_size + memory_size
         self.score_row = nn.Linear(row_width, hidden_widths[0], bias=False)
         self.score_pool = nn.Linear(pooled_size, hidden_widths[0])
-        self.score = _head(hidden_widths)
+        self.score = _head(hidden_widths, outputs)
         self.hold_pool = nn.Linear(pooled_size, hidden_widths[0])
-        self.hold = _head(hidden_widths)
+        self.hold = _head(hidden_widths, outputs)
 
-    def forward(self, context: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """(batch, R) scores of the places.
+    def forward(self, context: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """(batch, R) scores of the rows, where a score is one number.
 
         Args:
             context: (batch, context_size).
-            places: (batch, R, place_size).
+            rows: (batch, R, row_size).
         """
-        return self.place_scores(*self.encode(context, places))
+        return self.row_scores(*self.encode(context, rows)).squeeze(2)
 
-    def encode(self, context: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What is made of each place, (batch, R, row_width), and of all, (batch, 2 row_width + context_size)."""
-        rows = torch.relu(self.row_place(places) + self.row_context(context).unsqueeze(1))
-        rows = torch.relu(self.row(rows))
-        serving = (places[:, :, IN_SERVICE] > 0).unsqueeze(2)
-        kept = rows * serving
-        mean = kept.sum(dim=1) / serving.sum(dim=1).clamp(min=1)
-        return rows, torch.cat([mean, kept.amax(dim=1), context], dim=1)
+    def encode(self, context: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What is made of each row, (batch, R, row_width), and of all, (batch, 2 row_width + context_size)."""
+        seen = torch.relu(self.row_place(rows) + self.row_context(context).unsqueeze(1))
+        seen = torch.relu(self.row(seen))
+        present = (rows[:, :, self.present] > 0).unsqueeze(2)
+        kept = seen * present
+        mean = kept.sum(dim=1) / present.sum(dim=1).clamp(min=1)
+        return seen, torch.cat([mean, kept.amax(dim=1), context], dim=1)
 
-    def place_scores(self, rows: torch.Tensor, pooled: torch.Tensor) -> torch.Tensor:
-        """(batch, R), from what `encode` gives."""
-        hidden = self.score_row(rows) + self.score_pool(pooled).unsqueeze(1)
-        scores: torch.Tensor = self.score(hidden).squeeze(2)
+    def row_scores(self, seen: torch.Tensor, pooled: torch.Tensor) -> torch.Tensor:
+        """(batch, R, outputs), from what `encode` gives."""
+        scores: torch.Tensor = self.score(self.score_row(seen) + self.score_pool(pooled).unsqueeze(1))
         return scores
 
     def hold_score(self, pooled: torch.Tensor) -> torch.Tensor:
-        """(batch, 1), from what `encode` gives."""
-        score: torch.Tensor = self.hold(self.hold_pool(pooled))
+        """(batch, 1, outputs), from what `encode` gives."""
+        score: torch.Tensor = self.hold(self.hold_pool(pooled)).unsqueeze(1)
         return score
 
-    def all_scores(self, rows: torch.Tensor, pooled: torch.Tensor) -> torch.Tensor:
-        """(batch, R + 1), to hold comes last."""
-        return torch.cat([self.place_scores(rows, pooled), self.hold_score(pooled)], dim=1)
+    def all_scores(self, seen: torch.Tensor, pooled: torch.Tensor) -> torch.Tensor:
+        """(batch, R + 1, outputs), what is no row comes last."""
+        return torch.cat([self.row_scores(seen, pooled), self.hold_score(pooled)], dim=1)
 
     def export(self) -> SetScorer:
         """A copy that runs without torch."""
@@ -96,15 +100,16 @@ class SetNetwork(nn.Module):
             score=_layers(self.score),
             hold_pool=_layer(self.hold_pool),
             hold=_layers(self.hold),
+            present=self.present,
         )
 
 
-def _head(widths: tuple[int, ...]) -> nn.Sequential:
-    """From the first hidden layer, before it is rectified, to one number."""
+def _head(widths: tuple[int, ...], outputs: int) -> nn.Sequential:
+    """From the first hidden layer, before it is rectified, to a score."""
     layers: list[nn.Module] = [nn.ReLU()]
     for width, following in itertools.pairwise(widths):
         layers += [nn.Linear(width, following), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(widths[-1], 1))
+    return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
 
 
 Layer = tuple[FloatArray, FloatArray]  # (inputs, outputs) weights, (outputs,) biases
@@ -128,7 +133,7 @@ def _layers(head: nn.Sequential) -> tuple[Layer, ...]:
 
 @dataclass(frozen=True)
 class SetScorer:
-    """`SetNetwork` in NumPy; the attributes are its layers."""
+    """A `SetNetwork` whose scores are one number, in NumPy; the attributes are its layers."""
 
     row_place: FloatArray
     row_context: Layer
@@ -138,14 +143,15 @@ class SetScorer:
     score: tuple[Layer, ...]
     hold_pool: Layer
     hold: tuple[Layer, ...]
+    present: int
 
     def scores(self, context: FloatArray, places: FloatArray, hold: bool) -> FloatArray:
-        """(N, R) scores of the places, or (N, R + 1) with that of holding.
+        """(N, R) scores of the rows, or (N, R + 1) with that of the action which is no row.
 
         Args:
             context: (N, context_size).
-            places: (N, R, place_size).
-            hold: Whether to score holding.
+            places: (N, R, row_size).
+            hold: Whether to score that action.
         """
         number, num_rows, _ = places.shape
         flat = places.reshape(number * num_rows, -1)
@@ -153,7 +159,7 @@ class SetScorer:
             (flat @ self.row_place).reshape(number, num_rows, -1) + _apply(self.row_context, context)[:, None]
         )
         rows = _rectified(_apply(self.row, rows.reshape(number * num_rows, -1)))
-        serving = places[:, :, IN_SERVICE] > 0
+        serving = places[:, :, self.present] > 0
         kept = rows.reshape(number, num_rows, -1) * serving[:, :, None]
         mean = kept.sum(axis=1) / np.maximum(serving.sum(axis=1), 1)[:, None].astype(np.float32)
         pooled = np.concatenate([mean, kept.max(axis=1), context], axis=1)

@@ -1,0 +1,179 @@
+"""Behaviour cloning and DAgger: a network learns to answer as a teacher does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from torch import nn
+
+from agents.adapter import adapter_of
+from agents.config import ImitationConfig
+from agents.learner import Budget, Task, build_agent_config
+from agents.network_policy import NetworkPolicy, scores_of
+from agents.networks import IMPOSSIBLE
+from agents.spaces import entries, read_spaces
+from agents.teacher import Teacher
+from baselines.policy import Policy
+from envs.side_by_side import MAX_SEED
+
+WEIGHTS, DATA, STATE = "weights.pt", "data.npz", "training.json"
+_SLICE = 0.05  # share of the budget between two chances to save
+_GATHERING = 0.95  # share of an iteration's budget; the rest is for training the network
+_STREAM = 0xDA66E2
+_MASKS, _ANSWERS = "action_mask", "answer"
+
+
+class ImitationLearner:
+    """Gathers what a teacher answers, then trains a network on it.
+
+    Args:
+        config: Settings.
+        task: What is to be learned.
+
+    Raises:
+        ValueError: no teacher is named, or what it says has no number.
+    """
+
+    def __init__(self, config: ImitationConfig, task: Task) -> None:
+        self.config, self.task = config, task
+        self.adapter = adapter_of(task.env)
+        self.rng = np.random.default_rng([task.seed, _STREAM])
+        self.generator = torch.Generator().manual_seed(task.seed)
+        torch.manual_seed(task.seed)
+        self.teacher = Teacher(config.teacher, "teacher", task, self.adapter, task.training_arguments)
+        self.env = self.teacher.env
+        observation, action = self.env.single_observation_space, self.env.single_action_space
+        assert isinstance(observation, spaces.Dict)
+        assert isinstance(action, spaces.Discrete | spaces.MultiDiscrete)
+        self.observation, self.action = observation, action
+        self.network = self._new_network()
+        self.iteration = 0
+        self.gathered: dict[str, list[NDArray[Any]]] = {}
+        self._seen: dict[str, NDArray[np.float32]] | None = None
+
+    def _new_network(self) -> nn.Module:
+        network = self.adapter.network(self.observation, self.action, self.config.network)
+        network.begin()
+        return network
+
+    def improve(self, budget: Budget) -> dict[str, float]:
+        """Gathers answers; when an iteration's share of the budget is used up, trains on all of them."""
+        last = self.iteration >= self.config.iterations - 1
+        end = 1.0 if last else (self.iteration + _GATHERING) / self.config.iterations
+        until = min(end, budget.progress + _SLICE)
+        player = None if self.iteration == 0 else self.policy()
+        while budget.progress < until:
+            self._play(player)
+            budget.count(self.task.num_envs)
+        figures = {"iteration": float(self.iteration), "decisions": float(self._number)}
+        if budget.progress < end:
+            return figures
+        if not self._number:
+            self._play(player)
+        self.iteration += 1
+        return figures | self._train()
+
+    @property
+    def _number(self) -> int:
+        return sum(len(answers) for answers in self.gathered.get(_ANSWERS, []))
+
+    def _play(self, player: NetworkPolicy | None) -> None:
+        """A decision in every episode, the teacher's or the network's, and what the teacher would have done."""
+        if self._seen is None:
+            seeds: Any = self.rng.integers(MAX_SEED, size=self.task.num_envs).tolist()
+            self._seen, info = self.env.reset(seed=seeds)
+            self._masks = info["action_mask"]
+            self.teacher.begin(np.arange(self.task.num_envs))
+        answers = self.teacher.actions(self._seen, self._masks)
+        for name, part in {**self._seen, _MASKS: self._masks, _ANSWERS: answers}.items():
+            self.gathered.setdefault(name, []).append(np.array(part))
+        actions = answers if player is None else player.act_batch(self._seen, self._masks)
+        self._seen, _, terminated, truncated, info = self.env.step(actions)
+        self._masks = info["action_mask"]
+        self.teacher.begin(np.flatnonzero(terminated | truncated))
+
+    def _train(self) -> dict[str, float]:
+        """Fits the network to all answers by cross-entropy over the possible actions."""
+        data = {name: np.concatenate(parts) for name, parts in self.gathered.items()}
+        if self._number > self.config.most_decisions:
+            kept = np.sort(self.rng.choice(self._number, self.config.most_decisions, replace=False))
+            data = {name: part[kept] for name, part in data.items()}
+        self.gathered = {name: [part] for name, part in data.items()}
+        tensors = {name: torch.from_numpy(part) for name, part in data.items()}
+        answers, masks = tensors.pop(_ANSWERS), tensors.pop(_MASKS)
+        config, sizes = self.config, entries(self.action)
+        optimizer = torch.optim.Adam(self.network.parameters(), config.learning_rate)
+        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, config.epochs)
+        loss_sum, agreed = 0.0, 0
+        for _ in range(config.epochs):
+            loss_sum, agreed = 0.0, 0
+            for batch in torch.split(
+                torch.randperm(len(answers), generator=self.generator), config.batch_size
+            ):
+                scores = self.network({name: part[batch] for name, part in tensors.items()}).squeeze(2)
+                logits = scores.masked_fill(~masks[batch], IMPOSSIBLE)
+                levers = torch.split(logits, list(sizes), dim=1)
+                said = answers[batch].reshape(len(batch), len(sizes)).T
+                loss = sum(
+                    nn.functional.cross_entropy(lever, each) for lever, each in zip(levers, said, strict=True)
+                )
+                assert isinstance(loss, torch.Tensor)
+                optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                loss_sum += float(loss.detach()) * len(batch)
+                agree = [lever.argmax(dim=1) == each for lever, each in zip(levers, said, strict=True)]
+                agreed += int(torch.stack(agree).all(dim=0).sum())
+            schedule.step()
+        return {"loss": loss_sum / len(answers), "agreement": agreed / len(answers)}
+
+    def policy(self) -> NetworkPolicy:
+        """The policy as it is now."""
+        scores = scores_of(self.network)  # type: ignore[arg-type]
+        return NetworkPolicy(scores, self.adapter, self.config.name, self.observation, self.action)
+
+    def save_policy(self, folder: Path) -> None:
+        """Writes the weights."""
+        torch.save(self.network.state_dict(), folder / WEIGHTS)
+
+    def save_training(self, folder: Path) -> None:
+        """Writes the data and the random generators."""
+        np.savez(folder / DATA, **{name: np.concatenate(parts) for name, parts in self.gathered.items()})  # type: ignore[arg-type]
+        state = {
+            "iteration": self.iteration,
+            "rng": self.rng.bit_generator.state,
+            "torch": self.generator.get_state().tolist(),
+        }
+        (folder / STATE).write_text(json.dumps(state), encoding="utf-8")
+
+    def restore(self, folder: Path) -> None:
+        """Goes on from there; episodes that were being played begin anew."""
+        self.network.load_state_dict(torch.load(folder / WEIGHTS, weights_only=True))
+        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        self.iteration = state["iteration"]
+        self.rng.bit_generator.state = state["rng"]
+        self.generator.set_state(torch.tensor(state["torch"], dtype=torch.uint8))
+        with np.load(folder / DATA) as data:
+            self.gathered = {name: [data[name]] for name in data.files}
+
+
+def load(folder: Path, config: Mapping[str, Any], name: str) -> Policy:
+    """The policy of a checkpoint.
+
+    Args:
+        folder: Of the checkpoint.
+        config: Its settings.
+        name: What the policy is called.
+    """
+    adapter, settings = adapter_of(config["env"]["name"]), build_agent_config(config["agent"])
+    observation, action = read_spaces(folder)
+    network = adapter.network(observation, action, settings.network)
+    network.load_state_dict(torch.load(folder / WEIGHTS, weights_only=True))
+    return NetworkPolicy(scores_of(network), adapter, name, observation, action)

@@ -1,0 +1,102 @@
+"""A trained network as a policy: the possible action with the highest score."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from agents.adapter import Adapter
+from agents.networks import DecisionNetwork, RowNetwork
+from agents.spaces import ActionSpace, check_observation, highest, plain_action
+from envs.policy_spec import PolicySpec
+
+Observation = Mapping[str, NDArray[np.float32]]
+Scores = Callable[[Observation], NDArray[np.float32]]  # of N observations to (N, entries)
+
+
+class NetworkPolicy:
+    """Greedy in a network; it decides by the observation alone.
+
+    Args:
+        scores: The network.
+        adapter: Of the environment.
+        name: What the policy is called in results.
+        observation: What it was trained to see; where actions are rows, there may be any number of them.
+        action: What it was trained to choose from.
+        masked: Whether it chooses among the possible actions only.
+    """
+
+    clairvoyant = False
+
+    def __init__(
+        self,
+        scores: Scores,
+        adapter: Adapter,
+        name: str,
+        observation: spaces.Dict,
+        action: ActionSpace,
+        masked: bool = True,
+    ) -> None:
+        self.scores, self.adapter, self.name, self.masked = scores, adapter, name, masked
+        self.observation, self.action = observation, action
+        self._checked = False
+
+    def reset(self, spec: PolicySpec, seed: int) -> None:
+        """Looks at the setting.
+
+        Raises:
+            ValueError: the setting is of another kind than the one it was trained in.
+        """
+        self.adapter.check_setting(self.name, self.observation, self.action, spec)
+        self._spec, self._checked = spec, False
+
+    def act(self, observation: Observation, state: object) -> Any:
+        """The best action, without chance.
+
+        Raises:
+            ValueError: the observation is of another shape than those trained on.
+        """
+        if not self._checked:
+            check_observation(self.name, self.observation, observation, rows_of=self.adapter.rows)
+            self._checked = True
+        mask = self.adapter.mask(observation, state, self._spec) if self.masked else None
+        masks = None if mask is None else mask[None]
+        scores = self.scores({key: value[None] for key, value in observation.items()})
+        return plain_action(highest(scores, masks, self.action)[0])
+
+    def act_batch(self, observation: Observation, masks: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """The best action in each of N episodes, (N,) or (N, levers).
+
+        Args:
+            observation: N first.
+            masks: (N, entries).
+        """
+        return highest(self.scores(observation), masks if self.masked else None, self.action)
+
+
+def scores_of(network: DecisionNetwork) -> Scores:
+    """A copy of a network, in NumPy where that is the same, else in torch. The outputs of a score are averaged."""
+    if isinstance(network, RowNetwork) and not network.context.sets and network.outputs * network.levers == 1:
+        scorer, part, vectors = network.network.export(), network.part, network.context.vectors
+        holds = network.holds
+
+        def exported(observation: Observation) -> NDArray[np.float32]:
+            context = np.concatenate([observation[name] for name in vectors], axis=1)
+            return scorer.scores(context, observation[part], holds)
+
+        return exported
+    frozen = copy.deepcopy(network).eval()
+
+    def scores(observation: Observation) -> NDArray[np.float32]:
+        with torch.no_grad():
+            values = frozen({key: torch.as_tensor(value) for key, value in observation.items()})
+        result: NDArray[np.float32] = values.mean(dim=2).numpy()
+        return result
+
+    return scores

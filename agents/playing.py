@@ -1,0 +1,57 @@
+"""Whole episodes under a policy, for learners that look at returns alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agents.learner import Task
+from baselines.policy import BatchPolicy, Policy
+from envs.registration import make_env, make_vector_env
+
+
+class Stage:
+    """Where candidates of one round play the same training episodes.
+
+    Args:
+        task: What is to be learned.
+        episodes: Episodes that each candidate plays.
+        count: Hears of decisions taken.
+    """
+
+    def __init__(self, task: Task, episodes: int, count: Callable[[int], None]) -> None:
+        self.task, self.episodes, self.count = task, episodes, count
+        self.scalar: Any = make_env(task.env, **task.training_arguments)
+        self._batch: Any = None
+
+    def returns(self, policy: Policy, seeds: Sequence[int]) -> NDArray[np.float64]:
+        """Returns of the episodes that seeds stand for, (episodes,); side by side where the policy can do that."""
+        if not isinstance(policy, BatchPolicy):
+            return np.array([self._alone(policy, seed) for seed in seeds])
+        if self._batch is None:
+            self._batch = make_vector_env(self.task.env, self.episodes, **self.task.training_arguments)
+        policy.reset(self.scalar.policy_spec, seeds[0])
+        observation, info = self._batch.reset(seed=list(seeds))
+        returns, over = np.zeros(len(seeds)), np.zeros(len(seeds), bool)
+        while not over.all():
+            actions = policy.act_batch(observation, info["action_mask"])
+            observation, rewards, terminated, truncated, info = self._batch.step(actions)
+            self.count(int((~over).sum()))
+            returns += np.where(over, 0.0, rewards)
+            over |= terminated | truncated
+        return returns
+
+    def _alone(self, policy: Policy, seed: int) -> float:
+        """Return of one episode."""
+        observation, _ = self.scalar.reset(seed=seed)
+        policy.reset(self.scalar.policy_spec, seed)
+        total, done = 0.0, False
+        while not done:
+            action = policy.act(observation, self.scalar.state)
+            observation, reward, terminated, truncated, _ = self.scalar.step(action)
+            self.count(1)
+            total, done = total + reward, terminated or truncated
+        return total

@@ -1,0 +1,274 @@
+"""Searches over parameters: ARS over a network's, CMA-ES over a network's or over a heuristic's constants.
+
+One round is one population. Its candidates play the same episodes, so that they differ by what they do alone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import cma
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from agents.adapter import Adapter, adapter_of
+from agents.config import ARSConfig, CMAESConfig, SearchConfig, searched_constants
+from agents.learner import Budget, Task, build_agent_config
+from agents.network_policy import NetworkPolicy, scores_of
+from agents.networks import DecisionNetwork
+from agents.playing import Stage
+from agents.spaces import ActionSpace, read_spaces
+from baselines.policy import Policy
+from baselines.ranges import from_unit, to_unit
+from baselines.registry import make_policy
+from envs.side_by_side import MAX_SEED
+
+FloatArray = NDArray[np.float64]
+PARAMETERS, STATE = "parameters.json", "search.pkl"
+_STREAM = 0x5EA2C
+
+
+class Candidates(Protocol):
+    """What is searched."""
+
+    @property
+    def start(self) -> FloatArray:
+        """Where the search begins."""
+        ...
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """Of every parameter."""
+        ...
+
+    def policy(self, parameters: FloatArray, name: str) -> Policy:
+        """The policy that parameters stand for."""
+        ...
+
+
+class NetworkCandidates:
+    """Parameters of a network, flattened.
+
+    Args:
+        config: Settings of the agent.
+        adapter: Of the environment.
+        observation: What the environment shows.
+        action: What it takes.
+    """
+
+    bounds = None
+
+    def __init__(
+        self, config: SearchConfig, adapter: Adapter, observation: spaces.Dict, action: ActionSpace
+    ) -> None:
+        self.adapter, self.observation, self.action = adapter, observation, action
+        self.network: DecisionNetwork = adapter.network(observation, action, config.network)
+        self.network.begin()
+        self.start = parameters_to_vector(self.network.parameters()).detach().double().numpy()
+
+    def policy(self, parameters: FloatArray, name: str) -> NetworkPolicy:
+        """Greedy in the network."""
+        with torch.no_grad():
+            vector_to_parameters(torch.as_tensor(parameters).float(), self.network.parameters())
+        return NetworkPolicy(scores_of(self.network), self.adapter, name, self.observation, self.action)
+
+
+class HeuristicCandidates:
+    """Constants of a heuristic, each as its place in its range.
+
+    Args:
+        heuristic: Name and parameters, from which the search begins.
+
+    Raises:
+        ValueError: it declares no constants, or leaves one out.
+    """
+
+    bounds = (0.0, 1.0)
+
+    def __init__(self, heuristic: Mapping[str, Any]) -> None:
+        self.name, self.params = heuristic["name"], dict(heuristic.get("params", {}))
+        self.tunables = searched_constants(heuristic)
+        places = [to_unit(range_, float(self.params[key])) for key, range_ in self.tunables.items()]
+        self.start = np.array(places)
+
+    def policy(self, parameters: FloatArray, name: str) -> Policy:
+        """The heuristic with these constants."""
+        constants = {
+            key: from_unit(range_, float(place))
+            for (key, range_), place in zip(self.tunables.items(), parameters, strict=True)
+        }
+        policy = make_policy(self.name, **{**self.params, **constants})
+        policy.name = name
+        return policy
+
+
+class ARSSearch:
+    """Augmented random search (Mania et al. 2018, algorithm 1, V1-t).
+
+    With nu the size of the steps and alpha the step size, a round tries M + nu d and M - nu d for each of N directions
+    d, keeps the b directions with the highest max(r+, r-), and moves M by alpha / (b sigma_R) times the sum of
+    (r+ - r-) d, sigma_R the spread of the 2 b returns. sb3-contrib has it as well, but plays every candidate on other
+    episodes, whose arrivals then decide which of them looks best.
+
+    Args:
+        config: Settings.
+        start: Parameters.
+        rng: Draws directions.
+    """
+
+    def __init__(self, config: ARSConfig, start: FloatArray, rng: np.random.Generator) -> None:
+        self.config, self.mean, self.rng = config, start, rng
+        self._directions = np.zeros((0, len(start)))
+
+    def ask(self) -> list[FloatArray]:
+        """Candidates of a round, forwards first."""
+        self._directions = self.rng.standard_normal((self.config.directions, len(self.mean)))
+        steps = self.config.sigma * self._directions
+        return [*(self.mean + steps), *(self.mean - steps)]
+
+    def tell(self, candidates: list[FloatArray], returns: FloatArray) -> None:
+        """Moves by what they brought."""
+        forwards, backwards = np.split(returns, 2)
+        best = np.argsort(-np.maximum(forwards, backwards), kind="stable")[: self.config.kept_directions]
+        spread = float(np.concatenate([forwards[best], backwards[best]]).std())
+        if spread > 0:
+            step = (forwards[best] - backwards[best]) @ self._directions[best]
+            self.mean = self.mean + self.config.learning_rate / (len(best) * spread) * step
+
+
+class CMASearch:
+    """CMA-ES, by `cma`.
+
+    Args:
+        config: Settings.
+        start: Parameters.
+        bounds: Of every parameter.
+        rng: Draws candidates.
+    """
+
+    def __init__(
+        self,
+        config: CMAESConfig,
+        start: FloatArray,
+        bounds: tuple[float, float] | None,
+        rng: np.random.Generator,
+    ) -> None:
+        self.rng, self.size = rng, len(start)
+        idle = max(
+            0, 2 - self.size
+        )  # CMA-ES wants two dimensions; the second one of a single constant is idle
+        options: dict[str, Any] = {
+            "seed": math.nan,  # leave NumPy's global generator alone
+            "randn": self._normal,
+            "verbose": -9,
+            "CMA_diagonal": config.diagonal,
+        }
+        if config.population is not None:
+            options["popsize"] = config.population
+        if bounds is not None:
+            options["bounds"] = list(bounds)
+        self._strategy = cma.CMAEvolutionStrategy([*start, *([0.5] * idle)], config.sigma, options)
+
+    def _normal(self, *shape: int) -> FloatArray:
+        return self.rng.standard_normal(shape)
+
+    @property
+    def mean(self) -> FloatArray:
+        """Where the search is; inside the bounds."""
+        strategy = self._strategy
+        return np.asarray(strategy.boundary_handler.repair(strategy.mean))[: self.size]
+
+    def ask(self) -> list[FloatArray]:
+        """Candidates of a round."""
+        self._asked = self._strategy.ask()
+        return [np.asarray(candidate)[: self.size] for candidate in self._asked]
+
+    def tell(self, candidates: list[FloatArray], returns: FloatArray) -> None:
+        """Learns from what they brought."""
+        self._strategy.tell(self._asked, (-returns).tolist())
+
+
+class SearchLearner:
+    """Learns parameters by playing whole episodes.
+
+    Args:
+        config: Settings.
+        task: What is to be learned.
+
+    Raises:
+        ValueError: a heuristic without constants.
+    """
+
+    def __init__(self, config: SearchConfig, task: Task) -> None:
+        self.config, self.task = config, task
+        torch.manual_seed(task.seed)
+        self.rng = np.random.default_rng([task.seed, _STREAM])
+        self._budget = Budget(config.total_steps)
+        self.stage = Stage(task, config.episodes, lambda steps: self._budget.count(steps))
+        self.candidates = _candidates(
+            config, task.env, self.stage.scalar.observation_space, self.stage.scalar.action_space
+        )
+        self.search: ARSSearch | CMASearch
+        if isinstance(config, ARSConfig):
+            self.search = ARSSearch(config, self.candidates.start, self.rng)
+        else:
+            assert isinstance(config, CMAESConfig)
+            self.search = CMASearch(config, self.candidates.start, self.candidates.bounds, self.rng)
+
+    def improve(self, budget: Budget) -> dict[str, float]:
+        """One population."""
+        self._budget = budget
+        seeds = self.rng.integers(MAX_SEED, size=self.config.episodes).tolist()
+        tried = self.search.ask()
+        policies = (self.candidates.policy(each, self.config.name) for each in tried)
+        returns = np.array([self.stage.returns(policy, seeds).mean() for policy in policies])
+        self.search.tell(tried, returns)
+        return {"mean_return": float(returns.mean()), "best_return": float(returns.max())}
+
+    def policy(self) -> Policy:
+        """That of the search's present mean."""
+        return self.candidates.policy(self.search.mean, self.config.name)
+
+    def save_policy(self, folder: Path) -> None:
+        """Writes the parameters."""
+        text = json.dumps({"parameters": self.search.mean.tolist()})
+        (folder / PARAMETERS).write_text(text, encoding="utf-8")
+
+    def save_training(self, folder: Path) -> None:
+        """Writes the state of the search and of its random generator."""
+        (folder / STATE).write_bytes(pickle.dumps(self.search))
+
+    def restore(self, folder: Path) -> None:
+        """Goes on from there."""
+        self.search = pickle.loads((folder / STATE).read_bytes())  # of this user's own run directory
+        self.rng = self.search.rng
+
+
+def _candidates(config: SearchConfig, env: str, observation: Any, action: Any) -> Candidates:
+    """What a configuration searches."""
+    heuristic = getattr(config, "heuristic", None)
+    if heuristic is not None:
+        return HeuristicCandidates(heuristic)
+    return NetworkCandidates(config, adapter_of(env), observation, action)
+
+
+def load(folder: Path, config: Mapping[str, Any], name: str) -> Policy:
+    """The policy of a checkpoint.
+
+    Args:
+        folder: Of the checkpoint.
+        config: Its settings.
+        name: What the policy is called.
+    """
+    parameters = json.loads((folder / PARAMETERS).read_text(encoding="utf-8"))["parameters"]
+    settings = build_agent_config(config["agent"])
+    candidates = _candidates(settings, config["env"]["name"], *read_spaces(folder))
+    return candidates.policy(np.array(parameters), name)

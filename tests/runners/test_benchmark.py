@@ -1,0 +1,123 @@
+"""The benchmark: every task and perturbation composes, one small one runs, and what contradicts it is refused."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+import yaml
+from hydra import initialize_config_dir
+
+from envs.workload.registry import WorkloadSource, WorkloadSpec
+from runners import benchmark, compare
+from runners.benchmark import _composed, load_task, task_names
+from runners.cli import USER_ERROR
+from runners.comparison import disjoint_seeds
+from runners.environments import make_configured_env
+from runners.policies import CONFIG_DIR, load_policy
+from runners.schema import CompareConfig, register_command, register_schemas
+
+
+@pytest.fixture
+def composing():
+    register_schemas()
+    register_command("compare", CompareConfig)
+    with initialize_config_dir(version_base="1.3", config_dir=str(CONFIG_DIR)):
+        yield
+
+
+@pytest.mark.parametrize("name", task_names())
+def test_every_task_composes(name, composing):
+    task = load_task(name)
+    for policy in task.policies:
+        load_policy(policy)
+    for words in (*task.strata.values(), *task.shifts.values()):
+        config = _composed((*task.words, *words, *task.short))
+        assert config.env["name"] == name.partition("_r")[0].partition("_m")[0].partition("_u")[0]
+        make_configured_env(config)
+
+
+def test_blocks_of_a_trace_have_no_request_in_common(tmp_path):
+    rows = "\n".join(f"{t},{10 + t},{10 + t % 11}" for t in range(1000))
+    path = tmp_path / "trace.csv"
+    path.write_text(f"arrival_s,input_tokens,output_tokens\n{rows}\n", encoding="utf-8")
+    source = WorkloadSource(WorkloadSpec("file", path=str(path), num_requests=30))
+    seeds = disjoint_seeds(source, "test", 4, first=50)
+    assert len(seeds) == 4
+    assert min(seeds) >= 50
+    whole = WorkloadSource(WorkloadSpec("file", path=str(path))).sample(0, "test")
+    places = []
+    for seed in seeds:
+        window = source.sample(seed, "test")
+        found = [
+            b
+            for b in range(len(whole) - 29)
+            if (whole.input_tokens[b : b + 30] == window.input_tokens).all()
+            and (whole.output_tokens[b : b + 30] == window.output_tokens).all()
+        ]
+        places.append(found[0])
+    places.sort()
+    assert all(later - earlier >= 30 for earlier, later in itertools.pairwise(places))
+    assert len(disjoint_seeds(source, "test", 100, first=0)) <= len(whole) // 30
+    drawn = WorkloadSource(WorkloadSpec("flying_bursty", num_requests=30))
+    assert disjoint_seeds(drawn, "test", 3, first=7) == [7, 8, 9]
+
+
+def test_a_benchmark_runs_and_says_what_each_task_is(tmp_path, monkeypatch, capsys):
+    task = {
+        "words": ["env=dp_tp", "workload.num_requests=60"],
+        "policies": ["static_dp", "static_tp", "zoo/dp_tp"],
+        "strata": {"bursty": ["workload=flying_bursty"], "chat": ["workload=azure_conv_fitted"]},
+        "search": {"base": None, "horizon": 4, "candidates": 4},
+        "shifts": {"half": ["workload=flying_bursty", "workload.rate_scale=0.5"]},
+    }
+    (tmp_path / "task").mkdir()
+    (tmp_path / "task" / "tiny.yaml").write_text(yaml.safe_dump(task))
+    monkeypatch.setattr(benchmark, "TASK_DIR", tmp_path / "task")
+    assert compare.main(["benchmark=smoke", "benchmark.blocks=3", f"out={tmp_path}/run"]) == 0
+    assert "tiny" in capsys.readouterr().out
+    said = json.loads((tmp_path / "run" / "tiny" / "comparison.json").read_text())
+    assert said["seeds"] == said["blocks"] == 3
+    assert said["search_blocks"] == 1
+    assert said["workload"] == "flying_bursty, azure_conv_fitted"
+    assert set(said["regret"]["bound"]) == set(said["policies"]) == set(said["regret"]["clairvoyant"])
+    assert all(share > 0 for share in said["regret"]["bound"].values())
+    (row,) = json.loads((tmp_path / "run" / "benchmark.json").read_text())["results"]
+    assert row["policy"] == "zoo/dp_tp"
+    assert row["badge"] == said["badge"] in ("solved", "open", "none")
+    words = ["benchmark=shift", "benchmark.blocks=1", f"out={tmp_path}/shift"]
+    assert compare.main(words) == 0
+    (row,) = json.loads((tmp_path / "shift" / "benchmark.json").read_text())["results"]
+    assert row["task"] == "tiny/half"
+    assert isinstance(row["worse"], bool)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["benchmark=smok"], "smoke"),
+        (["benchmark=smoke", "env=routing"], "leaves env to its tasks"),
+        (["benchmark=smoke", "seeds=3"], "leaves seeds to its tasks"),
+        (["benchmark=smoke", "benchmark.tasks=[dp_pt]"], "did you mean 'dp_tp'"),
+        (["benchmark=smoke", "benchmark.blocks=0"], "benchmark.blocks must be at least 1"),
+        (["benchmark=smoke", "benchmark.block=3"], "blocks"),
+        (["search.horizon=0", "policies=[static_dp]"], "search.horizon must be at least 1"),
+    ],
+)
+def test_mistakes_get_one_sentence(words, expected, tmp_path, capsys):
+    assert compare.main([*words, f"out={tmp_path}"]) == USER_ERROR
+    said = capsys.readouterr().err.strip()
+    assert said.startswith("error: ")
+    assert len(said.splitlines()) == 1
+    assert expected in said
+
+
+def test_a_task_says_nothing_it_cannot(tmp_path, monkeypatch):
+    monkeypatch.setattr(benchmark, "TASK_DIR", tmp_path)
+    (tmp_path / "a.yaml").write_text("words: []\npolicies: [jsq]\nstrata: {}\n")
+    with pytest.raises(ValueError, match="at least one workload"):
+        load_task("a")
+    (tmp_path / "b.yaml").write_text("words: []\npolicie: [jsq]\nstrata: {x: []}\n")
+    with pytest.raises(ValueError, match=r"did you mean .b\.policies"):
+        load_task("b")
