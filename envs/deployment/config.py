@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 
 from envs.backend import SLO
+from envs.deployment.profiling import METHODS
 from envs.machines.spec import DeploymentSpec
 from envs.objective import Objective
 from envs.workload.predictions import PredictionSpec
@@ -61,7 +62,7 @@ class DeploymentConfig:
         span_s: Time between decisions, seconds. Source: OServe, section 3.
         types: "kmeans" (input and output length) or "classes" (of the workload).
         num_types: Workload types of k-means. Source: OServe, Table 1.
-        profiling: How capacities are worked out: "measured" or "closed_form" (`envs.deployment.profiling`).
+        profiling: How capacities are worked out: "measured", "mixed" or "closed_form" (`envs.deployment.profiling`).
         past_requests: Requests of the training split that types and capacities are found from. Source: ours.
         past_spans: Spans of it whose counts are known, as far as it goes. Source: ours; OServe trains on 50 and more.
         forecast_spans: Spans whose mean is the environment's own forecast. Source: ours.
@@ -99,7 +100,7 @@ class DeploymentConfig:
                 "deployment decides about a cluster of machines: choose a cluster with num_machines"
             )
         check_choice("types", self.types, (BY_KMEANS, BY_CLASS))
-        check_choice("profiling", self.profiling, ("measured", "closed_form"))
+        check_choice("profiling", self.profiling, METHODS)
         for name in ("span_s", "drain_limit_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
