@@ -39,5 +39,5 @@ class ClairvoyantDeploymentPolicy(DeployingPolicy):
         worth = self.setting.worth(state.coming[0])
         found, present = optimal_plan(worth), worth.plan(state.deployment.kinds)
         plan = found if worth_it(found, present, state, self.min_gain) else present
-        strategy = strategy_of(worth, plan, state.deployment)
+        strategy = strategy_of(worth, plan, state.deployment, self.setting.order)
         return Deploy(strategy.deployment, strategy.assignment.routing())

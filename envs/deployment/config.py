@@ -17,6 +17,8 @@ DEFAULT_SLOS = {
     "priority": SLO(ttft_s=2.0, tpot_s=0.1),
     "long": SLO(ttft_s=20.0, tpot_s=0.1),
 }
+# What OServe is after: the tail of latency, and what a switch costs. Promises are reported, not rewarded.
+OBJECTIVE = Objective(latency=0.0, ttft_attainment=0.0, tpot_attainment=0.0)
 BY_KMEANS, BY_CLASS = "kmeans", "classes"
 
 
@@ -31,6 +33,7 @@ class DeploymentScales:
         request_rate: Requests per second.
         latency_s: Seconds of a request's life.
         switch_s: Seconds of a switch.
+        switch_bytes: Bytes of a switch.
     """
 
     requests: float = 16.0
@@ -39,6 +42,7 @@ class DeploymentScales:
     request_rate: float = 2.0
     latency_s: float = 5.0
     switch_s: float = 5.0
+    switch_bytes: float = 50e9
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -67,17 +71,28 @@ class DeploymentConfig:
         past_spans: Spans of it whose counts are known, as far as it goes. Source: ours; OServe trains on 50 and more.
         forecast_spans: Spans whose mean is the environment's own forecast. Source: ours.
         history: Spans that the observation looks back.
-        num_candidates: Deployments to choose from. Source: ours.
+        num_candidates: Choices: deployments, each with two assignments. Source: ours.
         drain_limit_s: How long after the last arrival an episode may go on before it is cut off, seconds.
         split: Part of the workload that episodes are drawn from; None: the workload's own.
     """
 
     workload: WorkloadSpec = field(
-        default_factory=lambda: WorkloadSpec(name="type_mix", num_requests=2000, params={"hold_s": 120.0})
+        default_factory=lambda: WorkloadSpec(
+            name="type_mix",
+            num_requests=24_000,
+            params={
+                "mean_rps": 13.0,
+                "mixes": ("generation", "S5", "reading"),
+                "rates": (5.0, 20.0, 14.0),
+                "hold_s": 480.0,
+                "gradual": True,
+                "long_answer_factor": 4.0,
+            },
+        )
     )
     cluster: DeploymentSpec = field(default_factory=DeploymentSpec)
     slos: dict[str, SLO] = field(default_factory=lambda: dict(DEFAULT_SLOS))
-    objective: Objective = field(default_factory=Objective)
+    objective: Objective = field(default_factory=lambda: OBJECTIVE)
     p99: float = 1.0
     throughput: float = 0.0
     scales: DeploymentScales = field(default_factory=DeploymentScales)
@@ -85,8 +100,8 @@ class DeploymentConfig:
     span_s: float = 60.0
     types: str = BY_KMEANS
     num_types: int = 4
-    profiling: str = "measured"
-    past_requests: int = 4000
+    profiling: str = "mixed"
+    past_requests: int = 12_000
     past_spans: int = 120
     forecast_spans: int = 2
     history: int = 8

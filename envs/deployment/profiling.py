@@ -1,16 +1,16 @@
 """One-time profiling (Appendix D): how many requests of each type a replica of each kind sustains in a span.
 
-Three ways to the same number. `measured_rps` saturates one replica of the simulator with requests of the type and counts
-what it finishes, which is what profiling an engine means; it takes milliseconds and is the default. `closed_form_rps`
-works it out from the iteration times alone, as Appendix D composes it: prefill by arithmetic (tokens), decoding by one
-latency a batch, pipeline stages by what is sent between them. It knows no preemption, so that it says too much where
-the KV pool is what limits the batch, and the more so the longer the answers are.
+Three ways to the same number. `measured_rps` saturates one replica of the simulator with requests of the type and
+counts what it finishes, which is what profiling an engine means; it takes milliseconds. `closed_form_rps` works it out
+from the iteration times alone, as Appendix D composes it: prefill by arithmetic (tokens), decoding by one latency a
+batch, pipeline stages by what is sent between them. It knows no preemption, so that it says too much where the KV pool
+is what limits the batch, and the more so the longer the answers are.
 
 `mixed_rps` corrects what is measured of each type alone for the company that types keep on a replica. C3 adds up shares
-of a span, as if a request cost the same whatever runs beside it; on pipelines it costs 10 to 20 % more, since stages
-that wait for a long prompt are lost to the answers, and where KV is short a mix may cost less. So pairs of types and all
-of them together are run as well, each with an equal share of the span, and the n_kj are those under which all of these
-runs fill a span best (least squares). Source: ours; the text profiles types alone.
+of a span, as if a request cost the same whatever runs beside it. On pipelines it costs 10 to 20 % more, as stages that
+wait for a long prompt are lost to the answers; where memory limits the batch, short answers beside long ones cost up to
+30 % less. So pairs of types and all of them together are run as well, each with an equal share of the span, and the
+n_kj are those under which all of these runs fill a span best (least squares). Source: ours; the text profiles alone.
 
 Types come as the lengths that were observed of them, so that a capacity is that of the type's real mix. Departure:
 Appendix D profiles layers and communication on GPUs and composes them; here the calibrated latency model stands for the
@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import combinations
 
 import numpy as np
@@ -153,6 +154,30 @@ def profile_capacities(
     return CapacityTable(tuple(fitting[row] for row in able), per_span, span_s)
 
 
+def profile(
+    engine: ReplicaSpec,
+    kinds: tuple[ReplicaKind, ...],
+    types: Sequence[WorkloadType],
+    span_s: float,
+    method: str,
+) -> CapacityTable:
+    """`profile_capacities`, kept: the same is profiled once."""
+    lengths = tuple((of.input_tokens.tobytes(), of.output_tokens.tobytes()) for of in types)
+    return _profiled(engine, kinds, lengths, span_s, method)
+
+
+@lru_cache(maxsize=32)
+def _profiled(
+    engine: ReplicaSpec,
+    kinds: tuple[ReplicaKind, ...],
+    lengths: tuple[tuple[bytes, bytes], ...],
+    span_s: float,
+    method: str,
+) -> CapacityTable:
+    types = [WorkloadType(np.frombuffer(i, np.int64), np.frombuffer(o, np.int64)) for i, o in lengths]
+    return profile_capacities(engine, kinds, types, span_s, method)
+
+
 def _rates(replica: ReplicaSpec, types: Sequence[WorkloadType], method: str, seed: int) -> list[float]:
     """(J,), requests of each type a second."""
     if method == "closed_form":
@@ -225,7 +250,7 @@ def mixed_rps(replica: ReplicaSpec, types: Sequence[WorkloadType], seed: int = 0
         seed: Of the draws.
     """
     alone = np.array([measured_rps(replica, kind_type, seed) for kind_type in types])
-    able = np.flatnonzero(alone)
+    able = np.flatnonzero(alone).tolist()
     if replica.role != "mixed" or len(able) < 2:
         return alone
     groups = [(j,) for j in able] + list(combinations(able, 2)) + ([tuple(able)] if len(able) > 2 else [])
