@@ -70,7 +70,11 @@ class Adapter(Protocol):
         ...
 
 
-ADAPTERS = {"dp_tp": "agents.dp_tp.adapter:DPTPAdapter", "routing": "agents.routing.adapter:RoutingAdapter"}
+ADAPTERS = {
+    "deployment": "agents.deployment.adapter:DeploymentAdapter",
+    "dp_tp": "agents.dp_tp.adapter:DPTPAdapter",
+    "routing": "agents.routing.adapter:RoutingAdapter",
+}
 
 
 def adapter_of(env: str) -> Adapter:

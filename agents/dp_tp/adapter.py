@@ -16,9 +16,9 @@ from agents.dp_tp.counterfactuals import DPTPCounterfactuals
 from agents.dp_tp.features import SetFeatures
 from agents.dp_tp.layout_policy import LayoutPolicy
 from agents.dp_tp.network_policy import NetworkPolicy
-from agents.dp_tp.score_network import TrainableNetwork
 from agents.dp_tp.score_policy import ScorePolicy
 from agents.learner import Task
+from agents.score_network import TrainableNetwork
 
 
 class DPTPAdapter:

@@ -13,8 +13,8 @@ from agents.api.config import APIConfig
 from agents.api.fit import fit
 from agents.api.learner import APILearner
 from agents.dp_tp.candidates import encode_actions, encode_state, shortlist, stay_action
-from agents.dp_tp.score_network import TrainableNetwork
 from agents.learner import Budget, Task
+from agents.score_network import TrainableNetwork
 from envs.backend import ClusterSpec, Redeploy, SetLayout, SwitchMode
 from envs.dp_tp.action import decode_action, encode_action
 from envs.dp_tp.core import DPTPConfig, DPTPCore
