@@ -172,6 +172,24 @@ def test_the_clairvoyant_one_looks_at_what_comes_not_at_the_forecast():
     assert policy.act(None, state([40, 0], coming=np.array([[0.0, 20.0]]))).deployment.kinds == {K(2): 2}
 
 
+def test_the_clairvoyant_one_deploys_for_several_spans_and_assigns_for_one():
+    """Of 13.3 and 16 in the mean two large replicas serve all in 1.36 spans, one large and two small ones in 1.44."""
+    coming = np.array([[40.0, 0.0], [0.0, 24.0], [0.0, 24.0], [40.0, 0.0]])
+    command = ready("clairvoyant_deployment").act(None, state([1, 1], coming=coming))
+    assert command.deployment.kinds == {K(2): 2}
+    np.testing.assert_allclose(command.shares[:, 0], 0.5)
+    near = ready("clairvoyant_deployment", look_ahead=1).act(None, state([1, 1], coming=coming))
+    assert near.deployment.kinds == {K(1): 4}
+
+
+def test_llumnix_has_the_best_uniform_layout_and_lets_load_decide():
+    policy = ready("llumnix_deployment")
+    command = policy.act(None, state([40, 0], now_s=0.0))
+    assert command.deployment.kinds == {K(2): 2}
+    assert not command.shares.any()
+    assert policy.act(None, state([40, 0], TWOS)) is None
+
+
 def test_dynamo_divides_gpus_between_its_workers():
     """Decoding takes three times as long as prefilling: one prefill worker, three decode workers."""
     P, D = K(1, 1, "prefill"), K(1, 1, "decode")
@@ -190,6 +208,7 @@ def test_dynamo_divides_gpus_between_its_workers():
         ("stay", {}),
         ("random", {}),
         ("vllm_static", {}),
+        ("llumnix_deployment", {}),
         ("vllm_reload", {"switch": "ad_hoc"}),
         ("oserve", {"history": 20, "restarts": 2}),
         (
@@ -229,6 +248,7 @@ def test_dynamo_in_a_whole_episode():
         ("oserve", {"most_room": 0.5}, "most_room"),
         ("vllm_reload", {"switch": "slow"}, "switch"),
         ("clairvoyant_deployment", {"min_gain": -1.0}, "min_gain"),
+        ("clairvoyant_deployment", {"look_ahead": 0}, "look_ahead"),
         ("dynamo", {"min_gain": -1.0}, "min_gain"),
     ],
 )
