@@ -1,7 +1,7 @@
 """Llumnix on a cluster that is cut into replicas, as OServe compares with it (Jiang et al., 2026, section 6.1).
 
 Llumnix (Sun et al., OSDI 2024) knows no deployments: its instances are the best uniform layout for the past, as OServe
-gives every baseline its best, and each request goes to the instance with most room for it, whatever its type. Departure:
+gives every baseline its best, and each request goes to the instance with least to do, whatever its type. Departure:
 here decisions come once a span, so that running requests are not moved; `baselines/llumnix/policy.py` is Llumnix with
 migration, on a fleet of such instances (`Serving/Routing-v0`).
 """

@@ -36,7 +36,7 @@ FloatArray = NDArray[np.float64]
 
 FORECASTERS = ("type_lstm", "total_lstm", "moving_average", "environment")
 SEARCHES = ("algorithm_1", "optimal")
-ASSIGNMENTS = ("apart", "even")
+ASSIGNMENTS = ("apart", "even", "spread")
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,9 @@ class OServeConfig:
         restarts: Of Algorithm 1. Source: ours.
         min_gain: Share by which a deployment must reach more than the present one to replace it. Source: ours.
         switch: "ad_hoc" (section 5.2) or "reload".
-        assignment: "apart", types are kept apart among replicas that are alike, or "even" (`assignment.keep_apart`).
+        assignment: Of the flow solution, "apart", types are kept apart among replicas that are alike, or "even"
+            (`assignment.keep_apart`); or "spread", every type goes to all replicas in proportion to what they can do of
+            it, which is section 6.3's deployment without its assignment.
         profiling: How capacities are worked out: "measured" (Appendix D), "mixed" or "closed_form"; or "environment",
             whose table every policy sees (`envs.deployment.profiling`).
         objective: "throughput" (section 4.2) or "completion_time" (`strategies.Worth`).
@@ -139,7 +141,10 @@ class OServePolicy(DeployingPolicy):
         plan = self._chosen(worth, present, state)
         order = self.setting.order if config.assignment == "apart" else None
         strategy = strategy_of(worth, plan, state.deployment, order)
-        return Deploy(strategy.deployment, strategy.assignment.routing(), config.switch)
+        shares = strategy.assignment.routing()
+        if config.assignment == "spread":
+            shares = strategy.assignment.capacity
+        return Deploy(strategy.deployment, shares, config.switch)
 
     def _chosen(self, worth: Worth, present: Plan, state: DeploymentState) -> Plan:
         """What is to be deployed."""

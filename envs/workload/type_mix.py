@@ -6,8 +6,8 @@ types of Table 1: short or long input, short or long output. The mix is held for
 the mixes of Table 1 are the defaults, as Table 2 strings them together. Arrivals are Poisson with a rate that is
 constant within a minute, of a mix at most.
 
-Beside the mixes of Table 1 there are two of ours that lie further apart: in one nearly all answers are long, so that KV
-memory is what runs short, in the other nearly all prompts are, so that arithmetic is.
+Beside the mixes of Table 1 there are three of ours: `generation`, in which nearly all answers are long, so that KV
+memory is what runs short, `reading`, in which nearly all prompts are, so that arithmetic is, and `alike`, of one type.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ TABLE_1 = {  # shares of the types, %
 OURS = {  # likewise, %; source: ours
     "generation": (60.0, 25.0, 12.0, 3.0),
     "reading": (4.0, 6.0, 25.0, 65.0),
+    "alike": (0.0, 0.0, 100.0, 0.0),
 }
 MIXES = TABLE_1 | OURS
 _LENGTHS = ("azure_code_fitted", "azure_conv_fitted")

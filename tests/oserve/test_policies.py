@@ -125,6 +125,9 @@ def test_oserve_keeps_types_apart_among_replicas_that_are_alike():
     np.testing.assert_allclose(command.shares, [[4.8 / 6, 0], [1.2 / 6, 1]], atol=1e-9)
     even = oserve(min_gain=10.0, assignment="even").act(None, state([6, 3], TWOS))
     np.testing.assert_allclose(even.shares, 0.5)
+    spread = oserve(assignment="spread").act(None, state([20, 10], ONES))
+    assert spread.deployment.kinds == MIXED
+    np.testing.assert_allclose(np.sort(spread.shares, axis=0), [[10, 1], [10, 1], [12, 10]])
 
 
 def test_where_every_deployment_has_room_oserve_may_prefer_wide_replicas():
