@@ -105,7 +105,7 @@ class DeploymentConfig:
     past_spans: int = 120
     forecast_spans: int = 2
     history: int = 8
-    num_candidates: int = 32
+    num_candidates: int = 16
     drain_limit_s: float = 300.0
     split: str | None = None
 

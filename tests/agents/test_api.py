@@ -89,7 +89,9 @@ def test_training_goes_on_where_it_was_saved(tmp_path: Path) -> None:
 
 
 def test_other_environments_are_refused() -> None:
-    with pytest.raises(ValueError, match="no agents for env 'autoscaling'; they learn dp_tp, routing"):
+    with pytest.raises(
+        ValueError, match="no agents for env 'autoscaling'; they learn deployment, dp_tp, routing"
+    ):
         APILearner(APIConfig(), Task("autoscaling", {}))
 
 
