@@ -69,7 +69,7 @@ class DeploymentConfig:
         profiling: How capacities are worked out: "measured", "mixed" or "closed_form" (`envs.deployment.profiling`).
         past_requests: Requests of the training split that types and capacities are found from. Source: ours.
         past_spans: Spans of it whose counts are known, as far as it goes. Source: ours; OServe trains on 50 and more.
-        forecast_spans: Spans whose mean is the environment's own forecast. Source: ours.
+        forecast_spans: Spans whose mean is the environment's own forecast. Source: ours; more lag behind a drift.
         history: Spans that the observation looks back.
         num_candidates: Choices: deployments, each with two assignments. Source: ours.
         drain_limit_s: How long after the last arrival an episode may go on before it is cut off, seconds.
@@ -103,7 +103,7 @@ class DeploymentConfig:
     profiling: str = "mixed"
     past_requests: int = 12_000
     past_spans: int = 120
-    forecast_spans: int = 2
+    forecast_spans: int = 1
     history: int = 8
     num_candidates: int = 16
     drain_limit_s: float = 300.0

@@ -18,6 +18,7 @@ import numpy as np
 
 from baselines.oserve.exhaustive import optimal_plan
 from baselines.oserve.uniform import vllm_reload
+from baselines.oserve.vllm import VLLMStaticPolicy
 from baselines.policy import Policy
 from baselines.registry import make_policy
 from envs.deployment.strategies import Worth
@@ -176,7 +177,7 @@ def figures(config: ReproduceConfig, system: System, trace: Trace, contender: st
 def _fleet(config: ReproduceConfig, system: System, trace: Trace) -> Any:
     """The layout of vLLM (static) as a fleet whose router decides for every request."""
     env = _env(config, system, trace, False)
-    static = make_policy("vllm_static")
+    static = VLLMStaticPolicy()
     static.reset(env.unwrapped.policy_spec, 0)
     ((kind, count),) = static.kinds.items()
     replica = replica_spec(kind, env.unwrapped.config.cluster.replica)
@@ -199,7 +200,8 @@ def _measured(env: Any, policy: Policy, seeds: range) -> Figures:
         )
         if not deployments:
             deployments = _deployed(episode)
-    return Figures(*np.mean(rows, axis=0).tolist(), deployments)
+    p99_s, rps, ttft_p99_s, tpot_p99_s, switches = np.mean(rows, axis=0).tolist()
+    return Figures(p99_s, rps, ttft_p99_s, tpot_p99_s, switches, deployments)
 
 
 def _rps(episode: Episode) -> float:

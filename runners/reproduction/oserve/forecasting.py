@@ -67,7 +67,10 @@ def _claims(config: ReproduceConfig, bar: Any, series: FloatArray, what: str, wh
         errors[name] = error_of(forecaster, series)
         bar.update(1)
     why = shown("not the paper's trace")
-    section, stated = (dict(zip(_FORECASTERS, of, strict=True)) for of in (_SECTIONS, _STATED))
+    section, stated = (
+        dict(zip(_FORECASTERS, _SECTIONS, strict=True)),
+        dict(zip(_FORECASTERS, _STATED, strict=True)),
+    )
     rows = []
     for name, error in errors.items():
         by_type = ", ".join(f"{value:.3f}" for value in error)
