@@ -82,6 +82,9 @@ class TypeMix:
         for name in ("rate_noise", "mix_noise"):
             if not 0 <= getattr(self, name) < np.inf:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        for name in ("gradual", "random_start"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be true or false, got {getattr(self, name)!r}")
         if not 0 < self.code_share < 1:
             raise ValueError(f"code_share must lie in (0, 1), got {self.code_share}")
         unknown = [mix for mix in self.mixes if mix not in MIXES]

@@ -96,6 +96,7 @@ def test_episodes_begin_anywhere_in_the_sequence():
         ({"mixes": ["S1", "S6"]}, "generation"),
         ({"rates": [1.0]}, "one for each of 3 mixes"),
         ({"rates": [1.0, 0.0, 1.0]}, "rates must be positive"),
+        ({"gradual": "yes"}, "gradual must be true or false"),
         ({"long_answer_factor": 0.0}, "long_answer_factor"),
         ({"mixs": ["S1"]}, "did you mean 'mixes'"),
     ],
