@@ -173,7 +173,11 @@ class Adapter:
 
 
 # Environments that have more to say, as "module:class".
-ADAPTERS = {"dp_tp": "agents.dp_tp.adapter:DPTPAdapter", "routing": "agents.routing.adapter:RoutingAdapter"}
+ADAPTERS = {
+    "deployment": "agents.deployment.adapter:DeploymentAdapter",
+    "dp_tp": "agents.dp_tp.adapter:DPTPAdapter",
+    "routing": "agents.routing.adapter:RoutingAdapter",
+}
 
 
 def adapter_of(env: str) -> Adapter:

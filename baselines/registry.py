@@ -94,8 +94,12 @@ POLICIES = {
     "vllm_reload": PolicyEntry(
         "baselines.oserve.vllm:VLLMReloadPolicy", "baselines.oserve.vllm:VLLMReloadConfig"
     ),
+    "llumnix_deployment": PolicyEntry("baselines.llumnix.deployment:LlumnixDeploymentPolicy"),
     "dynamo": PolicyEntry("baselines.oserve.dynamo:DynamoPolicy"),
-    "clairvoyant_deployment": PolicyEntry("baselines.oserve.clairvoyant:ClairvoyantDeploymentPolicy"),
+    "clairvoyant_deployment": PolicyEntry(
+        "baselines.oserve.clairvoyant:ClairvoyantDeploymentPolicy",
+        "baselines.oserve.clairvoyant:ClairvoyantConfig",
+    ),
     "sageserve_routing": PolicyEntry(
         "baselines.sageserve.routing:SageServeRoutingPolicy",
         "baselines.sageserve.config:SageServeRoutingConfig",

@@ -28,7 +28,15 @@ ENVS = {
         "envs.deployment.env:DeploymentEnv",
         "envs.deployment.vector:DeploymentVectorEnv",
         "envs.deployment.config:DeploymentConfig",
-        ("vllm_static", "vllm_reload", "vllm_reload_ad_hoc", "oserve", "clairvoyant_deployment"),
+        (
+            "vllm_static",
+            "vllm_reload",
+            "vllm_reload_ad_hoc",
+            "llumnix_deployment",
+            "oserve",
+            "oserve_tuned",
+            "clairvoyant_deployment",
+        ),
     ),
     "dp_tp": EnvEntry(
         "Serving/DPTP-v0",

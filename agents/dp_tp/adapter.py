@@ -16,11 +16,11 @@ from agents.config import AgentConfig, NetworkConfig, SB3Config
 from agents.dp_tp.candidates import action_size, encode_actions, shortlist, state_size, stay_action
 from agents.dp_tp.counterfactuals import DPTPCounterfactuals
 from agents.dp_tp.layout_network import LayoutNetwork, layout_ranks
-from agents.dp_tp.score_network import TrainableNetwork
 from agents.dp_tp.score_policy import ScorePolicy
 from agents.dp_tp.setting import check_setting
 from agents.learner import Task
 from agents.networks import DecisionNetwork
+from agents.score_network import TrainableNetwork
 from agents.spaces import ActionSpace
 from baselines.policy import Action
 from envs.backend import ClusterState, Redeploy, SetLayout, SwitchMode

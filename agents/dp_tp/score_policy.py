@@ -9,8 +9,8 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from agents.dp_tp.candidates import encode_actions, encode_state, shortlist
-from agents.dp_tp.score_network import ScoreNetwork
 from agents.dp_tp.setting import check_setting
+from agents.score_network import ScoreNetwork
 from agents.spaces import ActionSpace, check_observation
 from envs.backend import ClusterState
 from envs.dp_tp.action import action_mask

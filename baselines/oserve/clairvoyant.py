@@ -1,43 +1,73 @@
-"""A clairvoyant reference: the optimal deployment for what the next span really brings.
+"""A clairvoyant reference: the optimal deployment for what the next spans really bring.
 
-It is no bound: it looks one span ahead, counts capacities instead of queues, and pays for every switch it makes.
+It is no bound: it looks a few spans ahead, counts capacities instead of queues, and pays for every switch it makes.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from baselines.common.deploying import DeployingPolicy, worth_it
 from baselines.oserve.exhaustive import optimal_plan
 from baselines.oserve.scheduler import strategy_of
-from baselines.policy import Action
+from baselines.policy import Action, Tunable
 from envs.deployment.state import Deploy, DeploymentState
+from envs.deployment.strategies import Worth
+
+
+@dataclass(frozen=True)
+class ClairvoyantConfig:
+    """Constants of the policy.
+
+    Attributes:
+        min_gain: Share by which a deployment must reach more than the present one to replace it. Source: ours.
+        look_ahead: Spans whose mean a deployment is chosen for; 1 is the next span alone. The assignment is always for
+            the next span. Source: ours; what pays for one span may not pay for the switch.
+    """
+
+    min_gain: float = 0.05
+    look_ahead: int = 3
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_gain < float("inf"):
+            raise ValueError(f"min_gain must be finite and not negative, got {self.min_gain}")
+        if self.look_ahead < 1:
+            raise ValueError(f"look_ahead must be at least 1, got {self.look_ahead}")
+
+    @staticmethod
+    def tunables() -> dict[str, Tunable]:
+        """Constants that a tuner may search."""
+        return {"min_gain": Tunable(0.0, 1.0)}
 
 
 class ClairvoyantDeploymentPolicy(DeployingPolicy):
-    """The exhaustive search's deployment and the exact assignment for the true next span.
+    """The exhaustive search's deployment and the exact assignment for the true next spans.
 
     Args:
-        min_gain: Share by which a deployment must reach more than the present one to replace it. Source: ours.
-
-    Raises:
-        ValueError: `min_gain` is negative.
+        config: Its constants; None: the defaults.
     """
 
     name = "clairvoyant_deployment"
     clairvoyant = True
 
-    def __init__(self, min_gain: float = 0.05) -> None:
-        if not 0 <= min_gain < float("inf"):
-            raise ValueError(f"min_gain must be finite and not negative, got {min_gain}")
-        self.min_gain = min_gain
+    def __init__(self, config: ClairvoyantConfig | None = None) -> None:
+        self.config = config or ClairvoyantConfig()
 
     def act(self, observation: Any, state: DeploymentState) -> Action:
         """The strategy for the next span."""
         if not len(state.coming) or state.coming[0].sum() <= 0:
             return None
-        worth = self.setting.worth(state.coming[0])
+        ahead = state.coming[: self.config.look_ahead]
+        worth = self._worth(ahead[ahead.sum(axis=1) > 0].mean(axis=0))
         found, present = optimal_plan(worth), worth.plan(state.deployment.kinds)
-        plan = found if worth_it(found, present, state, self.min_gain) else present
-        strategy = strategy_of(worth, plan, state.deployment)
+        plan = found if worth_it(found, present, state, self.config.min_gain) else present
+        strategy = strategy_of(self._worth(state.coming[0]), plan, state.deployment, self.setting.order)
         return Deploy(strategy.deployment, strategy.assignment.routing())
+
+    def _worth(self, demand: np.ndarray[Any, np.dtype[np.float64]]) -> Worth:
+        """Values deployments by when they are done with a demand: a type that is dear is not given up."""
+        setting = self.setting
+        return Worth(setting.cluster, setting.table.of_role("mixed"), demand, "completion_time")

@@ -5,6 +5,11 @@ deployments would then follow each other for nothing. Here a deployment is repla
 `min_gain` (source: ours), at the first decision, which is free, where it reaches more at all; the assignment always
 follows the forecast. Before the first span of an episode there is nothing to forecast from: the environment's own
 forecast, the mean of the training episode, stands in. A forecaster is fitted once, to the training episode.
+
+Three options are not in the text (source: ours), and off unless asked for. `profiling="mixed"` corrects capacities for
+the company that types keep, by which C3 is nearer to what replicas do. `objective="completion_time"` keeps the mix when
+not all can be served, where the text's maximum gives up the types that are dear. `most_room` is for hours in which
+every deployment has room: throughput then says nothing, and few wide replicas answer faster than many narrow ones.
 """
 
 from __future__ import annotations
@@ -20,14 +25,18 @@ from baselines.oserve.exhaustive import optimal_plan
 from baselines.oserve.forecast import HISTORY, Forecaster, MovingAverage
 from baselines.oserve.generation import GenerationConfig, generate
 from baselines.oserve.scheduler import strategy_of
+from baselines.oserve.uniform import uniform_layouts
 from baselines.policy import Action, PolicySpec, Tunable
+from envs.deployment.profiling import METHODS
 from envs.deployment.state import Deploy, DeploymentSetting, DeploymentState
+from envs.deployment.strategies import OBJECTIVES, Plan, Worth
 from envs.workload.registry import check_choice
 
 FloatArray = NDArray[np.float64]
 
 FORECASTERS = ("type_lstm", "total_lstm", "moving_average", "environment")
 SEARCHES = ("algorithm_1", "optimal")
+ASSIGNMENTS = ("apart", "even", "spread")
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,14 @@ class OServeConfig:
         restarts: Of Algorithm 1. Source: ours.
         min_gain: Share by which a deployment must reach more than the present one to replace it. Source: ours.
         switch: "ad_hoc" (section 5.2) or "reload".
+        assignment: Of the flow solution, "apart", types are kept apart among replicas that are alike, or "even"
+            (`assignment.keep_apart`); or "spread", every type goes to all replicas in proportion to what they can do of
+            it, which is section 6.3's deployment without its assignment.
+        profiling: How capacities are worked out: "measured" (Appendix D), "mixed" or "closed_form"; or "environment",
+            whose table every policy sees (`envs.deployment.profiling`).
+        objective: "throughput" (section 4.2) or "completion_time" (`strategies.Worth`).
+        most_room: Times the forecast that a deployment need reach at most: of those that do, and of the best uniform
+            ones, the one of fewest replicas is taken. Source: ours; so large that it does not count.
     """
 
     forecaster: str = "type_lstm"
@@ -54,11 +71,20 @@ class OServeConfig:
     restarts: int = 64
     min_gain: float = 0.05
     switch: str = "ad_hoc"
+    assignment: str = "apart"
+    profiling: str = "measured"
+    objective: str = "throughput"
+    most_room: float = 100.0
 
     def __post_init__(self) -> None:
         check_choice("forecaster", self.forecaster, FORECASTERS)
         check_choice("search", self.search, SEARCHES)
         check_choice("switch", self.switch, ("ad_hoc", "reload"))
+        check_choice("assignment", self.assignment, ASSIGNMENTS)
+        check_choice("profiling", self.profiling, ("environment", *METHODS))
+        check_choice("objective", self.objective, OBJECTIVES)
+        if not 1 <= self.most_room < float("inf"):
+            raise ValueError(f"most_room must be finite and at least 1, got {self.most_room}")
         if self.history < 1:
             raise ValueError(f"history must be at least 1, got {self.history}")
         if not 0 <= self.min_gain < float("inf"):
@@ -73,7 +99,7 @@ class OServeConfig:
     @staticmethod
     def tunables() -> dict[str, Tunable]:
         """Constants that a tuner may search."""
-        return {"min_gain": Tunable(0.0, 1.0)}
+        return {"min_gain": Tunable(0.0, 1.0), "most_room": Tunable(1.0, 100.0, log=True)}
 
 
 class OServePolicy(DeployingPolicy):
@@ -97,6 +123,9 @@ class OServePolicy(DeployingPolicy):
         """
         super().reset(spec, seed)
         self.seed, self.decisions = seed, 0
+        method = self.config.profiling
+        table = self.setting.table if method == "environment" else self.setting.profiled(method)
+        self.table = table.of_role("mixed")
         past = self.setting.past
         if self._fitted is None or self._fitted[0] != past.tobytes():
             self._fitted = (past.tobytes(), make_forecaster(self.config, self.setting))
@@ -104,17 +133,38 @@ class OServePolicy(DeployingPolicy):
     def act(self, observation: Any, state: DeploymentState) -> Action:
         """The strategy for the next span."""
         self.decisions += 1
-        worth = self.setting.worth(self.forecast(state))
+        config = self.config
+        worth = Worth(self.setting.cluster, self.table, self.forecast(state), config.objective)
         if worth.demand.sum() <= 0:
             return None
         present = worth.plan(state.deployment.kinds)
+        plan = self._chosen(worth, present, state)
+        order = self.setting.order if config.assignment == "apart" else None
+        strategy = strategy_of(worth, plan, state.deployment, order)
+        shares = strategy.assignment.routing()
+        if config.assignment == "spread":
+            shares = strategy.assignment.capacity
+        return Deploy(strategy.deployment, shares, config.switch)
+
+    def _chosen(self, worth: Worth, present: Plan, state: DeploymentState) -> Plan:
+        """What is to be deployed."""
         if self.config.search == "optimal":
             found = optimal_plan(worth)
         else:
             found = generate(worth, self.config.generation, self.seed + self.decisions).plan
-        plan = found if worth_it(found, present, state, self.config.min_gain) else present
-        strategy = strategy_of(worth, plan, state.deployment)
-        return Deploy(strategy.deployment, strategy.assignment.routing(), self.config.switch)
+        enough = self.config.most_room * float(worth.demand.sum())
+        wide = [
+            plan
+            for plan in (worth.plan(kinds) for kinds in uniform_layouts(worth.cluster, worth.table.kinds))
+            if plan.reachable >= enough
+        ]
+        if not wide:
+            return found if worth_it(found, present, state, self.config.min_gain) else present
+        best = min(wide, key=lambda plan: (len(plan.sizes), -plan.reachable))
+        stays = state.switch is not None or (
+            present.reachable >= enough and len(present.sizes) <= len(best.sizes)
+        )
+        return present if stays else best
 
     def forecast(self, state: DeploymentState) -> FloatArray:
         """(J,), requests of each type that the next span is expected to bring."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from baselines.oserve.generation import GenerationConfig, generate
-from envs.deployment.assignment import Assignment
+from envs.deployment.assignment import Assignment, keep_apart
 from envs.deployment.strategies import Plan, Worth
 from envs.machines.cluster import Deployment
 from envs.machines.placement import place
@@ -29,23 +30,29 @@ class ServingStrategy:
     assignment: Assignment
 
 
-def strategy_of(worth: Worth, plan: Plan, previous: Deployment | None = None) -> ServingStrategy:
+def strategy_of(
+    worth: Worth, plan: Plan, previous: Deployment | None = None, order: ArrayLike | None = None
+) -> ServingStrategy:
     """Places a plan and assigns the demand to its replicas.
 
     Args:
         worth: Cluster, capacities and demand.
         plan: How many replicas of each kind.
         previous: The deployment that is replaced; what both have stays where it is.
+        order: (J,), types in the order in which they are kept apart among replicas that are alike
+            (`assignment.keep_apart`); None: such replicas share all types evenly.
 
     Raises:
         ValueError: The plan does not fit the machines, or has kinds that the capacities do not know.
     """
     deployment = place(worth.cluster, plan.kinds, previous)
     kinds, together = worth.assignment(plan)
-    rows = np.array([kinds.index(replica.kind) for replica in deployment.replicas], np.int64)
-    return ServingStrategy(
-        deployment, Assignment(together.requests[rows], together.capacity[rows], together.demand)
-    )
+    of_replicas = [replica.kind for replica in deployment.replicas]
+    rows = np.array([kinds.index(kind) for kind in of_replicas], np.int64)
+    assignment = Assignment(together.requests[rows], together.capacity[rows], together.demand)
+    if order is not None:
+        assignment = keep_apart(assignment, of_replicas, order)
+    return ServingStrategy(deployment, assignment)
 
 
 def schedule(

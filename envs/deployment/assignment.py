@@ -8,14 +8,17 @@
 It is solved here as the linear program that it is, and this is the default everywhere: a maximum flow, for which
 section 4.2 draws a network (`flow_network.py`), is the same only where a type weighs the same on every replica.
 
-Readings. Replicas of one kind share their work evenly: the text's maximum flow leaves open which corner is taken. A
-request count need not be whole. e_kj is n_kj, as section 4.2 profiles both as "the maximum achievable throughput per
-workload type"; other values are allowed. While all demand can be served, all such assignments have the same flow; of
-these the one is taken that ends soonest, in the sense of Appendix C's completion time (source: ours).
+Readings. The text's maximum flow leaves open which corner is taken where replicas are alike. `assign` has them share
+their work evenly; `keep_apart` is a corner, in which each has as few types as can be, as section 6.3 describes what is
+deployed (all of types 1 and 2 on one replica, of type 3 on others). A request count need not be whole. e_kj is n_kj, as
+section 4.2 profiles both as "the maximum achievable throughput per workload type"; other values are allowed. While all
+demand can be served, all such assignments have the same flow; of these the one is taken that ends soonest, in the sense
+of Appendix C's completion time (source: ours).
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -135,6 +138,30 @@ def soonest(capacity: ArrayLike, demand: ArrayLike) -> Assignment:
         raise ValueError(f"no replica can serve types {unserved.tolist()}")
     times, shares = most_times(n, arriving)
     return Assignment(shares * n / times, n, arriving)
+
+
+def keep_apart(assignment: Assignment, kinds: Sequence[Hashable], order: ArrayLike) -> Assignment:
+    """The same work, with types kept apart among replicas that are alike: each is as busy as before, with fewer types.
+
+    The types are poured into the replicas of a kind one after another, each to the brim: long answers are then seldom
+    held up by long prompts. The text gives no order (source: ours).
+
+    Args:
+        assignment: Of which replicas of one kind have the same.
+        kinds: (K,), kind of each replica.
+        order: (J,), types, the one to begin with first.
+    """
+    requests, capacity = assignment.requests.copy(), assignment.capacity
+    order = np.asarray(order, np.int64)
+    for kind in dict.fromkeys(kinds):
+        alike = [k for k, other in enumerate(kinds) if other == kind]
+        shares = assignment.shares[alike].sum(axis=0)  # spans of work of each type
+        edges = np.concatenate([[0.0], np.cumsum(shares[order])])
+        brims = np.linspace(0.0, edges[-1], len(alike) + 1)
+        for i, k in enumerate(alike):
+            inside = np.minimum(edges[1:], brims[i + 1]) - np.maximum(edges[:-1], brims[i])
+            requests[k, order] = np.maximum(inside, 0.0) * capacity[k, order]
+    return Assignment(requests, capacity, assignment.demand)
 
 
 def _by_highs(n: FloatArray, arriving: FloatArray, edges: FloatArray) -> Assignment:

@@ -1,4 +1,8 @@
-"""Deployments to choose from: the present one, the best uniform ones, the end of a climb, and neighbours of both.
+"""What can be chosen: the present deployment, the best uniform ones, the end of a climb, and neighbours of both.
+
+Each comes with two assignments: spread, in which every replica gets of each type what it can do of it, and apart, the
+flow solution in which types are kept apart (`assignment.keep_apart`). The former is indifferent to what comes, the
+latter spares answers the prompts of others.
 
 A neighbour differs in one step: a replica becomes one of another kind, two become one, or one becomes two, and all of
 the GPUs that this frees are used again. A climb goes from the better of the present deployment and the best uniform one
@@ -25,28 +29,30 @@ CLIMB_STEPS = 8
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A deployment to choose.
+    """A deployment and an assignment to choose.
 
     Attributes:
         plan: Replicas of each kind and what they reach.
         stay: Whether it is the present one.
         uniform: Whether all replicas are alike.
+        apart: Whether types are kept apart.
     """
 
     plan: Plan
     stay: bool
     uniform: bool
+    apart: bool
 
 
 def find_candidates(worth: Worth, present: Mapping[ReplicaKind, int], most: int) -> list[Candidate]:
-    """At most so many deployments, the present one first, then by what they reach.
+    """At most so many choices: the present deployment first, then by what they reach, each spread, then apart.
 
     Args:
         worth: Values deployments under the forecast.
         present: Replicas of each kind now.
         most: How many.
     """
-    search = _Search(worth)
+    search, most = _Search(worth), most // 2
     here = search.plan(_key(present))
     uniform = sorted(map(search.plan, search.uniform()), key=lambda plan: -plan.reachable)[:UNIFORM]
     near = search.neighbours(here)
@@ -60,7 +66,13 @@ def find_candidates(worth: Worth, present: Mapping[ReplicaKind, int], most: int)
                 chosen.setdefault(_key(plan.kinds), plan)
     chosen.pop(_key(here.kinds), None)
     ranked = sorted(chosen.values(), key=lambda plan: (-plan.reachable, _key(plan.kinds)))[: most - 1]
-    return [Candidate(plan, plan is here, len(plan.kinds) == 1) for plan in (here, *ranked)]
+    return [choice for plan in (here, *ranked) for choice in choices_of(plan, plan is here)]
+
+
+def choices_of(plan: Plan, stay: bool) -> list[Candidate]:
+    """A deployment with each of its assignments; with one replica they are the same."""
+    assignments = (False, True) if sum(plan.kinds.values()) > 1 else (False,)
+    return [Candidate(plan, stay, len(plan.kinds) == 1, apart) for apart in assignments]
 
 
 def best_uniform(worth: Worth) -> Plan:

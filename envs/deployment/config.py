@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 
 from envs.backend import SLO
+from envs.deployment.profiling import METHODS
 from envs.machines.spec import DeploymentSpec
 from envs.objective import Objective
 from envs.workload.predictions import PredictionSpec
@@ -16,6 +17,8 @@ DEFAULT_SLOS = {
     "priority": SLO(ttft_s=2.0, tpot_s=0.1),
     "long": SLO(ttft_s=20.0, tpot_s=0.1),
 }
+# What OServe is after: the tail of latency, and what a switch costs. Promises are reported, not rewarded.
+OBJECTIVE = Objective(latency=0.0, ttft_attainment=0.0, tpot_attainment=0.0)
 BY_KMEANS, BY_CLASS = "kmeans", "classes"
 
 
@@ -30,6 +33,7 @@ class DeploymentScales:
         request_rate: Requests per second.
         latency_s: Seconds of a request's life.
         switch_s: Seconds of a switch.
+        switch_bytes: Bytes of a switch.
     """
 
     requests: float = 16.0
@@ -38,6 +42,7 @@ class DeploymentScales:
     request_rate: float = 2.0
     latency_s: float = 5.0
     switch_s: float = 5.0
+    switch_bytes: float = 50e9
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -61,22 +66,33 @@ class DeploymentConfig:
         span_s: Time between decisions, seconds. Source: OServe, section 3.
         types: "kmeans" (input and output length) or "classes" (of the workload).
         num_types: Workload types of k-means. Source: OServe, Table 1.
-        profiling: How capacities are worked out: "measured" or "closed_form" (`envs.deployment.profiling`).
+        profiling: How capacities are worked out: "measured", "mixed" or "closed_form" (`envs.deployment.profiling`).
         past_requests: Requests of the training split that types and capacities are found from. Source: ours.
         past_spans: Spans of it whose counts are known, as far as it goes. Source: ours; OServe trains on 50 and more.
-        forecast_spans: Spans whose mean is the environment's own forecast. Source: ours.
+        forecast_spans: Spans whose mean is the environment's own forecast. Source: ours; more lag behind a drift.
         history: Spans that the observation looks back.
-        num_candidates: Deployments to choose from. Source: ours.
+        num_candidates: Choices: deployments, each with two assignments. Source: ours.
         drain_limit_s: How long after the last arrival an episode may go on before it is cut off, seconds.
         split: Part of the workload that episodes are drawn from; None: the workload's own.
     """
 
     workload: WorkloadSpec = field(
-        default_factory=lambda: WorkloadSpec(name="type_mix", num_requests=2000, params={"hold_s": 120.0})
+        default_factory=lambda: WorkloadSpec(
+            name="type_mix",
+            num_requests=24_000,
+            params={
+                "mean_rps": 13.0,
+                "mixes": ("generation", "S5", "reading"),
+                "rates": (5.0, 20.0, 14.0),
+                "hold_s": 480.0,
+                "gradual": True,
+                "long_answer_factor": 4.0,
+            },
+        )
     )
     cluster: DeploymentSpec = field(default_factory=DeploymentSpec)
     slos: dict[str, SLO] = field(default_factory=lambda: dict(DEFAULT_SLOS))
-    objective: Objective = field(default_factory=Objective)
+    objective: Objective = field(default_factory=lambda: OBJECTIVE)
     p99: float = 1.0
     throughput: float = 0.0
     scales: DeploymentScales = field(default_factory=DeploymentScales)
@@ -84,12 +100,12 @@ class DeploymentConfig:
     span_s: float = 60.0
     types: str = BY_KMEANS
     num_types: int = 4
-    profiling: str = "measured"
-    past_requests: int = 4000
+    profiling: str = "mixed"
+    past_requests: int = 12_000
     past_spans: int = 120
-    forecast_spans: int = 2
+    forecast_spans: int = 1
     history: int = 8
-    num_candidates: int = 32
+    num_candidates: int = 16
     drain_limit_s: float = 300.0
     split: str | None = None
 
@@ -99,7 +115,7 @@ class DeploymentConfig:
                 "deployment decides about a cluster of machines: choose a cluster with num_machines"
             )
         check_choice("types", self.types, (BY_KMEANS, BY_CLASS))
-        check_choice("profiling", self.profiling, ("measured", "closed_form"))
+        check_choice("profiling", self.profiling, METHODS)
         for name in ("span_s", "drain_limit_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")

@@ -8,12 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.backend import TOTALS, Receipt
-from envs.deployment.assignment import assign
-from envs.deployment.candidates import Candidate, best_uniform, find_candidates
+from envs.deployment.assignment import Assignment, keep_apart, soonest
+from envs.deployment.candidates import Candidate, best_uniform, choices_of, find_candidates
 from envs.deployment.config import DeploymentConfig
 from envs.deployment.observation import Encoder, Observation, SpanFigures
 from envs.deployment.setting import Typing, make_setting
 from envs.deployment.state import Deploy, DeploymentState, SwitchUnderway
+from envs.deployment.switch_cost import SwitchCost, gpus_changed, switch_cost
 from envs.deployment.workload_types import count_by_span
 from envs.machines.cluster import Deployment
 from envs.machines.placement import place
@@ -104,7 +105,8 @@ class DeploymentCore:
         self.span = SpanFigures(0.0, np.zeros(self._totals.shape), 0.0, self._busy_s, 0.0)
         self._look()
         plan = best_uniform(self.setting.worth(self._mean_past()))
-        receipt = self._deploy(Deploy(place(self.setting.cluster, plan.kinds)))
+        deployment = place(self.setting.cluster, plan.kinds)
+        receipt = self._deploy(Deploy(deployment, self.shares_of(deployment, False)))
         assert receipt.accepted, receipt.reason
         self._look()
 
@@ -131,8 +133,7 @@ class DeploymentCore:
             worth = self.setting.worth(self.forecast)
             present = self.simulator.deployment.kinds
             if self.simulator.plane.switch is not None:
-                plan = worth.plan(present)
-                self._candidates = [Candidate(plan, True, len(present) == 1)]
+                self._candidates = choices_of(worth.plan(present), stay=True)
             else:
                 self._candidates = find_candidates(worth, present, self.config.num_candidates)
         return self._candidates
@@ -186,7 +187,9 @@ class DeploymentCore:
         if isinstance(action, Deploy):
             command = action
         elif 0 <= int(action) < len(self.candidates):
-            command = Deploy(self.placed(self.candidates[int(action)]))
+            candidate = self.candidates[int(action)]
+            deployment = self.placed(candidate)
+            command = Deploy(deployment, self.shares_of(deployment, candidate.apart))
         else:
             self.num_refused += 1
             return 0, f"there is no candidate {int(action)}; there are {len(self.candidates)} now"
@@ -202,18 +205,30 @@ class DeploymentCore:
         return changed, ""
 
     def _deploy(self, command: Deploy) -> Receipt:
-        shares = self.flow_shares(command.deployment) if command.shares is None else command.shares
+        shares = self.shares_of(command.deployment, True) if command.shares is None else command.shares
         return self.simulator.deploy(command.deployment, shares, command.switch)
 
-    def flow_shares(self, deployment: Deployment) -> FloatArray:
-        """(K, J), assignment of the forecast by the flow solution; prefill and decode workers share evenly."""
+    def shares_of(self, deployment: Deployment, apart: bool) -> FloatArray:
+        """(K, J), an assignment of the forecast; prefill and decode workers share evenly.
+
+        Args:
+            deployment: The replicas.
+            apart: Whether it is the flow solution with types kept apart; else each type goes to all replicas in
+                proportion to what they can do of it.
+        """
         if any(replica.kind.role != "mixed" for replica in deployment.replicas):
             return np.ones((len(deployment.replicas), self.setting.num_types))
+        of_replicas = [replica.kind for replica in deployment.replicas]
+        capacity = np.array([self.setting.table.row(kind) for kind in of_replicas])
+        if not apart:
+            return capacity / np.maximum(capacity.sum(axis=0), np.finfo(float).tiny)
         kinds = sorted(deployment.kinds)
         counts = np.array([deployment.kinds[kind] for kind in kinds], np.float64)
         together = np.array([self.setting.table.row(kind) for kind in kinds]) * counts[:, None]
-        routing = assign(together, self.forecast).routing() / counts[:, None]
-        return routing[[kinds.index(replica.kind) for replica in deployment.replicas]]
+        able = np.where((together > 0).any(axis=0), self.forecast, 0.0)
+        rows = [kinds.index(kind) for kind in of_replicas]
+        requests = (soonest(together, able).requests / counts[:, None])[rows]
+        return keep_apart(Assignment(requests, capacity, able), of_replicas, self.setting.order).routing()
 
     # -- what is seen --------------------------------------------------------------------------------------------------
 
@@ -252,9 +267,14 @@ class DeploymentCore:
 
     def observe(self) -> Observation:
         """The observation of the present state."""
-        now = self.simulator.deployment
-        changed = [gpus_changed(now, self.placed(candidate)) for candidate in self.candidates]
-        return self.encoder.encode(self.state, self.candidates, changed, self.span, self.simulator.slots)
+        costs = [self.cost(candidate) for candidate in self.candidates]
+        return self.encoder.encode(self.state, self.candidates, costs, self.span, self.simulator.slots)
+
+    def cost(self, candidate: Candidate) -> SwitchCost:
+        """What a switch to a candidate would cost now."""
+        return switch_cost(
+            self.config.cluster, self.simulator.deployment, self.placed(candidate), self.state.engines
+        )
 
     def _measure(self, dt_s: float) -> None:
         """Works out what the span brought."""
@@ -295,9 +315,3 @@ class DeploymentCore:
         copy.meter = self.meter.fork()
         copy._log_read = 0
         return copy
-
-
-def gpus_changed(before: Deployment, after: Deployment) -> float:
-    """Share of the GPUs in replicas that are in `after` and not in `before`."""
-    new = set(after.replicas) - set(before.replicas)
-    return sum(replica.kind.num_gpus for replica in new) / before.cluster.num_gpus

@@ -14,6 +14,7 @@ from envs.backend import TOTALS, EngineStatus
 from envs.deployment.candidates import Candidate
 from envs.deployment.config import DeploymentScales
 from envs.deployment.state import DeploymentSetting, DeploymentState
+from envs.deployment.switch_cost import SwitchCost
 
 FloatArray = NDArray[np.float64]
 Observation = dict[str, NDArray[np.float32]]
@@ -25,13 +26,18 @@ CANDIDATE_FEATURES = (
     "exists",
     "stay",
     "uniform",
+    "apart",  # types are kept apart, else spread
     "room",  # requests it reaches over requests forecast, log1p of the ratio
     "replicas",  # over the most there can be, ratio
     "mean_tp",  # over the GPUs of a machine, ratio
     "mean_pp",  # over the longest pipeline, ratio
     "idle_gpus",  # ratio
-    "gpus_changed",  # in replicas that come, ratio
     "kv_capacity_tokens",  # of all replicas
+    "gpus_changed",  # in replicas that come, ratio
+    "switch_bytes",  # of weights that would be sent
+    "switch_stall_s",  # until the new replicas serve, without draining and without KV
+    "requests_moved",  # in replicas that would go
+    "context_moved",  # tokens of theirs
 )
 
 # Features of a replica of the deployment in force, or that is to be; behind them, its share of each type (ratio).
@@ -135,7 +141,7 @@ class Encoder:
         self,
         state: DeploymentState,
         candidates: list[Candidate],
-        changed: list[float],
+        costs: list[SwitchCost],
         span: SpanFigures,
         slots: NDArray[np.int64],
     ) -> Observation:
@@ -144,24 +150,25 @@ class Encoder:
         Args:
             state: What is known.
             candidates: What can be chosen.
-            changed: Of each candidate, the share of GPUs in replicas that come.
+            costs: What a switch to each candidate would cost.
             span: What the last span brought.
             slots: (K,), engine slot of each replica of the deployment.
         """
         return {
-            "candidates": self._candidates(state, candidates, changed),
+            "candidates": self._candidates(state, candidates, costs),
             "replicas": self._replicas(state, span, slots),
             "types": self._types(state),
             "cluster": self._cluster(state, span),
         }
 
     def _candidates(
-        self, state: DeploymentState, candidates: list[Candidate], changed: list[float]
+        self, state: DeploymentState, candidates: list[Candidate], costs: list[SwitchCost]
     ) -> NDArray[np.float32]:
         out = np.zeros(self.shapes["candidates"])
         cluster, table = self.setting.cluster, self.setting.table
         demand = np.maximum(state.forecast, LEAST_DEMAND)
-        for row, (candidate, moved) in enumerate(zip(candidates, changed, strict=True)):
+        scales = self.scales
+        for row, (candidate, cost) in enumerate(zip(candidates, costs, strict=True)):
             kinds = candidate.plan.kinds
             count = sum(kinds.values())
             used = sum(kind.num_gpus * n for kind, n in kinds.items())
@@ -170,13 +177,18 @@ class Encoder:
                 1.0,
                 candidate.stay,
                 candidate.uniform,
+                candidate.apart,
                 np.log1p(candidate.plan.reachable / demand.sum()),
                 count / self.max_replicas,
                 sum(kind.tp * n for kind, n in kinds.items()) / count / cluster.gpus_per_machine,
                 sum(kind.pp * n for kind, n in kinds.items()) / count / self.max_pp,
                 1.0 - used / cluster.num_gpus,
-                moved,
-                np.log1p(sum(self.kv_tokens[kind] * n for kind, n in kinds.items()) / self.scales.tokens),
+                np.log1p(sum(self.kv_tokens[kind] * n for kind, n in kinds.items()) / scales.tokens),
+                cost.gpus,
+                np.log1p(cost.weight_bytes / scales.switch_bytes),
+                np.log1p(cost.stall_s / scales.switch_s),
+                np.log1p(cost.requests / scales.requests),
+                np.log1p(cost.context_tokens / scales.tokens),
             )
             out[row, len(CANDIDATE_FEATURES) :] = np.log1p(capacity / demand)
         return out.astype(np.float32)

@@ -1,10 +1,16 @@
 """One-time profiling (Appendix D): how many requests of each type a replica of each kind sustains in a span.
 
-Two ways to the same number. `measured_rps` saturates one replica of the simulator with requests of the type and counts
-what it finishes, which is what profiling an engine means; it takes milliseconds and is the default. `closed_form_rps`
-works it out from the iteration times alone, as Appendix D composes it: prefill by arithmetic (tokens), decoding by one
-latency a batch, pipeline stages by what is sent between them. It knows no preemption, so that it says too much where
-the KV pool is what limits the batch, and the more so the longer the answers are.
+Three ways to the same number. `measured_rps` saturates one replica of the simulator with requests of the type and
+counts what it finishes, which is what profiling an engine means; it takes milliseconds. `closed_form_rps` works it out
+from the iteration times alone, as Appendix D composes it: prefill by arithmetic (tokens), decoding by one latency a
+batch, pipeline stages by what is sent between them. It knows no preemption, so that it says too much where the KV pool
+is what limits the batch, and the more so the longer the answers are.
+
+`mixed_rps` corrects what is measured of each type alone for the company that types keep on a replica. C3 adds up shares
+of a span, as if a request cost the same whatever runs beside it. On pipelines it costs 10 to 20 % more, as stages that
+wait for a long prompt are lost to the answers; where memory limits the batch, short answers beside long ones cost up to
+30 % less. So pairs of types and all of them together are run as well, each with an equal share of the span, and the
+n_kj are those under which all of these runs fill a span best (least squares). Source: ours; the text profiles alone.
 
 Types come as the lengths that were observed of them, so that a capacity is that of the type's real mix. Departure:
 Appendix D profiles layers and communication on GPUs and composes them; here the calibrated latency model stands for the
@@ -16,9 +22,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import lsq_linear
 
 from envs.backend import SLO
 from envs.fleet import FleetSpec, GroupSpec, ReplicaSpec
@@ -35,6 +44,9 @@ SPAN_S = 60.0  # section 3: "the next time span (in our case, one minute)"
 # Requests of a saturation run: so many times what runs at once, and at least so many; the rate is that of the middle
 # half of what finishes. Source: ours.
 TURNOVERS, FEWEST_REQUESTS = 10, 100
+METHODS = ("measured", "mixed", "closed_form")
+MIXED_REQUESTS = 2000  # drawn for a mix; source: ours
+LEAST_COST, MOST_COST = 0.5, 2.0  # of a request in company over alone; source: ours
 _NO_PROMISE = (SLO(1.0, 1.0),)
 
 
@@ -123,31 +135,56 @@ def profile_capacities(
         kinds: What to profile.
         types: Workload types.
         span_s: Length of a span, s.
-        method: "measured" or "closed_form".
+        method: "measured", "mixed" or "closed_form".
         seed: Of the lengths that are drawn.
 
     Raises:
         ValueError: The method is unknown, the span is not positive, or no kind holds the model.
     """
-    if method not in ("measured", "closed_form"):
-        raise ValueError(f"method={method!r} is not allowed; choose measured or closed_form")
+    if method not in METHODS:
+        raise ValueError(f"method={method!r} is not allowed; choose one of {', '.join(METHODS)}")
     if not span_s > 0:
         raise ValueError(f"span_s must be positive, got {span_s}")
     fitting = [kind for kind in kinds if kv_tokens(replica_spec(kind, engine)) > 0]
-    rates = [
-        [
-            measured_rps(replica_spec(kind, engine), kind_type, seed)
-            if method == "measured"
-            else closed_form_rps(replica_spec(kind, engine), kind_type)
-            for kind_type in types
-        ]
-        for kind in fitting
-    ]
+    rates = [_rates(replica_spec(kind, engine), types, method, seed) for kind in fitting]
     able = [row for row, of in enumerate(rates) if any(of)]
     if not able:
         raise ValueError(f"{engine.model} fits none of {', '.join(map(str, kinds))} on {engine.gpu}")
     per_span = span_s * np.array([rates[row] for row in able], np.float64).reshape(len(able), len(types))
     return CapacityTable(tuple(fitting[row] for row in able), per_span, span_s)
+
+
+def profile(
+    engine: ReplicaSpec,
+    kinds: tuple[ReplicaKind, ...],
+    types: Sequence[WorkloadType],
+    span_s: float,
+    method: str,
+) -> CapacityTable:
+    """`profile_capacities`, kept: the same is profiled once."""
+    lengths = tuple((of.input_tokens.tobytes(), of.output_tokens.tobytes()) for of in types)
+    return _profiled(engine, kinds, lengths, span_s, method)
+
+
+@lru_cache(maxsize=32)
+def _profiled(
+    engine: ReplicaSpec,
+    kinds: tuple[ReplicaKind, ...],
+    lengths: tuple[tuple[bytes, bytes], ...],
+    span_s: float,
+    method: str,
+) -> CapacityTable:
+    types = [WorkloadType(np.frombuffer(i, np.int64), np.frombuffer(o, np.int64)) for i, o in lengths]
+    return profile_capacities(engine, kinds, types, span_s, method)
+
+
+def _rates(replica: ReplicaSpec, types: Sequence[WorkloadType], method: str, seed: int) -> list[float]:
+    """(J,), requests of each type a second."""
+    if method == "closed_form":
+        return [closed_form_rps(replica, kind_type) for kind_type in types]
+    if method == "mixed":
+        return mixed_rps(replica, types, seed).tolist()
+    return [measured_rps(replica, kind_type, seed) for kind_type in types]
 
 
 def batch_of(replica: ReplicaSpec, kind_type: WorkloadType) -> float:
@@ -200,6 +237,46 @@ def _middle_rate(finish_s: FloatArray) -> float:
     if last <= first or finish_s[last] <= finish_s[first]:
         return 0.0
     return float((last - first) / (finish_s[last] - finish_s[first]))
+
+
+def mixed_rps(replica: ReplicaSpec, types: Sequence[WorkloadType], seed: int = 0) -> FloatArray:
+    """(J,), `measured_rps` of each type, corrected for what it costs beside others, 1/s.
+
+    A prefill or a decode worker has its requests one like the other, and nothing is corrected.
+
+    Args:
+        replica: What runs.
+        types: Workload types.
+        seed: Of the draws.
+    """
+    alone = np.array([measured_rps(replica, kind_type, seed) for kind_type in types])
+    able = np.flatnonzero(alone).tolist()
+    if replica.role != "mixed" or len(able) < 2:
+        return alone
+    groups = [(j,) for j in able] + list(combinations(able, 2)) + ([tuple(able)] if len(able) > 2 else [])
+    served = np.zeros((len(groups), len(types)))  # each row fills a second
+    for row, group in enumerate(groups):
+        if len(group) == 1:
+            served[row, group[0]] = alone[group[0]]
+            continue
+        shares = alone[list(group)] / alone[list(group)].sum()
+        mix = _mix_of([types[j] for j in group], shares, stream(seed, "oserve", "mixed profiling"))
+        served[row, list(group)] = measured_rps(replica, mix, seed) * shares
+    shares_of_time = served[:, able] / alone[able]
+    cost = lsq_linear(shares_of_time, np.ones(len(groups)), (LEAST_COST, MOST_COST)).x
+    corrected = alone.copy()
+    corrected[able] /= cost
+    return corrected
+
+
+def _mix_of(types: Sequence[WorkloadType], shares: FloatArray, rng: np.random.Generator) -> WorkloadType:
+    """Requests of several types in some shares."""
+    counts = np.maximum(np.rint(shares * MIXED_REQUESTS), 1).astype(np.int64)
+    drawn = [rng.integers(0, len(of.input_tokens), count) for of, count in zip(types, counts, strict=True)]
+    return WorkloadType(
+        np.concatenate([of.input_tokens[rows] for of, rows in zip(types, drawn, strict=True)]),
+        np.concatenate([of.output_tokens[rows] for of, rows in zip(types, drawn, strict=True)]),
+    )
 
 
 # -- from the iteration times ------------------------------------------------------------------------------------------

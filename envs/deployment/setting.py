@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from envs.deployment.config import BY_KMEANS, DeploymentConfig
-from envs.deployment.profiling import CapacityTable, WorkloadType, profile_capacities
+from envs.deployment.profiling import WorkloadType, profile
 from envs.deployment.state import DeploymentSetting
-from envs.deployment.workload_types import WorkloadTypes, count_by_span, find_types, lengths_by_type
-from envs.fleet import ReplicaSpec
+from envs.deployment.workload_types import WorkloadTypes, count_by_span, find_types
 from envs.machines.cluster import ReplicaKind
 from envs.workload.predictions import predict_lengths
 from envs.workload.registry import WorkloadSource
@@ -52,11 +50,10 @@ class Typing:
         return self.types.classify(workload.input_tokens, predicted)
 
     def lengths(self) -> tuple[WorkloadType, ...]:
-        """Lengths of past requests by type; a type without any has the lengths of all."""
+        """Lengths of past requests by the type they were told to be of; a type without any has the lengths of all."""
         past = self.sample
-        if self.types is not None:
-            return lengths_by_type(self.types, past.input_tokens, past.output_tokens)
-        rows = [past.class_id == j for j in range(self.num_types)]
+        labels = self.classify(past, PAST_SEED)
+        rows = [labels == j for j in range(self.num_types)]
         return tuple(
             WorkloadType(
                 past.input_tokens[row if row.any() else slice(None)].astype(np.int64),
@@ -84,13 +81,7 @@ def make_setting(
         kinds: Kinds of replicas that fit.
     """
     lengths = typing.lengths()
-    table = _profiled(
-        config.cluster.replica,
-        kinds,
-        tuple((of.input_tokens.tobytes(), of.output_tokens.tobytes()) for of in lengths),
-        config.span_s,
-        config.profiling,
-    )
+    table = profile(config.cluster.replica, kinds, lengths, config.span_s, config.profiling)
     return DeploymentSetting(
         cluster=config.cluster.cluster,
         model=config.cluster.model,
@@ -99,16 +90,6 @@ def make_setting(
         past=count_by_span(
             typing.past.arrival_s, typing.classify(typing.past, PAST_SEED), typing.num_types, config.span_s
         ),
+        types=lengths,
+        replica=config.cluster.replica,
     )
-
-
-@lru_cache(maxsize=32)
-def _profiled(
-    engine: ReplicaSpec,
-    kinds: tuple[ReplicaKind, ...],
-    lengths: tuple[tuple[bytes, bytes], ...],
-    span_s: float,
-    method: str,
-) -> CapacityTable:
-    types = [WorkloadType(np.frombuffer(i, np.int64), np.frombuffer(o, np.int64)) for i, o in lengths]
-    return profile_capacities(engine, kinds, types, span_s, method)

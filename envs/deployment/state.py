@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.deployment.profiling import CapacityTable
+from envs.deployment.profiling import CapacityTable, WorkloadType, profile
 from envs.deployment.strategies import Worth
+from envs.fleet import ReplicaSpec
 from envs.machines.cluster import Cluster, Deployment
 
 FloatArray = NDArray[np.float64]
@@ -23,7 +24,7 @@ class Deploy:
     Attributes:
         deployment: Replicas in their places.
         shares: (K, J), of each type's requests that go to each replica, relative; None: from the flow solution for the
-            environment's forecast.
+            environment's forecast, types kept apart.
         switch: "ad_hoc" (weights and long KV caches come from other GPUs) or "reload" (weights come from storage, all
             running requests are computed again).
     """
@@ -43,6 +44,8 @@ class DeploymentSetting:
         table: Capacities of replica kinds, n_kj, requests a span.
         mean_tokens: (J, 2), mean prompt and output length of each type, tokens.
         past: (T, J), requests of each type in the spans of a training episode.
+        types: (J,), lengths that were observed of each type, for a policy that profiles in its own way.
+        replica: What is profiled, on one GPU; None: nothing but the table is known.
     """
 
     cluster: Cluster
@@ -50,15 +53,35 @@ class DeploymentSetting:
     table: CapacityTable
     mean_tokens: FloatArray
     past: FloatArray
+    types: tuple[WorkloadType, ...] = ()
+    replica: ReplicaSpec | None = None
 
     @property
     def num_types(self) -> int:
         """J."""
         return self.table.num_types
 
+    @property
+    def order(self) -> NDArray[np.int64]:
+        """(J,), types by mean answer, the longest first: in which they are kept apart."""
+        return np.argsort(-self.mean_tokens[:, 1], kind="stable")
+
     def worth(self, demand: FloatArray) -> Worth:
         """Values deployments of replicas that both prefill and decode, under a demand, (J,) requests a span."""
         return Worth(self.cluster, self.table.of_role("mixed"), demand)
+
+    def profiled(self, method: str) -> CapacityTable:
+        """Capacities worked out in another way than the environment's own.
+
+        Args:
+            method: As in `envs.deployment.profiling`.
+
+        Raises:
+            ValueError: the method is unknown, or only the table is known.
+        """
+        if self.replica is None:
+            raise ValueError("capacities cannot be profiled anew: the setting holds their table alone")
+        return profile(self.replica, self.table.kinds, self.types, self.table.span_s, method)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.cluster.vq import kmeans2, vq
 
-from envs.deployment.profiling import SPAN_S, WorkloadType
+from envs.deployment.profiling import SPAN_S
 from envs.workload.seeding import stream
 
 FloatArray = NDArray[np.float64]
@@ -110,24 +110,6 @@ def find_types(
     best = min(tries, key=lambda entry: entry[:2])[2]  # those without an empty cluster first
     long_inputs = best[:, 0] > best[:, 0].mean()
     return WorkloadTypes(best[np.lexsort((best[:, 1], long_inputs))], scale, logarithmic)
-
-
-def lengths_by_type(
-    types: WorkloadTypes, input_tokens: ArrayLike, output_tokens: ArrayLike
-) -> tuple[WorkloadType, ...]:
-    """What was observed of each type: what capacities are profiled with.
-
-    Args:
-        types: The types, found in these requests.
-        input_tokens: (N,), tokens.
-        output_tokens: (N,), tokens.
-
-    Raises:
-        ValueError: A type has no request.
-    """
-    inputs, outputs = np.asarray(input_tokens, np.int64), np.asarray(output_tokens, np.int64)
-    labels = types.classify(inputs, outputs)
-    return tuple(WorkloadType(inputs[labels == j], outputs[labels == j]) for j in range(len(types)))
 
 
 def count_by_span(

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -45,6 +46,7 @@ class Shard:
     targets: tuple[int, ...]
 
 
+@lru_cache(maxsize=256)
 def stage_layers(num_layers: int, stages: int) -> tuple[range, ...]:
     """Layers of each stage among 0 to num_layers + 1: the embedding is the first of them, the head the last.
 
@@ -98,11 +100,13 @@ def model_shards(model: ModelSpec, before: Deployment, after: Deployment) -> tup
     """
     edges = cuts((before, after))
     sizes = layer_bytes(model)
+    keys = [
+        tuple(_stage_of(d, model.num_layers, layer) for d in (before, after)) for layer in range(len(sizes))
+    ]
     shards = []
     for start, end in pairwise(edges):
         places: dict[tuple[int, ...], tuple[tuple[int, ...], tuple[int, ...]]] = {}
-        for layer, size in enumerate(sizes):
-            key = tuple(_stage_of(d, model.num_layers, layer) for d in (before, after))
+        for layer, (size, key) in enumerate(zip(sizes, keys, strict=True)):
             if key not in places:
                 places[key] = (
                     holders(before.replicas, model.num_layers, layer, start),

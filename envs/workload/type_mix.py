@@ -4,7 +4,10 @@ The traces of the paper are windows of Azure's week of 2024, whose requests are 
 the generators that are fitted to Azure's two services of 2023, cut at the medians of input and of output into the four
 types of Table 1: short or long input, short or long output. The mix is held for a while, then goes over to the next;
 the mixes of Table 1 are the defaults, as Table 2 strings them together. Arrivals are Poisson with a rate that is
-constant within a minute.
+constant within a minute, of a mix at most.
+
+Beside the mixes of Table 1 there are three of ours: `generation`, in which nearly all answers are long, so that KV
+memory is what runs short, `reading`, in which nearly all prompts are, so that arithmetic is, and `alike`, of one type.
 """
 
 from __future__ import annotations
@@ -27,6 +30,12 @@ TABLE_1 = {  # shares of the types, %
     "S4": (13.2, 14.2, 41.1, 31.5),
     "S5": (8.2, 8.2, 47.1, 36.6),
 }
+OURS = {  # likewise, %; source: ours
+    "generation": (60.0, 25.0, 12.0, 3.0),
+    "reading": (4.0, 6.0, 25.0, 65.0),
+    "alike": (0.0, 0.0, 100.0, 0.0),
+}
+MIXES = TABLE_1 | OURS
 _LENGTHS = ("azure_code_fitted", "azure_conv_fitted")
 _POOL = 20_000
 _MINUTE_S = 60.0
@@ -38,38 +47,55 @@ class TypeMix:
 
     Attributes:
         mean_rps: mean rate, requests per second.
-        mixes: mixes one after another, over and over, each by its name in Table 1.
+        mixes: mixes one after another, over and over, each by its name in `MIXES`.
+        rates: rate of each mix relative to the others; none: all are alike.
         hold_s: how long each lasts, seconds. Source: section 6.3, "the minimum switching interval is 5 minutes".
+        gradual: whether mix and rate drift, on straight lines, from each mix to the next, as Figure 9 shows it of real
+            traces; else they change at once.
         rate_noise: standard deviation of the log rate from minute to minute; source: as fitted in `tiers.py`.
         mix_noise: standard deviation of the log share of each type from minute to minute; source: ours.
         code_share: share of requests from which types are cut with the lengths of Azure's coding service.
+        long_answer_factor: factor on the answers of the types with long ones. Those of Azure's services of 2023 end at
+            1000 to 2000 tokens, those of the paper's traces (section 5.1) at 5000. Source: ours.
         random_start: whether an episode begins anywhere in the sequence of mixes, else with the first.
         num_requests: length of an episode where the user asks for none.
     """
 
     mean_rps: float = 10.0
     mixes: tuple[str, ...] = ("S1", "S4", "S5")
+    rates: tuple[float, ...] = ()
     hold_s: float = 300.0
+    gradual: bool = False
     rate_noise: float = 0.092
     mix_noise: float = 0.1
     code_share: float = 0.313
+    long_answer_factor: float = 1.0
     random_start: bool = True
     num_requests: int = 4000
 
     name = "type_mix"
 
     def __post_init__(self) -> None:
-        for name in ("mean_rps", "hold_s"):
+        for name in ("mean_rps", "hold_s", "long_answer_factor"):
             if not 0 < getattr(self, name) < np.inf:
                 raise ValueError(f"{name} must be a positive number, got {getattr(self, name)}")
         for name in ("rate_noise", "mix_noise"):
             if not 0 <= getattr(self, name) < np.inf:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        for name in ("gradual", "random_start"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be true or false, got {getattr(self, name)!r}")
         if not 0 < self.code_share < 1:
             raise ValueError(f"code_share must lie in (0, 1), got {self.code_share}")
-        unknown = [mix for mix in self.mixes if mix not in TABLE_1]
+        unknown = [mix for mix in self.mixes if mix not in MIXES]
         if unknown or not self.mixes:
-            raise ValueError(f"mixes must name at least one of {', '.join(TABLE_1)}, got {list(self.mixes)}")
+            raise ValueError(f"mixes must name at least one of {', '.join(MIXES)}, got {list(self.mixes)}")
+        if self.rates and len(self.rates) != len(self.mixes):
+            raise ValueError(
+                f"rates must have one for each of {len(self.mixes)} mixes or none, got {list(self.rates)}"
+            )
+        if not all(0 < rate < np.inf for rate in self.rates):
+            raise ValueError(f"rates must be positive numbers, got {list(self.rates)}")
         if self.num_requests < 1:
             raise ValueError(f"num_requests must be at least 1, got {self.num_requests}")
 
@@ -91,7 +117,8 @@ class TypeMix:
     @property
     def max_output_tokens(self) -> int:
         """Longest output in tokens."""
-        return max(load_fitted(name).max_output_tokens for name in _LENGTHS)
+        longest = max(load_fitted(name).max_output_tokens for name in _LENGTHS)
+        return round(longest * max(1.0, self.long_answer_factor))
 
     def sample(self, num_requests: int, rng: np.random.Generator) -> Workload:
         """Draws a workload."""
@@ -110,19 +137,44 @@ class TypeMix:
         """When requests arrive, seconds, and the type of each, row of `TYPE_NAMES`; (num_requests,) both."""
         begin, arrivals, minutes, mixing, which = rng.spawn(5)
         start_s = float(begin.uniform(0, self.hold_s * len(self.mixes))) if self.random_start else 0.0
-        arrival_s = self._arrivals(num_requests, arrivals, minutes)
+        arrival_s = self._arrivals(num_requests, start_s, arrivals, minutes)
         return arrival_s, self._labels(arrival_s, start_s, mixing, which)
 
-    def _arrivals(self, n: int, arrivals: np.random.Generator, minutes: np.random.Generator) -> FloatArray:
+    def _arrivals(
+        self, n: int, start_s: float, arrivals: np.random.Generator, minutes: np.random.Generator
+    ) -> FloatArray:
         """(n,), seconds."""
         expected = np.cumsum(arrivals.standard_exponential(n))
         logs = np.zeros(0)
         while True:
             logs = np.concatenate([logs, minutes.standard_normal(1024)])
-            rate = self.mean_rps * np.exp(self.rate_noise * logs - self.rate_noise**2 / 2)
-            cumulative = np.concatenate([[0.0], np.cumsum(rate * _MINUTE_S)])
+            edges = self._edges(len(logs) * _MINUTE_S, start_s)
+            minute = (edges[:-1] // _MINUTE_S).astype(np.int64)
+            noise = np.exp(self.rate_noise * logs[minute] - self.rate_noise**2 / 2)
+            relative = np.array(self.rates or (1.0,) * len(self.mixes))
+            middle = (edges[:-1] + edges[1:]) / 2
+            rate = self.mean_rps * noise * self._at(middle + start_s, relative / relative.mean())
+            cumulative = np.concatenate([[0.0], np.cumsum(rate * np.diff(edges))])
             if cumulative[-1] > expected[-1]:
-                return np.interp(expected, cumulative, np.arange(cumulative.size) * _MINUTE_S)
+                return np.interp(expected, cumulative, edges)
+
+    def _edges(self, until_s: float, start_s: float) -> FloatArray:
+        """Times between which the rate is constant, seconds."""
+        minutes = np.arange(0.0, until_s + _MINUTE_S / 2, _MINUTE_S)
+        if not self.rates:
+            return minutes
+        changes = np.arange(self.hold_s, until_s + start_s, self.hold_s) - start_s
+        return np.union1d(minutes, changes[(changes > 0) & (changes < until_s)])
+
+    def _at(self, times_s: FloatArray, of_mixes: FloatArray) -> FloatArray:
+        """(n, ...), what a quantity of each mix, (len(mixes), ...), is at times in the sequence of mixes, (n,)."""
+        phase, count = times_s / self.hold_s, len(self.mixes)
+        first = np.floor(phase).astype(np.int64)
+        before = of_mixes[first % count]
+        if not self.gradual:
+            return before
+        way = (phase - first).reshape(-1, *(1,) * (of_mixes.ndim - 1))
+        return before + way * (of_mixes[(first + 1) % count] - before)
 
     def _labels(
         self, arrival_s: FloatArray, start_s: float, mixing: np.random.Generator, which: np.random.Generator
@@ -130,15 +182,13 @@ class TypeMix:
         """(n,), type of each request."""
         minute = (arrival_s // _MINUTE_S).astype(np.int64)
         noise = np.exp(self.mix_noise * mixing.standard_normal((int(minute[-1]) + 1, len(TYPE_NAMES))))
-        table = np.array([TABLE_1[mix] for mix in self.mixes])
-        held = ((arrival_s + start_s) // self.hold_s).astype(np.int64) % len(self.mixes)
-        shares = table[held] * noise[minute]
+        shares = self._at(arrival_s + start_s, np.array([MIXES[mix] for mix in self.mixes])) * noise[minute]
         edges = np.cumsum(shares, axis=1) / shares.sum(axis=1, keepdims=True)
         return (which.random(len(arrival_s))[:, None] >= edges[:, :-1]).sum(axis=1).astype(np.int32)
 
     def _lengths(self, labels: TokenArray, rng: np.random.Generator) -> tuple[TokenArray, TokenArray]:
         """Prompt and output lengths of requests of given types, (n,) tokens each."""
-        pools = length_pools(self.code_share)
+        pools = length_pools(self.code_share, self.long_answer_factor)
         place = rng.random(len(labels))
         inputs, outputs = np.empty(len(labels), np.int32), np.empty(len(labels), np.int32)
         for j, (prompts, answers) in enumerate(pools):
@@ -149,11 +199,14 @@ class TypeMix:
 
 
 @lru_cache(maxsize=4)
-def length_pools(code_share: float) -> Sequence[tuple[TokenArray, TokenArray]]:
+def length_pools(
+    code_share: float, long_answer_factor: float = 1.0
+) -> Sequence[tuple[TokenArray, TokenArray]]:
     """Lengths of each type, in the order of `TYPE_NAMES`: quadrants about the medians of input and output.
 
     Args:
         code_share: share of requests of Azure's coding service.
+        long_answer_factor: factor on the answers of the types with long ones.
     """
     rng = stream(0, "type_mix", "pool")
     parts = [
@@ -162,5 +215,6 @@ def length_pools(code_share: float) -> Sequence[tuple[TokenArray, TokenArray]]:
     ]
     inputs, outputs = (np.concatenate([part[i] for part in parts]) for i in range(2))
     long_in, long_out = inputs > np.median(inputs), outputs > np.median(outputs)
+    outputs = np.where(long_out, np.rint(outputs * long_answer_factor), outputs).astype(outputs.dtype)
     quadrants = ((~long_in) & long_out, long_in & long_out, (~long_in) & ~long_out, long_in & ~long_out)
     return tuple((inputs[rows], outputs[rows]) for rows in quadrants)

@@ -13,8 +13,8 @@ from agents.api.config import APIConfig
 from agents.api.fit import fit
 from agents.api.learner import APILearner
 from agents.dp_tp.candidates import encode_actions, encode_state, shortlist, stay_action
-from agents.dp_tp.score_network import TrainableNetwork
 from agents.learner import Budget, Task
+from agents.score_network import TrainableNetwork
 from envs.backend import ClusterSpec, Redeploy, SetLayout, SwitchMode
 from envs.dp_tp.action import decode_action, encode_action
 from envs.dp_tp.core import DPTPConfig, DPTPCore
@@ -89,8 +89,8 @@ def test_training_goes_on_where_it_was_saved(tmp_path: Path) -> None:
 
 
 def test_other_environments_are_refused() -> None:
-    with pytest.raises(ValueError, match="needs counterfactual rollouts, which env 'deployment' has none of"):
-        APILearner(APIConfig(), Task("deployment", {}))
+    with pytest.raises(ValueError, match="there is no env 'cooking' to learn"):
+        APILearner(APIConfig(), Task("cooking", {}))
 
 
 def test_a_start_that_dp_tp_has_not_is_refused() -> None:

@@ -245,3 +245,20 @@ def test_a_random_walk_loses_nothing():
     assert sim.results().finished.all()
     assert (sim.results().generated_tokens == [row[2] for row in rows]).all()
     assert (sim.world.engines["used_blocks"] == 0).all()
+
+
+def test_what_is_preempted_while_its_replica_drains_is_computed_again_elsewhere():
+    """The KV of a long request that waits to be moved leaves no room for a short one that drains: it can but wait."""
+    sim = simulator(
+        requests((0.0, 3000, 900), (0.0, 1000, 900)), memory_utilization=0.2082, drain_below_tokens=2500
+    )
+    assert 4000 < sim.factory.capacity_tokens(ReplicaKind(1)) < 4900
+    sim.deploy(FOUR, np.array([[0.0], [0.0], [1.0], [0.0]]))
+    sim.advance(1.0)
+    sim.deploy(TWO_AND_ONES, even(TWO_AND_ONES))
+    sim.advance(9.9)
+    engine = sim.world.engines[2]
+    assert (engine["status"], engine["num_running"], engine["num_waiting"]) == (EngineStatus.DRAINING, 0, 1)
+    sim.run_to_completion()
+    assert sim.results().finished.all()
+    assert (sim.world.engines["used_blocks"] == 0).all()

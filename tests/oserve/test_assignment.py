@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baselines.oserve.flow_network import READINGS, maximum_flow, normalised_capacity
-from envs.deployment.assignment import Assignment, assign, solve_highs, soonest
+from envs.deployment.assignment import Assignment, assign, keep_apart, solve_highs, soonest
 from envs.deployment.simplex import most_served, most_times, reachable
 from tests.oserve.samples import demand_for
 
@@ -177,3 +177,24 @@ def test_bad_input_is_refused():
         soonest([[1, 0]], [1, 1])
     with pytest.raises(ValueError, match="reading='lcm'"):
         maximum_flow([[1]], [1], reading="lcm")
+
+
+def test_types_are_kept_apart_among_replicas_that_are_alike():
+    """Two replicas, each a third of its span with type 0 (of 30) and a sixth with type 1 (of 60): half a span each.
+
+    Poured from type 1: the first has all 20 of type 1, a third of a span, and a sixth with 5 of type 0; the second 15.
+    """
+    capacity, requests = (
+        np.array([[30.0, 60.0]] * 2 + [[9.0, 9.0]]),
+        np.array([[10.0, 10.0]] * 2 + [[1.0, 2.0]]),
+    )
+    before = Assignment(requests, capacity, requests.sum(axis=0))
+    after = keep_apart(before, ["a", "a", "b"], [1, 0])
+    np.testing.assert_allclose(after.requests, [[5.0, 20.0], [15.0, 0.0], [1.0, 2.0]], atol=1e-9)
+    np.testing.assert_allclose(after.utilisation, before.utilisation)
+
+
+def test_keeping_apart_leaves_a_type_that_cannot_be_served():
+    capacity = np.array([[10.0, 0.0]] * 2)
+    before = Assignment(np.array([[2.0, 0.0]] * 2), capacity, np.array([4.0, 3.0]))
+    np.testing.assert_allclose(keep_apart(before, "aa", [1, 0]).requests, before.requests)

@@ -26,6 +26,7 @@ CLUSTER = Cluster(1, 4)
 TABLE = CapacityTable((K(1), K(2)), np.array([[10.0, 1.0], [12.0, 10.0]]))
 ONES, TWOS = place(CLUSTER, {K(1): 4}), place(CLUSTER, {K(2): 2})
 MIXED = {K(2): 1, K(1): 2}
+ENVIRONMENT = {"forecaster": "environment", "profiling": "environment"}
 
 
 def spec(past=((40.0, 0.0), (0.0, 20.0)), table: CapacityTable = TABLE) -> PolicySpec:
@@ -65,7 +66,7 @@ def ready(name: str, setting: PolicySpec | None = None, **params):
 
 
 def oserve(**params):
-    return ready("oserve", forecaster="environment", **params)
+    return ready("oserve", forecaster="environment", profiling="environment", **params)
 
 
 def test_static_deploys_what_serves_most_of_the_past_and_then_keeps_it():
@@ -94,7 +95,7 @@ def test_reload_does_not_change_for_less_than_it_must_gain():
 
 def test_nobody_begins_a_switch_while_one_is_under_way():
     under = SwitchUnderway(50.0, 70.0, True)
-    for name, params in (("vllm_static", {}), ("vllm_reload", {}), ("oserve", {"forecaster": "environment"})):
+    for name, params in (("vllm_static", {}), ("vllm_reload", {}), ("oserve", ENVIRONMENT)):
         action = ready(name, **params).act(None, state([0, 20], ONES, switch=under))
         assert action is None or action.deployment == ONES
 
@@ -118,9 +119,28 @@ def test_oserve_keeps_what_is_nearly_as_good_but_takes_the_better_for_nothing():
     assert oserve(min_gain=0.25).act(None, state([20, 10], TWOS)).deployment.kinds == MIXED
 
 
+def test_oserve_keeps_types_apart_among_replicas_that_are_alike():
+    """Type 1 takes 0.5 spans of large replicas, type 2 0.3: the first has 0.4 of type 1 (4.8), the second the rest."""
+    command = oserve(min_gain=10.0).act(None, state([6, 3], TWOS))
+    np.testing.assert_allclose(command.shares, [[4.8 / 6, 0], [1.2 / 6, 1]], atol=1e-9)
+    even = oserve(min_gain=10.0, assignment="even").act(None, state([6, 3], TWOS))
+    np.testing.assert_allclose(even.shares, 0.5)
+    spread = oserve(assignment="spread").act(None, state([20, 10], ONES))
+    assert spread.deployment.kinds == MIXED
+    np.testing.assert_allclose(np.sort(spread.shares, axis=0), [[10, 1], [10, 1], [12, 10]])
+
+
+def test_where_every_deployment_has_room_oserve_may_prefer_wide_replicas():
+    """Of 4 and 2 the mixed deployment reaches most; two large ones serve them 24/(4 + 2 * 1.2) = 3.75 times."""
+    assert oserve().act(None, state([4, 2], ONES)).deployment.kinds == MIXED
+    assert oserve(most_room=3.7).act(None, state([4, 2], ONES)).deployment.kinds == {K(2): 2}
+    assert oserve(most_room=3.8).act(None, state([4, 2], ONES)).deployment.kinds == MIXED
+    assert oserve(most_room=3.7).act(None, state([4, 2], TWOS)).deployment == TWOS
+
+
 def test_oserve_forecasts_from_what_it_has_seen():
     history = np.array([[30.0, 0.0], [10.0, 20.0]])
-    policy = ready("oserve", forecaster="moving_average", history=2)
+    policy = ready("oserve", forecaster="moving_average", profiling="environment", history=2)
     seen = state([1, 1], history=history)
     np.testing.assert_allclose(policy.forecast(seen), [20, 10])
     nothing = state([3, 4], history=np.zeros((0, 2)))
@@ -130,7 +150,7 @@ def test_oserve_forecasts_from_what_it_has_seen():
 
 def test_the_lstm_is_fitted_once_and_needs_a_past():
     long = spec(np.abs(np.random.default_rng(0).normal(20, 3, (30, 2))))
-    policy = OServePolicy(OServeConfig(history=8))
+    policy = OServePolicy(OServeConfig(history=8, profiling="environment"))
     policy.reset(long, 0)
     forecaster = policy._fitted
     policy.reset(long, 1)
@@ -142,7 +162,7 @@ def test_the_lstm_is_fitted_once_and_needs_a_past():
 
 def test_nothing_to_serve_is_nothing_to_decide():
     for name, params in (
-        ("oserve", {"forecaster": "environment"}),
+        ("oserve", ENVIRONMENT),
         ("vllm_reload", {}),
         ("clairvoyant_deployment", {}),
     ):
@@ -153,6 +173,24 @@ def test_the_clairvoyant_one_looks_at_what_comes_not_at_the_forecast():
     policy = ready("clairvoyant_deployment")
     assert policy.clairvoyant
     assert policy.act(None, state([40, 0], coming=np.array([[0.0, 20.0]]))).deployment.kinds == {K(2): 2}
+
+
+def test_the_clairvoyant_one_deploys_for_several_spans_and_assigns_for_one():
+    """Of 13.3 and 16 in the mean two large replicas serve all in 1.36 spans, one large and two small ones in 1.44."""
+    coming = np.array([[40.0, 0.0], [0.0, 24.0], [0.0, 24.0], [40.0, 0.0]])
+    command = ready("clairvoyant_deployment").act(None, state([1, 1], coming=coming))
+    assert command.deployment.kinds == {K(2): 2}
+    np.testing.assert_allclose(command.shares[:, 0], 0.5)
+    near = ready("clairvoyant_deployment", look_ahead=1).act(None, state([1, 1], coming=coming))
+    assert near.deployment.kinds == {K(1): 4}
+
+
+def test_llumnix_has_the_best_uniform_layout_and_lets_load_decide():
+    policy = ready("llumnix_deployment")
+    command = policy.act(None, state([40, 0], now_s=0.0))
+    assert command.deployment.kinds == {K(2): 2}
+    assert not command.shares.any()
+    assert policy.act(None, state([40, 0], TWOS)) is None
 
 
 def test_dynamo_divides_gpus_between_its_workers():
@@ -173,8 +211,13 @@ def test_dynamo_divides_gpus_between_its_workers():
         ("stay", {}),
         ("random", {}),
         ("vllm_static", {}),
+        ("llumnix_deployment", {}),
         ("vllm_reload", {"switch": "ad_hoc"}),
         ("oserve", {"history": 20, "restarts": 2}),
+        (
+            "oserve",
+            {"history": 20, "restarts": 2, "profiling": "mixed", "most_room": 1.5, "assignment": "even"},
+        ),
         ("clairvoyant_deployment", {"min_gain": 0.0}),
     ],
 )
@@ -202,8 +245,13 @@ def test_dynamo_in_a_whole_episode():
         ("oserve", {"min_gain": -0.1}, "min_gain"),
         ("oserve", {"history": 0}, "history"),
         ("oserve", {"restarts": -1}, "restarts"),
+        ("oserve", {"assignment": "odd"}, "assignment"),
+        ("oserve", {"profiling": "guess"}, "profiling"),
+        ("oserve", {"objective": "latency"}, "objective"),
+        ("oserve", {"most_room": 0.5}, "most_room"),
         ("vllm_reload", {"switch": "slow"}, "switch"),
         ("clairvoyant_deployment", {"min_gain": -1.0}, "min_gain"),
+        ("clairvoyant_deployment", {"look_ahead": 0}, "look_ahead"),
         ("dynamo", {"min_gain": -1.0}, "min_gain"),
     ],
 )

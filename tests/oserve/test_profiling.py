@@ -9,10 +9,12 @@ import pytest
 
 from calibration.models import get_model
 from envs.deployment.profiling import (
+    LEAST_COST,
     CapacityTable,
     WorkloadType,
     closed_form_rps,
     measured_rps,
+    mixed_rps,
     profile_capacities,
 )
 from envs.machines.cluster import Cluster, ReplicaKind, replica_kinds, replica_spec
@@ -85,7 +87,7 @@ def test_capacities_are_per_span():
 
 
 def test_bad_input_is_refused():
-    with pytest.raises(ValueError, match="measured or closed_form"):
+    with pytest.raises(ValueError, match="measured, mixed, closed_form"):
         profile_capacities(ENGINE, [K(4)], [lengths(200, 50)], method="guess")
     with pytest.raises(ValueError, match="span_s must be positive"):
         profile_capacities(ENGINE, [K(4)], [lengths(200, 50)], span_s=0.0)
@@ -93,3 +95,28 @@ def test_bad_input_is_refused():
         WorkloadType(np.array([1, 2]), np.array([1]))
     with pytest.raises(ValueError, match="a row for each of 1 kinds"):
         CapacityTable((K(4),), np.ones((2, 1)))
+
+
+def test_capacities_in_company_are_nearer_to_what_a_mix_is_served():
+    """Long prompts beside long answers on a pipeline, half of its span each: alone they promise too much."""
+    replica = replica_spec(K(2, 2), ENGINE)
+    types = [lengths(1500, 30), lengths(200, 400)]
+    alone = np.array([measured_rps(replica, of) for of in types])
+    company = mixed_rps(replica, types)
+    both = [
+        np.concatenate(
+            [np.repeat(getattr(of, name)[:400], round(n * 10)) for of, n in zip(types, alone, strict=True)]
+        )
+        for name in ("input_tokens", "output_tokens")
+    ]
+    served = measured_rps(replica, WorkloadType(*both), seed=5) * alone / alone.sum()
+    off = abs((served / company).sum() - 1.0)
+    assert off < 0.7 * abs((served / alone).sum() - 1.0)
+    assert (company > LEAST_COST * alone).all()
+
+
+def test_a_type_alone_and_a_worker_of_one_phase_are_not_corrected():
+    one = [lengths(200, 50)]
+    assert mixed_rps(replica_spec(K(4), ENGINE), one) == measured_rps(replica_spec(K(4), ENGINE), one[0])
+    prefill, two = replica_spec(K(4, 1, "prefill"), ENGINE), [lengths(200, 50), lengths(1200, 50)]
+    np.testing.assert_array_equal(mixed_rps(prefill, two), [measured_rps(prefill, of) for of in two])

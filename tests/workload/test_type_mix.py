@@ -40,6 +40,44 @@ def test_a_longer_series_of_arrivals_begins_with_the_shorter():
     np.testing.assert_allclose(long[:1000], short)
 
 
+def test_each_mix_may_have_a_rate_of_its_own():
+    """Twice as many requests in the second mix: 40/s and 80/s, which is 60/s in the mean."""
+    traffic = TypeMix(
+        mean_rps=60.0, mixes=("S1", "S5"), rates=(1.0, 2.0), hold_s=90.0, rate_noise=0.0, random_start=False
+    )
+    arrival_s, _ = traffic.labelled_arrivals(10_800, np.random.default_rng(0))
+    counts, _ = np.histogram(arrival_s, [0.0, 90.0, 180.0])
+    np.testing.assert_allclose(counts / 90.0, [40.0, 80.0], rtol=0.05)
+
+
+def test_mix_and_rate_may_drift():
+    """Half-way from generation (60 % SILO) at 20/s to reading (4 %) at 60/s: 32 % at 40/s."""
+    traffic = TypeMix(
+        mean_rps=40.0,
+        mixes=("generation", "reading"),
+        rates=(1.0, 3.0),
+        hold_s=1200.0,
+        gradual=True,
+        rate_noise=0.0,
+        mix_noise=0.0,
+        random_start=False,
+    )
+    arrival_s, labels = traffic.labelled_arrivals(50_000, np.random.default_rng(0))
+    half_way = (arrival_s >= 540.0) & (arrival_s < 660.0)
+    assert half_way.sum() / 120.0 == pytest.approx(40.0, rel=0.05)
+    assert (labels[half_way] == 0).mean() == pytest.approx(0.32, abs=0.02)
+    at_first = arrival_s < 60.0
+    assert at_first.sum() / 60.0 == pytest.approx(20.0, rel=0.1)
+
+
+def test_long_answers_may_be_longer():
+    plain, longer = length_pools(0.313), length_pools(0.313, 4.0)
+    for j, factor in enumerate((4.0, 4.0, 1.0, 1.0)):
+        assert (longer[j][0] == plain[j][0]).all()
+        assert longer[j][1].sum() == factor * plain[j][1].sum()
+    assert TypeMix(long_answer_factor=4.0).max_output_tokens == 4 * TypeMix().max_output_tokens
+
+
 def test_episodes_begin_anywhere_in_the_sequence():
     source = WorkloadSource(WorkloadSpec(name="type_mix", num_requests=300))
     assert not source.sample(0).equals(source.sample(1))
@@ -55,6 +93,11 @@ def test_episodes_begin_anywhere_in_the_sequence():
         ({"mix_noise": -0.1}, "mix_noise"),
         ({"code_share": 1.0}, "code_share"),
         ({"mixes": []}, "mixes must name"),
+        ({"mixes": ["S1", "S6"]}, "generation"),
+        ({"rates": [1.0]}, "one for each of 3 mixes"),
+        ({"rates": [1.0, 0.0, 1.0]}, "rates must be positive"),
+        ({"gradual": "yes"}, "gradual must be true or false"),
+        ({"long_answer_factor": 0.0}, "long_answer_factor"),
         ({"mixs": ["S1"]}, "did you mean 'mixes'"),
     ],
 )

@@ -187,6 +187,7 @@ class DeploymentPlane(Plane):
         simulator = self.simulator
         simulator.make_room()
         for e in switch.going:
+            pool_waiting(simulator.world, e)  # what was preempted while the others drained
             if simulator.world.engines["num_running"][e] or simulator.world.engines["first_transit"][e] >= 0:
                 pool_running(simulator.world, simulator.tables, e)
             self._set(e, EngineStatus.DOWN)

@@ -5,6 +5,10 @@
     forecasting.py   sections 5.1 and 6.3: errors of forecasters
     switching.py     section 6.3: an ad hoc switch against a reload
     serving.py       section 6.3, Tables 1 and 2: speedup over vLLM (static)
+    systems.py       section 6.2, Figures 10 to 13: gains over both vLLM, by model and number of GPUs
+    ablation.py      section 6.3, Figures 14 and 15: what each part of OServe brings
+    appendices.py    G to J: deployments over time, Llumnix, Dynamo, TTFT and TBT, homogeneous workloads
+    episodes.py      what the last four are made from
 
 The paper's two traces and its engine are not public; `study.py` says what stands for them.
 """
@@ -13,12 +17,21 @@ from __future__ import annotations
 
 from runners.progress import progress_bar
 from runners.reproduction.claims import Claim
-from runners.reproduction.oserve import examples, forecasting, searching, serving, switching
+from runners.reproduction.oserve import (
+    ablation,
+    appendices,
+    examples,
+    forecasting,
+    searching,
+    serving,
+    switching,
+    systems,
+)
 from runners.schema import ReproduceConfig
 
 
 def reproduce(config: ReproduceConfig) -> list[Claim]:
-    """Headline numbers of the paper, as far as it goes, beside ours."""
-    parts = (searching, forecasting, switching, serving)
+    """Every figure of the paper that has a number, beside ours."""
+    parts = (searching, forecasting, switching, serving, systems, ablation, appendices)
     with progress_bar(sum(part.num_steps(config) for part in parts), "reproduce oserve", "step") as bar:
         return [*examples.claims(), *(claim for part in parts for claim in part.claims(config, bar))]

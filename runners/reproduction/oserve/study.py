@@ -25,16 +25,16 @@ PAPER = "oserve"
 GPUS_PER_MACHINE = 8
 
 
-@lru_cache(maxsize=16)
-def capacities(model: str, machines: int) -> CapacityTable:
-    """Capacities of every kind of replica of a model for the four types of Table 1."""
+@lru_cache(maxsize=32)
+def capacities(model: str, machines: int, method: str = "measured") -> CapacityTable:
+    """Capacities of every kind of replica of a model for the four types of Table 1, as published or corrected."""
     spec = DeploymentSpec(model=model, num_machines=machines)
     types = [
         WorkloadType(prompts.astype(np.int64), answers.astype(np.int64))
         for prompts, answers in length_pools(TypeMix.code_share)
     ]
     kinds = replica_kinds(get_model(model), cluster_of(machines), spec.max_pp)
-    return profile_capacities(spec.replica, kinds, types)
+    return profile_capacities(spec.replica, kinds, types, method=method)
 
 
 def cluster_of(machines: int) -> Cluster:

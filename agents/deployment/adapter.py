@@ -1,0 +1,80 @@
+"""Between the deployment environment and the learners."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+from torch import nn
+
+from agents.adapter import Adapter, Observation
+from agents.api.config import APIConfig
+from agents.deployment.counterfactuals import DeploymentCounterfactuals
+from agents.deployment.features import EXISTS, action_size, state_size
+from agents.deployment.policy import ChoicePolicy
+from agents.learner import Task
+from agents.score_network import TrainableNetwork
+from agents.spaces import ActionSpace
+from baselines.policy import Action
+from envs.deployment.state import Deploy, DeploymentState
+from envs.policy_spec import PolicySpec
+
+STAY = 0  # the first choice: the deployment as it is
+
+
+class DeploymentAdapter(Adapter):
+    """Deployments of a cluster; a decision each span."""
+
+    rows = "candidates"
+    present = EXISTS
+
+    def __init__(self, env: str = "deployment") -> None:
+        super().__init__(env)
+
+    def interval_s(self, arguments: Mapping[str, Any]) -> float:
+        """A span."""
+        return float(arguments.get("span_s", 60.0))
+
+    def plain_action(self, observation: Observation, state: DeploymentState) -> int:
+        """The deployment stays as it is."""
+        return STAY
+
+    def mask(self, observation: Observation, state: DeploymentState, spec: PolicySpec) -> NDArray[np.bool_]:
+        """The choices that there are."""
+        return observation["candidates"][:, EXISTS] > 0
+
+    def index_of(self, action: Action, state: DeploymentState, mask: NDArray[np.bool_]) -> int:
+        """To stay, where the deployment that a baseline names is the present one.
+
+        Raises:
+            ValueError: it names another, which no number stands for.
+        """
+        if action is None or (isinstance(action, Deploy) and action.deployment == state.deployment):
+            return STAY
+        return int(super().index_of(action, state, mask))
+
+    def check_setting(
+        self, name: str, observation: spaces.Dict, action: ActionSpace, spec: PolicySpec
+    ) -> None:
+        """Refuses a setting that is not about deployments."""
+        _ = spec.setting
+
+    def counterfactuals(
+        self, config: APIConfig, task: Task, rng: np.random.Generator
+    ) -> DeploymentCounterfactuals:
+        """One episode, forked once for each of a few choices."""
+        return DeploymentCounterfactuals(config, task, rng)
+
+    def score_network(self, observation: spaces.Dict, hidden: int) -> TrainableNetwork:
+        """Scores of choices."""
+        return TrainableNetwork(state_size(observation), action_size(observation), hidden)
+
+    def score_policy(
+        self, network: nn.Module, observation: spaces.Dict, action: ActionSpace, name: str
+    ) -> ChoicePolicy:
+        """Greedy in such a network."""
+        assert isinstance(network, TrainableNetwork)
+        return ChoicePolicy(network.export(), name, observation)

@@ -1,0 +1,39 @@
+"""What the network sees: one vector for the state, one for each choice, both from the observation alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from envs.deployment.observation import CANDIDATE_FEATURES, REPLICA_FEATURES
+
+FloatArray = NDArray[np.float32]
+EXISTS, TP = CANDIDATE_FEATURES.index("exists"), REPLICA_FEATURES.index("tp")
+
+
+def state_size(observation: spaces.Dict) -> int:
+    """Length of the state vector."""
+    shapes = {name: box.shape or () for name, box in observation.spaces.items()}
+    return shapes["cluster"][0] + shapes["types"][0] * shapes["types"][1] + 2 * shapes["replicas"][1]
+
+
+def action_size(observation: spaces.Dict) -> int:
+    """Length of a choice's vector."""
+    return (observation["candidates"].shape or (0, 0))[1]
+
+
+def encode_state(observation: Mapping[str, FloatArray]) -> FloatArray:
+    """(state_size,), the cluster, the types in their order, and the replicas' mean and maximum."""
+    replicas = observation["replicas"]
+    there = replicas[replicas[:, TP] > 0]
+    pooled = [there.mean(axis=0), there.max(axis=0)] if len(there) else [np.zeros(replicas.shape[1])] * 2
+    return np.concatenate([observation["cluster"], observation["types"].ravel(), *pooled]).astype(np.float32)
+
+
+def encode_actions(observation: Mapping[str, FloatArray]) -> FloatArray:
+    """(choices, action_size), those that are possible; they come first in the action space."""
+    rows = observation["candidates"]
+    return rows[rows[:, EXISTS] > 0]
