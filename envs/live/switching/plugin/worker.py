@@ -231,7 +231,7 @@ def _keep_linear_weights() -> None:
 def _resume(runner: Any, batch: GroupBatch) -> None:
     """Tells a runner of requests that began in another group: to it they are resumed, not new.
 
-    A request with a seed continues its stream: its generator is drawn on by as many tokens as it has.
+    A request with a seed continues its stream.
     """
     output = batch.output
     cached = output.scheduled_cached_reqs
@@ -261,11 +261,12 @@ def _resume(runner: Any, batch: GroupBatch) -> None:
 
 
 def _generator(sampling: Any, drawn: int, runner: Any) -> torch.Generator | None:
+    """The generator of a request with a seed after it has drawn some tokens: each draw is made again, by the sampler."""
     if sampling is None or sampling.sampling_type != SamplingType.RANDOM_SEED:
         return None
     generator = torch.Generator(device=runner.device)
     generator.manual_seed(sampling.seed)
-    row = torch.empty(runner.input_batch.vocab_size, device=runner.device)
+    draw, width = runner.sampler.topk_topp_sampler, runner.input_batch.vocab_size
     for _ in range(drawn):
-        row.exponential_(generator=generator)
+        draw(torch.zeros(1, width, device=runner.device), {0: generator}, None, None)
     return generator
