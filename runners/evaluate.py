@@ -19,7 +19,7 @@ import pandas as pd
 
 from runners.aggregate import aggregate
 from runners.cli import command
-from runners.environments import make_configured_env
+from runners.live import configured_env
 from runners.output import write_json, write_jsonl, write_parquet
 from runners.policies import load_policy, policy_label
 from runners.progress import progress_bar
@@ -32,9 +32,9 @@ from runners.trackers import make_tracker
 @command("evaluate", EvaluateConfig)
 def main(config: EvaluateConfig, out: Path) -> None:
     """Evaluates and writes."""
-    env, policy = make_configured_env(config), load_policy(config.policy)
-    label = policy_label(config.policy)
+    policy, label = load_policy(config.policy), policy_label(config.policy)
     with (
+        configured_env(config, out / "servers") as env,
         make_tracker(config.tracker, out, dataclasses.asdict(config)) as tracker,
         progress_bar(config.seeds, f"evaluate {label}", "episode") as bar,
     ):
@@ -45,8 +45,9 @@ def main(config: EvaluateConfig, out: Path) -> None:
             bar.update()
         summary = aggregate(episodes)
         tracker.summary({name: entry["iqm"] for name, entry in summary.items()})
-    core: Any = env.unwrapped
-    _write(config, out, episodes, summary, core.policy_spec)
+        core: Any = env.unwrapped
+        spec = core.policy_spec
+    _write(config, out, episodes, summary, spec)
     rows = [(name, _interval(summary[name])) for name in SHOWN_METRICS if name in summary]
     print_table(f"{label} on {config.workload.name}, {config.seeds} episodes", ("figure", "iqm [95 %]"), rows)
     print_results_in(out)

@@ -6,12 +6,17 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
 
 from envs.backend import SLO, ClusterSpec
 from envs.live.backend import LiveBackend
 from envs.live.launch_settings import LaunchSettings
 from envs.live.launcher import LocalServer, ending_on_sigterm
-from runners.schema import BackendConfig
+from runners.environments import make_configured_env
+from runners.schema import LIVE_BACKENDS, BackendConfig, RunConfig
+from runners.switching import switching_env
 
 _PACKAGES = ("aiohttp", "prometheus_client")
 
@@ -38,6 +43,25 @@ def live_backend(
         spec = replace(cluster, num_gpus=len(endpoints) * cluster.base_width, max_group=1)
         with LiveBackend(spec, slos, replace(config, endpoints=endpoints, launch=False)) as backend:
             yield backend
+
+
+@contextlib.contextmanager
+def configured_env(config: RunConfig, folder: Path) -> Iterator[gym.Env[Any, Any]]:
+    """The scalar environment that a command asks for, in the body that it asks for; what was started is stopped.
+
+    Args:
+        config: the command's words.
+        folder: where launched servers' models and logs go.
+
+    Raises:
+        ValueError: as of the environment, or of `live_backend`.
+    """
+    if config.backend.name not in LIVE_BACKENDS:
+        yield make_configured_env(config)
+        return
+    check_installed()
+    with switching_env(config, folder) as env:
+        yield env
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ choice (`env`, `policy`) stays a mapping: `env` is checked against the environme
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from hydra.core.config_store import ConfigStore
 
@@ -20,10 +20,12 @@ from runners.clusters import CLUSTERS
 from runners.typed import schema_of
 
 # Fields of an environment's dataclass that are config groups or words of their own.
+LIVE_ENVS = ("dp_tp",)  # that live servers can be the body of
 SHARED_ENV_FIELDS = ("workload", "cluster", "objective", "split")
 
 PAPERS = ("flying_serving", "oserve", "preserve", "sageserve")
 BACKENDS = ("simulator", "vllm", "tables")
+LIVE_BACKENDS = ("vllm",)
 
 
 @dataclass(frozen=True)
@@ -105,14 +107,20 @@ class RunConfig:
     seeds: int = 10
     first_seed: int = 0
 
+    bodies: ClassVar[tuple[str, ...]] = ("simulator",)  # that the command can use
+
     def __post_init__(self) -> None:
         check_choice("split", self.split, SPLITS)
         check_least("seeds", self.seeds, 1)
         check_least("first_seed", self.first_seed, 0)
-        if self.backend.name != "simulator":
+        if self.backend.name not in self.bodies:
             raise ValueError(
-                f"backend={self.backend.name} is not to be had here: environments run on backend=simulator; "
-                "runners.simulate and runners.calibrate take backend=vllm"
+                f"backend={self.backend.name} is not to be had here (allowed: {', '.join(self.bodies)}); "
+                "runners.evaluate runs policies on live servers"
+            )
+        if self.backend.name in LIVE_BACKENDS and self.env["name"] not in LIVE_ENVS:
+            raise ValueError(
+                f"env={self.env['name']} runs on backend=simulator only; live servers have: {', '.join(LIVE_ENVS)}"
             )
 
     @property
@@ -132,6 +140,8 @@ class EvaluateConfig(RunConfig):
 
     policy: dict[str, Any]
     detailed: bool = False
+
+    bodies: ClassVar[tuple[str, ...]] = ("simulator", "vllm")
 
 
 @dataclass(frozen=True, kw_only=True)

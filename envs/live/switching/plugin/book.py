@@ -15,7 +15,7 @@ from typing import Any
 
 from .groups import Group, Layout, changed_regions, groups_of, layout_of
 
-_REMEMBERED = 256
+_REMEMBERED = 64
 
 
 class Mode(IntEnum):

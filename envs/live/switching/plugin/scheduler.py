@@ -115,11 +115,9 @@ class SwitchingScheduler(SchedulerInterface):
         return [switch.number for switch in begun]
 
     def status(self) -> dict[str, Any]:
-        """Layout, switches, and a row for each serving group."""
-        world = self.book.world
-        serving = sorted(self.book.groups)
+        """Layout, switches, and a row for every aligned group, narrow ones first."""
         return {
-            "world": world,
+            "world": self.book.world,
             "layout": list(self.book.layout),
             "target_layout": [group.length for group in self.book.target],
             "now_s": time.monotonic(),
@@ -127,15 +125,14 @@ class SwitchingScheduler(SchedulerInterface):
             "done": [switch.report() for switch in self.book.done],
             "num_pooled": len(self.pool),
             "pooled_tokens": sum(request.num_prompt_tokens for request in self.pool.values()),
-            "groups": [self.nodes[group].figures() | {"status": self._status_of(group)} for group in serving],
-            "standing_still": [
-                self.nodes[group].figures() | {"status": "paused"}
-                for group in self.nodes
-                if group not in self.book.groups and self.nodes[group].running
+            "groups": [
+                node.figures() | {"status": self._status_of(group)} for group, node in self.nodes.items()
             ],
         }
 
     def _status_of(self, group: Group) -> str:
+        if group not in self.book.groups:
+            return "paused" if self.nodes[group].running else "inactive"
         if self.book.draining(group) is None:
             return "active"
         return "speculative" if self.book.admits(group) else "draining"

@@ -261,7 +261,7 @@ def _resume(runner: Any, batch: GroupBatch) -> None:
 
 
 def _generator(sampling: Any, drawn: int, runner: Any) -> torch.Generator | None:
-    """The generator of a request with a seed after it has drawn some tokens: each draw is made again, by the sampler."""
+    """The generator of a request with a seed after some tokens: the sampler makes each draw again."""
     if sampling is None or sampling.sampling_type != SamplingType.RANDOM_SEED:
         return None
     generator = torch.Generator(device=runner.device)
