@@ -1,8 +1,8 @@
 """Runs inside a Python with vLLM: drives a TP=2 engine in-process, plain or with the plugin, and writes what it did.
 
-    python engine.py make FOLDER                     a tiny Llama with weights (grouped-query attention, fused biases)
-    python engine.py plain MODEL SINK                tokens of an engine that knows nothing of the plugin
-    python engine.py plugin MODEL SINK WORDS         every scenario below, with the plugin's keyword arguments
+python engine.py make FOLDER                     a tiny Llama with weights (grouped-query attention, fused biases)
+python engine.py plain MODEL SINK                tokens of an engine that knows nothing of the plugin
+python engine.py plugin MODEL SINK WORDS         every scenario below, with the plugin's keyword arguments
 """
 
 import json
@@ -116,6 +116,9 @@ class Engine:
     def status(self):
         return self.core.switching_status()
 
+    def nodes(self):
+        return list(self.core.scheduler.nodes.values())
+
     def settled(self):
         return not self.status()["open"]
 
@@ -153,7 +156,12 @@ def sequential_merge(engine):
     engine.add(*GREEDY[4:])
     draining = engine.status()
     engine.until(engine.settled)
-    return {"number": number, "draining": draining, "finished_first": list(engine.finished), "tokens": engine.run()}
+    return {
+        "number": number,
+        "draining": draining,
+        "finished_first": list(engine.finished),
+        "tokens": engine.run(),
+    }
 
 
 def hard_merge(engine):
@@ -162,18 +170,20 @@ def hard_merge(engine):
     engine.begin()
     engine.add(SEEDED[0], *GREEDY[:4])
     engine.until(lambda: all(engine.length(name) > 4 for name in [*GREEDY[:4], SEEDED[0]]))
-    held = sum(row["kv_used_blocks"] for row in engine.status()["groups"])
+    held = [row["kv_used_blocks"] for row in engine.status()["groups"]]
     (merge,) = engine.ask([2], 2)
     engine.add(*SHORT)
     engine.until(engine.settled)
     before = dict(engine.tokens)
     merged = engine.status()
+    blocks = [sorted(node.held_blocks()) for node in engine.nodes()]
     engine.until(lambda: all(name in engine.finished for name in SHORT))
     stood = all(engine.tokens[name] == before[name] for name in [*GREEDY[:4], SEEDED[0]])
     engine.add(*GREEDY[4:6])
     engine.until(lambda: all(engine.length(name) > 4 for name in GREEDY[4:6]))
     (split,) = engine.ask([1, 1], 2)
-    return {"merge": merge, "split": split, "held": held, "merged": merged, "stood": stood, "tokens": engine.run()}
+    found = {"merge": merge, "split": split, "held": held, "blocks": blocks, "merged": merged, "stood": stood}
+    return found | {"tokens": engine.run()}
 
 
 def hard_split(engine):
@@ -239,7 +249,9 @@ def aborted(engine):
     engine.add("greedy-4")
     engine.until(lambda: engine.length("greedy-4") > 1)
     engine.add("long")
-    engine.llm.llm_engine.abort_request([f"{engine.round}/{name}" for name in ("greedy-0", "greedy-4", "long")])
+    engine.llm.llm_engine.abort_request(
+        [f"{engine.round}/{name}" for name in ("greedy-0", "greedy-4", "long")]
+    )
     engine.settle([1, 1], 2)
     return {"tokens": engine.run(), "after": engine.status()}
 

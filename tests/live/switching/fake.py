@@ -86,7 +86,9 @@ class FakeSwitchingServer(FakeServer):
         layout, mode = parse(words)
         now_s = time.monotonic()
         try:
-            begun = self.book.ask(tuple(layout), mode, now_s, {group: ["someone"] for group in self.book.groups})
+            begun = self.book.ask(
+                tuple(layout), mode, now_s, {group: ["someone"] for group in self.book.groups}
+            )
         except (RefusedError, ValueError) as error:
             return web.json_response({"accepted": False, "reason": str(error), "switches": []}, status=409)
         return web.json_response({"accepted": True, "reason": "", "switches": [s.number for s in begun]})

@@ -21,7 +21,9 @@ LEFT, RIGHT, BOTH = Group(0, 1), Group(1, 1), Group(0, 2)
 
 @pytest.mark.parametrize("world", [2, 4, 8])
 def test_groups_are_those_of_the_library(world: int) -> None:
-    assert [tuple(group) for group in all_groups(world)] == [tuple(group) for group in layout.all_groups(world)]
+    assert [tuple(group) for group in all_groups(world)] == [
+        tuple(group) for group in layout.all_groups(world)
+    ]
     assert degrees(world) == tuple(sorted({group.length for group in all_groups(world)}))
     layouts = layout.all_layouts(world)
     for one in layouts:

@@ -176,7 +176,13 @@ def test_settings() -> None:
 def test_words_of_a_post() -> None:
     assert parse({"layout": [1, 1]}) == ([1, 1], Mode.SEQUENTIAL)
     assert parse({"layout": [2], "mode": "hard"}) == ([2], Mode.HARD)
-    for wrong in ([1, 1], {"mode": "hard"}, {"layout": [2], "now": True}, {"layout": "2"}, {"layout": [True]}):
+    for wrong in (
+        [1, 1],
+        {"mode": "hard"},
+        {"layout": [2], "now": True},
+        {"layout": "2"},
+        {"layout": [True]},
+    ):
         with pytest.raises(ValueError, match="layout"):
             parse(wrong)
     with pytest.raises(ValueError, match="mode must be"):
@@ -240,6 +246,11 @@ def test_an_installed_plugin_is_found_by_its_entry_points(tmp_path: Path) -> Non
 def test_options_and_keywords_say_the_same() -> None:
     options, words = arguments(4, (2, 2), "affinity"), engine_words(4, (2, 2), "affinity")
     by_name = dict(zip(options[:-3:2], options[1:-3:2], strict=True))
-    for name in ("tensor_parallel_size", "distributed_executor_backend", "scheduler_cls", "worker_extension_cls"):
+    for name in (
+        "tensor_parallel_size",
+        "distributed_executor_backend",
+        "scheduler_cls",
+        "worker_extension_cls",
+    ):
         assert by_name["--" + name.replace("_", "-")] == str(words[name])
     assert SwitchingSettings.of(words["additional_config"], 4).layout == (2, 2)  # type: ignore[arg-type]

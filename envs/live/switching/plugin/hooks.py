@@ -56,7 +56,8 @@ def _hook_workers() -> None:
 
     @wraps(loop)
     def worker_busy_loop(self: Any) -> None:
-        self.worker.worker.switching_process = self
+        if hasattr(self.worker.worker, "switching_load"):
+            self.worker.worker.switching_process = self
         loop(self)
 
     load_model.switches = True  # type: ignore[attr-defined]
