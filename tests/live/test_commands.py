@@ -92,6 +92,6 @@ def test_mistakes(words: list[str], said: str, tmp_path: Path, capsys: pytest.Ca
 
 
 def test_environments_say_that_they_are_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["env=dp_tp", "backend=vllm", "backend.launch=true", f"out={tmp_path}"]
+    words = ["env=deployment", "policy=oserve", "backend=vllm", "backend.launch=true", f"out={tmp_path}"]
     assert evaluate.main(words) == 2
-    assert "environments run on backend=simulator" in capsys.readouterr().err
+    assert "env=deployment runs on backend=simulator only" in capsys.readouterr().err
