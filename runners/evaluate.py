@@ -2,6 +2,7 @@
 
     python -m runners.evaluate env=dp_tp policy=flying_serving seeds=10
     python -m runners.evaluate env=dp_tp policy=zoo/dp_tp workload=azure_conv split=test out=results
+    python -m runners.evaluate env=dp_tp policy=flying_serving cluster=tiny_llama_cpu_x2 backend=vllm backend.launch=true
 
 Writes `episodes.parquet` (one row an episode), `summary.json` (interquartile mean and 95 % interval of every figure),
 `decisions.jsonl`, `requests.parquet` (every request) and `requests.json` (those of the first episode, or of all with

@@ -7,6 +7,8 @@ that Python's path: the package under its own name, and the metadata by which vL
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -86,3 +88,18 @@ def engine_words(ranks: int, layout: Sequence[int] | None = None, router: str = 
         "enable_prefix_caching": False,
         "enforce_eager": True,
     }
+
+
+def main(words: Sequence[str]) -> int:
+    """`python -m envs.live.switching.install FOLDER [RANKS]`: installs, and prints how to start a server."""
+    if len(words) not in (1, 2) or not all(word.isdigit() for word in words[1:]):
+        print("usage: python -m envs.live.switching.install FOLDER [RANKS]", file=sys.stderr)
+        return 2
+    folder, ranks = install(Path(words[0])), int(words[1]) if len(words) == 2 else 2
+    print(" ".join(f"{name}={shlex.quote(value)}" for name, value in environment(folder).items()))
+    print(shlex.join(arguments(ranks)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 BLOCK = 32  # tokens of a block in DP
 KV_BLOCKS = 64
-BLOCK_BYTES = 2 * 2 * BLOCK * 64 * 4 * 2  # key and value, heads, tokens, head_dim, bytes, layers
+BLOCK_BYTES = 2 * 4 * BLOCK * 32 * 4 * 2  # key and value, heads, tokens, head_dim, bytes, layers
 MAX_TOKENS = 40
 LONG = KV_BLOCKS * BLOCK - 20  # more than a rank alone can hold, less than two together
 
@@ -24,7 +24,7 @@ def make(folder):
 
     set_seed(0)
     words = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 2, "vocab_size": 1000}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 4096}
     tokens = {"bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False}
     config = Qwen2Config(**words, **heads, **tokens, initializer_range=0.2, dtype="float32")
     model = Qwen2ForCausalLM(config)
@@ -262,9 +262,36 @@ def errors(engine):
     return [engine.core.switching_set_layout(layout, mode) for layout, mode in asked]
 
 
-SCENARIOS = (
+def each_layout(engine):
+    """Every kind of layout of four ranks: tokens."""
+    found = {}
+    for layout in ([4], [2, 2], [2, 1, 1], [1, 1, 1, 1]):
+        engine.settle(layout, 2)
+        engine.begin()
+        engine.add(*EVERYONE)
+        found["+".join(map(str, layout))] = engine.run()
+    return found
+
+
+def nested(engine):
+    """Groups stand still inside groups, and each goes on when its turn comes."""
+    engine.settle([1, 1, 1, 1])
+    engine.begin()
+    engine.add(*EVERYONE)
+    engine.until(lambda: all(engine.length(name) > 1 for name in EVERYONE))
+    standing = {}
+    for turn, layout in enumerate(([2, 1, 1], [4], [2, 1, 1], [2, 2], [1, 1, 1, 1])):
+        engine.settle(layout, 2)
+        engine.step(3)
+        rows = [(r["first"], r["length"], r["status"], r["num_running"]) for r in engine.status()["groups"]]
+        standing[turn] = [row for row in rows if row[2] == "paused"]
+    return {"standing": standing, "tokens": engine.run()}
+
+
+OF_TWO = (
     each_mode, sequential_merge, hard_merge, hard_split, soft_merge, hurried, long_context, aborted, errors,
 )  # fmt: skip
+SCENARIOS = {"two": OF_TWO, "four": (each_layout, nested)}
 
 
 def main():
@@ -278,7 +305,7 @@ def main():
     else:
         engine = Engine(model, json.loads(words[0]) | {"block_size": BLOCK})
         found = {"memory": engine.llm.collective_rpc("switching_memory")}
-        found |= {scenario.__name__: scenario(engine) for scenario in SCENARIOS}
+        found |= {scenario.__name__: scenario(engine) for scenario in SCENARIOS[what]}
         found["status"] = engine.status()
     Path(sink).write_text(json.dumps(found))
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from envs.live.switching.install import NAME, arguments, engine_words, environment, install
+from envs.live.switching.install import NAME, arguments, engine_words, environment, install, main
 from envs.live.switching.plugin.book import Mode
 from envs.live.switching.plugin.endpoint import parse
 from envs.live.switching.plugin.groups import Group
@@ -241,6 +241,14 @@ def test_an_installed_plugin_is_found_by_its_entry_points(tmp_path: Path) -> Non
     for entry in found:
         assert (site / entry.module.replace(".", "/")).with_suffix(".py").is_file()
     assert environment(site)["PYTHONPATH"] == str(site)
+
+
+def test_installing_says_how_a_server_is_started(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path / "site"), "4"]) == 0
+    variables, options = capsys.readouterr().out.splitlines()
+    assert f"VLLM_PLUGINS={NAME}" in variables
+    assert "--tensor-parallel-size 4" in options
+    assert main([]) == 2
 
 
 def test_options_and_keywords_say_the_same() -> None:

@@ -1,7 +1,7 @@
 """The plugin inside the real engine on this machine's CPU, two ranks: what an engine without it would have answered.
 
 Run with `SERVING_GYM_VLLM_PYTHON=/path/to/python python -m pytest -m vllm tests/live/switching`; that Python needs vLLM
-0.32 (CPU build). Three engines are started one after the other, some minutes on two cores.
+0.32 (CPU build). Four engines are started one after the other, some ten minutes on two cores.
 """
 
 from __future__ import annotations
@@ -74,9 +74,14 @@ def plain(folder: Path) -> dict[str, list[int]]:
 @pytest.fixture(scope="module")
 def found(folder: Path, plain: dict[str, list[int]]) -> Found:
     """What the engine with the plugin did."""
-    site, words = install(folder / "site"), json.dumps(engine_words(2))
-    drive("plugin", str(folder / "model"), str(folder / "plugin.json"), words, **environment(site))
-    loaded: Found = json.loads((folder / "plugin.json").read_text())
+    return with_plugin("two", 2, folder)
+
+
+def with_plugin(what: str, ranks: int, folder: Path, **variables: str) -> Found:
+    """Runs the scenarios of some ranks."""
+    site, words, sink = install(folder / "site"), json.dumps(engine_words(ranks)), folder / f"{what}.json"
+    drive(what, str(folder / "model"), str(sink), words, **environment(site), **variables)
+    loaded: Found = json.loads(sink.read_text())
     return loaded
 
 
@@ -196,6 +201,33 @@ def test_the_cut_over_with_requests_queued_takes_less_than_50_ms(done: dict[int,
     cut_overs = [report["cut_over_s"] for report in done.values() if report["queued"] or report["paused"]]
     assert len(cut_overs) >= 5
     assert statistics.median(cut_overs) < CUT_OVER_S, cut_overs
+
+
+# -- four ranks, two on each core --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def of_four(folder: Path, plain: dict[str, list[int]]) -> Found:
+    return with_plugin("four", 4, folder, VLLM_CPU_OMP_THREADS_BIND="0|1|0|1")
+
+
+@pytest.mark.parametrize("layout", ["4", "2+2", "2+1+1", "1+1+1+1"])
+def test_tokens_of_four_ranks_in_every_layout(of_four: Found, plain: Found, layout: str) -> None:
+    tokens = of_four["each_layout"][layout]
+    assert len(tokens) == 13
+    assert tokens == {name: plain[name] for name in tokens}
+
+
+def test_groups_stand_still_inside_groups(of_four: Found, plain: Found) -> None:
+    standing = {int(turn): rows for turn, rows in of_four["nested"]["standing"].items()}
+    assert {(first, length) for first, length, *_ in standing[1]} >= {(0, 1), (1, 1)}
+    assert standing[4] == []
+    assert all(count > 0 for rows in standing.values() for *_, count in rows)
+    tokens = of_four["nested"]["tokens"]
+    assert tokens == {name: plain[name] for name in tokens}
+    for memory in of_four["memory"]:
+        assert memory["weight_bytes"] == memory["whole_weight_bytes"]
+        assert memory["kv_buffers"] == 1
 
 
 # -- the environment ---------------------------------------------------------------------------------------------------

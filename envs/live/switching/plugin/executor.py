@@ -66,6 +66,11 @@ class SwitchingExecutor(MultiprocExecutor):
         attached.result()
         self.rpc_broadcast_mq: Any = _Fanout(self.rpc_broadcast_mq, self._queues)
 
+    def determine_available_memory(self) -> list[int]:
+        """Bytes left for KV on each rank."""
+        available: list[int] = self.collective_rpc("switching_available_memory")
+        return available
+
     def initialize_from_config(self, kv_cache_configs: list[Any]) -> None:
         """Allocates the KV cache once and shows it to every degree."""
         self.collective_rpc("switching_initialize", args=(kv_cache_configs,))

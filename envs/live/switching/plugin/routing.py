@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .groups import Group
 
@@ -25,6 +25,10 @@ class Candidate:
     requests: int
     tokens: int
     most_tokens: int
+
+    def with_one_more(self, tokens: int) -> Candidate:
+        """The group once it has another request, of so many tokens."""
+        return replace(self, requests=self.requests + 1, tokens=self.tokens + tokens)
 
 
 class Router:

@@ -181,12 +181,16 @@ class SwitchingScheduler(SchedulerInterface):
         """Offers the pool to the groups that take requests: by priority where the queues go by it, then by arrival."""
         if not self.pool or self._pause_state != PauseState.UNPAUSED:
             return
+        candidates = {candidate.group: candidate for candidate in self._candidates()}
+        if not candidates:
+            return
         for request in sorted(self.pool.values(), key=self._order):
-            group = self.router.choose(self._candidates(), _most_tokens(request), _urgent(request))
+            group = self.router.choose(list(candidates.values()), _most_tokens(request), _urgent(request))
             if group is not None:
                 del self.pool[request.request_id]
                 self._where[request.request_id] = group
                 self.nodes[group].place(request)
+                candidates[group] = candidates[group].with_one_more(request.num_tokens)
 
     def _order(self, request: Request) -> tuple[int, float]:
         return (request.priority if self._priority else _ORDINARY_PRIORITY, request.arrival_time)

@@ -101,6 +101,16 @@ class SwitchingWorker:
         self.cache_config = self.vllm_config.cache_config
         self.model_runner = self.switching_runners[degree]
 
+    def switching_available_memory(self) -> int:
+        """Bytes left for KV, as vLLM measures them, with the ranks apart: there an iteration takes the most room."""
+        widest = max(self.switching_runners)
+        self._switching_use(1)
+        try:
+            with self.switching_pool.activated(1):
+                return int(self.determine_available_memory())  # type: ignore[attr-defined]
+        finally:
+            self._switching_use(widest)
+
     def switching_initialize(self, kv_cache_configs: list[Any]) -> None:
         """Allocates the KV cache for the widest group, and gives every other degree its view of it.
 
