@@ -81,7 +81,7 @@ class Engine:
 
     def add(self, *names):
         for name in names:
-            ids, params = self.requests[name]
+            ids, params = self.requests[name.split("#")[0]]
             self.llm.llm_engine.add_request(f"{self.round}/{name}", {"prompt_token_ids": ids}, params.clone())
 
     def step(self, times=1):
@@ -115,6 +115,10 @@ class Engine:
 
     def status(self):
         return self.core.switching_status()
+
+    @property
+    def layout(self):
+        return self.status()["layout"]
 
     def nodes(self):
         return list(self.core.scheduler.nodes.values())
@@ -256,6 +260,25 @@ def aborted(engine):
     return {"tokens": engine.run(), "after": engine.status()}
 
 
+def storm(engine):
+    """Switches of every mode to every layout, one after the other, while requests come and go: tokens by id."""
+    world = sum(engine.layout)
+    layouts = {2: ([1, 1], [2]), 4: ([1, 1, 1, 1], [2, 1, 1], [1, 1, 2], [2, 2], [4])}[world]
+    draw = random.Random(0)
+    engine.settle(layouts[0], 2)
+    engine.begin()
+    for turn in range(60):
+        for name in draw.sample([*GREEDY, *SHORT, "penalised"], draw.randrange(3)):
+            engine.add(f"{name}#{turn}")
+        if engine.settled():
+            engine.ask(draw.choice(layouts), draw.choice((1, 1, 2, 2, 2, 0)))
+        engine.step(draw.randrange(1, 8))
+    engine.until(engine.settled)
+    engine.settle(layouts[-1], 2)
+    engine.settle(layouts[0], 2)
+    return {"tokens": engine.run(), "after": engine.status()}
+
+
 def errors(engine):
     """Words that are wrong, answered in a sentence."""
     asked = ([3], 0), ([1], 0), ([1, 1], 7)
@@ -290,8 +313,9 @@ def nested(engine):
 
 OF_TWO = (
     each_mode, sequential_merge, hard_merge, hard_split, soft_merge, hurried, long_context, aborted, errors,
+    storm,
 )  # fmt: skip
-SCENARIOS = {"two": OF_TWO, "four": (each_layout, nested)}
+SCENARIOS = {"two": OF_TWO, "four": (each_layout, nested, storm)}
 
 
 def main():

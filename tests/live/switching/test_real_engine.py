@@ -189,6 +189,25 @@ def test_requests_end_from_outside_wherever_they_are(found: Found, plain: Found)
     assert after["num_pooled"] == 0
 
 
+def check_storm(storm: Found, plain: Found) -> None:
+    """Everybody was answered as by an engine that never switches, and nothing is left behind."""
+    tokens, after = storm["tokens"], storm["after"]
+    assert len(tokens) > 40
+    assert {name for name in tokens if tokens[name] != plain[name.split("#")[0]]} == set()
+    assert all(
+        row["num_running"] == row["kv_used_blocks"] == row["num_waiting"] == 0 for row in after["groups"]
+    )
+    assert after["num_pooled"] == 0
+    reports = after["done"]
+    assert {report["mode"] for report in reports} == {"sequential", "soft", "hard"}
+    assert sum(report["paused"] for report in reports) > 5
+    assert sum(report["recomputed"] for report in reports) > 5
+
+
+def test_a_storm_of_switches_changes_no_token(found: Found, plain: Found) -> None:
+    check_storm(found["storm"], plain)
+
+
 def test_errors_are_sentences(found: Found) -> None:
     assert [answer["reason"] for answer in found["errors"]] == [
         "layout (3,) does not add up to 2 ranks",
@@ -216,6 +235,10 @@ def test_tokens_of_four_ranks_in_every_layout(of_four: Found, plain: Found, layo
     tokens = of_four["each_layout"][layout]
     assert len(tokens) == 13
     assert tokens == {name: plain[name] for name in tokens}
+
+
+def test_a_storm_over_four_ranks_changes_no_token(of_four: Found, plain: Found) -> None:
+    check_storm(of_four["storm"], plain)
 
 
 def test_groups_stand_still_inside_groups(of_four: Found, plain: Found) -> None:

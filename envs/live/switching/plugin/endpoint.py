@@ -15,7 +15,8 @@ class SwitchingEndpoint:
 
     `GET /switching` answers with `SwitchingScheduler.status`. `POST /switching` takes
     `{"layout": [1, 1], "mode": "sequential" | "soft" | "hard"}`; it answers 200 with the numbers of the switches begun,
-    409 where a region is on its way elsewhere or the layout is none, and 422 where the words are wrong.
+    409 where a region is on its way elsewhere or the layout is none, 422 where the words are wrong, and either call 503
+    where the engine is dead.
     """
 
     name = NAME
@@ -46,8 +47,12 @@ class SwitchingEndpoint:
         app.add_api_route(PATH, switch, methods=["POST"], response_model=None)
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
-        """Remembers how to reach the engine core."""
-        state.switching_client = engine_client.engine_core
+        """Remembers how to reach the engine."""
+        state.switching_client = engine_client
+
+
+def _refusal(reason: str) -> dict[str, Any]:
+    return {"accepted": False, "reason": reason, "switches": []}
 
 
 def parse(words: Any) -> tuple[list[int], Mode]:

@@ -11,9 +11,10 @@ from __future__ import annotations
 import copy
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
-from unittest import mock
 
 import torch
 from torch.nn import functional
@@ -23,6 +24,7 @@ from vllm.model_executor.layers import linear, utils
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 from vllm.sampling_params import SamplingType
 from vllm.utils.torch_utils import set_random_seed
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.worker import gpu_model_runner
 from vllm.v1.worker.gpu_input_batch import CachedRequestState
 
@@ -124,21 +126,13 @@ class SwitchingWorker:
             self.initialize_from_config(widest)  # type: ignore[attr-defined]
         buffer = buffer_of(self.switching_runners[world].kv_caches[0])
 
-        def view(
-            config: Any, device: Any, layout: Any, kernel_block_sizes: Any = None
-        ) -> dict[str, torch.Tensor]:
-            return view_kv_cache(buffer, config, layout, kernel_block_sizes)
-
         for degree, runner in self.switching_runners.items():
             if degree == world:
                 continue
             config = self.switching_configs[degree]
             config.cache_config.num_gpu_blocks = widest.num_blocks
             config.cache_config.kv_cache_layout = self.cache_config.kv_cache_layout
-            with (
-                mock.patch.object(gpu_model_runner, "allocate_kv_cache", view),
-                set_current_vllm_config(config),
-            ):
+            with _viewing(buffer), set_current_vllm_config(config):
                 runner.initialize_kv_cache(config_of(widest, degree, world))
 
     def switching_attach(self, handles: list[Any]) -> None:
@@ -212,6 +206,21 @@ class SwitchingWorker:
         }
 
 
+@contextmanager
+def _viewing(buffer: torch.Tensor) -> Iterator[None]:
+    """Inside the block vLLM's runners find their KV cache in a buffer instead of allocating one."""
+    allocate = gpu_model_runner.allocate_kv_cache
+
+    def view(config: Any, device: Any, layout: Any, block_sizes: Any = None) -> dict[str, torch.Tensor]:
+        return view_kv_cache(buffer, config, layout, block_sizes)
+
+    gpu_model_runner.allocate_kv_cache = view
+    try:
+        yield
+    finally:
+        gpu_model_runner.allocate_kv_cache = allocate
+
+
 def _config_of(config: Any, degree: int) -> Any:
     """VLLM's configuration as a rank of a group of a degree would have been started with.
 
@@ -244,6 +253,12 @@ def _resume(runner: Any, batch: GroupBatch) -> None:
     A request with a seed continues its stream.
     """
     output = batch.output
+    again = batch.histories.keys() & output.finished_req_ids
+    if again:  # was here before; what is over must be gone before the same request comes back
+        gone = SchedulerOutput.make_empty()
+        gone.finished_req_ids = again
+        runner.execute_model(gone)
+        output.finished_req_ids -= again
     cached = output.scheduled_cached_reqs
     for new in [new for new in output.scheduled_new_reqs if new.req_id in batch.histories]:
         history = batch.histories[new.req_id]
