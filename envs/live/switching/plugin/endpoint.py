@@ -28,17 +28,20 @@ class SwitchingEndpoint:
         from fastapi.responses import JSONResponse
 
         async def show(raw: Request) -> JSONResponse:
-            return JSONResponse(await raw.app.state.switching_client.call_utility_async("switching_status"))
+            client = raw.app.state.switching_client
+            if client.errored:
+                return JSONResponse(_refusal("the engine is dead"), status_code=503)
+            return JSONResponse(await client.engine_core.call_utility_async("switching_status"))
 
         async def switch(raw: Request) -> JSONResponse:
+            client = raw.app.state.switching_client
+            if client.errored:
+                return JSONResponse(_refusal("the engine is dead"), status_code=503)
             try:
                 layout, mode = parse(await raw.json())
             except ValueError as error:
-                return JSONResponse(
-                    {"accepted": False, "reason": str(error), "switches": []}, status_code=422
-                )
-            client = raw.app.state.switching_client
-            answer = await client.call_utility_async("switching_set_layout", layout, int(mode))
+                return JSONResponse(_refusal(str(error)), status_code=422)
+            answer = await client.engine_core.call_utility_async("switching_set_layout", layout, int(mode))
             return JSONResponse(answer, status_code=200 if answer["accepted"] else 409)
 
         # FastAPI reads the annotations, which are names of this function's own imports
