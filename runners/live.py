@@ -19,8 +19,10 @@ from envs.live.launcher import LocalServer, ending_on_sigterm
 from envs.live.routing.env import LiveRoutingEnv
 from envs.live.routing.fleet import places_of
 from envs.live.supervision import LocalServers
+from envs.live.switching.env import LiveDPTPEnv
 from runners.environments import env_arguments, make_configured_env
 from runners.schema import LIVE_BACKENDS, BackendConfig, RunConfig
+from runners.switching import switching_env
 
 _PACKAGES = ("aiohttp", "prometheus_client")
 
@@ -68,9 +70,15 @@ def configured_env(config: RunConfig, folder: Path) -> Iterator[gym.Env[Any, Any
 
 
 @contextlib.contextmanager
-def live_env(config: RunConfig, folder: Path) -> Iterator[tuple[LiveRoutingEnv, LocalServers | None]]:
-    """The environment on live servers, and the servers if they were launched for it."""
+def live_env(
+    config: RunConfig, folder: Path
+) -> Iterator[tuple[LiveRoutingEnv | LiveDPTPEnv, LocalServers | None]]:
+    """The environment on live servers, and the servers of a fleet that was launched for it."""
     check_installed()
+    if config.env["name"] == "dp_tp":
+        with switching_env(config, folder) as node:
+            yield node, None
+        return
     arguments, backend = env_arguments(config), config.backend
     with ending_on_sigterm(), contextlib.ExitStack() as stack:
         launched = None

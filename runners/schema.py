@@ -21,7 +21,7 @@ from runners.clusters import CLUSTERS
 from runners.typed import schema_of
 
 # Fields of an environment's dataclass that are config groups or words of their own.
-LIVE_ENVS = ("routing",)  # that live servers can be the body of
+LIVE_ENVS = ("dp_tp", "routing")  # that live servers can be the body of
 SHARED_ENV_FIELDS = ("workload", "cluster", "objective", "split")
 
 PAPERS = ("flying_serving", "oserve", "preserve", "sageserve")
@@ -263,7 +263,9 @@ class CompareConfig(RunConfig):
         if not self.compared:
             raise ValueError("policies must name at least one policy, as in policies=[static_dp,static_tp]")
         if self.search.seeds and self.backend.name != SIMULATOR:
-            raise ValueError("search.seeds needs backend=simulator: nobody looks into the future of live servers")
+            raise ValueError(
+                "search.seeds needs backend=simulator: nobody looks into the future of live servers"
+            )
         twice = sorted({name for name in self.compared if self.compared.count(name) > 1})
         if twice:
             raise ValueError(f"policies names {twice[0]!r} more than once")

@@ -146,7 +146,7 @@ def test_a_comparison_on_live_servers(make_server: MakeServer, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["env=dp_tp", "policy=static"], "live servers have: routing"),
+        (["env=deployment", "policy=oserve"], "live servers have: dp_tp, routing"),
         (["env=routing", "policy=jsq"], "cluster.groups has 4 places"),
         (
             ["env=routing", "policy=jsq", "backend.decide_within_s=0"],

@@ -1,0 +1,54 @@
+"""Starts a vLLM server with the plugin on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from envs.live.launch_settings import LaunchSettings
+from envs.live.launcher import LocalServer
+from envs.live.switching.install import arguments, environment
+
+
+@dataclass(frozen=True)
+class SwitchingLaunchSettings(LaunchSettings):
+    """A vLLM server with the plugin, one CPU core a rank.
+
+    Attributes:
+        ranks: Ranks of the server; `block_size` counts tokens of a block in DP, `kv_blocks` the blocks of each rank.
+        router: Chooses the group of a request.
+        site: Folder that `install` made.
+    """
+
+    ranks: int = 2
+    router: str = "jsq"
+    site: str = ""
+
+    def arguments(self, model: Path | str, port: int) -> list[str]:
+        """Command line of the server; `env` sets what the plugin needs, as the server sees nothing of our path."""
+        # CPU ranks share no compiled code, and graphs are not captured a mode
+        own = environment(Path(self.site)) | {
+            "VLLM_CPU_OMP_THREADS_BIND": "|".join(str(rank) for rank in range(self.ranks)),
+            "TORCH_COMPILE_DISABLE": "1",
+        }
+        variables = [f"{name}={value}" for name, value in own.items()]
+        started = super().arguments(model, port)  # type: ignore[arg-type, unused-ignore]
+        return ["env", *variables, *started, *arguments(self.ranks, router=self.router)]
+
+
+@contextmanager
+def switching_server(settings: SwitchingLaunchSettings, folder: Path) -> Iterator[LocalServer]:
+    """A server with the plugin, up inside the block.
+
+    Args:
+        settings: how to start it; its `site` must have been made by `install`.
+        folder: where model and log go.
+
+    Raises:
+        ValueError: it cannot be started, or does not answer in time.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with LocalServer(settings, folder) as server:
+        yield server
