@@ -1,8 +1,8 @@
 """Whether a node can take one more request (LLM-Mesh, section 5.3 and figure 6).
 
 The request is added to its instance virtually, and the node goes on iteration by iteration as it would: the instance
-with the shortest headroom computes next, a prompt first if it has one (vLLM 0.5's order), else its whole batch one token
-further. Every iteration is taken to last 10 % longer than quantified. The request is refused in three cases:
+with the shortest headroom computes next, the prompt of that request or one token of its whole batch. Every iteration is
+taken to last 10 % longer than quantified. The request is refused in three cases:
 
     1. its own prefill ends too late;
     2. a request that was still in time gets a token too late;
@@ -209,7 +209,7 @@ def simulate(
                 clock = ready_next
                 continue
             r = head[chosen]
-            if r >= 0 and running[chosen] < deadline_s[r]:
+            if r >= 0 and running[chosen] <= deadline_s[r]:
                 r = -1
             if r >= 0:
                 step_s = prefill_time(lengths, prefill_s, profile[chosen], length[r])
@@ -223,9 +223,9 @@ def simulate(
             waits[r] = False
             head[chosen] = -1
             for other in range(len(instance)):
-                if waits[other] and instance[other] == chosen:
-                    if head[chosen] < 0 or deadline_s[other] < deadline_s[head[chosen]]:
-                        head[chosen] = other
+                first = head[chosen] < 0 or deadline_s[other] < deadline_s[head[chosen]]
+                if waits[other] and instance[other] == chosen and first:
+                    head[chosen] = other
             batch[chosen] += 1.0
             tokens[chosen] += length[r] + 1.0
             running[chosen] = min(running[chosen], deadline_s[r] + tpot_slo_s)
