@@ -7,7 +7,7 @@ second count waits in the reservation station, and is looked at again when an op
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 
@@ -133,3 +133,19 @@ class MemoryOrchestrator:
         own = self.allocations[instance]
         if own.held == own.target == 0.0:
             del self.allocations[instance]
+
+    def cancel(self, instance: int) -> None:
+        """Forgets an operation that was let go and never began, on an instance that had nothing."""
+        del self.allocations[instance]
+
+    def rename(self, old: int, new: int) -> None:
+        """An instance goes by another number."""
+        self.allocations[new] = self.allocations.pop(old)
+        self.station = [new if instance == old else instance for instance in self.station]
+
+    def copy(self) -> MemoryOrchestrator:
+        """A copy that shares nothing."""
+        other = MemoryOrchestrator(self.capacity)
+        other.allocations = {instance: replace(own) for instance, own in self.allocations.items()}
+        other.station = list(self.station)
+        return other

@@ -18,14 +18,14 @@ FloatArray = NDArray[np.float64]
 
 
 def powers_of_two(largest: int) -> FloatArray:
-    """1, 2, 4, ... up to the first that reaches `largest`.
+    """1, 2, 4, ... up to the last that does not exceed `largest`.
 
     Raises:
         ValueError: it is less than 2: there would be nothing to interpolate between.
     """
     if largest < 2:
         raise ValueError(f"the largest sample must be at least 2, got {largest}")
-    return np.exp2(np.arange(int(np.ceil(np.log2(largest))) + 1))
+    return np.exp2(np.arange(int(np.floor(np.log2(largest))) + 1))
 
 
 @dataclass(frozen=True, eq=False)

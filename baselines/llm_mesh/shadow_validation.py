@@ -91,16 +91,24 @@ class NodeView(NamedTuple):
             profile=np.append(self.profile, profile), ready_s=np.append(self.ready_s, ready_s)
         )
 
-    def without_instance(self, instance: int) -> NodeView:
-        """The view with an instance emptied: its requests are gone and what it computes is dropped."""
-        stay = self.instance != instance
+    def without_request(self, instance: int, deadline_s: float, length: float) -> NodeView:
+        """The view without one request of an instance with this deadline and length."""
+        same = (self.instance == instance) & (self.deadline_s == deadline_s) & (self.length == length)
+        stay = np.arange(len(same)) != np.argmax(same) if same.any() else np.ones(len(same), bool)
+        return self._keep(stay)
+
+    def _keep(self, stay: NDArray[np.bool_]) -> NodeView:
         return self._replace(
-            busy_instance=-1 if self.busy_instance == instance else self.busy_instance,
             instance=self.instance[stay],
             phase=self.phase[stay],
             deadline_s=self.deadline_s[stay],
             length=self.length[stay],
         )
+
+    def without_instance(self, instance: int) -> NodeView:
+        """The view with an instance emptied: its requests are gone and what it computes is dropped."""
+        busy = -1 if self.busy_instance == instance else self.busy_instance
+        return self._keep(self.instance != instance)._replace(busy_instance=busy)
 
 
 def shadow_validation(
