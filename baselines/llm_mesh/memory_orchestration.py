@@ -113,6 +113,9 @@ class MemoryOrchestrator:
         if own.target != own.held:
             self.station.append(instance)
         self._forget_if_gone(instance)
+        return self._look_through()
+
+    def _look_through(self) -> list[int]:
         return [other for other in tuple(self.station) if self._issue(other) is Verdict.EXECUTE]
 
     def _issue(self, instance: int) -> Verdict:
@@ -134,9 +137,15 @@ class MemoryOrchestrator:
         if own.held == own.target == 0.0:
             del self.allocations[instance]
 
-    def cancel(self, instance: int) -> None:
-        """Forgets an operation that was let go and never began, on an instance that had nothing."""
+    def drop(self, instance: int) -> list[int]:
+        """An instance is gone: what it held or was to hold is free.
+
+        Returns:
+            Instances whose waiting operation begins now.
+        """
         del self.allocations[instance]
+        self.station = [other for other in self.station if other != instance]
+        return self._look_through()
 
     def rename(self, old: int, new: int) -> None:
         """An instance goes by another number."""

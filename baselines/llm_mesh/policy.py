@@ -143,18 +143,21 @@ class LLMMeshPolicy:
         """Takes down operations that are done, and begins what the reservation station lets go."""
         for memory in self.memory:
             for slot, own in tuple(memory.allocations.items()):
-                if slot < 0:
+                status = plan.status[slot] if slot >= 0 else InstanceStatus.LOADING
+                if status == InstanceStatus.EMPTY and own.target != 0.0:  # it died
+                    self._begin(plan, memory, memory.drop(slot))
                     continue
-                status = plan.status[slot]
                 idle_end = status == InstanceStatus.UNLOADING and own.target != 0.0
-                done = status in (InstanceStatus.SERVING, InstanceStatus.EMPTY) or idle_end
-                if own.executing is not None and done:
+                over = idle_end or status in (InstanceStatus.SERVING, InstanceStatus.EMPTY)
+                if own.executing is not None and over:
                     self._begin(plan, memory, memory.complete(slot))
                 if idle_end:
                     memory.demand(slot, 0.0)
 
     def _begin(self, plan: Plan, memory: MemoryOrchestrator, released: list[int]) -> None:
-        for slot in released:
+        """Tells the world of operations that left the reservation station."""
+        while released:
+            slot = released.pop(0)
             load = self._pending.pop(slot, None)
             if load is None:
                 weights = self.setting.models[plan.model[slot]].weights_bytes
@@ -164,7 +167,7 @@ class LLMMeshPolicy:
             plan.num_pending[load.node] -= 1
             found = plan.empty_slot(load.node)
             if found is None or not self._still_wanted(plan.state, load.model):
-                memory.cancel(slot)
+                released += memory.drop(slot)
                 continue
             memory.rename(slot, found)
             plan.commands.append(Load(load.model, load.node, load.kv_bytes))
