@@ -14,6 +14,8 @@ from enum import IntEnum, StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from calibration.transitions import kv_resize_s
+
 FloatArray = NDArray[np.float64]
 
 
@@ -173,8 +175,6 @@ class SharingSetting:
         keep_alive_s: After which an idle instance is unloaded.
         load_s: (kinds, sizes), how long a load takes.
         unload_s: How long an unload takes.
-        resize_new_s_per_byte: Of a resize, by bytes of the new pool (`envs.sharing.costs`).
-        resize_growth_s_per_byte: Of a resize, by bytes that it grows by, besides.
     """
 
     kinds: tuple[str, ...]
@@ -192,8 +192,6 @@ class SharingSetting:
     keep_alive_s: float
     load_s: FloatArray
     unload_s: float
-    resize_new_s_per_byte: float
-    resize_growth_s_per_byte: float
 
     @property
     def num_nodes(self) -> int:
@@ -219,9 +217,8 @@ class SharingSetting:
         )
 
     def resize_s(self, old_bytes: int, new_bytes: int) -> float:
-        """How long a KV pool takes to change its size."""
-        growth = max(new_bytes - old_bytes, 0)
-        return self.resize_new_s_per_byte * new_bytes + self.resize_growth_s_per_byte * growth
+        """How long a KV pool takes to change its size, for which its instance runs nothing."""
+        return kv_resize_s(old_bytes, new_bytes)
 
 
 @dataclass(frozen=True, slots=True)
