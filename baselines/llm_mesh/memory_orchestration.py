@@ -137,6 +137,16 @@ class MemoryOrchestrator:
         if own.held == own.target == 0.0:
             del self.allocations[instance]
 
+    def adopt(self, instance: int, held: float, executing: float | None = None) -> None:
+        """Takes down an instance that is there already.
+
+        Args:
+            instance: Which.
+            held: What it has.
+            executing: What the operation under way leads to; None: there is none.
+        """
+        self.allocations[instance] = Allocation(held, held if executing is None else executing, executing)
+
     def drop(self, instance: int) -> list[int]:
         """An instance is gone: what it held or was to hold is free.
 

@@ -261,7 +261,7 @@ class Plan:
         return None
 
     def relocate(self, slot: int) -> bool:
-        """Moves all requests of an instance to other nodes and unloads it; False, and nothing happens, where one fails."""
+        """Moves all requests of an instance to other nodes and unloads it; False, changing nothing, where one fails."""
         node = slot // self.mesh.setting.slots_per_node
         requests = self.state.requests
         jobs = sorted(

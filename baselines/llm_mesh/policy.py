@@ -141,6 +141,9 @@ class LLMMeshPolicy:
 
     def _keep_up(self, plan: Plan) -> None:
         """Takes down operations that are done, and begins what the reservation station lets go."""
+        for slot, status in enumerate(plan.status):
+            if status != InstanceStatus.EMPTY and slot not in self._memory_of(slot).allocations:
+                self._adopt(plan.state.instances[slot], slot)
         for memory in self.memory:
             for slot, own in tuple(memory.allocations.items()):
                 status = plan.status[slot] if slot >= 0 else InstanceStatus.LOADING
@@ -153,6 +156,17 @@ class LLMMeshPolicy:
                     self._begin(plan, memory, memory.complete(slot))
                 if idle_end:
                     memory.demand(slot, 0.0)
+
+    def _adopt(self, row: np.void, slot: int) -> None:
+        """Takes down an instance that somebody else has started."""
+        weights, kv = int(row["weights_bytes"]), int(row["kv_bytes"])
+        executing = None
+        if row["status"] in (InstanceStatus.LOADING, InstanceStatus.RESIZING):
+            executing = float(weights + int(row["kv_target_bytes"]))
+        elif row["status"] == InstanceStatus.UNLOADING:
+            executing = 0.0
+        held = 0 if row["status"] == InstanceStatus.LOADING else weights + kv
+        self._memory_of(slot).adopt(slot, float(held), executing)
 
     def _begin(self, plan: Plan, memory: MemoryOrchestrator, released: list[int]) -> None:
         """Tells the world of operations that left the reservation station."""
