@@ -96,6 +96,13 @@ POLICIES = {
     ),
     "dynamo": PolicyEntry("baselines.oserve.dynamo:DynamoPolicy"),
     "clairvoyant_deployment": PolicyEntry("baselines.oserve.clairvoyant:ClairvoyantDeploymentPolicy"),
+    "llm_mesh": PolicyEntry(
+        "baselines.llm_mesh.policy:LLMMeshPolicy", "baselines.llm_mesh.config:LLMMeshConfig"
+    ),
+    "sllm": PolicyEntry(
+        "baselines.serverless_llm.policy:ServerlessLLMPolicy",
+        "baselines.serverless_llm.policy:ServerlessLLMConfig",
+    ),
     "sageserve_routing": PolicyEntry(
         "baselines.sageserve.routing:SageServeRoutingPolicy",
         "baselines.sageserve.config:SageServeRoutingConfig",
