@@ -24,7 +24,7 @@ WIDTH = 4
 
 
 def setting(kinds=("gpu", "gpu"), memory_tokens=10_000, num_models=3, **changes):
-    """Nodes of 10 000 tokens, weights of 1000; on GPUs a prefill takes 1 ms a token, a decode 10 ms and 2 ms a request."""
+    """Nodes of 10 000 tokens, weights of 1000; a prefill takes 1 ms a token on GPUs, a decode 10 ms and 2 ms each."""
     names = tuple(sorted(set(kinds)))
     slow = np.array([2.0 if name == "cpu" else 1.0 for name in names])[:, None, None]
     values = {
