@@ -88,6 +88,8 @@ class LLMMeshPolicy:
         """Decides what the event asks for, and what has come due besides."""
         if state.event == Event.ITERATION:
             return self._iteration(state)
+        if state.event == Event.PLACEMENT and not len(state.finished) and self._dropped(state):
+            return Share()
         for row in state.finished:
             self.mesh.lengths.note(int(row["model"]), int(row["output_tokens"]))
         plan = Plan(self.mesh, state, self.memory, self._num_pending())
@@ -96,22 +98,27 @@ class LLMMeshPolicy:
             scheduler = TokenScheduler(self.config.token_scheduler)
             plan.commands.append(Configure(scheduler, True, self.config.keep_alive_s))
         self._keep_up(plan)
-        for slot in np.unique(state.finished["instance"]).tolist():
+        for slot in sorted(set(state.finished["instance"].tolist())):
             self._shrink(plan, slot)
         place: Place | None = None
         if state.event == Event.SHORTAGE:
             self._relieve(plan, state.instance)
         elif state.event == Event.PLACEMENT:
-            place = self._place(plan, state.requests[state.offered])
+            place = self._place(plan)
         return Share(place, tuple(plan.commands))
 
     # -- placement -----------------------------------------------------------------------------------------------------
 
-    def _place(self, plan: Plan, row: np.void) -> Place | None:
-        job = Job.of(row)
-        late = job.deadline_s < plan.state.now_s and row["first_token_s"] < 0
-        if late and not self.config.serve_late:
+    def _dropped(self, state: SharingState) -> bool:
+        """Whether the offered request can have no first token in time, and so no place."""
+        row = state.requests[state.offered]
+        late = row["arrival_s"] + row["ttft_slo_s"] < state.now_s and row["first_token_s"] < 0
+        return bool(late) and not self.config.serve_late
+
+    def _place(self, plan: Plan) -> Place | None:
+        if self._dropped(plan.state):
             return None
+        job = Job.of(plan.state.requests[plan.state.offered])
         fit = plan.find(job)
         if fit is None and self.config.preemption:
             fit = plan.preempt(job)
@@ -141,9 +148,9 @@ class LLMMeshPolicy:
 
     def _keep_up(self, plan: Plan) -> None:
         """Takes down operations that are done, and begins what the reservation station lets go."""
-        for slot, status in enumerate(plan.status):
-            if status != InstanceStatus.EMPTY and slot not in self._memory_of(slot).allocations:
-                self._adopt(plan.state.instances[slot], slot)
+        known = sum(len(memory.allocations) for memory in self.memory) - len(self._pending)
+        if len(plan.status) - plan.status.count(InstanceStatus.EMPTY) > known:
+            self._adopt_unknown(plan)
         for memory in self.memory:
             for slot, own in tuple(memory.allocations.items()):
                 status = plan.status[slot] if slot >= 0 else InstanceStatus.LOADING
@@ -157,16 +164,20 @@ class LLMMeshPolicy:
                 if idle_end:
                     memory.demand(slot, 0.0)
 
-    def _adopt(self, row: np.void, slot: int) -> None:
-        """Takes down an instance that somebody else has started."""
-        weights, kv = int(row["weights_bytes"]), int(row["kv_bytes"])
-        executing = None
-        if row["status"] in (InstanceStatus.LOADING, InstanceStatus.RESIZING):
-            executing = float(weights + int(row["kv_target_bytes"]))
-        elif row["status"] == InstanceStatus.UNLOADING:
-            executing = 0.0
-        held = 0 if row["status"] == InstanceStatus.LOADING else weights + kv
-        self._memory_of(slot).adopt(slot, float(held), executing)
+    def _adopt_unknown(self, plan: Plan) -> None:
+        """Takes down instances that somebody else has started."""
+        for slot, status in enumerate(plan.status):
+            memory = self._memory_of(slot)
+            if status == InstanceStatus.EMPTY or slot in memory.allocations:
+                continue
+            row, executing = plan.state.instances[slot], None
+            weights, kv = int(row["weights_bytes"]), int(row["kv_bytes"])
+            if status in (InstanceStatus.LOADING, InstanceStatus.RESIZING):
+                executing = float(weights + int(row["kv_target_bytes"]))
+            elif status == InstanceStatus.UNLOADING:
+                executing = 0.0
+            held = 0 if status == InstanceStatus.LOADING else weights + kv
+            memory.adopt(slot, float(held), executing)
 
     def _begin(self, plan: Plan, memory: MemoryOrchestrator, released: list[int]) -> None:
         """Tells the world of operations that left the reservation station."""
