@@ -88,6 +88,9 @@ POLICIES = {
         "baselines.preserve.router:PreServePolicy", "baselines.preserve.router:PreServeConfig"
     ),
     "sia": PolicyEntry("baselines.sia.policy:SiaPolicy", "baselines.sia.policy:SiaConfig"),
+    "first_fit": PolicyEntry(
+        "baselines.common.first_fit:FirstFitPolicy", "baselines.common.first_fit:FirstFitConfig"
+    ),
     "stay": PolicyEntry("baselines.common.deploying:StayPolicy"),
     "oserve": PolicyEntry("baselines.oserve.policy:OServePolicy", "baselines.oserve.policy:OServeConfig"),
     "vllm_static": PolicyEntry("baselines.oserve.vllm:VLLMStaticPolicy"),

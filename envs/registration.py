@@ -55,6 +55,13 @@ ENVS = {
             "linear_score_tuned",
         ),
     ),
+    "sharing": EnvEntry(
+        "Serving/Sharing-v0",
+        "envs.sharing.env:SharingEnv",
+        "envs.sharing.vector:SharingVectorEnv",
+        "envs.sharing.config:SharingConfig",
+        ("random", "first_fit"),
+    ),
 }
 
 

@@ -71,7 +71,9 @@ def test_a_function_is_invoked_as_often_as_drawn(band):
     total = fit.bands[band]
     for _ in range(200):
         row = fit._function(total, rng)
-        assert row.shape == (30,) and row.sum() == total and row.min() >= 0
+        assert row.shape == (30,)
+        assert row.sum() == total
+        assert row.min() >= 0
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,14 @@ from envs.simulator.sharing.arrays import (
     GONE,
     HELD,
     LOADING,
+    NO_CHOICE,
     RESIZING,
     SERVING,
     SharingTables,
     SharingWorld,
 )
 from envs.simulator.sharing.engine import put_off
+from envs.simulator.sharing.iterations import is_runnable
 from envs.simulator.sharing.manager import can_start, can_take, fit_pool, new_pool
 from envs.simulator.sharing.memory import (
     begin_load,
@@ -21,6 +23,7 @@ from envs.simulator.sharing.memory import (
     begin_unload,
     empty_slot,
     lose,
+    node_of,
     pool_blocks,
 )
 from envs.simulator.sharing.requests import evict, hold, queue
@@ -37,6 +40,8 @@ REASONS = (
     "the node has no room for an instance of the model",
     "a KV pool must hold a block at least",
     "the request is in that instance already",
+    "there is no such action",
+    "the instance has no iteration to run on this node",
 )
 (
     FINE,
@@ -50,6 +55,8 @@ REASONS = (
     NO_ROOM,
     NO_POOL,
     SAME_PLACE,
+    NO_ACTION,
+    NO_ITERATION,
 ) = range(len(REASONS))
 LOAD, UNLOAD, RESIZE, TO_INSTANCE, TO_NEW, TO_GATEWAY, AWAIT = range(7)  # what `command` is told
 
@@ -173,6 +180,21 @@ def command(world: SharingWorld, tables: SharingTables, what: int, r: int, where
 
 
 @compiled
+def _give(world: SharingWorld, tables: SharingTables, n: int, action: int) -> int:
+    """Gives the next iteration of a node to a slot; to none, and shortest headroom decides."""
+    node = world.nodes[n]
+    node.asked, node.asked_prefill = NO_CHOICE, -1
+    if action == len(world.instances) + len(world.nodes):
+        return FINE
+    if not 0 <= action < len(world.instances) or node_of(tables, action) != n:
+        return NO_ITERATION
+    if not is_runnable(world, tables, action):
+        return NO_ITERATION
+    node.asked = action
+    return FINE
+
+
+@compiled
 def act(world: SharingWorld, tables: SharingTables, action: int) -> int:
     """Carries out an agent's action at the present event. Returns why not, an index of `REASONS`.
 
@@ -181,10 +203,11 @@ def act(world: SharingWorld, tables: SharingTables, action: int) -> int:
     clock, num_slots = world.clock[0], len(world.instances)
     r = clock.event_request
     if r < 0:
-        world.nodes[clock.event_node].asked = action
-        return FINE
+        return _give(world, tables, clock.event_node, action)
     reason = FINE
-    if action < num_slots:
+    if action < 0 or action > num_slots + len(world.nodes):
+        reason = NO_ACTION
+    elif action < num_slots:
         reason = (
             OTHER_MODEL if world.instances[action].status in (LOADING, SERVING, RESIZING) else NO_INSTANCE
         )
