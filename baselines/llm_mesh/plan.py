@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from baselines.llm_mesh.bin_packing import instance_order, node_order
 from baselines.llm_mesh.kv_scaling import compromise
 from baselines.llm_mesh.memory_orchestration import MemoryOrchestrator, Verdict
 from baselines.llm_mesh.mesh import Fit, Job, Mesh
 from baselines.llm_mesh.node_view import expected_tokens, view_of
-from baselines.llm_mesh.preemption import preempt
+from baselines.llm_mesh.preemption import preempt, preemptible
 from baselines.llm_mesh.shadow_validation import Case, NodeView, shadow_validation
 from envs.sharing.state import (
     InstanceStatus,
@@ -20,6 +20,7 @@ from envs.sharing.state import (
     Unload,
 )
 
+_EMPTY = int(InstanceStatus.EMPTY)
 _TAKES_REQUESTS = (InstanceStatus.LOADING, InstanceStatus.SERVING, InstanceStatus.RESIZING)
 
 
@@ -40,11 +41,15 @@ class Plan:
         self, mesh: Mesh, state: SharingState, memory: list[MemoryOrchestrator], num_pending: list[int]
     ) -> None:
         self.mesh, self.state, self.memory, self.num_pending = mesh, state, memory, num_pending
+        self._own = set(
+            range(len(memory))
+        )  # nodes whose memory is this plan's to change, not one's it is a trial of
         self.commands: list[SharingCommand] = []
         instances = state.instances
         self.status: list[int] = instances["status"].tolist()
         self.model: list[int] = instances["model"].tolist()
         self.batch: list[int] = (instances["num_running"] + instances["num_waiting"]).tolist()
+        self.empty = [[s for s in self.slots(n) if self.status[s] == _EMPTY] for n in range(len(memory))]
         self.tokens: dict[int, float] = {}  # the sum of equation 2, by slot
         self.views: dict[int, NodeView] = {}
 
@@ -98,9 +103,7 @@ class Plan:
 
     def empty_slot(self, node: int) -> int | None:
         """The slot that the next new instance of a node gets."""
-        taken = self.memory[node].allocations
-        empty = [s for s in self.slots(node) if self.status[s] == InstanceStatus.EMPTY and s not in taken]
-        return empty[0] if len(empty) > self.num_pending[node] else None
+        return self.empty[node][0] if len(self.empty[node]) > self.num_pending[node] else None
 
     # -- where a request fits ------------------------------------------------------------------------------------------
 
@@ -179,9 +182,22 @@ class Plan:
         config = self.mesh.config
         if not config.shadow_validation:
             return True
-        view = view.with_request(k, job.deadline_s, job.length)
-        found = shadow_validation(view, self.mesh.quantification, job.tpot_slo_s, config.overestimate)
+        found = shadow_validation(
+            view,
+            k,
+            job.deadline_s,
+            job.length,
+            self.mesh.quantification,
+            job.tpot_slo_s,
+            config.overestimate,
+        )
         return found is Case.PASSED
+
+    def _demand(self, node: int, slot: int, size: float) -> Verdict:
+        if node not in self._own:
+            self.memory[node] = self.memory[node].copy()
+            self._own.add(node)
+        return self.memory[node].demand(slot, size)
 
     # -- what is decided -----------------------------------------------------------------------------------------------
 
@@ -190,7 +206,7 @@ class Plan:
         model = self.mesh.setting.models[job.model]
         if fit.new:
             self.begin_load(fit.slot, job.model)
-            self.memory[fit.node].demand(fit.slot, model.weights_bytes + fit.kv_bytes)
+            self._demand(fit.node, fit.slot, model.weights_bytes + fit.kv_bytes)
         else:
             self.resize(fit.slot, fit.kv_bytes)
         k = fit.slot - self.slots(fit.node)[0]
@@ -202,6 +218,7 @@ class Plan:
         """A new instance takes a slot."""
         node = slot // self.mesh.setting.slots_per_node
         self.views[node] = self._with_new(node, slot, model)
+        self.empty[node] = self.empty[node][1:]
         self.status[slot], self.model[slot] = InstanceStatus.LOADING, model
         self.batch[slot], self.tokens[slot] = 0, 0.0
 
@@ -220,7 +237,7 @@ class Plan:
         current = int(self.memory[node].target(slot)) - model.weights_bytes
         if kv_bytes == current:
             return
-        verdict = self.memory[node].demand(slot, model.weights_bytes + kv_bytes)
+        verdict = self._demand(node, slot, model.weights_bytes + kv_bytes)
         if verdict is Verdict.EXECUTE:
             self.commands.append(ResizeKV(slot, kv_bytes))
             self.status[slot] = InstanceStatus.RESIZING
@@ -233,15 +250,18 @@ class Plan:
         """A copy in which something can be tried."""
         other = object.__new__(Plan)
         other.__dict__.update(self.__dict__)
-        other.memory = [memory.copy() for memory in self.memory]
+        other.memory, other._own = list(self.memory), set()
         other.commands, other.views, other.tokens = list(self.commands), dict(self.views), dict(self.tokens)
+        other.empty = list(self.empty)
         other.status, other.model, other.batch = list(self.status), list(self.model), list(self.batch)
         return other
 
     def adopt(self, other: Plan) -> None:
         """Makes a trial what is planned."""
         self.memory[:] = other.memory
+        self._own |= other._own
         self.commands, self.views, self.tokens = other.commands, other.views, other.tokens
+        self.empty = other.empty
         self.status, self.model, self.batch = other.status, other.model, other.batch
 
     def preempt(self, job: Job) -> Fit | None:
@@ -253,8 +273,16 @@ class Plan:
                 for other in self.slots(node)
                 if other != slot and self.status[other] == InstanceStatus.SERVING
             ]
+            alone = self.fork()
+            for other in preemptible(neighbours, self.batch[slot]):
+                alone._vacate(other)
+            if alone.fit(job, slot) is None:
+                continue  # not even the loss of all of them would help
             trial = self.fork()
-            fits: Callable[[], bool] = lambda trial=trial, slot=slot: trial.fit(job, slot) is not None  # noqa: E731
+
+            def fits(trial: Plan = trial, slot: int = slot) -> bool:
+                return trial.fit(job, slot) is not None
+
             if preempt(neighbours, self.batch[slot], trial.relocate, fits) is not None:
                 self.adopt(trial)
                 return self.fit(job, slot)
@@ -275,11 +303,16 @@ class Plan:
             trial.commands.append(Reschedule(job.index, fit.place))
             trial.commit(job, fit)
         trial.commands.append(Unload(slot))
-        trial.memory[node].demand(slot, 0.0)
-        trial.views[node] = trial.view(node).without_instance(slot - self.slots(node)[0])
-        trial.status[slot] = InstanceStatus.UNLOADING
+        trial._vacate(slot)
         self.adopt(trial)
         return True
+
+    def _vacate(self, slot: int) -> None:
+        """An instance without requests is unloaded."""
+        node = slot // self.mesh.setting.slots_per_node
+        self._demand(node, slot, 0.0)
+        self.views[node] = self.view(node).without_instance(slot - self.slots(node)[0])
+        self.status[slot] = InstanceStatus.UNLOADING
 
 
 def _found(fits: Iterable[Fit | None]) -> Iterator[Fit]:

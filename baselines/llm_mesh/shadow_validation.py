@@ -113,15 +113,21 @@ class NodeView(NamedTuple):
 
 def shadow_validation(
     view: NodeView,
+    instance: int,
+    deadline_s: float,
+    length: float,
     quantification: Quantification,
     tpot_slo_s: float,
     overestimate: float = OVERESTIMATE,
     max_iterations: int = MAX_ITERATIONS,
 ) -> Case:
-    """Validates the last request of a view, which was added to it.
+    """Validates a request that is virtually added to an instance.
 
     Args:
-        view: The node with the request.
+        view: The node without the request.
+        instance: Where it would go.
+        deadline_s: When its next token is due.
+        length: Tokens to prefill.
         quantification: Iteration times.
         tpot_slo_s: TPOT_SLO.
         overestimate: By how much an iteration may last longer than quantified, a fraction.
@@ -129,6 +135,9 @@ def shadow_validation(
     """
     return simulate(
         *view,
+        instance,
+        deadline_s,
+        float(length),
         quantification.batches,
         quantification.lengths,
         quantification.prefill_s,
@@ -146,10 +155,13 @@ def simulate(
     busy_until_s: float,
     profile: IntArray,
     ready_s: FloatArray,
-    instance: IntArray,
-    phase: IntArray,
-    deadline_s: FloatArray,
-    length: FloatArray,
+    present_instance: IntArray,
+    present_phase: IntArray,
+    present_deadline_s: FloatArray,
+    present_length: FloatArray,
+    new_instance: int,
+    new_deadline_s: float,
+    new_length: float,
     batches: FloatArray,
     lengths: FloatArray,
     prefill_s: FloatArray,
@@ -159,7 +171,18 @@ def simulate(
     max_iterations: int,
 ) -> Case:
     """`shadow_validation` on plain arrays; iterations last `longer` times what is quantified."""
-    num_instances, new = len(profile), len(instance) - 1
+    new = len(present_instance)
+    instance = np.empty(new + 1, np.int64)
+    phase = np.empty(new + 1, np.int64)
+    deadline_s = np.empty(new + 1)
+    length = np.empty(new + 1)
+    for r in range(new):
+        instance[r], phase[r] = present_instance[r], present_phase[r]
+        deadline_s[r], length[r] = present_deadline_s[r], present_length[r]
+    instance[new], phase[new] = new_instance, np.int64(Phase.WAITING)
+    deadline_s[new], length[new] = new_deadline_s, new_length
+
+    num_instances = len(profile)
     batch = np.zeros(num_instances)
     tokens = np.zeros(num_instances)
     joined = np.zeros(num_instances)  # batch when every prompt is prefilled, and its tokens

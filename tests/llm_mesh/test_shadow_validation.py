@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 
+from baselines.llm_mesh import shadow_validation as module
 from baselines.llm_mesh.quantification import quantify
-from baselines.llm_mesh.shadow_validation import Case, NodeView, Phase, shadow_validation
+from baselines.llm_mesh.shadow_validation import Case, NodeView, Phase
 
 TPOT_S = 0.25
 
@@ -20,6 +21,15 @@ def node(*requests, ready_s=(0.0, 0.0, 0.0), profile=None, busy=(-1, 0.0), now_s
         np.array(columns[1], int),
         np.array(columns[2], float),
         np.array(columns[3], float),
+    )
+
+
+def shadow_validation(view, quantification, tpot_slo_s, **options):
+    """Of the last request of a view."""
+    instance, _, deadline_s, length = (column[-1] for column in view[5:])
+    present = view._replace(**{name: getattr(view, name)[:-1] for name in view._fields[5:]})
+    return module.shadow_validation(
+        present, instance, deadline_s, length, quantification, tpot_slo_s, **options
     )
 
 
