@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from baselines.policy import Action, PolicySpec, Tunable
 from envs.sharing.state import Event, InstanceStatus, RequestPhase, SharingState
 
+_EMPTY, _WAITING = int(InstanceStatus.EMPTY), int(RequestPhase.WAITING)
+
 
 @dataclass(frozen=True)
 class FirstFitConfig:
@@ -93,13 +95,12 @@ class FirstFitPolicy:
         here = state.requests["instance"] // width == node
         here &= state.requests["instance"] >= 0
         rows = state.requests[here]
-        waiting = rows[rows["phase"] == RequestPhase.WAITING]
+        waiting = rows[rows["phase"] == _WAITING]
         lengths = waiting["input_tokens"] + waiting["generated_tokens"]
         wait_s += float(prefill[self._sizes[waiting["model"]], lengths].sum())
-        for slot in range(node * width, (node + 1) * width):
+        there = state.instances["status"][node * width : (node + 1) * width] != _EMPTY
+        for slot in (node * width + np.flatnonzero(there)).tolist():
             instance = state.instances[slot]
-            if instance["status"] == InstanceStatus.EMPTY:
-                continue
             mine = rows["instance"] == slot
             batch = int(mine.sum()) + (slot == place)
             if slot == place:

@@ -11,7 +11,6 @@ from envs.simulator.kernel.compiled import compiled, entry
 from envs.simulator.sharing.arrays import (
     ASK,
     END,
-    HELD,
     ITERATION,
     NEVER,
     NOT_ASKED,
@@ -134,7 +133,7 @@ def _offer(world: SharingWorld, tables: SharingTables) -> int:
 
 @compiled
 def put_off(world: SharingWorld, tables: SharingTables, r: int) -> None:
-    """A request that was offered is held: it and those of its model that were offered before wait for the next turn."""
+    """A request that was offered is held: it and those of its model that wait already have their turn later."""
     now = world.clock[0].now_ps
     due, model = now + tables.parameters[0].retry_ps, tables.model[r]
     other = world.clock[0].held_head
@@ -143,8 +142,7 @@ def put_off(world: SharingWorld, tables: SharingTables, r: int) -> None:
         if tables.model[other] == model and request.offer_ps <= now and request.held_since_ps < now:
             request.offer_ps = due
         other = request.next
-    if world.requests[r].phase == HELD:
-        world.requests[r].offer_ps = due
+    world.requests[r].offer_ps = due
 
 
 @compiled
