@@ -22,7 +22,7 @@ from runners.typed import schema_of
 # Fields of an environment's dataclass that are config groups or words of their own.
 SHARED_ENV_FIELDS = ("workload", "cluster", "objective", "split")
 
-PAPERS = ("flying_serving", "oserve", "preserve", "sageserve")
+PAPERS = ("flying_serving", "llm_mesh", "oserve", "preserve", "sageserve")
 BACKENDS = ("simulator", "vllm", "tables")
 
 
