@@ -3,8 +3,8 @@
 From the paper (section 8.1): 4 CPU and 4 GPU nodes, models of 3B, 7B and 13B, functions of the Azure Functions trace of
 2019 mapped to models, its first 30 minutes, lengths of the Azure LLM conversation trace, the SLOs.
 
-Ours, because the paper does not publish it: which functions were drawn (here anew for every seed), when in a minute they
-are invoked (uniformly), how long a request waits before it is dropped (the environment's patience), and the watermark.
+Ours, because the paper does not publish it: which functions were drawn (here anew for every seed), when in a minute
+they are invoked (uniformly), how long a request waits before it is dropped (the environment's patience), and the watermark.
 Iteration times on CPU nodes are a roofline; every claim that rests on them says so.
 """
 
