@@ -365,9 +365,7 @@ def test_cheats_rank_last():
     served = run_episode(env, FirstFitPolicy(), 0)
     assert served.metrics["completed"] == 60
     assert served.metrics["return"] > max(returns.values())
-    random = run_episode(env, RandomPolicy(), 0).metrics["return"]
-    assert served.metrics["return"] > random
-    assert random > max(returns["refuse"], returns["die"])
+    assert run_episode(env, RandomPolicy(), 0).metrics["return"] > max(returns.values())
 
 
 def test_nodes_that_are_kept_cost():
@@ -376,7 +374,7 @@ def test_nodes_that_are_kept_cost():
     def total(keep_alive_s: float) -> tuple[float, float]:
         spec = SharingSpec(nodes=SMALL.nodes, slots_per_node=4, keep_alive_s=keep_alive_s)
         metrics = run_episode(make_env("sharing", **BASE | {"cluster": spec}), FirstFitPolicy(), 0).metrics
-        hours = -metrics["reward/node_hours/cpu"] * 20 - metrics["reward/node_hours/gpu"] * 60
+        hours = -metrics["reward/node_hours/cpu"] * 40 - metrics["reward/node_hours/gpu"] * 120
         return hours, metrics["return"]
 
     short, long = total(1.0), total(60.0)

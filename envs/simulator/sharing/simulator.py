@@ -186,12 +186,12 @@ class SharingSimulator:
 
     def _at_node(self, what: int, r: int, node: int, kv: int) -> Receipt:
         if not 0 <= node < len(self.world.nodes):
-            return self._refuse(f"there is no node {node}; there are {len(self.world.nodes)}")
+            return self._refuse(f"there is no node {node}, there are {len(self.world.nodes)}")
         return self._command(what, r, node, kv)
 
     def _at_slot(self, what: int, r: int, slot: int, kv: int) -> Receipt:
         if not 0 <= slot < len(self.world.instances):
-            return self._refuse(f"there is no slot {slot}; there are {len(self.world.instances)}")
+            return self._refuse(f"there is no slot {slot}, there are {len(self.world.instances)}")
         return self._command(what, r, slot, kv)
 
     def _command(self, what: int, r: int, where: int, kv: int) -> Receipt:
