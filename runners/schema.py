@@ -112,8 +112,14 @@ class RunConfig:
         if self.backend.name != "simulator":
             raise ValueError(
                 f"backend={self.backend.name} is not to be had here: environments run on backend=simulator; "
-                "runners.simulate and runners.calibrate take backend=vllm"
+                "runners.simulate and runners.calibrate take backend=vllm" + self._live_reason()
             )
+
+    def _live_reason(self) -> str:
+        """Why a live backend could not do it even so."""
+        if self.env["name"] == "sharing" and self.env.get("token_scheduler") == "policy":
+            return "; live vLLM servers give out their iterations themselves, so env.token_scheduler=policy never is"
+        return ""
 
     @property
     def seed_range(self) -> range:

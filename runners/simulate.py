@@ -63,7 +63,12 @@ class Served:
 def main(config: SimulateConfig, out: Path) -> None:
     """Serves and writes."""
     cluster = cluster_of(config.cluster, config.router)
-    if isinstance(cluster, (DeploymentSpec, SharingSpec)):
+    if isinstance(cluster, SharingSpec):
+        raise ValueError(
+            "cluster has nodes on which a policy places instances; choose a node or a fleet, or runners.evaluate "
+            "env=sharing"
+        )
+    if isinstance(cluster, DeploymentSpec):
         raise ValueError(
             "cluster has machines that a policy cuts into replicas; choose a node or a fleet, or runners.evaluate "
             "env=deployment"

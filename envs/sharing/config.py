@@ -45,7 +45,8 @@ class SharingConfig:
         workload: Requests of an episode.
         cluster: The nodes.
         slos: Latency promise by request class. Source: LLM-Mesh, section 8.1.
-        objective: Weights of the reward terms that all environments have.
+        objective: Weights of the reward terms that all environments have. Source: ours; as in the paper promises kept
+            and nodes used count, how far below its promise a latency stays hardly does.
         node_hours: Weight on minus the hours for which nodes of a kind have instances, by kind. Source: ours; a GPU
             node costs three times as much as a CPU node, as they rent.
         ooms: Weight on minus the number of instances that die of an allocation, besides what becomes of their requests.
@@ -60,8 +61,8 @@ class SharingConfig:
     workload: WorkloadSpec = field(default_factory=lambda: WorkloadSpec(name="functions_fitted"))
     cluster: SharingSpec = field(default_factory=SharingSpec)
     slos: dict[str, LengthSLO] = field(default_factory=lambda: dict(DEFAULT_SLOS))
-    objective: Objective = field(default_factory=Objective)
-    node_hours: dict[str, float] = field(default_factory=lambda: {"cpu": 20.0, "gpu": 60.0})
+    objective: Objective = field(default_factory=lambda: Objective(latency=0.1, abandoned=10.0))
+    node_hours: dict[str, float] = field(default_factory=lambda: {"cpu": 40.0, "gpu": 120.0})
     ooms: float = 10.0
     token_scheduler: str = TokenScheduler.SHORTEST_HEADROOM.value
     manager: ManagerSpec = field(default_factory=ManagerSpec)

@@ -172,8 +172,10 @@ class SharingDeciders:
             np.zeros(number, np.float64),
         )
         until_ps = np.array([episode.deadline_ps if episode.begun else 0 for episode in self.episodes])
+        worlds, tables = self._handles
         decide_many(
-            *self._handles,
+            worlds,
+            tables,
             self._scales,
             actions,
             until_ps,
@@ -181,7 +183,10 @@ class SharingDeciders:
             reasons,
             events,
             costs,
-            *observations,
+            observations.places,
+            observations.request,
+            observations.cluster,
+            observations.masks,
         )
         return observations, reasons, events, costs
 

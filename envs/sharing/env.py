@@ -95,6 +95,7 @@ class SharingEnv(OneEpisode[Observation]):
         self._deciders = SharingDeciders([self.episode])
         self.observation_space, self.action_space = make_spaces(self.episode)
         self._renderer = Renderer(self.episode.setting) if render_mode else None
+        self._state: SharingState | None = None
 
     @property
     def config(self) -> SharingConfig:
@@ -124,7 +125,7 @@ class SharingEnv(OneEpisode[Observation]):
     ) -> tuple[Observation, dict[str, Any]]:
         """Begins the episode that a seed stands for; `options={"split": ...}` chooses where it is drawn from."""
         chosen = self._seed_of(seed)
-        self._state: SharingState | None = None
+        self._state = None
         observations = self._deciders.reset([0], [chosen], (options or {}).get("split"))
         if self._renderer:
             self._renderer.begin(self.state)

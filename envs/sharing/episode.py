@@ -32,6 +32,11 @@ class SharingEpisode:
         self.source = WorkloadSource(config.workload)
         self.classes = self.source.classes
         self.slos = promises(config.slos, self.classes)
+        if self.source.models == ("",):
+            raise ValueError(
+                f"workload {config.workload.name!r} names no models; sharing needs one whose requests ask for models "
+                "by name, such as functions_fitted"
+            )
         past = [self.source.sample(seed, "train").output_tokens for seed in range(PAST_EPISODES)]
         self.simulator = SharingSimulator(
             config.cluster,

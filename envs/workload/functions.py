@@ -298,8 +298,9 @@ def _parts(total: int, parts: int, rng: np.random.Generator) -> NDArray[np.int64
 def load_function_fit() -> FunctionFit:
     """The fit that ships with the package."""
     values: dict[str, Any] = json.loads(FITTED_FILE.read_text(encoding="utf-8"))
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
     values["active_share"] = tuple(tuple(row) for row in values["active_share"])
-    return FunctionFit(**{key: tuple(v) if isinstance(v, list) else v for key, v in values.items()})
+    return FunctionFit(**values)
 
 
 class FittedFunctions(FunctionTraffic):

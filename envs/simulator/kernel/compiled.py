@@ -63,6 +63,6 @@ def inlined(function: Function) -> Function:
 
 
 def _stamped(dispatcher: Function) -> Function:
-    folder = Path(dispatcher.__code__.co_filename).parent  # type: ignore[attr-defined]
+    folder = Path(dispatcher.__code__.co_filename).parent
     dispatcher._cache._cache_file._source_stamp = source_stamp(folder)  # type: ignore[attr-defined]
     return dispatcher

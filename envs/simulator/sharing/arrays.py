@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from envs.backend import TOTALS
 
 PS_PER_S = 10**12
-NEVER = np.int64(2**62)
+NEVER = 2**62
 
 # Phases of a request, the first three as in `envs.sharing.state.RequestPhase`.
 HELD, WAITING, RUNNING, COMING, GONE = range(5)
@@ -210,4 +210,5 @@ def new_world(
 
 def fork_world(world: SharingWorld) -> SharingWorld:
     """A copy that shares nothing."""
-    return SharingWorld(*(array.copy() for array in world))
+    copies: tuple[Any, ...] = tuple(array.copy() for array in world)
+    return SharingWorld(*copies)

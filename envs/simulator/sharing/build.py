@@ -161,7 +161,7 @@ def build_tables(
     parameters["max_running"] = spec.max_num_seqs
     parameters["unload_ps"] = round(spec.unload_s * PS_PER_S)
     parameters["retry_ps"] = round(manager.retry_s * PS_PER_S)
-    parameters["patience_ps"] = min(round(manager.patience_s * PS_PER_S), int(NEVER) // 4)
+    parameters["patience_ps"] = min(round(manager.patience_s * PS_PER_S), NEVER // 4)
     parameters["restart_on_oom"] = spec.on_oom == "restart"
     parameters["copy_fs_per_byte"] = KV_COPY_S_PER_BYTE * 1e15
     parameters["create_fs_per_byte"] = KV_CREATE_S_PER_BYTE * 1e15

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.simulator.kernel.compiled import compiled
+from envs.simulator.kernel.compiled import compiled, int64
 from envs.simulator.sharing.arrays import (
     EMPTY,
     ITERATION,
@@ -129,9 +129,7 @@ def _decode_s(world: SharingWorld, tables: SharingTables, i: int, joins: int, to
     """A decode iteration of all requests of an instance, those that wait included, and of some that join."""
     instance = world.instances[i]
     kind, size = world.nodes[node_of(tables, i)].kind, tables.size[instance.model]
-    batch = min(
-        instance.num_running + instance.num_waiting + joins, np.int64(tables.parameters[0].max_running)
-    )
+    batch = min(instance.num_running + instance.num_waiting + joins, int64(tables.parameters[0].max_running))
     if batch == 0:
         return 0.0
     context = instance.context_tokens + unfinished_tokens(world, tables, i) + tokens
@@ -147,7 +145,7 @@ def _own_decode_s(tables: SharingTables, kind: int, size: int, tokens: int) -> f
 def _backlog_s(world: SharingWorld, tables: SharingTables, i: int) -> float:
     """Prefill work that waits in an instance."""
     instance = world.instances[i]
-    kind, size, total = world.nodes[node_of(tables, i)].kind, tables.size[instance.model], np.int64(0)
+    kind, size, total = world.nodes[node_of(tables, i)].kind, tables.size[instance.model], int64(0)
     r = instance.waiting_head
     while r >= 0:
         total += tables.prefill_ps[kind, size, tables.input_tokens[r] + world.requests[r].generated]
@@ -173,7 +171,7 @@ def _write_node(
 ) -> float:
     """What places on one node have in common; returns seconds of a cycle without the offered request."""
     node, now, width = world.nodes[n], world.clock[0].now_ps, tables.parameters[0].slots_per_node
-    running, backlog, cycle, least = np.int64(0), 0.0, 0.0, NEVER
+    running, backlog, cycle, least = int64(0), 0.0, 0.0, NEVER
     for i in range(n * width, (n + 1) * width):
         instance = world.instances[i]
         if instance.status != EMPTY:
@@ -273,7 +271,7 @@ def _write_request(
     row[2] = _log(mean_output(world, tables, model), scales[_TOKENS])
     row[3] = _log(request.generated, scales[_TOKENS])
     row[4] = _log(_seconds(now - tables.arrival_ps[r]), scales[_LATENCY_S])
-    row[5] = min(max(request.deadline_ps - now, np.int64(0)) / promise, HIGHEST)
+    row[5] = min(max(request.deadline_ps - now, int64(0)) / promise, HIGHEST)
     row[6] = _log((now - request.deadline_ps) / promise, 1.0)
     row[7] = _log(instances, scales[_REQUESTS])
     row[8] = min(tables.weights[model] / 1e10, HIGHEST)
@@ -283,7 +281,7 @@ def _write_request(
 @compiled
 def _write_cluster(world: SharingWorld, scales: NDArray[np.float64], row: NDArray[np.float32]) -> None:
     """What all places have in common."""
-    clock, running, instances = world.clock[0], np.int64(0), np.int64(0)
+    clock, running, instances = world.clock[0], int64(0), int64(0)
     for i in range(len(world.instances)):
         running += world.instances[i].num_running
         instances += world.instances[i].status != EMPTY

@@ -20,7 +20,6 @@ from envs.sharing.state import (
     Load,
     NewInstance,
     Place,
-    Reschedule,
     ResizeKV,
     SharingCommand,
     SharingState,
@@ -118,7 +117,7 @@ class SharingSimulator:
         """Time, seconds."""
         return self.now_ps / PS_PER_S
 
-    def advance_ps(self, until_ps: int = int(NEVER)) -> int:
+    def advance_ps(self, until_ps: int = NEVER) -> int:
         """Lets time pass to the next event that asks the policy, the end, or `until_ps`. Returns which."""
         return int(advance(self.world, self.tables, until_ps))
 
@@ -162,11 +161,9 @@ class SharingSimulator:
             return self._at_slot(told.UNLOAD, 0, command.instance, 0)
         if isinstance(command, ResizeKV):
             return self._at_slot(told.RESIZE, 0, command.instance, command.kv_bytes)
-        if isinstance(command, Reschedule):
-            if command.to is None:
-                return self._command(told.TO_GATEWAY, command.request, 0, 0)
-            return self._move(command.request, command.to)
-        return self._refuse(f"{type(command).__name__} is no command of a shared cluster")
+        if command.to is None:
+            return self._command(told.TO_GATEWAY, command.request, 0, 0)
+        return self._move(command.request, command.to)
 
     def _configure(self, command: Configure) -> Receipt:
         clock = self.world.clock
@@ -189,12 +186,12 @@ class SharingSimulator:
 
     def _at_node(self, what: int, r: int, node: int, kv: int) -> Receipt:
         if not 0 <= node < len(self.world.nodes):
-            return self._refuse(f"there is no node {node}; there are {len(self.world.nodes)}")
+            return self._refuse(f"there is no node {node}, there are {len(self.world.nodes)}")
         return self._command(what, r, node, kv)
 
     def _at_slot(self, what: int, r: int, slot: int, kv: int) -> Receipt:
         if not 0 <= slot < len(self.world.instances):
-            return self._refuse(f"there is no slot {slot}; there are {len(self.world.instances)}")
+            return self._refuse(f"there is no slot {slot}, there are {len(self.world.instances)}")
         return self._command(what, r, slot, kv)
 
     def _command(self, what: int, r: int, where: int, kv: int) -> Receipt:
