@@ -17,7 +17,7 @@ class Job(NamedTuple):
     """A request to place.
 
     Attributes:
-        index: Row of the workload.
+        row: Of the workload.
         model: What it asks for.
         input_tokens: I.
         generated_tokens: O; more than 0 if it has lost its place.
@@ -25,7 +25,7 @@ class Job(NamedTuple):
         tpot_slo_s: TPOT_SLO.
     """
 
-    index: int
+    row: int
     model: int
     input_tokens: int
     generated_tokens: int

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
@@ -20,11 +22,15 @@ def quantify_setting(setting: SharingSetting, max_batch: int) -> Quantification:
     """
     pairs = [(kind, size) for kind in range(len(setting.kinds)) for size in range(len(setting.sizes))]
     return quantify(
-        [lambda n, at=at: float(setting.prefill_s[at][n]) for at in pairs],
-        [lambda b, n, at=at: setting.iteration_s(*at, b, n) for at in pairs],
+        [partial(_prefill_s, setting, *pair) for pair in pairs],
+        [partial(setting.iteration_s, *pair) for pair in pairs],
         setting.prefill_s.shape[2] - 1,
         min(max_batch, setting.max_num_seqs),
     )
+
+
+def _prefill_s(setting: SharingSetting, kind: int, size: int, length: int) -> float:
+    return float(setting.prefill_s[kind, size, length])
 
 
 def profiles_of(setting: SharingSetting) -> IntArray:

@@ -300,7 +300,7 @@ class Plan:
             fit = trial.find(job, but=node) or trial.find_new(job, but=node)
             if fit is None or fit.place is None:
                 return False
-            trial.commands.append(Reschedule(job.index, fit.place))
+            trial.commands.append(Reschedule(job.row, fit.place))
             trial.commit(job, fit)
         trial.commands.append(Unload(slot))
         trial._vacate(slot)

@@ -239,10 +239,10 @@ class LLMMeshPolicy:
             plan.remove(job, slot)
             fit = plan.find(job, but=slot // self.setting.slots_per_node) or plan.find_new(job)
             if fit is not None and fit.place is not None:
-                plan.commands.append(Reschedule(job.index, fit.place))
+                plan.commands.append(Reschedule(job.row, fit.place))
                 plan.commit(job, fit)
             else:
-                plan.commands.append(Reschedule(job.index))
+                plan.commands.append(Reschedule(job.row))
             rows = np.delete(rows, away)
 
     def _required(self, plan: Plan, slot: int) -> float:

@@ -56,7 +56,8 @@ def claims(study: Study) -> list[Claim]:
                 note=f"{nodes:.2f} and {full:.2f} nodes; the text says significantly more. {ROOFLINE}",
             )
         )
-        rows.append(_attainment(study, name, part))
+        if name != "llm_mesh_no_sharing":
+            rows.append(_attainment(study, name, part))
     if not study.config.quick:
         rows += [_attainment(study, name, part) for name, part in FURTHER.items()]
     return rows

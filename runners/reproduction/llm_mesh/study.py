@@ -4,8 +4,9 @@ From the paper (section 8.1): 4 CPU and 4 GPU nodes, models of 3B, 7B and 13B, f
 2019 mapped to models, its first 30 minutes, lengths of the Azure LLM conversation trace, the SLOs.
 
 Ours, because the paper does not publish it: which functions were drawn (here anew for every seed), when in a minute
-they are invoked (uniformly), how long a request waits before it is dropped (the environment's patience), and the watermark.
-Iteration times on CPU nodes are a roofline; every claim that rests on them says so.
+they are invoked (uniformly), how long a request waits before it is dropped (the environment's patience), and the
+watermark. Iteration times on CPU nodes are a roofline; every claim that rests on them says so. Without the trace on this
+machine, functions are drawn from the fit to it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ SYSTEMS = (MESH, SLLM_CPU, SLLM)
 SIZES = {"3B": "llama-3.2-3b", "7B": "llama-2-7b", "13B": "llama-2-13b"}
 COUNTS = (32, 64, 128)
 MINUTES = 30
-QUICK_MINUTES = 4
+QUICK_MINUTES = 3
 ROOFLINE = "CPU iteration times are a roofline, not measured."
 OTHER_FUNCTIONS = "which functions were drawn is not published, so the load is another"
 
