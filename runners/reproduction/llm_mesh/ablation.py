@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runners.reproduction.claims import Claim, above, near, shown
-from runners.reproduction.llm_mesh.study import MESH, OTHER_FUNCTIONS, ROOFLINE, Cell, Study, make_claim
+from runners.reproduction.llm_mesh.study import MESH, OTHER_FUNCTIONS, Cell, Study, make_claim
 from runners.reproduction.measures import over
 from runners.schema import ReproduceConfig
 
@@ -40,7 +40,7 @@ def claims(study: Study) -> list[Claim]:
             study.attainment(_cell("llm_mesh_no_sharing")),
             "share",
             near(NO_SHARING_ATTAINMENT),
-            note=f"All parts: {study.attainment(_cell(MESH)):.1%}; {OTHER_FUNCTIONS}. {ROOFLINE}",
+            note=f"All parts: {study.attainment(_cell(MESH)):.1%}; {OTHER_FUNCTIONS}. {study.note}",
         )
     ]
     for name, part in DISABLED.items():
@@ -53,7 +53,7 @@ def claims(study: Study) -> list[Claim]:
                 over(nodes, full),
                 "x",
                 above(),
-                note=f"{nodes:.2f} and {full:.2f} nodes; the text says significantly more. {ROOFLINE}",
+                note=f"{nodes:.2f} and {full:.2f} nodes; the text says significantly more. {study.note}",
             )
         )
         if name != "llm_mesh_no_sharing":
@@ -73,7 +73,7 @@ def _attainment(study: Study, name: str, part: str) -> Claim:
         study.attainment(cell),
         "share",
         shown("the text gives no figure"),
-        note=f"Nodes in use: {nodes}. All parts: {study.attainment(_cell(MESH)):.1%}. {ROOFLINE}",
+        note=f"Nodes in use: {nodes}. All parts: {study.attainment(_cell(MESH)):.1%}. {study.note}",
     )
 
 

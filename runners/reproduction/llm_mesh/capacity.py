@@ -9,7 +9,6 @@ from runners.reproduction.llm_mesh.study import (
     COUNTS,
     MESH,
     OTHER_FUNCTIONS,
-    ROOFLINE,
     SLLM,
     SLLM_CPU,
     SYSTEMS,
@@ -36,7 +35,6 @@ NODES = {  # what the text gives of figure 12: nodes of a kind in use
     (128, "13B", MESH, "gpu"): 4.0,
 }
 THROUGHPUT = {"cpu": (0.06, 0.52), "gpu": (-0.06, 0.86)}  # gains over sllm+cpu, lowest and highest
-_NODE_NOTE = f"The load differs: {OTHER_FUNCTIONS}. {ROOFLINE}"
 _LIGHTER = (
     "The functions drawn here load the nodes less, or in shorter bursts, than the paper's (see the nodes in use), so "
     "that the other systems have less to lose."
@@ -59,7 +57,7 @@ def _gains(study: Study) -> list[Claim]:
     for system, (low, high) in GAIN.items():
         gains = {size: over(_good(study, MESH, size), _good(study, system, size)) - 1.0 for size in sizes}
         each = ", ".join(f"{size} {gain:.0%}" for size, gain in gains.items())
-        note = f"{HIGH_LOAD} models of one size: {each}. {ROOFLINE}"
+        note = f"{HIGH_LOAD} models of one size: {each}. {study.note}"
         for which, stated, ours in (("least", low, min(gains.values())), ("most", high, max(gains.values()))):
             rows.append(
                 make_claim(
@@ -112,7 +110,7 @@ def _nodes(study: Study) -> list[Claim]:
                         study.nodes(Cell(system, count, (size,)), kind),
                         "nodes",
                         shown(OTHER_FUNCTIONS),
-                        note="" if kind == "gpu" and system == SLLM else ROOFLINE,
+                        note="" if kind == "gpu" and system == SLLM else study.note,
                     )
                 )
     return rows
@@ -133,7 +131,7 @@ def _savings(study: Study) -> list[Claim]:
                 over(mesh, other),
                 "ratio",
                 at_most(stated),
-                note=_NODE_NOTE,
+                note=f"The load differs: {OTHER_FUNCTIONS}. {study.note}",
             )
         )
     return rows
@@ -166,7 +164,7 @@ def _throughput(study: Study) -> list[Claim]:
                     ours,
                     "ratio",
                     rule,
-                    note=_NODE_NOTE,
+                    note=f"The load differs: {OTHER_FUNCTIONS}. {study.note}",
                 )
             )
     return rows
@@ -191,7 +189,7 @@ def _ttft(study: Study) -> list[Claim]:
                     over(shares[0], shares[1]),
                     "ratio",
                     at_least(1.0, 0.0),
-                    note=f"{shares[0]:.1%} and {shares[1]:.1%}; the curves flatten there. {ROOFLINE}",
+                    note=f"{shares[0]:.1%} and {shares[1]:.1%}; the curves flatten there. {study.note}",
                     beyond="LLM-Mesh drops a request whose first token is late already; the others serve it late as "
                     "long as its client waits, which is the environment's patience, not the paper's.",
                 ),
@@ -202,7 +200,7 @@ def _ttft(study: Study) -> list[Claim]:
                     over(tails[0], tails[1]),
                     "ratio",
                     at_most(1.0, 0.0),
-                    note=f"{tails[0]:.2f} and {tails[1]:.2f} s. {ROOFLINE}",
+                    note=f"{tails[0]:.2f} and {tails[1]:.2f} s. {study.note}",
                 ),
             ]
     return rows

@@ -6,7 +6,6 @@ from runners.reproduction.claims import Claim, at_most, shown
 from runners.reproduction.llm_mesh.study import (
     MESH,
     OTHER_FUNCTIONS,
-    ROOFLINE,
     SLLM_CPU,
     Cell,
     Study,
@@ -46,7 +45,7 @@ def claims(study: Study) -> list[Claim]:
                 over(mesh, other),
                 "ratio",
                 at_most(1.0, 0.0),
-                note=f"{NUM_MODELS} models: {mesh:.2f} and {other:.2f} nodes; both SLOs met: {met}. {ROOFLINE}",
+                note=f"{NUM_MODELS} models: {mesh:.2f} and {other:.2f} nodes; both SLOs met: {met}. {study.note}",
             )
         )
     for system, stated in DIFFERENCE.items():
@@ -58,7 +57,7 @@ def claims(study: Study) -> list[Claim]:
                 nodes[_cell(system, RATIOS[-1])] - nodes[_cell(system, RATIOS[0])],
                 "nodes",
                 shown(OTHER_FUNCTIONS),
-                note=ROOFLINE,
+                note=study.note,
             )
         )
     return rows

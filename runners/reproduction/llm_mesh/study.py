@@ -5,14 +5,15 @@ From the paper (section 8.1): 4 CPU and 4 GPU nodes, models of 3B, 7B and 13B, f
 
 Ours, because the paper does not publish it: which functions were drawn (here anew for every seed), when in a minute
 they are invoked (uniformly), how long a request waits before it is dropped (the environment's patience), and the
-watermark. Iteration times on CPU nodes are a roofline; every claim that rests on them says so. Without the trace on this
-machine, functions are drawn from the fit to it.
+watermark. Iteration times on CPU nodes are a roofline; every claim that rests on them says so. Where the trace is not
+on this machine, functions are drawn from the fit to it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from baselines.policy import Policy
 from envs.metrics import FloatArray
 from envs.registration import make_env
 from envs.sharing.env import SharingEnv
+from envs.workload.functions import minute_counts
 from envs.workload.registry import WorkloadSpec
 from runners.policies import load_policy
 from runners.reproduction.claims import Claim, Rule
@@ -97,6 +99,21 @@ class Study:
     _known: dict[Cell, tuple[Outcome, ...]] = field(default_factory=dict)
     _policies: dict[str, Policy] = field(default_factory=dict)
 
+    @cached_property
+    def source(self) -> str:
+        """Where functions come from: the trace, or the fit to it where the trace is not on this machine."""
+        try:
+            minute_counts()
+        except ValueError:
+            return "functions_fitted"
+        return "functions_2019"
+
+    @property
+    def note(self) -> str:
+        """What every figure of a run rests on."""
+        fitted = "" if self.source == "functions_2019" else " Functions are drawn from the fit to the trace."
+        return ROOFLINE + fitted
+
     def outcomes(self, cell: Cell) -> tuple[Outcome, ...]:
         """What a system achieves, one a seed; the requests are the same for all systems."""
         if cell not in self._known:
@@ -138,7 +155,7 @@ class Study:
             "ratio": cell.ratio,
             "minutes": QUICK_MINUTES if self.config.quick else MINUTES,
         }
-        workload = WorkloadSpec(name="functions_2019", params=params, num_requests=self.config.requests)
+        workload = WorkloadSpec(name=self.source, params=params, num_requests=self.config.requests)
         env: Any = make_env("sharing", workload=workload, split=self.config.split)
         return env.unwrapped
 
