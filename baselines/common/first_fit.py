@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from baselines.policy import Action, PolicySpec, Tunable
+from baselines.common.sharing import SharingPolicy
+from baselines.policy import Action, Tunable
 from envs.sharing.state import Event, InstanceStatus, RequestPhase, SharingState
 
 _EMPTY, _WAITING = int(InstanceStatus.EMPTY), int(RequestPhase.WAITING)
@@ -35,7 +36,7 @@ class FirstFitConfig:
         return {"fill": Tunable(0.3, 1.5)}
 
 
-class FirstFitPolicy:
+class FirstFitPolicy(SharingPolicy):
     """Sends a request to the first place that can take it and keeps, by a plain estimate, everybody's promises.
 
     Places in their order: instances of the request's model, the one with most running requests first; then new ones on
@@ -46,14 +47,12 @@ class FirstFitPolicy:
     """
 
     name = "first_fit"
-    clairvoyant = False
 
     def __init__(self, config: FirstFitConfig | None = None) -> None:
         self.config = config or FirstFitConfig()
 
-    def reset(self, spec: PolicySpec, seed: int) -> None:
-        """Takes note of nodes and models."""
-        self.setting = spec.shared
+    def begin(self) -> None:
+        """Looks up the sizes of models."""
         self._sizes = np.array([model.size for model in self.setting.models])
 
     def act(self, observation: Any, state: SharingState) -> Action:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from baselines.common.sharing import SharingPolicy
 from baselines.llm_mesh.config import LLMMeshConfig
 from baselines.llm_mesh.headroom import headroom_s, longest_headroom, shortest_headroom
 from baselines.llm_mesh.kv_scaling import scale_down_to
@@ -15,7 +16,6 @@ from baselines.llm_mesh.mesh import Job, Mesh
 from baselines.llm_mesh.node_view import needed_tokens
 from baselines.llm_mesh.plan import Plan
 from baselines.policy import Action
-from envs.policy_spec import PolicySpec
 from envs.sharing.state import (
     Configure,
     Event,
@@ -40,7 +40,7 @@ class _PendingLoad:
     kv_bytes: int
 
 
-class LLMMeshPolicy:
+class LLMMeshPolicy(SharingPolicy):
     """Elastic sharing of nodes.
 
     * An arriving request is tried on the instances of its model, CPU nodes first, then the highest batch size
@@ -69,17 +69,14 @@ class LLMMeshPolicy:
     """
 
     name = "llm_mesh"
-    clairvoyant = False
 
     def __init__(self, config: LLMMeshConfig | None = None) -> None:
         self.config = config or LLMMeshConfig()
 
-    def reset(self, spec: PolicySpec, seed: int) -> None:
-        """Forgets everything; all nodes are empty."""
-        setting = spec.shared
-        self.setting = setting
-        self.mesh = Mesh(self.config, setting)
-        self.memory = [MemoryOrchestrator(float(size)) for size in setting.memory_bytes]
+    def begin(self) -> None:
+        """Quantifies iterations; all nodes are empty."""
+        self.mesh = Mesh(self.config, self.setting)
+        self.memory = [MemoryOrchestrator(float(size)) for size in self.setting.memory_bytes]
         self._pending: dict[int, _PendingLoad] = {}
         self._next_pending = -1
         self._configured = False

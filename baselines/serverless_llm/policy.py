@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from baselines.common.sharing import SharingPolicy
 from baselines.llm_mesh.bin_packing import Packing, instance_order, node_order
 from baselines.policy import Action, Tunable
-from envs.policy_spec import PolicySpec
 from envs.sharing.state import (
     Configure,
     Event,
@@ -59,7 +59,7 @@ class ServerlessLLMConfig:
         return {"keep_alive_s": Tunable(0.1, 60.0, log=True)}
 
 
-class ServerlessLLMPolicy:
+class ServerlessLLMPolicy(SharingPolicy):
     """Exclusive nodes.
 
     * A request goes to the least loaded instance of its model ("existing work typically uses a spread strategy", LLM-
@@ -75,15 +75,13 @@ class ServerlessLLMPolicy:
     """
 
     name = "sllm"
-    clairvoyant = False
 
     def __init__(self, config: ServerlessLLMConfig | None = None) -> None:
         self.config = config or ServerlessLLMConfig()
 
-    def reset(self, spec: PolicySpec, seed: int) -> None:
+    def begin(self) -> None:
         """Looks up how many requests an instance of each model may have on each node."""
-        config, setting = self.config, spec.shared
-        self.setting = setting
+        config, setting = self.config, self.setting
         kinds = [setting.kinds[kind] for kind in setting.node_kinds]
         self._rank = [int(kind != "cpu") for kind in kinds]
         self._usable = [config.use_cpu or kind != "cpu" for kind in kinds]
