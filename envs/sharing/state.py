@@ -45,6 +45,7 @@ class Event(IntEnum):
     SHORTAGE = 3  # the KV pool of `instance` cannot hold the next tokens of its running requests
     ITERATION = 4  # the next iteration of `node` is to be given (TokenScheduler.POLICY only)
     END = 5  # the episode is over
+    NONE = 6  # nobody is asked: the simulator has come to the time that it was sent to
 
 
 class InstanceStatus(IntEnum):
