@@ -138,7 +138,8 @@ class Study:
 
     def tokens_per_s(self, cell: Cell, kind: str) -> float:
         """Output tokens a second of a node of a kind in use, mean over the seeds in which it is used."""
-        return float(np.nanmean([outcome.tokens_per_s[kind] for outcome in self.outcomes(cell)]))
+        found = [outcome.tokens_per_s[kind] for outcome in self.outcomes(cell) if outcome.nodes[kind] > 0]
+        return float(np.mean(found)) if found else float("nan")
 
     def attainment(self, cell: Cell) -> float:
         """Share of requests that met both SLOs."""
