@@ -23,6 +23,10 @@ from runners.schema import ReproduceConfig
 
 HIGH_LOAD = COUNTS[-1]
 GAIN = {SLLM: (0.91, 1.59), SLLM_CPU: (0.44, 0.63)}  # lowest and highest, under high loads
+MEASURES = {
+    "good": "TTFT and mean TPOT",
+    "last_in_time": "TTFT, and the last token's headroom",  # section 5.2: a violation is a negative headroom
+}
 NODES = {  # what the text gives of figure 12: nodes of a kind in use
     (32, "3B", MESH, "cpu"): 3.0,
     (32, "3B", MESH, "gpu"): 0.0,
@@ -52,29 +56,13 @@ def claims(study: Study) -> list[Claim]:
 
 
 def _gains(study: Study) -> list[Claim]:
-    sizes = [size for count, size in grid(study.config) if count == HIGH_LOAD]
     rows = []
-    for system, (low, high) in GAIN.items():
-        gains = {size: over(_good(study, MESH, size), _good(study, system, size)) - 1.0 for size in sizes}
-        each = ", ".join(f"{size} {gain:.0%}" for size, gain in gains.items())
-        note = f"{HIGH_LOAD} models of one size: {each}. {study.note}"
-        for which, stated, ours in (("least", low, min(gains.values())), ("most", high, max(gains.values()))):
-            rows.append(
-                make_claim(
-                    "8.2",
-                    f"SLO-compliant requests more than {system}'s under high load, the {which} over sizes",
-                    stated,
-                    ours,
-                    "ratio",
-                    at_least(stated),
-                    note=note,
-                    beyond=_LIGHTER,
-                )
-            )
-    for size in sizes:
+    for measure, meaning in MEASURES.items():
+        for system, (low, high) in GAIN.items():
+            rows += _gains_over(study, system, low, high, measure, meaning)
+    for size in _sizes(study):
         for system in SYSTEMS:
             cell = Cell(system, HIGH_LOAD, (size,))
-            by_headroom = study.total(cell, "last_in_time") / study.total(cell, "arrived")
             rows.append(
                 make_claim(
                     "8.2",
@@ -83,14 +71,38 @@ def _gains(study: Study) -> list[Claim]:
                     study.attainment(cell),
                     "share",
                     shown("the text gives gains alone"),
-                    note=f"By the headroom of the last token (equation 1) {by_headroom:.1%}.",
+                    note=f"By headroom {study.attainment(cell, 'last_in_time'):.1%}. {study.note}",
                 )
             )
     return rows
 
 
-def _good(study: Study, system: str, size: str) -> float:
-    return study.total(Cell(system, HIGH_LOAD, (size,)), "good")
+def _gains_over(
+    study: Study, system: str, low: float, high: float, measure: str, meaning: str
+) -> list[Claim]:
+    gains = {}
+    for size in _sizes(study):
+        mesh, other = (study.total(Cell(name, HIGH_LOAD, (size,)), measure) for name in (MESH, system))
+        gains[size] = over(mesh, other) - 1.0
+    each = ", ".join(f"{size} {gain:.0%}" for size, gain in gains.items())
+    found = (("least", low, min(gains.values())), ("most", high, max(gains.values())))
+    return [
+        make_claim(
+            "8.2",
+            f"SLO-compliant requests ({meaning}) more than {system}'s under high load, the {which} over sizes",
+            stated,
+            ours,
+            "ratio",
+            at_least(stated),
+            note=f"{HIGH_LOAD} models of one size: {each}. {study.note}",
+            beyond=_LIGHTER,
+        )
+        for which, stated, ours in found
+    ]
+
+
+def _sizes(study: Study) -> list[str]:
+    return [size for count, size in grid(study.config) if count == HIGH_LOAD]
 
 
 def _nodes(study: Study) -> list[Claim]:

@@ -141,9 +141,9 @@ class Study:
         found = [outcome.tokens_per_s[kind] for outcome in self.outcomes(cell) if outcome.nodes[kind] > 0]
         return float(np.mean(found)) if found else float("nan")
 
-    def attainment(self, cell: Cell) -> float:
-        """Share of requests that met both SLOs."""
-        return self.total(cell, "good") / self.total(cell, "arrived")
+    def attainment(self, cell: Cell, measure: str = "good") -> float:
+        """Share of requests that met both SLOs, by the field of `Outcome` that counts them."""
+        return self.total(cell, measure) / self.total(cell, "arrived")
 
     def ttft_s(self, cell: Cell) -> FloatArray:
         """(requests,) of all seeds."""
