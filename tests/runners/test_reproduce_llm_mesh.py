@@ -66,6 +66,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     rows = json.loads((tmp_path / "claims.json").read_text())
     assert all(list(row) == KEYS for row in rows)
     assert len({row["claim"] for row in rows}) == len(rows)
-    gains = [row for row in rows if row["claim"].startswith("SLO-compliant requests more")]
+    gains = [row for row in rows if row["claim"].startswith("SLO-compliant requests (")]
     assert [row["paper_value"] for row in gains] == 2 * [0.91, 1.59, 0.44, 0.63]
     assert "compared claims hold" in capsys.readouterr().out
