@@ -76,3 +76,16 @@ def test_more_requests_keep_their_promises_than_on_exclusive_nodes(env):
         for name in ("llm_mesh", "sllm_cpu", "sllm")
     }
     assert attained["llm_mesh"] > attained["sllm_cpu"] > attained["sllm"]
+
+
+def test_equation_1_asked_at_every_iteration_is_the_built_in_scheduler():
+    params = {"num_models": 16, "sizes": ("llama-2-7b",), "minutes": 2}
+    workload = WorkloadSpec(name="functions_fitted", params=params, num_requests=60)
+    env = make_env("sharing", workload=workload, split="train")
+    records = []
+    for scheduler in ("shortest_headroom", "policy"):
+        policy = LLMMeshPolicy(LLMMeshConfig(token_scheduler=scheduler))
+        episode = run_episode(env, policy, 0)
+        records.append((len(episode.decisions), episode.records.finish_s))
+    assert records[1][0] > records[0][0]  # it was asked
+    np.testing.assert_array_equal(records[0][1], records[1][1])
