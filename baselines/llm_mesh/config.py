@@ -23,7 +23,7 @@ class LLMMeshConfig:
         token_scheduler: Which instance computes next. Source: section 5.1.
         packing: Which instance or node is tried first. Source: section 7.2.
         use_cpu: Whether CPU nodes are used. Source: figure 13.
-        cpu_first: Whether they come before GPU nodes. Source: section 8.1.
+        cpu_first: Whether they come before GPU nodes; else kinds are alike. Source: section 8.1.
         sharing: Whether instances share nodes. Source: figure 13.
         shadow_validation: Whether a request must pass it. Source: section 5.3.
         preemption: Whether instances preempt neighbours. Source: section 7.1.
