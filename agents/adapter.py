@@ -70,7 +70,11 @@ class Adapter(Protocol):
         ...
 
 
-ADAPTERS = {"dp_tp": "agents.dp_tp.adapter:DPTPAdapter", "routing": "agents.routing.adapter:RoutingAdapter"}
+ADAPTERS = {
+    "dp_tp": "agents.dp_tp.adapter:DPTPAdapter",
+    "routing": "agents.routing.adapter:RoutingAdapter",
+    "sharing": "agents.sharing.adapter:SharingAdapter",
+}
 
 
 def adapter_of(env: str) -> Adapter:

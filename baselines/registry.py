@@ -91,6 +91,9 @@ POLICIES = {
     "first_fit": PolicyEntry(
         "baselines.common.first_fit:FirstFitPolicy", "baselines.common.first_fit:FirstFitConfig"
     ),
+    "place_score": PolicyEntry(
+        "baselines.common.place_score:PlaceScorePolicy", "baselines.common.place_score:PlaceScoreConfig"
+    ),
     "stay": PolicyEntry("baselines.common.deploying:StayPolicy"),
     "oserve": PolicyEntry("baselines.oserve.policy:OServePolicy", "baselines.oserve.policy:OServeConfig"),
     "vllm_static": PolicyEntry("baselines.oserve.vllm:VLLMStaticPolicy"),

@@ -51,14 +51,22 @@ class SetPolicy:
         Raises:
             ValueError: the observation is of another shape than those trained on.
         """
-        if not self._checked:
-            check_observation(self.name, self.observation, observation, rows_of="places")
-            self._checked = True
+        self.check(observation)
         rows = len(observation["places"])
         masks = np.zeros((1, rows + 1), bool)
         masks[0, : len(state.can_take)] = state.can_take
         masks[0, rows] = True
         return int(self.act_batch({key: value[None] for key, value in observation.items()}, masks)[0])
+
+    def check(self, observation: Observation) -> None:
+        """Looks at the first observation of an episode.
+
+        Raises:
+            ValueError: it is of another shape than those trained on.
+        """
+        if not self._checked:
+            check_observation(self.name, self.observation, observation, rows_of="places")
+            self._checked = True
 
     def act_batch(self, observation: Observation, masks: NDArray[np.bool_]) -> NDArray[np.int64]:
         """The best action in each of N episodes, (N,).

@@ -24,7 +24,7 @@ class FlatObservation(BaseFeaturesExtractor):
         sizes = {key: int(torch.Size(space.shape or ()).numel()) for key, space in observation_space.items()}
         super().__init__(observation_space, sum(sizes.values()))
         self.context_size = sizes["request"] + sizes["cluster"]
-        self.num_rows = (observation_space["places"].shape or (0,))[0]
+        self.num_rows, self.place_size = observation_space["places"].shape or (0, 0)
 
     def forward(self, observation: dict[str, torch.Tensor]) -> torch.Tensor:
         """(batch, features_dim), the context first."""
@@ -39,7 +39,7 @@ class _Unflattened(nn.Module):
     def __init__(self, features: FlatObservation, row_width: int, hidden_widths: tuple[int, ...]) -> None:
         super().__init__()
         self.context_size, self.num_rows = features.context_size, features.num_rows
-        self.network = SetNetwork(features.context_size, row_width, hidden_widths)
+        self.network = SetNetwork(features.context_size, row_width, hidden_widths, features.place_size)
 
     def encode(self, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows and pool of the set network."""

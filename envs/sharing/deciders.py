@@ -86,6 +86,11 @@ class SharingDeciders:
         self._new_handles()
 
     @property
+    def num_rows(self) -> int:
+        """Rows of the observation: slots and nodes."""
+        return self.episodes[0].num_actions - 1
+
+    @property
     def done(self) -> NDArray[np.bool_]:
         """(W,), episodes that are over."""
         return np.array([episode.done for episode in self.episodes])
