@@ -57,7 +57,7 @@ def test_steps_are_counted_once_for_cells_that_sections_share():
     cells = [cell for part in (capacity, ablation, mixes) for cell in part.cells(config)]
     assert Cell(MESH, 64, ("7B",)) in capacity.cells(config)
     assert Cell(MESH, 64, ("7B",)) in ablation.cells(config)
-    assert num_steps(config, cells) == 2 * (27 + 10 + 10)
+    assert num_steps(config, cells) == 2 * (27 + 9 + 10 + 10)
     assert cells_of([MESH], [(32, "3B")]) == [Cell(MESH, 32, ("3B",))]
 
 

@@ -7,6 +7,11 @@ Ours, because the paper does not publish it: which functions were drawn (here an
 they are invoked (uniformly), how long a request waits before it is dropped (the environment's patience), and the
 watermark. Iteration times on CPU nodes are a roofline; every claim that rests on them says so. Where the trace is not
 on this machine, functions are drawn from the fit to it.
+
+The load: functions drawn uniformly load the nodes far less than the paper's. Its sllm uses 3.2 GPU nodes for 32 models
+of 3B (section 8.2); ours uses 0.9 with the trace as it is, and 3.1 with its time squeezed by five (test split, ten
+minutes, three seeds). So every figure is taken at this squeeze, which was chosen by sllm's nodes alone; the gains are
+also shown with the trace as it is.
 """
 
 from __future__ import annotations
@@ -35,9 +40,10 @@ SYSTEMS = (MESH, SLLM_CPU, SLLM)
 SIZES = {"3B": "llama-3.2-3b", "7B": "llama-2-7b", "13B": "llama-2-13b"}
 COUNTS = (32, 64, 128)
 MINUTES = 30
-QUICK_MINUTES = 3
+QUICK_MINUTES = 2
+SQUEEZE = 5.0  # of the trace's time; by sllm's GPU nodes for 32 models of 3B
 ROOFLINE = "CPU iteration times are a roofline, not measured."
-OTHER_FUNCTIONS = "which functions were drawn is not published, so the load is another"
+OTHER_FUNCTIONS = "which functions were drawn is not published"
 
 
 @dataclass(frozen=True)
@@ -49,12 +55,14 @@ class Cell:
         num_models: Models.
         sizes: Their sizes, as the paper calls them.
         ratio: Models of each size, relative.
+        squeeze: Of the trace's time.
     """
 
     policy: str
     num_models: int
     sizes: tuple[str, ...]
     ratio: tuple[int, ...] = (1,)
+    squeeze: float = SQUEEZE
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +120,7 @@ class Study:
     def note(self) -> str:
         """What every figure of a run rests on."""
         fitted = "" if self.source == "functions_2019" else " Functions are drawn from the fit to the trace."
-        return ROOFLINE + fitted
+        return f"{ROOFLINE} The trace is squeezed by {SQUEEZE:g}.{fitted}"
 
     def outcomes(self, cell: Cell) -> tuple[Outcome, ...]:
         """What a system achieves, one a seed; the requests are the same for all systems."""
@@ -150,13 +158,16 @@ class Study:
         return np.concatenate([outcome.ttft_s for outcome in self.outcomes(cell)])
 
     def _env(self, cell: Cell) -> SharingEnv:
+        minutes = round(cell.squeeze * (QUICK_MINUTES if self.config.quick else MINUTES))
         params = {
             "num_models": cell.num_models,
             "sizes": tuple(SIZES[size] for size in cell.sizes),
             "ratio": cell.ratio,
-            "minutes": QUICK_MINUTES if self.config.quick else MINUTES,
+            "minutes": minutes if self.source == "functions_2019" else min(minutes, MINUTES),
         }
-        workload = WorkloadSpec(name=self.source, params=params, num_requests=self.config.requests)
+        workload = WorkloadSpec(
+            name=self.source, params=params, num_requests=self.config.requests, rate_scale=cell.squeeze
+        )
         env: Any = make_env("sharing", workload=workload, split=self.config.split)
         return env.unwrapped
 
@@ -182,9 +193,9 @@ def grid(config: ReproduceConfig) -> list[tuple[int, str]]:
     return [(32, "3B"), (64, "7B"), (128, "7B"), (128, "13B")] if config.quick else whole
 
 
-def cells_of(systems: Sequence[str], rows: Iterable[tuple[int, str]]) -> list[Cell]:
+def cells_of(systems: Sequence[str], rows: Iterable[tuple[int, str]], squeeze: float = SQUEEZE) -> list[Cell]:
     """Every system on every row of figure 12."""
-    return [Cell(system, count, (size,)) for count, size in rows for system in systems]
+    return [Cell(system, count, (size,), squeeze=squeeze) for count, size in rows for system in systems]
 
 
 def make_claim(
