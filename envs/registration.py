@@ -60,7 +60,7 @@ ENVS = {
         "envs.sharing.env:SharingEnv",
         "envs.sharing.vector:SharingVectorEnv",
         "envs.sharing.config:SharingConfig",
-        ("random", "first_fit"),
+        ("random", "first_fit", "place_score", "sllm", "sllm_cpu", "llm_mesh"),
     ),
 }
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from baselines.policy import PolicySpec, Tunable
+from baselines.common.sharing import SharingPolicy
+from baselines.policy import Tunable
 from envs.sharing.state import Event, SharingState
 from envs.simulator.sharing.features import PLACE_FEATURES
 
@@ -50,11 +51,10 @@ class PlaceScoreConfig:
         return {item.name: Tunable(-1.0, 4.0) for item in fields(PlaceScoreConfig)}
 
 
-class PlaceScorePolicy:
+class PlaceScorePolicy(SharingPolicy):
     """Sends a request to the place of least cost that can take it; it holds none that some place can take."""
 
     name = "place_score"
-    clairvoyant = False
 
     def __init__(self, config: PlaceScoreConfig | None = None) -> None:
         self.config = config or PlaceScoreConfig()
@@ -62,10 +62,6 @@ class PlaceScorePolicy:
         for name, weight in asdict(self.config).items():
             if name in _COLUMNS:
                 self._weights[_COLUMNS[name]] = weight
-
-    def reset(self, spec: PolicySpec, seed: int) -> None:
-        """Checks that nodes are shared."""
-        _ = spec.shared
 
     def act(self, observation: Any, state: SharingState) -> int | None:
         """The place of least cost, or None: hold."""
