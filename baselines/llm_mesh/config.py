@@ -14,8 +14,8 @@ class LLMMeshConfig:
     """Constants of `LLMMeshPolicy`, and its parts, each of which can be switched off (figure 13).
 
     Attributes:
-        watermark: w, a fraction. Source: ours; the paper gives none. Between 0 and 1 the share of requests that keep both
-            promises moves by less than half a point (functions_fitted, validation split).
+        watermark: w, a fraction. Source: ours; the paper gives none. Between 0 and 1 the share of requests that keep
+            both promises moves by less than half a point (functions_fitted, validation split).
         overestimate: By how much iterations are overestimated, a fraction. Source: section 5.3.
         min_total_tokens: L_min, tokens, no more than a model's longest sequence. Source: section 6.1 ("the maximum
             sentence length in practice") with the length that section 5.2 gives as its example.
