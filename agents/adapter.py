@@ -177,6 +177,7 @@ ADAPTERS = {
     "deployment": "agents.deployment.adapter:DeploymentAdapter",
     "dp_tp": "agents.dp_tp.adapter:DPTPAdapter",
     "routing": "agents.routing.adapter:RoutingAdapter",
+    "sharing": "agents.sharing.adapter:SharingAdapter",
 }
 
 

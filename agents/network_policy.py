@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,15 @@ from numpy.typing import NDArray
 
 from agents.adapter import Adapter
 from agents.networks import DecisionNetwork, RowNetwork
+from agents.set_network import SetScorer
 from agents.spaces import ActionSpace, check_observation, highest, plain_action
 from envs.policy_spec import PolicySpec
 
 Observation = Mapping[str, NDArray[np.float32]]
 Scores = Callable[[Observation], NDArray[np.float32]]  # of N observations to (N, entries)
+
+
+_LAST = np.float32(-1e30)  # below every score, above what is impossible
 
 
 class NetworkPolicy:
@@ -98,5 +102,21 @@ def scores_of(network: DecisionNetwork) -> Scores:
             values = frozen({key: torch.as_tensor(value) for key, value in observation.items()})
         result: NDArray[np.float32] = values.mean(dim=2).numpy()
         return result
+
+    return scores
+
+
+def place_scores(scorer: SetScorer, context: Sequence[str]) -> Scores:
+    """Scores of the rows of `places` and of holding a request, which comes last: only where no place can take it.
+
+    Args:
+        scorer: Scores places.
+        context: Parts of the observation that are of no place.
+    """
+
+    def scores(seen: Observation) -> NDArray[np.float32]:
+        of_all = np.concatenate([seen[key] for key in context], axis=1)
+        of_places = scorer.scores(of_all, seen["places"], hold=False)
+        return np.concatenate([of_places, np.full((len(of_places), 1), _LAST)], axis=1)
 
     return scores

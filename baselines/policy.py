@@ -12,11 +12,12 @@ from envs.backend import Command
 from envs.deployment.state import Deploy
 from envs.policy_spec import PolicySpec
 from envs.routing.state import Dispatch
+from envs.sharing.state import Share
 
 __all__ = ["Action", "BatchPolicy", "Policy", "PolicySpec", "Tunable"]
 
 # A command, an index of the environment's action space, or None: leave all as it is (a request stays in the queue).
-Action = Command | Dispatch | Deploy | int | None
+Action = Command | Dispatch | Deploy | Share | int | None
 
 
 class Policy(Protocol):
@@ -35,7 +36,7 @@ class Policy(Protocol):
         Args:
             observation: As the environment encodes it.
             state: What the observation is encoded from, typed: `ClusterState`, `RoutingState`,
-                `DeploymentState`.
+                `DeploymentState`, `SharingState`.
         """
         ...
 

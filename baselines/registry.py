@@ -88,6 +88,12 @@ POLICIES = {
         "baselines.preserve.router:PreServePolicy", "baselines.preserve.router:PreServeConfig"
     ),
     "sia": PolicyEntry("baselines.sia.policy:SiaPolicy", "baselines.sia.policy:SiaConfig"),
+    "first_fit": PolicyEntry(
+        "baselines.common.first_fit:FirstFitPolicy", "baselines.common.first_fit:FirstFitConfig"
+    ),
+    "place_score": PolicyEntry(
+        "baselines.common.place_score:PlaceScorePolicy", "baselines.common.place_score:PlaceScoreConfig"
+    ),
     "stay": PolicyEntry("baselines.common.deploying:StayPolicy"),
     "oserve": PolicyEntry("baselines.oserve.policy:OServePolicy", "baselines.oserve.policy:OServeConfig"),
     "vllm_static": PolicyEntry("baselines.oserve.vllm:VLLMStaticPolicy"),
@@ -99,6 +105,13 @@ POLICIES = {
     "clairvoyant_deployment": PolicyEntry(
         "baselines.oserve.clairvoyant:ClairvoyantDeploymentPolicy",
         "baselines.oserve.clairvoyant:ClairvoyantConfig",
+    ),
+    "llm_mesh": PolicyEntry(
+        "baselines.llm_mesh.policy:LLMMeshPolicy", "baselines.llm_mesh.config:LLMMeshConfig"
+    ),
+    "sllm": PolicyEntry(
+        "baselines.serverless_llm.policy:ServerlessLLMPolicy",
+        "baselines.serverless_llm.policy:ServerlessLLMConfig",
     ),
     "sageserve_routing": PolicyEntry(
         "baselines.sageserve.routing:SageServeRoutingPolicy",

@@ -204,6 +204,28 @@ class SLO:
             if not getattr(self, name) > 0:
                 raise ValueError(f"slo.{name} must be positive, got {getattr(self, name)}")
 
+    def ttft_limits_s(self, input_tokens: NDArray[np.int32]) -> NDArray[np.float64]:
+        """TTFT promise to requests of some prompt lengths, (N,)."""
+        return np.full(len(input_tokens), self.ttft_s)
+
+
+@dataclass(frozen=True)
+class LengthSLO(SLO):
+    """Latency promise whose time to first token grows with the prompt: max(ttft_s, ttft_s_per_token * input)."""
+
+    ttft_s_per_token: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.ttft_s_per_token < float("inf"):
+            raise ValueError(
+                f"slo.ttft_s_per_token must be finite and not negative, got {self.ttft_s_per_token}"
+            )
+
+    def ttft_limits_s(self, input_tokens: NDArray[np.int32]) -> NDArray[np.float64]:
+        """TTFT promise to requests of some prompt lengths, (N,)."""
+        return np.maximum(self.ttft_s, self.ttft_s_per_token * input_tokens)
+
 
 def promises(slos: Mapping[str, SLO], classes: Sequence[str]) -> tuple[SLO, ...]:
     """Promises in the order of the workload's classes.

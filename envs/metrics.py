@@ -317,9 +317,11 @@ def _meets(records: RequestRecords, slos: Mapping[str, SLO], classes: Sequence[s
         )
     if not classes:
         raise ValueError("classes must name at least one request class")
-    limits = np.array([(slos[name].ttft_s, slos[name].tpot_s) for name in classes])[records.class_id]
+    rows = np.arange(len(records))
+    ttft_limits = np.array([slos[name].ttft_limits_s(records.input_tokens) for name in classes])
+    tpot_limits = np.array([slos[name].tpot_s for name in classes])[records.class_id]
     tpot_s = np.where(records.finished, np.nan_to_num(records.tpot_s, nan=0.0, posinf=np.inf), np.inf)
-    return np.stack([records.ttft_s <= limits[:, 0], tpot_s <= limits[:, 1]])
+    return np.stack([records.ttft_s <= ttft_limits[records.class_id, rows], tpot_s <= tpot_limits])
 
 
 def _peak_throughput(records: RequestRecords, duration_s: float) -> float:

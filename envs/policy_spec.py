@@ -9,6 +9,8 @@ from envs.deployment.state import DeploymentSetting
 from envs.fleet import FleetSpec
 from envs.machines.spec import DeploymentSpec
 from envs.nominal import NominalEngines
+from envs.sharing.spec import SharingSpec
+from envs.sharing.state import SharingSetting
 
 
 @dataclass(frozen=True)
@@ -23,15 +25,17 @@ class PolicySpec:
         engines: What is known of the engines beforehand; None where their layout is what is decided.
         queue_capacity: Requests that the router may hold; one more is refused.
         deployment: Capacities and the past, where the cut into replicas is what is decided.
+        sharing: Nodes, models and their times, where nodes are shared.
     """
 
-    cluster: ClusterSpec | FleetSpec | DeploymentSpec
+    cluster: ClusterSpec | FleetSpec | DeploymentSpec | SharingSpec
     slos: tuple[SLO, ...]
     classes: tuple[str, ...]
     decision_interval_s: float
     engines: NominalEngines | None = None
     queue_capacity: int = 0
     deployment: DeploymentSetting | None = None
+    sharing: SharingSetting | None = None
 
     @property
     def node(self) -> ClusterSpec:
@@ -69,6 +73,17 @@ class PolicySpec:
                 "this policy decides how a cluster is cut into replicas; here another decision is taken"
             )
         return self.deployment
+
+    @property
+    def shared(self) -> SharingSetting:
+        """What is known of nodes and models, whose sharing must be what is decided about.
+
+        Raises:
+            ValueError: nodes are not shared.
+        """
+        if self.sharing is None:
+            raise ValueError("this policy decides how models share nodes; here another decision is taken")
+        return self.sharing
 
     @property
     def num_base(self) -> int:

@@ -63,6 +63,13 @@ ENVS = {
             "linear_score_tuned",
         ),
     ),
+    "sharing": EnvEntry(
+        "Serving/Sharing-v0",
+        "envs.sharing.env:SharingEnv",
+        "envs.sharing.vector:SharingVectorEnv",
+        "envs.sharing.config:SharingConfig",
+        ("random", "first_fit", "place_score", "sllm", "sllm_cpu", "llm_mesh"),
+    ),
 }
 
 

@@ -27,6 +27,7 @@ from runners.measurements.environments import env_steps, policies
 from runners.measurements.measurement import Measurement
 from runners.measurements.processes import first_answer, imports
 from runners.measurements.routing import routers, routing_steps
+from runners.measurements.sharing import half_hour, sharing_steps
 from runners.measurements.simulation import fork, oracle, scaling, simulate, week
 from runners.measurements.training import training_steps
 from runners.output import write_json
@@ -39,13 +40,19 @@ _MEASUREMENTS: dict[str, Callable[[BenchConfig], Iterable[Measurement]]] = {
     "simulate.requests_per_s": simulate,
     "oracle.requests_per_s": oracle,
     "fork.us": fork,
-    "env.steps_per_s": lambda config: (*env_steps(config), *routing_steps(config), *deployment_steps(config)),
+    "env.steps_per_s": lambda config: (
+        *env_steps(config),
+        *routing_steps(config),
+        *deployment_steps(config),
+        *sharing_steps(config),
+    ),
     "train.steps_per_s": training_steps,
     "policy.us_per_decision": lambda config: (*policies(config), *routers(config)),
     "import.seconds": imports,
     "first_answer.seconds": first_answer,
     "stream.requests_per_s": scaling,
     "week.seconds": week,
+    "half_hour.seconds": half_hour,
 }
 
 

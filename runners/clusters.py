@@ -1,4 +1,4 @@
-"""What `cluster=NAME` may be: a node, a fleet with what will go wrong in it, or machines to be cut into replicas."""
+"""What `cluster=NAME` may be: a node, a fleet with what will go wrong in it, machines to be cut up, or shared nodes."""
 
 from __future__ import annotations
 
@@ -11,34 +11,43 @@ import numpy as np
 from envs.backend import SLO, ClusterSpec
 from envs.fleet import FleetConfig
 from envs.machines.spec import DeploymentSpec
+from envs.sharing.spec import SharingSpec
 from envs.simulator.fleet.simulator import FleetSimulator
 from envs.simulator.simulator import Simulator
 from envs.workload.schema import Workload
 from runners.typed import build
 
 # By the name that the files of `configs/cluster` give in their defaults.
-CLUSTERS: dict[str, type] = {"node": ClusterSpec, "fleet": FleetConfig, "deployment": DeploymentSpec}
+CLUSTERS: dict[str, type] = {
+    "node": ClusterSpec,
+    "fleet": FleetConfig,
+    "deployment": DeploymentSpec,
+    "sharing": SharingSpec,
+}
+Cluster = ClusterSpec | FleetConfig | DeploymentSpec | SharingSpec
 
 
-def cluster_of(
-    values: Mapping[str, Any] | ClusterSpec | FleetConfig | DeploymentSpec, router: str | None = None
-) -> ClusterSpec | FleetConfig | DeploymentSpec:
-    """The cluster that a file of `configs/cluster` describes; one with groups is a fleet, one with machines is cut up.
+def cluster_of(values: Mapping[str, Any] | Cluster, router: str | None = None) -> Cluster:
+    """The cluster that a file of `configs/cluster` describes.
+
+    One with groups is a fleet, one with machines is cut up, one with nodes is shared.
 
     Args:
         values: Its fields, or the cluster itself.
         router: Built-in router instead of its own.
     """
-    cluster: ClusterSpec | FleetConfig | DeploymentSpec
+    cluster: Cluster
     if not isinstance(values, Mapping):
         cluster = values
     elif "num_machines" in values:
         cluster = build(DeploymentSpec, values, "cluster.")
+    elif "nodes" in values:
+        cluster = build(SharingSpec, values, "cluster.")
     elif "groups" in values:
         cluster = build(FleetConfig, values, "cluster.")
     else:
         cluster = build(ClusterSpec, values, "cluster.")
-    if router is None or isinstance(cluster, DeploymentSpec):
+    if router is None or isinstance(cluster, (DeploymentSpec, SharingSpec)):
         return cluster
     return replace(cluster, router=router)
 

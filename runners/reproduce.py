@@ -16,13 +16,20 @@ from pathlib import Path
 from runners.cli import command
 from runners.reproduction.claims import print_claims, write_claims
 from runners.reproduction.flying_serving import reproduce as flying_serving
+from runners.reproduction.llm_mesh import reproduce as llm_mesh
 from runners.reproduction.oserve import reproduce as oserve
 from runners.reproduction.preserve import reproduce as preserve
 from runners.reproduction.sageserve import reproduce as sageserve
 from runners.schema import ReproduceConfig
 from runners.tables import print_results_in
 
-_PAPERS = {"flying_serving": flying_serving, "oserve": oserve, "preserve": preserve, "sageserve": sageserve}
+_PAPERS = {
+    "flying_serving": flying_serving,
+    "llm_mesh": llm_mesh,
+    "oserve": oserve,
+    "preserve": preserve,
+    "sageserve": sageserve,
+}
 
 
 @command("reproduce", ReproduceConfig)

@@ -24,7 +24,7 @@ from runners.typed import schema_of
 LIVE_ENVS = ("dp_tp", "routing")  # that live servers can be the body of
 SHARED_ENV_FIELDS = ("workload", "cluster", "objective", "split")
 
-PAPERS = ("flying_serving", "oserve", "preserve", "sageserve")
+PAPERS = ("flying_serving", "llm_mesh", "oserve", "preserve", "sageserve")
 SIMULATOR = "simulator"
 BACKENDS = (SIMULATOR, "vllm", "both", "tables")
 LIVE_BACKENDS = ("vllm", "both")
@@ -130,7 +130,14 @@ class RunConfig:
         if self.backend.name in LIVE_BACKENDS and self.env["name"] not in LIVE_ENVS:
             raise ValueError(
                 f"env={self.env['name']} runs on backend=simulator only; live servers have: {', '.join(LIVE_ENVS)}"
+                + self._live_reason()
             )
+
+    def _live_reason(self) -> str:
+        """Why a live backend could not do it even so."""
+        if self.env["name"] == "sharing" and self.env.get("token_scheduler") == "policy":
+            return "; live vLLM servers give out their iterations themselves, so env.token_scheduler=policy never is"
+        return ""
 
     @property
     def seed_range(self) -> range:

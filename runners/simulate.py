@@ -21,6 +21,7 @@ from envs.backend import SLO, ClusterSpec, promises
 from envs.fleet import FleetConfig
 from envs.machines.spec import DeploymentSpec
 from envs.metrics import RequestRecords, summarise
+from envs.sharing.spec import SharingSpec
 from envs.simulator.fleet.simulator import FleetSimulator
 from envs.simulator.simulator import Simulator
 from envs.workload.registry import WorkloadSource
@@ -62,6 +63,11 @@ class Served:
 def main(config: SimulateConfig, out: Path) -> None:
     """Serves and writes."""
     cluster = cluster_of(config.cluster, config.router)
+    if isinstance(cluster, SharingSpec):
+        raise ValueError(
+            "cluster has nodes on which a policy places instances; choose a node or a fleet, or runners.evaluate "
+            "env=sharing"
+        )
     if isinstance(cluster, DeploymentSpec):
         raise ValueError(
             "cluster has machines that a policy cuts into replicas; choose a node or a fleet, or runners.evaluate "

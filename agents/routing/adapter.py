@@ -13,9 +13,9 @@ from torch import nn
 from agents.adapter import Adapter, Observation
 from agents.api.config import APIConfig
 from agents.learner import Task
-from agents.network_policy import NetworkPolicy
+from agents.network_policy import NetworkPolicy, place_scores
 from agents.routing.counterfactuals import RoutingCounterfactuals
-from agents.set_network import SetNetwork, SetScorer
+from agents.set_network import SetNetwork
 from agents.spaces import ActionSpace
 from baselines.common.routers.linear_score import LinearScorePolicy
 from baselines.policy import Action
@@ -26,7 +26,6 @@ from envs.simulator.kernel.features import PLACE_FEATURES
 from envs.workload.registry import WorkloadSource
 
 _CONTEXT = ("request", "cluster")
-_LAST = np.float32(-1e30)  # below every score, above what is impossible
 
 
 class RoutingAdapter(Adapter):
@@ -90,17 +89,4 @@ class RoutingAdapter(Adapter):
     ) -> NetworkPolicy:
         """Greedy in such a network; it never holds a request that some place can take."""
         assert isinstance(network, SetNetwork)
-        return place_policy(network.export(), self, name, observation, action)
-
-
-def place_policy(
-    scorer: SetScorer, adapter: RoutingAdapter, name: str, observation: spaces.Dict, action: ActionSpace
-) -> NetworkPolicy:
-    """A policy that is greedy in scores of places and holds a request only where no place can take it."""
-
-    def scores(seen: Observation) -> NDArray[np.float32]:
-        context = np.concatenate([seen[key] for key in _CONTEXT], axis=1)
-        of_places = scorer.scores(context, seen["places"], hold=False)
-        return np.concatenate([of_places, np.full((len(of_places), 1), _LAST)], axis=1)
-
-    return NetworkPolicy(scores, adapter, name, observation, action)
+        return NetworkPolicy(place_scores(network.export(), _CONTEXT), self, name, observation, action)

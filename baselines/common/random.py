@@ -11,13 +11,14 @@ from envs.backend import ClusterState, SetLayout, SwitchMode
 from envs.deployment.state import DeploymentState
 from envs.layout import all_layouts
 from envs.routing.state import RoutingState
+from envs.sharing.state import SharingState
 
 
 class RandomPolicy:
     """Draws uniformly.
 
     On a node a layout and a way to get there, in a fleet a place that can take the request, of a deployment one of its
-    candidates.
+    candidates, on shared nodes an instance or a new one.
 
     Args:
         switch_probability: Probability that a decision draws; otherwise all stays as it is, a request in the queue.
@@ -36,11 +37,13 @@ class RandomPolicy:
 
     def reset(self, spec: PolicySpec, seed: int) -> None:
         """Begins the stream of draws that the seed stands for."""
-        on_node = spec.engines is None and spec.deployment is None
+        on_node = spec.engines is None and spec.deployment is None and spec.sharing is None
         self._layouts = all_layouts(spec.num_base) if on_node else ()
         self._rng = np.random.default_rng(seed)
 
-    def act(self, observation: Any, state: ClusterState | RoutingState | DeploymentState) -> Action:
+    def act(
+        self, observation: Any, state: ClusterState | RoutingState | DeploymentState | SharingState
+    ) -> Action:
         """Draws."""
         if self._rng.random() >= self.switch_probability:
             return None
@@ -48,6 +51,9 @@ class RandomPolicy:
             return self._place(state)
         if isinstance(state, DeploymentState):
             return int(self._rng.choice(np.flatnonzero(observation["candidates"][:, 0])))
+        if isinstance(state, SharingState):
+            able = np.flatnonzero(observation["places"][:, 0])
+            return int(self._rng.choice(able)) if len(able) else None
         layout = self._layouts[self._rng.integers(len(self._layouts))]
         return SetLayout(layout, SwitchMode(int(self._rng.integers(len(SwitchMode)))))
 

@@ -15,6 +15,7 @@ from baselines.policy import Action, Tunable
 from envs.backend import EngineStatus
 from envs.fleet import Migrate
 from envs.routing.state import Dispatch, RoutingState
+from envs.sharing.spec import SharingSpec
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,8 @@ class LlumnixPolicy(Router):
         fleet = self.spec.fleet
         names = list(zip(fleet.models, fleet.regions, strict=True))
         self._endpoints = np.array([names.index(name) for name in names], np.int64)
-        self._by_priority = self.spec.cluster.order == "priority"
+        cluster = self.spec.cluster
+        self._by_priority = not isinstance(cluster, SharingSpec) and cluster.order == "priority"
         self._high_priority = np.array([name in self.config.priority_classes for name in self.spec.classes])
         self._last_round_s = -np.inf
         self._moving: dict[int, int] = {}  # row of the workload: instance that it leaves

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from envs.workload import flying, sharegpt
+from envs.workload.functions import FittedFunctions, FunctionTraffic, TracedFunctions
 from envs.workload.generators import FittedWorkload, Generator, fitted_names, load_fitted
 from envs.workload.mixing import LONG_CLASS, NORMAL_CLASS, PRIORITY_CLASS, with_long_prompts, with_priorities
 from envs.workload.schema import Workload
@@ -27,6 +28,7 @@ MIXTURE = "mixture"
 TIERS = "sageserve_tiers"
 SHAREGPT = "sharegpt_poisson"
 TYPE_MIX = "type_mix"
+FUNCTIONS: dict[str, type[FunctionTraffic]] = {cls.name: cls for cls in (FittedFunctions, TracedFunctions)}
 
 PURGE_S = 60.0
 _MAX_PURGE_SHARE = 0.05
@@ -61,8 +63,9 @@ class WorkloadSpec:
         params: parameters of the workload itself: the fields of :class:`~envs.workload.flying.FlyingTraffic`
             for ``flying_*``, of :class:`~envs.workload.tiers.TieredTraffic` for ``sageserve_tiers``, of
             :class:`~envs.workload.sharegpt.ShareGPTTraffic` for ``sharegpt_poisson``, of
-            :class:`~envs.workload.type_mix.TypeMix` for ``type_mix``, ``spread_s`` for traces, ``parts`` for
-            ``mixture``: a list of specifications, of which each episode is drawn from one, all equally likely.
+            :class:`~envs.workload.type_mix.TypeMix` for ``type_mix``, of
+            :class:`~envs.workload.functions.FunctionTraffic` for ``functions_*``, ``spread_s`` for traces, ``parts``
+            for ``mixture``: a list of specifications, of which each episode is drawn from one, all equally likely.
     """
 
     name: str = "azure_conv_fitted"
@@ -130,6 +133,16 @@ class WorkloadSource:
         if self._priority_share() > 0:
             classes = (PRIORITY_CLASS, NORMAL_CLASS, *classes[1:])
         return (*classes, LONG_CLASS) if self._long_share() > 0 and LONG_CLASS not in classes else classes
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Models that episodes ask for, in the order of ``model_id``; the one name "" is whichever is served."""
+        if self.spec.name == MIXTURE:
+            return _parts(self.spec)[0].models
+        source = self._source()
+        if isinstance(source, _TraceWindows):
+            return source.trace.models
+        return source.models if isinstance(source, FunctionTraffic) else ("",)
 
     @property
     def max_input_tokens(self) -> int:
@@ -320,6 +333,7 @@ _GENERATORS: dict[str, Callable[..., Generator]] = {
     TIERS: TieredTraffic,
     SHAREGPT: sharegpt.sharegpt_poisson,
     TYPE_MIX: TypeMix,
+    **FUNCTIONS,
 }
 
 
@@ -362,6 +376,8 @@ def _params_of(name: str) -> tuple[str, ...]:
         )
     if name == TYPE_MIX:
         return tuple(entry.name for entry in fields(TypeMix) if entry.name not in _NOT_PARAMS)
+    if name in FUNCTIONS:
+        return tuple(entry.name for entry in fields(FunctionTraffic) if entry.name not in _NOT_PARAMS)
     if name == MIXTURE:
         return ("parts",)
     return ("spread_s",) if name in TRACES else ()

@@ -13,8 +13,8 @@ from agents.checkpoint import load_policy, replacing, write_description
 from agents.config import DQNConfig, NetworkConfig, PPOConfig
 from agents.factory import make_policy_network
 from agents.learner import Budget, Task, make_learner
-from agents.network_policy import NetworkPolicy
-from agents.routing.adapter import RoutingAdapter, place_policy
+from agents.network_policy import NetworkPolicy, place_scores
+from agents.routing.adapter import RoutingAdapter
 from agents.set_network import SetNetwork
 from baselines.registry import make_policy
 from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec
@@ -93,7 +93,8 @@ def test_masks_are_respected(network):
     masks = np.random.default_rng(4).random((40, 6)) < 0.4
     masks[:, -1] = True
     scorer = network.export()
-    never_holds = place_policy(scorer, RoutingAdapter(), "x", *seen_in_training)
+    scores = place_scores(scorer, ("request", "cluster"))
+    never_holds = NetworkPolicy(scores, RoutingAdapter(), "x", *seen_in_training)
     holds = NetworkPolicy(
         lambda seen: scorer.scores(context, seen["places"], hold=True),
         RoutingAdapter(),

@@ -5,6 +5,7 @@ import yaml
 
 from baselines.common.deploying import DeployingPolicy
 from baselines.common.router import Router
+from baselines.common.sharing import SharingPolicy
 from baselines.registry import POLICIES, make_policy, policy_names, policy_tunables
 from envs.backend import Redeploy, SetLayout, SwitchMode, Transition
 from envs.layout import all_layouts, changed_regions, groups_of
@@ -15,8 +16,11 @@ CLAIRVOYANT = ["clairvoyant_deployment"]
 DEPLOYING = [
     name for name in policy_names() if name != "static" and isinstance(make_policy(name), DeployingPolicy)
 ]
+SHARING = [
+    name for name in policy_names() if name != "static" and isinstance(make_policy(name), SharingPolicy)
+]
 BUILT_IN = [
-    name for name in policy_names() if name != "static" and name not in (*ROUTERS, *DEPLOYING)
+    name for name in policy_names() if name != "static" and name not in (*ROUTERS, *DEPLOYING, *SHARING)
 ]  # that decide about a node
 
 
@@ -145,6 +149,12 @@ def test_every_policy_acts_on_every_layout_and_repeats_itself(name, spec, make_s
 @pytest.mark.parametrize("name", ROUTERS)
 def test_routers_refuse_a_node(name, spec):
     with pytest.raises(ValueError, match="a node without fixed engines"):
+        make_policy(name).reset(spec, 0)
+
+
+@pytest.mark.parametrize("name", SHARING)
+def test_policies_of_shared_nodes_refuse_a_node(name, spec):
+    with pytest.raises(ValueError, match="how models share nodes"):
         make_policy(name).reset(spec, 0)
 
 

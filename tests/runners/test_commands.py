@@ -35,14 +35,11 @@ def test_every_command_and_choice_composes(name: str) -> None:
         config = compose(name)
         for group in set(config) & {path.name for path in CONFIG_DIR.iterdir() if path.is_dir()}:
             for file in (CONFIG_DIR / group).glob("*.yaml"):
-                fleet = group == "cluster" and file.stem.startswith("fleet_")
-                machines = group == "cluster" and file.stem.startswith("machines_")
-                if (fleet or machines) and "env" in config:
-                    env = "routing" if fleet else "deployment"
+                kind = file.stem.partition("_")[0] if group == "cluster" else ""
+                env = {"fleet": "routing", "machines": "deployment", "nodes": "sharing"}.get(kind)
+                if env and "env" in config:
                     compose(name, overrides=[f"env={env}", f"{group}={file.stem}"])
-                elif (group != "policy" or name != "tune") and (
-                    not (fleet or machines) or name == "simulate"
-                ):
+                elif (group != "policy" or name != "tune") and (not env or name == "simulate"):
                     compose(name, overrides=[f"{group}={file.stem}"])
         if "env" in config:
             for file in (CONFIG_DIR / "experiment").glob("*.yaml"):

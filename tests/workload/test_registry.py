@@ -14,6 +14,7 @@ from envs.workload import flying
 from envs.workload.fitting import fit
 from envs.workload.formats import write_trace
 from envs.workload.registry import (
+    FUNCTIONS,
     SPLITS,
     WorkloadSource,
     WorkloadSpec,
@@ -25,7 +26,11 @@ from envs.workload.schema import Workload
 from envs.workload.traces import TRACES, load_trace
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "workload"
-GENERATED = tuple(name for name in workload_names() if name not in TRACES and name not in ("file", "mixture"))
+GENERATED = tuple(
+    name
+    for name in workload_names()
+    if name not in TRACES and name not in FUNCTIONS and name not in ("file", "mixture")
+)
 
 
 def trace(n=1000, span_s=2000.0):

@@ -26,11 +26,11 @@ _OPTIONS: dict[str, Any] = {"cache": True, "_nrt": False, "error_model": "numpy"
 _UNSEEN: dict[str, Any] = {**_OPTIONS, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
 
-@lru_cache(maxsize=1)
-def source_stamp() -> str:
-    """A digest of every source file of the kernel."""
+@lru_cache
+def source_stamp(folder: Path = Path(__file__).parent) -> str:
+    """A digest of every source file of a kernel, which lie in one folder."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in sorted(folder.glob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
@@ -63,5 +63,6 @@ def inlined(function: Function) -> Function:
 
 
 def _stamped(dispatcher: Function) -> Function:
-    dispatcher._cache._cache_file._source_stamp = source_stamp()  # type: ignore[attr-defined]
+    folder = Path(dispatcher.__code__.co_filename).parent
+    dispatcher._cache._cache_file._source_stamp = source_stamp(folder)  # type: ignore[attr-defined]
     return dispatcher

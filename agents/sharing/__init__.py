@@ -1,0 +1,1 @@
+"""Learned placement on shared nodes."""

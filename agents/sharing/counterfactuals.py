@@ -1,0 +1,91 @@
+"""Counterfactual rollouts of placement: what sending the request elsewhere would have brought."""
+
+from __future__ import annotations
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from agents.api.config import APIConfig
+from agents.learner import Budget, Task
+from agents.routing.counterfactuals import RoutingCounterfactuals
+from baselines.common.place_score import PlaceScorePolicy
+from baselines.policy import BatchPolicy
+from baselines.registry import make_policy
+from envs.sharing.config import SharingConfig
+from envs.sharing.deciders import Observations, SharingDeciders
+from envs.sharing.env import make_spaces
+from envs.sharing.episode import SharingEpisode
+
+
+class SharingCounterfactuals(RoutingCounterfactuals):
+    """Plays episodes side by side; at sampled states they are forked once for each candidate place.
+
+    Args:
+        config: Settings of the agent.
+        task: What is to be learned.
+        rng: Of episodes, sampling and exploration.
+
+    Raises:
+        ValueError: the policy to start from cannot decide by the observation alone.
+    """
+
+    deciders: SharingDeciders  # type: ignore[assignment]
+
+    def __init__(self, config: APIConfig, task: Task, rng: np.random.Generator) -> None:
+        self.config, self.rng = config, rng
+        sharing = SharingConfig(**task.training_arguments)
+        self.deciders = SharingDeciders([SharingEpisode(sharing) for _ in range(task.num_envs)])
+        observation, self.action = make_spaces(self.deciders.episodes[0])
+        assert isinstance(observation, spaces.Dict)
+        self.observation = observation
+        self.present = _start(config)
+        self._seen: Observations | None = None  # type: ignore[assignment]
+
+    def _rollouts(
+        self, owners: NDArray[np.intp], first: NDArray[np.int64], budget: Budget
+    ) -> NDArray[np.float64]:
+        """Returns of sending requests to places and following the present policy, on the arrivals that really come.
+
+        Args:
+            owners: (M,) episodes to fork.
+            first: (M,) place that each fork begins with.
+            budget: Hears of the decisions.
+        """
+        until_s = np.array([self._until_s(i) for i in owners])
+        forks = self.deciders.branch(owners.tolist())
+        returns, actions = np.zeros(len(owners)), first
+        going = np.ones(len(owners), bool)
+        while going.any():
+            seen, outcomes = forks.step(actions)
+            returns += np.array(
+                [
+                    outcome.reward if goes and outcome else 0.0
+                    for goes, outcome in zip(going, outcomes, strict=True)
+                ]
+            )
+            budget.count(int(going.sum()))
+            now_s = np.array([episode.simulator.now_s for episode in forks.episodes])
+            going &= (now_s < until_s) & ~forks.done
+            actions = self._act(seen)  # type: ignore[arg-type]
+        return returns
+
+    def _until_s(self, i: int) -> float:
+        """Time of the arrival at which a rollout ends: the same for all forks of an episode."""
+        simulator = self.deciders.episodes[i].simulator
+        last = int(simulator.world.clock["next_arrival"][0]) - 1 + self.config.horizon
+        if last >= len(simulator.workload):
+            return np.inf
+        return float(simulator.workload.arrival_s[last])
+
+
+def _start(config: APIConfig) -> BatchPolicy:
+    if config.start is None:
+        return PlaceScorePolicy()
+    policy = make_policy(config.start["name"], **config.start.get("params", {}))
+    if not isinstance(policy, BatchPolicy):
+        raise ValueError(
+            "agent.start must be a policy that decides by the observation alone, as place_score does, "
+            f"got {config.start['name']!r}"
+        )
+    return policy

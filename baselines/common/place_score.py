@@ -1,0 +1,83 @@
+"""Placement on shared nodes by a weighted sum of what the observation shows of each place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baselines.common.sharing import SharingPolicy
+from baselines.policy import Tunable
+from envs.sharing.state import Event, SharingState
+from envs.simulator.sharing.features import PLACE_FEATURES
+
+_COLUMNS = {name: PLACE_FEATURES.index(name) for name in PLACE_FEATURES}
+_NEW, _NODE_USED = _COLUMNS["new"], _COLUMNS["node_used"]
+
+
+@dataclass(frozen=True)
+class PlaceScoreConfig:
+    """Costs of a place, each by a unit of a feature of `envs.simulator.sharing.features`. Source: ours.
+
+    Attributes:
+        node_cycle_s: Of a decode iteration of every instance of its node.
+        node_backlog_s: Of prefill work that waits on its node.
+        own_prefill_s: Of the request's prefill there.
+        ready_s: Of the time until the place serves.
+        kv_demand: Of what its requests require of its pool.
+        new: Of a new instance.
+        new_node: Of a new instance on a node that has none.
+    """
+
+    node_cycle_s: float = 1.0
+    node_backlog_s: float = 1.0
+    own_prefill_s: float = 0.5
+    ready_s: float = 1.0
+    kv_demand: float = 0.5
+    new: float = 0.2
+    new_node: float = 0.5
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            if not np.isfinite(getattr(self, item.name)):
+                raise ValueError(f"{item.name} must be finite, got {getattr(self, item.name)}")
+
+    @staticmethod
+    def tunables() -> dict[str, Tunable]:
+        """Ranges of the constants."""
+        return {item.name: Tunable(-1.0, 4.0) for item in fields(PlaceScoreConfig)}
+
+
+class PlaceScorePolicy(SharingPolicy):
+    """Sends a request to the place of least cost that can take it; it holds none that some place can take."""
+
+    name = "place_score"
+
+    def __init__(self, config: PlaceScoreConfig | None = None) -> None:
+        self.config = config or PlaceScoreConfig()
+        self._weights = np.zeros(len(PLACE_FEATURES), np.float32)
+        for name, weight in asdict(self.config).items():
+            if name in _COLUMNS:
+                self._weights[_COLUMNS[name]] = weight
+
+    def act(self, observation: Any, state: SharingState) -> int | None:
+        """The place of least cost, or None: hold."""
+        if state.event != Event.PLACEMENT:
+            return None
+        rows = observation["places"]
+        masks = np.append(rows[:, 0] > 0, True)
+        return int(self.act_batch({"places": rows[None]}, masks[None])[0])
+
+    def act_batch(
+        self, observation: Mapping[str, NDArray[np.float32]], masks: NDArray[np.bool_]
+    ) -> NDArray[np.int64]:
+        """The place of least cost in each of N episodes, (N,); what nobody can take is held."""
+        places = observation["places"]
+        costs = places @ self._weights
+        costs += self.config.new_node * places[:, :, _NEW] * (1.0 - places[:, :, _NODE_USED])
+        costs = np.where(masks[:, :-1], costs, np.inf)
+        best = costs.argmin(axis=1)
+        return np.where(masks[:, :-1].any(axis=1), best, masks.shape[1] - 1).astype(np.int64)

@@ -1,0 +1,71 @@
+"""Constants of LLM-Mesh."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baselines.llm_mesh.bin_packing import Packing
+from baselines.policy import Tunable
+from envs.sharing.state import TokenScheduler
+
+
+@dataclass(frozen=True)
+class LLMMeshConfig:
+    """Constants of `LLMMeshPolicy`, and its parts, each of which can be switched off (figure 13).
+
+    Attributes:
+        watermark: w, a fraction. Source: ours; the paper gives none. Between 0 and 1 the share of requests that keep
+            both promises moves by less than half a point (functions_fitted, validation split).
+        overestimate: By how much iterations are overestimated, a fraction. Source: section 5.3.
+        min_total_tokens: L_min, tokens, no more than a model's longest sequence. Source: section 6.1 ("the maximum
+            sentence length in practice") with the length that section 5.2 gives as its example.
+        max_batch: B_max, to which decode iterations are sampled. Source: section 5.2's example.
+        keep_alive_s: After which an idle instance is recycled, seconds. Source: section 8.1.
+        token_scheduler: Which instance computes next. Source: section 5.1.
+        packing: Which instance or node is tried first. Source: section 7.2.
+        use_cpu: Whether CPU nodes are used. Source: figure 13.
+        cpu_first: Whether they come before GPU nodes; else kinds are alike. Source: section 8.1.
+        sharing: Whether instances share nodes. Source: figure 13.
+        shadow_validation: Whether a request must pass it. Source: section 5.3.
+        preemption: Whether instances preempt neighbours. Source: section 7.1.
+        compromise: Whether M_require will do where M_recommend cannot be had. Source: section 6.4.
+        serve_late: Whether a request whose next token is late already is placed where it makes no other late. Source:
+            ours; by the text a request is accepted only in time, and those that cannot be are dropped.
+    """
+
+    watermark: float = 0.2
+    overestimate: float = 0.10
+    min_total_tokens: float = 4096.0
+    max_batch: int = 256
+    keep_alive_s: float = 1.0
+    token_scheduler: str = "shortest_headroom"
+    packing: str = "bin_packing"
+    use_cpu: bool = True
+    cpu_first: bool = True
+    sharing: bool = True
+    shadow_validation: bool = True
+    preemption: bool = True
+    compromise: bool = True
+    serve_late: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("watermark", "overestimate", "keep_alive_s"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        if not self.min_total_tokens >= 1:
+            raise ValueError(f"min_total_tokens must be at least 1, got {self.min_total_tokens}")
+        if not self.max_batch >= 2:
+            raise ValueError(f"max_batch must be at least 2, got {self.max_batch}")
+        for name, kind in (("token_scheduler", TokenScheduler), ("packing", Packing)):
+            known = [str(choice) for choice in kind]
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+
+    @staticmethod
+    def tunables() -> dict[str, Tunable]:
+        """Constants that a tuner may search."""
+        return {
+            "watermark": Tunable(0.0, 1.0),
+            "overestimate": Tunable(0.0, 0.5),
+            "min_total_tokens": Tunable(512, 8192, log=True),
+        }

@@ -1,0 +1,117 @@
+"""What holds for a whole episode: the setting as LLM-Mesh reads it, and what it has learned of output lengths."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from baselines.llm_mesh.bin_packing import Packing
+from baselines.llm_mesh.config import LLMMeshConfig
+from baselines.llm_mesh.memory_demand import OutputLengths
+from baselines.llm_mesh.node_view import profiles_of, quantify_setting
+from envs.sharing.state import NewInstance, Place, SharingSetting
+
+
+class Job(NamedTuple):
+    """A request to place.
+
+    Attributes:
+        row: Of the workload.
+        model: What it asks for.
+        input_tokens: I.
+        generated_tokens: O; more than 0 if it has lost its place.
+        deadline_s: When its next token is due.
+        tpot_slo_s: TPOT_SLO.
+    """
+
+    row: int
+    model: int
+    input_tokens: int
+    generated_tokens: int
+    deadline_s: float
+    tpot_slo_s: float
+
+    @classmethod
+    def of(cls, row: np.void) -> Job:
+        """A row of `SharingState.requests`."""
+        generated, tpot_slo_s = int(row["generated_tokens"]), float(row["tpot_slo_s"])
+        return cls(
+            int(row["index"]),
+            int(row["model"]),
+            int(row["input_tokens"]),
+            generated,
+            float(row["arrival_s"]) + float(row["ttft_slo_s"]) + tpot_slo_s * generated,
+            tpot_slo_s,
+        )
+
+    @property
+    def length(self) -> int:
+        """Tokens to prefill."""
+        return self.input_tokens + self.generated_tokens
+
+
+class Fit(NamedTuple):
+    """Where a request can go.
+
+    Attributes:
+        slot: The instance, or the slot of a new one; negative: a new one whose memory must be given back first.
+        node: Its node.
+        kv_bytes: KV pool that it is to have.
+        new: Whether it is a new one.
+    """
+
+    slot: int
+    node: int
+    kv_bytes: int
+    new: bool
+
+    @property
+    def place(self) -> Place | None:
+        """As a command says it; None: not yet."""
+        if self.new:
+            return NewInstance(self.node, self.kv_bytes) if self.slot >= 0 else None
+        return self.slot
+
+
+class Mesh:
+    """The setting as LLM-Mesh reads it.
+
+    Args:
+        config: Constants.
+        setting: What is known before an episode.
+
+    Attributes:
+        quantification: Iteration times of every size of model on every kind of node.
+        profiles: (N, models), its row of each model on each node.
+        node_rank: (N,), the lower comes first.
+        node_usable: (N,).
+        lengths: Output lengths so far.
+    """
+
+    def __init__(self, config: LLMMeshConfig, setting: SharingSetting) -> None:
+        self.config, self.setting = config, setting
+        self.packing = Packing(config.packing)
+        self.quantification = quantify_setting(setting, config.max_batch)
+        self.profiles = profiles_of(setting)
+        kinds = [setting.kinds[kind] for kind in setting.node_kinds]
+        self.node_rank = [int(kind != "cpu" and config.cpu_first) for kind in kinds]
+        self.node_usable = [config.use_cpu or kind != "cpu" for kind in kinds]
+        self.lengths = OutputLengths(setting.mean_output_tokens)
+
+    def kv_bytes(self, model: int, tokens: float) -> int:
+        """Whole blocks that hold some tokens, bytes."""
+        block = self.setting.block_tokens
+        return -int(-tokens // block) * block * self.setting.models[model].kv_bytes_per_token
+
+    def kv_tokens(self, model: int, kv_bytes: float) -> float:
+        """Tokens that a pool holds."""
+        return kv_bytes / self.setting.models[model].kv_bytes_per_token
+
+    def least_tokens(self, model: int) -> float:
+        """L_min."""
+        return min(self.config.min_total_tokens, float(self.setting.models[model].max_tokens))
+
+    def expected_tokens(self, job: Job) -> float:
+        """Final length of a request by the optimistic estimate of section 6.1."""
+        return job.input_tokens + max(job.generated_tokens, self.lengths.mean(job.model))

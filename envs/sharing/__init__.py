@@ -1,0 +1,1 @@
+"""Serving/Sharing-v0: many small models on a few nodes, token by token."""

@@ -1,0 +1,90 @@
+"""What a sharing environment is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+
+from envs.backend import LengthSLO
+from envs.objective import Objective
+from envs.sharing.spec import SharingSpec
+from envs.sharing.state import TokenScheduler
+from envs.simulator.sharing.build import ManagerSpec
+from envs.workload.registry import WorkloadSpec, check_choice
+
+_PROMISE = LengthSLO(ttft_s=2.0, tpot_s=0.25, ttft_s_per_token=1 / 512)
+DEFAULT_SLOS = dict.fromkeys(("standard", "normal", "priority", "long"), _PROMISE)
+
+
+@dataclass(frozen=True)
+class SharingScales:
+    """Where each kind of quantity becomes noticeable in the observation.
+
+    Attributes:
+        requests: Requests and instances.
+        tokens: Tokens of one request.
+        latency_s: Seconds of waiting, headroom and operations.
+        iteration_s: Seconds of an iteration.
+    """
+
+    requests: float = 4.0
+    tokens: float = 200.0
+    latency_s: float = 0.5
+    iteration_s: float = 0.05
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            if not getattr(self, item.name) > 0:
+                raise ValueError(f"scales.{item.name} must be positive, got {getattr(self, item.name)}")
+
+
+@dataclass(frozen=True)
+class SharingConfig:
+    """What a sharing environment is made of.
+
+    Attributes:
+        workload: Requests of an episode.
+        cluster: The nodes.
+        slos: Latency promise by request class. Source: LLM-Mesh, section 8.1.
+        objective: Weights of the reward terms that all environments have. Source: ours; as in the paper promises kept
+            and nodes used count, how far below its promise a latency stays hardly does.
+        node_hours: Weight on minus the hours for which nodes of a kind have instances, by kind. Source: ours; a GPU
+            node costs three times as much as a CPU node, as they rent.
+        ooms: Weight on minus the number of instances that die of an allocation, besides what becomes of their requests.
+        token_scheduler: Which instance of a node has the next iteration, until a policy says otherwise: one of
+            `envs.sharing.state.TokenScheduler`; "policy": it is a decision as well.
+        manager: The environment's own memory manager, and the gateway.
+        scales: Scales of the observation.
+        drain_limit_s: How long after the last arrival an episode may go on before it is cut off, seconds.
+        split: Part of the workload that episodes are drawn from; None: the workload's own.
+    """
+
+    workload: WorkloadSpec = field(default_factory=lambda: WorkloadSpec(name="functions_fitted"))
+    cluster: SharingSpec = field(default_factory=SharingSpec)
+    slos: dict[str, LengthSLO] = field(default_factory=lambda: dict(DEFAULT_SLOS))
+    objective: Objective = field(default_factory=lambda: Objective(latency=0.1, abandoned=10.0))
+    node_hours: dict[str, float] = field(default_factory=lambda: {"cpu": 40.0, "gpu": 120.0})
+    ooms: float = 10.0
+    token_scheduler: str = TokenScheduler.SHORTEST_HEADROOM.value
+    manager: ManagerSpec = field(default_factory=ManagerSpec)
+    scales: SharingScales = field(default_factory=SharingScales)
+    drain_limit_s: float = 300.0
+    split: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.cluster, SharingSpec):
+            raise ValueError("sharing decides about nodes that are shared: choose a cluster with nodes")
+        check_choice("token_scheduler", self.token_scheduler, [entry.value for entry in TokenScheduler])
+        if not self.drain_limit_s > 0:
+            raise ValueError(f"drain_limit_s must be positive, got {self.drain_limit_s}")
+        for node in self.cluster.nodes:
+            weight = self.node_hours.get(node.kind)
+            if weight is None or not 0 <= weight < float("inf"):
+                raise ValueError(
+                    f"node_hours must have a weight of at least 0 for kind {node.kind!r}, got {weight}"
+                )
+        if not 0 <= self.ooms < float("inf"):
+            raise ValueError(f"ooms must be finite and not negative, got {self.ooms}")
+        if self.workload.num_clients:
+            raise ValueError(
+                "sharing needs requests that arrive when the workload says; workload.num_clients must be 0"
+            )

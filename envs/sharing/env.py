@@ -1,0 +1,191 @@
+"""The scalar sharing environment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from envs.metrics import RequestRecords
+from envs.one_episode import OneEpisode
+from envs.policy_spec import PolicySpec
+from envs.sharing.config import SharingConfig
+from envs.sharing.deciders import Observations, Outcome, SharingDeciders
+from envs.sharing.episode import SharingEpisode
+from envs.sharing.render import Renderer
+from envs.sharing.state import Share, SharingState
+from envs.simulator.sharing.arrays import PS_PER_S
+from envs.simulator.sharing.features import CLUSTER_FEATURES, HIGHEST, PLACE_FEATURES, REQUEST_FEATURES
+
+Observation = dict[str, NDArray[np.float32]]
+
+
+def make_spaces(episode: SharingEpisode) -> tuple[spaces.Space[Any], spaces.Discrete]:
+    """Observation and action space of a configuration."""
+    setting = episode.setting
+    shapes = {
+        "places": (setting.num_slots + setting.num_nodes, len(PLACE_FEATURES)),
+        "request": (len(REQUEST_FEATURES),),
+        "cluster": (len(CLUSTER_FEATURES) + len(setting.kinds),),
+    }
+    boxes: dict[str, spaces.Space[Any]] = {
+        name: spaces.Box(0.0, HIGHEST, shape, np.float32) for name, shape in shapes.items()
+    }
+    return spaces.Dict(boxes), spaces.Discrete(episode.num_actions)
+
+
+class SharingEnv(OneEpisode[Observation]):
+    """Many small models on few nodes: where does each request go? `Serving/Sharing-v0`.
+
+    Dozens of models, each invoked rarely and in bursts, are served by a few CPU and GPU nodes after LLM-Mesh
+    (`baselines/llm_mesh`). Instances of several models share a node: its memory, which their weights and KV pools take,
+    and its time, of which one instance at a time has an iteration, a prefill of one request or a token of all its
+    running ones. Loading an instance, resizing its KV pool (during which it runs nothing) and unloading it take time,
+    and what an operation takes of memory is held until it is done. An allocation beyond a node's memory kills the
+    instance. An instance that has had no request for `cluster.keep_alive_s` is unloaded.
+
+    ## Action space
+
+    `Discrete(S + N + 1)` with S = nodes x `cluster.slots_per_node` slots and N nodes: a slot (the request joins the
+    instance there; slot i is on node i // slots_per_node), S + a node (a new instance of the request's model there), or
+    S + N (hold). What is held is offered again after `manager.retry_s`, and refused when it has been held for
+    `manager.patience_s`. Masked (`action_masks()`, `info["action_mask"]`) are instances of other models, nodes without
+    room, and instances whose node has no memory for the KV pool that they would need; one that is chosen anyway is
+    counted in `info["num_refused"]` and holds the request. The environment's memory manager sizes KV pools
+    (`envs.simulator.sharing.manager`). With `token_scheduler="policy"` decisions are asked for where a node is to give
+    its next iteration and two or more of its instances have one to run: a slot of that node, or the last action (the
+    shortest headroom decides). `step` also takes None (hold) and a `Share` with commands of
+    `envs.sharing.state`: these reach everything, KV pools, evictions and token schedulers, and a policy that
+    configures `manages_memory` is asked at more events.
+
+    ## Observation space
+
+    `Dict(places=(S + N, 25), request=(10,), cluster=(4 + kinds,))`, float32 in [0, 64]: a row for each action but the
+    last, zero where a slot is empty. Rows and units are named in `envs.simulator.sharing.features`: counts, tokens and
+    seconds are log1p(value / scale) with fixed scales, ratios are ratios. The true output length is nowhere in it.
+
+    ## Reward
+
+    `objective.scale` times the weighted sum of the terms in `info["reward_terms"]` over the time to the next decision:
+    those of all environments (`latency`, `ttft_attainment/CLASS`, `tpot_attainment/CLASS`, `goodput`, `abandoned`;
+    weights in `objective`), `node_hours/KIND` (minus the hours for which nodes of a kind have had instances; weights in
+    `node_hours`) and `ooms` (minus the instances that died of an allocation; weight `ooms`). `info["dt"]` is the time
+    to the next decision, seconds, 0 between decisions of one instant.
+
+    ## Start and end
+
+    An episode begins with empty nodes and its first arrival. It is terminated when every request has been served,
+    refused or lost, and truncated `drain_limit_s` after the last arrival; what is unfinished then counts as missed and
+    abandoned.
+
+    ## Arguments
+
+    See `envs.sharing.config.SharingConfig`.
+
+    ## Version history
+
+    * v0: first release.
+    """
+
+    def __init__(self, render_mode: str | None = None, **config: Any) -> None:
+        self._set_render_mode(render_mode)
+        self.episode = SharingEpisode(SharingConfig(**config))
+        self._deciders = SharingDeciders([self.episode])
+        self.observation_space, self.action_space = make_spaces(self.episode)
+        self._renderer = Renderer(self.episode.setting) if render_mode else None
+        self._state: SharingState | None = None
+
+    @property
+    def config(self) -> SharingConfig:
+        """What the environment is made of."""
+        return self.episode.config
+
+    @property
+    def state(self) -> SharingState:
+        """What a policy may know now; made when somebody asks."""
+        if self._state is None:
+            self._state = self.episode.state
+        return self._state
+
+    @property
+    def policy_spec(self) -> PolicySpec:
+        """What a policy is told before an episode."""
+        return PolicySpec(
+            cluster=self.config.cluster,
+            slos=self.episode.slos,
+            classes=self.episode.classes,
+            decision_interval_s=self.config.manager.retry_s,
+            sharing=self.episode.setting,
+        )
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begins the episode that a seed stands for; `options={"split": ...}` chooses where it is drawn from."""
+        chosen = self._seed_of(seed)
+        self._state = None
+        observations = self._deciders.reset([0], [chosen], (options or {}).get("split"))
+        if self._renderer:
+            self._renderer.begin(self.state)
+        return _first(observations), self._info(observations, None)
+
+    def step(
+        self, action: np.int64 | int | Share | None
+    ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Takes a decision and lets time pass to the next one."""
+        if self.episode.done:
+            raise RuntimeError("the episode is over; call reset()")
+        told = action if isinstance(action, Share) else None
+        hold = self.episode.num_actions - 1
+        chosen = hold if action is None or isinstance(action, Share) else int(action)
+        self._state = None
+        observations, outcomes = self._deciders.step(np.array([chosen], np.int64), told)
+        outcome = outcomes[0]
+        assert outcome is not None, "an episode that is not done has an outcome"
+        if self._renderer:
+            self._renderer.record(self.state)
+        info = self._info(observations, outcome)
+        return _first(observations), outcome.reward, outcome.terminated, outcome.truncated, info
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """(S + N + 1,), which actions are possible now."""
+        return self._mask
+
+    @property
+    def gpu_seconds(self) -> float:
+        """GPU-seconds for which GPU nodes have had instances."""
+        setting = self.episode.setting
+        computes = [not node.is_cpu for node in self.config.cluster.nodes]
+        used_ps = self.episode.simulator.used_ps()[np.array(computes)[setting.node_kinds]]
+        return float(used_ps.sum() / PS_PER_S)
+
+    def records(self) -> RequestRecords:
+        """What happened to every request that has arrived."""
+        return self.episode.simulator.results()
+
+    def fork(self) -> SharingEnv:
+        """A copy of the episode that continues to the same numbers; it does not render."""
+        copy = self._fork()
+        copy._deciders = self._deciders.branch([0])
+        copy.episode = copy._deciders.episodes[0]
+        return copy
+
+    def _info(self, observations: Observations, outcome: Outcome | None) -> dict[str, Any]:
+        self._mask = observations.masks[0]
+        return {
+            "dt": outcome.dt_s if outcome else 0.0,
+            "reward_terms": outcome.terms(self.episode.classes) if outcome else {},
+            "refused": outcome.refused if outcome else "",
+            "num_refused": self.episode.num_refused,
+            "action_mask": self._mask,
+        }
+
+
+def _first(observations: Observations) -> Observation:
+    return {
+        "places": observations.places[0],
+        "request": observations.request[0],
+        "cluster": observations.cluster[0],
+    }

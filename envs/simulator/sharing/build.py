@@ -1,0 +1,192 @@
+"""From the description of a shared cluster and its models to the tables of its simulator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from calibration.cpu import cpu_latency_model
+from calibration.deployments import Deployment, find_profile
+from calibration.latency import LatencyModel
+from calibration.memory import check_fits
+from calibration.models import get_model
+from calibration.specs import get_gpu
+from calibration.transitions import KV_COPY_S_PER_BYTE, KV_CREATE_S_PER_BYTE
+from envs.backend import SLO
+from envs.sharing.spec import NodeSpec, SharingSpec
+from envs.sharing.state import SharedModel, SharingSetting
+from envs.simulator.sharing.arrays import NEVER, PARAMETERS_DTYPE, PS_PER_S, SharingTables
+from envs.workload.schema import Workload
+
+MODEL_MARK = "#"  # between the architecture and the number of a model, as in llama-2-7b#12
+
+
+def size_of(model: str) -> str:
+    """Architecture of a model by its name in the workload."""
+    return model.split(MODEL_MARK)[0]
+
+
+def latency_model(node: NodeSpec, size: str, engine: str) -> LatencyModel:
+    """Iteration times of a model on a kind of node."""
+    if node.is_cpu:
+        return cpu_latency_model(size, node.hardware)
+    return find_profile(Deployment(size, node.hardware, 1, engine))[0].latency_model(1)
+
+
+@dataclass(frozen=True, eq=False)
+class Times:
+    """Iteration and load times, picoseconds. K kinds of node, Z sizes."""
+
+    prefill_ps: NDArray[np.int64]  # (K, Z, max_tokens + 1)
+    decode_ps: NDArray[np.int64]  # (K, Z, max_num_seqs + 1)
+    context_ps: NDArray[np.int64]  # (K, Z)
+    load_ps: NDArray[np.int64]  # (K, Z)
+
+
+@lru_cache(maxsize=16)
+def times_of(spec: SharingSpec, sizes: tuple[str, ...]) -> Times:
+    """What iterations and loads take.
+
+    Raises:
+        ValueError: a size that is unknown, or that some kind of node cannot hold.
+    """
+    shape = (len(spec.nodes), len(sizes))
+    prefill = np.zeros((*shape, spec.max_tokens + 1), np.int64)
+    decode = np.zeros((*shape, spec.max_num_seqs + 1), np.int64)
+    context, load = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    tokens, batches = np.arange(1.0, spec.max_tokens + 1), np.arange(1.0, spec.max_num_seqs + 1)
+    for k, node in enumerate(spec.nodes):
+        for z, size in enumerate(sizes):
+            check_fits(get_model(size), get_gpu(node.hardware), 1, spec.memory_utilization)
+            model = latency_model(node, size, spec.engine)
+            attention = model.pair_s * tokens * (tokens + 1) / 2
+            prefill[k, z, 1:] = np.rint((model.mixed_s(tokens) + attention) * PS_PER_S)
+            decode[k, z, 1:] = np.rint(model.decode_s(batches) * PS_PER_S)
+            context[k, z] = round(model.kv_s * PS_PER_S)
+            load_s = spec.load_fixed_s + get_model(size).weight_bytes / spec.load_bytes_per_s
+            load[k, z] = round(load_s * PS_PER_S)
+    return Times(prefill, decode, context, load)
+
+
+def build_setting(
+    spec: SharingSpec, models: tuple[str, ...], mean_output_tokens: float
+) -> tuple[SharingSetting, Times]:
+    """What is known before an episode, and the simulator's times.
+
+    Args:
+        spec: The cluster.
+        models: Names of the workload's models: an architecture, or an architecture, # and a number.
+        mean_output_tokens: Of the training split.
+    """
+    sizes = tuple(dict.fromkeys(size_of(model) for model in models))
+    times = times_of(spec, sizes)
+    shared = []
+    for name in models:
+        model = get_model(size_of(name))
+        shared.append(
+            SharedModel(
+                name=name,
+                size=sizes.index(size_of(name)),
+                weights_bytes=round(model.weight_bytes),
+                kv_bytes_per_token=round(model.kv_bytes_per_token),
+                max_tokens=min(spec.max_tokens, model.max_model_len),
+            )
+        )
+    setting = SharingSetting(
+        kinds=tuple(node.kind for node in spec.nodes),
+        node_kinds=np.repeat(np.arange(len(spec.nodes)), [node.count for node in spec.nodes]).astype(
+            np.int32
+        ),
+        memory_bytes=np.repeat(
+            [spec.memory_bytes(node) for node in spec.nodes], [node.count for node in spec.nodes]
+        ).astype(np.int64),
+        slots_per_node=spec.slots_per_node,
+        sizes=sizes,
+        models=tuple(shared),
+        prefill_s=times.prefill_ps / PS_PER_S,
+        decode_s=times.decode_ps / PS_PER_S,
+        context_s=times.context_ps / PS_PER_S,
+        max_num_seqs=spec.max_num_seqs,
+        block_tokens=spec.block_tokens,
+        mean_output_tokens=mean_output_tokens,
+        keep_alive_s=spec.keep_alive_s,
+        load_s=times.load_ps / PS_PER_S,
+        unload_s=spec.unload_s,
+    )
+    return setting, times
+
+
+@dataclass(frozen=True)
+class ManagerSpec:
+    """The environment's own memory manager, and the gateway.
+
+    Attributes:
+        watermark: Share by which KV pools are larger than required. Source: ours; the paper leaves w open.
+        least_tokens: L_min of equation 2. Source: LLM-Mesh, section 6.1, the longest sequence.
+        mean_weight: Finished requests that the training split's mean answer counts for. Source: ours.
+        retry_s: After which a held request is offered again. Source: ours.
+        patience_s: After which a held request is refused. Source: ours.
+    """
+
+    watermark: float = 0.25
+    least_tokens: int = 4096
+    mean_weight: float = 8.0
+    retry_s: float = 0.25
+    patience_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        for name in ("watermark", "mean_weight"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} must be finite and not negative, got {getattr(self, name)}")
+        for name in ("least_tokens", "retry_s", "patience_s"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+
+
+def build_tables(
+    spec: SharingSpec,
+    manager: ManagerSpec,
+    setting: SharingSetting,
+    times: Times,
+    workload: Workload,
+    slos: tuple[SLO, ...],
+) -> SharingTables:
+    """The tables of an episode."""
+    parameters = np.zeros(1, PARAMETERS_DTYPE)
+    parameters["slots_per_node"] = spec.slots_per_node
+    parameters["block_tokens"] = spec.block_tokens
+    parameters["max_running"] = spec.max_num_seqs
+    parameters["unload_ps"] = round(spec.unload_s * PS_PER_S)
+    parameters["retry_ps"] = round(manager.retry_s * PS_PER_S)
+    parameters["patience_ps"] = min(round(manager.patience_s * PS_PER_S), NEVER // 4)
+    parameters["restart_on_oom"] = spec.on_oom == "restart"
+    parameters["copy_fs_per_byte"] = KV_COPY_S_PER_BYTE * 1e15
+    parameters["create_fs_per_byte"] = KV_CREATE_S_PER_BYTE * 1e15
+    parameters["watermark"] = manager.watermark
+    parameters["least_tokens"] = manager.least_tokens
+    parameters["mean_output"] = setting.mean_output_tokens
+    parameters["mean_weight"] = max(manager.mean_weight, 1e-9)
+    limits = np.array([slo.ttft_limits_s(workload.input_tokens) for slo in slos])  # (C, N)
+    ttft_s = limits[workload.class_id, np.arange(len(workload))]
+    tpot_s = np.array([slo.tpot_s for slo in slos])[workload.class_id]
+    return SharingTables(
+        arrival_ps=np.rint(workload.arrival_s * PS_PER_S).astype(np.int64),
+        input_tokens=workload.input_tokens.astype(np.int64),
+        output_tokens=workload.output_tokens.astype(np.int64),
+        model=workload.model_id.astype(np.int64),
+        class_id=workload.class_id.astype(np.int64),
+        ttft_ps=np.rint(ttft_s * PS_PER_S).astype(np.int64),
+        tpot_ps=np.rint(tpot_s * PS_PER_S).astype(np.int64),
+        size=np.array([model.size for model in setting.models], np.int64),
+        weights=np.array([model.weights_bytes for model in setting.models], np.int64),
+        token_bytes=np.array([model.kv_bytes_per_token for model in setting.models], np.int64),
+        max_tokens=np.array([model.max_tokens for model in setting.models], np.int64),
+        prefill_ps=times.prefill_ps,
+        decode_ps=times.decode_ps,
+        context_ps=times.context_ps,
+        load_ps=times.load_ps,
+        parameters=parameters,
+    )

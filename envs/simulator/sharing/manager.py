@@ -1,0 +1,156 @@
+"""The environment's own memory manager, for policies that only place.
+
+After LLM-Mesh (sections 6.1, 6.2 and 6.4), without what needs a second look at the node: KV pools are sized by the
+requests of an instance, each at least as long as the mean answer of its model so far; they grow early and shrink late.
+It never allocates what the node does not hold free now.
+"""
+
+from __future__ import annotations
+
+from envs.simulator.kernel.compiled import compiled
+from envs.simulator.sharing.arrays import LOADING, RESIZING, SERVING, SharingTables, SharingWorld
+from envs.simulator.sharing.iterations import is_stuck, missing_blocks, prefill_tokens
+from envs.simulator.sharing.memory import begin_resize, node_of
+from envs.simulator.sharing.requests import evict, hold
+
+
+@compiled
+def mean_output(world: SharingWorld, tables: SharingTables, model: int) -> float:
+    """Running mean of the answers of a model, tokens; at first that of the training split."""
+    parameters = tables.parameters[0]
+    count, total = world.outputs[model, 0], world.outputs[model, 1]
+    weight = parameters.mean_weight
+    return (total + weight * parameters.mean_output) / (count + weight)
+
+
+@compiled
+def _rounded(tables: SharingTables, model: int, tokens: float) -> int:
+    """Bytes of the whole blocks that hold some tokens."""
+    block_tokens = tables.parameters[0].block_tokens
+    blocks = int((tokens + block_tokens - 1e-6) // block_tokens)
+    return blocks * block_tokens * tables.token_bytes[model]
+
+
+@compiled
+def required(world: SharingWorld, tables: SharingTables, i: int) -> float:
+    """Equation 2 over the requests of an instance that run and wait, tokens: no less than the one that is longest."""
+    instance = world.instances[i]
+    mean = mean_output(world, tables, instance.model)
+    total = 0.0
+    for head in (instance.running_head, instance.waiting_head):
+        r = head
+        while r >= 0:
+            total += tables.input_tokens[r] + max(float(world.requests[r].generated + 1), mean)
+            r = world.requests[r].next
+    return max(total, float(tables.parameters[0].least_tokens))
+
+
+@compiled
+def _free(world: SharingWorld, tables: SharingTables, i: int) -> int:
+    """Bytes that the KV pool of an instance could have now, by what its node holds."""
+    instance, node = world.instances[i], world.nodes[node_of(tables, i)]
+    return node.memory - node.held + instance.kv
+
+
+@compiled
+def new_pool(world: SharingWorld, tables: SharingTables, n: int, model: int, r: int) -> int:
+    """KV pool of a new instance for one request, bytes; -1 where the node has no room for it."""
+    node, parameters = world.nodes[n], tables.parameters[0]
+    tokens = tables.input_tokens[r] + max(
+        float(world.requests[r].generated + 1), mean_output(world, tables, model)
+    )
+    tokens = max(tokens, float(parameters.least_tokens))
+    free = node.memory - node.held - tables.weights[model]
+    ample = _rounded(tables, model, tokens * (1.0 + parameters.watermark))
+    if ample <= free:
+        return ample
+    bare = _rounded(tables, model, tokens)
+    return bare if bare <= free else -1
+
+
+@compiled
+def fit_pool(world: SharingWorld, tables: SharingTables, i: int) -> bool:
+    """Grows an instance's pool where it is too small, shrinks it where it is far too large. Returns whether it did."""
+    instance = world.instances[i]
+    if instance.status != SERVING:
+        return False
+    need = required(world, tables, i)
+    watermark = tables.parameters[0].watermark
+    ample = _rounded(tables, instance.model, need * (1.0 + watermark))
+    bare = _rounded(tables, instance.model, need)
+    free = _free(world, tables, i)
+    if instance.kv < bare:
+        target = ample if ample <= free else bare
+        return target <= free and begin_resize(world, tables, i, target)
+    if instance.num_running + instance.num_waiting > 0 and ample * (1.0 + watermark) < instance.kv:
+        return begin_resize(world, tables, i, ample)
+    return False
+
+
+@compiled
+def fit_node(world: SharingWorld, tables: SharingTables, n: int) -> None:
+    """Looks at every instance of a node again: memory has come free, or requests have ended."""
+    width = tables.parameters[0].slots_per_node
+    for i in range(n * width, (n + 1) * width):
+        fit_pool(world, tables, i)
+
+
+@compiled
+def relieve(world: SharingWorld, tables: SharingTables, i: int) -> None:
+    """The pool is too small for the next tokens: it grows, or requests with the longest headroom go to the gateway."""
+    instance = world.instances[i]
+    if fit_pool(world, tables, i) or instance.status != SERVING:
+        return
+    if is_stuck(world, tables, i):
+        r = instance.waiting_head
+        while r >= 0:
+            following = world.requests[r].next
+            evict(world, tables, r)
+            hold(world, r)
+            world.requests[r].offer_ps = world.clock[0].now_ps + tables.parameters[0].retry_ps
+            r = following
+        return
+    while instance.num_running > 1 and missing_blocks(world, tables, i) > 0:
+        r = longest = instance.running_head
+        while r >= 0:
+            if world.requests[r].deadline_ps > world.requests[longest].deadline_ps:
+                longest = r
+            r = world.requests[r].next
+        evict(world, tables, longest)
+        hold(world, longest)
+
+
+@compiled
+def can_take(world: SharingWorld, tables: SharingTables, i: int, r: int) -> bool:
+    """Whether an instance may be given a request: it is of its model, and its node could hold the pool it needs."""
+    instance = world.instances[i]
+    if instance.model != tables.model[r] or instance.status not in (LOADING, SERVING, RESIZING):
+        return False
+    mean = mean_output(world, tables, instance.model)
+    need = required(world, tables, i) + tables.input_tokens[r]
+    need += max(float(world.requests[r].generated + 1), mean)
+    bare = _rounded(tables, instance.model, need)
+    node = world.nodes[node_of(tables, i)]
+    return bare <= node.memory - node.held + max(instance.kv, instance.target) or bare <= instance.kv
+
+
+@compiled
+def can_start(world: SharingWorld, tables: SharingTables, n: int, r: int) -> bool:
+    """Whether a node has room for an instance with a pool for a request."""
+    return new_pool(world, tables, n, tables.model[r], r) > 0
+
+
+@compiled
+def least_pool(tables: SharingTables, model: int, tokens: int) -> int:
+    """Bytes of the whole blocks that hold some tokens."""
+    return _rounded(tables, model, float(tokens))
+
+
+@compiled
+def unfinished_tokens(world: SharingWorld, tables: SharingTables, i: int) -> int:
+    """Tokens that an instance has still to prefill."""
+    total, r = 0, world.instances[i].waiting_head
+    while r >= 0:
+        total += prefill_tokens(world, tables, r)
+        r = world.requests[r].next
+    return total

@@ -1,0 +1,101 @@
+"""Agents on the sharing environment: they train, come back from a checkpoint, and serve other clusters."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from agents.api.config import APIConfig
+from agents.api.counterfactuals import Batch
+from agents.api.learner import APILearner
+from agents.checkpoint import load_policy, replacing, write_description
+from agents.config import DQNConfig, NetworkConfig, PPOConfig
+from agents.learner import Budget, Task, make_learner
+from agents.sharing.adapter import SharingAdapter
+from baselines.common.place_score import PlaceScoreConfig, PlaceScorePolicy
+from envs.registration import make_env, make_vector_env
+from envs.sharing.spec import SharingSpec
+from envs.simulator.sharing.features import PLACE_FEATURES
+from envs.workload.registry import WorkloadSpec
+from runners.rollout import episode_returns, run_episode
+from tests.sharing.samples import GPU, SMALL
+
+PARAMS = {"num_models": 8, "sizes": ("llama-3.2-3b", "llama-2-7b"), "ratio": (1, 1), "minutes": 3}
+LIGHT = {
+    "workload": WorkloadSpec("functions_fitted", num_requests=30, rate_scale=2.0, params=PARAMS),
+    "cluster": SMALL,
+}
+NETWORK = NetworkConfig(row_width=8, hidden_widths=(16,))
+CONFIGS = {
+    "maskable_ppo": PPOConfig(rollout_steps=8, batch_size=8, epochs=1, group_size=2, network=NETWORK),
+    "dqn": DQNConfig(buffer_size=500, warm_up_steps=8, batch_size=8, network=NETWORK),
+    "api": APIConfig(iterations=1, horizon=5, sample_every=1, epochs=2, hidden=8),
+}
+
+
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+def test_round_trip_and_another_cluster(name, tmp_path):
+    learner = make_learner(CONFIGS[name], Task("sharing", LIGHT, num_envs=2))
+    budget = Budget(64)
+    while not budget.over:
+        learner.improve(budget)
+    env = make_env("sharing", **LIGHT)
+    settings = {"agent": learner.config, "env": {"name": "sharing"}, "workload": LIGHT["workload"]}
+    with replacing(tmp_path / "checkpoint") as fresh:
+        learner.save_policy(fresh)
+        learner.save_training(fresh)
+        write_description(fresh, settings, env.observation_space, env.action_space, {})
+    policy = load_policy(tmp_path / "checkpoint")
+    ours, theirs = (run_episode(env, each, 3) for each in (policy, learner.policy()))
+    assert ours.metrics["return"] == theirs.metrics["return"]
+    if name != "dqn":
+        assert ours.metrics["commands_refused"] == 0
+    together = episode_returns(make_vector_env("sharing", 2, **LIGHT), policy, env.policy_spec, [3, 4])
+    assert together[0] == pytest.approx(ours.metrics["return"], rel=1e-6)
+    wider = SharingSpec(nodes=(SMALL.nodes[0], GPU), slots_per_node=6)
+    assert run_episode(make_env("sharing", **LIGHT | {"cluster": wider}), policy, 3).decisions
+
+
+def test_a_rollout_of_the_present_choice_is_what_then_happens():
+    def world():
+        config = APIConfig(horizon=1000, sample_every=1, exploration=0.0)
+        return APILearner(config, Task("sharing", LIGHT, num_envs=2, seed=1)).world
+
+    first, batch = world(), Batch()
+    while not batch.states:
+        first.play(Budget(10**6), batch)
+    again = world()  # the same episodes from their beginning
+    seen, total, over = again._begin_ended(), np.zeros(2), np.zeros(2, bool)
+    while not over.all():
+        seen, outcomes = again.deciders.step(again._act(seen))
+        total += np.array([outcome.reward if outcome else 0.0 for outcome in outcomes])
+        over = again.deciders.done
+    expected = [returns[chosen] for returns, chosen in zip(batch.returns, batch.chosen, strict=True)]
+    np.testing.assert_allclose(expected, total, rtol=1e-9)
+
+
+def test_the_plain_score_takes_the_cheapest_place_that_can():
+    policy = PlaceScorePolicy(PlaceScoreConfig(new=0.0, new_node=2.0))
+    places = np.zeros((1, 3, len(PLACE_FEATURES)), np.float32)
+    cycle, new, used = (PLACE_FEATURES.index(name) for name in ("node_cycle_s", "new", "node_used"))
+    places[0, :, cycle] = [0.5, 1.5, 0.4]
+    places[0, 1:, new] = 1.0
+    places[0, 1, used] = 1.0
+    everything = np.ones((1, 4), bool)
+    assert policy.act_batch({"places": places}, everything) == 0  # the last is cheaper but for its new node
+    assert policy.act_batch({"places": places}, np.array([[False, True, True, True]])) == 1
+    assert policy.act_batch({"places": places}, np.array([[False, False, False, True]])) == 3
+    with pytest.raises(ValueError, match="new_node must be finite"):
+        PlaceScoreConfig(new_node=np.inf)
+
+
+def test_discounts_are_about_the_mean_time_between_arrivals():
+    rate = SharingAdapter().interval_s(
+        {"workload": WorkloadSpec("functions_fitted", params={"num_models": 128})}
+    )
+    assert rate == pytest.approx(1 / 1.718, rel=0.01)
+
+
+def test_a_start_must_decide_by_the_observation():
+    with pytest.raises(ValueError, match="start must be a policy that decides by the observation"):
+        APILearner(APIConfig(start={"name": "first_fit"}), Task("sharing", LIGHT))
