@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from envs.autoscaling.state import AutoscalingSpec
 from envs.backend import SLO, ClusterSpec
 from envs.deployment.state import DeploymentSetting
 from envs.fleet import FleetSpec
@@ -23,6 +24,7 @@ class PolicySpec:
         engines: What is known of the engines beforehand; None where their layout is what is decided.
         queue_capacity: Requests that the router may hold; one more is refused.
         deployment: Capacities and the past, where the cut into replicas is what is decided.
+        autoscaling: Endpoints, capacities and start-up times, where the number of instances is what is decided.
     """
 
     cluster: ClusterSpec | FleetSpec | DeploymentSpec
@@ -32,6 +34,7 @@ class PolicySpec:
     engines: NominalEngines | None = None
     queue_capacity: int = 0
     deployment: DeploymentSetting | None = None
+    autoscaling: AutoscalingSpec | None = None
 
     @property
     def node(self) -> ClusterSpec:
@@ -69,6 +72,19 @@ class PolicySpec:
                 "this policy decides how a cluster is cut into replicas; here another decision is taken"
             )
         return self.deployment
+
+    @property
+    def scaling(self) -> AutoscalingSpec:
+        """What is known of endpoints, whose number of instances must be what is decided.
+
+        Raises:
+            ValueError: it is not.
+        """
+        if self.autoscaling is None:
+            raise ValueError(
+                "this policy decides how many instances there are; here another decision is taken"
+            )
+        return self.autoscaling
 
     @property
     def num_base(self) -> int:

@@ -252,6 +252,26 @@ class ScaleChange:
         return -self.count if self.operation in (Operation.DONATE, Operation.STOP) else self.count
 
 
+@dataclass(frozen=True, slots=True)
+class Release:
+    """How freely non-interactive requests leave the queue manager for an endpoint from now on.
+
+    Attributes:
+        endpoint: Which.
+        level: Number of the release level (`envs.autoscaling.config.QueueSpec`).
+    """
+
+    endpoint: Endpoint
+    level: int
+
+    def __post_init__(self) -> None:
+        if self.level < 0:
+            raise ValueError(f"level must not be negative, got {self.level}")
+
+
+ScalingAction = tuple[ScaleChange | Release, ...]
+
+
 @dataclass(frozen=True)
 class AutoscalingSpec:
     """The setting an autoscaler decides in. E endpoints, L models, G kinds of GPU, C request classes.
