@@ -21,6 +21,7 @@ from envs.workload.streams import RequestStream, Streaming, WholeStream
 from envs.workload.tiers import TieredTraffic
 from envs.workload.traces import TRACES, cached_trace, load_file
 from envs.workload.type_mix import TypeMix
+from envs.workload.week import WeekTraffic
 
 SPLITS = ("train", "validation", "test", "all")
 FILE = "file"
@@ -28,6 +29,7 @@ MIXTURE = "mixture"
 TIERS = "sageserve_tiers"
 SHAREGPT = "sharegpt_poisson"
 TYPE_MIX = "type_mix"
+WEEK = "week"
 
 PURGE_S = 60.0
 _MAX_PURGE_SHARE = 0.05
@@ -63,7 +65,8 @@ class WorkloadSpec:
         params: parameters of the workload itself: the fields of :class:`~envs.workload.flying.FlyingTraffic`
             for ``flying_*``, of :class:`~envs.workload.tiers.TieredTraffic` for ``sageserve_tiers``, of
             :class:`~envs.workload.sharegpt.ShareGPTTraffic` for ``sharegpt_poisson``, of
-            :class:`~envs.workload.type_mix.TypeMix` for ``type_mix``, ``spread_s`` for traces, ``parts`` for
+            :class:`~envs.workload.type_mix.TypeMix` for ``type_mix``, of
+            :class:`~envs.workload.week.WeekTraffic` for ``week``, ``spread_s`` for traces, ``parts`` for
             ``mixture``: a list of specifications, of which each episode is drawn from one, all equally likely.
     """
 
@@ -350,6 +353,7 @@ _GENERATORS: dict[str, Callable[..., Generator]] = {
     TIERS: TieredTraffic,
     SHAREGPT: sharegpt.sharegpt_poisson,
     TYPE_MIX: TypeMix,
+    WEEK: WeekTraffic,
 }
 
 
@@ -392,6 +396,8 @@ def _params_of(name: str) -> tuple[str, ...]:
         )
     if name == TYPE_MIX:
         return tuple(entry.name for entry in fields(TypeMix) if entry.name not in _NOT_PARAMS)
+    if name == WEEK:
+        return tuple(entry.name for entry in fields(WeekTraffic) if entry.name not in _NOT_PARAMS)
     if name == MIXTURE:
         return ("parts",)
     return ("spread_s",) if name in TRACES else ()

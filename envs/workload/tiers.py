@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import i0
 
-from envs.workload.generators import _autoregress, load_fitted
+from envs.workload.generators import autoregress, load_fitted
 from envs.workload.schema import FloatArray, TokenArray, Workload
 from envs.workload.streams import MinuteStream
 
@@ -214,7 +214,7 @@ class TieredTraffic:
         decay = float(np.exp(-_MINUTE_S / self.slow_memory_s))
         shocks = lasting.copy()
         shocks[1:] *= np.sqrt(1.0 - decay * decay)
-        log_noise = self.minute_noise * fast + self.slow_noise * _autoregress(shocks, decay)
+        log_noise = self.minute_noise * fast + self.slow_noise * autoregress(shocks, decay)
         log_noise -= (self.minute_noise**2 + self.slow_noise**2) / 2  # of mean 1
         hour = start_h + (np.arange(fast.size) + 0.5) * _MINUTE_S / 3600
         interactive = self.mean_rps * self._share(IW_F, IW_N) * self.shape(hour) * np.exp(log_noise)
