@@ -18,11 +18,12 @@ import torch
 from torch import nn
 
 from baselines.common.forecasting.determinism import alone
+from baselines.common.forecasting.recurrent import RecurrentConfig, train
 from baselines.common.forecasting.series import FloatArray, as_series, filled
 
 
 @dataclass(frozen=True)
-class MlstmConfig:
+class MlstmConfig(RecurrentConfig):
     """Network and training.
 
     Attributes:
@@ -38,13 +39,6 @@ class MlstmConfig:
     epochs: int = 60
     batch_size: int = 128
     learning_rate: float = 5e-3
-
-    def __post_init__(self) -> None:
-        for name in ("history", "hidden", "epochs", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
 
 
 class MlstmCell(nn.Module):
@@ -123,20 +117,7 @@ class Mlstm:
         target = torch.from_numpy(normal[self.config.history :])
         with alone(self.seed):
             self._network = MlstmNetwork(self.config.hidden)
-            self._train(self._network, past, target)
-
-    def _train(self, network: MlstmNetwork, past: torch.Tensor, target: torch.Tensor) -> None:
-        config = self.config
-        optimizer = torch.optim.Adam(network.parameters(), config.learning_rate)
-        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, config.epochs)
-        for _ in range(config.epochs):
-            for batch in torch.split(torch.randperm(len(past)), config.batch_size):
-                loss = nn.functional.mse_loss(network(past[batch]), target[batch])
-                optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
-                nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-                optimizer.step()
-            schedule.step()
+            train(self._network, past, target, self.config)
 
     def forecast(self, past: FloatArray, steps: int) -> FloatArray:
         """(steps,), each window from what precedes it, forecasts included (Algorithm 2, lines 2 to 4).
