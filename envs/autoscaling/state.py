@@ -193,6 +193,8 @@ class AutoscalingState:
         vacant: By region, (G,) machines of each kind that hold no instance, spot ones included in neither.
         in_flight: (M,) IN_FLIGHT_DTYPE of `envs.routing.state`: requests that the gateway has sent to an instance
             (`place`) and whose answers have not ended.
+        coming: (E,) expected requests and tokens in bins from now on, `end_s` being the end of the last: the future,
+            for clairvoyant references alone.
     """
 
     now_s: float
@@ -200,6 +202,7 @@ class AutoscalingState:
     endpoints: tuple[EndpointState, ...]
     vacant: Mapping[str, NDArray[np.int64]]
     in_flight: NDArray[np.void]
+    coming: tuple[Traffic, ...] = ()
 
     def of(self, endpoint: Endpoint) -> EndpointState:
         """An endpoint by name."""
