@@ -2,7 +2,8 @@
 
 Krause et al. (arXiv 1609.07959): an intermediate state m_t = (W_mx x_t) * (W_mh h_{t-1}) takes the place of h_{t-1} in
 every gate of an LSTM. PreServe's text gives windows of ten minutes, min-max normalisation and that k windows precede
-the one that is forecast; k, the size of the network and its training are ours.
+the one that is forecast; k, the size of the network and its training are ours, and that it says by how much the next
+window differs from the last one: on the training halves of real series it errs less so than without.
 
 Algorithm 1 normalises, in its line 3, the k windows together with the one that is to be forecast. Online that one is
 not known, so that minimum and maximum are those of all the training series here. Everything runs on one thread and from
@@ -80,13 +81,13 @@ class MlstmNetwork(nn.Module):
         self.out = nn.Linear(hidden, 1)
 
     def forward(self, past: torch.Tensor) -> torch.Tensor:
-        """What comes next. The state starts at one, as a state of zero would never multiply into anything else."""
+        """The last value and what the network adds to it. The state starts at one, as a state of zero would never multiply into anything else."""
         state = past.new_ones(len(past), self.hidden)
         cell = past.new_zeros(len(past), self.hidden)
         for step in range(past.shape[1]):
             state, cell = self.cell(past[:, step : step + 1], state, cell)
-        ahead: torch.Tensor = self.out(state)[:, 0]
-        return ahead
+        change: torch.Tensor = self.out(state)[:, 0]
+        return past[:, -1] + change
 
 
 class Mlstm:

@@ -28,8 +28,8 @@ from envs.autoscaling.state import AutoscalingSpec, AutoscalingState, Endpoint, 
 from envs.nominal import NominalEngines
 from envs.policy_spec import PolicySpec
 
-_PROMPTS = 2.0 ** np.arange(5, 17)  # tokens: the grids of calibrated engines
-_CONTEXTS = 2.0 ** np.arange(5, 17)
+_PROMPTS: FloatArray = np.exp2(np.arange(5, 17, dtype=np.float64))  # tokens: the grids of calibrated engines
+_CONTEXTS: FloatArray = np.exp2(np.arange(5, 17, dtype=np.float64))
 
 
 @dataclass(frozen=True, eq=False)
