@@ -23,6 +23,13 @@ class EnvEntry:
 
 
 ENVS = {
+    "autoscaling": EnvEntry(
+        "Serving/Autoscaling-v0",
+        "envs.autoscaling.env:AutoscalingEnv",
+        "envs.autoscaling.vector:AutoscalingVectorEnv",
+        "envs.autoscaling.config:AutoscalingConfig",
+        ("stay",),
+    ),
     "deployment": EnvEntry(
         "Serving/Deployment-v0",
         "envs.deployment.env:DeploymentEnv",

@@ -46,6 +46,21 @@ class RequestStream(Protocol):
         ...
 
     @property
+    def priorities(self) -> tuple[int, ...]:
+        """Priorities that requests may have."""
+        ...
+
+    @property
+    def duration_s(self) -> float:
+        """Time for which requests arrive, seconds."""
+        ...
+
+    @property
+    def piece_s(self) -> float:
+        """Length of a piece, seconds."""
+        ...
+
+    @property
     def num_pieces(self) -> int:
         """Pieces of the episode, each later than the one before."""
         ...
@@ -231,15 +246,21 @@ class WholeStream:
         workload: The episode's requests.
         before: Requests that came before; it ends where the episode begins.
         clock_s: Seconds since Monday, 0:00, when the episode begins.
-        duration_s: For which requests arrive; later ones are left out.
+        longest_s: Requests that arrive later are left out.
         piece_s: Length of a piece.
     """
 
     workload: Workload
     before: Workload
     clock_s: float
-    duration_s: float
+    longest_s: float
     piece_s: float = 3600.0
+
+    @property
+    def duration_s(self) -> float:
+        """Time for which requests arrive."""
+        last = float(self.workload.arrival_s[-1]) if len(self.workload) else 0.0
+        return min(np.nextafter(last, np.inf), self.longest_s)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -257,10 +278,14 @@ class WholeStream:
         return self.workload.regions
 
     @property
+    def priorities(self) -> tuple[int, ...]:
+        """Priorities of the workload."""
+        return tuple(int(value) for value in np.unique(self.workload.priority))
+
+    @property
     def num_pieces(self) -> int:
         """Pieces of the episode."""
-        last = float(self.workload.arrival_s[-1]) if len(self.workload) else 0.0
-        return int(min(last, self.duration_s) // self.piece_s) + 1
+        return int(-(-self.duration_s // self.piece_s))
 
     def piece(self, number: int) -> Workload:
         """Requests of a piece."""

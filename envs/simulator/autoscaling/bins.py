@@ -1,0 +1,288 @@
+"""What passes through each endpoint, in time bins, and how long requests took, by class and endpoint: compiled.
+
+Requests come as rows of the arrivals and go as entries of the log; those in between stand in the kernel's slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from envs.scaling import TRAFFIC_DTYPE, Traffic
+from envs.simulator.kernel import state as kernel
+from envs.simulator.kernel.state import PS_PER_S, World
+
+FloatArray = NDArray[np.float64]
+
+_NAMES = TRAFFIC_DTYPE.names or ()
+(
+    _REQUESTS,
+    _INPUT,
+    _OUTPUT,
+    _NIW_REQUESTS,
+    _NIW_INPUT,
+    _NIW_OUTPUT,
+    _FIRST,
+    _TTFT,
+    _FINISHED,
+    _TPOT,
+    _VIOLATIONS,
+    _CONCURRENCY,
+    _INSTANCES,
+) = range(len(_NAMES))
+PAST_COLUMNS = {  # of the past: requests, input and output tokens
+    True: [_REQUESTS, _INPUT, _OUTPUT],
+    False: [_NIW_REQUESTS, _NIW_INPUT, _NIW_OUTPUT],
+}
+
+# Latencies are counted in classes of their logarithm, each wider than the last by 2 %.
+LATENCIES = ("ttft", "tpot", "e2e")
+_LEAST_S, _WIDTH, NUM_LATENCY_BINS = 1e-4, np.log(1.02), 1048
+_FREE, _FINISH, _WAITING = kernel.FREE, kernel.FINISHED, kernel.WAITING
+
+
+@njit(cache=True)
+def _latency_bin(seconds: float) -> int:
+    """Class of a latency; the last one holds what never came."""
+    if not seconds < np.inf:
+        return NUM_LATENCY_BINS - 1
+    return min(max(int(np.log(max(seconds, _LEAST_S) / _LEAST_S) / _WIDTH), 0), NUM_LATENCY_BINS - 2)
+
+
+def latency_of(number: NDArray[np.int64]) -> FloatArray:
+    """Middle of a class of latencies, seconds; infinite for the last."""
+    middle = _LEAST_S * np.exp((number + 0.5) * _WIDTH)
+    return np.where(number == NUM_LATENCY_BINS - 1, np.inf, middle)
+
+
+@njit(cache=True)
+def _spread(
+    rows: FloatArray, column: int, begin_ps: int, bin_ps: int, since_ps: int, until_ps: int, weight: float
+) -> None:
+    """Adds weight x time within each bin / length of a bin to a column of one endpoint's bins, (T, columns)."""
+    at = since_ps
+    while at < until_ps:
+        number = (at - begin_ps) // bin_ps
+        end = min(begin_ps + (number + 1) * bin_ps, until_ps)
+        rows[number, column] += weight * (end - at) / bin_ps
+        at = end
+
+
+@njit(cache=True)
+def book_instances(
+    bins: FloatArray, begin_ps: int, bin_ps: int, since_ps: int, until_ps: int, running: NDArray[np.int64]
+) -> None:
+    """Books the number of running instances of each endpoint, (P,), over a span."""
+    for p in range(len(running)):
+        _spread(bins[p], _INSTANCES, begin_ps, bin_ps, since_ps, until_ps, float(running[p]))
+
+
+@njit(cache=True)
+def book_arrivals(
+    bins: FloatArray,
+    begin_ps: int,
+    bin_ps: int,
+    arrival_ps: NDArray[np.int64],
+    prompt: NDArray[np.int32],
+    class_id: NDArray[np.int32],
+    endpoint: NDArray[np.int32],
+    interactive: NDArray[np.int8],
+) -> None:
+    """Books requests that have arrived."""
+    for i in range(len(arrival_ps)):
+        row = bins[endpoint[i], (arrival_ps[i] - begin_ps) // bin_ps]
+        if interactive[class_id[i]]:
+            row[_REQUESTS] += 1.0
+            row[_INPUT] += prompt[i]
+        else:
+            row[_NIW_REQUESTS] += 1.0
+            row[_NIW_INPUT] += prompt[i]
+
+
+@njit(cache=True)
+def _book_first_token(row: FloatArray, ttft_ps: int, slo_ps: int) -> None:
+    row[_FIRST] += 1.0
+    row[_TTFT] += ttft_ps / PS_PER_S
+    if ttft_ps > slo_ps:
+        row[_VIOLATIONS] += 1.0
+
+
+@njit(cache=True)
+def book_log(
+    bins: FloatArray,
+    begin_ps: int,
+    bin_ps: int,
+    since_ps: int,
+    log: NDArray[np.void],
+    interactive: NDArray[np.int8],
+    ttft_slo_ps: NDArray[np.int64],
+    tpot_slo_ps: NDArray[np.int64],
+) -> None:
+    """Books requests that have left since a time."""
+    for i in range(len(log)):
+        entry = log[i]
+        c = entry.class_id
+        rows = bins[entry.endpoint]
+        last = rows[(entry.finish_ps - begin_ps) // bin_ps]
+        if not interactive[c]:
+            if entry.first_scheduled_ps >= 0:
+                _spread(
+                    rows,
+                    _CONCURRENCY,
+                    begin_ps,
+                    bin_ps,
+                    max(entry.first_scheduled_ps, since_ps),
+                    entry.finish_ps,
+                    1.0,
+                )
+            last[_NIW_OUTPUT] += entry.generated
+            continue
+        _spread(rows, _CONCURRENCY, begin_ps, bin_ps, max(entry.arrival_ps, since_ps), entry.finish_ps, 1.0)
+        ttft_ps = entry.first_token_ps - entry.arrival_ps
+        if entry.first_token_ps > since_ps:
+            _book_first_token(rows[(entry.first_token_ps - begin_ps) // bin_ps], ttft_ps, ttft_slo_ps[c])
+        last[_OUTPUT] += entry.generated
+        kept = entry.first_token_ps >= 0 and ttft_ps <= ttft_slo_ps[c]
+        if entry.outcome == _FINISH:
+            tpot_ps = (entry.finish_ps - entry.first_token_ps) / max(entry.generated - 1, 1)
+            last[_FINISHED] += 1.0
+            last[_TPOT] += tpot_ps / PS_PER_S
+            if kept and tpot_ps > tpot_slo_ps[c]:
+                last[_VIOLATIONS] += 1.0
+        elif kept or entry.first_token_ps < 0:
+            last[_VIOLATIONS] += 1.0
+
+
+@njit(cache=True)
+def book_present(
+    bins: FloatArray,
+    begin_ps: int,
+    bin_ps: int,
+    since_ps: int,
+    now_ps: int,
+    requests: NDArray[np.void],
+    interactive: NDArray[np.int8],
+    ttft_slo_ps: NDArray[np.int64],
+) -> None:
+    """Books what requests have done since a time that are still inside."""
+    for slot in range(len(requests)):
+        request = requests[slot]
+        if request.phase == _FREE:
+            continue
+        rows = bins[request.endpoint]
+        if interactive[request.class_id]:
+            from_ps = request.arrival_ps
+            if request.first_token_ps > since_ps:
+                number = (request.first_token_ps - begin_ps) // bin_ps
+                _book_first_token(
+                    rows[number], request.first_token_ps - request.arrival_ps, ttft_slo_ps[request.class_id]
+                )
+        elif request.first_scheduled_ps >= 0:
+            from_ps = request.first_scheduled_ps
+        else:
+            continue
+        _spread(rows, _CONCURRENCY, begin_ps, bin_ps, max(from_ps, since_ps), now_ps, 1.0)
+
+
+@njit(cache=True)
+def count_latencies(counts: NDArray[np.int64], log: NDArray[np.void]) -> None:
+    """Counts latencies of requests that have left, (C, P, 3, NUM_LATENCY_BINS); what did not finish is infinite."""
+    for i in range(len(log)):
+        entry = log[i]
+        cell = counts[entry.class_id, entry.endpoint]
+        ttft = tpot = e2e = np.inf
+        if entry.outcome == _FINISH:
+            ttft = (entry.first_token_ps - entry.arrival_ps) / PS_PER_S
+            tpot = (entry.finish_ps - entry.first_token_ps) / PS_PER_S / max(entry.generated - 1, 1)
+            e2e = (entry.finish_ps - entry.arrival_ps) / PS_PER_S
+        cell[0, _latency_bin(ttft)] += 1
+        cell[1, _latency_bin(tpot)] += 1
+        cell[2, _latency_bin(e2e)] += 1
+
+
+@dataclass
+class Bins:
+    """Bins of one length of all endpoints.
+
+    Attributes:
+        bin_ps: Length.
+        begin_ps: When the first one begins; before the episode it is negative.
+        rows: (P, T, columns of TRAFFIC_DTYPE).
+        shared: Whether a fork has the same rows: they are copied before they change.
+    """
+
+    bin_ps: int
+    begin_ps: int
+    rows: FloatArray
+    shared: bool = False
+
+    @classmethod
+    def new(cls, num_endpoints: int, bin_ps: int, begin_ps: int, num_bins: int) -> Bins:
+        """Empty ones."""
+        return cls(bin_ps, begin_ps, np.zeros((num_endpoints, num_bins, len(_NAMES))))
+
+    def fork(self) -> Bins:
+        """A copy; rows are copied when one of the two changes them."""
+        self.shared = True
+        return replace(self)
+
+    def prepare(self, until_ps: int) -> None:
+        """Makes the rows its own, and moves on so that they reach to a time; the oldest half is forgotten."""
+        length = self.rows.shape[1]
+        beyond = (until_ps - self.begin_ps) // self.bin_ps + 1 - length
+        if beyond > 0:
+            shift = max(beyond, length // 2)
+            moved = np.zeros_like(self.rows)
+            if shift < length:
+                moved[:, : length - shift] = self.rows[:, shift:]
+            self.rows, self.begin_ps = moved, self.begin_ps + shift * self.bin_ps
+        elif self.shared:
+            self.rows = self.rows.copy()
+        self.shared = False
+
+    def traffic(self, endpoint: int, now_ps: int, most: int | None = None) -> Traffic:
+        """An endpoint's bins that have ended, the latest `most` of them."""
+        ended = (now_ps - self.begin_ps) // self.bin_ps
+        view = self.rows[endpoint, 0 if most is None else max(0, ended - most) : ended]
+        view.flags.writeable = False
+        rows = view.view(TRAFFIC_DTYPE).reshape(-1)
+        return Traffic(self.bin_ps / PS_PER_S, (self.begin_ps + ended * self.bin_ps) / PS_PER_S, rows)
+
+
+def book(
+    bins: Bins,
+    world: World,
+    traffic: kernel.Traffic,
+    arrived: slice,
+    log: NDArray[np.void],
+    since_ps: int,
+    interactive: NDArray[np.int8],
+    classes: NDArray[np.void],
+) -> None:
+    """Books what has happened since a time.
+
+    Args:
+        bins: Where.
+        world: As it stands now.
+        traffic: Arrivals.
+        arrived: Rows of them that have arrived since.
+        log: (M,) LOG_DTYPE, of requests that have left since.
+        since_ps: When.
+        interactive: (C,)
+        classes: (C,) CLASS_DTYPE.
+    """
+    now_ps = int(world.cluster["now_ps"][0])
+    where = (bins.rows, bins.begin_ps, bins.bin_ps)
+    book_log(*where, since_ps, log, interactive, classes["ttft_slo_ps"], classes["tpot_slo_ps"])
+    book_present(*where, since_ps, now_ps, world.requests, interactive, classes["ttft_slo_ps"])
+    book_arrivals(
+        *where,
+        traffic.arrival_ps[arrived],
+        traffic.prompt[arrived],
+        traffic.class_id[arrived],
+        traffic.endpoint[arrived],
+        interactive,
+    )
