@@ -81,7 +81,10 @@ class MlstmNetwork(nn.Module):
         self.out = nn.Linear(hidden, 1)
 
     def forward(self, past: torch.Tensor) -> torch.Tensor:
-        """The last value and what the network adds to it. The state starts at one, as a state of zero would never multiply into anything else."""
+        """The last value and what the network adds to it.
+
+        The state starts at one, as a state of zero would never multiply into anything else.
+        """
         state = past.new_ones(len(past), self.hidden)
         cell = past.new_zeros(len(past), self.hidden)
         for step in range(past.shape[1]):
