@@ -16,6 +16,7 @@ from envs.autoscaling.state import AutoscalingState
 from envs.metrics import RequestRecords
 from envs.one_episode import OneEpisode
 from envs.policy_spec import PolicySpec
+from envs.simulator.fleet.nominal import nominal_engines
 
 
 def make_spaces(episode: Episode) -> tuple[spaces.Space[Any], spaces.MultiDiscrete]:
@@ -107,6 +108,7 @@ class AutoscalingEnv(OneEpisode[Observation]):
             slos=self.episode.slos,
             classes=self.episode.classes,
             decision_interval_s=self.config.decision_interval_s,
+            engines=nominal_engines(self.episode.simulator),
             autoscaling=self.episode.spec,
         )
 
