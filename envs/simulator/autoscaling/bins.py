@@ -6,6 +6,7 @@ Requests come as rows of the arrivals and go as entries of the log; those in bet
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 from numba import njit
@@ -16,6 +17,7 @@ from envs.simulator.kernel import state as kernel
 from envs.simulator.kernel.state import PS_PER_S, World
 
 FloatArray = NDArray[np.float64]
+Number = TypeVar("Number", bound=np.generic)
 
 _NAMES = TRAFFIC_DTYPE.names or ()
 (
@@ -41,7 +43,8 @@ PAST_COLUMNS = {  # of the past: requests, input and output tokens
 # Latencies are counted in classes of their logarithm, each wider than the last by 2 %.
 LATENCIES = ("ttft", "tpot", "e2e")
 _LEAST_S, _WIDTH, NUM_LATENCY_BINS = 1e-4, np.log(1.02), 1048
-_FREE, _FINISH, _WAITING = kernel.FREE, kernel.FINISHED, kernel.WAITING
+_FREE, _FINISH = kernel.FREE, kernel.FINISHED
+_PS_PER_NS = 1000
 
 
 @njit(cache=True)
@@ -73,11 +76,26 @@ def _spread(
 
 @njit(cache=True)
 def book_instances(
-    bins: FloatArray, begin_ps: int, bin_ps: int, since_ps: int, until_ps: int, running: NDArray[np.int64]
+    bins: FloatArray,
+    instance_ns: NDArray[np.int64],
+    begin_ps: int,
+    bin_ps: int,
+    since_ps: int,
+    until_ps: int,
+    running: NDArray[np.int64],
 ) -> None:
-    """Books the number of running instances of each endpoint, (P,), over a span."""
+    """Books the number of running instances of each endpoint, (P,), over a span; exact, however spans are cut.
+
+    `instance_ns` is (P, T), instance-nanoseconds of each bin.
+    """
     for p in range(len(running)):
-        _spread(bins[p], _INSTANCES, begin_ps, bin_ps, since_ps, until_ps, float(running[p]))
+        at = since_ps
+        while at < until_ps:
+            number = (at - begin_ps) // bin_ps
+            end = min(begin_ps + (number + 1) * bin_ps, until_ps)
+            instance_ns[p, number] += running[p] * (end // _PS_PER_NS - at // _PS_PER_NS)
+            bins[p, number, _INSTANCES] = instance_ns[p, number] / (bin_ps / _PS_PER_NS)
+            at = end
 
 
 @njit(cache=True)
@@ -211,18 +229,21 @@ class Bins:
         bin_ps: Length.
         begin_ps: When the first one begins; before the episode it is negative.
         rows: (P, T, columns of TRAFFIC_DTYPE).
+        instance_ns: (P, T), time that running instances were there, summed over them, ns.
         shared: Whether a fork has the same rows: they are copied before they change.
     """
 
     bin_ps: int
     begin_ps: int
     rows: FloatArray
+    instance_ns: NDArray[np.int64]
     shared: bool = False
 
     @classmethod
     def new(cls, num_endpoints: int, bin_ps: int, begin_ps: int, num_bins: int) -> Bins:
         """Empty ones."""
-        return cls(bin_ps, begin_ps, np.zeros((num_endpoints, num_bins, len(_NAMES))))
+        shape = (num_endpoints, num_bins)
+        return cls(bin_ps, begin_ps, np.zeros((*shape, len(_NAMES))), np.zeros(shape, np.int64))
 
     def fork(self) -> Bins:
         """A copy; rows are copied when one of the two changes them."""
@@ -235,12 +256,10 @@ class Bins:
         beyond = (until_ps - self.begin_ps) // self.bin_ps + 1 - length
         if beyond > 0:
             shift = max(beyond, length // 2)
-            moved = np.zeros_like(self.rows)
-            if shift < length:
-                moved[:, : length - shift] = self.rows[:, shift:]
-            self.rows, self.begin_ps = moved, self.begin_ps + shift * self.bin_ps
+            self.rows, self.instance_ns = _moved(self.rows, shift), _moved(self.instance_ns, shift)
+            self.begin_ps += shift * self.bin_ps
         elif self.shared:
-            self.rows = self.rows.copy()
+            self.rows, self.instance_ns = self.rows.copy(), self.instance_ns.copy()
         self.shared = False
 
     def traffic(self, endpoint: int, now_ps: int, most: int | None = None) -> Traffic:
@@ -250,6 +269,13 @@ class Bins:
         view.flags.writeable = False
         rows = view.view(TRAFFIC_DTYPE).reshape(-1)
         return Traffic(self.bin_ps / PS_PER_S, (self.begin_ps + ended * self.bin_ps) / PS_PER_S, rows)
+
+
+def _moved(rows: NDArray[Number], shift: int) -> NDArray[Number]:
+    """Bins later by `shift`, the new ones zero."""
+    moved = np.zeros_like(rows)
+    moved[:, : rows.shape[1] - shift] = rows[:, shift:] if shift < rows.shape[1] else 0
+    return moved
 
 
 def book(

@@ -308,7 +308,8 @@ class AutoscalingSimulator(FleetSimulator):
         running[: len(counts)] = counts[:, :, Held.RUNNING].sum(axis=1)
         for bins in (self.books.recent, self.books.history):
             bins.prepare(self.now_ps)
-            book_instances(bins.rows, bins.begin_ps, bins.bin_ps, since_ps, self.now_ps, running)
+            where = (bins.rows, bins.instance_ns, bins.begin_ps, bins.bin_ps)
+            book_instances(*where, since_ps, self.now_ps, running)
 
     def _write_books(self) -> None:
         """Notes what requests have done since the last time."""
