@@ -10,8 +10,8 @@ Ours, because the paper does not say or does not publish it, and chosen before a
   are interactive (section 3), in November 2024 three of four.
 * One region, with a third of the paper's instance-hours. As an endpoint's own spot instances never run out, neither
   other models nor other regions change what happens to it.
-* Load: a noiseless week of which the optimiser, were its forecast right, covers the Tuesday with LT-I's instance-hours
-  of the paper. So LT-I's hours are no result, and all others are.
+* Load: the largest noiseless week of which the optimiser, were its forecast right, covers the Tuesday with LT-I's
+  instance-hours of the paper. So LT-I's hours are no result, and all others are.
 * Memory: the simulator that the paper extends (Mutinifni/splitwise-sim) knows a model's hidden size alone and so keeps
   keys and values of all heads; with those of grouped queries, Llama-2's memory never fills to the thresholds before its
   compute is exhausted. Here a pool is as small as theirs.
@@ -58,6 +58,8 @@ REGIONS = 3  # of the paper, of which one is served
 MOST, FEWEST, GPUS = 20, 2, 8
 
 _DAY_H, _QUICK_H = (24.0, 24.0), (32.0, 4.0)  # begin in the week, length: a Tuesday; its ramp up
+_LEAST_H = 0.1
+_DECISION_S = 15.0
 _WINDOW_S = 900.0
 _BISECTIONS = 40
 
@@ -168,8 +170,8 @@ class ScalingStudy:
         low, high = 1e3, 1e10
         for _ in range(_BISECTIONS):
             middle = float(np.sqrt(low * high))
-            enough = self._hours(setting, middle, capacity_tps) >= setting.hours / REGIONS
-            low, high = (low, middle) if enough else (middle, high)
+            too_many = self._hours(setting, middle, capacity_tps) > setting.hours / REGIONS
+            low, high = (low, middle) if too_many else (middle, high)
         return float(np.sqrt(low * high))
 
     def _hours(self, setting: Setting, requests_per_week: float, capacity_tps: float) -> float:
@@ -204,9 +206,7 @@ class ScalingStudy:
         }
         return WorkloadSpec(name="week", params=params, split=self.config.split)
 
-    def _env(
-        self, setting: Setting, requests_per_week: float = 1e6, interval_s: float = 15.0
-    ) -> AutoscalingEnv:
+    def _env(self, setting: Setting, requests_per_week: float = 1e6) -> AutoscalingEnv:
         replica = ReplicaSpec(
             setting.model,
             setting.gpu,
@@ -217,12 +217,14 @@ class ScalingStudy:
             kv_blocks=kv_blocks(setting.model, setting.gpu),
         )
         _, length_h = setting.span_h or self.span_h
+        if self.config.requests is not None:  # an episode of so many requests, as a mean
+            length_h = min(length_h, max(_LEAST_H, 168 * self.config.requests / requests_per_week))
         return AutoscalingEnv(
             cluster=FleetConfig(groups=(GroupSpec(replica, MOST, MOST, REGION),), order="priority"),
             workload=self._workload(setting, requests_per_week),
             queue=QueueSpec(hold=setting.hold),
             split=self.config.split,
-            decision_interval_s=interval_s,
+            decision_interval_s=_DECISION_S,
             episode_s=3600 * length_h,
             min_instances=FEWEST,
             recent_s=300.0,
