@@ -8,8 +8,10 @@ Ours, because the paper does not say or does not publish it, and chosen before a
 * Requests: the shapes of Azure's week of 2024 (the paper's own source) with their noise, lengths of 2023.
 * Load: so that the busiest ten minutes of the two days, without noise, are 80 % of what eight instances serve within
   the promises.
-* The promise: the paper's is on latency over tokens; here 0.2 s a token after the first one and 2 s until it, and the
-  engine of the routing half (vLLM 0.6.6, `configs/cluster/fleet_a40_x4.yaml`).
+* The promise: the paper's is on latency over tokens, three times that of an isolated request. Here 0.2 s a token after
+  the first one, as there, and 9 s until it, three times what the longest prompt takes alone.
+* Prompts are chunked, 512 tokens an iteration: a third of the coding prompts are longer than Llama-2's context, which
+  vLLM would refuse; an iteration stays below 0.2 s so.
 * A start takes 300 s: the window of ten minutes is "slightly longer" than it.
 * Peak: the largest of the means over 5 minutes. A scaler looks every 10 s. The router is the environment's for all.
 """
@@ -36,7 +38,7 @@ from runners.schema import ReproduceConfig
 
 SECTION = "5.3"
 INSTANCES = 8
-PROMISE = SLO(2.0, 0.2)  # as in the routing half (configs/experiment/preserve_routing.yaml)
+PROMISE = SLO(9.0, 0.2)
 SERVICES = {"code": 1.0, "conv": 0.0}  # share of coding lengths
 SCALERS = {
     "Static": "fixed_instances",
@@ -147,10 +149,10 @@ class Scalers:
         if self.config.requests is not None:  # an episode of so many requests, as a mean
             length_h = min(length_h, max(_LEAST_H, 168 * self.config.requests / requests_per_week))
         replica = ReplicaSpec(
-            "llama-2-7b", "A40", max_num_seqs=256, max_num_batched_tokens=4096, memory_utilization=0.75
+            "llama-2-7b", "A40", max_num_seqs=256, max_num_batched_tokens=512, memory_utilization=0.75
         )
         return AutoscalingEnv(
-            cluster=FleetConfig(groups=(GroupSpec(replica, INSTANCES, INSTANCES),), chunked_prefill=False),
+            cluster=FleetConfig(groups=(GroupSpec(replica, INSTANCES, INSTANCES),)),
             workload=self._workload(service, requests_per_week, start_h),
             machines=MachineSpec(start_s=300.0),
             slos={"iw_f": PROMISE, "iw_n": PROMISE, "niw": SLO(86_400.0, 1.0)},
