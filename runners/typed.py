@@ -68,6 +68,8 @@ def _mirrored_value(value: Any) -> Any:
         return schema_of(type(value))(**values)
     if isinstance(value, dict):
         return {key: _mirrored_value(entry) for key, entry in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_mirrored_value(entry) for entry in value)
     return value
 
 
