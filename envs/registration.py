@@ -28,7 +28,16 @@ ENVS = {
         "envs.autoscaling.env:AutoscalingEnv",
         "envs.autoscaling.vector:AutoscalingVectorEnv",
         "envs.autoscaling.config:AutoscalingConfig",
-        ("stay",),
+        (
+            "fixed_instances",
+            "hpa_waiting",
+            "hpa_kv",
+            "kpa",
+            "llm_d_saturation",
+            "sageserve_reactive",
+            "sageserve",
+            "clairvoyant_scaling",
+        ),
     ),
     "deployment": EnvEntry(
         "Serving/Deployment-v0",

@@ -22,6 +22,7 @@ import numpy as np
 
 from envs.workload.registry import check_choice
 from runners.cli import command
+from runners.measurements.autoscaling import autoscaling_steps, scaled_spans
 from runners.measurements.environments import env_steps, policies
 from runners.measurements.measurement import Measurement
 from runners.measurements.processes import first_answer, imports
@@ -37,12 +38,17 @@ _MEASUREMENTS: dict[str, Callable[[BenchConfig], Iterable[Measurement]]] = {
     "simulate.requests_per_s": simulate,
     "oracle.requests_per_s": oracle,
     "fork.us": fork,
-    "env.steps_per_s": lambda config: (*env_steps(config), *routing_steps(config)),
+    "env.steps_per_s": lambda config: (
+        *env_steps(config),
+        *routing_steps(config),
+        *autoscaling_steps(config),
+    ),
     "policy.us_per_decision": lambda config: (*policies(config), *routers(config)),
     "import.seconds": imports,
     "first_answer.seconds": first_answer,
     "stream.requests_per_s": scaling,
     "week.seconds": week,
+    "scaled_span.seconds": scaled_spans,
 }
 
 

@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from baselines.common.autoscaler import victims
 from baselines.policy import Action, PolicySpec
+from envs.autoscaling.state import AutoscalingState, Operation, ScaleChange
 from envs.backend import ClusterState, SetLayout, SwitchMode
 from envs.deployment.state import DeploymentState
 from envs.layout import all_layouts
@@ -17,7 +19,7 @@ class RandomPolicy:
     """Draws uniformly.
 
     On a node a layout and a way to get there, in a fleet a place that can take the request, of a deployment one of its
-    candidates.
+    candidates, of instances one more, one less or as many of each endpoint, as far as machines and the setting allow.
 
     Args:
         switch_probability: Probability that a decision draws; otherwise all stays as it is, a request in the queue.
@@ -36,11 +38,14 @@ class RandomPolicy:
 
     def reset(self, spec: PolicySpec, seed: int) -> None:
         """Begins the stream of draws that the seed stands for."""
-        on_node = spec.engines is None and spec.deployment is None
+        on_node = spec.engines is None and spec.deployment is None and spec.autoscaling is None
+        self._spec = spec
         self._layouts = all_layouts(spec.num_base) if on_node else ()
         self._rng = np.random.default_rng(seed)
 
-    def act(self, observation: Any, state: ClusterState | RoutingState | DeploymentState) -> Action:
+    def act(
+        self, observation: Any, state: ClusterState | RoutingState | DeploymentState | AutoscalingState
+    ) -> Action:
         """Draws."""
         if self._rng.random() >= self.switch_probability:
             return None
@@ -48,6 +53,8 @@ class RandomPolicy:
             return self._place(state)
         if isinstance(state, DeploymentState):
             return int(self._rng.choice(np.flatnonzero(observation["candidates"][:, 0])))
+        if isinstance(state, AutoscalingState):
+            return self._scale(state)
         layout = self._layouts[self._rng.integers(len(self._layouts))]
         return SetLayout(layout, SwitchMode(int(self._rng.integers(len(SwitchMode)))))
 
@@ -56,3 +63,18 @@ class RandomPolicy:
         if state.request is None or not len(able):
             return None
         return int(able[self._rng.integers(len(able))])
+
+    def _scale(self, state: AutoscalingState) -> tuple[ScaleChange, ...]:
+        spec = self._spec.scaling
+        vacant = {region: counts.copy() for region, counts in state.vacant.items()}
+        changes = []
+        for own in state.endpoints:
+            change = int(self._rng.integers(-1, 2))
+            runs = spec.capacity_tps[spec.models.index(own.endpoint.model)] > 0
+            free = np.flatnonzero(runs & (vacant[own.endpoint.region] > 0))
+            if change > 0 and len(free) and len(own.instances) < spec.max_instances:
+                vacant[own.endpoint.region][free[0]] -= 1
+                changes.append(ScaleChange(own.endpoint, Operation.START, 1, gpu=int(free[0])))
+            elif change < 0 and len(own.present) > spec.min_instances:
+                changes.append(ScaleChange(own.endpoint, Operation.STOP, 1, victims(own, 1)))
+        return tuple(changes)

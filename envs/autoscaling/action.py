@@ -6,18 +6,63 @@ non-interactive requests are released to it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from envs.autoscaling.config import AutoscalingConfig
+from envs.autoscaling.state import AutoscalingSpec, AutoscalingState
 from envs.backend import EngineStatus
 from envs.scaling import Endpoint, Operation, Release, ScaleChange
 from envs.simulator.autoscaling.simulator import AutoscalingSimulator
 
 LEVERS = 3
 SPOT, MACHINE = range(2)  # spot instances first, or vacant machines first; donate, or stop
+MACHINE_OPERATIONS = (Operation.START, Operation.STOP)
+
+
+def mask_from_state(spec: AutoscalingSpec, state: AutoscalingState) -> NDArray[np.bool_]:
+    """(sum of entries,), which entries of the action space are possible, from what a policy knows: as `Levers.mask`."""
+    changes = np.arange(-spec.max_change, spec.max_change + 1)
+    masks = []
+    for number, own in enumerate(state.endpoints):
+        taken = np.bincount(own.instances["gpu"], minlength=len(spec.gpus))
+        most = spec.max_instances if spec.places is None else spec.places[number]
+        region = [other.spot for other in state.endpoints if other.endpoint.region == own.endpoint.region]
+        sources = state.vacant[own.endpoint.region] + np.sum(region, axis=0)
+        up = int(np.minimum(most - taken, sources).sum())
+        masks.append((changes >= spec.min_instances - len(own.present)) & (changes <= up) | (changes == 0))
+        masks.append(np.ones(2 + spec.num_levels, bool))
+    return np.concatenate(masks)
+
+
+def vector_from_changes(
+    spec: AutoscalingSpec, state: AutoscalingState, changes: Iterable[ScaleChange | Release]
+) -> NDArray[np.int64]:
+    """(3 P,), the possible vector of the action space that is nearest to what an autoscaler says.
+
+    Changes of an endpoint are added up and cut to what is possible; its machines go the way of most of them.
+
+    Args:
+        spec: The setting.
+        state: At the decision.
+        changes: What it says.
+    """
+    said = tuple(changes)
+    widths = (2 * spec.max_change + 1, 2, spec.num_levels)
+    possible = mask_from_state(spec, state).reshape(len(state.endpoints), -1)[:, : widths[0]]
+    rows = []
+    for own, mask in zip(state.endpoints, possible, strict=True):
+        mine = [change for change in said if change.endpoint == own.endpoint]
+        scaled = [change for change in mine if isinstance(change, ScaleChange)]
+        levels = [change.level for change in mine if isinstance(change, Release)]
+        wanted = sum(change.signed for change in scaled)
+        entries = np.flatnonzero(mask)
+        entry = entries[np.argmin(np.abs(entries - spec.max_change - wanted))]
+        way = sum(change.count * (1 if change.operation in MACHINE_OPERATIONS else -1) for change in scaled)
+        rows.append((entry, MACHINE if way > 0 else SPOT, levels[-1] if levels else own.release_level))
+    return np.array(rows, np.int64).ravel()
 
 
 class Levers:
@@ -48,26 +93,22 @@ class Levers:
         """(sum of nvec,), which entries are possible, for each endpoint as if the others left all as it is."""
         most = self.config.max_change
         changes = np.arange(-most, most + 1)
-        masks = []
-        for endpoint in range(self.num_endpoints):
-            down, up = self.room(simulator, endpoint)
-            masks.append((changes >= -down) & (changes <= up))
-            masks.append(np.ones(2, bool))
-            masks.append(np.ones(len(self.config.queue.levels), bool))
-        return np.concatenate(masks)
+        down, up = self.room(simulator)
+        rows = np.ones((self.num_endpoints, len(changes) + 2 + len(self.config.queue.levels)), bool)
+        rows[:, : len(changes)] = (changes >= -down[:, None]) & (changes <= up[:, None])
+        return rows.ravel()
 
-    def room(self, simulator: AutoscalingSimulator, endpoint: int) -> tuple[int, int]:
-        """Most instances that can go from an endpoint, and come to it."""
+    def room(self, simulator: AutoscalingSimulator) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(P,) most instances that can go from each endpoint, and (P,) come to it."""
         layout, inventory = simulator.layout, simulator.plane.inventory
-        places = layout.places(endpoint)
-        status = simulator.world.engines["status"][places]
-        present = int(np.isin(status, (EngineStatus.ACTIVE, EngineStatus.DOWN)).sum())
-        empty = np.bincount(
-            layout.kind_of[places[status == EngineStatus.INACTIVE]], minlength=len(layout.kinds)
-        )
-        region = layout.region_of[endpoint]
-        sources = inventory.vacant[region] + inventory.spot[layout.region_of == region].sum(axis=0)
-        return max(0, present - self.config.min_instances), int(np.minimum(empty, sources).sum())
+        status = simulator.world.engines["status"]
+        stays = (status == EngineStatus.ACTIVE) | (status == EngineStatus.DOWN)
+        present = np.bincount(layout.endpoint_of[stays], minlength=self.num_endpoints)
+        empty = layout.count(status == EngineStatus.INACTIVE)
+        sources = inventory.vacant.copy()
+        np.add.at(sources, layout.region_of, inventory.spot)
+        down = np.maximum(present - self.config.min_instances, 0)
+        return down, np.minimum(empty, sources[layout.region_of]).sum(axis=1)
 
     def changes(
         self, simulator: AutoscalingSimulator, action: NDArray[np.int64], refused: list[str]
@@ -85,6 +126,7 @@ class Levers:
         vector = np.asarray(action)
         if vector.shape != self.nvec.shape or (vector < 0).any() or (vector >= self.nvec).any():
             raise ValueError(f"action must be numbers from 0 to below {self.nvec.tolist()}, got {action}")
+        down = self.room(simulator)[0].tolist()
         for number, (change, lever, level) in enumerate(vector.reshape(-1, LEVERS).tolist()):
             endpoint = Endpoint(*simulator.fleet.endpoints[number])
             if level != simulator.release_level[number]:
@@ -93,13 +135,12 @@ class Levers:
             if wanted > 0:
                 yield from _coming(simulator, number, wanted, lever)
             elif wanted < 0:
-                down, _ = self.room(simulator, number)
-                if -wanted > down:
-                    refused.append(
-                        f"{down} of {-wanted}: {endpoint.model} in {endpoint.region} keeps {self.config.min_instances} "
-                        "instances"
+                if -wanted > down[number]:
+                    kept = (
+                        f"{endpoint.model} in {endpoint.region} keeps {self.config.min_instances} instances"
                     )
-                yield from _going(simulator, number, min(-wanted, down), lever)
+                    refused.append(f"{down[number]} of {-wanted}: {kept}")
+                yield from _going(simulator, number, min(-wanted, down[number]), lever)
 
 
 def _coming(simulator: AutoscalingSimulator, number: int, count: int, lever: int) -> Iterator[ScaleChange]:

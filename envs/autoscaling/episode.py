@@ -99,6 +99,9 @@ class Episode:
             min_instances=config.min_instances,
             max_instances=int(layout.by_kind().sum(axis=1).max()),
             decision_interval_s=config.decision_interval_s,
+            places=layout.by_kind(),
+            max_change=config.max_change,
+            num_levels=len(config.queue.levels),
         )
 
     def _lengths(self, models: list[str]) -> list[tuple[TokenArray, TokenArray]]:

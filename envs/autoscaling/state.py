@@ -86,6 +86,7 @@ class EndpointState:
         recent: Traffic in short bins (seconds), for as long as a quick controller looks back.
         history: Traffic in longer bins (minutes) since the first that is known, days before the episode included.
         weights_local: Whether the region's storage holds the model's weights.
+        release_level: How freely non-interactive requests are released to it (`envs.scaling.QueueSpec.levels`).
     """
 
     endpoint: Endpoint
@@ -98,6 +99,7 @@ class EndpointState:
     recent: Traffic
     history: Traffic
     weights_local: bool = True
+    release_level: int = 0
 
     def with_status(self, *status: InstanceStatus) -> NDArray[np.void]:
         """Rows of the instances with one of these statuses."""
@@ -175,6 +177,9 @@ class AutoscalingSpec:
         min_instances: Fewest instances of an endpoint.
         max_instances: Most.
         decision_interval_s: Time between decisions.
+        places: (E, G) most instances of each endpoint on each kind of machine; None: no more than `max_instances`.
+        max_change: Most instances by which a vector of the action space changes an endpoint.
+        num_levels: Release levels of non-interactive requests.
     """
 
     endpoints: tuple[Endpoint, ...]
@@ -188,6 +193,9 @@ class AutoscalingSpec:
     min_instances: int = 2
     max_instances: int = 20
     decision_interval_s: float = 60.0
+    places: NDArray[np.int64] | None = None
+    max_change: int = 2
+    num_levels: int = 1
     models: tuple[str, ...] = field(init=False)
     regions: tuple[str, ...] = field(init=False)
 

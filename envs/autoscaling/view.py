@@ -122,6 +122,7 @@ class StateReader:
             recent=books.recent.traffic(number, simulator.now_ps, self.num_recent),
             history=books.history.traffic(number, simulator.now_ps),
             weights_local=simulator.weights_local(number),
+            release_level=int(simulator.release_level[number]),
         )
 
     def _coming(self, simulator: AutoscalingSimulator, number: int) -> Traffic:

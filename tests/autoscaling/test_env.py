@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from envs.autoscaling.action import mask_from_state, vector_from_changes
 from envs.autoscaling.observation import CLOCK_FEATURES, ENDPOINT_FEATURES
 from envs.autoscaling.state import Endpoint, Operation, Release, ScaleChange
 from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec
@@ -72,6 +73,32 @@ def test_a_whole_episode_keeps_every_promise(env):
         len(records)
         == arrived
         == sum(len(env.episode.stream.piece(i)) for i in range(env.episode.stream.num_pieces))
+    )
+
+
+def test_what_is_possible_follows_from_the_state(env):
+    rng = np.random.default_rng(4)
+    for *_, info in play(env, 6, lambda e: masked_action(e, rng)):
+        mask = mask_from_state(env.episode.spec, env.state)
+        np.testing.assert_array_equal(mask, info["action_mask"])
+
+
+def test_the_vector_nearest_to_what_an_autoscaler_says():
+    env = make_env("autoscaling", **REGIONS)
+    env.reset(seed=0)
+    here, there = Endpoint("llama-3.1-8b", "east"), Endpoint("llama-2-13b", "west")
+    said = (
+        ScaleChange(here, Operation.RECLAIM, 1),
+        ScaleChange(here, Operation.START, 3),
+        ScaleChange(there, Operation.DONATE, 1),
+        Release(there, 2),
+    )
+    vector = vector_from_changes(env.episode.spec, env.state, said).reshape(4, 3)
+    assert vector[env.episode.spec.endpoints.index(here)].tolist() == [4, 1, 1]  # two at most, from machines
+    assert vector[env.episode.spec.endpoints.index(there)].tolist() == [1, 0, 2]
+    np.testing.assert_array_equal(
+        vector_from_changes(env.episode.spec, env.state, ()),
+        env.episode.levers.nothing(env.episode.simulator),
     )
 
 

@@ -66,12 +66,19 @@ def _spread(
     rows: FloatArray, column: int, begin_ps: int, bin_ps: int, since_ps: int, until_ps: int, weight: float
 ) -> None:
     """Adds weight x time within each bin / length of a bin to a column of one endpoint's bins, (T, columns)."""
-    at = since_ps
+    at = max(since_ps, begin_ps)
     while at < until_ps:
         number = (at - begin_ps) // bin_ps
         end = min(begin_ps + (number + 1) * bin_ps, until_ps)
         rows[number, column] += weight * (end - at) / bin_ps
         at = end
+
+
+@njit(cache=True)
+def _add(rows: FloatArray, column: int, begin_ps: int, bin_ps: int, at_ps: int, value: float) -> None:
+    """Adds to a column of the bin that a time lies in, unless that bin is forgotten."""
+    if at_ps >= begin_ps:
+        rows[(at_ps - begin_ps) // bin_ps, column] += value
 
 
 @njit(cache=True)
@@ -89,7 +96,7 @@ def book_instances(
     `instance_ns` is (P, T), instance-nanoseconds of each bin.
     """
     for p in range(len(running)):
-        at = since_ps
+        at = max(since_ps, begin_ps)
         while at < until_ps:
             number = (at - begin_ps) // bin_ps
             end = min(begin_ps + (number + 1) * bin_ps, until_ps)
@@ -111,21 +118,21 @@ def book_arrivals(
 ) -> None:
     """Books requests that have arrived."""
     for i in range(len(arrival_ps)):
-        row = bins[endpoint[i], (arrival_ps[i] - begin_ps) // bin_ps]
-        if interactive[class_id[i]]:
-            row[_REQUESTS] += 1.0
-            row[_INPUT] += prompt[i]
-        else:
-            row[_NIW_REQUESTS] += 1.0
-            row[_NIW_INPUT] += prompt[i]
+        rows, at_ps = bins[endpoint[i]], arrival_ps[i]
+        own = interactive[class_id[i]] == 1
+        _add(rows, _REQUESTS if own else _NIW_REQUESTS, begin_ps, bin_ps, at_ps, 1.0)
+        _add(rows, _INPUT if own else _NIW_INPUT, begin_ps, bin_ps, at_ps, float(prompt[i]))
 
 
 @njit(cache=True)
-def _book_first_token(row: FloatArray, ttft_ps: int, slo_ps: int) -> None:
-    row[_FIRST] += 1.0
-    row[_TTFT] += ttft_ps / PS_PER_S
-    if ttft_ps > slo_ps:
-        row[_VIOLATIONS] += 1.0
+def _book_first_token(
+    rows: FloatArray, begin_ps: int, bin_ps: int, arrival_ps: int, first_ps: int, slo_ps: int
+) -> None:
+    """Books an interactive request's first token."""
+    _add(rows, _FIRST, begin_ps, bin_ps, first_ps, 1.0)
+    _add(rows, _TTFT, begin_ps, bin_ps, first_ps, (first_ps - arrival_ps) / PS_PER_S)
+    if first_ps - arrival_ps > slo_ps:
+        _add(rows, _VIOLATIONS, begin_ps, bin_ps, first_ps, 1.0)
 
 
 @njit(cache=True)
@@ -142,36 +149,27 @@ def book_log(
     """Books requests that have left since a time."""
     for i in range(len(log)):
         entry = log[i]
-        c = entry.class_id
-        rows = bins[entry.endpoint]
-        last = rows[(entry.finish_ps - begin_ps) // bin_ps]
-        if not interactive[c]:
+        c, rows, end_ps = entry.class_id, bins[entry.endpoint], entry.finish_ps
+        if interactive[c] == 0:
             if entry.first_scheduled_ps >= 0:
-                _spread(
-                    rows,
-                    _CONCURRENCY,
-                    begin_ps,
-                    bin_ps,
-                    max(entry.first_scheduled_ps, since_ps),
-                    entry.finish_ps,
-                    1.0,
-                )
-            last[_NIW_OUTPUT] += entry.generated
+                from_ps = max(entry.first_scheduled_ps, since_ps)
+                _spread(rows, _CONCURRENCY, begin_ps, bin_ps, from_ps, end_ps, 1.0)
+            _add(rows, _NIW_OUTPUT, begin_ps, bin_ps, end_ps, float(entry.generated))
             continue
-        _spread(rows, _CONCURRENCY, begin_ps, bin_ps, max(entry.arrival_ps, since_ps), entry.finish_ps, 1.0)
-        ttft_ps = entry.first_token_ps - entry.arrival_ps
-        if entry.first_token_ps > since_ps:
-            _book_first_token(rows[(entry.first_token_ps - begin_ps) // bin_ps], ttft_ps, ttft_slo_ps[c])
-        last[_OUTPUT] += entry.generated
-        kept = entry.first_token_ps >= 0 and ttft_ps <= ttft_slo_ps[c]
+        _spread(rows, _CONCURRENCY, begin_ps, bin_ps, max(entry.arrival_ps, since_ps), end_ps, 1.0)
+        _add(rows, _OUTPUT, begin_ps, bin_ps, end_ps, float(entry.generated))
+        first_ps = entry.first_token_ps
+        if first_ps > since_ps:
+            _book_first_token(rows, begin_ps, bin_ps, entry.arrival_ps, first_ps, ttft_slo_ps[c])
+        late = first_ps >= 0 and first_ps - entry.arrival_ps > ttft_slo_ps[c]  # and booked as such already
+        slow = True
         if entry.outcome == _FINISH:
-            tpot_ps = (entry.finish_ps - entry.first_token_ps) / max(entry.generated - 1, 1)
-            last[_FINISHED] += 1.0
-            last[_TPOT] += tpot_ps / PS_PER_S
-            if kept and tpot_ps > tpot_slo_ps[c]:
-                last[_VIOLATIONS] += 1.0
-        elif kept or entry.first_token_ps < 0:
-            last[_VIOLATIONS] += 1.0
+            tpot_ps = (end_ps - first_ps) / max(entry.generated - 1, 1)
+            _add(rows, _FINISHED, begin_ps, bin_ps, end_ps, 1.0)
+            _add(rows, _TPOT, begin_ps, bin_ps, end_ps, tpot_ps / PS_PER_S)
+            slow = tpot_ps > tpot_slo_ps[c]
+        if slow and not late:
+            _add(rows, _VIOLATIONS, begin_ps, bin_ps, end_ps, 1.0)
 
 
 @njit(cache=True)
@@ -190,19 +188,12 @@ def book_present(
         request = requests[slot]
         if request.phase == _FREE:
             continue
-        rows = bins[request.endpoint]
-        if interactive[request.class_id]:
-            from_ps = request.arrival_ps
-            if request.first_token_ps > since_ps:
-                number = (request.first_token_ps - begin_ps) // bin_ps
-                _book_first_token(
-                    rows[number], request.first_token_ps - request.arrival_ps, ttft_slo_ps[request.class_id]
-                )
-        elif request.first_scheduled_ps >= 0:
-            from_ps = request.first_scheduled_ps
-        else:
-            continue
-        _spread(rows, _CONCURRENCY, begin_ps, bin_ps, max(from_ps, since_ps), now_ps, 1.0)
+        rows, c, first_ps = bins[request.endpoint], request.class_id, request.first_token_ps
+        from_ps = request.arrival_ps if interactive[c] == 1 else request.first_scheduled_ps
+        if interactive[c] == 1 and first_ps > since_ps:
+            _book_first_token(rows, begin_ps, bin_ps, request.arrival_ps, first_ps, ttft_slo_ps[c])
+        if from_ps >= 0:
+            _spread(rows, _CONCURRENCY, begin_ps, bin_ps, max(from_ps, since_ps), now_ps, 1.0)
 
 
 @njit(cache=True)

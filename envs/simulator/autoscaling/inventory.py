@@ -67,11 +67,15 @@ class Layout:
         mine = self.endpoint_of == endpoint
         return np.flatnonzero(mine if kind is None else mine & (self.kind_of == kind))
 
+    def count(self, which: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """(P, G) how many of some places, (E,), each endpoint has of each kind."""
+        num_kinds = len(self.kinds)
+        cells = self.endpoint_of[which] * num_kinds + self.kind_of[which]
+        return np.bincount(cells, minlength=self.num_endpoints * num_kinds).reshape(-1, num_kinds)
+
     def by_kind(self) -> NDArray[np.int64]:
         """(P, G) places."""
-        counts = np.zeros((self.num_endpoints, len(self.kinds)), np.int64)
-        np.add.at(counts, (self.endpoint_of, self.kind_of), 1)
-        return counts
+        return self.count(np.ones(len(self.endpoint_of), bool))
 
 
 @dataclass

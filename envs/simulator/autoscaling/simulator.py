@@ -293,8 +293,7 @@ class AutoscalingSimulator(FleetSimulator):
         counts = np.zeros((layout.num_endpoints, len(layout.kinds), len(Held)), np.int64)
         status = self.world.engines["status"]
         for engine_status, held in _HELD.items():
-            places = status == engine_status
-            np.add.at(counts, (layout.endpoint_of[places], layout.kind_of[places], held), 1)
+            counts[:, :, held] = layout.count(status == engine_status)
         counts[:, :, Held.SPOT] = self.plane.inventory.spot
         return counts
 
