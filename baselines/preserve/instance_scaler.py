@@ -14,8 +14,8 @@ from baselines.policy import Tunable
 from baselines.preserve.load_anticipator import EXTENSION_RATIO
 from baselines.preserve.look_ahead import anticipated_load
 from baselines.preserve.workload_predictor import (
-    WorkloadPredictor,
     WorkloadPredictorConfig,
+    predictors,
     window_number,
 )
 from envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState, ScaleChange
@@ -141,10 +141,7 @@ class PreServeScalingPolicy(Autoscaler):
 
     def begin(self) -> None:
         """Forgets what was learned and what was answered."""
-        self._predictors = {
-            endpoint: WorkloadPredictor(self.config.predictor, seed=number)
-            for number, endpoint in enumerate(self.spec.endpoints)
-        }
+        self._predictors = predictors(self.spec, self.config.predictor)
         self._window: dict[Endpoint, int] = {}
         self._scaled_in: dict[Endpoint, int] = {}
         self._answered: dict[Endpoint, set[int]] = {}

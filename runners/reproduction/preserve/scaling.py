@@ -54,7 +54,7 @@ WITHOUT_ERRORS, WITHOUT_ERRORS_S = "PreServe without errors", 0.197
 SAVED = {"Llumnix": 0.4826, "PreServe": 0.4938}  # against eight instances
 
 _START_H, _LENGTH_H = 48.0, 48.0
-_QUICK_START_H, _QUICK_LENGTH_H = 56.0, 3.0
+_QUICK_START_H, _QUICK_LENGTH_H = 56.0, 1.5
 _LEAST_H = 0.5
 _BIN_S = 300.0
 _LOAD = 0.8
@@ -96,7 +96,7 @@ class Scalers:
     @property
     def services(self) -> list[str]:
         """Which are served."""
-        return ["code"] if self.config.quick else list(SERVICES)
+        return ["conv"] if self.config.quick else list(SERVICES)
 
     def mean(self, scaler: str, figure: str) -> float:
         """A figure of a scaler, mean over services."""
