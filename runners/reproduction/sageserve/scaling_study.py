@@ -33,7 +33,7 @@ from calibration.memory import num_blocks
 from calibration.models import get_model
 from envs.autoscaling.env import AutoscalingEnv
 from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec
-from envs.metrics import RequestRecords
+from envs.metrics import FloatArray, RequestRecords
 from envs.scaling import QueueSpec
 from envs.workload.registry import WorkloadSource, WorkloadSpec
 from envs.workload.seeding import seed_sequence
@@ -59,6 +59,8 @@ MOST, FEWEST, GPUS = 20, 2, 8
 
 _DAY_H, _QUICK_H = (24.0, 24.0), (32.0, 4.0)  # begin in the week, length: a Tuesday; its ramp up
 _LEAST_H = 0.1
+_UNIT_WEEK = 1e6
+_BETA = 0.1  # section 6.3
 _DECISION_S = 15.0
 _WINDOW_S = 900.0
 _BISECTIONS = 40
@@ -138,7 +140,7 @@ class ScalingStudy:
     config: ReproduceConfig
     bar: Any
     _known: dict[tuple[str, Setting], Outcome] = field(default_factory=dict)
-    _envs: dict[Setting, AutoscalingEnv] = field(default_factory=dict)
+    _capacity_tps: dict[Setting, float] = field(default_factory=dict)
 
     @property
     def span_h(self) -> tuple[float, float]:
@@ -163,29 +165,31 @@ class ScalingStudy:
 
     def capacity_tps(self, setting: Setting) -> float:
         """Prompt tokens/s of an instance within its promises."""
-        return float(self._env(setting).episode.spec.capacity_tps[0, 0])
+        if setting not in self._capacity_tps:
+            self._capacity_tps[setting] = float(self._env(setting).episode.spec.capacity_tps[0, 0])
+        return self._capacity_tps[setting]
 
     def requests_per_week(self, setting: Setting, capacity_tps: float) -> float:
         """The one rule for the load: see the head of this file."""
+        peaks = self.hourly_peaks_tps(setting) / capacity_tps
         low, high = 1e3, 1e10
         for _ in range(_BISECTIONS):
             middle = float(np.sqrt(low * high))
-            too_many = self._hours(setting, middle, capacity_tps) > setting.hours / REGIONS
+            too_many = instance_hours(middle * peaks) > setting.hours / REGIONS
             low, high = (low, middle) if too_many else (middle, high)
         return float(np.sqrt(low * high))
 
-    def _hours(self, setting: Setting, requests_per_week: float, capacity_tps: float) -> float:
-        """Instance-hours with which the optimiser would cover a noiseless Tuesday."""
+    def hourly_peaks_tps(self, setting: Setting) -> FloatArray:
+        """(24,) what the optimiser covers of a noiseless Tuesday, prompt tokens/s for each request of the week."""
         calm = (("noise", 0.0), ("bursts_per_day", 0))
-        spec = self._workload(setting, requests_per_week, calm, _DAY_H)
-        stream = WorkloadSource(spec).stream(0, past_s=3600.0, duration_s=86_400.0)
+        stream = WorkloadSource(self._workload(setting, _UNIT_WEEK, calm, _DAY_H)).stream(0)
         coming = (
             stream.expected(_WINDOW_S, 96)[..., 1].sum(axis=(1, 2)) / _WINDOW_S
         )  # (C, 96) prompt tokens/s
         niw = TIERS.index(NIW)
-        buffer = np.roll(coming[niw].reshape(24, 4).mean(axis=1), 1) * 0.1  # beta of the hour before
-        peak = (coming.sum(axis=0) - coming[niw]).reshape(24, 4).max(axis=1) + buffer
-        return float(np.clip(np.ceil(peak / capacity_tps), FEWEST, MOST).sum())
+        buffer = _BETA * np.roll(coming[niw].reshape(24, 4).mean(axis=1), 1)  # of the hour before
+        interactive = (coming.sum(axis=0) - coming[niw]).reshape(24, 4)
+        return np.asarray((interactive.max(axis=1) + buffer) / _UNIT_WEEK, np.float64)
 
     def _workload(
         self,
@@ -247,6 +251,15 @@ class ScalingStudy:
             episode.records,
             episode.us_per_decision * 1e-6 * len(episode.decisions),
         )
+
+
+def instance_hours(needed: FloatArray) -> float:
+    """Instance-hours of a day.
+
+    Args:
+        needed: (24,) load of each hour over what an instance serves.
+    """
+    return float(np.clip(np.ceil(needed), FEWEST, MOST).sum())
 
 
 def kv_blocks(model: str, gpu: str) -> int:
