@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,11 +18,12 @@ from envs.autoscaling.view import StateReader
 from envs.backend import SLO, TOTALS, promises
 from envs.reward import Interval, RewardMeter
 from envs.scaling import Endpoint
+from envs.simulator.autoscaling.bins import LATENCIES, latency_percentile
 from envs.simulator.autoscaling.inventory import Held
 from envs.simulator.autoscaling.simulator import AutoscalingSimulator
 from envs.simulator.kernel.state import PS_PER_S
 from envs.simulator.scheduling import to_ps
-from envs.workload.registry import WorkloadSource
+from envs.workload.registry import WorkloadSource, check_choice
 from envs.workload.schema import TokenArray
 from envs.workload.streams import RequestStream
 
@@ -268,6 +269,29 @@ class Episode:
         """By what machines are held for: (P, G) machine-hours so far."""
         hours = self.simulator.plane.inventory.held_ns / _NS_PER_H
         return {held.name.lower(): hours[:, :, held] for held in Held}
+
+    def latency(
+        self, name: str, percent: float, classes: Collection[str] = (), endpoint: int | None = None
+    ) -> float:
+        """Percentile of a latency over requests that have left, seconds, to within 1 %, records kept or not.
+
+        Args:
+            name: "ttft", "tpot" or "e2e".
+            percent: 0 to 100.
+            classes: Request classes; none: all.
+            endpoint: Number of the endpoint that requests came for; None: all.
+
+        Raises:
+            ValueError: There is no such latency or class.
+        """
+        check_choice("latency", name, LATENCIES)
+        for wanted in classes:
+            check_choice("class", wanted, self.classes)
+        rows = [c for c, own in enumerate(self.classes) if not classes or own in classes]
+        counts = self.simulator.books.latencies[rows, :, LATENCIES.index(name)]
+        return latency_percentile(
+            counts.sum(axis=(0, 1)) if endpoint is None else counts[:, endpoint].sum(axis=0), percent
+        )
 
     @property
     def gpu_seconds(self) -> float:

@@ -378,6 +378,20 @@ def test_what_cannot_be_is_left_out_and_explained():
         env.step(np.array([9, 0, 0]))
 
 
+def test_latencies_are_those_of_the_records():
+    env = make_env("autoscaling", **REGIONS)
+    list(play(env, 0, lambda e: None))
+    records = env.records()
+    interactive = records.class_id < 2
+    for name in ("ttft", "e2e"):
+        for percent in (50, 95):
+            exact = np.percentile(getattr(records, f"{name}_s")[interactive], percent, method="inverted_cdf")
+            assert env.episode.latency(name, percent, ("iw_f", "iw_n")) == pytest.approx(exact, rel=0.011)
+    assert env.episode.latency("tpot", 50, endpoint=0) > 0
+    with pytest.raises(ValueError, match="unknown class 'fast'"):
+        env.episode.latency("ttft", 50, ("fast",))
+
+
 def test_records_that_were_not_kept():
     env = make_env("autoscaling", **ONE, keep_records=False)
     env.reset(seed=0)
