@@ -70,6 +70,7 @@ def _default_objective() -> Objective:
         abandoned=0.05,
         gpu_usd=1.0,
         startup_usd=0.0,
+        backlog_usd=1.0,
         spot_rent_usd=1.0,
         spot_revenue_usd=1.0,
         scale=0.1,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -184,8 +184,9 @@ class Episode:
         before_ps = simulator.now_ps
         until_s = min(simulator.now_s + self.config.decision_interval_s, self.decides_until_s)
         simulator.advance(until_s)
-        truncated = False
+        truncated, backlog_usd = False, 0.0
         if simulator.now_ps >= to_ps(self.decides_until_s):
+            backlog_usd = self._backlog_usd()
             truncated = not self._drain()
             self.done = True
         interval = self.meter.measure(
@@ -195,7 +196,7 @@ class Episode:
             self._in_flight() if truncated else None,
         )
         self._look()
-        usd = self._usd_since()
+        usd = {**self._usd_since(), "backlog_usd": -backlog_usd}
         dt_s = (simulator.now_ps - before_ps) / PS_PER_S
         return Outcome(
             self._reward(interval, usd),
@@ -253,6 +254,18 @@ class Episode:
             "spot_rent_usd": -spot,
             "spot_revenue_usd": self.config.machines.spot_revenue_ratio * spot,
         }
+
+    def _backlog_usd(self) -> float:
+        """Price of the machine time that what stands in line takes at the benchmarked capacity."""
+        spec, layout = self.spec, self.simulator.layout
+        assert self.simulator.gate is not None
+        total = 0.0
+        for number, endpoint in enumerate(spec.endpoints):
+            kind = int(layout.kind_of[layout.places(number)[0]])
+            tps = spec.capacity_tps[spec.models.index(endpoint.model), kind]
+            tokens = int(self.simulator.gate.lines["tokens"][number])
+            total += tokens / tps / 3600.0 * float(spec.gpu_usd_per_h[kind]) if tokens and tps else 0.0
+        return float(total)
 
     def _reward(self, interval: Interval, usd: dict[str, float]) -> float:
         objective = self.config.objective
@@ -322,7 +335,7 @@ class Episode:
         copy = Episode.__new__(Episode)
         copy.__dict__.update(self.__dict__)
         copy.simulator = self.simulator.fork()
-        copy.meter = self.meter.fork()
+        copy.meter, copy.reader = self.meter.fork(), replace(self.reader)
         copy._machines_usd = self._machines_usd.copy()
         return copy
 

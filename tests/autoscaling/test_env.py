@@ -192,6 +192,15 @@ def test_a_fork_continues_to_the_same_numbers(env, when):
     assert results[0] == results[1] == results[2]
 
 
+def test_a_fork_outlives_a_new_episode():
+    env = make_env("autoscaling", **ONE)
+    env.reset(seed=1)
+    twin, expected = env.fork(), env.state.coming[0].rows.copy()
+    env.reset(seed=2)
+    np.testing.assert_array_equal(twin.state.coming[0].rows, expected)
+    assert not np.array_equal(env.state.coming[0].rows, expected)
+
+
 def test_time_in_slices_is_time_in_one_piece():
     """Decisions that change nothing change nothing."""
     whole = make_env("autoscaling", **REGIONS, decision_interval_s=900.0)
@@ -262,7 +271,14 @@ def test_to_go_before_the_end_does_not_pay():
 
 
 def test_to_hoard_what_can_wait_does_not_pay():
-    """Non-interactive requests that are held to the end are served then, with machines that cost as much."""
+    """Non-interactive requests that are held to the end are served then, and charged for once more."""
+    env = make_env("autoscaling", **ONE)
+    infos = [info for *_, info in play(env, 0, lambda e: (Release(HERE, 0),))][1:]
+    records, spec = env.records(), env.episode.spec
+    held = records.class_id == 2
+    tokens = records.input_tokens[held].sum() / spec.capacity_tps[0, 0]
+    assert -infos[-1]["reward_terms"]["backlog_usd"] / spec.gpu_usd_per_h[0] * 3600 > tokens
+    assert total(infos[:-1], "backlog_usd") == 0
     slow = {"queue": QueueSpec(levels=(ReleaseLevel(0.0, 0.0), ReleaseLevel(0.6, 0.5)), level=1)}
     hoard = returns(lambda number, env: (Release(HERE, 0),), **slow)
     assert hoard < returns(lambda number, env: None, **slow)

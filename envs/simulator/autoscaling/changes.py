@@ -72,11 +72,7 @@ def _source(
     local = simulator.weights_local(endpoint)
     if change.operation is Operation.START:
         vacant = plane.inventory.vacant[layout.region_of[endpoint]]
-        return (
-            vacant,
-            f"vacant {kind} in {region}",
-            lambda _: machines.start_s if local else machines.remote_s,
-        )
+        return vacant, f"vacant {kind} in {region}", lambda _: None
     if change.operation is Operation.RECLAIM:
         own = plane.inventory.spot[endpoint]
         return own, f"spot instances of {_name(change)} on {kind}", lambda _: plane.reclaim_s(endpoint)
