@@ -157,6 +157,7 @@ class Episode:
             (config.history_bin_s, self._bins_before, after),
             config.prediction,
             config.keep_records,
+            config.cluster.faults,
         )
         self.reader.begin(self.simulator, self.stream, config)
         self.meter.reset()

@@ -11,7 +11,8 @@ import pytest
 from envs.autoscaling.action import mask_from_state, vector_from_changes
 from envs.autoscaling.observation import CLOCK_FEATURES, ENDPOINT_FEATURES
 from envs.autoscaling.state import Endpoint, Operation, Release, ScaleChange
-from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec
+from envs.fleet import Crash, FleetConfig, GroupSpec, ReplicaSpec
+from envs.metrics import FAILED
 from envs.registration import make_env, make_vector_env
 from envs.scaling import MachineSpec, QueueSpec, ReleaseLevel
 from tests.autoscaling.samples import ONE, REGIONS, VARIANTS, masked_action, play
@@ -152,6 +153,15 @@ def test_the_same_seed_is_the_same_episode_whatever_is_done():
     one, two = first.records(), second.records()
     for name in ("arrival_s", "input_tokens", "output_tokens", "class_id"):
         np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
+
+
+def test_what_goes_wrong_in_the_fleet_goes_wrong_here():
+    cluster = replace(ONE["cluster"], crashes=(Crash(200.0, 0),))
+    env = make_env("autoscaling", **{**ONE, "cluster": cluster})
+    infos = [info for *_, info in play(env, 0, lambda e: None)][1:]
+    assert env.records().outcome.max() == FAILED
+    assert -total(infos, "abandoned") == (env.records().outcome == FAILED).sum()
+    assert env.episode.instance_hours["starting"].sum() > 0
 
 
 def test_episodes_repeat_and_splits_differ():

@@ -94,9 +94,9 @@ def _source(
 def _take_down(simulator: AutoscalingSimulator, endpoint: int, change: ScaleChange) -> str:
     to_spot = change.operation is Operation.DONATE
     candidates = _that_may_go(simulator, endpoint, to_spot)
-    chosen = list(change.places) or candidates[: change.count]
+    chosen = dict.fromkeys(change.places or candidates[: change.count])
     going = [place for place in chosen if place in candidates]
-    for place in dict.fromkeys(going):
+    for place in going:
         simulator.plane.take_down(place, to_spot)
     if len(going) == change.count:
         return ""
