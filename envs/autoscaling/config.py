@@ -51,25 +51,26 @@ class AutoscalingScales:
 
 def _default_cluster() -> FleetConfig:
     return FleetConfig(
-        groups=(GroupSpec(ReplicaSpec("llama-3.1-70b", "H100", tp_size=4), 4, 12),),
+        groups=(GroupSpec(ReplicaSpec("llama-2-13b", "H100"), 4, 12),),
         order="priority",
         start_fixed_s=300.0,
     )
 
 
 def _default_workload() -> WorkloadSpec:
-    return WorkloadSpec(name="sageserve_tiers", params={"mean_rps": 10.0})
+    return WorkloadSpec(name="sageserve_tiers", params={"mean_rps": 15.0})
 
 
 def _default_objective() -> Objective:
     return Objective(
         latency=0.0,
-        ttft_attainment=0.02,
-        tpot_attainment=0.02,
+        ttft_attainment=0.01,
+        tpot_attainment=0.01,
         switch=0.0,
-        abandoned=0.1,
+        abandoned=0.05,
         gpu_usd=1.0,
         startup_usd=0.0,
+        backlog_usd=1.0,
         spot_rent_usd=1.0,
         spot_revenue_usd=1.0,
         scale=0.1,

@@ -64,16 +64,18 @@ class AutoscalingEnv(OneEpisode[Observation]):
     sum over requests of TTFT / SLO + TPOT / SLO), `goodput` (requests finished within both), `switch` (minus the
     instances that begin to come or to go), `abandoned` (minus the requests refused, failed or left unfinished), and in
     USD `gpu_usd` (minus the price of machines whose instances serve, start or drain), `startup_usd` (minus that part of
-    it in which they start), `spot_rent_usd` (minus the price of spot instances' machines) and `spot_revenue_usd` (what
-    those earn). `info["dt"]` is the time the step took, seconds.
+    it in which they start), `backlog_usd` (minus the price of the machine time that non-interactive requests take which
+    stand in line at the end, at the benchmarked capacity), `spot_rent_usd` (minus the price of spot instances'
+    machines) and `spot_revenue_usd` (what those earn). `info["dt"]` is the time the step took, seconds.
 
     ## Start and end
 
     An episode begins with the fleet's first instances, an empty system, and a week of traffic known from before; its
     seed draws the hour of the week, all arrivals, lengths and times until spot instances are back, whatever is decided.
     Requests arrive for `episode_s`. The last step goes on without further arrivals until all inside have ended, the
-    queue manager's included, with the instances there are then and at their price; what has not ended after
-    `drain_limit_s` counts as missed and abandoned, and the episode as truncated, else as terminated.
+    queue manager's included, with the instances there are then and at their price; what stands in line is charged for
+    besides, since machines that serve nobody else serve it more cheaply than those of the day. What has not ended
+    after `drain_limit_s` counts as missed and abandoned, and the episode as truncated, else as terminated.
 
     ## Arguments
 

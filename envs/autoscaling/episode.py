@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +18,12 @@ from envs.autoscaling.view import StateReader
 from envs.backend import SLO, TOTALS, promises
 from envs.reward import Interval, RewardMeter
 from envs.scaling import Endpoint
+from envs.simulator.autoscaling.bins import LATENCIES, latency_percentile
 from envs.simulator.autoscaling.inventory import Held
 from envs.simulator.autoscaling.simulator import AutoscalingSimulator
 from envs.simulator.kernel.state import PS_PER_S
 from envs.simulator.scheduling import to_ps
-from envs.workload.registry import WorkloadSource
+from envs.workload.registry import WorkloadSource, check_choice
 from envs.workload.schema import TokenArray
 from envs.workload.streams import RequestStream
 
@@ -156,6 +157,7 @@ class Episode:
             (config.history_bin_s, self._bins_before, after),
             config.prediction,
             config.keep_records,
+            config.cluster.faults,
         )
         self.reader.begin(self.simulator, self.stream, config)
         self.meter.reset()
@@ -183,8 +185,9 @@ class Episode:
         before_ps = simulator.now_ps
         until_s = min(simulator.now_s + self.config.decision_interval_s, self.decides_until_s)
         simulator.advance(until_s)
-        truncated = False
+        truncated, backlog_usd = False, 0.0
         if simulator.now_ps >= to_ps(self.decides_until_s):
+            backlog_usd = self._backlog_usd()
             truncated = not self._drain()
             self.done = True
         interval = self.meter.measure(
@@ -194,7 +197,7 @@ class Episode:
             self._in_flight() if truncated else None,
         )
         self._look()
-        usd = self._usd_since()
+        usd = {**self._usd_since(), "backlog_usd": -backlog_usd}
         dt_s = (simulator.now_ps - before_ps) / PS_PER_S
         return Outcome(
             self._reward(interval, usd),
@@ -253,6 +256,18 @@ class Episode:
             "spot_revenue_usd": self.config.machines.spot_revenue_ratio * spot,
         }
 
+    def _backlog_usd(self) -> float:
+        """Price of the machine time that what stands in line takes at the benchmarked capacity."""
+        spec, layout = self.spec, self.simulator.layout
+        assert self.simulator.gate is not None
+        total = 0.0
+        for number, endpoint in enumerate(spec.endpoints):
+            kind = int(layout.kind_of[layout.places(number)[0]])
+            tps = spec.capacity_tps[spec.models.index(endpoint.model), kind]
+            tokens = int(self.simulator.gate.lines["tokens"][number])
+            total += tokens / tps / 3600.0 * float(spec.gpu_usd_per_h[kind]) if tokens and tps else 0.0
+        return float(total)
+
     def _reward(self, interval: Interval, usd: dict[str, float]) -> float:
         objective = self.config.objective
         money = sum(getattr(objective, name) * value for name, value in usd.items())
@@ -268,6 +283,29 @@ class Episode:
         """By what machines are held for: (P, G) machine-hours so far."""
         hours = self.simulator.plane.inventory.held_ns / _NS_PER_H
         return {held.name.lower(): hours[:, :, held] for held in Held}
+
+    def latency(
+        self, name: str, percent: float, classes: Collection[str] = (), endpoint: int | None = None
+    ) -> float:
+        """Percentile of a latency over requests that have left, seconds, to within 1 %, records kept or not.
+
+        Args:
+            name: "ttft", "tpot" or "e2e".
+            percent: 0 to 100.
+            classes: Request classes; none: all.
+            endpoint: Number of the endpoint that requests came for; None: all.
+
+        Raises:
+            ValueError: There is no such latency or class.
+        """
+        check_choice("latency", name, LATENCIES)
+        for wanted in classes:
+            check_choice("class", wanted, self.classes)
+        rows = [c for c, own in enumerate(self.classes) if not classes or own in classes]
+        counts = self.simulator.books.latencies[rows, :, LATENCIES.index(name)]
+        return latency_percentile(
+            counts.sum(axis=(0, 1)) if endpoint is None else counts[:, endpoint].sum(axis=0), percent
+        )
 
     @property
     def gpu_seconds(self) -> float:
@@ -298,7 +336,7 @@ class Episode:
         copy = Episode.__new__(Episode)
         copy.__dict__.update(self.__dict__)
         copy.simulator = self.simulator.fork()
-        copy.meter = self.meter.fork()
+        copy.meter, copy.reader = self.meter.fork(), replace(self.reader)
         copy._machines_usd = self._machines_usd.copy()
         return copy
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,15 +31,23 @@ STATUS = {
 }
 
 
+@dataclass
 class StateReader:
     """Reads states off a fleet.
 
-    Args:
+    Attributes:
         spec: What policies are told beforehand.
+        clock_s: Seconds since Monday, 0:00, when the episode began.
+        num_recent: Short bins that are shown.
+        coming_bin_s: Length of the bins of what is to come.
+        coming: (P, T, columns of TRAFFIC_DTYPE), expected.
     """
 
-    def __init__(self, spec: AutoscalingSpec) -> None:
-        self.spec = spec
+    spec: AutoscalingSpec
+    clock_s: float = 0.0
+    num_recent: int = 1
+    coming_bin_s: float = 60.0
+    coming: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0, 0)))
 
     def begin(
         self, simulator: AutoscalingSimulator, stream: RequestStream, config: AutoscalingConfig

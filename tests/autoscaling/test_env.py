@@ -11,7 +11,8 @@ import pytest
 from envs.autoscaling.action import mask_from_state, vector_from_changes
 from envs.autoscaling.observation import CLOCK_FEATURES, ENDPOINT_FEATURES
 from envs.autoscaling.state import Endpoint, Operation, Release, ScaleChange
-from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec
+from envs.fleet import Crash, FleetConfig, GroupSpec, ReplicaSpec
+from envs.metrics import FAILED
 from envs.registration import make_env, make_vector_env
 from envs.scaling import MachineSpec, QueueSpec, ReleaseLevel
 from tests.autoscaling.samples import ONE, REGIONS, VARIANTS, masked_action, play
@@ -154,6 +155,15 @@ def test_the_same_seed_is_the_same_episode_whatever_is_done():
         np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
 
 
+def test_what_goes_wrong_in_the_fleet_goes_wrong_here():
+    cluster = replace(ONE["cluster"], crashes=(Crash(200.0, 0),))
+    env = make_env("autoscaling", **{**ONE, "cluster": cluster})
+    infos = [info for *_, info in play(env, 0, lambda e: None)][1:]
+    assert env.records().outcome.max() == FAILED
+    assert -total(infos, "abandoned") == (env.records().outcome == FAILED).sum()
+    assert env.episode.instance_hours["starting"].sum() > 0
+
+
 def test_episodes_repeat_and_splits_differ():
     env = make_env("autoscaling", **ONE)
     runs = []
@@ -190,6 +200,15 @@ def test_a_fork_continues_to_the_same_numbers(env, when):
             )
         )
     assert results[0] == results[1] == results[2]
+
+
+def test_a_fork_outlives_a_new_episode():
+    env = make_env("autoscaling", **ONE)
+    env.reset(seed=1)
+    twin, expected = env.fork(), env.state.coming[0].rows.copy()
+    env.reset(seed=2)
+    np.testing.assert_array_equal(twin.state.coming[0].rows, expected)
+    assert not np.array_equal(env.state.coming[0].rows, expected)
 
 
 def test_time_in_slices_is_time_in_one_piece():
@@ -262,7 +281,14 @@ def test_to_go_before_the_end_does_not_pay():
 
 
 def test_to_hoard_what_can_wait_does_not_pay():
-    """Non-interactive requests that are held to the end are served then, with machines that cost as much."""
+    """Non-interactive requests that are held to the end are served then, and charged for once more."""
+    env = make_env("autoscaling", **ONE)
+    infos = [info for *_, info in play(env, 0, lambda e: (Release(HERE, 0),))][1:]
+    records, spec = env.records(), env.episode.spec
+    held = records.class_id == 2
+    tokens = records.input_tokens[held].sum() / spec.capacity_tps[0, 0]
+    assert -infos[-1]["reward_terms"]["backlog_usd"] / spec.gpu_usd_per_h[0] * 3600 > tokens
+    assert total(infos[:-1], "backlog_usd") == 0
     slow = {"queue": QueueSpec(levels=(ReleaseLevel(0.0, 0.0), ReleaseLevel(0.6, 0.5)), level=1)}
     hoard = returns(lambda number, env: (Release(HERE, 0),), **slow)
     assert hoard < returns(lambda number, env: None, **slow)
@@ -376,6 +402,20 @@ def test_what_cannot_be_is_left_out_and_explained():
     assert len(env.state.endpoints[0].instances) == 4
     with pytest.raises(ValueError, match="action must be numbers"):
         env.step(np.array([9, 0, 0]))
+
+
+def test_latencies_are_those_of_the_records():
+    env = make_env("autoscaling", **REGIONS)
+    list(play(env, 0, lambda e: None))
+    records = env.records()
+    interactive = records.class_id < 2
+    for name in ("ttft", "e2e"):
+        for percent in (50, 95):
+            exact = np.percentile(getattr(records, f"{name}_s")[interactive], percent, method="inverted_cdf")
+            assert env.episode.latency(name, percent, ("iw_f", "iw_n")) == pytest.approx(exact, rel=0.011)
+    assert env.episode.latency("tpot", 50, endpoint=0) > 0
+    with pytest.raises(ValueError, match="unknown class 'fast'"):
+        env.episode.latency("ttft", 50, ("fast",))
 
 
 def test_records_that_were_not_kept():

@@ -301,6 +301,11 @@ def test_a_crash_brings_an_instance_back_and_ends_one_that_drains():
     assert simulator.plane.inventory.spot.sum() == 1
     records = served(simulator)
     assert records.finished.tolist() == [False, False, True]
+    simulator = opened(requests, fleet(GroupSpec(REPLICA, 2)), MachineSpec(start_s=50.0), faults=faults[:1])
+    simulator.advance(51.9)
+    assert simulator.world.engines["status"][0] == EngineStatus.DOWN
+    simulator.advance(52.1)
+    assert simulator.world.engines["status"][0] == EngineStatus.ACTIVE
 
 
 def test_a_request_is_in_the_bins_it_belongs_to():

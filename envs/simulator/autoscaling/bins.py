@@ -55,10 +55,19 @@ def _latency_bin(seconds: float) -> int:
     return min(max(int(np.log(max(seconds, _LEAST_S) / _LEAST_S) / _WIDTH), 0), NUM_LATENCY_BINS - 2)
 
 
-def latency_of(number: NDArray[np.int64]) -> FloatArray:
-    """Middle of a class of latencies, seconds; infinite for the last."""
-    middle = _LEAST_S * np.exp((number + 0.5) * _WIDTH)
-    return np.where(number == NUM_LATENCY_BINS - 1, np.inf, middle)
+def latency_percentile(counts: NDArray[np.int64], percent: float) -> float:
+    """Percentile of counted latencies, seconds, to within 1 %; infinite where it falls on what never came.
+
+    Args:
+        counts: (NUM_LATENCY_BINS,)
+        percent: 0 to 100. Not a number where nothing was counted.
+    """
+    if not counts.sum():
+        return float("nan")
+    number = int(np.searchsorted(np.cumsum(counts), percent / 100.0 * counts.sum()))
+    return (
+        float("inf") if number == NUM_LATENCY_BINS - 1 else float(_LEAST_S * np.exp((number + 0.5) * _WIDTH))
+    )
 
 
 @njit(cache=True)

@@ -72,11 +72,7 @@ def _source(
     local = simulator.weights_local(endpoint)
     if change.operation is Operation.START:
         vacant = plane.inventory.vacant[layout.region_of[endpoint]]
-        return (
-            vacant,
-            f"vacant {kind} in {region}",
-            lambda _: machines.start_s if local else machines.remote_s,
-        )
+        return vacant, f"vacant {kind} in {region}", lambda _: None
     if change.operation is Operation.RECLAIM:
         own = plane.inventory.spot[endpoint]
         return own, f"spot instances of {_name(change)} on {kind}", lambda _: plane.reclaim_s(endpoint)
@@ -98,9 +94,9 @@ def _source(
 def _take_down(simulator: AutoscalingSimulator, endpoint: int, change: ScaleChange) -> str:
     to_spot = change.operation is Operation.DONATE
     candidates = _that_may_go(simulator, endpoint, to_spot)
-    chosen = list(change.places) or candidates[: change.count]
+    chosen = dict.fromkeys(change.places or candidates[: change.count])
     going = [place for place in chosen if place in candidates]
-    for place in dict.fromkeys(going):
+    for place in going:
         simulator.plane.take_down(place, to_spot)
     if len(going) == change.count:
         return ""

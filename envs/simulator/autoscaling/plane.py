@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from envs.backend import EngineStatus
-from envs.fleet import FleetFault
 from envs.simulator.autoscaling.inventory import Inventory
 from envs.simulator.fleet.operations import Phase, Starting
 from envs.simulator.fleet.plane import FleetPlane
@@ -54,11 +53,6 @@ class AutoscalingPlane(FleetPlane):
         copy.since_ps = self.since_ps.copy()
         return copy
 
-    def start(self, faults: tuple[FleetFault, ...]) -> None:
-        """Puts the first instances into service."""
-        self.inventory = self.scaled.new_inventory()
-        super().start(faults)
-
     # -- coming --------------------------------------------------------------------------------------------------------
 
     def bring_up(self, place: int, seconds: float | None) -> None:
@@ -66,17 +60,29 @@ class AutoscalingPlane(FleetPlane):
 
         Args:
             place: Where.
-            seconds: How long it takes; None: as long as its weights take from where the fleet has them.
+            seconds: How long it takes; None: as long as a start on a vacant machine.
         """
-        simulator = self.simulator
-        self.meter.open(place, simulator.now_ps)
+        self.meter.open(place, self.simulator.now_ps)
         self.to_spot[place] = False
         if seconds is None:
             self.begin_start(place)
-            return
+        else:
+            self._begin_timed(place, seconds)
+
+    def begin_start(self, place: int) -> None:
+        """Begins a start from nothing, after a crash as well: from the region's storage where that has the weights."""
+        scaled = self.scaled
+        local = scaled.weights_local(int(scaled.layout.endpoint_of[place]))
+        seconds = scaled.machines.start_s if local else scaled.machines.remote_s
+        if seconds is None:
+            super().begin_start(place)
+        else:
+            self._begin_timed(place, seconds)
+
+    def _begin_timed(self, place: int, seconds: float) -> None:
         self._set(place, EngineStatus.DOWN)
-        due_ps = simulator.now_ps + to_ps(seconds)
-        self.begin(Starting(place, simulator.now_ps, due_ps, Phase.BOOT))
+        now_ps = self.simulator.now_ps
+        self.begin(Starting(place, now_ps, now_ps + to_ps(seconds), Phase.BOOT))
 
     def reclaim_s(self, endpoint: int) -> float:
         """Draws the time until the endpoint's next spot instance is back, seconds.
