@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from envs.autoscaling.state import ScalingAction
 from envs.backend import Command
 from envs.deployment.state import Deploy
 from envs.policy_spec import PolicySpec
@@ -17,7 +18,8 @@ from envs.sharing.state import Share
 __all__ = ["Action", "BatchPolicy", "Policy", "PolicySpec", "Tunable"]
 
 # A command, an index of the environment's action space, or None: leave all as it is (a request stays in the queue).
-Action = Command | Dispatch | Deploy | Share | int | None
+# In autoscaling: changes of the number of instances, or the vector of the environment's action space.
+Action = Command | Dispatch | Deploy | Share | ScalingAction | NDArray[np.int64] | int | None
 
 
 class Policy(Protocol):
@@ -36,7 +38,7 @@ class Policy(Protocol):
         Args:
             observation: As the environment encodes it.
             state: What the observation is encoded from, typed: `ClusterState`, `RoutingState`,
-                `DeploymentState`, `SharingState`.
+                `DeploymentState`, `SharingState`, `AutoscalingState`.
         """
         ...
 

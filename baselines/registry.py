@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, NoReturn, get_args, get_type_hints
 
 from baselines.common.layouts import parse_layout
 from baselines.policy import Policy, Tunable
@@ -113,6 +113,73 @@ POLICIES = {
         "baselines.serverless_llm.policy:ServerlessLLMPolicy",
         "baselines.serverless_llm.policy:ServerlessLLMConfig",
     ),
+    "fixed_instances": PolicyEntry(
+        "baselines.common.autoscalers.fixed:FixedInstancesPolicy",
+        "baselines.common.autoscalers.fixed:FixedInstancesConfig",
+    ),
+    "queue_proportional": PolicyEntry(
+        "baselines.common.autoscalers.queue_proportional:QueueProportionalPolicy",
+        "baselines.common.autoscalers.queue_proportional:QueueProportionalConfig",
+    ),
+    "hpa_waiting": PolicyEntry(
+        "baselines.common.autoscalers.horizontal:HorizontalPolicy",
+        "baselines.common.autoscalers.horizontal:WaitingConfig",
+    ),
+    "hpa_kv": PolicyEntry(
+        "baselines.common.autoscalers.horizontal:HorizontalPolicy",
+        "baselines.common.autoscalers.horizontal:KVConfig",
+    ),
+    "kpa": PolicyEntry(
+        "baselines.common.autoscalers.panic_window:PanicWindowPolicy",
+        "baselines.common.autoscalers.panic_window:PanicWindowConfig",
+    ),
+    "cron": PolicyEntry(
+        "baselines.common.autoscalers.cron:CronPolicy", "baselines.common.autoscalers.cron:CronConfig"
+    ),
+    "llm_d_saturation": PolicyEntry(
+        "baselines.common.autoscalers.saturation:SaturationPolicy",
+        "baselines.common.autoscalers.saturation:SaturationConfig",
+    ),
+    "dynamo_throughput": PolicyEntry(
+        "baselines.common.autoscalers.throughput_planner:ThroughputPlannerPolicy",
+        "baselines.common.autoscalers.throughput_planner:ThroughputPlannerConfig",
+    ),
+    "clairvoyant_scaling": PolicyEntry(
+        "baselines.common.autoscalers.clairvoyant:ClairvoyantScalingPolicy",
+        "baselines.common.autoscalers.clairvoyant:ClairvoyantScalingConfig",
+    ),
+    "sageserve": PolicyEntry(
+        "baselines.sageserve.autoscaler:SageServePolicy",
+        "baselines.sageserve.autoscaling_config:SageServeScalingConfig",
+    ),
+    "sageserve_reactive": PolicyEntry(
+        "baselines.sageserve.reactive:ReactivePolicy", "baselines.sageserve.autoscaling_config:ReactiveConfig"
+    ),
+    "chiron": PolicyEntry(
+        "baselines.chiron.autoscaler:ChironPolicy", "baselines.chiron.autoscaler:ChironConfig"
+    ),
+    "llumnix_scaling": PolicyEntry(
+        "baselines.llumnix.scaler:LlumnixScalingPolicy", "baselines.llumnix.scaler:LlumnixScalingConfig"
+    ),
+    "preserve_scaling": PolicyEntry(
+        "baselines.preserve.instance_scaler:PreServeScalingPolicy",
+        "baselines.preserve.instance_scaler:PreServeScalingConfig",
+    ),
+    "preserve_reactive": PolicyEntry(
+        "baselines.preserve.comparators:PreServeReactivePolicy",
+        "baselines.preserve.comparators:ComparatorConfig",
+    ),
+    "preserve_proactive": PolicyEntry(
+        "baselines.preserve.comparators:PreServeProactivePolicy",
+        "baselines.preserve.comparators:ComparatorConfig",
+    ),
+    "preserve_hybrid": PolicyEntry(
+        "baselines.preserve.comparators:PreServeHybridPolicy",
+        "baselines.preserve.comparators:ComparatorConfig",
+    ),
+    "pass": PolicyEntry(
+        "baselines.preserve.pass_scaler:PassPolicy", "baselines.preserve.pass_scaler:PassConfig"
+    ),
     "sageserve_routing": PolicyEntry(
         "baselines.sageserve.routing:SageServeRoutingPolicy",
         "baselines.sageserve.config:SageServeRoutingConfig",
@@ -153,7 +220,7 @@ def make_policy(name: str, **params: Any) -> Policy:
         return policy(**params)
     config = _load(entry.config)
     _check(name, config, params)
-    return policy(config(**params))
+    return policy(_made(config, params))
 
 
 def policy_tunables(name: str) -> dict[str, Tunable]:
@@ -187,6 +254,25 @@ def _static_layout(name: str) -> str | None:
 def _load(path: str) -> Any:
     module, _, attribute = path.partition(":")
     return getattr(importlib.import_module(module), attribute)
+
+
+def _made(config: Any, params: Mapping[str, Any], prefix: str = "") -> Any:
+    """A dataclass of constants; those that it holds are made of mappings, or of lists of them."""
+    known = {entry.name for entry in fields(config)}
+    for param in params:
+        if param not in known:
+            _refuse("field", f"{prefix}{param}", [f"{prefix}{name}" for name in sorted(known)])
+    hints = get_type_hints(config)
+    return config(**{key: _made_of(hints[key], value, f"{prefix}{key}.") for key, value in params.items()})
+
+
+def _made_of(hint: Any, value: Any, prefix: str) -> Any:
+    if isinstance(hint, type) and is_dataclass(hint) and isinstance(value, Mapping):
+        return _made(hint, value, prefix)
+    inner = get_args(hint)
+    if inner and isinstance(inner[0], type) and is_dataclass(inner[0]) and isinstance(value, Sequence):
+        return tuple(_made_of(inner[0], entry, prefix) for entry in value)
+    return value
 
 
 def _check(name: str, target: Any, params: dict[str, Any]) -> None:

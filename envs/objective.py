@@ -18,6 +18,13 @@ class Objective:
         switch: On minus the number of base engines that begin a reconfiguration.
         abandoned: On minus the number of requests refused, failed or unfinished at the end. With the two misses it
             makes giving up a request dearer than serving it late.
+        gpu_usd: On minus the price of machines whose instances serve, start or drain, USD (autoscaling).
+        startup_usd: On minus that part of it in which instances start: waste, counted once more.
+        backlog_usd: On minus the price of the machine time that non-interactive requests take which stand in line when
+            an episode ends, at the benchmarked capacity, USD.
+        spot_rent_usd: On minus the price of machines that are leased to others as spot instances. 0: they are a sunk
+            cost.
+        spot_revenue_usd: On what spot instances earn, USD.
         scale: Factor on the whole reward.
     """
 
@@ -27,6 +34,11 @@ class Objective:
     goodput: float = 0.0
     switch: float = 0.02
     abandoned: float = 100.0
+    gpu_usd: float = 0.0
+    startup_usd: float = 0.0
+    backlog_usd: float = 0.0
+    spot_rent_usd: float = 0.0
+    spot_revenue_usd: float = 0.0
     scale: float = 0.1
 
     def __post_init__(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from envs.autoscaling.state import AutoscalingSpec
 from envs.backend import SLO, ClusterSpec
 from envs.deployment.state import DeploymentSetting
 from envs.fleet import FleetSpec
@@ -26,6 +27,7 @@ class PolicySpec:
         queue_capacity: Requests that the router may hold; one more is refused.
         deployment: Capacities and the past, where the cut into replicas is what is decided.
         sharing: Nodes, models and their times, where nodes are shared.
+        autoscaling: Endpoints, capacities and start-up times, where the number of instances is what is decided.
     """
 
     cluster: ClusterSpec | FleetSpec | DeploymentSpec | SharingSpec
@@ -36,6 +38,7 @@ class PolicySpec:
     queue_capacity: int = 0
     deployment: DeploymentSetting | None = None
     sharing: SharingSetting | None = None
+    autoscaling: AutoscalingSpec | None = None
 
     @property
     def node(self) -> ClusterSpec:
@@ -84,6 +87,19 @@ class PolicySpec:
         if self.sharing is None:
             raise ValueError("this policy decides how models share nodes; here another decision is taken")
         return self.sharing
+
+    @property
+    def scaling(self) -> AutoscalingSpec:
+        """What is known of endpoints, whose number of instances must be what is decided.
+
+        Raises:
+            ValueError: it is not.
+        """
+        if self.autoscaling is None:
+            raise ValueError(
+                "this policy decides how many instances there are; here another decision is taken"
+            )
+        return self.autoscaling
 
     @property
     def num_base(self) -> int:

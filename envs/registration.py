@@ -23,6 +23,22 @@ class EnvEntry:
 
 
 ENVS = {
+    "autoscaling": EnvEntry(
+        "Serving/Autoscaling-v0",
+        "envs.autoscaling.env:AutoscalingEnv",
+        "envs.autoscaling.vector:AutoscalingVectorEnv",
+        "envs.autoscaling.config:AutoscalingConfig",
+        (
+            "fixed_instances",
+            "hpa_waiting",
+            "hpa_kv",
+            "kpa",
+            "llm_d_saturation",
+            "sageserve_reactive",
+            "sageserve",
+            "clairvoyant_scaling",
+        ),
+    ),
     "deployment": EnvEntry(
         "Serving/Deployment-v0",
         "envs.deployment.env:DeploymentEnv",

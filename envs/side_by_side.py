@@ -28,7 +28,7 @@ class SideBySide(VectorEnv[BatchObservation, NDArray[np.int64], NDArray[Any]]):
         self,
         num_envs: int,
         render_mode: str | None,
-        spaces: tuple[gym.Space[Any], gym.spaces.Discrete],
+        spaces: tuple[gym.Space[Any], gym.spaces.Discrete | gym.spaces.MultiDiscrete],
     ) -> None:
         """Sets spaces and seeds.
 

@@ -22,6 +22,7 @@ import numpy as np
 
 from envs.workload.registry import check_choice
 from runners.cli import command
+from runners.measurements.autoscaling import autoscaling_steps, scaled_spans
 from runners.measurements.deployment import deployment_steps
 from runners.measurements.environments import env_steps, policies
 from runners.measurements.measurement import Measurement
@@ -45,6 +46,7 @@ _MEASUREMENTS: dict[str, Callable[[BenchConfig], Iterable[Measurement]]] = {
         *routing_steps(config),
         *deployment_steps(config),
         *sharing_steps(config),
+        *autoscaling_steps(config),
     ),
     "train.steps_per_s": training_steps,
     "policy.us_per_decision": lambda config: (*policies(config), *routers(config)),
@@ -53,6 +55,7 @@ _MEASUREMENTS: dict[str, Callable[[BenchConfig], Iterable[Measurement]]] = {
     "stream.requests_per_s": scaling,
     "week.seconds": week,
     "half_hour.seconds": half_hour,
+    "scaled_span.seconds": scaled_spans,
 }
 
 

@@ -157,9 +157,11 @@ def _what_live_servers_add(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe_action(action: Any) -> Any:
-    """An action as it stands in the decisions log: an index, a command spelt out, or null for "leave all as it is"."""
+    """An action as it stands in the decisions log: indices, commands spelt out, or null for "leave all as it is"."""
     if action is None or isinstance(action, (int, np.integer)):
         return action if action is None else int(action)
+    if isinstance(action, tuple) and all(dataclasses.is_dataclass(change) for change in action):
+        return [describe_action(change) for change in action]
     if dataclasses.is_dataclass(action) and not isinstance(action, type):
         values = {key: getattr(value, "name", value) for key, value in dataclasses.asdict(action).items()}
         return {"command": type(action).__name__, **values}

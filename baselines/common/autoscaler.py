@@ -17,6 +17,7 @@ from envs.autoscaling.state import (
     Pool,
     ScaleChange,
 )
+from envs.policy_spec import PolicySpec
 
 Changes = tuple[ScaleChange, ...]
 
@@ -32,9 +33,13 @@ class Autoscaler:
     spec: AutoscalingSpec
     rng: np.random.Generator
 
-    def reset(self, spec: AutoscalingSpec, seed: int) -> None:
-        """Forgets everything and prepares for an episode in this setting."""
-        self.spec = spec
+    def reset(self, spec: PolicySpec | AutoscalingSpec, seed: int) -> None:
+        """Forgets everything and prepares for an episode in this setting.
+
+        Raises:
+            ValueError: The environment decides about something else.
+        """
+        self.spec = spec if isinstance(spec, AutoscalingSpec) else spec.scaling
         self.rng = np.random.default_rng(seed)
         self.begin()
 

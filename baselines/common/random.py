@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from baselines.common.autoscaler import victims
 from baselines.policy import Action, PolicySpec
+from envs.autoscaling.state import AutoscalingState, Operation, ScaleChange
 from envs.backend import ClusterState, SetLayout, SwitchMode
 from envs.deployment.state import DeploymentState
 from envs.layout import all_layouts
@@ -18,7 +20,8 @@ class RandomPolicy:
     """Draws uniformly.
 
     On a node a layout and a way to get there, in a fleet a place that can take the request, of a deployment one of its
-    candidates, on shared nodes an instance or a new one.
+    candidates, of instances one more, one less or as many of each endpoint, as far as machines and the setting allow,
+    on shared nodes an instance or a new one.
 
     Args:
         switch_probability: Probability that a decision draws; otherwise all stays as it is, a request in the queue.
@@ -37,12 +40,16 @@ class RandomPolicy:
 
     def reset(self, spec: PolicySpec, seed: int) -> None:
         """Begins the stream of draws that the seed stands for."""
-        on_node = spec.engines is None and spec.deployment is None and spec.sharing is None
+        others = (spec.engines, spec.deployment, spec.sharing, spec.autoscaling)
+        on_node = all(setting is None for setting in others)
+        self._spec = spec
         self._layouts = all_layouts(spec.num_base) if on_node else ()
         self._rng = np.random.default_rng(seed)
 
     def act(
-        self, observation: Any, state: ClusterState | RoutingState | DeploymentState | SharingState
+        self,
+        observation: Any,
+        state: ClusterState | RoutingState | DeploymentState | SharingState | AutoscalingState,
     ) -> Action:
         """Draws."""
         if self._rng.random() >= self.switch_probability:
@@ -54,6 +61,8 @@ class RandomPolicy:
         if isinstance(state, SharingState):
             able = np.flatnonzero(observation["places"][:, 0])
             return int(self._rng.choice(able)) if len(able) else None
+        if isinstance(state, AutoscalingState):
+            return self._scale(state)
         layout = self._layouts[self._rng.integers(len(self._layouts))]
         return SetLayout(layout, SwitchMode(int(self._rng.integers(len(SwitchMode)))))
 
@@ -62,3 +71,18 @@ class RandomPolicy:
         if state.request is None or not len(able):
             return None
         return int(able[self._rng.integers(len(able))])
+
+    def _scale(self, state: AutoscalingState) -> tuple[ScaleChange, ...]:
+        spec = self._spec.scaling
+        vacant = {region: counts.copy() for region, counts in state.vacant.items()}
+        changes = []
+        for own in state.endpoints:
+            change = int(self._rng.integers(-1, 2))
+            runs = spec.capacity_tps[spec.models.index(own.endpoint.model)] > 0
+            free = np.flatnonzero(runs & (vacant[own.endpoint.region] > 0))
+            if change > 0 and len(free) and len(own.instances) < spec.max_instances:
+                vacant[own.endpoint.region][free[0]] -= 1
+                changes.append(ScaleChange(own.endpoint, Operation.START, 1, gpu=int(free[0])))
+            elif change < 0 and len(own.present) > spec.min_instances:
+                changes.append(ScaleChange(own.endpoint, Operation.STOP, 1, victims(own, 1)))
+        return tuple(changes)

@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 from torch import nn
 
 from baselines.common.forecasting.determinism import alone
+from baselines.common.forecasting.recurrent import RecurrentConfig, train
 from baselines.oserve.forecast import HISTORY, padded, windows
 
 FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class LstmConfig:
+class LstmConfig(RecurrentConfig):
     """Network and training.
 
     Attributes:
@@ -38,13 +39,6 @@ class LstmConfig:
     epochs: int = 20
     batch_size: int = 256
     learning_rate: float = 3e-3
-
-    def __post_init__(self) -> None:
-        for name in ("history", "hidden", "epochs", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
 
 
 class SeriesNetwork(nn.Module):
@@ -88,20 +82,7 @@ class SeriesLstm:
         past = torch.from_numpy(windows(normal[:, None], self.config.history)[:, :, 0].astype(np.float32))
         target = torch.from_numpy(normal[self.config.history :].astype(np.float32))
         with alone(self.seed):
-            self._train(past, target)
-
-    def _train(self, past: torch.Tensor, target: torch.Tensor) -> None:
-        config = self.config
-        optimizer = torch.optim.Adam(self.network.parameters(), config.learning_rate)
-        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, config.epochs)
-        for _ in range(config.epochs):
-            for batch in torch.split(torch.randperm(len(past)), config.batch_size):
-                loss = nn.functional.mse_loss(self.network(past[batch]), target[batch])
-                optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
-                nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
-                optimizer.step()
-            schedule.step()
+            train(self.network, past, target, self.config)
 
     def predict(self, past: FloatArray) -> float:
         """The next count, not negative.

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from baselines.common.autoscaler import Autoscaler, to_count
 from baselines.policy import Tunable
 from baselines.preserve.workload_predictor import (
-    WorkloadPredictor,
     WorkloadPredictorConfig,
+    predictors,
     window_number,
 )
 from envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState, ScaleChange
@@ -67,10 +67,7 @@ class _Comparator(Autoscaler):
         self._acted_s: dict[Endpoint, float] = {}
         self._window: dict[Endpoint, int] = {}
         self._forecast: dict[Endpoint, int | None] = {}
-        self._predictors = {
-            endpoint: WorkloadPredictor(self.config.predictor, seed=number)
-            for number, endpoint in enumerate(self.spec.endpoints)
-        }
+        self._predictors = predictors(self.spec, self.config.predictor)
 
     def reaction(self, state: AutoscalingState, endpoint: EndpointState) -> int:
         """Change by KV usage: -1, 0 or 1."""

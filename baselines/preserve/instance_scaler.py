@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from baselines.common.autoscaler import Autoscaler, bounded, to_count
 from baselines.policy import Tunable
 from baselines.preserve.load_anticipator import EXTENSION_RATIO
-from baselines.preserve.look_ahead import look_ahead, share_above
+from baselines.preserve.look_ahead import anticipated_load
 from baselines.preserve.workload_predictor import (
-    WorkloadPredictor,
     WorkloadPredictorConfig,
+    predictors,
     window_number,
 )
 from envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState, ScaleChange
@@ -94,10 +94,17 @@ def anticipate(
     own = state.in_flight[np.isin(state.in_flight["place"], places)].copy()
     order = np.argsort(places)
     own["place"] = order[np.searchsorted(places[order], own["place"])]  # numbered as the rows are
-    tokens = look_ahead(own, len(places), config.lookahead_iterations, config.extension_ratio).tokens
     capacity = np.maximum(rows["kv_capacity_tokens"], 1).astype(np.float64)
-    above = share_above(tokens, config.overload_usage * capacity)
-    return Anticipated(places, tokens.max(axis=1) / capacity, above > config.overload_share)
+    load = anticipated_load(
+        own,
+        config.lookahead_iterations,
+        config.extension_ratio,
+        0,
+        0,
+        np.zeros(len(places)),  # all that an instance holds is above an ideal of nothing
+        config.overload_usage * capacity,
+    )
+    return Anticipated(places, load.overflow_tokens / capacity, load.overloaded > config.overload_share)
 
 
 def instances_to_isolate(present: int, peak_usage: NDArray[np.float64], scale_in_usage: float) -> int:
@@ -134,10 +141,7 @@ class PreServeScalingPolicy(Autoscaler):
 
     def begin(self) -> None:
         """Forgets what was learned and what was answered."""
-        self._predictors = {
-            endpoint: WorkloadPredictor(self.config.predictor, seed=number)
-            for number, endpoint in enumerate(self.spec.endpoints)
-        }
+        self._predictors = predictors(self.spec, self.config.predictor)
         self._window: dict[Endpoint, int] = {}
         self._scaled_in: dict[Endpoint, int] = {}
         self._answered: dict[Endpoint, set[int]] = {}

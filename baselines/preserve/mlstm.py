@@ -2,7 +2,8 @@
 
 Krause et al. (arXiv 1609.07959): an intermediate state m_t = (W_mx x_t) * (W_mh h_{t-1}) takes the place of h_{t-1} in
 every gate of an LSTM. PreServe's text gives windows of ten minutes, min-max normalisation and that k windows precede
-the one that is forecast; k, the size of the network and its training are ours.
+the one that is forecast; k, the size of the network and its training are ours, and that it says by how much the next
+window differs from the last one: on the training halves of real series it errs less so than without.
 
 Algorithm 1 normalises, in its line 3, the k windows together with the one that is to be forecast. Online that one is
 not known, so that minimum and maximum are those of all the training series here. Everything runs on one thread and from
@@ -18,11 +19,12 @@ import torch
 from torch import nn
 
 from baselines.common.forecasting.determinism import alone
+from baselines.common.forecasting.recurrent import RecurrentConfig, train
 from baselines.common.forecasting.series import FloatArray, as_series, filled
 
 
 @dataclass(frozen=True)
-class MlstmConfig:
+class MlstmConfig(RecurrentConfig):
     """Network and training.
 
     Attributes:
@@ -38,13 +40,6 @@ class MlstmConfig:
     epochs: int = 60
     batch_size: int = 128
     learning_rate: float = 5e-3
-
-    def __post_init__(self) -> None:
-        for name in ("history", "hidden", "epochs", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
 
 
 class MlstmCell(nn.Module):
@@ -86,13 +81,16 @@ class MlstmNetwork(nn.Module):
         self.out = nn.Linear(hidden, 1)
 
     def forward(self, past: torch.Tensor) -> torch.Tensor:
-        """What comes next. The state starts at one, as a state of zero would never multiply into anything else."""
+        """The last value and what the network adds to it.
+
+        The state starts at one, as a state of zero would never multiply into anything else.
+        """
         state = past.new_ones(len(past), self.hidden)
         cell = past.new_zeros(len(past), self.hidden)
         for step in range(past.shape[1]):
             state, cell = self.cell(past[:, step : step + 1], state, cell)
-        ahead: torch.Tensor = self.out(state)[:, 0]
-        return ahead
+        change: torch.Tensor = self.out(state)[:, 0]
+        return past[:, -1] + change
 
 
 class Mlstm:
@@ -123,20 +121,7 @@ class Mlstm:
         target = torch.from_numpy(normal[self.config.history :])
         with alone(self.seed):
             self._network = MlstmNetwork(self.config.hidden)
-            self._train(self._network, past, target)
-
-    def _train(self, network: MlstmNetwork, past: torch.Tensor, target: torch.Tensor) -> None:
-        config = self.config
-        optimizer = torch.optim.Adam(network.parameters(), config.learning_rate)
-        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, config.epochs)
-        for _ in range(config.epochs):
-            for batch in torch.split(torch.randperm(len(past)), config.batch_size):
-                loss = nn.functional.mse_loss(network(past[batch]), target[batch])
-                optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
-                nn.utils.clip_grad_norm_(network.parameters(), 1.0)
-                optimizer.step()
-            schedule.step()
+            train(self._network, past, target, self.config)
 
     def forecast(self, past: FloatArray, steps: int) -> FloatArray:
         """(steps,), each window from what precedes it, forecasts included (Algorithm 2, lines 2 to 4).

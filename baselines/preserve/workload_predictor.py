@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from baselines.common.autoscaler import default_gpu
 from baselines.common.forecasting.series import FloatArray, SeriesForecaster
 from baselines.preserve.capability import Capability, profile
 from baselines.preserve.mlstm import Mlstm, MlstmConfig
-from envs.autoscaling.state import EndpointState
+from envs.autoscaling.state import AutoscalingSpec, Endpoint, EndpointState
 
 MakeForecaster = Callable[[], SeriesForecaster]
 
@@ -23,11 +24,14 @@ class WorkloadPredictorConfig:
     Attributes:
         window_s: Length of a window. Source: section 4.1 (10 minutes).
         retrain_s: Between two trainings. Source: section 4.1 ("e.g., daily").
+        from_benchmark: Whether an instance is taken to serve what it was benchmarked at until windows have shown more.
+            Source: ours; it stands for the windows of the past that the text profiles, of which only traffic is known.
         mlstm: Network and training.
     """
 
     window_s: float = 600.0
     retrain_s: float = 86_400.0
+    from_benchmark: bool = True
     mlstm: MlstmConfig = field(default_factory=MlstmConfig)
 
     def __post_init__(self) -> None:
@@ -63,7 +67,7 @@ class WorkloadPredictor:
         config: Its constants; None: the defaults.
         seed: Of the networks.
         make: Makes each of the two forecasters; None: mLSTMs, as in the text.
-        capability: Where profiling starts; None: at nothing, as in Algorithm 1.
+        benchmark_tps: Prompt tokens/s that an instance serves within its promises; 0: it is not known.
     """
 
     def __init__(
@@ -71,10 +75,11 @@ class WorkloadPredictor:
         config: WorkloadPredictorConfig | None = None,
         seed: int = 0,
         make: MakeForecaster | None = None,
-        capability: Capability | None = None,
+        benchmark_tps: float = 0.0,
     ) -> None:
         self.config = config or WorkloadPredictorConfig()
-        self.capability = capability or Capability()
+        self.capability = Capability()
+        self.benchmark_tps = benchmark_tps if self.config.from_benchmark else 0.0
         make = make or (lambda: Mlstm(self.config.mlstm, seed))
         self._prompt, self._response = make(), make()
         self._trained_s = -math.inf
@@ -95,6 +100,9 @@ class WorkloadPredictor:
         violations = history.rebinned("violations", window_s)
         instances = history.rebinned("mean_instances", window_s) * (history.bin_s / window_s)
         self.capability = profile(prompts, responses, violations, instances, window_s, self.capability)
+        if self.capability.mu_t == 0.0 and self.benchmark_tps and prompts.any():
+            answers_tps = self.benchmark_tps * float(responses.sum() / prompts.sum())
+            self.capability = Capability(self.benchmark_tps, answers_tps, self.benchmark_tps + answers_tps)
         self._train(history.end_s, prompts, responses)
         prompt, response = (
             self._two_ahead(forecaster, past) / window_s
@@ -120,3 +128,18 @@ class WorkloadPredictor:
 def window_number(now_s: float, window_s: float) -> int:
     """Which window it is."""
     return int(np.floor(now_s / window_s + 1e-9))
+
+
+def predictors(spec: AutoscalingSpec, config: WorkloadPredictorConfig) -> dict[Endpoint, WorkloadPredictor]:
+    """A predictor for each endpoint of a setting.
+
+    Args:
+        spec: The setting.
+        config: Their constants.
+    """
+    found = {}
+    for number, endpoint in enumerate(spec.endpoints):
+        gpu = default_gpu(spec, endpoint.model)
+        tps = float(spec.capacity_tps[spec.models.index(endpoint.model), gpu])
+        found[endpoint] = WorkloadPredictor(config, seed=number, benchmark_tps=tps)
+    return found

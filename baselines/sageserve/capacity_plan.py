@@ -13,8 +13,9 @@ uncovered, and that at the least cost. Solved by HiGHS (scipy.optimize.milp).
 
 Only machines join different models, and only what is rerouted joins regions. So each model is solved by itself first,
 and each of its regions where none may rely on another; where that asks for more machines than there are, all models are
-solved together. The variables are the instances x = n + delta and the started ones
-max(0, x - n); the gap up to which a solution is optimal is then a share of what the fleet costs.
+solved together, region by region again where none may rely on another. The variables are the instances that are kept,
+at most n, and those that are started: as a start costs more, one is started only where all are kept, and no constraint
+need say so. The gap up to which a solution is optimal is a share of what the fleet costs.
 """
 
 from __future__ import annotations
@@ -131,13 +132,19 @@ def solve(problem: CapacityProblem, config: SolverConfig | None = None) -> Capac
     """
     began = time.perf_counter()  # for the report alone: no decision looks at it
     config = config or SolverConfig()
-    short = 0.0
     after = _by_model(problem, config)
     if after is None:
-        after, short = _together(problem, config)
+        after = _by_machines(problem, config)
     delta = after - problem.instances
     cost = (problem.vm_cost * delta).sum() + (problem.start_cost[:, None] * np.maximum(delta, 0)).sum()
-    return CapacityPlan(delta, float(cost), short, time.perf_counter() - began)
+    return CapacityPlan(delta, float(cost), _uncovered_tps(problem, after), time.perf_counter() - began)
+
+
+def _uncovered_tps(problem: CapacityProblem, after: IntArray) -> float:
+    """What instances leave uncovered, summed over the demand constraints."""
+    rows, need = _demand(problem)
+    short = need - rows @ after.ravel()
+    return float(short[short > 2 * _TOLERANCE * np.maximum(need, 1.0)].sum())
 
 
 def _by_model(problem: CapacityProblem, config: SolverConfig) -> IntArray | None:
@@ -163,33 +170,55 @@ def _by_model(problem: CapacityProblem, config: SolverConfig) -> IntArray | None
 
 def _by_region(problem: CapacityProblem, config: SolverConfig) -> IntArray | None:
     """(1, R, G) of one model: region by region where what each serves itself is enough for all."""
-    regions = problem.instances.shape[1]
-    rows, need = _demand(problem)
-    if need[:regions].sum() < need[regions] or regions == 1:
-        return _cheapest(problem, rows, need, config)
-    parts = []
-    for region in range(regions):
-        own = slice(region, region + 1)
-        alone = replace(problem, instances=problem.instances[:, own], demand_tps=problem.demand_tps[:, own])
-        rows, need = _demand(alone)
-        need[1] = 0.0  # of all regions together
-        part = _cheapest(alone, rows, need, config)
-        if part is None:
-            return None
-        parts.append(part)
+    if not _regions_alone(problem):
+        return _cheapest(problem, *_demand(problem), config)
+    parts = [_cheapest(part, *_local_demand(part), config) for part in _regions_of(problem)]
+    found = [part for part in parts if part is not None]
+    return np.concatenate(found, axis=1) if len(found) == len(parts) else None
+
+
+def _by_machines(problem: CapacityProblem, config: SolverConfig) -> IntArray:
+    """(L, R, G), models that share machines."""
+    if not _regions_alone(problem):
+        return _together(problem, *_demand(problem), config)
+    parts = [_together(part, *_local_demand(part), config) for part in _regions_of(problem)]
     return np.concatenate(parts, axis=1)
 
 
-def _together(problem: CapacityProblem, config: SolverConfig) -> tuple[IntArray, float]:
-    """(L, R, G), all models at once, and the demand that is left uncovered."""
-    rows, need = _demand(problem)
+def _regions_alone(problem: CapacityProblem) -> bool:
+    """Whether what each region serves itself is enough for all, of every model."""
+    models, regions, _ = problem.instances.shape
+    _, need = _demand(problem)
+    local, overall = need[: models * regions].reshape(models, regions), need[models * regions :]
+    return bool((local.sum(axis=1) >= overall).all())
+
+
+def _regions_of(problem: CapacityProblem) -> list[CapacityProblem]:
+    """The problem of each region."""
+    parts = []
+    for region in range(problem.instances.shape[1]):
+        own = slice(region, region + 1)
+        parts.append(
+            replace(
+                problem,
+                instances=problem.instances[:, own],
+                demand_tps=problem.demand_tps[:, own],
+                machines=None if problem.machines is None else problem.machines[own],
+            )
+        )
+    return parts
+
+
+def _together(
+    problem: CapacityProblem, rows: sparse.csr_array, need: FloatArray, config: SolverConfig
+) -> IntArray:
+    """(L, R, G), all models at once; where machines do not suffice, as little as may be is left uncovered."""
     after = _cheapest(problem, rows, need, config)
-    if after is not None:
-        return after, 0.0
-    short = _least_short(problem, rows, need, config)
-    after = _cheapest(problem, rows, need - short - _TOLERANCE * np.maximum(need, 1.0), config)
-    assert after is not None  # what cannot be covered was taken off
-    return after, float(short.sum())
+    if after is None:
+        short = _least_short(problem, rows, need, config)
+        after = _cheapest(problem, rows, need - short - _TOLERANCE * np.maximum(need, 1.0), config)
+        assert after is not None  # what cannot be covered was taken off
+    return after
 
 
 def _flat(problem: CapacityProblem, by_model_and_gpu: FloatArray) -> FloatArray:
@@ -211,6 +240,13 @@ def _demand(problem: CapacityProblem) -> tuple[sparse.csr_array, FloatArray]:
     )
 
 
+def _local_demand(problem: CapacityProblem) -> tuple[sparse.csr_array, FloatArray]:
+    """The same of endpoints alone."""
+    rows, need = _demand(problem)
+    endpoints = problem.instances.shape[0] * problem.instances.shape[1]
+    return rows[:endpoints], need[:endpoints]
+
+
 def _limits(problem: CapacityProblem) -> LinearConstraint:
     """Fewest and most instances of an endpoint, and machines of a region."""
     models, regions, gpus = problem.instances.shape
@@ -226,18 +262,17 @@ def _limits(problem: CapacityProblem) -> LinearConstraint:
         rows = sparse.vstack([rows, kind], format="csr")
         low = np.concatenate([low, np.full(places, -np.inf)])
         high = np.concatenate([high, problem.machines.ravel().astype(float)])
-    return LinearConstraint(_beside(rows, len(columns)), low, high)
+    return LinearConstraint(rows, low, high)
 
 
-def _beside(rows: sparse.csr_array, others: int) -> sparse.csr_array:
-    """Constraints on x alone, with columns of zeros for the other variables."""
-    return sparse.hstack([rows, sparse.csr_array((rows.shape[0], others))], format="csr")
+def _twice(rows: sparse.csr_array) -> sparse.csr_array:
+    """Constraints on instances, of kept and of started ones."""
+    return sparse.hstack([rows, rows], format="csr")
 
 
-def _most(problem: CapacityProblem) -> FloatArray:
-    """Upper bounds of x: none comes where the model does not run, but those that are there may stay."""
-    runs = _flat(problem, problem.capacity_tps) > 0
-    return np.where(runs, np.inf, problem.instances.ravel().astype(float))
+def _startable(problem: CapacityProblem) -> FloatArray:
+    """Most instances that start: none where the model does not run."""
+    return np.where(_flat(problem, problem.capacity_tps) > 0, np.inf, 0.0)
 
 
 def _cheapest(
@@ -245,15 +280,15 @@ def _cheapest(
 ) -> IntArray | None:
     """(L, R, G) instances at the least cost; None: nothing is feasible."""
     size = problem.instances.size
-    identity = sparse.eye_array(size, format="csr")
+    keep, start = _flat(problem, problem.vm_cost[None]), _flat(problem, problem.start_cost)
+    limits = _limits(problem)
     result = milp(
-        np.concatenate([_flat(problem, problem.vm_cost[None]), _flat(problem, problem.start_cost)]),
-        integrality=np.concatenate([np.ones(size), np.zeros(size)]),
-        bounds=Bounds(np.zeros(2 * size), np.concatenate([_most(problem), np.full(size, np.inf)])),
+        np.concatenate([keep, keep + start]),
+        integrality=np.ones(2 * size),
+        bounds=Bounds(np.zeros(2 * size), np.concatenate([problem.instances.ravel(), _startable(problem)])),
         constraints=[
-            LinearConstraint(_beside(rows, size), lb=need),
-            LinearConstraint(sparse.hstack([-identity, identity]), lb=-problem.instances.ravel()),
-            _limits(problem),
+            LinearConstraint(_twice(rows), lb=need),
+            LinearConstraint(_twice(limits.A), limits.lb, limits.ub),
         ],
         options={"time_limit": config.time_limit_s, "mip_rel_gap": config.gap},
     )
@@ -261,7 +296,8 @@ def _cheapest(
         raise ValueError(f"no plan was found within {config.time_limit_s:g} s: {result.message}")
     if result.x is None:
         return None
-    return np.rint(result.x[:size]).astype(np.int64).reshape(problem.instances.shape)
+    kept, started = np.rint(result.x).astype(np.int64).reshape(2, *problem.instances.shape)
+    return kept + started
 
 
 def _least_short(
@@ -273,10 +309,15 @@ def _least_short(
     result = milp(
         np.concatenate([np.zeros(size), np.ones(count)]),
         integrality=np.concatenate([np.ones(size), np.zeros(count)]),
-        bounds=Bounds(np.zeros(size + count), np.concatenate([_most(problem), np.full(count, np.inf)])),
+        bounds=Bounds(
+            np.zeros(size + count),
+            np.concatenate([problem.instances.ravel() + _startable(problem), np.full(count, np.inf)]),
+        ),
         constraints=[
             LinearConstraint(sparse.hstack([rows, sparse.eye_array(count)]), lb=need),
-            LinearConstraint(_beside(limits.A[:, :size], count), limits.lb, limits.ub),
+            LinearConstraint(
+                sparse.hstack([limits.A, sparse.csr_array((limits.A.shape[0], count))]), limits.lb, limits.ub
+            ),
         ],
         options={"time_limit": config.time_limit_s, "mip_rel_gap": config.gap},
     )

@@ -60,6 +60,16 @@ class ReactivePolicy(Autoscaler):
                 if changes:
                     self._acted_s[key] = state.now_s
                 yield from changes
+            if self.config.siloed:
+                yield from self._dissolve(endpoint)
+
+    def _dissolve(self, endpoint: EndpointState) -> Iterable[ScaleChange]:
+        """Gives away what belongs to neither pool, as at the start, once both pools have their fewest instances."""
+        pools = endpoint.running["pool"]
+        fewest = max(self.spec.min_instances, 1)
+        if all((pools == pool).sum() >= fewest for pool in (Pool.INTERACTIVE, Pool.BATCH)):
+            rows = endpoint.running[pools == Pool.MIXED]
+            yield from give_away(endpoint, len(rows), rows)
 
     def _react(self, stock: Stock, endpoint: EndpointState, pool: Pool) -> Iterable[ScaleChange]:
         of_pool = endpoint.present["pool"] == pool

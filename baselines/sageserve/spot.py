@@ -1,4 +1,4 @@
-"""Spot instances: where instances come from and go to, and how long that takes (sections 2.3, 6.4 and 7.1).
+"""Spot instances: where instances come from and go to (sections 2.3 and 6.4); `envs.scaling` has how long that takes.
 
 Out: first spot instances of the same model, "which are faster to acquire, and if none are available, ... spot instances
 from other model types"; then, where the text says nothing, vacant machines. In: "we donate the instances to the spot
@@ -24,26 +24,6 @@ from envs.autoscaling.state import (
     Pool,
     ScaleChange,
 )
-
-RECLAIM_MEDIAN_S = 60.0  # section 7.1
-RECLAIM_MAX_S = 300.0  # section 7.1
-REDEPLOY_LOCAL_S = 600.0  # section 7.1: weights in the region, all models alike
-REDEPLOY_REMOTE_S = 7200.0  # section 7.1: weights must come from another region
-
-
-def reclaim_s(rng: np.random.Generator) -> float:
-    """Seconds until a spot instance serves its own model again.
-
-    The paper gives the median and the longest time; that logarithms are spread evenly, from a fifth of the median on,
-    is ours.
-    """
-    spread = RECLAIM_MAX_S / RECLAIM_MEDIAN_S
-    return float(RECLAIM_MEDIAN_S * spread ** (2 * rng.random() - 1))
-
-
-def redeploy_s(weights_local: bool) -> float:
-    """Seconds until a machine of another model serves this one."""
-    return REDEPLOY_LOCAL_S if weights_local else REDEPLOY_REMOTE_S
 
 
 @dataclass
@@ -126,33 +106,3 @@ def give_away(
     places = victims(endpoint, count, running)
     if places:
         yield ScaleChange(endpoint.endpoint, Operation.DONATE, len(places), places)
-
-
-@dataclass
-class SpotLedger:
-    """Instance-hours that were leased: what donations earn.
-
-    Attributes:
-        spot_instance_s: By endpoint, instance-seconds so far.
-    """
-
-    spot_instance_s: dict[Endpoint, float] = field(default_factory=dict)
-    _since: dict[Endpoint, tuple[float, int]] = field(default_factory=dict)
-
-    def note(self, now_s: float, state: AutoscalingState) -> None:
-        """Takes down how many spot instances there are from now on.
-
-        Raises:
-            ValueError: Time runs backwards.
-        """
-        for own in state.endpoints:
-            last_s, count = self._since.get(own.endpoint, (now_s, 0))
-            if now_s < last_s:
-                raise ValueError(f"now_s must not be before {last_s:g}, got {now_s:g}")
-            so_far = self.spot_instance_s.get(own.endpoint, 0.0)
-            self.spot_instance_s[own.endpoint] = so_far + count * (now_s - last_s)
-            self._since[own.endpoint] = (now_s, int(own.spot.sum()))
-
-    def hours(self, endpoint: Endpoint) -> float:
-        """Instance-hours of an endpoint that were leased."""
-        return self.spot_instance_s.get(endpoint, 0.0) / 3600.0

@@ -9,20 +9,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum, StrEnum
-from typing import NamedTuple
+from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from envs.backend import SLO
+from envs.scaling import (
+    TRAFFIC_DTYPE,
+    Endpoint,
+    Operation,
+    Pool,
+    Release,
+    ScaleChange,
+    ScalingAction,
+    Traffic,
+)
 
-
-class Endpoint(NamedTuple):
-    """A model in a region."""
-
-    model: str
-    region: str
+__all__ = [
+    "INSTANCE_DTYPE",
+    "TRAFFIC_DTYPE",
+    "AutoscalingSpec",
+    "AutoscalingState",
+    "Endpoint",
+    "EndpointState",
+    "InstanceStatus",
+    "Operation",
+    "Pool",
+    "Release",
+    "ScaleChange",
+    "ScalingAction",
+    "Traffic",
+]
 
 
 class InstanceStatus(IntEnum):
@@ -31,14 +49,6 @@ class InstanceStatus(IntEnum):
     STARTING = 0  # it comes, from wherever: it serves nothing yet
     RUNNING = 1
     DRAINING = 2  # gets no new requests, finishes those it has, then goes
-
-
-class Pool(IntEnum):
-    """Which requests an instance is for."""
-
-    MIXED = 0  # all: the unified pool
-    INTERACTIVE = 1
-    BATCH = 2
 
 
 # One row an instance that is not a spot instance. All of it can be read off the engine's gauges and its launcher.
@@ -60,67 +70,6 @@ INSTANCE_DTYPE = np.dtype(
     align=True,
 )
 
-# One row a time bin of an endpoint's traffic. Sums over the bin, save for those called mean.
-TRAFFIC_DTYPE = np.dtype(
-    [
-        ("requests", np.float64),  # interactive ones that arrived
-        ("input_tokens", np.float64),  # their prompts
-        ("output_tokens", np.float64),  # answers of interactive requests, counted where the request arrived
-        ("niw_requests", np.float64),  # the same of non-interactive ones
-        ("niw_input_tokens", np.float64),
-        ("niw_output_tokens", np.float64),
-        ("first_tokens", np.float64),  # interactive first tokens that came
-        ("ttft_sum_s", np.float64),
-        ("finished", np.float64),  # interactive requests that ended
-        ("tpot_sum_s", np.float64),
-        ("violations", np.float64),  # interactive requests that missed a promise, as far as known
-        ("mean_concurrency", np.float64),  # requests inside, waiting ones included
-        ("mean_instances", np.float64),  # running instances
-    ],
-    align=True,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """A history in bins of equal length, the oldest first; the last one ends at or just before the decision.
-
-    Attributes:
-        bin_s: Length of a bin, seconds.
-        end_s: End of the last bin.
-        rows: (T,) TRAFFIC_DTYPE.
-    """
-
-    bin_s: float
-    end_s: float
-    rows: NDArray[np.void]
-
-    def __len__(self) -> int:
-        """Number of bins."""
-        return len(self.rows)
-
-    def last(self, seconds: float) -> NDArray[np.void]:
-        """The bins of the last seconds, all there are if it is fewer."""
-        bins = max(1, round(seconds / self.bin_s))
-        return self.rows[-bins:]
-
-    def rebinned(self, name: str, bin_s: float) -> NDArray[np.float64]:
-        """A column summed over longer bins that end where this history ends; what is left over at its start is dropped.
-
-        Args:
-            name: Column of TRAFFIC_DTYPE.
-            bin_s: Length of the new bins, a multiple of the present one.
-
-        Raises:
-            ValueError: It is not a multiple.
-        """
-        each = round(bin_s / self.bin_s)
-        if each < 1 or abs(each * self.bin_s - bin_s) > 1e-6 * bin_s:
-            raise ValueError(f"bin_s must be a multiple of {self.bin_s:g} s, got {bin_s:g}")
-        whole = len(self.rows) // each * each
-        values = np.asarray(self.rows[name][len(self.rows) - whole :], np.float64)
-        return np.asarray(values.reshape(-1, each).sum(axis=1), np.float64)
-
 
 @dataclass(frozen=True, slots=True)
 class EndpointState:
@@ -137,6 +86,7 @@ class EndpointState:
         recent: Traffic in short bins (seconds), for as long as a quick controller looks back.
         history: Traffic in longer bins (minutes) since the first that is known, days before the episode included.
         weights_local: Whether the region's storage holds the model's weights.
+        release_level: How freely non-interactive requests are released to it (`envs.scaling.QueueSpec.levels`).
     """
 
     endpoint: Endpoint
@@ -149,6 +99,7 @@ class EndpointState:
     recent: Traffic
     history: Traffic
     weights_local: bool = True
+    release_level: int = 0
 
     def with_status(self, *status: InstanceStatus) -> NDArray[np.void]:
         """Rows of the instances with one of these statuses."""
@@ -193,6 +144,8 @@ class AutoscalingState:
         vacant: By region, (G,) machines of each kind that hold no instance, spot ones included in neither.
         in_flight: (M,) IN_FLIGHT_DTYPE of `envs.routing.state`: requests that the gateway has sent to an instance
             (`place`) and whose answers have not ended.
+        coming: (E,) expected requests and tokens in bins from now on, `end_s` being the end of the last: the future,
+            for clairvoyant references alone.
     """
 
     now_s: float
@@ -200,56 +153,11 @@ class AutoscalingState:
     endpoints: tuple[EndpointState, ...]
     vacant: Mapping[str, NDArray[np.int64]]
     in_flight: NDArray[np.void]
+    coming: tuple[Traffic, ...] = ()
 
     def of(self, endpoint: Endpoint) -> EndpointState:
         """An endpoint by name."""
         return next(state for state in self.endpoints if state.endpoint == endpoint)
-
-
-class Operation(StrEnum):
-    """What happens to instances of an endpoint."""
-
-    START = "start"  # on vacant machines, from nothing
-    RECLAIM = "reclaim"  # its own spot instances come back
-    REDEPLOY = "redeploy"  # spot instances of another model of the region give up their machines to it
-    DONATE = "donate"  # get no new requests, finish what they have, and become spot instances
-    STOP = "stop"  # get no new requests, finish what they have, and leave their machines vacant
-
-
-@dataclass(frozen=True, slots=True)
-class ScaleChange:
-    """A change of the number of instances of an endpoint.
-
-    Attributes:
-        endpoint: Whose.
-        operation: What happens.
-        count: To how many, at least 1.
-        places: Which ones go (DONATE and STOP); empty: the environment takes those with the fewest requests.
-        donor: Model whose spot instances give up their machines (REDEPLOY).
-        gpu: Number of the kind of GPU (START, RECLAIM, REDEPLOY).
-        pool: What those that come are for.
-    """
-
-    endpoint: Endpoint
-    operation: Operation
-    count: int
-    places: tuple[int, ...] = ()
-    donor: str = ""
-    gpu: int = 0
-    pool: Pool = Pool.MIXED
-
-    def __post_init__(self) -> None:
-        if self.count < 1:
-            raise ValueError(f"count must be at least 1, got {self.count}")
-        if self.places and len(self.places) != self.count:
-            raise ValueError(f"places must name all {self.count} instances or none, got {len(self.places)}")
-        if (self.operation is Operation.REDEPLOY) != bool(self.donor):
-            raise ValueError("donor must be named for redeploy, and for nothing else")
-
-    @property
-    def signed(self) -> int:
-        """What it adds to the number of instances."""
-        return -self.count if self.operation in (Operation.DONATE, Operation.STOP) else self.count
 
 
 @dataclass(frozen=True)
@@ -269,6 +177,9 @@ class AutoscalingSpec:
         min_instances: Fewest instances of an endpoint.
         max_instances: Most.
         decision_interval_s: Time between decisions.
+        places: (E, G) most instances of each endpoint on each kind of machine; None: no more than `max_instances`.
+        max_change: Most instances by which a vector of the action space changes an endpoint.
+        num_levels: Release levels of non-interactive requests.
     """
 
     endpoints: tuple[Endpoint, ...]
@@ -282,6 +193,9 @@ class AutoscalingSpec:
     min_instances: int = 2
     max_instances: int = 20
     decision_interval_s: float = 60.0
+    places: NDArray[np.int64] | None = None
+    max_change: int = 2
+    num_levels: int = 1
     models: tuple[str, ...] = field(init=False)
     regions: tuple[str, ...] = field(init=False)
 

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from envs.backend import TOTALS, Receipt, promises
 from envs.fleet import FleetCommand, Route
-from envs.nominal import NominalEngines
 from envs.routing.config import RoutingConfig
 from envs.routing.faults import draw_faults
 from envs.routing.state import IN_FLIGHT_DTYPE, RoutedRequest, RoutingState
+from envs.simulator.fleet.nominal import nominal_engines
 from envs.simulator.fleet.simulator import FleetSimulator
 from envs.simulator.kernel.desk import DUE, FAR, Desk, fork_desk, new_desk
 from envs.simulator.kernel.router_view import cached_tokens, in_flight_rows, reprioritise
@@ -221,24 +221,3 @@ class Episode:
         copy.simulator = self.simulator.fork()
         copy.desk = fork_desk(self.desk)
         return copy
-
-
-def nominal_engines(simulator: FleetSimulator) -> NominalEngines:
-    """What is known of a fleet's places before they serve anything."""
-    fleet, tables = simulator.fleet, simulator.tables
-    kinds = np.array([fleet.kind(place) for place in range(len(fleet.places))])
-    budget = tables.kinds["max_batched_tokens"][kinds]
-    block_size = tables.kinds["block_size"][kinds]
-    return NominalEngines(
-        models=tuple(group.replica.model for group in fleet.places),
-        regions=tuple(group.region for group in fleet.places),
-        gpus=tuple(group.replica.gpu for group in fleet.places),
-        num_gpus=np.array([group.replica.num_gpus for group in fleet.places], np.int64),
-        block_size=block_size,
-        kv_capacity_tokens=np.array(fleet.blocks, np.int64) * block_size,
-        max_num_seqs=tables.kinds["max_num_seqs"][kinds],
-        max_num_batched_tokens=budget,
-        prefill_s_per_token=tables.mixed_ps[kinds, budget] / (budget * PS_PER_S),
-        decode_s=tables.decode_ps[kinds] / PS_PER_S,
-        kv_s_per_token=tables.kinds["kv_ps"][kinds] / PS_PER_S,
-    )

@@ -187,7 +187,7 @@ class FittedWorkload:
             decay = np.exp(-1.0 / component.time_scale_requests)
             shocks = own.standard_normal(n)
             shocks[1:] *= np.sqrt(1.0 - decay * decay)
-            total += np.sqrt(component.weight) * _autoregress(shocks, decay)
+            total += np.sqrt(component.weight) * autoregress(shocks, decay)
         noise: FloatArray = total
         return noise
 
@@ -198,7 +198,7 @@ class FittedWorkload:
         return np.interp(probability, self.probabilities, table)
 
 
-def _autoregress(shocks: FloatArray, decay: float) -> FloatArray:
+def autoregress(shocks: FloatArray, decay: float) -> FloatArray:
     """First-order autoregression ``x[t] = decay * x[t - 1] + shocks[t]``, (n,).
 
     By doubling: after k rounds every entry holds its last 2^k shocks. (The filter of ``scipy.signal`` does the

@@ -18,9 +18,11 @@ from envs.workload.generators import FittedWorkload, Generator, fitted_names, lo
 from envs.workload.mixing import LONG_CLASS, NORMAL_CLASS, PRIORITY_CLASS, with_long_prompts, with_priorities
 from envs.workload.schema import Workload
 from envs.workload.seeding import seed_sequence, stream
+from envs.workload.streams import RequestStream, Streaming, WholeStream
 from envs.workload.tiers import TieredTraffic
 from envs.workload.traces import TRACES, cached_trace, load_file
 from envs.workload.type_mix import TypeMix
+from envs.workload.week import WeekTraffic
 
 SPLITS = ("train", "validation", "test", "all")
 FILE = "file"
@@ -29,10 +31,12 @@ TIERS = "sageserve_tiers"
 SHAREGPT = "sharegpt_poisson"
 TYPE_MIX = "type_mix"
 FUNCTIONS: dict[str, type[FunctionTraffic]] = {cls.name: cls for cls in (FittedFunctions, TracedFunctions)}
+WEEK = "week"
 
 PURGE_S = 60.0
 _MAX_PURGE_SHARE = 0.05
 _MAX_WINDOW_SHARE = 0.75
+_PAST_SEED = 0
 _NOT_PARAMS = ("name", "num_requests")
 _BOUNDS = {"train": (0.0, 0.6), "validation": (0.6, 0.8), "test": (0.8, 1.0), "all": (0.0, 1.0)}
 
@@ -64,8 +68,9 @@ class WorkloadSpec:
             for ``flying_*``, of :class:`~envs.workload.tiers.TieredTraffic` for ``sageserve_tiers``, of
             :class:`~envs.workload.sharegpt.ShareGPTTraffic` for ``sharegpt_poisson``, of
             :class:`~envs.workload.type_mix.TypeMix` for ``type_mix``, of
-            :class:`~envs.workload.functions.FunctionTraffic` for ``functions_*``, ``spread_s`` for traces, ``parts``
-            for ``mixture``: a list of specifications, of which each episode is drawn from one, all equally likely.
+            :class:`~envs.workload.functions.FunctionTraffic` for ``functions_*``, of
+            :class:`~envs.workload.week.WeekTraffic` for ``week``, ``spread_s`` for traces, ``parts`` for
+            ``mixture``: a list of specifications, of which each episode is drawn from one, all equally likely.
     """
 
     name: str = "azure_conv_fitted"
@@ -190,6 +195,34 @@ class WorkloadSource:
         if self.spec.num_clients:
             return replace(workload, num_clients=self.spec.num_clients)
         return workload if factor == 1.0 else workload.with_rate_scale(factor)
+
+    def stream(
+        self, seed: int, split: str | None = None, past_s: float = 0.0, duration_s: float = 86_400.0
+    ) -> RequestStream:
+        """Requests of one episode of a given length, piece by piece, with their past.
+
+        A generator that streams draws them so; rates are scaled as they are, hours of the day stay. Any other workload
+        is sampled whole, as `sample` does, its past from the training split.
+
+        Args:
+            seed: which episode; at least 0.
+            split: in place of the specification's.
+            past_s: length of the past, seconds.
+            duration_s: time for which requests arrive, seconds; a workload that is sampled whole may end before.
+
+        Raises:
+            ValueError: unknown split, negative seed, or a trace that is not on this machine.
+        """
+        chosen = self.spec.split if split is None else split
+        check_choice("split", chosen, SPLITS)
+        source: object = None if self.spec.name == MIXTURE else self._source()
+        plain = self._priority_share() == 0 and self._long_share() == 0
+        if plain and isinstance(source, Streaming):
+            return source.stream(
+                seed_sequence(seed, self.spec.name, chosen), past_s, duration_s, self._factor()
+            )
+        before = replace(self, spec=replace(self.spec, split="train")).sample(_PAST_SEED)
+        return WholeStream(self.sample(seed, chosen), before, 0.0, duration_s)
 
     def _factor(self) -> float:
         target = self.spec.rate_rps
@@ -334,6 +367,7 @@ _GENERATORS: dict[str, Callable[..., Generator]] = {
     SHAREGPT: sharegpt.sharegpt_poisson,
     TYPE_MIX: TypeMix,
     **FUNCTIONS,
+    WEEK: WeekTraffic,
 }
 
 
@@ -378,6 +412,8 @@ def _params_of(name: str) -> tuple[str, ...]:
         return tuple(entry.name for entry in fields(TypeMix) if entry.name not in _NOT_PARAMS)
     if name in FUNCTIONS:
         return tuple(entry.name for entry in fields(FunctionTraffic) if entry.name not in _NOT_PARAMS)
+    if name == WEEK:
+        return tuple(entry.name for entry in fields(WeekTraffic) if entry.name not in _NOT_PARAMS)
     if name == MIXTURE:
         return ("parts",)
     return ("spread_s",) if name in TRACES else ()

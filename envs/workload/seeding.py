@@ -27,3 +27,9 @@ def seed_sequence(seed: int, *names: str) -> np.random.SeedSequence:
 def stream(seed: int, *names: str) -> np.random.Generator:
     """Random generator of one named purpose (see :func:`seed_sequence`)."""
     return np.random.default_rng(seed_sequence(seed, *names))
+
+
+def child(seed: np.random.SeedSequence, *names: str) -> np.random.SeedSequence:
+    """Seed sequence of one named purpose of a stream; whatever else is drawn from `seed`, it stays the same."""
+    key = (*seed.spawn_key, *(zlib.crc32(name.encode()) for name in names))
+    return np.random.SeedSequence(seed.entropy, spawn_key=key)

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import i0
 
-from envs.workload.generators import _autoregress, load_fitted
+from envs.workload.generators import autoregress, load_fitted
 from envs.workload.schema import FloatArray, TokenArray, Workload
+from envs.workload.streams import MinuteStream
 
 IW_F, IW_N, NIW = "iw_f", "iw_n", "niw"
 TIERS = (IW_F, IW_N, NIW)  # in the order of their priorities
@@ -138,6 +139,43 @@ class TieredTraffic:
             provenance="generated; SageServe, section 3, fitted to public data (envs/workload/tiers_fit.py)",
         )
 
+    def stream(
+        self, seed: np.random.SeedSequence, past_s: float, duration_s: float, factor: float = 1.0
+    ) -> MinuteStream:
+        """Draws an episode of days: the rates of its minutes and of those before; requests come by the hour."""
+        begin, minutes, slow = (np.random.default_rng(child) for child in seed.spawn(3))
+        drawn = float(begin.integers(HOURS_OF_WEEK))
+        start_h = drawn if self.start_h is None else float(self.start_h)
+        past_minutes = int(-(-past_s // _MINUTE_S))
+        count = past_minutes + int(-(-duration_s // _MINUTE_S))
+        interactive, _ = self._rates(
+            start_h - past_minutes / 60.0, minutes.standard_normal(count), slow.standard_normal(count)
+        )
+        fast = self._share(IW_F) / max(self._share(IW_F, IW_N), np.finfo(float).tiny)
+        niw = np.full(count, self.mean_rps * self._share(NIW))
+        tiers = np.stack([interactive * fast, interactive * (1.0 - fast), niw]) * factor
+        models, regions = (_shares_of(shares) for shares in (self.models, self.regions))
+        return MinuteStream(
+            name=self.name,
+            seed=seed,
+            clock_s=start_h * 3600.0,
+            classes=TIERS,
+            priorities=tuple(range(len(TIERS))),
+            models=tuple(self.models) or ("",),
+            regions=tuple(self.regions) or ("",),
+            rates_rps=tiers[:, None, None, :] * models[:, None, None] * regions[:, None],
+            past_minutes=past_minutes,
+            duration_s=duration_s,
+            lengths=self._lengths_of,
+            max_output_tokens=self.max_output_tokens,
+        )
+
+    def _lengths_of(
+        self, rng: np.random.Generator, class_id: TokenArray, model_id: TokenArray
+    ) -> tuple[TokenArray, TokenArray]:
+        """Lengths, alike for all tiers and models."""
+        return self._lengths(len(class_id), rng)
+
     def shape(self, hour: FloatArray) -> FloatArray:
         """Rate of interactive requests over its mean over the week, by hour since the begin of a Monday."""
         swing = np.exp(self.daily_amplitude * np.cos(2 * np.pi * (hour - self.peak_h) / 24))
@@ -176,7 +214,7 @@ class TieredTraffic:
         decay = float(np.exp(-_MINUTE_S / self.slow_memory_s))
         shocks = lasting.copy()
         shocks[1:] *= np.sqrt(1.0 - decay * decay)
-        log_noise = self.minute_noise * fast + self.slow_noise * _autoregress(shocks, decay)
+        log_noise = self.minute_noise * fast + self.slow_noise * autoregress(shocks, decay)
         log_noise -= (self.minute_noise**2 + self.slow_noise**2) / 2  # of mean 1
         hour = start_h + (np.arange(fast.size) + 0.5) * _MINUTE_S / 3600
         interactive = self.mean_rps * self._share(IW_F, IW_N) * self.shape(hour) * np.exp(log_noise)
@@ -208,6 +246,12 @@ class TieredTraffic:
             if shares:
                 columns |= {plural: tuple(shares), column: _draw(shares, n, own)}
         return columns
+
+
+def _shares_of(shares: Mapping[str, float]) -> FloatArray:
+    """Shares that sum to 1; all in one where none are named."""
+    given = np.array(list(shares.values()) or [1.0], np.float64)
+    return given / given.sum()
 
 
 def _draw(shares: Mapping[str, float], n: int, rng: np.random.Generator) -> NDArray[np.int32]:

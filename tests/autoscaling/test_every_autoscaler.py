@@ -58,7 +58,7 @@ EVERY = {
     "cron": CronPolicy,
     "saturation": SaturationPolicy,
     "dynamo": lambda: ThroughputPlannerPolicy(
-        {"bloom": engine(), "llama": engine()}, ThroughputPlannerConfig("moving_mean")
+        ThroughputPlannerConfig("moving_mean"), {"bloom": engine(), "llama": engine()}
     ),
     "queue": QueueProportionalPolicy,
 }

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
+from baselines.common.autoscalers.clairvoyant import ClairvoyantScalingConfig, ClairvoyantScalingPolicy
 from baselines.common.autoscalers.cron import CronConfig, CronPolicy, CronWindow
+from baselines.common.autoscalers.fixed import FixedInstancesConfig, FixedInstancesPolicy
 from baselines.common.autoscalers.horizontal import (
     Behavior,
     HorizontalConfig,
@@ -31,8 +33,10 @@ from baselines.common.autoscalers.throughput_planner import (
     decode_engines,
     mixed_engines,
     prefill_engines,
+    profile_of,
 )
 from envs.autoscaling.state import InstanceStatus, Operation
+from envs.nominal import NominalEngines
 from tests.autoscaling.states import at, endpoint, instances, net, spec, state, traffic
 
 DAY = 86_400.0
@@ -291,6 +295,62 @@ def test_dynamos_formulas_by_hand():
     assert corrections(own, short, 10.0, float("nan"), float("nan"), 2) == (1.0, 1.0)
 
 
+def test_a_profile_of_calibrated_engines_by_hand():
+    """1 ms a prompt token; an iteration of b requests takes 10 + b ms and 1 us a token of context; room for 4096."""
+    engines = NominalEngines(
+        models=("other", "llama"),
+        regions=("east", "east"),
+        gpus=("H100", "H100"),
+        num_gpus=np.ones(2, int),
+        block_size=np.full(2, 16),
+        kv_capacity_tokens=np.array([1, 4096]),
+        max_num_seqs=np.array([1, 8]),
+        max_num_batched_tokens=np.full(2, 2048),
+        prefill_s_per_token=np.array([1.0, 1e-3]),
+        decode_s=np.array([np.ones(9), 0.01 + 1e-3 * np.arange(9)]),
+        kv_s_per_token=np.array([1.0, 1e-6]),
+    )
+    own = profile_of(engines, "llama")
+    assert own.ttft(1024.0) == pytest.approx(1.024)
+    assert own.prefill(1024.0) == pytest.approx(1000.0)
+    assert own.itl_s[own.context_tokens == 1024.0][0, :4] == pytest.approx(
+        [0.011 + 0.001024, 0.012 + 0.002048, 0.013 + 0.003072, 0.014 + 0.004096]
+    )
+    assert own.decode(1.0, 1024.0) == pytest.approx(4 / (0.014 + 0.004096))  # a fifth would not fit
+    assert own.decode(1.0, 32.0) == pytest.approx(8 / (0.018 + 8 * 32e-6))
+
+
+def test_a_fixed_number_stays():
+    policy = ready(FixedInstancesPolicy())
+    assert net(policy.act(None, state(endpoint(3)))) == 0
+    assert net(policy.act(None, state(endpoint(1)))) == 2
+    assert net(ready(FixedInstancesPolicy(FixedInstancesConfig(5))).act(None, state(endpoint(3)))) == 2
+    with pytest.raises(ValueError, match="instances must not be negative"):
+        FixedInstancesConfig(-1)
+
+
+def test_a_clairvoyant_is_ready_in_time():
+    """100 tokens/s each at 70 %: 140/s need 2; a start takes 600 s, decisions come every 60 s, bins are 60 s long."""
+    rates = np.array([140.0] * 11 + [420.0] * 5 + [60.0] * 40)
+    policy = ready(ClairvoyantScalingPolicy(ClairvoyantScalingConfig(niw_ratio=0.0)))
+
+    def change(present, first):
+        coming = traffic(60.0, end_s=60.0 * len(rates), input_tokens=60 * rates[first:])
+        return net(policy.act(None, state(endpoint(present), coming=(coming,))))
+
+    assert change(2, 0) == 0  # the peak begins in 660 s
+    assert change(2, 1) == 4  # one that starts at the next decision would be late
+    assert change(6, 15) == 0
+    assert change(6, 16) == -5
+    niw = ready(ClairvoyantScalingPolicy())
+    coming = traffic(60.0, input_tokens=np.full(20, 60 * 60.0), niw_input_tokens=np.arange(20) * 60.0)
+    assert net(niw.act(None, state(endpoint(1), coming=(coming,)))) == 0  # 60 + 9.5 over 70
+    with pytest.raises(ValueError, match="shows the load to come"):
+        niw.act(None, state(endpoint(1)))
+    with pytest.raises(ValueError, match="load_ratio"):
+        ClairvoyantScalingConfig(load_ratio=0.0)
+
+
 def planned(policy, requests: float, now_s: float = 0.0, **columns) -> int:
     past = traffic(
         60.0,
@@ -303,19 +363,19 @@ def planned(policy, requests: float, now_s: float = 0.0, **columns) -> int:
 
 
 def test_the_planner_plans_every_interval():
-    policy = ready(ThroughputPlannerPolicy({"llama": engine()}, ThroughputPlannerConfig("last_value")))
+    policy = ready(ThroughputPlannerPolicy(ThroughputPlannerConfig("last_value"), {"llama": engine()}))
     assert planned(policy, 960.0) == 2  # 16/s x 0.25 s
     assert planned(policy, 2000.0, now_s=100.0) == 0
     assert planned(policy, 1260.0, now_s=180.0) == 4  # 21/s x 0.25 s
     slow = {"finished": np.full(6, 10.0), "tpot_sum_s": np.full(6, 10 * 0.5)}
     assert planned(policy, 960.0, now_s=360.0, **slow) > 2  # ten times slower than the profile says
-    quiet = ready(ThroughputPlannerPolicy({"llama": engine()}))
+    quiet = ready(ThroughputPlannerPolicy(profiles={"llama": engine()}))
     assert net(quiet.act(None, state(endpoint(2)))) == 0
 
 
 def test_the_planner_forecasts():
     config = ThroughputPlannerConfig("seasonal_naive", interval_s=43_200.0, correct=False, fewest_points=4)
-    policy = ready(ThroughputPlannerPolicy({"llama": engine()}, config))
+    policy = ready(ThroughputPlannerPolicy(config, {"llama": engine()}))
     counts = np.array([1.0, 2.0, 1.0, 2.0, 1.0, 2.0]) * 43_200 * 8  # the next half day is one of 8/s
     past = traffic(43_200.0, requests=counts, input_tokens=50 * counts, output_tokens=100 * counts)
     assert net(policy.act(None, state(endpoint(4, history=past)))) == -2
@@ -323,7 +383,7 @@ def test_the_planner_forecasts():
 
 def test_planner_mistakes_are_named():
     with pytest.raises(ValueError, match="profiles lacks llama"):
-        ready(ThroughputPlannerPolicy({}))
+        ready(ThroughputPlannerPolicy())
     with pytest.raises(ValueError, match="forecaster must be one of"):
         ThroughputPlannerConfig("oracle")
     with pytest.raises(ValueError, match="interval_s"):

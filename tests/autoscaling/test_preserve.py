@@ -114,7 +114,7 @@ def test_instances_by_algorithm_2():
     assert Capability().instances_for(5.0, 5.0) == 0
 
 
-PREDICTOR = WorkloadPredictorConfig(mlstm=MlstmConfig(history=4, hidden=4, epochs=1))
+PREDICTOR = WorkloadPredictorConfig(from_benchmark=False, mlstm=MlstmConfig(history=4, hidden=4, epochs=1))
 
 
 def served(
@@ -143,6 +143,19 @@ def test_the_predictor_counts_all_tokens_and_starts_from_the_last_window():
     assert WorkloadPredictor(PREDICTOR).predict(endpoint(1)).instances is None
 
 
+def test_profiling_starts_at_the_benchmark():
+    """At 100 prompt tokens/s and a fifth as many answer tokens: 350 need 4; a window of 400 an instance shows more."""
+    predictor = WorkloadPredictor(WorkloadPredictorConfig(), benchmark_tps=100.0)
+    past = served(350.0, 70.0, violations=1.0)
+    assert predictor.predict(endpoint(1, history=past)).instances == 4
+    assert predictor.capability == Capability(100.0, pytest.approx(20.0), pytest.approx(120.0))
+    assert predictor.predict(endpoint(1, history=served(400.0, 80.0))).instances == 1
+    assert (
+        WorkloadPredictor(WorkloadPredictorConfig(), benchmark_tps=100.0).predict(endpoint(1)).instances
+        is None
+    )
+
+
 def test_the_predictor_looks_two_windows_ahead_and_trains_daily():
     calls = []
 
@@ -153,7 +166,7 @@ def test_the_predictor_looks_two_windows_ahead_and_trains_daily():
         def forecast(self, past, steps):
             return past[-1] * np.array([2.0, 3.0])[:steps]
 
-    predictor = WorkloadPredictor(PREDICTOR, make=Recorder, capability=Capability(100.0, 100.0, 200.0))
+    predictor = WorkloadPredictor(PREDICTOR, make=Recorder)
     predicted = predictor.predict(endpoint(1, history=served(100.0, 20.0, windows=5)))
     assert predicted.prompt_tps == pytest.approx(300)
     predictor.predict(endpoint(1, history=served(100.0, 20.0, windows=6)))

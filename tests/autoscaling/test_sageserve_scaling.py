@@ -8,7 +8,7 @@ from baselines.sageserve.autoscaling_config import ReactiveConfig, SageServeScal
 from baselines.sageserve.deferral import by_utilization, by_utilization_and_gap, immediate
 from baselines.sageserve.demand import buffer_tps, interactive_tps, present_tps
 from baselines.sageserve.reactive import ReactivePolicy
-from baselines.sageserve.spot import SpotLedger, Stock, bring_in, give_away, reclaim_s, redeploy_s
+from baselines.sageserve.spot import Stock, bring_in, give_away
 from envs.autoscaling.state import Endpoint, InstanceStatus, Operation, Pool
 from tests.autoscaling.states import HERE, at, endpoint, instances, net, spec, state, traffic
 
@@ -83,24 +83,6 @@ def test_instances_that_run_are_donated_least_busy_first():
     (change,) = give_away(endpoint(rows), 5)
     assert (change.operation, change.places) == (Operation.DONATE, (1, 0))
     assert not list(give_away(endpoint(0), 1))
-
-
-def test_times_of_spot_instances():
-    rng = np.random.default_rng(0)
-    drawn = [reclaim_s(rng) for _ in range(2000)]
-    assert np.median(drawn) == pytest.approx(60, rel=0.1)
-    assert max(drawn) <= 300
-    assert (redeploy_s(True), redeploy_s(False)) == (600, 7200)
-
-
-def test_the_ledger_counts_leased_hours():
-    ledger = SpotLedger()
-    ledger.note(0.0, state(endpoint(2, spot=np.array([2]))))
-    ledger.note(1800.0, state(endpoint(2, spot=np.array([0]))))
-    ledger.note(9000.0, state(endpoint(2)))
-    assert ledger.hours(HERE) == pytest.approx(1.0)
-    with pytest.raises(ValueError, match="not be before"):
-        ledger.note(1.0, state(endpoint(2)))
 
 
 def reactive(**values) -> ReactivePolicy:

@@ -1,8 +1,11 @@
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import yaml
 
+from baselines.common.autoscaler import Autoscaler
 from baselines.common.deploying import DeployingPolicy
 from baselines.common.router import Router
 from baselines.common.sharing import SharingPolicy
@@ -12,7 +15,10 @@ from envs.layout import all_layouts, changed_regions, groups_of
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs" / "policy").glob("*.yaml"))
 ROUTERS = [name for name in policy_names() if name != "static" and isinstance(make_policy(name), Router)]
-CLAIRVOYANT = ["clairvoyant_deployment"]
+CLAIRVOYANT = ["clairvoyant_deployment", "clairvoyant_scaling"]
+AUTOSCALERS = [
+    name for name in policy_names() if name != "static" and isinstance(make_policy(name), Autoscaler)
+]
 DEPLOYING = [
     name for name in policy_names() if name != "static" and isinstance(make_policy(name), DeployingPolicy)
 ]
@@ -20,7 +26,9 @@ SHARING = [
     name for name in policy_names() if name != "static" and isinstance(make_policy(name), SharingPolicy)
 ]
 BUILT_IN = [
-    name for name in policy_names() if name != "static" and name not in (*ROUTERS, *DEPLOYING, *SHARING)
+    name
+    for name in policy_names()
+    if name != "static" and name not in (*ROUTERS, *DEPLOYING, *SHARING, *AUTOSCALERS)
 ]  # that decide about a node
 
 
@@ -58,7 +66,7 @@ def test_the_configs_hold_every_constant_and_its_default():
         path = next(path for path in CONFIGS if path.stem == name)
         params = yaml.safe_load(path.read_text())["params"]
         defaults = make_policy(name).config
-        assert {key: tuple(v) if isinstance(v, list) else v for key, v in params.items()} == vars(defaults)
+        assert params == yaml.safe_load(json.dumps(asdict(defaults)))
 
 
 @pytest.mark.parametrize(
@@ -70,6 +78,16 @@ def test_the_configs_hold_every_constant_and_its_default():
         ("static", {}, "needs the parameter layout"),
         ("random", {"switch_probabilty": 1.0}, "did you mean 'switch_probability'"),
         ("flying_serving", {"dwel_s": 1.0}, "did you mean 'dwell_s'"),
+        (
+            "preserve_scaling",
+            {"predictor": {"windows": 1}},
+            "unknown field 'predictor.windows'; did you mean 'predictor.window_s'",
+        ),
+        (
+            "cron",
+            {"windows": [{"instances": -1, "start_h": 0, "end_h": 1}]},
+            "instances must not be negative",
+        ),
         ("static_dp", {"layout": "8"}, "unknown parameter of policy static_dp"),
     ],
 )
@@ -155,6 +173,12 @@ def test_routers_refuse_a_node(name, spec):
 @pytest.mark.parametrize("name", SHARING)
 def test_policies_of_shared_nodes_refuse_a_node(name, spec):
     with pytest.raises(ValueError, match="how models share nodes"):
+        make_policy(name).reset(spec, 0)
+
+
+@pytest.mark.parametrize("name", AUTOSCALERS)
+def test_autoscalers_refuse_a_node(name, spec):
+    with pytest.raises(ValueError, match="this policy decides how many instances there are"):
         make_policy(name).reset(spec, 0)
 
 

@@ -72,7 +72,9 @@ def test_made_from_its_id(entry):
     assert batched.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
     observation, info = batched.reset(seed=0)
     assert batched.observation_space.contains(observation)
-    assert info["action_mask"].shape == (2, batched.single_action_space.n)
+    space = batched.single_action_space
+    entries = space.nvec.sum() if isinstance(space, gym.spaces.MultiDiscrete) else space.n
+    assert info["action_mask"].shape == (2, entries)
     batched.action_space.seed(0)
     observation, rewards, terminated, truncated, infos = batched.step(batched.action_space.sample())
     assert batched.observation_space.contains(observation)

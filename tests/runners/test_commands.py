@@ -289,6 +289,34 @@ def test_the_deployment_environment(tmp_path: Path) -> None:
     assert evaluate.main([*words, "policy=stay", f"out={tmp_path / 'evaluate'}"]) == 0
 
 
+def test_the_autoscaling_environment(tmp_path: Path) -> None:
+    words = [
+        "env=autoscaling",
+        "workload.params.mean_rps=1",
+        "env.episode_s=1200",
+        "env.history_s=3600",
+        "seeds=2",
+    ]
+    assert evaluate.main([*words, "policy=random", f"out={tmp_path}"]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "decisions.jsonl").read_text().splitlines()]
+    assert len(lines) == 2 * 4
+    said = [change for line in lines for change in line["action"]]
+    assert {change["operation"] for change in said} <= {"START", "STOP"}
+    assert said[0]["command"] == "ScaleChange"
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["metrics"]["reward/gpu_usd"]["iqm"] < 0
+
+
+def test_presets_of_autoscaling_compose(tmp_path: Path) -> None:
+    words = [
+        "experiment=autoscaling_regions",
+        "workload.params.mean_rps=1",
+        "env.episode_s=600",
+        "env.history_s=3600",
+    ]
+    assert evaluate.main([*words, "policy=random", "seeds=1", f"out={tmp_path}"]) == 0
+
+
 def test_machines_are_not_simulated_without_a_policy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -122,7 +122,7 @@ def test_the_command_for_preserve(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert reproduce.main(["paper=preserve", "quick=true", "requests=150", f"out={tmp_path}"]) == 0
     rows = json.loads((tmp_path / "claims.json").read_text())
     assert all(list(row) == KEYS for row in rows)
-    assert {row["section"] for row in rows} == {"5.4", "5.5"}
+    assert {"5.3", "5.4", "5.5"} <= {row["section"] for row in rows}
     assert len({row["claim"] for row in rows}) == len(rows)
     assert all(
         row["ours"] is not None and row["note"]

@@ -26,6 +26,7 @@ class Outer:
     inner: Inner = field(default_factory=lambda: Inner(2))
     many: dict[str, Inner] = field(default_factory=dict)
     pair: tuple[int, ...] | None = None
+    several: tuple[Inner, ...] = (Inner(3),)
 
 
 def test_round_trip() -> None:
@@ -47,7 +48,7 @@ def test_the_mirror_refuses_and_the_real_one_checks() -> None:
 
 def test_omitted_and_extra_fields() -> None:
     mirror = OmegaConf.structured(schema_of(Outer, omit=("inner", "many"), kind=str))
-    assert set(mirror) == {"kind", "name", "pair"}
+    assert set(mirror) == {"kind", "name", "pair", "several"}
 
 
 @pytest.mark.parametrize("config", [*COMMANDS.values(), ClusterSpec])

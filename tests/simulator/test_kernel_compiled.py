@@ -6,13 +6,13 @@ from types import ModuleType
 
 import pytest
 
-from envs.simulator.kernel import accounting, engine, queues, routers, runs, world
+from envs.simulator.kernel import accounting, engine, gateway, queues, routers, runs, world
 from envs.simulator.kernel.compiled import source_stamp
 from envs.simulator.kernel.world import advance
 from tests.simulator.oracle import Kind, Settings
 from tests.simulator.twins import Case, Kernel, Row, Slot
 
-MODULES = (accounting, engine, queues, routers, runs, world)
+MODULES = (accounting, engine, gateway, queues, routers, runs, world)
 
 
 def kernel_functions(module: ModuleType) -> dict[str, object]:

@@ -10,7 +10,7 @@ from envs.simulator.kernel.state import Tables, Traffic, World
 @entry
 def add(state: World, traffic: Traffic, tables: Tables, index: int) -> int:
     """Lets row `index` of the load join the queue of engine 0; returns its slot."""
-    slot = world._new_request(state, traffic, tables, index)
+    slot = world.new_request(state, traffic, tables, index)
     accounting.book_arrival(state, tables, slot)
     queues.enqueue(state, 0, slot)
     return slot

@@ -13,7 +13,7 @@ from envs.workload.fitting import (
     marginal_distances,
     rank_correlation,
 )
-from envs.workload.generators import FittedWorkload, MemoryComponent, _autoregress, fitted_names, load_fitted
+from envs.workload.generators import FittedWorkload, MemoryComponent, autoregress, fitted_names, load_fitted
 from envs.workload.mixing import with_long_prompts, with_priorities
 from envs.workload.schema import Workload, counts_per_bin, variation
 from envs.workload.sharegpt import sharegpt_poisson
@@ -123,9 +123,9 @@ def test_white_noise_alone_and_memory_alone_are_allowed():
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.3, 0.9, 0.9997])
-def test_doubling_is_the_autoregression(decay):
+def test_doubling_is_theautoregression(decay):
     shocks = np.random.default_rng(0).standard_normal(3001)
-    assert np.allclose(_autoregress(shocks, decay), lfilter([1.0], [1.0, -decay], shocks), rtol=0, atol=1e-11)
+    assert np.allclose(autoregress(shocks, decay), lfilter([1.0], [1.0, -decay], shocks), rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize(("rows", "message"), [(50, "at least 200 requests"), (500, "are all equal")])

@@ -87,6 +87,32 @@ class HorizontalConfig:
         return {"tolerance": Tunable(0.0, 0.5), "in_stabilization_s": Tunable(15.0, 3600.0, log=True)}
 
 
+@dataclass(frozen=True)
+class WaitingConfig(HorizontalConfig):
+    """Constants of `HorizontalPolicy` on waiting requests, with their target in sight of a tuner."""
+
+    metric: str = "waiting"
+    target: float | None = 5.0
+
+    @staticmethod
+    def tunables() -> dict[str, Tunable]:
+        """Constants that a tuner may search."""
+        return {"target": Tunable(0.2, 200.0, log=True), **HorizontalConfig.tunables()}
+
+
+@dataclass(frozen=True)
+class KVConfig(HorizontalConfig):
+    """Constants of `HorizontalPolicy` on KV usage, with its target in sight of a tuner."""
+
+    metric: str = "kv"
+    target: float | None = 0.8
+
+    @staticmethod
+    def tunables() -> dict[str, Tunable]:
+        """Constants that a tuner may search."""
+        return {"target": Tunable(0.1, 0.95), **HorizontalConfig.tunables()}
+
+
 def replicas_for_external(total: float, target: float, ready: int, tolerance: float) -> int:
     """Replicas for a metric of all of them together, with a target for each.
 
@@ -176,10 +202,9 @@ class HorizontalPolicy(EndpointAutoscaler):
         config: Its constants.
     """
 
-    name = "hpa"
-
     def __init__(self, config: HorizontalConfig | None = None) -> None:
         self.config = config or HorizontalConfig()
+        self.name = f"hpa_{self.config.metric}"
 
     def begin(self) -> None:
         """Forgets recommendations and changes."""

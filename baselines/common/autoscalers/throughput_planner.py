@@ -14,6 +14,7 @@ Dynamo fits a regression to engine metrics for it).
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +24,12 @@ from baselines.common.autoscaler import EndpointAutoscaler
 from baselines.common.forecasting.registry import FORECASTERS, make_forecaster
 from baselines.common.forecasting.series import FloatArray, SeriesForecaster
 from baselines.policy import Tunable
-from envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState
+from envs.autoscaling.state import AutoscalingSpec, AutoscalingState, Endpoint, EndpointState
+from envs.nominal import NominalEngines
+from envs.policy_spec import PolicySpec
+
+_PROMPTS: FloatArray = np.exp2(np.arange(5, 17, dtype=np.float64))  # tokens: the grids of calibrated engines
+_CONTEXTS: FloatArray = np.exp2(np.arange(5, 17, dtype=np.float64))
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +90,29 @@ class EngineProfile:
             (1 - share) * self.itl_s[low] + share * self.itl_s[high],
             (1 - share) * self.decode_tps[low] + share * self.decode_tps[high],
         )
+
+
+def profile_of(engines: NominalEngines, model: str) -> EngineProfile:
+    """What an engine does by its calibrated profile, in place of measurements on a grid.
+
+    Args:
+        engines: With the first engine of the model.
+        model: Its name.
+    """
+    place = engines.models.index(model)
+    decode_s = engines.decode_s[place, 1 : int(engines.max_num_seqs[place]) + 1]
+    ttft_s = np.maximum(_PROMPTS * engines.prefill_s_per_token[place], decode_s[0])
+    fits = np.maximum(engines.kv_capacity_tokens[place] // _CONTEXTS, 1).astype(np.int64)
+    batch = np.minimum(np.arange(1, len(decode_s) + 1), fits[:, None])
+    itl_s = decode_s[batch - 1] + engines.kv_s_per_token[place] * batch * _CONTEXTS[:, None]
+    return EngineProfile(
+        _PROMPTS,
+        ttft_s,
+        _PROMPTS / ttft_s,
+        _CONTEXTS,
+        np.maximum.accumulate(itl_s, axis=1),
+        np.maximum.accumulate(batch / itl_s, axis=1),
+    )
 
 
 @dataclass(frozen=True)
@@ -184,17 +213,31 @@ def mixed_engines(
 class ThroughputPlannerPolicy(EndpointAutoscaler):
     """Dynamo's planner in throughput mode, for mixed engines.
 
-    Args:
+    Attributes:
         profiles: Of an engine of each model.
+
+    Args:
         config: Its constants.
+        profiles: Of an engine of each model; None: those of the calibrated engines of the setting.
     """
 
     name = "dynamo_throughput"
 
     def __init__(
-        self, profiles: dict[str, EngineProfile], config: ThroughputPlannerConfig | None = None
+        self,
+        config: ThroughputPlannerConfig | None = None,
+        profiles: Mapping[str, EngineProfile] | None = None,
     ) -> None:
-        self.profiles, self.config = profiles, config or ThroughputPlannerConfig()
+        self.config = config or ThroughputPlannerConfig()
+        self._given = profiles
+        self.profiles: Mapping[str, EngineProfile] = profiles or {}
+
+    def reset(self, spec: PolicySpec | AutoscalingSpec, seed: int) -> None:
+        """Forgets everything and takes the profiles of the setting's engines, where none were given."""
+        if self._given is None and isinstance(spec, PolicySpec) and spec.engines is not None:
+            engines = spec.engines
+            self.profiles = {model: profile_of(engines, model) for model in dict.fromkeys(engines.models)}
+        super().reset(spec, seed)
 
     def begin(self) -> None:
         """Forgets forecasters.

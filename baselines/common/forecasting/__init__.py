@@ -7,6 +7,7 @@
     prophet.py     Prophet
     kalman.py      local linear trend, by a Kalman filter (statsmodels)
     registry.py    all of them by name
+    recurrent.py   sizes and training that recurrent networks share
     determinism.py one thread and a random state of its own for what is trained
 
 statsmodels and prophet come with the extra `forecast`; they are imported when a forecaster is made.

@@ -97,9 +97,13 @@ class FleetSimulator(Body):
             self.fleet.disaggregated,
         )
         self._fill_world()
-        self.plane = FleetPlane(self)
+        self.plane = self.make_plane()
         self.plane.start(faults)
         return self.observe()
+
+    def make_plane(self) -> FleetPlane:
+        """A control plane for a new episode."""
+        return FleetPlane(self)
 
     def endpoints_of(self, workload: Workload) -> NDArray[np.int32]:
         """Endpoint of each request, (N,): row of `endpoints`.
@@ -108,18 +112,7 @@ class FleetSimulator(Body):
             ValueError: the workload asks for a model that the fleet has no place for within reach, or names a region
                 without such a place that the workload of `reset` did not.
         """
-        table = np.full((len(workload.models), len(workload.regions)), -1, np.int32)
-        own = len(self.fleet.endpoints)
-        for m, model in enumerate(workload.models):
-            for r, region in enumerate(workload.regions):
-                matching = [
-                    number
-                    for number, endpoint in enumerate(self.endpoints)
-                    if model in ("", endpoint[0]) and region in ("", endpoint[1])
-                ]
-                matching = [number for number in matching if number < own] or matching
-                if len(matching) == 1:
-                    table[m, r] = matching[0]
+        table = self.endpoint_table(workload.models, workload.regions)
         endpoint = np.asarray(table[workload.model_id, workload.region_id], np.int32)
         if len(workload) and endpoint.min() < 0:
             row = int(np.argmin(endpoint))
@@ -130,6 +123,22 @@ class FleetSimulator(Body):
                 "must lead from that region to one of them"
             )
         return endpoint
+
+    def endpoint_table(self, models: Sequence[str], regions: Sequence[str]) -> NDArray[np.int32]:
+        """(models, regions), row of `endpoints` that requests for a model from a region belong to; -1: no one row."""
+        table = np.full((len(models), len(regions)), -1, np.int32)
+        own = len(self.fleet.endpoints)
+        for m, model in enumerate(models):
+            for r, region in enumerate(regions):
+                matching = [
+                    number
+                    for number, endpoint in enumerate(self.endpoints)
+                    if model in ("", endpoint[0]) and region in ("", endpoint[1])
+                ]
+                matching = [number for number in matching if number < own] or matching
+                if len(matching) == 1:
+                    table[m, r] = matching[0]
+        return table
 
     def _elsewhere(self, workload: Workload) -> list[tuple[str, str]]:
         """Models and regions of a workload that the fleet has no places for, except in other regions within reach."""

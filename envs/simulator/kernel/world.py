@@ -31,15 +31,22 @@ __all__ = [
     "fail_running",
     "flush_cache",
     "go_on",
+    "hand_over",
     "is_idle",
     "kick",
     "lacks_extents",
     "latency_cost",
     "may_take",
+    "most_tokens",
+    "needs_room",
+    "new_request",
+    "next_arrival",
     "pool_running",
     "pool_waiting",
     "send",
     "show_engines",
+    "step_engines",
+    "take_stock",
 ]
 
 
@@ -49,14 +56,14 @@ _EXTENTS_A_REQUEST = 8  # records that a request takes at most beside its chain'
 
 
 @compiled
-def _most_tokens(world: World, slot: int) -> int:
+def most_tokens(world: World, slot: int) -> int:
     """Tokens a request may grow to, as its client declared."""
     request = world.requests[slot]
     return int64(request.prompt) + request.max_output
 
 
 @inlined
-def _hand_over(world: World, tables: Tables, slot: int, e: int) -> None:
+def hand_over(world: World, tables: Tables, slot: int, e: int) -> None:
     """Puts an unqueued request into an engine's queue."""
     catch_up(world, tables, e, world.cluster[0].now_ps)
     enqueue(world, e, slot)
@@ -65,7 +72,7 @@ def _hand_over(world: World, tables: Tables, slot: int, e: int) -> None:
 
 
 @compiled
-def _new_request(world: World, traffic: Traffic, tables: Tables, index: int) -> int:
+def new_request(world: World, traffic: Traffic, tables: Tables, index: int) -> int:
     """Fills a slot with row `index` of the workload."""
     slot = take_slot(world)
     request = world.requests[slot]
@@ -96,17 +103,17 @@ def _new_request(world: World, traffic: Traffic, tables: Tables, index: int) -> 
 @inlined
 def _ingest(world: World, traffic: Traffic, tables: Tables, index: int) -> int:
     """Lets a request arrive. Returns the engine it went to if that stands idle, or -1."""
-    slot = _new_request(world, traffic, tables, index)
-    most_tokens = _most_tokens(world, slot)
-    if most_tokens > world.endpoints[world.requests[slot].endpoint].max_request_tokens:
+    slot = new_request(world, traffic, tables, index)
+    most = most_tokens(world, slot)
+    if most > world.endpoints[world.requests[slot].endpoint].max_request_tokens:
         book_refusal(world, slot)
         return int64(-1)
     book_arrival(world, tables, slot)
-    e = route(world, tables, slot, most_tokens)
+    e = route(world, tables, slot, most)
     if e < 0:
         enqueue(world, len(world.engines), slot)
         return int64(-1)
-    _hand_over(world, tables, slot, e)
+    hand_over(world, tables, slot, e)
     return e if world.engines[e].step_end_ps < 0 else int64(-1)
 
 
@@ -129,7 +136,7 @@ def _most_changes(world: World, tables: Tables, e: int) -> int:
 
 
 @compiled
-def _needs_room(world: World, arriving: int) -> int:
+def needs_room(world: World, arriving: int) -> int:
     """Whether arrays must grow before the `arriving`-th request of an instant may arrive.
 
     The log has room for all requests in flight.
@@ -197,17 +204,17 @@ def _deliver(world: World, tables: Tables, e: int) -> None:
     """Lets the KV that an engine has sent arrive: its request goes to a decode engine, or is computed again."""
     slot = take_off(world, tables, e)
     kick(world, e)  # it may have waited for the blocks
-    target = route_decode(world, tables, e, _most_tokens(world, slot))
+    target = route_decode(world, tables, e, most_tokens(world, slot))
     if target < 0:
         world.requests[slot].computed = 0
         enqueue(world, len(world.engines), slot)
     else:
-        _hand_over(world, tables, slot, target)
+        hand_over(world, tables, slot, target)
         kick(world, target)
 
 
 @inlined
-def _step_engines(world: World, traffic: Traffic, tables: Tables, until: int, noticed: bool) -> int:
+def step_engines(world: World, traffic: Traffic, tables: Tables, until: int, noticed: bool) -> int:
     """Steps engines in the order in which they are due: to `until`, the first notice, or a client's next request.
 
     Returns REACHED, NOTIFIED or NEED_EXTENTS. The order makes logs and sums of floats independent of how time is
@@ -239,7 +246,7 @@ def _step_engines(world: World, traffic: Traffic, tables: Tables, until: int, no
 
 
 @compiled
-def _take_stock(world: World, tables: Tables) -> bool:
+def take_stock(world: World, tables: Tables) -> bool:
     """Plans every engine's run anew, as the control plane may have acted. Returns whether one has something to tell."""
     noticed = False
     for e in range(len(world.engines)):
@@ -263,7 +270,7 @@ def _let_arrive(world: World, traffic: Traffic, tables: Tables, now: int) -> int
     several = first > 0 and traffic.arrival_ps[first - 1] == now
     idle = int64(-1)
     while cluster.next_arrival < len(traffic.arrival_ps) and traffic.arrival_ps[cluster.next_arrival] == now:
-        needs = _needs_room(world, cluster.next_arrival - first)
+        needs = needs_room(world, cluster.next_arrival - first)
         if needs != REACHED:
             return needs
         e = _ingest(world, traffic, tables, cluster.next_arrival)
@@ -280,7 +287,7 @@ def _let_arrive(world: World, traffic: Traffic, tables: Tables, now: int) -> int
 
 
 @compiled
-def _upcoming(world: World, traffic: Traffic) -> int:
+def next_arrival(world: World, traffic: Traffic) -> int:
     """Time of the next arrival, or NEVER."""
     if world.cluster[0].next_arrival < len(traffic.arrival_ps):
         return traffic.arrival_ps[world.cluster[0].next_arrival]
@@ -296,7 +303,7 @@ def advance(world: World, traffic: Traffic, tables: Tables, until: int) -> int:
     """
     if lacks_extents(world, int64(0)):
         return NEED_EXTENTS
-    return go_on(world, traffic, tables, until, _take_stock(world, tables))
+    return go_on(world, traffic, tables, until, take_stock(world, tables))
 
 
 @compiled
@@ -308,12 +315,12 @@ def go_on(world: World, traffic: Traffic, tables: Tables, until: int, noticed: b
     reason = REACHED
     while reason == REACHED:
         _clients_send(world, traffic)
-        limit = cluster.now_ps if cluster.triggered else min(_upcoming(world, traffic), until)
-        reason = _step_engines(world, traffic, tables, limit, noticed)
+        limit = cluster.now_ps if cluster.triggered else min(next_arrival(world, traffic), until)
+        reason = step_engines(world, traffic, tables, limit, noticed)
         if reason == REACHED and cluster.triggered:
             cluster.triggered = 0
             reason = TRIGGERED
-        upcoming = _upcoming(world, traffic)
+        upcoming = next_arrival(world, traffic)
         if upcoming > until:
             break
         if reason == REACHED:
@@ -338,10 +345,10 @@ def dispatch_pool(world: World, tables: Tables) -> None:
         slot = int64(world.queues[num_engines, level, 0])
         while slot >= 0:
             following = int64(world.requests[slot].next)
-            e = route(world, tables, slot, _most_tokens(world, slot))
+            e = route(world, tables, slot, most_tokens(world, slot))
             if e >= 0:
                 unlink(world, num_engines, slot)
-                _hand_over(world, tables, slot, e)
+                hand_over(world, tables, slot, e)
             slot = following
     for e in range(num_engines):
         interrupt(world, e)
@@ -352,7 +359,7 @@ def dispatch_pool(world: World, tables: Tables) -> None:
 def send(world: World, tables: Tables, slot: int, e: int) -> None:
     """Moves a pooled request to an engine of the caller's choice and starts it if it is idle."""
     unlink(world, len(world.engines), slot)
-    _hand_over(world, tables, slot, e)
+    hand_over(world, tables, slot, e)
     kick(world, e)
 
 

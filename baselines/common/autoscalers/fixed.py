@@ -1,0 +1,51 @@
+"""A number of instances that stays: what a fleet without an autoscaler has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from baselines.common.autoscaler import EndpointAutoscaler
+from baselines.policy import Tunable
+from envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState
+
+
+@dataclass(frozen=True)
+class FixedInstancesConfig:
+    """Constants of `FixedInstancesPolicy`.
+
+    Attributes:
+        instances: Of each endpoint; None: as many as there are at the first decision.
+    """
+
+    instances: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.instances is not None and self.instances < 0:
+            raise ValueError(f"instances must not be negative, got {self.instances}")
+
+    @staticmethod
+    def tunables() -> dict[str, Tunable]:
+        """None: it is a number of instances, not a constant of a rule."""
+        return {}
+
+
+class FixedInstancesPolicy(EndpointAutoscaler):
+    """Keeps the number of instances.
+
+    Args:
+        config: Its constants.
+    """
+
+    name = "fixed_instances"
+
+    def __init__(self, config: FixedInstancesConfig | None = None) -> None:
+        self.config = config or FixedInstancesConfig()
+
+    def begin(self) -> None:
+        """Forgets how many there were."""
+        self._first: dict[Endpoint, int] = {}
+
+    def desired(self, state: AutoscalingState, endpoint: EndpointState) -> int:
+        """The number."""
+        first = self._first.setdefault(endpoint.endpoint, len(endpoint.present))
+        return first if self.config.instances is None else self.config.instances

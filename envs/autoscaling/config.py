@@ -1,0 +1,151 @@
+"""What an autoscaling environment is made of."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields
+
+from envs.backend import SLO
+from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec
+from envs.objective import Objective
+from envs.scaling import MachineSpec, QueueSpec
+from envs.workload.predictions import PredictionSpec
+from envs.workload.registry import WorkloadSpec
+
+DEFAULT_SLOS = {
+    "standard": SLO(ttft_s=1.0, tpot_s=0.1),
+    "normal": SLO(ttft_s=1.0, tpot_s=0.1),
+    "priority": SLO(ttft_s=0.5, tpot_s=0.1),
+    "long": SLO(ttft_s=20.0, tpot_s=0.1),
+    "iw_f": SLO(ttft_s=1.0, tpot_s=0.1),  # SageServe's tiers, section 2.2; time per token: ours
+    "iw_n": SLO(ttft_s=60.0, tpot_s=0.1),
+    "niw": SLO(ttft_s=86_400.0, tpot_s=1.0),
+}
+
+
+@dataclass(frozen=True)
+class AutoscalingScales:
+    """Where each kind of quantity becomes noticeable in the observation: log(1 + value / scale).
+
+    Attributes:
+        instances: Instances.
+        requests: Requests.
+        request_rate: Requests per second.
+        token_rate: Tokens per second.
+        tokens: Tokens.
+        seconds: Waiting and start-up times, seconds.
+    """
+
+    instances: float = 2.0
+    requests: float = 16.0
+    request_rate: float = 1.0
+    token_rate: float = 1_000.0
+    tokens: float = 10_000.0
+    seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            if not getattr(self, item.name) > 0:
+                raise ValueError(f"scales.{item.name} must be positive, got {getattr(self, item.name)}")
+
+
+def _default_cluster() -> FleetConfig:
+    return FleetConfig(
+        groups=(GroupSpec(ReplicaSpec("llama-2-13b", "H100"), 4, 12),),
+        order="priority",
+        start_fixed_s=300.0,
+    )
+
+
+def _default_workload() -> WorkloadSpec:
+    return WorkloadSpec(name="sageserve_tiers", params={"mean_rps": 15.0})
+
+
+def _default_objective() -> Objective:
+    return Objective(
+        latency=0.0,
+        ttft_attainment=0.01,
+        tpot_attainment=0.01,
+        switch=0.0,
+        abandoned=0.05,
+        gpu_usd=1.0,
+        startup_usd=0.0,
+        backlog_usd=1.0,
+        spot_rent_usd=1.0,
+        spot_revenue_usd=1.0,
+        scale=0.1,
+    )
+
+
+@dataclass(frozen=True)
+class AutoscalingConfig:
+    """What an autoscaling environment is made of.
+
+    Attributes:
+        workload: Requests of an episode; one whose generator streams is drawn hour by hour and lasts `episode_s`.
+        cluster: The fleet: places are the most instances, `count` those at the start; routers within an endpoint send
+            to the least loaded instance, whatever its `router`.
+        slos: Latency promise by request class.
+        objective: Weights of the reward terms.
+        machines: Machines and how long instances take to come.
+        queue: The queue manager and the router between regions.
+        scales: Scales of the observation.
+        prediction: How output lengths are predicted, for those who look at requests in flight and in line.
+        decision_interval_s: Time between decisions, seconds.
+        episode_s: Time for which requests arrive, seconds.
+        min_instances: Fewest instances of an endpoint that an index of the action space may leave.
+        max_change: Most instances by which an index changes an endpoint.
+        history_s: Traffic that is known from before the episode, seconds.
+        history_bin_s: Its bins.
+        recent_s: How far the short bins look back, seconds.
+        recent_bin_s: Their length.
+        keep_records: Whether what became of each request is kept, some 30 bytes for each.
+        drain_limit_s: How long after the last arrival requests may take to end, seconds.
+        split: Part of the workload that episodes are drawn from; None: the workload's own.
+    """
+
+    workload: WorkloadSpec = field(default_factory=_default_workload)
+    cluster: FleetConfig = field(default_factory=_default_cluster)
+    slos: dict[str, SLO] = field(default_factory=lambda: dict(DEFAULT_SLOS))
+    objective: Objective = field(default_factory=_default_objective)
+    machines: MachineSpec = field(default_factory=MachineSpec)
+    queue: QueueSpec = field(default_factory=QueueSpec)
+    scales: AutoscalingScales = field(default_factory=AutoscalingScales)
+    prediction: PredictionSpec = field(default_factory=PredictionSpec)
+    decision_interval_s: float = 300.0
+    episode_s: float = 86_400.0
+    min_instances: int = 1
+    max_change: int = 2
+    history_s: float = 7 * 86_400.0
+    history_bin_s: float = 60.0
+    recent_s: float = 600.0
+    recent_bin_s: float = 5.0
+    keep_records: bool = True
+    drain_limit_s: float = 3600.0
+    split: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.cluster, FleetConfig):
+            raise ValueError("autoscaling decides about a fleet: choose a cluster with groups of replicas")
+        if any(group.replica.role != "mixed" for group in self.cluster.groups):
+            raise ValueError("autoscaling needs replicas that prefill and decode: replica.role must be mixed")
+        if self.cluster.prefix_caching:
+            raise ValueError(
+                "autoscaling draws its requests hour by hour: cluster.prefix_caching must be false"
+            )
+        if self.workload.num_clients:
+            raise ValueError(
+                "autoscaling needs requests that arrive when the workload says; workload.num_clients must be 0"
+            )
+        for name in ("decision_interval_s", "episode_s", "history_bin_s", "recent_bin_s", "drain_limit_s"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}")
+        for name in ("history_s", "recent_s"):
+            if not getattr(self, name) >= getattr(self, name.replace("_s", "_bin_s")):
+                raise ValueError(
+                    f"{name} must be at least {name.replace('_s', '_bin_s')}, got {getattr(self, name)}"
+                )
+        if self.min_instances < 0:
+            raise ValueError(f"min_instances must not be negative, got {self.min_instances}")
+        if self.max_change < 1:
+            raise ValueError(f"max_change must be at least 1, got {self.max_change}")

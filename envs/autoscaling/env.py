@@ -1,0 +1,170 @@
+"""The scalar autoscaling environment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from envs.autoscaling.config import AutoscalingConfig
+from envs.autoscaling.episode import Action, Episode
+from envs.autoscaling.observation import HIGH, Observation
+from envs.autoscaling.render import Renderer
+from envs.autoscaling.state import AutoscalingState
+from envs.metrics import RequestRecords
+from envs.one_episode import OneEpisode
+from envs.policy_spec import PolicySpec
+from envs.simulator.fleet.nominal import nominal_engines
+
+
+def make_spaces(episode: Episode) -> tuple[spaces.Space[Any], spaces.MultiDiscrete]:
+    """Observation and action space of a configuration."""
+    boxes: dict[str, spaces.Space[Any]] = {
+        name: spaces.Box(0.0, HIGH, shape, np.float32) for name, shape in episode.encoder.shapes.items()
+    }
+    return spaces.Dict(boxes), spaces.MultiDiscrete(episode.levers.nvec)
+
+
+class AutoscalingEnv(OneEpisode[Observation]):
+    """How many instances, of which model, where, and when? `Serving/Autoscaling-v0`.
+
+    Models are served in regions; an endpoint is a model in a region. Its instances, a machine each, come within
+    minutes: from vacant machines (a cold start), from its own spot instances, which were leased to others (a minute,
+    five at most), or from another model's (ten minutes, two hours where the region lacks the weights). Those that go
+    finish what they have first. Interactive requests go to the first region under 70 % of effective memory utilisation;
+    the others wait in a queue manager until an endpoint has room, for 24 hours at most. After SageServe
+    (`baselines/sageserve`).
+
+    ## Action space
+
+    `MultiDiscrete`, three levers for each of the P endpoints:
+
+    * the change of its number of instances, from -max_change to +max_change (2 max_change + 1 entries);
+    * 0: spot machines first (own spot instances, then those of other models, then vacant machines; instances that go
+      are donated), 1: vacant machines first (instances that go leave their machine vacant);
+    * its release level of non-interactive requests (`queue.levels`).
+
+    `action_masks()` and `info["action_mask"]`, (sum of entries,), say which entries are possible: as many instances as
+    there are places and machines for, none below `min_instances`, each endpoint as if the others left all as it is.
+    What cannot be carried out is left out, counted and explained in `info["refused"]`. `step` also takes a sequence of
+    `ScaleChange` and `Release`, which may say anything, and None (leave all as it is).
+
+    ## Observation space
+
+    `Dict(endpoints=(P, 31), clock=(5,))`, float32 in [0, 64]; rows and units are named in
+    `envs.autoscaling.observation`. Endpoints have no order that means anything. True output lengths and the future are
+    nowhere in it.
+
+    ## Reward
+
+    `objective.scale` times the weighted sum of the terms in `info["reward_terms"]` over the interval:
+    `ttft_attainment/CLASS` and `tpot_attainment/CLASS` (minus the promises broken), `latency` (minus the growth of the
+    sum over requests of TTFT / SLO + TPOT / SLO), `goodput` (requests finished within both), `switch` (minus the
+    instances that begin to come or to go), `abandoned` (minus the requests refused, failed or left unfinished), and in
+    USD `gpu_usd` (minus the price of machines whose instances serve, start or drain), `startup_usd` (minus that part of
+    it in which they start), `backlog_usd` (minus the price of the machine time that non-interactive requests take which
+    stand in line at the end, at the benchmarked capacity), `spot_rent_usd` (minus the price of spot instances'
+    machines) and `spot_revenue_usd` (what those earn). `info["dt"]` is the time the step took, seconds.
+
+    ## Start and end
+
+    An episode begins with the fleet's first instances, an empty system, and a week of traffic known from before; its
+    seed draws the hour of the week, all arrivals, lengths and times until spot instances are back, whatever is decided.
+    Requests arrive for `episode_s`. The last step goes on without further arrivals until all inside have ended, the
+    queue manager's included, with the instances there are then and at their price; what stands in line is charged for
+    besides, since machines that serve nobody else serve it more cheaply than those of the day. What has not ended
+    after `drain_limit_s` counts as missed and abandoned, and the episode as truncated, else as terminated.
+
+    ## Arguments
+
+    See `envs.autoscaling.config.AutoscalingConfig`.
+
+    ## Version history
+
+    * v0: first release.
+    """
+
+    def __init__(self, render_mode: str | None = None, **config: Any) -> None:
+        self._set_render_mode(render_mode)
+        self.episode = Episode(AutoscalingConfig(**config))
+        self.observation_space, self.action_space = make_spaces(self.episode)  # type: ignore[assignment]
+        self._renderer = Renderer() if render_mode else None
+
+    @property
+    def config(self) -> AutoscalingConfig:
+        """What the environment is made of."""
+        return self.episode.config
+
+    @property
+    def state(self) -> AutoscalingState:
+        """What a policy may know now."""
+        return self.episode.state
+
+    @property
+    def policy_spec(self) -> PolicySpec:
+        """What a policy is told before an episode."""
+        return PolicySpec(
+            cluster=self.config.cluster,
+            slos=self.episode.slos,
+            classes=self.episode.classes,
+            decision_interval_s=self.config.decision_interval_s,
+            engines=nominal_engines(self.episode.simulator),
+            autoscaling=self.episode.spec,
+        )
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begins the episode that a seed stands for; `options={"split": ...}` chooses where it is drawn from."""
+        chosen = self._seed_of(seed)
+        self.episode.reset(chosen, (options or {}).get("split"))
+        if self._renderer:
+            self._renderer.reset()
+            self._renderer.record(self.state)
+        return self.episode.observe(), self._info(0.0, {}, "")
+
+    def step(  # type: ignore[override]
+        self, action: Action
+    ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Takes a decision and lets time pass to the next one."""
+        if self.episode.done:
+            raise RuntimeError("the episode is over; call reset()")
+        outcome = self.episode.step(action)
+        if self._renderer:
+            self._renderer.record(self.state)
+        info = self._info(outcome.dt_s, outcome.terms, outcome.refused)
+        return self.episode.observe(), outcome.reward, outcome.terminated, outcome.truncated, info
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """(sum of entries,), which entries of the action space are possible now."""
+        return self.episode.mask()
+
+    @property
+    def gpu_seconds(self) -> float:
+        """GPU-seconds that instances have been kept, spot instances left out."""
+        return self.episode.gpu_seconds
+
+    def records(self) -> RequestRecords:
+        """What happened to every request that has arrived.
+
+        Raises:
+            ValueError: `keep_records` is false.
+        """
+        return self.episode.simulator.results()
+
+    def fork(self) -> AutoscalingEnv:
+        """A copy of the episode that continues to the same numbers; it does not render."""
+        copy = self._fork()
+        copy.episode = self.episode.fork()
+        return copy
+
+    def _info(self, dt_s: float, terms: dict[str, float], refused: str) -> dict[str, Any]:
+        return {
+            "dt": dt_s,
+            "reward_terms": terms,
+            "refused": refused,
+            "num_refused": self.episode.num_refused,
+            "action_mask": self.episode.mask(),
+        }

@@ -1,0 +1,42 @@
+"""The environment's own forecast of traffic: the week before, corrected by the last hour. Cheap, and no one's best."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+
+DAY_S, WEEK_S, HOUR_S = 86_400.0, 7 * 86_400.0, 3600.0
+LEAST_RATIO, MOST_RATIO = 0.25, 4.0  # of this hour to the same hour a season ago; source: ours
+WINDOW_S = 900.0  # over which rates are averaged before the largest is taken; source: ours
+
+
+def season_s(known_s: float) -> float:
+    """Period by which traffic is taken to repeat: a week or a day, as far as the past reaches; else 0."""
+    if known_s >= WEEK_S + HOUR_S:
+        return WEEK_S
+    return DAY_S if known_s >= DAY_S + HOUR_S else 0.0
+
+
+def forecast_tps(tokens: FloatArray, bin_s: float, ahead_s: float) -> FloatArray:
+    """(P,), tokens/s that are expected in the time ahead: the largest mean of a window in it.
+
+    Args:
+        tokens: (P, T) tokens in bins that end now; T reaches back as far as is known.
+        bin_s: Length of a bin.
+        ahead_s: How far to look ahead.
+    """
+    hour, ahead = (max(1, round(seconds / bin_s)) for seconds in (HOUR_S, ahead_s))
+    last_hour = tokens[:, -hour:].mean(axis=1) / bin_s
+    period = round(season_s(tokens.shape[1] * bin_s) / bin_s)
+    if not period:
+        return np.asarray(last_hour, np.float64)
+    start = tokens.shape[1] - period
+    then = tokens[:, max(0, start - hour) : start].mean(axis=1) / bin_s
+    ratio = np.clip(last_hour / np.maximum(then, 1e-9), LEAST_RATIO, MOST_RATIO)
+    coming = tokens[:, start : start + ahead]
+    each = max(1, min(round(WINDOW_S / bin_s), coming.shape[1]))
+    whole = coming.shape[1] // each * each
+    windows = coming[:, :whole].reshape(len(coming), -1, each).mean(axis=2) / bin_s
+    return np.asarray(windows.max(axis=1) * ratio, np.float64)

@@ -1,0 +1,220 @@
+"""What a learned policy sees: a row an endpoint, and the clock.
+
+Counts, rates and times are log(1 + value / scale), shares are shares; all lie in [0, HIGH]. What is true of an endpoint
+follows from `AutoscalingState`, save for the environment's own forecast. The set of endpoints has no order that means
+anything.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.autoscaling.config import AutoscalingConfig
+from envs.autoscaling.forecast import HOUR_S, forecast_tps
+from envs.autoscaling.state import AutoscalingSpec
+from envs.backend import EngineStatus
+from envs.scaling import TRAFFIC_DTYPE
+from envs.simulator.autoscaling.inventory import Held
+from envs.simulator.autoscaling.simulator import AutoscalingSimulator
+from envs.simulator.kernel.state import PS_PER_S
+
+FloatArray = NDArray[np.float64]
+Observation = dict[str, NDArray[np.float32]]
+
+HIGH = 64.0
+DAY_S, WEEK_S = 86_400.0, 7 * 86_400.0
+_COLUMN = {name: number for number, name in enumerate(TRAFFIC_DTYPE.names or ())}
+
+ENDPOINT_FEATURES = (
+    "running",  # instances that serve; log, as the next five
+    "starting",
+    "draining",
+    "spot",  # own spot instances
+    "spot_of_others",  # of the region
+    "vacant",  # machines of the region
+    "next_ready",  # seconds until the first of those that start serves; log; 0 where none does
+    "no_instance",  # 1: none serves
+    "kv_usage",  # effective memory utilisation, share
+    "running_requests",  # log, as the next four
+    "waiting_requests",
+    "waiting_tokens",
+    "held_requests",  # at the gateway
+    "niw_queued",
+    "niw_queued_tokens",
+    "niw_oldest",  # age of the oldest over the time it has, share
+    "release_level",  # number of the level over the number of levels less one
+    "load_minute",  # interactive prompt tokens/s of the last minute over what one instance serves; log, as the next six
+    "load_interval",  # ... of the last decision interval
+    "load_hour",  # ... of the last hour
+    "forecast_interval",  # the same, expected in the next decision interval
+    "forecast_hour",  # ... in the next hour
+    "niw_load_hour",  # non-interactive prompt tokens/s of the last hour over what one instance serves
+    "output_rate",  # tokens/s that answers of the last interval came to; log over scales.token_rate
+    "late",  # share of the last interval's interactive requests that missed a promise, at most 1
+    "ttft",  # mean of the last interval over the strictest promise; log
+    "tpot",  # the same
+    "capacity",  # prompt tokens/s that one instance serves; log
+    "start_time",  # seconds that a start takes; log
+    "redeploy_time",  # seconds until another model's spot instance serves; log
+    "places_left",  # share of places that are empty
+)
+CLOCK_FEATURES = (
+    "day_sin",  # (1 + sin) / 2 of the time of day, and so on
+    "day_cos",
+    "week_sin",
+    "week_cos",
+    "left",  # share of the episode that is left
+)
+
+
+class Encoder:
+    """Encodes what is seen.
+
+    Args:
+        config: What the environment is made of.
+        spec: What policies are told beforehand.
+        simulator: The fleet.
+    """
+
+    def __init__(
+        self, config: AutoscalingConfig, spec: AutoscalingSpec, simulator: AutoscalingSimulator
+    ) -> None:
+        self.config, self.spec, self.scales = config, spec, config.scales
+        self.shapes = {
+            "endpoints": (len(spec.endpoints), len(ENDPOINT_FEATURES)),
+            "clock": (len(CLOCK_FEATURES),),
+        }
+        layout = simulator.layout
+        models = np.array([spec.models.index(endpoint.model) for endpoint in spec.endpoints])
+        kinds = np.array([layout.kind_of[layout.places(number)[0]] for number in range(len(models))])
+        self._kind = kinds
+        self._capacity = np.maximum(spec.capacity_tps[models, kinds], 1e-9)
+        local = np.array([simulator.weights_local(number) for number in range(len(models))])
+        machines = config.machines
+        self._start_s = np.where(local, spec.start_s[models, kinds], machines.remote_s)
+        self._redeploy_s = np.where(local, machines.redeploy_s, machines.remote_s)
+        promised = [slo for slo, own in zip(spec.slos, spec.interactive, strict=True) if own] or list(
+            spec.slos
+        )
+        self._ttft_s = min(slo.ttft_s for slo in promised)
+        self._tpot_s = min(slo.tpot_s for slo in promised)
+
+    def encode(self, simulator: AutoscalingSimulator, clock_s: float) -> Observation:
+        """The observation now.
+
+        Args:
+            simulator: The fleet.
+            clock_s: Time on the clock when the episode began.
+        """
+        features = {
+            **self._machines(simulator),
+            **self._requests(simulator),
+            **self._traffic(simulator),
+            **self._fixed(simulator),
+        }
+        rows = np.stack([features[name] for name in ENDPOINT_FEATURES], axis=1)
+        return {
+            "endpoints": np.asarray(rows, np.float32),
+            "clock": np.asarray(self._clock(simulator, clock_s), np.float32),
+        }
+
+    def _machines(self, simulator: AutoscalingSimulator) -> dict[str, FloatArray]:
+        layout, plane, scale = simulator.layout, simulator.plane, self.scales.instances
+        held = simulator.held().sum(axis=1)
+        region = layout.region_of
+        spot = np.bincount(region, held[:, Held.SPOT], len(layout.regions))[region]
+        next_s = np.zeros(len(region))
+        starting = np.flatnonzero(simulator.world.engines["status"] == EngineStatus.DOWN)
+        for place in starting.tolist():
+            number = int(layout.endpoint_of[place])
+            left = max(plane.due_s(place) - simulator.now_s, 0.0)
+            next_s[number] = left if next_s[number] == 0.0 else min(left, next_s[number])
+        return {
+            "running": _log(held[:, Held.RUNNING], scale),
+            "starting": _log(held[:, Held.STARTING], scale),
+            "draining": _log(held[:, Held.DRAINING], scale),
+            "spot": _log(held[:, Held.SPOT], scale),
+            "spot_of_others": _log(spot - held[:, Held.SPOT], scale),
+            "vacant": _log(plane.inventory.vacant.sum(axis=1)[region], scale),
+            "next_ready": _log(np.nan_to_num(next_s), self.scales.seconds),
+            "no_instance": (held[:, Held.RUNNING] == 0).astype(np.float64),
+            "places_left": 1.0 - held[:, : Held.SPOT].sum(axis=1) / layout.by_kind().sum(axis=1),
+        }
+
+    def _requests(self, simulator: AutoscalingSimulator) -> dict[str, FloatArray]:
+        shown, layout, scales = simulator.shown(), simulator.layout, self.scales
+        assert simulator.gate is not None
+        lines = simulator.gate.lines[: layout.num_endpoints]
+        serving = shown["status"] == EngineStatus.ACTIVE
+
+        def total(name: str, which: NDArray[np.bool_] | None = None) -> FloatArray:
+            values = shown[name] if which is None else np.where(which, shown[name], 0)
+            return np.asarray(np.bincount(layout.endpoint_of, values, layout.num_endpoints), np.float64)
+
+        arrived = np.where(
+            lines["count"] > 0, simulator.world.requests["arrival_ps"][lines["first"]], simulator.now_ps
+        )
+        due_s = max(self.config.queue.deadline_s, 1e-9)
+        levels = max(len(self.config.queue.levels) - 1, 1)
+        return {
+            "kv_usage": total("kv_used_blocks", serving)
+            / np.maximum(total("kv_capacity_blocks", serving), 1),
+            "running_requests": _log(total("num_running"), scales.requests),
+            "waiting_requests": _log(total("num_waiting"), scales.requests),
+            "waiting_tokens": _log(total("pending_prefill_tokens"), scales.tokens),
+            "held_requests": _log(simulator.held_by_gateway()[: layout.num_endpoints], scales.requests),
+            "niw_queued": _log(lines["count"], scales.requests),
+            "niw_queued_tokens": _log(lines["tokens"], scales.tokens),
+            "niw_oldest": np.minimum((simulator.now_ps - arrived) / PS_PER_S / due_s, HIGH),
+            "release_level": simulator.release_level[: layout.num_endpoints] / levels,
+        }
+
+    def _traffic(self, simulator: AutoscalingSimulator) -> dict[str, FloatArray]:
+        config, capacity = self.config, self._capacity
+        bins, bin_s = simulator.books.history, config.history_bin_s
+        ended = (simulator.now_ps - bins.begin_ps) // bins.bin_ps
+        count = self.shapes["endpoints"][0]
+        known = bins.rows[:count, :ended]
+        prompts = known[:, :, _COLUMN["input_tokens"]]
+
+        def rate(name: str, seconds: float) -> FloatArray:
+            of = known[:, -max(1, round(seconds / bin_s)) :, _COLUMN[name]]
+            return np.asarray(of.mean(axis=1) / bin_s, np.float64)
+
+        last = known[:, -max(1, round(config.decision_interval_s / bin_s)) :].sum(axis=1)
+        first, finished = last[:, _COLUMN["first_tokens"]], last[:, _COLUMN["finished"]]
+        arrived = np.maximum(last[:, _COLUMN["requests"]], 1.0)
+        ahead = {"forecast_interval": config.decision_interval_s, "forecast_hour": HOUR_S}
+        return {
+            "load_minute": _log(rate("input_tokens", 60.0), capacity),
+            "load_interval": _log(rate("input_tokens", config.decision_interval_s), capacity),
+            "load_hour": _log(rate("input_tokens", HOUR_S), capacity),
+            **{
+                name: _log(forecast_tps(prompts, bin_s, seconds), capacity) for name, seconds in ahead.items()
+            },
+            "niw_load_hour": _log(rate("niw_input_tokens", HOUR_S), capacity),
+            "output_rate": _log(rate("output_tokens", config.decision_interval_s), self.scales.token_rate),
+            "late": np.minimum(last[:, _COLUMN["violations"]] / arrived, 1.0),
+            "ttft": _log(last[:, _COLUMN["ttft_sum_s"]] / np.maximum(first, 1.0), self._ttft_s),
+            "tpot": _log(last[:, _COLUMN["tpot_sum_s"]] / np.maximum(finished, 1.0), self._tpot_s),
+        }
+
+    def _fixed(self, simulator: AutoscalingSimulator) -> dict[str, FloatArray]:
+        return {
+            "capacity": _log(self._capacity, self.scales.token_rate),
+            "start_time": _log(self._start_s, self.scales.seconds),
+            "redeploy_time": _log(self._redeploy_s, self.scales.seconds),
+        }
+
+    def _clock(self, simulator: AutoscalingSimulator, clock_s: float) -> FloatArray:
+        now_s = clock_s + simulator.now_s
+        day, week = 2 * np.pi * now_s / DAY_S, 2 * np.pi * now_s / WEEK_S
+        waves = (np.sin(day), np.cos(day), np.sin(week), np.cos(week))
+        left = max(1.0 - simulator.now_s / simulator.stream.duration_s, 0.0)
+        return np.array([*((1.0 + wave) / 2.0 for wave in waves), left])
+
+
+def _log(values: NDArray[np.number] | FloatArray, scale: float | FloatArray) -> FloatArray:
+    """log(1 + value / scale)."""
+    return np.asarray(np.log1p(np.asarray(values, np.float64) / scale), np.float64)

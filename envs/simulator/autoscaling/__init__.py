@@ -1,0 +1,1 @@
+"""Fleets whose instances come and go: machines, spot instances, a gateway, requests by the hour."""

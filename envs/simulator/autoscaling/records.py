@@ -1,0 +1,91 @@
+"""What became of each request, kept in few bytes while an episode lasts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.metrics import FAILED, FINISHED, REFUSED, UNFINISHED, RequestRecords
+from envs.simulator.kernel import state as kernel
+from envs.simulator.kernel.state import PS_PER_S
+from envs.simulator.kernel.world import decoding_progress
+
+if TYPE_CHECKING:
+    from envs.simulator.autoscaling.simulator import AutoscalingSimulator
+
+Left = NDArray[np.void]
+
+# A request that has left. Times since its arrival, single precision; NaN: it never happened.
+LEFT_DTYPE = np.dtype(
+    [
+        ("index", np.int32),
+        ("first_scheduled_s", np.float32),
+        ("first_token_s", np.float32),
+        ("finish_s", np.float32),
+        ("generated", np.int32),
+        ("engine", np.int16),
+        ("preemptions", np.int16),
+        ("outcome", np.int8),
+    ]
+)
+_OUTCOMES = np.array([FINISHED, REFUSED, FAILED, FAILED], np.int8)  # by the kernel's numbering
+
+
+def left_of(log: NDArray[np.void]) -> Left:
+    """Log entries in few bytes, (M,) LEFT_DTYPE."""
+    rows = np.empty(len(log), LEFT_DTYPE)
+    for name in ("first_scheduled", "first_token", "finish"):
+        since = (log[f"{name}_ps"] - log["arrival_ps"]) / PS_PER_S
+        rows[f"{name}_s"] = np.where(log[f"{name}_ps"] < 0, np.nan, since)
+    rows["finish_s"][log["outcome"] != kernel.FINISHED] = np.nan
+    for name in ("index", "generated", "engine"):
+        rows[name] = log[name]
+    rows["preemptions"] = np.minimum(log["preemptions"], np.iinfo(np.int16).max)
+    rows["outcome"] = _OUTCOMES[log["outcome"]]
+    return rows
+
+
+def records_of(simulator: AutoscalingSimulator) -> RequestRecords:
+    """Every request that has arrived, in the order of arrival; its pieces are drawn anew."""
+    pieces = [simulator.stream.piece(number) for number in range(simulator.piece + 1)]
+    present = int(simulator.world.cluster["next_arrival"][0])
+    counts = [len(piece) for piece in pieces[:-1]] + [present]
+
+    def column(name: str) -> NDArray[np.generic]:
+        return np.concatenate([getattr(p, name)[:count] for p, count in zip(pieces, counts, strict=True)])
+
+    count = sum(counts)
+    arrival_s = column("arrival_s").astype(np.float64)
+    times = {name: np.full(count, np.nan) for name in ("first_scheduled_s", "first_token_s", "finish_s")}
+    generated, preemptions = np.zeros(count, np.int32), np.zeros(count, np.int32)
+    engine, outcome = np.full(count, -1, np.int32), np.full(count, UNFINISHED, np.int8)
+    left = np.concatenate([*simulator.books.left, np.empty(0, LEFT_DTYPE)])
+    at = left["index"]
+    for name, values in times.items():
+        values[at] = arrival_s[at] + left[name]
+    generated[at], preemptions[at] = left["generated"], left["preemptions"]
+    engine[at], outcome[at] = left["engine"], left["outcome"]
+    world = simulator.world
+    for slot in np.flatnonzero(world.requests["phase"] != kernel.FREE):
+        request = world.requests[slot]
+        row = request["index"]
+        for name in ("first_scheduled", "first_token"):
+            if request[f"{name}_ps"] >= 0:
+                times[f"{name}_s"][row] = request[f"{name}_ps"] / PS_PER_S
+        generated[row] = decoding_progress(world, int(slot))
+        preemptions[row], engine[row] = request["preemptions"], request["engine"]
+    return RequestRecords(
+        index=np.arange(count, dtype=np.int64),
+        arrival_s=arrival_s,
+        input_tokens=column("input_tokens").astype(np.int32),
+        output_tokens=column("output_tokens").astype(np.int32),
+        class_id=column("class_id").astype(np.int32),
+        priority=column("priority").astype(np.int32),
+        **times,
+        generated_tokens=generated,
+        preemptions=preemptions,
+        engine=engine,
+        outcome=outcome,
+    )

@@ -1,0 +1,234 @@
+"""Section 5.3, Figure 8: six scalers of up to eight instances, and eight that stay.
+
+From the paper: Llama-2-7B, one A40 an instance, eight at most, Azure's coding and chat services, two days after two
+that the workload predictor learns from, response lengths as they are and as they are predicted, latencies by 5 minutes.
+
+Ours, because the paper does not say or does not publish it, and chosen before any outcome was looked at:
+
+* Requests: the shapes of Azure's week of 2024 (the paper's own source) with their noise, lengths of 2023.
+* Load: so that the busiest ten minutes of the two days, without noise, are 80 % of what eight instances serve within
+  the promises.
+* The promise: the paper's is on latency over tokens, three times that of an isolated request. Here 0.2 s a token after
+  the first one, as there, and 9 s until it, three times what the longest prompt takes alone.
+* Prompts are chunked, 512 tokens an iteration: a third of the coding prompts are longer than Llama-2's context, which
+  vLLM would refuse; an iteration stays below 0.2 s so.
+* A start takes 300 s: the window of ten minutes is "slightly longer" than it.
+* Peak: the largest of the means over 5 minutes. A scaler looks every 10 s. The router is the environment's for all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from baselines.registry import make_policy
+from envs.autoscaling.env import AutoscalingEnv
+from envs.backend import SLO
+from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec
+from envs.metrics import FloatArray, RequestRecords
+from envs.scaling import MachineSpec
+from envs.workload.predictions import PredictionSpec
+from envs.workload.registry import WorkloadSource, WorkloadSpec
+from runners.reproduction.claims import Claim, above, at_least, shown
+from runners.reproduction.measures import over
+from runners.reproduction.preserve.study import SLO_S, make_claim
+from runners.schema import ReproduceConfig
+
+SECTION = "5.3"
+INSTANCES = 8
+PROMISE = SLO(9.0, 0.2)
+SERVICES = {"code": 1.0, "conv": 0.0}  # share of coding lengths
+SCALERS = {
+    "Static": "fixed_instances",
+    "Reactive": "preserve_reactive",
+    "Proactive": "preserve_proactive",
+    "Hybrid": "preserve_hybrid",
+    "PASS": "pass",
+    "Llumnix": "llumnix_scaling",
+    "PreServe": "preserve_scaling",
+}
+PEAK_S = {"PASS": 0.89, "Llumnix": 0.455, "PreServe": 0.250}  # mean of both services
+WITHOUT_ERRORS, WITHOUT_ERRORS_S = "PreServe without errors", 0.197
+SAVED = {"Llumnix": 0.4826, "PreServe": 0.4938}  # against eight instances
+
+_START_H, _LENGTH_H = 48.0, 48.0
+_QUICK_START_H, _QUICK_LENGTH_H = 56.0, 1.5
+_LEAST_H = 0.5
+_BIN_S = 300.0
+_LOAD = 0.8
+_UNIT_WEEK = 1e6
+_ABSOLUTE = shown("engines and load differ")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a scaler made of a service.
+
+    Attributes:
+        peak_s: Largest mean normalised latency of 5 minutes.
+        instance_h: Instance-hours.
+        slow: Share of requests above 0.2 s a token.
+    """
+
+    peak_s: float
+    instance_h: float
+    slow: float
+
+    def __str__(self) -> str:
+        return f"{self.peak_s:.3g} s, {self.instance_h:.1f} h, {self.slow:.2%} above 0.2 s"
+
+
+@dataclass
+class Scalers:
+    """Runs scalers on services.
+
+    Attributes:
+        config: Words of the command.
+        bar: Progress bar, one step an episode.
+    """
+
+    config: ReproduceConfig
+    bar: Any
+    _known: dict[tuple[str, str], Result] = field(default_factory=dict)
+
+    @property
+    def services(self) -> list[str]:
+        """Which are served."""
+        return ["conv"] if self.config.quick else list(SERVICES)
+
+    def mean(self, scaler: str, figure: str) -> float:
+        """A figure of a scaler, mean over services."""
+        return float(np.mean([getattr(self.result(scaler, service), figure) for service in self.services]))
+
+    def result(self, scaler: str, service: str) -> Result:
+        """What a scaler makes of a service; requests are the same for all."""
+        if (scaler, service) not in self._known:
+            self.bar.set_postfix_str(f"{service}, {scaler}", refresh=False)
+            self._known[scaler, service] = self._run(scaler, service)
+            self.bar.update(1)
+        return self._known[scaler, service]
+
+    def _run(self, scaler: str, service: str) -> Result:
+        from runners.rollout import run_episode
+
+        prediction = "oracle" if scaler == WITHOUT_ERRORS else "preserve"
+        env = self._env(service, prediction, self.requests_per_week(service))
+        policy = make_policy(SCALERS["PreServe" if scaler == WITHOUT_ERRORS else scaler])
+        episode = run_episode(env, policy, self.config.first_seed, scaler)
+        hours = sum(
+            float(table.sum()) for held, table in env.episode.instance_hours.items() if held != "spot"
+        )
+        return Result(peak_s(episode.records), hours, slow_share(episode.records))
+
+    def requests_per_week(self, service: str) -> float:
+        """The one rule for the load."""
+        capacity_tps = float(self._env(service, "oracle", _UNIT_WEEK).episode.spec.capacity_tps[0, 0])
+        calm = WorkloadSource(self._workload(service, _UNIT_WEEK, _START_H, noise=0.0))
+        stream = calm.stream(0, past_s=0.0, duration_s=3600 * _LENGTH_H)
+        prompts = stream.expected(600.0, round(6 * _LENGTH_H))[..., 1].sum(axis=(0, 1, 2)) / 600.0
+        return _UNIT_WEEK * _LOAD * INSTANCES * capacity_tps / float(prompts.max())
+
+    def _workload(
+        self, service: str, requests_per_week: float, start_h: float, noise: float = 1.0
+    ) -> WorkloadSpec:
+        model = {"profile": f"azure_{service}", "shift_h": -4.0, "code_share": SERVICES[service]}
+        params = {
+            "requests_per_week": requests_per_week,
+            "iw_to_niw": 1e9,
+            "fast_share": 1.0,
+            "models": {"": model},
+            "start_h": start_h,
+            "noise": noise,
+        }
+        return WorkloadSpec(name="week", params=params, split=self.config.split)
+
+    def _env(self, service: str, prediction: str, requests_per_week: float) -> AutoscalingEnv:
+        start_h, length_h = (_QUICK_START_H, _QUICK_LENGTH_H) if self.config.quick else (_START_H, _LENGTH_H)
+        if self.config.requests is not None:  # an episode of so many requests, as a mean
+            length_h = min(length_h, max(_LEAST_H, 168 * self.config.requests / requests_per_week))
+        replica = ReplicaSpec(
+            "llama-2-7b", "A40", max_num_seqs=256, max_num_batched_tokens=512, memory_utilization=0.75
+        )
+        return AutoscalingEnv(
+            cluster=FleetConfig(groups=(GroupSpec(replica, INSTANCES, INSTANCES),)),
+            workload=self._workload(service, requests_per_week, start_h),
+            machines=MachineSpec(start_s=300.0),
+            slos={"iw_f": PROMISE, "iw_n": PROMISE, "niw": SLO(86_400.0, 1.0)},
+            prediction=PredictionSpec(name=prediction),
+            split=self.config.split,
+            decision_interval_s=10.0,
+            episode_s=3600 * length_h,
+            history_s=2 * 86_400.0,
+            min_instances=1,
+        )
+
+
+def peak_s(records: RequestRecords) -> float:
+    """Largest mean of latency over output tokens among the 5 minutes in which requests arrive."""
+    number = (records.arrival_s // _BIN_S).astype(np.int64)
+    latency = normalised_s(records)
+    sums, counts = np.bincount(number, latency), np.bincount(number)
+    return float((sums[counts > 0] / counts[counts > 0]).max())
+
+
+def slow_share(records: RequestRecords) -> float:
+    """Share of requests that take longer than 0.2 s a token, unfinished ones included."""
+    return float((normalised_s(records) > SLO_S).mean())
+
+
+def normalised_s(records: RequestRecords) -> FloatArray:
+    """(requests,) latency over output tokens, infinite where a request never ended."""
+    latency = records.e2e_s / records.output_tokens
+    return np.where(np.isnan(latency), np.inf, latency)
+
+
+def num_steps(config: ReproduceConfig) -> int:
+    """Steps of the progress bar: episodes."""
+    return (len(SCALERS) + 1) * (1 if config.quick else len(SERVICES))
+
+
+def claims(study: Scalers) -> list[Claim]:
+    """Peaks and instance-hours of every scaler."""
+    every = (*SCALERS, WITHOUT_ERRORS)
+    peak = {scaler: study.mean(scaler, "peak_s") for scaler in every}
+    hours = {scaler: study.mean(scaler, "instance_h") for scaler in every}
+    figures = "; ".join(
+        f"{service}, {scaler}: {study.result(scaler, service)}"
+        for service in study.services
+        for scaler in every
+    )
+    beyond = f"Measured (peak, instance-hours, requests above the promise): {figures}."
+    stated = {**PEAK_S, WITHOUT_ERRORS: WITHOUT_ERRORS_S}
+    found = [
+        make_claim(
+            SECTION, f"{scaler}: peak normalised latency", stated.get(scaler), peak[scaler], "s", _ABSOLUTE
+        )
+        for scaler in every
+    ]
+    found += [
+        make_claim(
+            SECTION, f"{scaler}: instance-hours saved against eight instances", SAVED.get(scaler),
+            1.0 - over(hours[scaler], hours["Static"]), "share",
+            at_least(SAVED[scaler]) if scaler in SAVED else shown("the paper gives no number"), beyond=beyond,
+        )
+        for scaler in SCALERS
+        if scaler != "Static"
+    ]  # fmt: skip
+    found += [
+        make_claim(
+            SECTION, f"peak normalised latency, {scaler} over PreServe",
+            over(PEAK_S[scaler], PEAK_S["PreServe"]) if scaler in PEAK_S else None,
+            over(peak[scaler], peak["PreServe"]), "x", above(), beyond=beyond,
+        )
+        for scaler in SCALERS
+        if scaler not in ("Static", "PreServe")
+    ]  # fmt: skip
+    return [
+        *found,
+        make_claim(
+            SECTION, "peak normalised latency: gain of PreServe over Llumnix, the best of the others", 0.451,
+            1.0 - over(peak["PreServe"], peak["Llumnix"]), "share", at_least(0.451), beyond=beyond,
+        ),
+    ]  # fmt: skip
