@@ -162,6 +162,21 @@ def test_what_is_saved_comes_back_and_goes_on(name, env_name, tmp_path):
         assert returns[0] == pytest.approx(episode.metrics["return"], rel=1e-6)
 
 
+@pytest.mark.parametrize("name", ["recurrent_ppo", "residual", "qr_dqn", "sac"])
+def test_time_between_decisions_reaches_every_learner(name):
+    """In routing no two decisions are equally far apart; a discount over the mean is taken to each one's power."""
+    config, task = tiny_configs("routing")[name], Task("routing", UNEQUAL, num_envs=2)
+    agent = trained(make_learner(config, task), 64).agent
+    buffer = getattr(agent, "rollout_buffer", None) or agent.replay_buffer
+    number = buffer.buffer_size if buffer.full else buffer.pos
+    intervals = buffer.intervals[:number]
+    assert len(np.unique(intervals)) > 0.9 * intervals.size
+    if name in ("qr_dqn", "sac"):
+        sampled = buffer.sample(32).discounts.numpy().ravel()
+        possible = np.power(np.float32(config.discount), intervals).ravel()
+        assert np.isin(sampled, possible).all()
+
+
 def test_an_environment_without_an_adapter_of_its_own_is_learned_as_it_is():
     task = Task("deployment", DEPLOYMENT, num_envs=2)
     learner = trained(make_learner(PPOConfig(**ROLLOUTS), task), 16)
