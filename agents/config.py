@@ -285,10 +285,12 @@ class SACConfig(SB3Config):
         train_every: Steps of the batched environment between updates.
         gradient_steps: Gradient steps of an update.
         target_rate: Share by which the target networks move in a gradient step.
+        disturbance: 0: the actor explores by itself.
     """
 
     name: str = "sac"
     total_steps: int = 200_000
+    disturbance: float = 0.0
     buffer_size: int = 100_000
     warm_up_steps: int = 2_000
     batch_size: int = 256
@@ -301,6 +303,7 @@ class SACConfig(SB3Config):
         for name in ("buffer_size", "batch_size", "train_every", "gradient_steps"):
             _check(f"agent.{name}", getattr(self, name), getattr(self, name) >= 1, "at least 1")
         _check("agent.warm_up_steps", self.warm_up_steps, self.warm_up_steps >= 0, "at least 0")
+        _check("agent.disturbance", self.disturbance, self.disturbance == 0, f"0 for agent={self.name}")
         _check("agent.target_rate", self.target_rate, 0 < self.target_rate <= 1, "in (0, 1]")
 
 

@@ -10,6 +10,7 @@ import copy
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 
 from agents.adapter import adapter_of
 from baselines.policy import Action, Policy
@@ -28,7 +29,7 @@ class ClairvoyantSearchPolicy:
         every: Decisions between two searches; in between, the base decides.
 
     Raises:
-        ValueError: the environment cannot be forked.
+        ValueError: the environment cannot be forked, or takes several numbers a decision.
     """
 
     clairvoyant = True
@@ -45,6 +46,10 @@ class ClairvoyantSearchPolicy:
     ) -> None:
         if not hasattr(env.unwrapped, "fork"):
             raise ValueError(f"env {env_name!r} cannot be forked, which a clairvoyant search needs")
+        if not isinstance(env.action_space, spaces.Discrete):
+            raise ValueError(
+                f"env {env_name!r} takes several numbers a decision, a clairvoyant search tries one"
+            )
         self.env, self.base, self.adapter = env.unwrapped, base, adapter_of(env_name)
         self.horizon, self.candidates, self.every = horizon, candidates, every
 

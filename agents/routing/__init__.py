@@ -1,1 +1,1 @@
-"""What is routing's own about agents: set networks over places, rollouts of one fork a place."""
+"""What is routing's own about agents: places as rows, rollouts of one fork a place."""

@@ -41,6 +41,7 @@ from runners.policies import CONFIG_DIR
         (lambda: ResidualConfig(bound=2.0), "above half of agent.confidence, 2"),
         (lambda: LagrangianConfig(missed_limit=1.0), "missed_limit"),
         (lambda: SACConfig(target_rate=0.0), "target_rate"),
+        (lambda: SACConfig(disturbance=0.1), "disturbance must be 0 for agent=sac"),
         (lambda: TQCConfig(num_quantiles=5, num_dropped=5), "num_dropped must be between 0 and 4"),
         (lambda: ARSConfig(kept_directions=9), "kept_directions must be between 1 and agent.directions, 8"),
         (lambda: CMAESConfig(population=3), "population"),
