@@ -63,10 +63,6 @@ def _default_workload() -> WorkloadSpec:
     )
 
 
-def _default_machines() -> MachineSpec:
-    return MachineSpec(spot=2)
-
-
 def _default_objective() -> Objective:
     return Objective(
         latency=0.0,
@@ -118,7 +114,7 @@ class AutoscalingConfig:
     cluster: FleetConfig = field(default_factory=_default_cluster)
     slos: dict[str, SLO] = field(default_factory=lambda: dict(DEFAULT_SLOS))
     objective: Objective = field(default_factory=_default_objective)
-    machines: MachineSpec = field(default_factory=_default_machines)
+    machines: MachineSpec = field(default_factory=MachineSpec)
     queue: QueueSpec = field(default_factory=QueueSpec)
     scales: AutoscalingScales = field(default_factory=AutoscalingScales)
     prediction: PredictionSpec = field(default_factory=PredictionSpec)
