@@ -15,7 +15,8 @@ from runners.measurements.measurement import Measurement
 from runners.schema import BenchConfig
 
 _STEPS = 200
-_DAY_S, _WEEK_S = 86_400.0, 7 * 86_400.0
+_INTERVAL_S = 300.0
+_DAY_S = 86_400.0
 _REGIONS = {"east": 0.5, "central": 0.3, "west": 0.2}
 _MODELS = {"llama-2-70b": 0.3, "llama-3.1-8b": 0.3, "llama-3.1-70b": 0.2, "llama-2-13b": 0.2}
 _COUNT, _PLACES = 4, 20
@@ -35,6 +36,7 @@ def _fleet(requests: float, days: float) -> dict[str, Any]:
         ),
         "workload": WorkloadSpec("sageserve_tiers", params=params),
         "episode_s": days * _DAY_S,
+        "decision_interval_s": _INTERVAL_S,
         "keep_records": False,
         "split": "test",
     }
@@ -89,6 +91,6 @@ def scaled_spans(config: BenchConfig) -> Iterator[Measurement]:
             "models": len(_MODELS),
             "regions": len(_REGIONS),
             "places": _PLACES * len(_MODELS) * len(_REGIONS),
-            "decision_interval_s": 300.0,
+            "decision_interval_s": _INTERVAL_S,
         }
         yield Measurement("scaled_span.seconds", "s", params, run)

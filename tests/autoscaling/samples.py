@@ -16,6 +16,8 @@ LARGE_MODEL = ReplicaSpec("llama-2-13b", "H100")
 ONE = {
     "workload": WorkloadSpec("sageserve_tiers", params={"mean_rps": 4.0, "start_h": 14.0}),
     "cluster": FleetConfig((GroupSpec(SMALL_MODEL, 2, 4),), order="priority", start_fixed_s=100.0),
+    "machines": MachineSpec(),
+    "decision_interval_s": 300.0,
     "episode_s": 1800.0,
     "history_s": 7200.0,
     "drain_limit_s": 900.0,

@@ -119,7 +119,7 @@ def test_machine_hours_by_status_add_up(env):
 
 
 def test_the_terms_are_what_the_records_and_the_clock_say():
-    env = make_env("autoscaling", **ONE, machines=MachineSpec(gpu_usd_per_h={"H100": 7.2}))
+    env = make_env("autoscaling", **{**ONE, "machines": MachineSpec(gpu_usd_per_h={"H100": 7.2})})
     infos = [info for *_, info in play(env, 1, lambda e: None)][1:]
     records, slo = env.records(), env.episode.slos[0]
     late = (records.ttft_s > slo.ttft_s)[records.class_id == 0]
@@ -131,7 +131,7 @@ def test_the_terms_are_what_the_records_and_the_clock_say():
 
 def test_spot_and_starts_cost_what_they_take():
     machines = MachineSpec(gpu_usd_per_h={"H100": 3.6}, start_s=150.0, spot_revenue_ratio=0.5)
-    env = make_env("autoscaling", **ONE, machines=machines)
+    env = make_env("autoscaling", **{**ONE, "machines": machines})
     env.reset(seed=0)
     *_, info = env.step((ScaleChange(HERE, Operation.START, 1),))  # 300 s: 150 s of it starting
     assert info["reward_terms"]["startup_usd"] == pytest.approx(-0.15)
@@ -213,8 +213,8 @@ def test_a_fork_outlives_a_new_episode():
 
 def test_time_in_slices_is_time_in_one_piece():
     """Decisions that change nothing change nothing."""
-    whole = make_env("autoscaling", **REGIONS, decision_interval_s=900.0)
-    slices = make_env("autoscaling", **REGIONS, decision_interval_s=100.0)
+    whole = make_env("autoscaling", **{**REGIONS, "decision_interval_s": 900.0})
+    slices = make_env("autoscaling", **{**REGIONS, "decision_interval_s": 100.0})
     results = []
     for env in (whole, slices):
         list(play(env, 3, lambda e: None))

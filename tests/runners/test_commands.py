@@ -297,6 +297,7 @@ def test_the_autoscaling_environment(tmp_path: Path) -> None:
         "env.history_s=3600",
         "seeds=2",
     ]
+    words += ["env.decision_interval_s=300"]
     assert evaluate.main([*words, "policy=random", f"out={tmp_path}"]) == 0
     lines = [json.loads(line) for line in (tmp_path / "decisions.jsonl").read_text().splitlines()]
     assert len(lines) == 2 * 4
