@@ -285,7 +285,7 @@ class SharingSimulator:
         shown["index"], shown["model"] = rows, self.workload.model_id[rows]
         shown["instance"] = self.world.requests["last_instance"][rows]
         shown["input_tokens"] = self.workload.input_tokens[rows]
-        shown["output_tokens"] = self.workload.output_tokens[rows]
+        shown["output_tokens"] = self.tables.output_tokens[rows]
         return shown
 
     def results(self) -> RequestRecords:
