@@ -47,8 +47,8 @@ class SharingConfig:
         slos: Latency promise by request class. Source: LLM-Mesh, section 8.1.
         objective: Weights of the reward terms that all environments have. Source: ours; as in the paper promises kept
             and nodes used count, how far below its promise a latency stays hardly does.
-        node_hours: Weight on minus the hours for which nodes of a kind have instances, by kind. Source: ours; a GPU
-            node costs three times as much as a CPU node, as they rent.
+        node_hours: Weight on minus the hours for which nodes of a kind have instances, by kind. Source: ours; CPUs are
+            what stands idle beside GPUs (LLM-Mesh, section 3) and cost little.
         ooms: Weight on minus the number of instances that die of an allocation, besides what becomes of their requests.
         token_scheduler: Which instance of a node has the next iteration, until a policy says otherwise: one of
             `envs.sharing.state.TokenScheduler`; "policy": it is a decision as well.
@@ -62,7 +62,7 @@ class SharingConfig:
     cluster: SharingSpec = field(default_factory=SharingSpec)
     slos: dict[str, LengthSLO] = field(default_factory=lambda: dict(DEFAULT_SLOS))
     objective: Objective = field(default_factory=lambda: Objective(latency=0.1, abandoned=10.0))
-    node_hours: dict[str, float] = field(default_factory=lambda: {"cpu": 40.0, "gpu": 120.0})
+    node_hours: dict[str, float] = field(default_factory=lambda: {"cpu": 10.0, "gpu": 120.0})
     ooms: float = 10.0
     token_scheduler: str = TokenScheduler.SHORTEST_HEADROOM.value
     manager: ManagerSpec = field(default_factory=ManagerSpec)

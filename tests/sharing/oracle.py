@@ -376,7 +376,7 @@ class Oracle:
         while self.next_arrival < len(self.requests) and self.requests[self.next_arrival].arrival <= self.now:
             request = self.requests[self.next_arrival]
             self.next_arrival += 1
-            if request.prompt + request.output > int(self.t.max_tokens[request.model]):
+            if request.prompt >= int(self.t.max_tokens[request.model]):
                 self.refuse(request)
             else:
                 self.to_gateway(request)

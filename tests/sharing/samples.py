@@ -25,7 +25,7 @@ def some_requests(
     models: tuple[str, ...] = MODELS,
     most_output: int = 60,
 ) -> Workload:
-    """Requests at whole tenths of a second, so that things happen at once; one is longer than models allow."""
+    """Requests at whole tenths of a second, so that things happen at once; one prompt is longer than models allow."""
     rng = np.random.default_rng(seed)
     inputs = rng.integers(1, 2500, num)
     inputs[num // 2] = 4096

@@ -374,7 +374,7 @@ def test_nodes_that_are_kept_cost():
     def total(keep_alive_s: float) -> tuple[float, float]:
         spec = SharingSpec(nodes=SMALL.nodes, slots_per_node=4, keep_alive_s=keep_alive_s)
         metrics = run_episode(make_env("sharing", **BASE | {"cluster": spec}), FirstFitPolicy(), 0).metrics
-        hours = -metrics["reward/node_hours/cpu"] * 40 - metrics["reward/node_hours/gpu"] * 120
+        hours = -metrics["reward/node_hours/cpu"] * 10 - metrics["reward/node_hours/gpu"] * 120
         return hours, metrics["return"]
 
     short, long = total(1.0), total(60.0)

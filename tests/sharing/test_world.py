@@ -193,6 +193,14 @@ def test_a_rescheduled_request_is_prefilled_with_what_it_had():
     assert records.first_token_s[0] < began
 
 
+def test_an_answer_ends_where_its_model_does_and_a_prompt_that_fills_it_is_refused():
+    simulator = simulator_of(requests_of((0.0, 4000, 500, 0), (0.0, 4096, 5, 0)), ONE)
+    drive(simulator, [NewInstance(0, GIB4)])
+    records = simulator.results()
+    assert records.generated_tokens.tolist() == [96, 0]
+    assert records.outcome.tolist() == [0, 1]
+
+
 def test_an_instance_with_requests_is_not_unloaded():
     simulator = simulator_of(requests_of((0.0, 512, 50, 0)), ONE)
     simulator.advance_ps()

@@ -153,7 +153,7 @@ class SharingTables(NamedTuple):
 
     arrival_ps: NDArray[np.int64]  # (R,)
     input_tokens: NDArray[np.int64]  # (R,)
-    output_tokens: NDArray[np.int64]  # (R,), the true ones
+    output_tokens: NDArray[np.int64]  # (R,), the true ones, cut where the sequence reaches its model's limit
     model: NDArray[np.int64]  # (R,)
     class_id: NDArray[np.int64]  # (R,)
     ttft_ps: NDArray[np.int64]  # (R,), promised

@@ -172,10 +172,12 @@ def build_tables(
     limits = np.array([slo.ttft_limits_s(workload.input_tokens) for slo in slos])  # (C, N)
     ttft_s = limits[workload.class_id, np.arange(len(workload))]
     tpot_s = np.array([slo.tpot_s for slo in slos])[workload.class_id]
+    max_tokens = np.array([model.max_tokens for model in setting.models], np.int64)
+    room = np.maximum(max_tokens[workload.model_id] - workload.input_tokens, 1)
     return SharingTables(
         arrival_ps=np.rint(workload.arrival_s * PS_PER_S).astype(np.int64),
         input_tokens=workload.input_tokens.astype(np.int64),
-        output_tokens=workload.output_tokens.astype(np.int64),
+        output_tokens=np.minimum(workload.output_tokens, room).astype(np.int64),
         model=workload.model_id.astype(np.int64),
         class_id=workload.class_id.astype(np.int64),
         ttft_ps=np.rint(ttft_s * PS_PER_S).astype(np.int64),
@@ -183,7 +185,7 @@ def build_tables(
         size=np.array([model.size for model in setting.models], np.int64),
         weights=np.array([model.weights_bytes for model in setting.models], np.int64),
         token_bytes=np.array([model.kv_bytes_per_token for model in setting.models], np.int64),
-        max_tokens=np.array([model.max_tokens for model in setting.models], np.int64),
+        max_tokens=max_tokens,
         prefill_ps=times.prefill_ps,
         decode_ps=times.decode_ps,
         context_ps=times.context_ps,

@@ -48,7 +48,7 @@ def _say(world: SharingWorld, event: int, n: int, i: int, r: int) -> int:
 
 @compiled
 def _arrive(world: SharingWorld, tables: SharingTables) -> None:
-    """Requests that are due arrive; one that is longer than its model allows is refused."""
+    """Requests that are due arrive; one whose prompt leaves no room for an answer is refused."""
     clock = world.clock[0]
     while (
         clock.next_arrival < len(tables.arrival_ps) and tables.arrival_ps[clock.next_arrival] <= clock.now_ps
@@ -57,7 +57,7 @@ def _arrive(world: SharingWorld, tables: SharingTables) -> None:
         clock.next_arrival += 1
         world.requests[r].deadline_ps = tables.arrival_ps[r] + tables.ttft_ps[r]
         book_arrival(world, tables, r)
-        if tables.input_tokens[r] + tables.output_tokens[r] > tables.max_tokens[tables.model[r]]:
+        if tables.input_tokens[r] >= tables.max_tokens[tables.model[r]]:
             book_loss(world, tables, r, True)
         else:
             hold(world, r)

@@ -28,11 +28,10 @@ from envs.sharing.state import (
 )
 from envs.simulator.sharing import commands as told
 from envs.simulator.sharing.arrays import (
-    EMPTY,
     NEVER,
     NO_CHOICE,
+    PLACEMENT,
     PS_PER_S,
-    RUNNING,
     SharingTables,
     SharingWorld,
     fork_world,
@@ -40,7 +39,7 @@ from envs.simulator.sharing.arrays import (
 )
 from envs.simulator.sharing.build import ManagerSpec, build_setting, build_tables
 from envs.simulator.sharing.engine import advance
-from envs.simulator.sharing.view import runnable
+from envs.simulator.sharing.view import show
 
 if TYPE_CHECKING:
     from envs.workload.schema import Workload
@@ -144,7 +143,7 @@ class SharingSimulator:
             return Receipt(True)
         if not 0 <= slot < len(self.world.instances) or slot // self.spec.slots_per_node != n:
             return self._refuse(f"{slot} is no slot of node {n}")
-        if not self.runnable()[slot]:
+        if not self.observe().runnable[slot]:
             return self._refuse(f"instance {slot} has no iteration to run")
         node["asked"], node["asked_prefill"] = slot, -1 if prefill is None else int(prefill)
         return Receipt(True)
@@ -204,28 +203,28 @@ class SharingSimulator:
 
     # -- what is seen --------------------------------------------------------------------------------------------------
 
-    def runnable(self) -> NDArray[np.bool_]:
-        """(S,), which instances have an iteration to run."""
-        found = np.zeros(len(self.world.instances), np.bool_)
-        runnable(self.world, self.tables, found)
-        return found
-
     def observe(self) -> SharingState:
         """What a policy may know now."""
         world, clock = self.world, self.world.clock[0]
-        rows = np.flatnonzero(world.requests["phase"][: int(clock["next_arrival"])] <= RUNNING)
-        offered = int(clock["event_request"]) if clock["event"] == Event.PLACEMENT else -1
+        nodes, instances = (
+            np.zeros(len(world.nodes), NODE_DTYPE),
+            np.zeros(len(world.instances), INSTANCE_DTYPE),
+        )
+        requests = np.zeros(int(clock["num_in_system"]), REQUEST_DTYPE)
+        runnable = np.zeros(len(world.instances), np.bool_)
+        show(world, self.tables, self.workload.max_output_tokens, nodes, instances, runnable, requests)
+        offered = int(clock["event_request"]) if clock["event"] == PLACEMENT else -1
         return SharingState(
             now_s=self.now_s,
             event=Event(int(clock["event"])),
-            offered=int(np.searchsorted(rows, offered)) if offered >= 0 else -1,
+            offered=int(np.searchsorted(requests["index"], offered)) if offered >= 0 else -1,
             node=int(clock["event_node"]),
             instance=int(clock["event_instance"]),
-            nodes=self._nodes(),
-            instances=self._instances(),
-            requests=self._requests(rows),
+            nodes=nodes,
+            instances=instances,
+            requests=requests,
             finished=self._finished(),
-            runnable=self.runnable(),
+            runnable=runnable,
             num_held=int(clock["num_held"]),
             num_ooms=int(clock["num_ooms"]),
             totals=world.stats[:, : len(TOTALS)].copy(),
@@ -237,55 +236,13 @@ class SharingSimulator:
         since = nodes["used_since_ps"]
         return np.asarray(nodes["used_ps"] + np.where(since < NEVER, self.now_ps - since, 0))
 
-    def _nodes(self) -> NDArray[np.void]:
-        nodes, now = self.world.nodes, self.now_ps
-        shown = np.zeros(len(nodes), NODE_DTYPE)
-        shown["kind"], shown["num_instances"] = nodes["kind"], nodes["num_instances"]
-        shown["memory_bytes"], shown["held_bytes"] = nodes["memory"], nodes["held"]
-        shown["at_work"], shown["prefilling"] = nodes["at_work"], nodes["prefilling"]
-        at_work = nodes["at_work"] >= 0
-        shown["due_s"] = np.where(at_work, nodes["due_ps"], now) / PS_PER_S
-        shown["busy_s"] = (nodes["busy_ps"] + np.where(at_work, now - nodes["begun_ps"], 0)) / PS_PER_S
-        shown["used_s"] = self.used_ps() / PS_PER_S
-        return shown
-
-    def _instances(self) -> NDArray[np.void]:
-        rows, now = self.world.instances, self.now_ps
-        shown = np.zeros(len(rows), INSTANCE_DTYPE)
-        for name in ("status", "model", "num_running", "num_waiting"):
-            shown[name] = rows[name]
-        there = rows["status"] != EMPTY
-        shown["node"] = np.where(there, np.arange(len(rows)) // self.spec.slots_per_node, -1)
-        shown["weights_bytes"], shown["kv_bytes"] = rows["weights"], rows["kv"]
-        shown["kv_target_bytes"] = rows["target"]
-        shown["kv_used_tokens"] = np.where(there, rows["context_tokens"], 0)
-        shown["operation_due_s"] = np.where(rows["due_ps"] < NEVER, rows["due_ps"], now) / PS_PER_S
-        shown["idle_s"] = np.where(rows["idle_ps"] < NEVER, now - rows["idle_ps"], 0) / PS_PER_S
-        return shown
-
-    def _requests(self, rows: NDArray[np.int64]) -> NDArray[np.void]:
-        requests, workload = self.world.requests[rows], self.workload
-        shown = np.zeros(len(rows), REQUEST_DTYPE)
-        shown["index"], shown["model"] = rows, workload.model_id[rows]
-        for name in ("instance", "phase", "evictions"):
-            shown[name] = requests[name]
-        shown["generated_tokens"] = requests["generated"]
-        shown["input_tokens"] = workload.input_tokens[rows]
-        shown["max_output_tokens"] = workload.max_output_tokens[rows]
-        shown["arrival_s"] = self.tables.arrival_ps[rows] / PS_PER_S
-        first = requests["first_token_ps"]
-        shown["first_token_s"] = np.where(first >= 0, first / PS_PER_S, -1.0)
-        shown["ttft_slo_s"] = self.tables.ttft_ps[rows] / PS_PER_S
-        shown["tpot_slo_s"] = self.tables.tpot_ps[rows] / PS_PER_S
-        return shown
-
     def _finished(self) -> NDArray[np.void]:
         rows = self.world.finished[: int(self.world.clock["num_finished"][0])]
         shown = np.zeros(len(rows), FINISHED_DTYPE)
         shown["index"], shown["model"] = rows, self.workload.model_id[rows]
         shown["instance"] = self.world.requests["last_instance"][rows]
         shown["input_tokens"] = self.workload.input_tokens[rows]
-        shown["output_tokens"] = self.workload.output_tokens[rows]
+        shown["output_tokens"] = self.tables.output_tokens[rows]
         return shown
 
     def results(self) -> RequestRecords:
