@@ -16,6 +16,7 @@ Ours, because the paper does not say or does not publish it, and chosen before a
   keys and values of all heads; with those of grouped queries, Llama-2's memory never fills to the thresholds before its
   compute is exhausted. Here a pool is as small as theirs.
 * Decisions every 15 s, the cooldown, in place of with each request.
+* Siloed starts with half of the instances, of neither pool: two of each come within minutes, and those go.
 * Bursts last an hour, so that they reach the last 20 minutes of one, in which alone LT-UA goes beyond its plan.
 """
 
@@ -220,11 +221,12 @@ class ScalingStudy:
             engine=setting.engine,
             kv_blocks=kv_blocks(setting.model, setting.gpu),
         )
+        count = MOST if setting.hold else MOST // 2
         _, length_h = setting.span_h or self.span_h
         if self.config.requests is not None:  # an episode of so many requests, as a mean
             length_h = min(length_h, max(_LEAST_H, 168 * self.config.requests / requests_per_week))
         return AutoscalingEnv(
-            cluster=FleetConfig(groups=(GroupSpec(replica, MOST, MOST, REGION),), order="priority"),
+            cluster=FleetConfig(groups=(GroupSpec(replica, count, MOST, REGION),), order="priority"),
             workload=self._workload(setting, requests_per_week),
             queue=QueueSpec(hold=setting.hold),
             split=self.config.split,
