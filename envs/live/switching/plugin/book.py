@@ -72,7 +72,7 @@ class Switch:
 
     def report(self) -> dict[str, Any]:
         """Times in seconds, by the monotonic clock, and counts."""
-        safe_s, entered_s = self.safe_s, self.entered_s
+        safe_s, entered_s = self.safe_s, None if self.unconfirmed else self.entered_s
         return {
             "number": self.number,
             "region": list(self.region),
@@ -216,7 +216,7 @@ class SwitchBook:
         switch = next(switch for switch in self.open if switch.number == number)
         switch.unconfirmed.discard(rank)
         switch.enter_ms[rank] = enter_ms
+        switch.entered_s = max(now_s, switch.entered_s or now_s)
         if not switch.unconfirmed:
-            switch.entered_s = now_s
             self.open.remove(switch)
             self.done.append(switch)

@@ -40,15 +40,15 @@ class _Fanout:
 
 
 class _Turn(Future):  # type: ignore[type-arg]
-    """Resolves to what comes back next."""
+    """Resolves to what comes back next, or has come back already where there is no waiting."""
 
-    def __init__(self, executor: SwitchingExecutor) -> None:
+    def __init__(self, executor: SwitchingExecutor, wait: bool) -> None:
         super().__init__()
-        self._executor = executor
+        self._executor, self._wait = executor, wait
 
     def result(self, timeout: float | None = None) -> SwitchingResult:
         """Waits for the first answer of those outstanding, and takes all that are there."""
-        return self._executor.wait_for_any()
+        return self._executor.take(self._wait)
 
 
 class SwitchingExecutor(MultiprocExecutor):
@@ -90,7 +90,7 @@ class SwitchingExecutor(MultiprocExecutor):
         for batch in scheduler_output.batches:
             for rank in batch.group.ranks:
                 self._send(rank, "switching_execute", batch, batch.group.first, batch.group)
-        turn = _Turn(self)
+        turn = _Turn(self, wait=not scheduler_output.entries)  # ranks enter while the next turn schedules
         return turn if non_block else turn.result()
 
     def _send(self, rank: int, method: str, order: Any, answered_by: int, group: Group | None) -> None:
@@ -98,15 +98,19 @@ class SwitchingExecutor(MultiprocExecutor):
         if rank == answered_by:
             self._outstanding[rank].append(group)
 
-    def wait_for_any(self) -> SwitchingResult:
-        """What has come back since the last call; waits for something if something is outstanding.
+    def take(self, wait: bool) -> SwitchingResult:
+        """What has come back since the last call.
+
+        Args:
+            wait: whether to wait for something if something is outstanding and nothing is there.
 
         Raises:
             RuntimeError: a worker failed or is gone.
         """
         while True:
             self._take_answers()
-            if self._arrived.outputs or self._arrived.confirmed or not any(self._outstanding):
+            there = self._arrived.outputs or self._arrived.confirmed
+            if there or not wait or not any(self._outstanding):
                 result, self._arrived = self._arrived, SwitchingResult()
                 return result
             time.sleep(_POLL_S)
@@ -123,8 +127,8 @@ class SwitchingExecutor(MultiprocExecutor):
 
     def _book(self, rank: int, group: Group | None, answer: Any) -> None:
         if group is None:
-            number, enter_ms = answer
-            self._arrived.confirmed.append((number, rank, enter_ms, time.monotonic()))
+            number, enter_ms, at_s = answer
+            self._arrived.confirmed.append((number, rank, enter_ms, at_s))
         else:
             self._arrived.outputs[group] = answer
 

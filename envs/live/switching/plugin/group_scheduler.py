@@ -101,7 +101,13 @@ class GroupScheduler(Scheduler):
 
     def held_blocks(self) -> set[int]:
         """Blocks that hold KV of this group, or of narrower ones inside it."""
-        return {block.block_id for block in self._pool.blocks if block.ref_cnt > 0 and not block.is_null}
+        own = [self.kv_cache_manager.get_block_ids(request.request_id) for request in self.running]
+        return {block_id for (ids,) in own for block_id in ids} | {block.block_id for block in self.lent}
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that nobody holds."""
+        return int(self._pool.get_num_free_blocks())
 
     def lend(self, block_ids: Iterable[int]) -> None:
         """Takes blocks out of use while requests of narrower groups stand still in them."""
@@ -147,7 +153,7 @@ class GroupScheduler(Scheduler):
                 r.num_tokens - r.num_computed_tokens for r in [*prefilling, *queued]
             ),
             "context_tokens": sum(r.num_computed_tokens for r in decoding),
-            "kv_used_blocks": len(self.held_blocks()) - len(self.lent),
+            "kv_used_blocks": self.num_blocks - self.free_blocks - len(self.lent),
             "kv_capacity_blocks": self.num_blocks - len(self.lent),
             "block_size": self.block_size,
             "preemptions": self.preemptions,

@@ -56,7 +56,8 @@ class SwitchingResult:
 
     Attributes:
         outputs: `ModelRunnerOutput` by group.
-        confirmed: (switch, rank, milliseconds on the worker, monotonic seconds of arrival).
+        confirmed: (switch, rank, milliseconds it took the rank, when it was done): monotonic seconds, which processes
+            of one machine share.
     """
 
     outputs: dict[Group, Any] = field(default_factory=dict)

@@ -204,6 +204,8 @@ class SwitchingScheduler(SchedulerInterface):
     def schedule(self, throttle_prefills: bool = False) -> SwitchingOutput:
         """Carries out the switches that may take place, and starts an iteration on every idle group."""
         entries = self._enter_ready()
+        if entries:  # on their way while the next turn schedules
+            return _together(entries, ())
         self._place_pooled()
         startable = [self.nodes[group] for group in sorted(self.book.groups) if self.book.may_start(group)]
         batches = [node.start() for node in startable if node.batch is None and node.has_requests()]
@@ -316,7 +318,7 @@ class SwitchingScheduler(SchedulerInterface):
     def get_kv_cache_usage(self) -> float:
         """Share of the KV blocks in use, over ranks; blocks of requests that stand still are in use."""
         serving = [self.nodes[group] for group in self.book.groups]
-        used = sum(len(node.held_blocks()) * node.group.length for node in serving)
+        used = sum((node.num_blocks - node.free_blocks) * node.group.length for node in serving)
         return used / sum(node.num_blocks * node.group.length for node in serving)
 
     def make_stats(self) -> SchedulerStats | None:

@@ -154,15 +154,15 @@ class SwitchingWorker:
         common.shutdown = shut_down_both
         process.rpc_broadcast_mq = own
 
-    def switching_enter(self, entry: Entry) -> tuple[int, float]:
-        """Works in a group from now on. Returns the switch's number and the milliseconds it took."""
+    def switching_enter(self, entry: Entry) -> tuple[int, float, float]:
+        """Works in a group from now on. Returns the switch's number, the milliseconds it took, and the time, s."""
         began_s = time.perf_counter()
         degree = entry.group.length
         self._switching_use(degree)
         self.switching_pool.activate(degree)
         self.switching_group = entry.group
         set_random_seed(entry.seed + entry.group.first)
-        return entry.switch, 1e3 * (time.perf_counter() - began_s)
+        return entry.switch, 1e3 * (time.perf_counter() - began_s), time.monotonic()
 
     def switching_execute(self, batch: GroupBatch) -> Any:
         """Runs an iteration and samples.
