@@ -77,13 +77,14 @@ class Adapter:
         """(entries,), which are possible; None: all."""
         return None
 
-    def index_of(self, action: Action, state: Any, mask: NDArray[np.bool_]) -> Any:
+    def index_of(self, action: Action, state: Any, mask: NDArray[np.bool_], spec: PolicySpec) -> Any:
         """The number (of a `MultiDiscrete`, the numbers) of the possible action nearest to what a baseline has said.
 
         Args:
             action: What it said.
             state: What it saw.
             mask: (entries,), which are possible.
+            spec: The setting.
 
         Raises:
             ValueError: no number stands for it.
@@ -174,6 +175,7 @@ class Adapter:
 
 # Environments that have more to say, as "module:class".
 ADAPTERS = {
+    "autoscaling": "agents.autoscaling.adapter:AutoscalingAdapter",
     "deployment": "agents.deployment.adapter:DeploymentAdapter",
     "dp_tp": "agents.dp_tp.adapter:DPTPAdapter",
     "routing": "agents.routing.adapter:RoutingAdapter",

@@ -62,7 +62,7 @@ class ResidualPolicy:
             self._checked = True
         mask = self.adapter.mask(observation, state, self._spec)
         masks = np.ones((1, sum(entries(self.action))), bool) if mask is None else mask[None]
-        chosen = self.adapter.index_of(self.baseline.act(observation, state), state, masks[0])
+        chosen = self.adapter.index_of(self.baseline.act(observation, state), state, masks[0], self._spec)
         seen = {key: value[None] for key, value in observation.items()}
         return plain_action(self._corrected(seen, np.array([chosen]), masks)[0])
 

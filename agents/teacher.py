@@ -94,5 +94,5 @@ class Teacher:
         chosen = []
         for i, (policy, state) in enumerate(zip(self._each, self.env.states, strict=True)):
             said = policy.act({key: value[i] for key, value in observation.items()}, state)
-            chosen.append(self.adapter.index_of(said, state, masks[i]))
+            chosen.append(self.adapter.index_of(said, state, masks[i], self.spec))
         return np.array(chosen, np.int64)

@@ -46,7 +46,9 @@ class DeploymentAdapter(Adapter):
         """The choices that there are."""
         return observation["candidates"][:, EXISTS] > 0
 
-    def index_of(self, action: Action, state: DeploymentState, mask: NDArray[np.bool_]) -> int:
+    def index_of(
+        self, action: Action, state: DeploymentState, mask: NDArray[np.bool_], spec: PolicySpec
+    ) -> int:
         """To stay, where the deployment that a baseline names is the present one.
 
         Raises:
@@ -54,7 +56,7 @@ class DeploymentAdapter(Adapter):
         """
         if action is None or (isinstance(action, Deploy) and action.deployment == state.deployment):
             return STAY
-        return int(super().index_of(action, state, mask))
+        return int(super().index_of(action, state, mask, spec))
 
     def check_setting(
         self, name: str, observation: spaces.Dict, action: ActionSpace, spec: PolicySpec

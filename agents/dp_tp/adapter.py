@@ -50,7 +50,7 @@ class DPTPAdapter(Adapter):
         """Which switches are possible."""
         return action_mask(state, spec.num_base, spec.node.weights == "whole")
 
-    def index_of(self, action: Action, state: ClusterState, mask: NDArray[np.bool_]) -> int:
+    def index_of(self, action: Action, state: ClusterState, mask: NDArray[np.bool_], spec: PolicySpec) -> int:
         """The switch, in another mode where its own is not offered; else to keep the layout.
 
         What is deployed anew at first is switched to.
@@ -63,7 +63,11 @@ class DPTPAdapter(Adapter):
                 if mask[index]:
                     return index
             action = None
-        return stay_action(state.target_layout) if action is None else super().index_of(action, state, mask)
+        return (
+            stay_action(state.target_layout)
+            if action is None
+            else super().index_of(action, state, mask, spec)
+        )
 
     def candidates(
         self, observation: Observation, state: ClusterState, mask: NDArray[np.bool_]

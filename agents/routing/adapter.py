@@ -54,12 +54,12 @@ class RoutingAdapter(Adapter):
         mask[rows] = True
         return mask
 
-    def index_of(self, action: Action, state: RoutingState, mask: NDArray[np.bool_]) -> int:
+    def index_of(self, action: Action, state: RoutingState, mask: NDArray[np.bool_], spec: PolicySpec) -> int:
         """The place that a request is sent to, or the last action, to hold it."""
         place = action.place if isinstance(action, Dispatch) else action
         if place is None or (isinstance(place, (int, np.integer)) and not mask[place]):
             return len(mask) - 1
-        return super().index_of(place, state, mask)
+        return super().index_of(place, state, mask, spec)
 
     def candidates(
         self, observation: Observation, state: RoutingState, mask: NDArray[np.bool_]

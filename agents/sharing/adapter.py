@@ -52,11 +52,11 @@ class SharingAdapter(Adapter):
         """The places that can take the request, and to hold it."""
         return np.append(observation["places"][:, _CAN_TAKE] > 0, True)
 
-    def index_of(self, action: Action, state: SharingState, mask: NDArray[np.bool_]) -> int:
+    def index_of(self, action: Action, state: SharingState, mask: NDArray[np.bool_], spec: PolicySpec) -> int:
         """The place, or the last action, to hold the request."""
         if action is None or (isinstance(action, (int, np.integer)) and not mask[action]):
             return len(mask) - 1
-        return int(super().index_of(action, state, mask))
+        return int(super().index_of(action, state, mask, spec))
 
     def candidates(
         self, observation: Observation, state: SharingState, mask: NDArray[np.bool_]

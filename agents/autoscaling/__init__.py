@@ -1,0 +1,1 @@
+"""Agents that decide how many instances there are."""

@@ -1,0 +1,46 @@
+"""Between the autoscaling environment and the learners."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from agents.adapter import Adapter, Observation
+from agents.spaces import ActionSpace
+from baselines.policy import Action
+from envs.autoscaling.action import mask_from_state, vector_from_changes
+from envs.autoscaling.observation import ENDPOINT_FEATURES
+from envs.autoscaling.state import AutoscalingState
+from envs.policy_spec import PolicySpec
+
+
+class AutoscalingAdapter(Adapter):
+    """Endpoints; a decision at equal intervals, three levers each: how many, from where, what work may wait."""
+
+    rows = "endpoints"
+    present = ENDPOINT_FEATURES.index("capacity")
+
+    def __init__(self, env: str = "autoscaling") -> None:
+        super().__init__(env)
+
+    def mask(self, observation: Observation, state: AutoscalingState, spec: PolicySpec) -> NDArray[np.bool_]:
+        """Changes for which there are machines and places."""
+        return mask_from_state(spec.scaling, state)
+
+    def index_of(
+        self, action: Action, state: AutoscalingState, mask: NDArray[np.bool_], spec: PolicySpec
+    ) -> Any:
+        """The possible vector that is nearest to the changes that an autoscaler names."""
+        if isinstance(action, np.ndarray):
+            return action
+        return vector_from_changes(spec.scaling, state, () if action is None else cast(Iterable[Any], action))
+
+    def check_setting(
+        self, name: str, observation: spaces.Dict, action: ActionSpace, spec: PolicySpec
+    ) -> None:
+        """Refuses a setting that is not about instances."""
+        _ = spec.scaling
