@@ -42,7 +42,7 @@ LATENCIES = {  # of siloed and unified: P95 of TTFT and of the end-to-end latenc
 }
 FEWER_UNIFIED = 0.345  # instance-hours, all four models
 _LIGHT_HOURS = 144.0  # of the two small models, which stay at their fewest instances throughout
-_LIGHT_RATIO = 0.25  # of the load that those serve; source: ours
+_LIGHT_RATIO = 0.05  # of the load that those serve; source: ours
 
 _STRATEGIES = (LT_I, LT_U, LT_UA)
 _ABSOLUTE = shown("a third of the paper's regions, and requests whose traces are not public")

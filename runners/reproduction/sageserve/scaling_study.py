@@ -16,7 +16,7 @@ Ours, because the paper does not say or does not publish it, and chosen before a
   keys and values of all heads; with those of grouped queries, Llama-2's memory never fills to the thresholds before its
   compute is exhausted. Here a pool is as small as theirs.
 * Instances are benchmarked by IW-F's second to the first token; section 4, which does not tell tiers apart, by IW-N's
-  minute. The two small models of section 4, which stay at their fewest instances, get a quarter of what those serve.
+  minute. The two small models of section 4, which stay at their fewest instances, get a twentieth of what those serve.
 * Decisions every 15 s, the cooldown, in place of with each request.
 * Siloed starts with half of the instances, of neither pool: two of each come within minutes, and those go.
 * Bursts last an hour, so that they reach the last 20 minutes of one, in which alone LT-UA goes beyond its plan.
