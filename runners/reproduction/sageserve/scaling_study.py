@@ -15,6 +15,8 @@ Ours, because the paper does not say or does not publish it, and chosen before a
 * Memory: the simulator that the paper extends (Mutinifni/splitwise-sim) knows a model's hidden size alone and so keeps
   keys and values of all heads; with those of grouped queries, Llama-2's memory never fills to the thresholds before its
   compute is exhausted. Here a pool is as small as theirs.
+* Instances are benchmarked by IW-F's second to the first token; section 4, which does not tell tiers apart, by IW-N's
+  minute. The two small models of section 4, which stay at their fewest instances, get a twentieth of what those serve.
 * Decisions every 15 s, the cooldown, in place of with each request.
 * Siloed starts with half of the instances, of neither pool: two of each come within minutes, and those go.
 * Bursts last an hour, so that they reach the last 20 minutes of one, in which alone LT-UA goes beyond its plan.
@@ -33,6 +35,7 @@ from calibration.hardware import get_gpu
 from calibration.memory import num_blocks
 from calibration.models import get_model
 from envs.autoscaling.env import AutoscalingEnv
+from envs.backend import SLO
 from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec
 from envs.metrics import FloatArray, RequestRecords
 from envs.scaling import QueueSpec
@@ -63,6 +66,7 @@ _LEAST_H = 0.1
 _UNIT_WEEK = 1e6
 _BETA = 0.1  # section 6.3
 _DECISION_S = 15.0
+_NO_PROMISE_S = 60.0  # a token
 _WINDOW_S = 900.0
 _BISECTIONS = 40
 
@@ -79,6 +83,8 @@ class Setting:
         hours: Instance-hours of the optimiser on a whole day that set the load, of all regions.
         params: Further parameters of `WeekTraffic`.
         hold: Whether non-interactive requests wait in the queue manager.
+        load_ratio: Factor on the load that follows from `hours`.
+        ttft_s: Promised time to the first token of interactive requests, by which instances are benchmarked.
         span_h: Begin in the week and length, hours; None: the command's.
     """
 
@@ -89,6 +95,8 @@ class Setting:
     hours: float = 274.5
     params: tuple[tuple[str, Any], ...] = ()
     hold: bool = True
+    load_ratio: float = 1.0
+    ttft_s: float = 1.0
     span_h: tuple[float, float] | None = None
 
 
@@ -178,7 +186,7 @@ class ScalingStudy:
             middle = float(np.sqrt(low * high))
             too_many = instance_hours(middle * peaks) > setting.hours / REGIONS
             low, high = (low, middle) if too_many else (middle, high)
-        return float(np.sqrt(low * high))
+        return setting.load_ratio * float(np.sqrt(low * high))
 
     def hourly_peaks_tps(self, setting: Setting) -> FloatArray:
         """(24,) what the optimiser covers of a noiseless Tuesday, prompt tokens/s for each request of the week."""
@@ -229,6 +237,11 @@ class ScalingStudy:
             cluster=FleetConfig(groups=(GroupSpec(replica, count, MOST, REGION),), order="priority"),
             workload=self._workload(setting, requests_per_week),
             queue=QueueSpec(hold=setting.hold),
+            slos={
+                "iw_f": SLO(setting.ttft_s, _NO_PROMISE_S),
+                "iw_n": SLO(60.0, _NO_PROMISE_S),
+                "niw": SLO(86_400.0, _NO_PROMISE_S),
+            },
             split=self.config.split,
             decision_interval_s=_DECISION_S,
             episode_s=3600 * length_h,
