@@ -5,7 +5,7 @@
     tiers.py    section 7.2.6: four schedulers and two interactive tiers
 
 The paper's traces are not public and its text leaves open much of the setting; `study.py` and `scaling_study.py` say
-what was chosen and why, before any outcome was looked at.
+what was chosen, when and why.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ From the paper: eight GPUs an instance, 20 instances of a model in a region at t
 instances back within 1 min (median) and 5 min (most), NIW's queue manager at 60 % and 50 %, a cooldown of 15 s, the
 performance model of Splitwise's simulator, a Tuesday.
 
-Ours, because the paper does not say or does not publish it, and chosen before any outcome was looked at:
+Ours, because the paper does not say or does not publish it; the promise of section 4, its small models' load and how
+siloed starts were settled after first runs, which were too long or began without room, the rest before any:
 
 * Requests: the workload `week` with the shape of the tiers' week of November 2024. In July 2025 72 % of the requests
   are interactive (section 3), in November 2024 three of four.
