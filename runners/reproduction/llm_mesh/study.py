@@ -10,7 +10,7 @@ on this machine, functions are drawn from the fit to it.
 
 The load: functions drawn uniformly load the nodes far less than the paper's. Its sllm uses 3.2 GPU nodes for 32 models
 of 3B (section 8.2); ours uses 0.9 with the trace as it is, and 3.1 with its time squeezed by five (test split, ten
-minutes, three seeds). So every figure is taken at this squeeze. It was chosen by sllm's nodes alone, but after the gains
+minutes, three seeds). So every figure is taken at this squeeze, chosen by sllm's nodes alone, but after the gains
 without it had been seen, which are shown as well.
 """
 
