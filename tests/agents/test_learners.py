@@ -7,6 +7,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from agents.adapter import ADAPTERS
 from agents.api.config import APIConfig
 from agents.checkpoint import load_policy, replacing, write_description
 from agents.config import (
@@ -67,7 +68,7 @@ LEARNERS = {
     "ppo_lagrangian": (LagrangianConfig(**ON_POLICY), 4096),
     "residual": (ResidualConfig(**ON_POLICY, baseline=TO_THE_SLOW, confidence=2.0), 8192),
     "residual_serial": (ResidualConfig(**ON_POLICY, baseline="round_robin", confidence=1.0), 4096),
-    "qr_dqn": (QRDQNConfig(**OFF_POLICY, num_quantiles=5, target_update_steps=64), 8192),
+    "qr_dqn": (QRDQNConfig(**OFF_POLICY, num_quantiles=5, target_update_steps=64), 12_288),
     "sac": (SACConfig(**{**OFF_POLICY, "learning_rate": 1e-3}, gradient_steps=4), 3072),
     "tqc": (TQCConfig(**OFF_POLICY), 2048),
     "ars": (ARSConfig(episodes=2, directions=4, kept_directions=2, sigma=0.5, learning_rate=0.5), 20_000),
@@ -177,7 +178,8 @@ def test_time_between_decisions_reaches_every_learner(name):
         assert np.isin(sampled, possible).all()
 
 
-def test_an_environment_without_an_adapter_of_its_own_is_learned_as_it_is():
+def test_an_environment_without_an_adapter_of_its_own_is_learned_as_it_is(monkeypatch):
+    monkeypatch.delitem(ADAPTERS, "deployment")
     task = Task("deployment", DEPLOYMENT, num_envs=2)
     learner = trained(make_learner(PPOConfig(**ROLLOUTS), task), 16)
     env = make_env("deployment", **DEPLOYMENT)
@@ -198,7 +200,8 @@ def test_an_environment_without_an_adapter_of_its_own_is_learned_as_it_is():
         (PPOConfig(), "rooting", "no env 'rooting'"),
     ],
 )
-def test_mistakes_get_one_sentence(config, env_name, words):
+def test_mistakes_get_one_sentence(config, env_name, words, monkeypatch):
+    monkeypatch.delitem(ADAPTERS, "deployment")  # so that there is one without an adapter of its own
     task = Task(env_name, ARGUMENTS.get(env_name, DEPLOYMENT), num_envs=2)
     with pytest.raises(ValueError, match=words):
         trained(make_learner(config, task), 4)

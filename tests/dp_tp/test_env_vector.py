@@ -11,6 +11,7 @@ from envs.backend import ClusterSpec
 from envs.registration import ENVS, make_env, make_vector_env
 from envs.workload.registry import WorkloadSpec
 
+FUNCTIONS = WorkloadSpec(name="functions_fitted", num_requests=40)  # models are asked for by name
 BURSTY = WorkloadSpec(name="flying_bursty", num_requests=120)
 VARIANTS = {
     "bursty": {"workload": BURSTY},
@@ -68,7 +69,10 @@ def test_equal_to_the_scalar_environment_step_by_step(variant):
 
 @pytest.mark.parametrize("entry", ENVS.values(), ids=list(ENVS))
 def test_made_from_its_id(entry):
-    batched = gym.make_vec(entry.env_id, num_envs=2, vectorization_mode="vector_entry_point", workload=BURSTY)
+    workload = FUNCTIONS if entry.env_id.startswith("Serving/Sharing") else BURSTY
+    batched = gym.make_vec(
+        entry.env_id, num_envs=2, vectorization_mode="vector_entry_point", workload=workload
+    )
     assert batched.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
     observation, info = batched.reset(seed=0)
     assert batched.observation_space.contains(observation)

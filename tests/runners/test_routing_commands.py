@@ -19,14 +19,18 @@ from runners.typed import build
 
 Main = Callable[[Sequence[str]], int]
 TINY = ["env=routing", "workload.num_requests=60", "seeds=2"]
+# Of fleets that serve several models or regions: requests must say which they ask for.
+WORKLOADS = {
+    "fleet_two_regions": ("workload=sageserve_tiers", "+workload.params.regions.east=1.0"),
+    "fleet_sageserve": ("workload=sageserve_week",),
+}
 FLEETS = sorted(path.stem for path in (CONFIG_DIR / "cluster").glob("fleet_*.yaml"))
 
 
 @pytest.mark.parametrize("fleet", FLEETS)
 def test_every_fleet_makes_an_environment(fleet: str) -> None:
     register_schemas()
-    regions = ["workload=sageserve_tiers", "+workload.params.regions.east=1.0"] if "regions" in fleet else []
-    words = ["env=routing", f"cluster={fleet}", "policy=jsq", "out=x", *regions]
+    words = ["env=routing", f"cluster={fleet}", "policy=jsq", "out=x", *WORKLOADS.get(fleet, ())]
     with initialize_config_dir(version_base="1.3", config_dir=str(CONFIG_DIR)):
         values = OmegaConf.to_container(compose("evaluate", overrides=words), resolve=True)
     assert isinstance(values, dict)

@@ -114,6 +114,7 @@ class LiveDesk:
             if row in self.held and self._kind(row) not in self._held_again:
                 self.row, self.held_before = row, True
                 return True
+        self._see_to_retry()
         return False
 
     def decide(self, offered: int, place: int | None, priority: int | None = None) -> tuple[int | None, str]:
@@ -178,6 +179,10 @@ class LiveDesk:
             self.replay.drop(row, f"the router's queue is full ({self.capacity})")
         else:
             self.held.append(row)
+        self._see_to_retry()
+
+    def _see_to_retry(self) -> None:
+        """What is held will be offered again."""
         if self.held and self._retry is None:
             self._retry = asyncio.get_running_loop().call_later(self.retry_s, self._offer_again)
 
@@ -186,8 +191,6 @@ class LiveDesk:
         self._held_again.clear()
         order = sorted(self.held, key=lambda row: (int(self.workload.priority[row]), row))
         self._following = deque(order)
-        if self.held:
-            self._retry = asyncio.get_running_loop().call_later(self.retry_s, self._offer_again)
         self.on_change()
 
     def _decide_for_the_policy(self, row: int) -> None:
