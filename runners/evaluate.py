@@ -9,9 +9,10 @@
 Writes `episodes.parquet` (one row an episode), `summary.json` (interquartile mean and 95 % interval of every figure),
 `decisions.jsonl`, `requests.parquet` (every request) and `requests.json` (those of the first episode, or of all with
 `detailed=true`, under the keys of `vllm bench serve --save-detailed`; without that word it is left out where there are
-more than 100,000). On live servers a decision has besides what was `executed`, and the `overrides`: what was decided for the policy because it was late. `backend=both` runs the policy and
-its `rivals` in simulation and then live, and writes `gap.json`: each figure in both, their error, and how often two
-policies stand in the same order; the other files are of the live episodes of the policy.
+more than 100,000). On live servers a decision has besides what was `executed`, and the `overrides`: what was decided
+for the policy because it was late. `backend=both` runs the policy and its `rivals` in simulation and then live, and
+writes `gap.json`: each figure in both, their error, and how often two policies stand in the same order; the other files
+are of the live episodes of the policy.
 """
 
 from __future__ import annotations
