@@ -20,6 +20,7 @@ from envs.live.routing.env import LiveRoutingEnv
 from envs.live.routing.fleet import places_of
 from envs.live.supervision import LocalServers
 from envs.live.switching.env import LiveDPTPEnv
+from envs.live.tiny_model import LONGEST
 from runners.environments import env_arguments, make_configured_env
 from runners.schema import LIVE_BACKENDS, BackendConfig, RunConfig
 from runners.switching import switching_env
@@ -117,6 +118,7 @@ def _launch_settings(
         slot=slot,
         model=config.serves,
         tp_size=replica.tp_size,
+        max_model_len=LONGEST,
         memory_utilization=replica.memory_utilization,
         python=config.python,
         block_size=replica.block_size,

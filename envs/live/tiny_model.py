@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+LONGEST = 4096  # tokens of a request
 # 5.3 million parameters; its KV cache takes 4 KiB a token.
 TINY_LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -16,7 +17,7 @@ TINY_LLAMA = {
     "num_key_value_heads": 4,
     "head_dim": 64,
     "vocab_size": 4096,
-    "max_position_embeddings": 4096,
+    "max_position_embeddings": LONGEST,
     "rms_norm_eps": 1e-5,
     "rope_theta": 10000.0,
     "hidden_act": "silu",
