@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import gymnasium as gym
 import numpy as np
@@ -94,6 +94,105 @@ class SideBySide(VectorEnv[BatchObservation, NDArray[np.int64], NDArray[Any]]):
             last[i] = {key: value[i].copy() for key, value in observation.items()}
         infos["final_obs"], infos["final_info"] = last, {"action_mask": action_mask}
         infos["_final_obs"], infos["_final_info"] = ended, ended.copy()
+
+
+class StepOutcome(Protocol):
+    """What a step brought an episode."""
+
+    @property
+    def reward(self) -> float:
+        """Weighted sum of the terms."""
+        ...
+
+    @property
+    def dt_s(self) -> float:
+        """Time to the next decision, seconds."""
+        ...
+
+    @property
+    def terminated(self) -> bool:
+        """Whether every request has been served, refused or lost."""
+        ...
+
+    @property
+    def truncated(self) -> bool:
+        """Whether a limit was reached."""
+        ...
+
+
+class Playable(Protocol):
+    """One episode after another of a configuration."""
+
+    def reset(self, seed: int, split: str | None = None) -> None:
+        """Begins the episode that a seed stands for."""
+        ...
+
+    def step(self, action: Any) -> StepOutcome:
+        """Takes a decision and lets time pass to the next one."""
+        ...
+
+    def observe(self) -> Mapping[str, NDArray[np.float32]]:
+        """What is seen now."""
+        ...
+
+    def mask(self) -> NDArray[np.bool_]:
+        """(actions,), which are possible now."""
+        ...
+
+
+class OneByOne(SideBySide):
+    """Many episodes that are moved on one after another; equal to the scalar environment step by step."""
+
+    episodes: Sequence[Playable]
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[BatchObservation, dict[str, Any]]:
+        """Begins an episode in every place. An integer seed gives place i the episode of seed + i.
+
+        `options={"split": ...}` chooses where these and the episodes that follow them are drawn from.
+        """
+        observation = self._empty()
+        for i, own in enumerate(self._seeds(seed, options)):
+            self._begin(i, own, observation)
+        return observation, {"action_mask": self.action_masks()}
+
+    def step(
+        self, actions: NDArray[np.int64]
+    ) -> tuple[BatchObservation, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
+        """Takes one decision in every place, (num_envs,) or (num_envs, levers)."""
+        observation = self._empty()
+        rewards, dt_s = np.zeros(self.num_envs), np.zeros(self.num_envs)
+        terminated, truncated = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
+        for i, episode in enumerate(self.episodes):
+            outcome = episode.step(actions[i])
+            rewards[i], dt_s[i] = outcome.reward, outcome.dt_s
+            terminated[i], truncated[i] = outcome.terminated, outcome.truncated
+            self._observe(i, observation)
+        infos: dict[str, Any] = {"dt": dt_s}
+        over = np.flatnonzero(terminated | truncated).tolist()
+        if over:
+            self._keep_last(over, observation, np.stack([self.episodes[i].mask() for i in over]), infos)
+            for i in over:
+                self._begin(i, self._draw(i), observation)
+        infos["action_mask"] = self.action_masks()
+        return observation, rewards, terminated, truncated, infos
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """(num_envs, actions), which are possible now."""
+        return np.stack([episode.mask() for episode in self.episodes])
+
+    def _empty(self) -> BatchObservation:
+        parts: Any = self.single_observation_space
+        return {name: np.empty((self.num_envs, *box.shape), np.float32) for name, box in parts.items()}
+
+    def _begin(self, i: int, seed: int, observation: BatchObservation) -> None:
+        self.episodes[i].reset(seed, self._split)
+        self._observe(i, observation)
+
+    def _observe(self, i: int, observation: BatchObservation) -> None:
+        for name, part in self.episodes[i].observe().items():
+            observation[name][i] = part
 
 
 def check_width(num_envs: int, render_mode: str | None) -> None:

@@ -212,6 +212,12 @@ class DPTPCore:
         gone = sum(totals[:, TOTALS.index(name)] for name in ("refused", "failed", "finished"))
         return np.asarray(totals[:, TOTALS.index("arrived")] - gone).astype(np.int64)
 
+    def observe(self) -> dict[str, NDArray[np.float32]]:
+        """The observation of the present state; once per step."""
+        engines, cluster = np.empty(self.engines_shape, np.float32), np.empty(self.cluster_shape, np.float32)
+        self.observe_into(engines, cluster)
+        return {"engines": engines, "cluster": cluster}
+
     def observe_into(self, engines: NDArray[np.float32], cluster: NDArray[np.float32]) -> None:
         """Writes the observation of the present state; once per step."""
         simulator = self.simulator

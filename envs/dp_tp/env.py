@@ -113,7 +113,7 @@ class DPTPEnv(OneEpisode[Observation]):
         if self._renderer:
             self._renderer.reset()
             self._renderer.record(self.core.state)
-        return self._observe(), self._info(0.0, {}, "")
+        return self.core.observe(), self._info(0.0, {}, "")
 
     def step(
         self, action: np.int64 | int | Command | None
@@ -125,7 +125,7 @@ class DPTPEnv(OneEpisode[Observation]):
         if self._renderer:
             self._renderer.record(self.core.state)
         info = self._info(outcome.dt_s, outcome.interval.terms(self.core.classes), outcome.refused)
-        return self._observe(), outcome.reward, outcome.terminated, outcome.truncated, info
+        return self.core.observe(), outcome.reward, outcome.terminated, outcome.truncated, info
 
     def action_masks(self) -> NDArray[np.bool_]:
         """(num_actions,), which actions are possible now."""
@@ -145,12 +145,6 @@ class DPTPEnv(OneEpisode[Observation]):
         copy = self._fork()
         copy.core = self.core.fork()
         return copy
-
-    def _observe(self) -> Observation:
-        engines = np.empty(self.core.engines_shape, np.float32)
-        cluster = np.empty(self.core.cluster_shape, np.float32)
-        self.core.observe_into(engines, cluster)
-        return {"engines": engines, "cluster": cluster}
 
     def _info(self, dt_s: float, terms: dict[str, float], refused: str) -> dict[str, Any]:
         return {

@@ -38,7 +38,7 @@ def test_ends_of_episodes_are_told_as_stable_baselines_expects(venv):
         assert infos[0] == {"dt": 1.0}
     for key in own:
         np.testing.assert_array_equal(infos[0]["terminal_observation"][key], own[key])
-    assert venv.env.cores[0].state.now_s == 0.0  # the next episode has begun
+    assert venv.env.episodes[0].state.now_s == 0.0  # the next episode has begun
     assert infos[0]["TimeLimit.truncated"] is False
     assert infos[0]["episode"]["r"] == pytest.approx(total)
     assert infos[0]["episode"]["l"] == length
@@ -68,10 +68,10 @@ def test_masks_reach_maskable_ppo(venv):
 def test_seeds_count_up_and_hold_for_one_reset(venv):
     venv.seed(9)
     first = {key: value.copy() for key, value in venv.reset().items()}
-    starts = [core.simulator.workload.arrival_s[0] for core in venv.env.cores]
+    starts = [core.simulator.workload.arrival_s[0] for core in venv.env.episodes]
     venv.set_seeds([9, 9])
     venv.reset()
-    shared = [core.simulator.workload.arrival_s[0] for core in venv.env.cores]
+    shared = [core.simulator.workload.arrival_s[0] for core in venv.env.episodes]
     assert starts[0] == shared[0] == shared[1] != starts[1]
     venv.seed(9)
     again = venv.reset()
@@ -102,9 +102,9 @@ def test_disturbances_are_possible_actions_that_the_agent_did_not_choose():
     layouts = set()
     for _ in range(20):
         venv.step(np.array([STAY, STAY]))
-        layouts |= {core.state.target_layout for core in venv.env.cores}
+        layouts |= {core.state.target_layout for core in venv.env.episodes}
     assert len(layouts) > 5
-    assert all(core.num_refused == 0 for core in venv.env.cores)
+    assert all(core.num_refused == 0 for core in venv.env.episodes)
 
 
 def test_other_kinds_of_autoreset_are_refused():

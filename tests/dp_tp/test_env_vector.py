@@ -107,7 +107,7 @@ def test_gymnasiums_own_vectorisation_agrees():
 def test_places_have_episodes_of_their_own_and_seeds_may_be_shared():
     batched = make_vector_env("dp_tp", 3, workload=BURSTY)
     batched.reset(seed=[7, 7, 8])
-    first, second, third = (core.simulator.workload.arrival_s for core in batched.cores)
+    first, second, third = (core.simulator.workload.arrival_s for core in batched.episodes)
     np.testing.assert_array_equal(first, second)
     assert not np.array_equal(first, third)
 
