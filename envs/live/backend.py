@@ -219,10 +219,10 @@ class LiveBackend:
             self._wake.set()
 
     def _state(self) -> ClusterState:
-        pool = self._session.replay.pool
+        pool, now_s = self._session.replay.pool, self.now_s
         return ClusterState(
-            now_s=self.now_s,
-            engines=self._rows(),
+            now_s=now_s,
+            engines=self._rows(now_s),
             layout=self.layout,
             target_layout=self.layout,
             transitions=(),
@@ -233,12 +233,12 @@ class LiveBackend:
             stale=self._session.stale(),
         )
 
-    def _rows(self) -> NDArray[np.void]:
+    def _rows(self, now_s: float) -> NDArray[np.void]:
         """One row a group, as in simulation; groups of more than one base engine are not active."""
         rows = np.zeros(len(self._groups), ENGINE_STATE_DTYPE)
         rows["first_gpu"] = [group.first * self.spec.base_width for group in self._groups]
         rows["width"] = [group.length * self.spec.base_width for group in self._groups]
-        self._session.fill_rows(rows)
+        self._session.fill_rows(rows, now_s)
         return rows
 
 

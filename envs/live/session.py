@@ -134,11 +134,11 @@ class LiveSession:
         """Starts the clock and the arrivals."""
         self._replaying = asyncio.get_running_loop().create_task(self.replay.run())
 
-    def fill_rows(self, rows: NDArray[np.void]) -> None:
-        """Fills the first rows of ENGINE_STATE_DTYPE, one a server."""
+    def fill_rows(self, rows: NDArray[np.void], now_s: float) -> None:
+        """Fills the first rows of ENGINE_STATE_DTYPE, one a server, as of `now_s`, seconds since the run began."""
         for number, server in enumerate(self.servers):
             load, most = self.ledger.engines[number], self.max_num_seqs[number]
-            fill_row(rows[number], server, self._snapshot(number), load, most, self.replay.now_s)
+            fill_row(rows[number], server, self._snapshot(number), load, most, now_s)
 
     def gauges_s(self) -> float:
         """When the oldest of the present readings was asked for, seconds since the run began."""

@@ -214,17 +214,17 @@ class LiveFleet:
         return None
 
     def _state(self) -> RoutingState:
-        session, desk = self._session, self.desk
+        session, desk, now_s = self._session, self.desk, self.now_s
         ledger, inputs = session.ledger, self.workload.input_tokens
         engines = np.zeros(len(self.places), ENGINE_STATE_DTYPE)
         engines["width"] = [group.replica.num_gpus for group in self.places]
-        session.fill_rows(engines)
+        session.fill_rows(engines, now_s)
         can_take = np.zeros(len(self.places), bool)
         if desk.row >= 0:
             can_take[desk.able(desk.row)] = True
         held = [row for row in desk.held if row != desk.row]
         return RoutingState(
-            now_s=self.now_s,
+            now_s=now_s,
             gauges_s=session.gauges_s(),
             engines=engines,
             in_flight=self._in_flight(ledger),

@@ -389,7 +389,8 @@ def _release(world: World, tables: Tables, gate: Gate) -> None:
                 gate.lines[chosen].grant = 0
                 break
             slot = int64(gate.lines[source].first)
-            e = _least_loaded(world, tables, gate, chosen, most_tokens(world, slot), False)
+            interactive = gate.interactive[world.requests[slot].class_id] == 1
+            e = _least_loaded(world, tables, gate, chosen, most_tokens(world, slot), interactive)
             if e < 0 or gate.delay_ps[world.requests[slot].endpoint, chosen] < 0:
                 gate.lines[chosen].grant = 0
                 break
