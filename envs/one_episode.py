@@ -7,7 +7,9 @@ from typing import Any, Self, TypeVar
 
 import gymnasium as gym
 import numpy as np
+from numpy.typing import NDArray
 
+from envs.metrics import RequestRecords
 from envs.side_by_side import MAX_SEED
 
 Observed = TypeVar("Observed")
@@ -50,3 +52,63 @@ class OneEpisode(gym.Env[Observed, np.int64]):
             gym.logger.warn("render() needs a render_mode; pass render_mode='ansi' or 'rgb_array' to make()")
             return None
         return self._renderer.text() if self.render_mode == "ansi" else self._renderer.image()
+
+
+class StepByStep(OneEpisode[Observed]):
+    """One episode at a time, which takes a decision and goes on to the next one (`envs.side_by_side.Playable`).
+
+    Attributes:
+        core: The episode; it also has `simulator`, `state`, `done`, `num_refused` and `fork()`.
+    """
+
+    core: Any
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observed, dict[str, Any]]:
+        """Begins the episode that a seed stands for; `options={"split": ...}` chooses where it is drawn from."""
+        chosen = self._seed_of(seed)
+        self.core.reset(chosen, (options or {}).get("split"))
+        if self._renderer:
+            self._renderer.reset()
+            self._renderer.record(self.core.state)
+        return self.core.observe(), self._info(0.0, {}, "")
+
+    def step(self, action: Any) -> tuple[Observed, float, bool, bool, dict[str, Any]]:
+        """Takes a decision and lets time pass to the next one."""
+        if self.core.done:
+            raise RuntimeError("the episode is over; call reset()")
+        outcome = self.core.step(action)
+        if self._renderer:
+            self._renderer.record(self.core.state)
+        info = self._info(outcome.dt_s, outcome.terms, outcome.refused)
+        return self.core.observe(), outcome.reward, outcome.terminated, outcome.truncated, info
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """(actions,), which are possible now; of several levers, their entries one after another."""
+        mask: NDArray[np.bool_] = self.core.mask()
+        return mask
+
+    def records(self) -> RequestRecords:
+        """What happened to every request that has arrived.
+
+        Raises:
+            ValueError: the environment was told not to keep it.
+        """
+        records: RequestRecords = self.core.simulator.results()
+        return records
+
+    def fork(self) -> Self:
+        """A copy of the episode that continues to the same numbers; it does not render."""
+        copy = self._fork()
+        copy.core = self.core.fork()
+        return copy
+
+    def _info(self, dt_s: float, terms: dict[str, float], refused: str) -> dict[str, Any]:
+        return {
+            "dt": dt_s,
+            "reward_terms": terms,
+            "refused": refused,
+            "num_refused": self.core.num_refused,
+            "action_mask": self.core.mask(),
+        }

@@ -17,6 +17,18 @@ _FINISHED, _TPOT_MET = TOTALS.index("finished"), TOTALS.index("tpot_met")
 
 
 @dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a step brought."""
+
+    reward: float
+    terms: dict[str, float]  # before weighting, signed so that more is better
+    dt_s: float  # to the next decision
+    terminated: bool  # every request has been served, refused or lost
+    truncated: bool  # the drain limit was reached
+    refused: str  # what could not be carried out, and why; or ""
+
+
+@dataclass(frozen=True, slots=True)
 class Interval:
     """What one decision interval brought, before weighting."""
 

@@ -6,15 +6,13 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
 from envs.autoscaling.config import AutoscalingConfig
-from envs.autoscaling.episode import Action, Episode
+from envs.autoscaling.episode import Episode
 from envs.autoscaling.observation import HIGH, Observation
 from envs.autoscaling.render import Renderer
 from envs.autoscaling.state import AutoscalingState
-from envs.metrics import RequestRecords
-from envs.one_episode import OneEpisode
+from envs.one_episode import StepByStep
 from envs.policy_spec import PolicySpec
 from envs.simulator.fleet.nominal import nominal_engines
 
@@ -27,7 +25,7 @@ def make_spaces(episode: Episode) -> tuple[spaces.Space[Any], spaces.MultiDiscre
     return spaces.Dict(boxes), spaces.MultiDiscrete(episode.levers.nvec)
 
 
-class AutoscalingEnv(OneEpisode[Observation]):
+class AutoscalingEnv(StepByStep[Observation]):
     """How many instances, of which model, where, and when? `Serving/Autoscaling-v0`.
 
     Models are served in regions; an endpoint is a model in a region. Its instances, a machine each, come within
@@ -86,85 +84,42 @@ class AutoscalingEnv(OneEpisode[Observation]):
     * v0: first release.
     """
 
+    core: Episode
+
     def __init__(self, render_mode: str | None = None, **config: Any) -> None:
         self._set_render_mode(render_mode)
-        self.episode = Episode(AutoscalingConfig(**config))
-        self.observation_space, self.action_space = make_spaces(self.episode)  # type: ignore[assignment]
+        self.core = Episode(AutoscalingConfig(**config))
+        self.observation_space, self.action_space = make_spaces(self.core)  # type: ignore[assignment]
         self._renderer = Renderer() if render_mode else None
+
+    @property
+    def episode(self) -> Episode:
+        """The episode under way."""
+        return self.core
 
     @property
     def config(self) -> AutoscalingConfig:
         """What the environment is made of."""
-        return self.episode.config
+        return self.core.config
 
     @property
     def state(self) -> AutoscalingState:
         """What a policy may know now."""
-        return self.episode.state
+        return self.core.state
 
     @property
     def policy_spec(self) -> PolicySpec:
         """What a policy is told before an episode."""
         return PolicySpec(
             cluster=self.config.cluster,
-            slos=self.episode.slos,
-            classes=self.episode.classes,
+            slos=self.core.slos,
+            classes=self.core.classes,
             decision_interval_s=self.config.decision_interval_s,
-            engines=nominal_engines(self.episode.simulator),
-            autoscaling=self.episode.spec,
+            engines=nominal_engines(self.core.simulator),
+            autoscaling=self.core.spec,
         )
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
-        """Begins the episode that a seed stands for; `options={"split": ...}` chooses where it is drawn from."""
-        chosen = self._seed_of(seed)
-        self.episode.reset(chosen, (options or {}).get("split"))
-        if self._renderer:
-            self._renderer.reset()
-            self._renderer.record(self.state)
-        return self.episode.observe(), self._info(0.0, {}, "")
-
-    def step(  # type: ignore[override]
-        self, action: Action
-    ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Takes a decision and lets time pass to the next one."""
-        if self.episode.done:
-            raise RuntimeError("the episode is over; call reset()")
-        outcome = self.episode.step(action)
-        if self._renderer:
-            self._renderer.record(self.state)
-        info = self._info(outcome.dt_s, outcome.terms, outcome.refused)
-        return self.episode.observe(), outcome.reward, outcome.terminated, outcome.truncated, info
-
-    def action_masks(self) -> NDArray[np.bool_]:
-        """(sum of entries,), which entries of the action space are possible now."""
-        return self.episode.mask()
 
     @property
     def gpu_seconds(self) -> float:
         """GPU-seconds that instances have been kept, spot instances left out."""
-        return self.episode.gpu_seconds
-
-    def records(self) -> RequestRecords:
-        """What happened to every request that has arrived.
-
-        Raises:
-            ValueError: `keep_records` is false.
-        """
-        return self.episode.simulator.results()
-
-    def fork(self) -> AutoscalingEnv:
-        """A copy of the episode that continues to the same numbers; it does not render."""
-        copy = self._fork()
-        copy.episode = self.episode.fork()
-        return copy
-
-    def _info(self, dt_s: float, terms: dict[str, float], refused: str) -> dict[str, Any]:
-        return {
-            "dt": dt_s,
-            "reward_terms": terms,
-            "refused": refused,
-            "num_refused": self.episode.num_refused,
-            "action_mask": self.episode.mask(),
-        }
+        return self.core.gpu_seconds

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from envs.autoscaling.observation import Encoder, Observation
 from envs.autoscaling.state import AutoscalingSpec, AutoscalingState, Release, ScaleChange
 from envs.autoscaling.view import StateReader
 from envs.backend import SLO, TOTALS, promises
-from envs.reward import Interval, RewardMeter
+from envs.reward import Interval, Outcome, RewardMeter
 from envs.scaling import Endpoint
 from envs.simulator.autoscaling.bins import LATENCIES, latency_percentile
 from envs.simulator.autoscaling.inventory import Held
@@ -33,18 +33,6 @@ Action = NDArray[np.int64] | Iterable[ScaleChange | Release] | None
 _NS_PER_H = 3600 * 1_000_000_000
 _DRAIN_STEP_S = 10.0  # how often one looks whether all requests have ended
 _SAMPLE_SEED = 0
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a step brought."""
-
-    reward: float
-    terms: dict[str, float]  # before weighting, signed so that more is better
-    dt_s: float
-    terminated: bool  # every request has been served, refused or lost
-    truncated: bool  # the drain limit was reached
-    refused: str  # what could not be carried out, and why; or ""
 
 
 class Episode:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,7 +16,7 @@ from envs.deployment.switch_cost import SwitchCost, gpus_changed, switch_cost
 from envs.deployment.workload_types import count_by_span
 from envs.machines.cluster import Deployment
 from envs.machines.placement import place
-from envs.reward import Interval, RewardMeter
+from envs.reward import Interval, Outcome, RewardMeter
 from envs.simulator.deployment.plane import Phase
 from envs.simulator.deployment.simulator import DeploymentSimulator
 from envs.simulator.kernel.state import FINISHED, PS_PER_S
@@ -27,18 +25,6 @@ from envs.simulator.scheduling import to_ps
 from envs.workload.registry import WorkloadSource
 
 FloatArray = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a step brought."""
-
-    reward: float
-    terms: dict[str, float]  # before weighting, signed so that more is better
-    dt_s: float
-    terminated: bool  # every request has been served, refused or lost
-    truncated: bool  # the drain limit was reached
-    refused: str  # why the command was refused, or ""
 
 
 class DeploymentCore:

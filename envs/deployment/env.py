@@ -6,15 +6,13 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
 from envs.deployment.config import DeploymentConfig
 from envs.deployment.core import DeploymentCore
 from envs.deployment.observation import HIGH, Observation
 from envs.deployment.render import Renderer
-from envs.deployment.state import Deploy, DeploymentState
-from envs.metrics import RequestRecords
-from envs.one_episode import OneEpisode
+from envs.deployment.state import DeploymentState
+from envs.one_episode import StepByStep
 from envs.policy_spec import PolicySpec
 
 
@@ -26,7 +24,7 @@ def make_spaces(core: DeploymentCore) -> tuple[spaces.Space[Any], spaces.Discret
     return spaces.Dict(boxes), spaces.Discrete(core.config.num_candidates)
 
 
-class DeploymentEnv(OneEpisode[Observation]):
+class DeploymentEnv(StepByStep[Observation]):
     """Which replicas, how parallel, serving what? `Serving/Deployment-v0`.
 
     A cluster of machines serves one model. Every span (a minute) it is cut into replicas, each with its own tensor- and
@@ -92,6 +90,8 @@ class DeploymentEnv(OneEpisode[Observation]):
     * v0: first release.
     """
 
+    core: DeploymentCore
+
     def __init__(self, render_mode: str | None = None, **config: Any) -> None:
         self._set_render_mode(render_mode)
         self.core = DeploymentCore(DeploymentConfig(**config))
@@ -119,53 +119,7 @@ class DeploymentEnv(OneEpisode[Observation]):
             deployment=self.core.setting,
         )
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
-        """Begins the episode that a seed stands for; `options={"split": ...}` chooses where it is drawn from."""
-        chosen = self._seed_of(seed)
-        self.core.reset(chosen, (options or {}).get("split"))
-        if self._renderer:
-            self._renderer.reset()
-            self._renderer.record(self.core.state)
-        return self.core.observe(), self._info(0.0, {}, "")
-
-    def step(
-        self, action: np.int64 | int | Deploy | None
-    ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Takes a decision and lets time pass to the next one."""
-        if self.core.done:
-            raise RuntimeError("the episode is over; call reset()")
-        outcome = self.core.step(action)
-        if self._renderer:
-            self._renderer.record(self.core.state)
-        info = self._info(outcome.dt_s, outcome.terms, outcome.refused)
-        return self.core.observe(), outcome.reward, outcome.terminated, outcome.truncated, info
-
-    def action_masks(self) -> NDArray[np.bool_]:
-        """(num_candidates,), which actions are possible now."""
-        return self.core.mask()
-
     @property
     def gpu_seconds(self) -> float:
         """GPU-seconds that the cluster has been kept."""
         return self.core.simulator.gpu_seconds
-
-    def records(self) -> RequestRecords:
-        """What happened to every request that has arrived."""
-        return self.core.simulator.results()
-
-    def fork(self) -> DeploymentEnv:
-        """A copy of the episode that continues to the same numbers; it does not render."""
-        copy = self._fork()
-        copy.core = self.core.fork()
-        return copy
-
-    def _info(self, dt_s: float, terms: dict[str, float], refused: str) -> dict[str, Any]:
-        return {
-            "dt": dt_s,
-            "reward_terms": terms,
-            "refused": refused,
-            "num_refused": self.core.num_refused,
-            "action_mask": self.core.mask(),
-        }

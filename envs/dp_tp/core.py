@@ -12,7 +12,7 @@ from envs.dp_tp.action import action_mask, decode_action, settled_mask
 from envs.dp_tp.observation import ENGINE_FEATURES, Encoder, ObservationScales
 from envs.layout import changed_regions, groups_of
 from envs.objective import Objective
-from envs.reward import Interval, RewardMeter
+from envs.reward import Outcome, RewardMeter
 from envs.simulator.cluster import Cluster
 from envs.simulator.kernel.state import PS_PER_S
 from envs.simulator.scheduling import to_ps
@@ -73,18 +73,6 @@ class DPTPConfig:
             )
         if not self.faults_per_gpu_hour >= 0:
             raise ValueError(f"faults_per_gpu_hour must not be negative, got {self.faults_per_gpu_hour}")
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a step brought."""
-
-    reward: float
-    interval: Interval  # the reward's terms
-    dt_s: float
-    terminated: bool  # every request has been served, refused or lost
-    truncated: bool  # the drain limit was reached
-    refused: str  # why the command was refused, or ""
 
 
 class DPTPCore:
@@ -180,8 +168,14 @@ class DPTPCore:
         interval = self.meter.measure(
             simulator.world.stats, simulator.latency_cost, switched, self._in_flight() if truncated else None
         )
-        reward = interval.reward(self.config.objective)
-        return Outcome(reward, interval, (now_ps - before_ps) / PS_PER_S, terminated, truncated, refused)
+        return Outcome(
+            interval.reward(self.config.objective),
+            interval.terms(self.classes),
+            (now_ps - before_ps) / PS_PER_S,
+            terminated,
+            truncated,
+            refused,
+        )
 
     def _apply(self, action: int | np.integer | Command | None) -> tuple[int, str]:
         """Base engines that begin to be reconfigured, and why the command was refused."""

@@ -8,13 +8,12 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from envs.backend import ClusterState, Command
+from envs.backend import ClusterState
 from envs.dp_tp.action import num_actions
 from envs.dp_tp.core import DPTPConfig, DPTPCore
 from envs.dp_tp.observation import HIGH
 from envs.dp_tp.render import Renderer
-from envs.metrics import RequestRecords
-from envs.one_episode import OneEpisode
+from envs.one_episode import StepByStep
 from envs.policy_spec import PolicySpec
 
 Observation = dict[str, NDArray[np.float32]]
@@ -31,7 +30,7 @@ def make_spaces(core: DPTPCore) -> tuple[spaces.Space[Any], spaces.Discrete]:
     return observation, spaces.Discrete(num_actions(core.num_base))
 
 
-class DPTPEnv(OneEpisode[Observation]):
+class DPTPEnv(StepByStep[Observation]):
     """When should eight GPUs be eight engines, and when one? `Serving/DPTP-v0`.
 
     A node carries base engines that can be merged live into tensor-parallel groups and split again, as Flying Serving
@@ -78,6 +77,8 @@ class DPTPEnv(OneEpisode[Observation]):
     * v0: first release.
     """
 
+    core: DPTPCore
+
     def __init__(self, render_mode: str | None = None, **config: Any) -> None:
         self._set_render_mode(render_mode)
         self.core = DPTPCore(DPTPConfig(**config))
@@ -104,53 +105,7 @@ class DPTPEnv(OneEpisode[Observation]):
             decision_interval_s=self.config.decision_interval_s,
         )
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
-        """Begins an episode; the seed fixes its arrivals, classes and failures."""
-        episode_seed = self._seed_of(seed)
-        self.core.reset(episode_seed)
-        if self._renderer:
-            self._renderer.reset()
-            self._renderer.record(self.core.state)
-        return self.core.observe(), self._info(0.0, {}, "")
-
-    def step(
-        self, action: np.int64 | int | Command | None
-    ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Takes a decision and lets time pass to the next one."""
-        if self.core.done:
-            raise RuntimeError("the episode is over; call reset()")
-        outcome = self.core.step(action)
-        if self._renderer:
-            self._renderer.record(self.core.state)
-        info = self._info(outcome.dt_s, outcome.interval.terms(self.core.classes), outcome.refused)
-        return self.core.observe(), outcome.reward, outcome.terminated, outcome.truncated, info
-
-    def action_masks(self) -> NDArray[np.bool_]:
-        """(num_actions,), which actions are possible now."""
-        return self.core.mask()
-
     @property
     def gpu_seconds(self) -> float:
         """GPU-seconds that the node has been kept."""
         return self.core.config.cluster.num_gpus * self.core.simulator.now_s
-
-    def records(self) -> RequestRecords:
-        """What happened to every request that has arrived."""
-        return self.core.simulator.results()
-
-    def fork(self) -> DPTPEnv:
-        """A copy of the episode that continues to the same numbers; it does not render."""
-        copy = self._fork()
-        copy.core = self.core.fork()
-        return copy
-
-    def _info(self, dt_s: float, terms: dict[str, float], refused: str) -> dict[str, Any]:
-        return {
-            "dt": dt_s,
-            "reward_terms": terms,
-            "refused": refused,
-            "num_refused": self.core.num_refused,
-            "action_mask": self.core.mask(),
-        }

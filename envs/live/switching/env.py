@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from envs.backend import Command, Redeploy
 from envs.dp_tp.action import action_mask, decode_action
-from envs.dp_tp.core import DPTPConfig, DPTPCore, Outcome
+from envs.dp_tp.core import DPTPConfig, DPTPCore
 from envs.dp_tp.env import DPTPEnv, make_spaces
 from envs.dp_tp.render import Renderer
 from envs.layout import changed_regions, groups_of
@@ -17,6 +17,7 @@ from envs.live.settings import LiveSettings
 from envs.live.switching.backend import SwitchingBackend
 from envs.live.switching.latency_cost import LatencyCost
 from envs.metrics import RequestRecords
+from envs.reward import Outcome
 
 
 class LiveDPTPCore(DPTPCore):
@@ -68,8 +69,14 @@ class LiveDPTPCore(DPTPCore):
         cost = self._cost.at(self.backend.results(), now_s)
         abandoned = self._in_flight() if truncated else None
         interval = self.meter.measure(self._state.totals, cost, switched, abandoned)
-        reward = interval.reward(self.config.objective)
-        return Outcome(reward, interval, now_s - before_s, terminated, truncated, refused)
+        return Outcome(
+            interval.reward(self.config.objective),
+            interval.terms(self.classes),
+            now_s - before_s,
+            terminated,
+            truncated,
+            refused,
+        )
 
     def _order(self, action: int | np.integer | Command | None) -> tuple[int, str]:
         """Base engines that begin to be reconfigured, and why the command was refused."""
