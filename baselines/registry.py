@@ -101,7 +101,7 @@ POLICIES = {
         "baselines.oserve.vllm:VLLMReloadPolicy", "baselines.oserve.vllm:VLLMReloadConfig"
     ),
     "llumnix_deployment": PolicyEntry("baselines.llumnix.deployment:LlumnixDeploymentPolicy"),
-    "dynamo": PolicyEntry("baselines.oserve.dynamo:DynamoPolicy"),
+    "dynamo": PolicyEntry("baselines.oserve.dynamo:DynamoPolicy", "baselines.oserve.dynamo:DynamoConfig"),
     "clairvoyant_deployment": PolicyEntry(
         "baselines.oserve.clairvoyant:ClairvoyantDeploymentPolicy",
         "baselines.oserve.clairvoyant:ClairvoyantConfig",

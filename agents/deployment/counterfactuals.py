@@ -20,7 +20,7 @@ from envs.deployment.env import make_spaces
 from envs.deployment.state import Deploy
 from envs.side_by_side import MAX_SEED
 
-SPREAD, APART = 0, 1  # the first two choices: to stay, with either assignment
+SPREAD = 0  # the first choice: to stay, requests spread over all replicas
 
 
 class DeploymentCounterfactuals:
@@ -76,7 +76,8 @@ class DeploymentCounterfactuals:
     def _sample(self, observation: Mapping[str, NDArray[np.float32]], action: int, batch: Batch) -> int:
         """Adds the present state, with the returns of some of its choices; returns the decisions that took."""
         rows = encode_actions(observation)
-        musts = sorted({SPREAD, min(APART, len(rows) - 1), action})
+        stays = {number for number, choice in enumerate(self.core.candidates) if choice.stay}
+        musts = sorted(stays | {action})
         others = self.rng.permutation(np.setdiff1d(np.arange(len(rows)), musts))
         tried = [*musts, *others[: max(0, self.config.candidates - len(musts))].tolist()]
         batch.states.append(encode_state(observation))

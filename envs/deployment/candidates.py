@@ -4,6 +4,10 @@ Each comes with two assignments: spread, in which every replica gets of each typ
 flow solution in which types are kept apart (`assignment.keep_apart`). The former is indifferent to what comes, the
 latter spares answers the prompts of others.
 
+Where the cluster allows prefill and decode workers, up to half of the choices divide it between these
+(`division.Divisions`): the best division with decode workers of each size, and, if the present deployment is one, those
+with one prefill worker more or less. Their requests are spread evenly.
+
 A neighbour differs in one step: a replica becomes one of another kind, two become one, or one becomes two, and all of
 the GPUs that this frees are used again. A climb goes from the better of the present deployment and the best uniform one
 to its best neighbour for as long as that is better. Values are those of the lower level for a forecast
@@ -17,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations_with_replacement
 
+from envs.deployment.division import Divisions
 from envs.deployment.strategies import GAIN, Plan, Worth
 from envs.machines.cluster import ReplicaKind
 from envs.machines.placement import packable, stage_widths
@@ -34,45 +39,90 @@ class Candidate:
     Attributes:
         plan: Replicas of each kind and what they reach.
         stay: Whether it is the present one.
-        uniform: Whether all replicas are alike.
         apart: Whether types are kept apart.
     """
 
     plan: Plan
     stay: bool
-    uniform: bool
     apart: bool
 
+    @property
+    def uniform(self) -> bool:
+        """Whether all replicas are alike."""
+        return len(self.plan.kinds) == 1
 
-def find_candidates(worth: Worth, present: Mapping[ReplicaKind, int], most: int) -> list[Candidate]:
+    @property
+    def divided(self) -> bool:
+        """Whether it has prefill and decode workers."""
+        return is_divided(self.plan.kinds)
+
+
+def find_candidates(
+    worth: Worth, present: Mapping[ReplicaKind, int], most: int, divisions: Divisions | None = None
+) -> list[Candidate]:
     """At most so many choices: the present deployment first, then by what they reach, each spread, then apart.
 
     Args:
         worth: Values deployments under the forecast.
         present: Replicas of each kind now.
         most: How many.
+        divisions: Values divisions between prefill and decode workers under it; None: there are none.
     """
-    search, most = _Search(worth), most // 2
-    here = search.plan(_key(present))
+    here = plan_of(worth, present, divisions)
+    divided = {} if divisions is None else _divided(divisions, present, most // 2)
+    stays = choices_of(here, stay=True)
+    mixed = _mixed(_Search(worth), here, (most - len(stays) - len(divided)) // 2)
+    ranked = sorted({**divided, **mixed}.values(), key=lambda plan: (-plan.reachable, str(_key(plan.kinds))))
+    return [*stays, *(choice for plan in ranked for choice in choices_of(plan, stay=False))]
+
+
+def _mixed(search: _Search, here: Plan, most: int) -> dict[Kinds, Plan]:
+    """At most so many deployments of replicas that do both, the present one not among them."""
+    start = [] if is_divided(here.kinds) else [here]
     uniform = sorted(map(search.plan, search.uniform()), key=lambda plan: -plan.reachable)[:UNIFORM]
-    near = search.neighbours(here)
-    top = search.climb(max([here, *uniform], key=lambda plan: plan.reachable))
+    near = search.neighbours(here) if start else []
+    top = search.climb(max([*start, *uniform], key=lambda plan: plan.reachable))
     beyond = search.neighbours(top)
     chosen = {_key(plan.kinds): plan for plan in (top, *uniform)}
-    half = max((most - 1 - len(chosen)) // 2, 0)
+    half = max((most - len(chosen)) // 2, 0)
     for plans in (near[:half], beyond, near):
         for plan in plans:
-            if len(chosen) < most:
+            if len(chosen) <= most:
                 chosen.setdefault(_key(plan.kinds), plan)
     chosen.pop(_key(here.kinds), None)
-    ranked = sorted(chosen.values(), key=lambda plan: (-plan.reachable, _key(plan.kinds)))[: most - 1]
-    return [choice for plan in (here, *ranked) for choice in choices_of(plan, plan is here)]
+    return dict(sorted(chosen.items(), key=lambda item: (-item[1].reachable, item[0]))[:most])
+
+
+def _divided(divisions: Divisions, present: Mapping[ReplicaKind, int], most: int) -> dict[Kinds, Plan]:
+    """At most so many divisions, the present one not among them."""
+    near = divisions.neighbours(present) if is_divided(present) else []
+    found = {_key(plan.kinds): plan for plan in (*near, *divisions.best())}
+    found.pop(_key(present), None)
+    return dict(list(found.items())[:most])
+
+
+def plan_of(worth: Worth, kinds: Mapping[ReplicaKind, int], divisions: Divisions | None) -> Plan:
+    """A deployment with its value, of whatever replicas it is.
+
+    Args:
+        worth: Values deployments of replicas that do both.
+        kinds: Replicas of each kind.
+        divisions: Values the others.
+    """
+    if divisions is not None and is_divided(kinds):
+        return divisions.plan(kinds)
+    return worth.plan(kinds)
+
+
+def is_divided(kinds: Mapping[ReplicaKind, int]) -> bool:
+    """Whether some replicas only prefill, or only decode."""
+    return any(kind.role != "mixed" for kind in kinds)
 
 
 def choices_of(plan: Plan, stay: bool) -> list[Candidate]:
-    """A deployment with each of its assignments; with one replica they are the same."""
-    assignments = (False, True) if sum(plan.kinds.values()) > 1 else (False,)
-    return [Candidate(plan, stay, len(plan.kinds) == 1, apart) for apart in assignments]
+    """A deployment with each of its assignments; of one replica, and of prefill and decode workers, there is one."""
+    several = sum(plan.kinds.values()) > 1 and not is_divided(plan.kinds)
+    return [Candidate(plan, stay, apart) for apart in ((False, True) if several else (False,))]
 
 
 def best_uniform(worth: Worth) -> Plan:

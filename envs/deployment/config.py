@@ -90,7 +90,7 @@ class DeploymentConfig:
             },
         )
     )
-    cluster: DeploymentSpec = field(default_factory=DeploymentSpec)
+    cluster: DeploymentSpec = field(default_factory=lambda: DeploymentSpec(disaggregation=True))
     slos: dict[str, SLO] = field(default_factory=lambda: dict(DEFAULT_SLOS))
     objective: Objective = field(default_factory=lambda: OBJECTIVE)
     p99: float = 1.0

@@ -7,7 +7,14 @@ from numpy.typing import NDArray
 
 from envs.backend import TOTALS, Receipt
 from envs.deployment.assignment import Assignment, keep_apart, soonest
-from envs.deployment.candidates import Candidate, best_uniform, choices_of, find_candidates
+from envs.deployment.candidates import (
+    Candidate,
+    best_uniform,
+    choices_of,
+    find_candidates,
+    is_divided,
+    plan_of,
+)
 from envs.deployment.config import DeploymentConfig
 from envs.deployment.observation import Encoder, Observation, SpanFigures
 from envs.deployment.setting import Typing, make_setting
@@ -116,12 +123,13 @@ class DeploymentCore:
     def candidates(self) -> list[Candidate]:
         """What can be chosen now, in the order of actions; made when somebody asks."""
         if self._candidates is None:
-            worth = self.setting.worth(self.forecast)
+            worth, divisions = self.setting.worth(self.forecast), self.setting.divisions(self.forecast)
             present = self.simulator.deployment.kinds
             if self.simulator.plane.switch is not None:
-                self._candidates = choices_of(worth.plan(present), stay=True)
+                self._candidates = choices_of(plan_of(worth, present, divisions), stay=True)
             else:
-                self._candidates = find_candidates(worth, present, self.config.num_candidates)
+                most = self.config.num_candidates
+                self._candidates = find_candidates(worth, present, most, divisions)
         return self._candidates
 
     def placed(self, candidate: Candidate) -> Deployment:
@@ -202,7 +210,7 @@ class DeploymentCore:
             apart: Whether it is the flow solution with types kept apart; else each type goes to all replicas in
                 proportion to what they can do of it.
         """
-        if any(replica.kind.role != "mixed" for replica in deployment.replicas):
+        if is_divided(deployment.kinds):
             return np.ones((len(deployment.replicas), self.setting.num_types))
         of_replicas = [replica.kind for replica in deployment.replicas]
         capacity = np.array([self.setting.table.row(kind) for kind in of_replicas])

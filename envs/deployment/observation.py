@@ -5,6 +5,7 @@ Rows behind the last candidate or replica are zero.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,8 +14,10 @@ from numpy.typing import NDArray
 from envs.backend import TOTALS, EngineStatus
 from envs.deployment.candidates import Candidate
 from envs.deployment.config import DeploymentScales
+from envs.deployment.division import DECODE, PREFILL
 from envs.deployment.state import DeploymentSetting, DeploymentState
 from envs.deployment.switch_cost import SwitchCost
+from envs.machines.cluster import ReplicaKind
 
 FloatArray = NDArray[np.float64]
 Observation = dict[str, NDArray[np.float32]]
@@ -27,12 +30,18 @@ CANDIDATE_FEATURES = (
     "stay",
     "uniform",
     "apart",  # types are kept apart, else spread
+    "divided",  # between prefill and decode workers
     "room",  # requests it reaches over requests forecast, log1p of the ratio
+    "prefill_room",  # likewise of its prefill workers alone; as `room` where replicas do both
+    "decode_room",  # and of its decode workers
     "replicas",  # over the most there can be, ratio
-    "mean_tp",  # over the GPUs of a machine, ratio
-    "mean_pp",  # over the longest pipeline, ratio
+    "prefill_tp",  # mean of replicas that prefill, over the GPUs of a machine, ratio
+    "prefill_pp",  # over the longest pipeline, ratio
+    "decode_tp",  # mean of replicas that decode
+    "decode_pp",
+    "prefill_gpus",  # GPUs that only prefill, ratio
     "idle_gpus",  # ratio
-    "kv_capacity_tokens",  # of all replicas
+    "kv_capacity_tokens",  # of all replicas that decode
     "gpus_changed",  # in replicas that come, ratio
     "switch_bytes",  # of weights that would be sent
     "switch_stall_s",  # until the new replicas serve, without draining and without KV
@@ -51,6 +60,8 @@ REPLICA_FEATURES = (
     "context_tokens",
     "kv_usage",  # ratio
     "busy",  # share of the last span, ratio
+    "prefills",
+    "decodes",
 )
 
 # Features of a type; behind them its rates in the last spans, requests per second, the latest first.
@@ -168,29 +179,45 @@ class Encoder:
         cluster, table = self.setting.cluster, self.setting.table
         demand = np.maximum(state.forecast, LEAST_DEMAND)
         scales = self.scales
+        divisions = self.setting.divisions(demand)
         for row, (candidate, cost) in enumerate(zip(candidates, costs, strict=True)):
             kinds = candidate.plan.kinds
-            count = sum(kinds.values())
-            used = sum(kind.num_gpus * n for kind, n in kinds.items())
-            capacity = sum((table.row(kind) * n for kind, n in kinds.items()), np.zeros(len(demand)))
+            prefills = {kind: n for kind, n in kinds.items() if kind.role != DECODE}
+            decodes = {kind: n for kind, n in kinds.items() if kind.role != PREFILL}
+            used, alone = (
+                _gpus(some) for some in (kinds, {k: n for k, n in kinds.items() if k not in decodes})
+            )
+            room = candidate.plan.reachable / demand.sum()
+            rooms = (room, room)
+            if candidate.divided and divisions is not None:
+                rooms = divisions.rooms(kinds)
             out[row, : len(CANDIDATE_FEATURES)] = (
                 1.0,
                 candidate.stay,
                 candidate.uniform,
                 candidate.apart,
-                np.log1p(candidate.plan.reachable / demand.sum()),
-                count / self.max_replicas,
-                sum(kind.tp * n for kind, n in kinds.items()) / count / cluster.gpus_per_machine,
-                sum(kind.pp * n for kind, n in kinds.items()) / count / self.max_pp,
+                candidate.divided,
+                np.log1p(room),
+                *np.log1p(rooms),
+                sum(kinds.values()) / self.max_replicas,
+                _mean_of(prefills, "tp") / cluster.gpus_per_machine,
+                _mean_of(prefills, "pp") / self.max_pp,
+                _mean_of(decodes, "tp") / cluster.gpus_per_machine,
+                _mean_of(decodes, "pp") / self.max_pp,
+                alone / cluster.num_gpus,
                 1.0 - used / cluster.num_gpus,
-                np.log1p(sum(self.kv_tokens[kind] * n for kind, n in kinds.items()) / scales.tokens),
+                np.log1p(sum(self.kv_tokens[kind] * n for kind, n in decodes.items()) / scales.tokens),
                 cost.gpus,
                 np.log1p(cost.weight_bytes / scales.switch_bytes),
                 np.log1p(cost.stall_s / scales.switch_s),
                 np.log1p(cost.requests / scales.requests),
                 np.log1p(cost.context_tokens / scales.tokens),
             )
-            out[row, len(CANDIDATE_FEATURES) :] = np.log1p(capacity / demand)
+            capacity = [
+                sum((table.row(kind) * n for kind, n in some.items()), np.zeros(len(demand)))
+                for some in (prefills, decodes)
+            ]
+            out[row, len(CANDIDATE_FEATURES) :] = np.log1p(np.minimum(*capacity) / demand)
         return out.astype(np.float32)
 
     def _replicas(
@@ -213,6 +240,8 @@ class Encoder:
                 np.log1p(engine["context_tokens"] / scales.tokens),
                 engine["kv_used_blocks"] / max(1, int(engine["kv_capacity_blocks"])),
                 busy,
+                replica.kind.role != DECODE,
+                replica.kind.role != PREFILL,
             )
             out[row, len(REPLICA_FEATURES) :] = shares[row]
         return out.astype(np.float32)
@@ -260,3 +289,12 @@ class Encoder:
             ),
             np.float32,
         )
+
+
+def _gpus(kinds: Mapping[ReplicaKind, int]) -> int:
+    return sum(kind.num_gpus * n for kind, n in kinds.items())
+
+
+def _mean_of(kinds: Mapping[ReplicaKind, int], degree: str) -> float:
+    """Mean degree of some replicas."""
+    return float(sum(getattr(kind, degree) * n for kind, n in kinds.items()) / sum(kinds.values()))

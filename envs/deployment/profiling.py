@@ -20,7 +20,7 @@ measurements. A pipeline is profiled with its stages joined by NVLink, wherever 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations
@@ -109,9 +109,18 @@ class CapacityTable:
         Raises:
             ValueError: there is none.
         """
-        rows = [row for row, kind in enumerate(self.kinds) if kind.role in roles]
-        if not rows:
+        found = self.some(kind.role in roles for kind in self.kinds)
+        if not found.kinds:
             raise ValueError(f"the table has no kinds of role {' or '.join(roles)}")
+        return found
+
+    def some(self, chosen: Iterable[bool]) -> CapacityTable:
+        """Some of the rows.
+
+        Args:
+            chosen: Whether each is among them.
+        """
+        rows = [row for row, wanted in enumerate(chosen) if wanted]
         return CapacityTable(tuple(self.kinds[row] for row in rows), self.per_span[rows], self.span_s)
 
     def counts(self, kinds: Mapping[ReplicaKind, int]) -> NDArray[np.int64]:

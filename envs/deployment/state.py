@@ -7,10 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from envs.deployment.division import Divisions
 from envs.deployment.profiling import CapacityTable, WorkloadType, profile
 from envs.deployment.strategies import Worth
 from envs.fleet import ReplicaSpec
-from envs.machines.cluster import Cluster, Deployment
+from envs.machines.cluster import Cluster, Deployment, ReplicaKind, replica_spec
+from envs.simulator.fleet.build import kv_tokens
 
 FloatArray = NDArray[np.float64]
 
@@ -69,6 +71,19 @@ class DeploymentSetting:
     def worth(self, demand: FloatArray) -> Worth:
         """Values deployments of replicas that both prefill and decode, under a demand, (J,) requests a span."""
         return Worth(self.cluster, self.table.of_role("mixed"), demand)
+
+    def holds(self, kind: ReplicaKind) -> bool:
+        """Whether a replica of a kind has KV memory for the longest request that was observed."""
+        if self.replica is None or not self.types:
+            return True
+        answer = 0 if kind.role == "prefill" else 1
+        longest = max(int((of.input_tokens + answer * of.output_tokens).max()) for of in self.types)
+        return kv_tokens(replica_spec(kind, self.replica)) >= longest
+
+    def divisions(self, demand: FloatArray) -> Divisions | None:
+        """Values divisions between prefill and decode workers under a demand; None where there are no such workers."""
+        workers = self.table.some(kind.role != "mixed" and self.holds(kind) for kind in self.table.kinds)
+        return Divisions(self.cluster, workers, demand) if workers.kinds else None
 
     def profiled(self, method: str) -> CapacityTable:
         """Capacities worked out in another way than the environment's own.

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from baselines.oserve.dynamo import best_workers, rebalance, spans_of_work
+from baselines.oserve.dynamo import best_workers
 from baselines.oserve.exhaustive import exhaustive_search
 from baselines.oserve.uniform import uniform_layouts, vllm_reload, vllm_static
+from envs.deployment.division import rebalance, spans_of_work
 from envs.deployment.profiling import CapacityTable, profile_capacities
 from envs.deployment.strategies import Worth
 from envs.machines.cluster import Cluster, ReplicaKind

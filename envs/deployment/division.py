@@ -1,0 +1,167 @@
+"""Prefill and decode workers: how much of a demand they serve, and how GPUs are best divided between them.
+
+A span's demand keeps the workers of a phase busy for sum_j lambda_j / n_j of their spans; a division serves as many
+times the demand as its scarcer phase does (source: ours; a planner like Dynamo's, `baselines/oserve/dynamo.py`, counts
+likewise).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from envs.deployment.assignment import checked
+from envs.deployment.profiling import CapacityTable
+from envs.deployment.strategies import Plan
+from envs.machines.cluster import Cluster, ReplicaKind
+from envs.machines.placement import packable, stage_widths
+
+FloatArray = NDArray[np.float64]
+Kinds = dict[ReplicaKind, int]
+
+PREFILL, DECODE = "prefill", "decode"
+MOST_TIMES = 1e6  # what a division serves where hardly anything is expected, times the demand
+
+
+def spans_of_work(table: CapacityTable, kind: ReplicaKind, demand: FloatArray) -> float:
+    """How many spans one worker would need for the demand; infinite for a type that it cannot serve.
+
+    Args:
+        table: Capacities of workers.
+        kind: Of the worker.
+        demand: (J,), requests.
+    """
+    n = table.row(kind)
+    some = demand > 0
+    if (n[some] <= 0).any():
+        return float(np.inf)
+    return float((demand[some] / n[some]).sum())
+
+
+def rebalance(
+    cluster: Cluster,
+    table: CapacityTable,
+    prefill: ReplicaKind,
+    decode: ReplicaKind,
+    demand: ArrayLike,
+    decode_weight: float = 1.0,
+) -> tuple[Kinds, float]:
+    """Numbers of workers for the demand of a span.
+
+    Args:
+        cluster: The cluster.
+        table: Capacities of both kinds of workers.
+        prefill: Kind of the prefill workers.
+        decode: Kind of the decode workers.
+        demand: (J,), requests.
+        decode_weight: Times that the work of decoding is counted.
+
+    Returns:
+        Numbers of workers, at least one of each, and how many times the demand they serve in a span. Of numbers that
+        serve as much, those that leave fewest GPUs idle.
+
+    Raises:
+        ValueError: A kind has another role, or one worker of each does not fit.
+    """
+    for kind, role in ((prefill, PREFILL), (decode, DECODE)):
+        if kind.role != role:
+            raise ValueError(f"{kind} must have the role {role}")
+    arriving = checked(table.per_span, demand)[1]
+    work = [spans_of_work(table, kind, arriving) for kind in (prefill, decode)]
+    work[1] *= decode_weight
+    found: list[tuple[float, int, int, Kinds]] = []
+    for first in range(1, cluster.num_gpus // prefill.num_gpus + 1):
+        for second in range((cluster.num_gpus - first * prefill.num_gpus) // decode.num_gpus, 0, -1):
+            kinds = {prefill: first, decode: second}
+            if packable(cluster, stage_widths(kinds)):
+                times = min(
+                    count / of if of else np.inf for count, of in zip((first, second), work, strict=True)
+                )
+                used = first * prefill.num_gpus + second * decode.num_gpus
+                found.append((float(times), used, -first, kinds))
+                break
+    if not found:
+        raise ValueError(f"no {prefill} and {decode} fit {cluster.num_gpus} GPUs together")
+    times, _, _, best = max(found, key=lambda entry: entry[:3])
+    return best, times
+
+
+def pairs_of(cluster: Cluster, table: CapacityTable) -> list[tuple[ReplicaKind, ReplicaKind]]:
+    """Kinds of prefill and of decode workers that fit a cluster together.
+
+    Args:
+        cluster: The cluster.
+        table: Capacities of the kinds to choose from.
+    """
+    of_role = [[kind for kind in table.kinds if kind.role == role] for role in (PREFILL, DECODE)]
+    return [pair for pair in product(*of_role) if packable(cluster, stage_widths(dict.fromkeys(pair, 1)))]
+
+
+class Divisions:
+    """Divisions of a cluster between prefill and decode workers, and what they reach of a demand.
+
+    Args:
+        cluster: The cluster.
+        table: Capacities; kinds of other roles are left out.
+        demand: (J,), requests a span.
+    """
+
+    def __init__(self, cluster: Cluster, table: CapacityTable, demand: FloatArray) -> None:
+        self.cluster, self.table, self.demand = cluster, table, demand
+        self._work: dict[ReplicaKind, float] = {}
+
+    def rooms(self, kinds: Mapping[ReplicaKind, int]) -> tuple[float, float]:
+        """Times the demand that the prefill workers serve, and that the decode workers do.
+
+        Args:
+            kinds: How many there are of each kind.
+        """
+        rooms = []
+        for role in (PREFILL, DECODE):
+            each = [count / max(self._of(k), 1 / MOST_TIMES) for k, count in kinds.items() if k.role == role]
+            rooms.append(min(sum(each), MOST_TIMES))
+        return rooms[0], rooms[1]
+
+    def plan(self, kinds: Mapping[ReplicaKind, int]) -> Plan:
+        """A division with what it reaches, requests a span."""
+        return Plan(dict(kinds), min(self.rooms(kinds)) * float(self.demand.sum()))
+
+    def best(self) -> list[Plan]:
+        """The best division with decode workers of each size, the one that reaches most first."""
+        found: dict[int, Plan] = {}
+        for prefill, decode in pairs_of(self.cluster, self.table):
+            if not np.isfinite(self._of(prefill) + self._of(decode)):
+                continue
+            plan = self.plan(rebalance(self.cluster, self.table, prefill, decode, self.demand)[0])
+            size = decode.num_gpus
+            if size not in found or plan.reachable > found[size].reachable:
+                found[size] = plan
+        return sorted(found.values(), key=lambda plan: -plan.reachable)
+
+    def neighbours(self, kinds: Mapping[ReplicaKind, int]) -> list[Plan]:
+        """Divisions in which one worker more, or one less, prefills, and the other workers have what is left.
+
+        Args:
+            kinds: A division of one kind of prefill and one of decode workers.
+        """
+        workers = {kind.role: kind for kind in kinds if kinds[kind]}
+        if len(workers) != 2 or sum(count > 0 for count in kinds.values()) != 2:
+            return []
+        prefill, decode = workers[PREFILL], workers[DECODE]
+        found = []
+        for first in (kinds[prefill] - 1, kinds[prefill] + 1):
+            left = (self.cluster.num_gpus - first * prefill.num_gpus) // decode.num_gpus
+            counts = range(left if first > 0 else 0, 0, -1)
+            fitting = ({prefill: first, decode: count} for count in counts)
+            plan = next((k for k in fitting if packable(self.cluster, stage_widths(k))), None)
+            if plan is not None and plan != dict(kinds):
+                found.append(self.plan(plan))
+        return found
+
+    def _of(self, kind: ReplicaKind) -> float:
+        if kind not in self._work:
+            self._work[kind] = spans_of_work(self.table, kind, self.demand)
+        return self._work[kind]
