@@ -7,7 +7,7 @@ likewise).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import product
 
 import numpy as np
@@ -105,23 +105,34 @@ class Divisions:
 
     Args:
         cluster: The cluster.
-        table: Capacities; kinds of other roles are left out.
+        table: Capacities.
         demand: (J,), requests a span.
+        holds: Whether workers of a kind are to be proposed; None: all are.
     """
 
-    def __init__(self, cluster: Cluster, table: CapacityTable, demand: FloatArray) -> None:
-        self.cluster, self.table, self.demand = cluster, table, demand
+    def __init__(
+        self,
+        cluster: Cluster,
+        table: CapacityTable,
+        demand: FloatArray,
+        holds: Callable[[ReplicaKind], bool] | None = None,
+    ) -> None:
+        self.cluster, self.table, self.demand, self.holds = cluster, table, demand, holds
         self._work: dict[ReplicaKind, float] = {}
 
     def rooms(self, kinds: Mapping[ReplicaKind, int]) -> tuple[float, float]:
-        """Times the demand that the prefill workers serve, and that the decode workers do.
+        """Times the demand that prefill and decode workers serve; replicas that do both count for both.
 
         Args:
             kinds: How many there are of each kind.
         """
         rooms = []
         for role in (PREFILL, DECODE):
-            each = [count / max(self._of(k), 1 / MOST_TIMES) for k, count in kinds.items() if k.role == role]
+            each = [
+                count / max(self._of(kind), 1 / MOST_TIMES)
+                for kind, count in kinds.items()
+                if kind.role in (role, "mixed")
+            ]
             rooms.append(min(sum(each), MOST_TIMES))
         return rooms[0], rooms[1]
 
@@ -132,7 +143,8 @@ class Divisions:
     def best(self) -> list[Plan]:
         """The best division with decode workers of each size, the one that reaches most first."""
         found: dict[int, Plan] = {}
-        for prefill, decode in pairs_of(self.cluster, self.table):
+        offered = self.table.some(self.holds is None or self.holds(kind) for kind in self.table.kinds)
+        for prefill, decode in pairs_of(self.cluster, offered):
             if not np.isfinite(self._of(prefill) + self._of(decode)):
                 continue
             plan = self.plan(rebalance(self.cluster, self.table, prefill, decode, self.demand)[0])
@@ -147,8 +159,8 @@ class Divisions:
         Args:
             kinds: A division of one kind of prefill and one of decode workers.
         """
-        workers = {kind.role: kind for kind in kinds if kinds[kind]}
-        if len(workers) != 2 or sum(count > 0 for count in kinds.values()) != 2:
+        workers = {kind.role: kind for kind in kinds}
+        if len(kinds) != 2 or set(workers) != {PREFILL, DECODE}:
             return []
         prefill, decode = workers[PREFILL], workers[DECODE]
         found = []

@@ -48,6 +48,8 @@ class DeploymentSetting:
         past: (T, J), requests of each type in the spans of a training episode.
         types: (J,), lengths that were observed of each type, for a policy that profiles in its own way.
         replica: What is profiled, on one GPU; None: nothing but the table is known.
+        longest_tokens: Longest request that clients may send, prompt and declared answer; 0: not known. Workers that
+            could not hold it would have it refused.
     """
 
     cluster: Cluster
@@ -57,6 +59,7 @@ class DeploymentSetting:
     past: FloatArray
     types: tuple[WorkloadType, ...] = ()
     replica: ReplicaSpec | None = None
+    longest_tokens: int = 0
 
     @property
     def num_types(self) -> int:
@@ -73,17 +76,14 @@ class DeploymentSetting:
         return Worth(self.cluster, self.table.of_role("mixed"), demand)
 
     def holds(self, kind: ReplicaKind) -> bool:
-        """Whether a replica of a kind has KV memory for the longest request that was observed."""
-        if self.replica is None or not self.types:
-            return True
-        answer = 0 if kind.role == "prefill" else 1
-        longest = max(int((of.input_tokens + answer * of.output_tokens).max()) for of in self.types)
-        return kv_tokens(replica_spec(kind, self.replica)) >= longest
+        """Whether a replica of a kind has KV memory for the longest request."""
+        return self.replica is None or kv_tokens(replica_spec(kind, self.replica)) >= self.longest_tokens
 
     def divisions(self, demand: FloatArray) -> Divisions | None:
         """Values divisions between prefill and decode workers under a demand; None where there are no such workers."""
-        workers = self.table.some(kind.role != "mixed" and self.holds(kind) for kind in self.table.kinds)
-        return Divisions(self.cluster, workers, demand) if workers.kinds else None
+        if all(kind.role == "mixed" for kind in self.table.kinds):
+            return None
+        return Divisions(self.cluster, self.table, demand, self.holds)
 
     def profiled(self, method: str) -> CapacityTable:
         """Capacities worked out in another way than the environment's own.
