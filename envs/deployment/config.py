@@ -79,9 +79,9 @@ class DeploymentConfig:
     workload: WorkloadSpec = field(
         default_factory=lambda: WorkloadSpec(
             name="type_mix",
-            num_requests=24_000,
+            num_requests=29_000,
             params={
-                "mean_rps": 13.0,
+                "mean_rps": 16.0,
                 "mixes": ("generation", "S5", "reading"),
                 "rates": (5.0, 20.0, 14.0),
                 "hold_s": 480.0,
