@@ -69,9 +69,10 @@ def find_candidates(
         divisions: Values divisions between prefill and decode workers under it; None: there are none.
     """
     here = plan_of(worth, present, divisions)
-    divided = {} if divisions is None else _divided(divisions, present, most // 2)
     stays = choices_of(here, stay=True)
-    mixed = _mixed(_Search(worth), here, (most - len(stays) - len(divided)) // 2)
+    left = most - len(stays)
+    divided = {} if divisions is None else _divided(divisions, present, min(most // 2, left))
+    mixed = _mixed(_Search(worth), here, (left - len(divided)) // 2)
     ranked = sorted({**divided, **mixed}.values(), key=lambda plan: (-plan.reachable, str(_key(plan.kinds))))
     return [*stays, *(choice for plan in ranked for choice in choices_of(plan, stay=False))]
 
