@@ -49,6 +49,8 @@ ENVS = {
             "vllm_reload",
             "vllm_reload_ad_hoc",
             "llumnix_deployment",
+            "dynamo",
+            "dynamo_tuned",
             "oserve",
             "oserve_tuned",
             "clairvoyant_deployment",

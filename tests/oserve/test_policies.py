@@ -205,6 +205,19 @@ def test_dynamo_divides_gpus_between_its_workers():
         ready("dynamo")
 
 
+def test_dynamo_takes_the_workers_and_the_weight_that_it_is_told():
+    """The wide decode worker reaches less; and decoding counted a third leaves prefill workers more."""
+    P, D, W = K(1, 1, "prefill"), K(1, 1, "decode"), K(2, 1, "decode")
+    table = CapacityTable((K(1), P, D, W), np.array([[10.0, 1.0], [30.0, 30.0], [10.0, 10.0], [15.0, 15.0]]))
+    deployed = [
+        ready("dynamo", spec(table=table), **params).act(None, state([10, 10], ONES)).deployment.kinds
+        for params in ({}, {"decode": [2, 1]}, {"decode_weight": 1 / 3})
+    ]
+    assert deployed == [{P: 1, D: 3}, {P: 2, W: 1}, {P: 2, D: 2}]
+    with pytest.raises(ValueError, match=r"policy\.params\.decode: there is no \(TP=4, decode\)"):
+        ready("dynamo", spec(table=table), decode=[4, 1])
+
+
 @pytest.mark.parametrize(
     ("name", "params"),
     [
@@ -253,6 +266,8 @@ def test_dynamo_in_a_whole_episode():
         ("clairvoyant_deployment", {"min_gain": -1.0}, "min_gain"),
         ("clairvoyant_deployment", {"look_ahead": 0}, "look_ahead"),
         ("dynamo", {"min_gain": -1.0}, "min_gain"),
+        ("dynamo", {"decode_weight": 0.0}, "decode_weight"),
+        ("dynamo", {"prefill": [4]}, "prefill must be TP and PP"),
     ],
 )
 def test_mistakes_are_named(name, params, words):
