@@ -146,6 +146,11 @@ class AutoscalingEnv(OneEpisode[Observation]):
         """GPU-seconds that instances have been kept, spot instances left out."""
         return self.episode.gpu_seconds
 
+    @property
+    def standing_reward(self) -> float:
+        """What the reward would charge for the requests in line if the episode ended now; 0 where it is over."""
+        return self.episode.standing_reward
+
     def records(self) -> RequestRecords:
         """What happened to every request that has arrived.
 

@@ -256,6 +256,12 @@ class Episode:
             "spot_revenue_usd": self.config.machines.spot_revenue_ratio * spot,
         }
 
+    @property
+    def standing_reward(self) -> float:
+        """What the reward would charge for the requests in line if the episode ended now; 0 where it is over."""
+        objective = self.config.objective
+        return 0.0 if self.done else -objective.scale * objective.backlog_usd * self._backlog_usd()
+
     def _backlog_usd(self) -> float:
         """Price of the machine time that what stands in line takes at the benchmarked capacity."""
         spec, layout = self.spec, self.simulator.layout
