@@ -66,5 +66,6 @@ class AutoscalingAdapter(Adapter):
         self, network: nn.Module, observation: spaces.Dict, action: ActionSpace, name: str
     ) -> LeversPolicy:
         """Greedy in such a network."""
-        assert isinstance(network, TrainableNetwork) and isinstance(action, spaces.MultiDiscrete)
+        assert isinstance(network, TrainableNetwork)
+        assert isinstance(action, spaces.MultiDiscrete)
         return LeversPolicy(network.export(), name, observation, action)
