@@ -82,7 +82,7 @@ class Episode:
         models = list(dict.fromkeys(model for model, _ in fleet.endpoints))
         shape = (len(models), len(layout.kinds))
         start_s, capacity_tps = np.zeros(shape), np.zeros(shape)
-        lengths = self._lengths(models)
+        lengths = self.lengths(models)
         for place, group in enumerate(fleet.places):
             cell = models.index(group.replica.model), int(layout.kind_of[place])
             if not start_s[cell]:
@@ -105,8 +105,8 @@ class Episode:
             num_levels=len(config.queue.levels),
         )
 
-    def _lengths(self, models: list[str]) -> list[tuple[TokenArray, TokenArray]]:
-        """Prompt and output lengths of interactive requests of each model, as they came in training."""
+    def lengths(self, models: list[str]) -> list[tuple[TokenArray, TokenArray]]:
+        """Prompt and output lengths of interactive requests of each model, (N,) tokens each, as they came in training."""
         sample = self._stream(_SAMPLE_SEED, "train").piece(0)
         wanted = np.array(self.interactive)[sample.class_id]
         wanted |= not wanted.any()
