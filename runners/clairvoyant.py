@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from numpy.typing import NDArray
 
 from agents.adapter import adapter_of
+from agents.spaces import entries
 from baselines.policy import Action, Policy
 from envs.policy_spec import PolicySpec
 
@@ -25,11 +27,12 @@ class ClairvoyantSearchPolicy:
         env_name: Its name.
         base: What rollouts follow after the candidate; its own choice is always one. None: all is left as it is.
         horizon: Decisions that a rollout looks ahead.
-        candidates: Most actions compared; more are drawn from.
+        candidates: Most actions compared; more are drawn from. Where a decision has several levers, an action that is
+            compared differs from the base's in those of one row of the observation.
         every: Decisions between two searches; in between, the base decides.
 
     Raises:
-        ValueError: the environment cannot be forked, or takes several numbers a decision.
+        ValueError: the environment cannot be forked, or takes other actions than numbers.
     """
 
     clairvoyant = True
@@ -46,16 +49,14 @@ class ClairvoyantSearchPolicy:
     ) -> None:
         if not hasattr(env.unwrapped, "fork"):
             raise ValueError(f"env {env_name!r} cannot be forked, which a clairvoyant search needs")
-        if not isinstance(env.action_space, spaces.Discrete):
-            raise ValueError(
-                f"env {env_name!r} takes several numbers a decision, a clairvoyant search tries one"
-            )
+        if not isinstance(env.action_space, (spaces.Discrete, spaces.MultiDiscrete)):
+            raise ValueError(f"env {env_name!r} does not take numbers, which a clairvoyant search tries")
         self.env, self.base, self.adapter = env.unwrapped, base, adapter_of(env_name)
         self.horizon, self.candidates, self.every = horizon, candidates, every
 
     def reset(self, spec: PolicySpec, seed: int) -> None:
         """Prepares the base."""
-        self._rng, self._decisions = np.random.default_rng(seed), 0
+        self._rng, self._decisions, self._spec = np.random.default_rng(seed), 0, spec
         if self.base is not None:
             self.base.reset(spec, seed)
 
@@ -65,24 +66,45 @@ class ClairvoyantSearchPolicy:
         self._decisions += 1
         if (self._decisions - 1) % self.every:
             return usual
-        options = self.adapter.candidates(observation, state, self.env.action_masks())
-        if len(options) >= self.candidates:
-            options = self._rng.choice(options, self.candidates - 1, replace=False)
         best, highest = usual, self._rollout(usual)
-        for option in options.tolist():
+        for option in self._options(usual, observation, state):
             value = self._rollout(option)
             if value > highest:
                 best, highest = option, value
         return best
 
+    def _options(self, usual: Action, observation: Any, state: Any) -> list[Any]:
+        """Actions to compare with the base's."""
+        mask = self.env.action_masks()
+        if isinstance(self.env.action_space, spaces.MultiDiscrete):
+            vector = self.adapter.index_of(usual, state, mask, self._spec)
+            rows = len(observation[self.adapter.rows]) if self.adapter.rows else 1
+            return [self._varied(vector, rows, mask) for _ in range(self.candidates - 1)]
+        options = self.adapter.candidates(observation, state, mask)
+        if len(options) >= self.candidates:
+            options = self._rng.choice(options, self.candidates - 1, replace=False)
+        chosen: list[Any] = options.tolist()
+        return chosen
+
+    def _varied(self, vector: NDArray[np.int64], rows: int, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """The vector with the levers of one row drawn anew, from what is possible."""
+        sizes = entries(self.env.action_space)
+        begins = np.cumsum((0, *sizes))
+        row, levers = int(self._rng.integers(rows)), len(sizes) // rows
+        varied = vector.copy()
+        for lever in range(row * levers, (row + 1) * levers):
+            own = mask[begins[lever] : begins[lever + 1]]
+            varied[lever] = self._rng.choice(np.flatnonzero(own))
+        return varied
+
     def _rollout(self, action: Action) -> float:
-        """Return of an action and what the base does after it."""
+        """Return of an action and what the base does after it, less what the world would charge for work in line."""
         env, base = self.env.fork(), copy.deepcopy(self.base)
         total = 0.0
         for _ in range(self.horizon):
             observation, reward, terminated, truncated, _ = env.step(action)
             total += reward
             if terminated or truncated:
-                break
+                return total
             action = None if base is None else base.act(observation, env.state)
-        return total
+        return total + float(getattr(env, "standing_reward", 0.0))

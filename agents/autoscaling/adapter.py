@@ -8,8 +8,15 @@ from typing import Any, cast
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
+from torch import nn
 
 from agents.adapter import Adapter, Observation
+from agents.api.config import APIConfig
+from agents.autoscaling.counterfactuals import AutoscalingCounterfactuals
+from agents.autoscaling.features import ACTION_FEATURES, STATE_SIZE
+from agents.autoscaling.policy import LeversPolicy
+from agents.learner import Task
+from agents.score_network import TrainableNetwork
 from agents.spaces import ActionSpace
 from baselines.policy import Action
 from envs.autoscaling.action import mask_from_state, vector_from_changes
@@ -44,3 +51,21 @@ class AutoscalingAdapter(Adapter):
     ) -> None:
         """Refuses a setting that is not about instances."""
         _ = spec.scaling
+
+    def counterfactuals(
+        self, config: APIConfig, task: Task, rng: np.random.Generator
+    ) -> AutoscalingCounterfactuals:
+        """One episode, forked once for each of a few things that may be done at an endpoint."""
+        return AutoscalingCounterfactuals(config, task, rng)
+
+    def score_network(self, observation: spaces.Dict, hidden: int) -> TrainableNetwork:
+        """Scores of what may be done at an endpoint."""
+        return TrainableNetwork(STATE_SIZE, len(ACTION_FEATURES), hidden)
+
+    def score_policy(
+        self, network: nn.Module, observation: spaces.Dict, action: ActionSpace, name: str
+    ) -> LeversPolicy:
+        """Greedy in such a network."""
+        assert isinstance(network, TrainableNetwork)
+        assert isinstance(action, spaces.MultiDiscrete)
+        return LeversPolicy(network.export(), name, observation, action)

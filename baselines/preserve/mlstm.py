@@ -13,6 +13,7 @@ its own random state: a seed gives the same forecasts whatever ran before.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -93,6 +94,19 @@ class MlstmNetwork(nn.Module):
         return past[:, -1] + change
 
 
+@lru_cache(maxsize=64)
+def _trained(config: MlstmConfig, seed: int, series: bytes) -> MlstmNetwork:
+    """A network trained on a normalised series of single precision; policies of one episode train on the same past."""
+    normal = np.frombuffer(series, np.float32)
+    view = np.lib.stride_tricks.sliding_window_view(normal[:-1], config.history)
+    past = torch.from_numpy(np.ascontiguousarray(view))
+    target = torch.from_numpy(normal[config.history :].copy())
+    with alone(seed):
+        network = MlstmNetwork(config.hidden)
+        train(network, past, target, config)
+    return network
+
+
 class Mlstm:
     """A multiplicative LSTM of one series; further than one window ahead it looks by its own forecasts (Algorithm 2).
 
@@ -116,12 +130,7 @@ class Mlstm:
         self._low = float(values.min())
         self._span = float(values.max() - self._low) or 1.0
         normal = ((values - self._low) / self._span).astype(np.float32)
-        view = np.lib.stride_tricks.sliding_window_view(normal[:-1], self.config.history)
-        past = torch.from_numpy(np.ascontiguousarray(view))
-        target = torch.from_numpy(normal[self.config.history :])
-        with alone(self.seed):
-            self._network = MlstmNetwork(self.config.hidden)
-            train(self._network, past, target, self.config)
+        self._network = _trained(self.config, self.seed, normal.tobytes())
 
     def forecast(self, past: FloatArray, steps: int) -> FloatArray:
         """(steps,), each window from what precedes it, forecasts included (Algorithm 2, lines 2 to 4).

@@ -123,3 +123,8 @@ class AutoscalingEnv(StepByStep[Observation]):
     def gpu_seconds(self) -> float:
         """GPU-seconds that instances have been kept, spot instances left out."""
         return self.core.gpu_seconds
+
+    @property
+    def standing_reward(self) -> float:
+        """What the reward would charge for the requests in line if the episode ended now; 0 where it is over."""
+        return self.core.standing_reward

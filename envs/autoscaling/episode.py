@@ -70,7 +70,7 @@ class Episode:
         models = list(dict.fromkeys(model for model, _ in fleet.endpoints))
         shape = (len(models), len(layout.kinds))
         start_s, capacity_tps = np.zeros(shape), np.zeros(shape)
-        lengths = self._lengths(models)
+        lengths = self.lengths(models)
         for place, group in enumerate(fleet.places):
             cell = models.index(group.replica.model), int(layout.kind_of[place])
             if not start_s[cell]:
@@ -93,8 +93,8 @@ class Episode:
             num_levels=len(config.queue.levels),
         )
 
-    def _lengths(self, models: list[str]) -> list[tuple[TokenArray, TokenArray]]:
-        """Prompt and output lengths of interactive requests of each model, as they came in training."""
+    def lengths(self, models: list[str]) -> list[tuple[TokenArray, TokenArray]]:
+        """Prompt and output lengths of interactive requests of each model, (N,) tokens each, as they came in training."""
         sample = self._stream(_SAMPLE_SEED, "train").piece(0)
         wanted = np.array(self.interactive)[sample.class_id]
         wanted |= not wanted.any()
@@ -243,6 +243,12 @@ class Episode:
             "spot_rent_usd": -spot,
             "spot_revenue_usd": self.config.machines.spot_revenue_ratio * spot,
         }
+
+    @property
+    def standing_reward(self) -> float:
+        """What the reward would charge for the requests in line if the episode ended now; 0 where it is over."""
+        objective = self.config.objective
+        return 0.0 if self.done else -objective.scale * objective.backlog_usd * self._backlog_usd()
 
     def _backlog_usd(self) -> float:
         """Price of the machine time that what stands in line takes at the benchmarked capacity."""

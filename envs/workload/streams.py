@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -152,6 +153,7 @@ class MinuteStream:
         """Pieces of the episode."""
         return int(-(-self.duration_s // self.piece_s))
 
+    @lru_cache(maxsize=4)  # noqa: B019 -- forks of one episode ask for the same pieces; a few are kept at most
     def piece(self, number: int) -> Workload:
         """Requests of a piece."""
         counts, places, lengths = (np.random.default_rng(seed) for seed in self._child(1, number).spawn(3))

@@ -326,27 +326,58 @@ def _oldest_line(world: World, gate: Gate, model: int) -> int:
 
 
 @compiled
+def _most_used(world: World, tables: Tables, e: int) -> int:
+    """A bound on the blocks in use until the engine is next due: every request of a run may begin one more."""
+    engine = world.engines[e]
+    if engine.run_left == 0:
+        return int64(engine.used_blocks)
+    begun = engine.run_left // tables.kinds[engine.kind].block_size + 1
+    return int64(engine.used_blocks) + begun * engine.num_running
+
+
+@compiled
+def _sum_use(world: World, tables: Tables, gate: Gate, number: int, exact: bool) -> None:
+    """Writes down KV in use over KV there is, of an endpoint's instances in service; a bound on it if not exact."""
+    used_interactive, all_interactive, used_batch, all_batch = 0.0, 0.0, 0.0, 0.0
+    for e in range(int64(world.endpoints[number].first), int64(world.endpoints[number].last)):
+        engine = world.engines[e]
+        if engine.status != ACTIVE:
+            continue
+        if exact:
+            catch_up(world, tables, int64(e), int64(world.cluster[0].now_ps))
+        blocks = int64(engine.used_blocks) if exact else _most_used(world, tables, int64(e))
+        block_size = tables.kinds[engine.kind].block_size
+        used, available = blocks * block_size, engine.capacity_blocks * block_size
+        if gate.pools[e] != BATCH:
+            used_interactive += used
+            all_interactive += available
+        if gate.pools[e] != INTERACTIVE:
+            used_batch += used
+            all_batch += available
+    line = gate.lines[number]
+    line.interactive_use = used_interactive / all_interactive if all_interactive > 0.0 else np.inf
+    line.batch_use = used_batch / all_batch if all_batch > 0.0 else np.inf
+
+
+@compiled
 def _read_use(world: World, tables: Tables, gate: Gate) -> None:
-    """Reads every endpoint's utilisation: KV in use over KV there is, of instances in service."""
-    now = world.cluster[0].now_ps
+    """Reads every endpoint's utilisation, as exactly as it matters.
+
+    It is compared with the thresholds, and with that of the model's other endpoints where requests wait in line or none
+    of them is under its threshold. A bound costs less than to let every engine catch up.
+    """
     for number in range(len(gate.lines)):
-        used_interactive, all_interactive, used_batch, all_batch = 0.0, 0.0, 0.0, 0.0
-        for e in range(int64(world.endpoints[number].first), int64(world.endpoints[number].last)):
-            engine = world.engines[e]
-            if engine.status != ACTIVE:
-                continue
-            catch_up(world, tables, int64(e), now)
-            block_size = tables.kinds[engine.kind].block_size
-            used, available = engine.used_blocks * block_size, engine.capacity_blocks * block_size
-            if gate.pools[e] != BATCH:
-                used_interactive += used
-                all_interactive += available
-            if gate.pools[e] != INTERACTIVE:
-                used_batch += used
-                all_batch += available
         line = gate.lines[number]
-        line.interactive_use = used_interactive / all_interactive if all_interactive > 0.0 else np.inf
-        line.batch_use = used_batch / all_batch if all_batch > 0.0 else np.inf
+        several = gate.preference.shape[1] > 1 and gate.preference[number, 1] >= 0
+        waiting = _oldest_line(world, gate, int64(line.model)) >= 0
+        if not several and not waiting:
+            continue
+        if not (several and waiting):
+            _sum_use(world, tables, gate, int64(number), False)
+            lowest = min(gate.gate[0].threshold, line.two_below) if waiting else gate.gate[0].threshold
+            if line.interactive_use < lowest and line.batch_use < lowest:
+                continue
+        _sum_use(world, tables, gate, int64(number), True)
 
 
 @compiled
