@@ -15,6 +15,7 @@ from envs.sharing.state import (
     InstanceStatus,
     NewInstance,
     Place,
+    Retry,
     Share,
     SharingState,
     TokenScheduler,
@@ -101,7 +102,7 @@ class ServerlessLLMPolicy(SharingPolicy):
         if state.event != Event.PLACEMENT:
             return Share(commands=commands)
         model = int(state.requests[state.offered]["model"])
-        return Share(self._place(state, model), commands)
+        return Share(self._place(state, model), commands, retry=Retry.AFTER_RELEASE)
 
     def _place(self, state: SharingState, model: int) -> Place | None:
         slot = self._instance(state, model)

@@ -17,6 +17,7 @@ from envs.sharing.state import (
     RequestPhase,
     Reschedule,
     ResizeKV,
+    Retry,
     TokenScheduler,
     Unload,
 )
@@ -118,9 +119,10 @@ class Twins:
             place = int(self.rng.integers(len(self.oracle.slots)))
         else:
             place = None
-        receipt = self.simulator.place(place)
+        retry = Retry(int(self.rng.choice([0, 0, 1, 1, 2])))
+        receipt = self.simulator.place(place, retry)
         reason = self.move(row, place) if place is not None else ""
-        self.oracle.await_turn(request)
+        self.oracle.await_turn(request, retry.name.lower())
         assert receipt.reason == reason
 
     def move(self, row: int, place: Any) -> str:
