@@ -17,7 +17,7 @@ does not occur, so the shortest headroom first does as well. Prompts are prefill
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -29,7 +29,8 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 # Of functions that allocate nothing: to count references to a node's arrays would take most of their time.
-_lean = njit(cache=True, _nrt=False)
+_WITHOUT_COUNTS: dict[str, Any] = {"cache": True, "_nrt": False}
+_lean = njit(**_WITHOUT_COUNTS)
 
 OVERESTIMATE = 0.10  # section 5.3
 MAX_ITERATIONS = (
