@@ -517,6 +517,7 @@ class Oracle:
                 context = sum(r.tokens for r in instance.running)
                 duration = int(self.t.decode_ps[node.kind, size, len(instance.running)])
                 duration += int(self.t.context_ps[node.kind, size]) * context
+            duration = int(duration * float(self.t.time_factor[node.kind]) + 0.5)
             node.job, node.begun, node.due = (
                 (instance, request, request is None),
                 self.now,

@@ -24,7 +24,7 @@ from envs.sharing.state import (
 from envs.simulator.sharing.arrays import GONE
 from envs.simulator.sharing.build import ManagerSpec
 from tests.sharing.oracle import NEVER, Oracle
-from tests.sharing.samples import SMALL, simulator_of, some_requests
+from tests.sharing.samples import CPU, GPU, SMALL, simulator_of, some_requests
 
 TIGHT = ManagerSpec(watermark=0.2, least_tokens=600, mean_weight=2.0, retry_s=0.5, patience_s=1.5)
 
@@ -33,7 +33,8 @@ class Twins:
     """A simulator and its oracle, told the same at every event by a random policy."""
 
     def __init__(self, seed: int, scheduler: TokenScheduler, manages: bool, restart: bool) -> None:
-        spec = replace(SMALL, on_oom="restart" if restart else "fail")
+        slow = replace(GPU, time_factor=1.3 if restart else 1.0)
+        spec = replace(SMALL, nodes=(CPU, slow), on_oom="restart" if restart else "fail")
         self.simulator = simulator_of(some_requests(seed), spec, TIGHT, scheduler=scheduler)
         self.oracle = Oracle(self.simulator)
         self.rng = np.random.default_rng(seed)

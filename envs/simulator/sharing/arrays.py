@@ -172,6 +172,7 @@ class SharingTables(NamedTuple):
     decode_ps: NDArray[np.int64]  # (K, Z, max_running + 1)
     context_ps: NDArray[np.int64]  # (K, Z)
     load_ps: NDArray[np.int64]  # (K, Z)
+    time_factor: NDArray[np.float64]  # (K,), how many times as long as by these tables iterations really take
     parameters: NDArray[np.void]  # (1,) PARAMETERS_DTYPE
 
 

@@ -210,6 +210,7 @@ def begin_iteration(world: SharingWorld, tables: SharingTables, i: int, r: int) 
     else:
         duration = tables.decode_ps[kind, size, instance.num_running]
         duration += tables.context_ps[kind, size] * instance.context_tokens
+    duration = int(duration * tables.time_factor[kind] + 0.5)
     node.at_work = node.last = i
     node.prefilling, node.decodes = r, r < 0
     node.begun_ps, node.due_ps = now, now + duration
