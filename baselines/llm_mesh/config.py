@@ -68,4 +68,5 @@ class LLMMeshConfig:
             "watermark": Tunable(0.0, 1.0),
             "overestimate": Tunable(0.0, 0.5),
             "min_total_tokens": Tunable(512, 8192, log=True),
+            "keep_alive_s": Tunable(0.1, 60.0, log=True),
         }

@@ -135,7 +135,7 @@ class Plan:
     def fit_new(self, job: Job, node: int) -> Fit | None:
         """Whether a node takes a request with a new instance."""
         mesh, slot = self.mesh, self.empty_slot(node)
-        if slot is None:
+        if slot is None or self._loads_too_late(job, node):
             return None
         kv_bytes = self.pool(job.model, 0, mesh.expected_tokens(job), slot)
         if kv_bytes is None:
@@ -149,6 +149,16 @@ class Plan:
             return None
         waits = memory.tracked + model.weights_bytes + kv_bytes > memory.capacity
         return Fit(-1 if waits else slot, node, kv_bytes, True)
+
+    def _loads_too_late(self, job: Job, node: int) -> bool:
+        """Whether a new instance cannot prefill a request in time, were it alone: it would fail shadow validation."""
+        mesh, setting = self.mesh, self.mesh.setting
+        left_s = job.deadline_s - self.state.now_s
+        if left_s < 0 or not mesh.config.shadow_validation:
+            return False
+        load_s = float(setting.load_s[setting.node_kinds[node], setting.models[job.model].size])
+        prefill_s = mesh.quantification.prefill(int(mesh.profiles[node, job.model]), job.length)
+        return load_s + (1.0 + mesh.config.overestimate) * prefill_s > left_s
 
     def _with_new(self, node: int, slot: int, model: int) -> NodeView:
         """A node with an instance that begins to load."""

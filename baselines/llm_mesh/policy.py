@@ -25,6 +25,7 @@ from envs.sharing.state import (
     RequestPhase,
     Reschedule,
     ResizeKV,
+    Retry,
     Share,
     SharingState,
     TokenScheduler,
@@ -61,8 +62,8 @@ class LLMMeshPolicy(SharingPolicy):
     * While its KV cache is resized an instance computes nothing, and shadow validation knows that.
     * A new instance whose memory is still being freed is promised and waits in the reservation station; the request
       stays at the gateway until it loads.
-    * A request whose first token is late already is not placed (it "is dropped", section 8.2) unless `serve_late`;
-      one that has lost its place after its first token always is.
+    * A request whose first token is late already is not placed (it "is dropped", section 8.2) unless `serve_late`: it
+      stays at the gateway until its client gives up. One that has lost its place after its first token is placed.
 
     Args:
         config: Its constants.
@@ -85,8 +86,9 @@ class LLMMeshPolicy(SharingPolicy):
         """Decides what the event asks for, and what has come due besides."""
         if state.event == Event.ITERATION:
             return self._iteration(state)
-        if state.event == Event.PLACEMENT and not len(state.finished) and self._dropped(state):
-            return Share()
+        dropped = state.event == Event.PLACEMENT and self._dropped(state.requests[state.offered], state.now_s)
+        if dropped and not len(state.finished):
+            return Share(retry=Retry.NEVER)
         for row in state.finished:
             self.mesh.lengths.note(int(row["model"]), int(row["output_tokens"]))
         plan = Plan(self.mesh, state, self.memory, self._num_pending())
@@ -100,21 +102,18 @@ class LLMMeshPolicy(SharingPolicy):
         place: Place | None = None
         if state.event == Event.SHORTAGE:
             self._relieve(plan, state.instance)
-        elif state.event == Event.PLACEMENT:
+        elif state.event == Event.PLACEMENT and not dropped:
             place = self._place(plan)
-        return Share(place, tuple(plan.commands))
+        return Share(place, tuple(plan.commands), retry=Retry.NEVER if dropped else Retry.ALWAYS)
 
     # -- placement -----------------------------------------------------------------------------------------------------
 
-    def _dropped(self, state: SharingState) -> bool:
-        """Whether the offered request can have no first token in time, and so no place."""
-        row = state.requests[state.offered]
-        late = row["arrival_s"] + row["ttft_slo_s"] < state.now_s and row["first_token_s"] < 0
+    def _dropped(self, row: np.void, now_s: float) -> bool:
+        """Whether a request can have no first token in time, and so no place."""
+        late = row["arrival_s"] + row["ttft_slo_s"] < now_s and row["first_token_s"] < 0
         return bool(late) and not self.config.serve_late
 
     def _place(self, plan: Plan) -> Place | None:
-        if self._dropped(plan.state):
-            return None
         job = Job.of(plan.state.requests[plan.state.offered])
         fit = plan.find(job)
         if fit is None and self.config.preemption:
@@ -195,10 +194,10 @@ class LLMMeshPolicy(SharingPolicy):
             plan.commands.append(Load(load.model, load.node, load.kv_bytes))
             plan.begin_load(found, load.model)
 
-    @staticmethod
-    def _still_wanted(state: SharingState, model: int) -> bool:
-        held = state.requests["phase"] == RequestPhase.HELD
-        return bool((state.requests["model"][held] == model).any())
+    def _still_wanted(self, state: SharingState, model: int) -> bool:
+        requests = state.requests
+        held = requests[(requests["phase"] == RequestPhase.HELD) & (requests["model"] == model)]
+        return any(not self._dropped(row, state.now_s) for row in held)
 
     def _shrink(self, plan: Plan, slot: int) -> None:
         """Gives memory back after requests have finished, if it is worth a resize."""

@@ -17,7 +17,7 @@ does not occur, so the shortest headroom first does as well. Prompts are prefill
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -27,6 +27,10 @@ from baselines.llm_mesh.quantification import Quantification, decode_time, prefi
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+
+# Of functions that allocate nothing: to count references to a node's arrays would take most of their time.
+_WITHOUT_COUNTS: dict[str, Any] = {"cache": True, "_nrt": False}
+_lean = njit(**_WITHOUT_COUNTS)
 
 OVERESTIMATE = 0.10  # section 5.3
 MAX_ITERATIONS = (
@@ -133,7 +137,7 @@ def shadow_validation(
         overestimate: By how much an iteration may last longer than quantified, a fraction.
         max_iterations: After so many iterations without a failure the request is accepted.
     """
-    return simulate(
+    return _validate(
         *view,
         instance,
         deadline_s,
@@ -142,23 +146,63 @@ def shadow_validation(
         quantification.lengths,
         quantification.prefill_s,
         quantification.decode_s,
-        tpot_slo_s,
         1.0 + overestimate,
+        tpot_slo_s,
         max_iterations,
     )
 
 
+class Times(NamedTuple):
+    """How long iterations last, and may last: the quantification, and what else shadow validation counts with.
+
+    Attributes:
+        batches: As in `Quantification`, like the next three.
+        lengths: Tokens.
+        prefill_s: (P, S_L).
+        decode_s: (P, S_B, S_L).
+        longer: Iterations last so many times what is quantified.
+        tpot_slo_s: TPOT_SLO.
+    """
+
+    batches: FloatArray
+    lengths: FloatArray
+    prefill_s: FloatArray
+    decode_s: FloatArray
+    longer: float
+    tpot_slo_s: float
+
+
+class Course(NamedTuple):
+    """What changes as a node goes on: I instances, R requests.
+
+    Attributes:
+        batch: (I,) running requests.
+        tokens: (I,) their tokens.
+        earliest_s: (I,) earliest deadline of running requests.
+        in_time_s: (I,) earliest of those that were not late at the beginning.
+        head: (I,) most urgent request that waits; -1: none does.
+        waits: (R,) which requests are still to be prefilled.
+    """
+
+    batch: FloatArray
+    tokens: FloatArray
+    earliest_s: FloatArray
+    in_time_s: FloatArray
+    head: IntArray
+    waits: NDArray[np.bool_]
+
+
 @njit(cache=True)
-def simulate(
+def _validate(
     now_s: float,
     busy_instance: int,
     busy_until_s: float,
     profile: IntArray,
     ready_s: FloatArray,
-    present_instance: IntArray,
-    present_phase: IntArray,
-    present_deadline_s: FloatArray,
-    present_length: FloatArray,
+    instance: IntArray,
+    phase: IntArray,
+    deadline_s: FloatArray,
+    length: FloatArray,
     new_instance: int,
     new_deadline_s: float,
     new_length: float,
@@ -166,106 +210,177 @@ def simulate(
     lengths: FloatArray,
     prefill_s: FloatArray,
     decode_s: FloatArray,
-    tpot_slo_s: float,
     longer: float,
+    tpot_slo_s: float,
     max_iterations: int,
 ) -> Case:
-    """`shadow_validation` on plain arrays; iterations last `longer` times what is quantified."""
-    new = len(present_instance)
-    instance = np.empty(new + 1, np.int64)
-    phase = np.empty(new + 1, np.int64)
-    deadline_s = np.empty(new + 1)
-    length = np.empty(new + 1)
-    for r in range(new):
-        instance[r], phase[r] = present_instance[r], present_phase[r]
-        deadline_s[r], length[r] = present_deadline_s[r], present_length[r]
-    instance[new], phase[new] = new_instance, np.int64(Phase.WAITING)
-    deadline_s[new], length[new] = new_deadline_s, new_length
+    """`shadow_validation`; tuples are made here because they are dear to hand over."""
+    view = NodeView(
+        now_s,
+        busy_instance,
+        busy_until_s,
+        profile,
+        ready_s,
+        np.append(instance, new_instance),
+        np.append(phase, np.int64(Phase.WAITING)),
+        np.append(deadline_s, new_deadline_s),
+        np.append(length, new_length),
+    )
+    times = Times(batches, lengths, prefill_s, decode_s, longer, tpot_slo_s)
+    count = len(profile)
+    course = Course(
+        np.zeros(count),
+        np.zeros(count),
+        np.full(count, np.inf),
+        np.full(count, np.inf),
+        np.full(count, -1),
+        np.zeros(len(view.phase), np.bool_),
+    )
+    return simulate(view, times, course, max_iterations)
 
-    num_instances = len(profile)
-    batch = np.zeros(num_instances)
-    tokens = np.zeros(num_instances)
-    joined = np.zeros(num_instances)  # batch when every prompt is prefilled, and its tokens
-    joined_tokens = np.zeros(num_instances)
-    in_time = np.full(num_instances, np.inf)  # earliest deadline of running requests that are not late
-    running = np.full(num_instances, np.inf)  # earliest of all that run
-    head = np.full(num_instances, -1)  # most urgent request that waits
-    waits = np.zeros(len(instance), np.bool_)
-    prefilled_now = -1
-    for r in range(len(instance)):
-        i = instance[r]
-        joined[i] += 1.0
-        joined_tokens[i] += length[r]
-        if phase[r] != Phase.RUNNING:
-            waits[r] = True
-            if phase[r] == Phase.PREFILLING:
-                prefilled_now = r
-            if head[i] < 0 or deadline_s[r] < deadline_s[head[i]]:
-                head[i] = r
-        else:
-            batch[i] += 1.0
-            tokens[i] += length[r]
-            running[i] = min(running[i], deadline_s[r])
-            if deadline_s[r] >= now_s:
-                in_time[i] = min(in_time[i], deadline_s[r])
 
-    round_s = 0.0
-    for i in range(num_instances):
-        if joined[i] > 0.0:
-            mean = joined_tokens[i] / joined[i]
-            round_s += longer * decode_time(batches, lengths, decode_s, profile[i], joined[i], mean)
-    if round_s > tpot_slo_s:
+@_lean
+def simulate(view: NodeView, times: Times, course: Course, max_iterations: int) -> Case:
+    """`shadow_validation` of the last request of a node; `course` is there to write in."""
+    round_s = _round_s(view, times, course)
+    if round_s > times.tpot_slo_s:
         return Case.DECODE_ROUND_TOO_LONG
-
-    clock = now_s
+    _begin(view, course)
+    clock = view.now_s
     for iteration in range(max_iterations):
-        if iteration == 0 and busy_instance >= 0:
-            chosen, r = busy_instance, prefilled_now
-            clock = max(busy_until_s, now_s)
+        if iteration == 0 and view.busy_instance >= 0:
+            i, r = view.busy_instance, _prefilled_now(view)
+            clock = max(view.busy_until_s, view.now_s)
         else:
-            chosen, urgent, ready_next, settled = -1, np.inf, np.inf, True
-            for i in range(num_instances):
-                due = running[i]
-                if head[i] >= 0:
-                    settled = False
-                    due = min(due, deadline_s[head[i]])
-                settled = settled and due - clock >= round_s
-                if due < np.inf and ready_s[i] > clock:
-                    ready_next = min(ready_next, ready_s[i])
-                elif due < urgent:
-                    chosen, urgent = i, due
+            i, ready_s, settled = _choose(view, course, clock, round_s)
             if settled:
                 return Case.PASSED
-            if chosen < 0:
-                clock = ready_next
+            if i < 0:
+                clock = ready_s
                 continue
-            r = head[chosen]
-            if r >= 0 and running[chosen] <= deadline_s[r]:
-                r = -1
-            if r >= 0:
-                step_s = prefill_time(lengths, prefill_s, profile[chosen], length[r])
-            else:
-                mean = tokens[chosen] / batch[chosen]
-                step_s = decode_time(batches, lengths, decode_s, profile[chosen], batch[chosen], mean)
-            clock += longer * step_s
-        if r >= 0:
-            if now_s <= deadline_s[r] < clock:
-                return Case.OWN_PREFILL_LATE if r == new else Case.OTHER_LATE
-            waits[r] = False
-            head[chosen] = -1
-            for other in range(len(instance)):
-                first = head[chosen] < 0 or deadline_s[other] < deadline_s[head[chosen]]
-                if waits[other] and instance[other] == chosen and first:
-                    head[chosen] = other
-            batch[chosen] += 1.0
-            tokens[chosen] += length[r] + 1.0
-            running[chosen] = min(running[chosen], deadline_s[r] + tpot_slo_s)
-            if deadline_s[r] >= now_s:
-                in_time[chosen] = min(in_time[chosen], deadline_s[r] + tpot_slo_s)
-        else:
-            if in_time[chosen] < clock:
-                return Case.OTHER_LATE
-            tokens[chosen] += batch[chosen]
-            running[chosen] += tpot_slo_s
-            in_time[chosen] += tpot_slo_s
+            r = _to_prefill(view, course, i)
+            clock += _iteration_s(view, course, times, i, r)
+        found = (
+            _end_prefill(view, course, times, r, clock) if r >= 0 else _end_decode(course, times, i, clock)
+        )
+        if found != Case.PASSED:
+            return found
+    return Case.PASSED
+
+
+@_lean
+def _round_s(view: NodeView, times: Times, course: Course) -> float:
+    """One decode iteration of every instance, with all prompts prefilled (case 3); leaves `course` as it was."""
+    for r in range(len(view.instance)):
+        course.batch[view.instance[r]] += 1.0
+        course.tokens[view.instance[r]] += view.length[r]
+    total = 0.0
+    for i in range(len(view.profile)):
+        if course.batch[i] > 0.0:
+            total += times.longer * _decode_s(view, times, i, course.batch[i], course.tokens[i])
+        course.batch[i] = course.tokens[i] = 0.0
+    return total
+
+
+@_lean
+def _decode_s(view: NodeView, times: Times, i: int, batch: float, tokens: float) -> float:
+    """A decode iteration of an instance, as quantified."""
+    return decode_time(times.batches, times.lengths, times.decode_s, view.profile[i], batch, tokens / batch)
+
+
+@_lean
+def _begin(view: NodeView, course: Course) -> None:
+    """Writes the node as it stands; nothing runs or waits yet in `course`."""
+    for r in range(len(view.instance)):
+        course.waits[r] = view.phase[r] != Phase.RUNNING
+        if not course.waits[r]:
+            _join(view, course, r, view.length[r], view.deadline_s[r])
+    for i in range(len(view.profile)):
+        _find_head(view, course, i)
+
+
+@_lean
+def _join(view: NodeView, course: Course, r: int, tokens: float, deadline_s: float) -> None:
+    """A request runs from now on; one that was late at the beginning cannot become so."""
+    i = view.instance[r]
+    course.batch[i] += 1.0
+    course.tokens[i] += tokens
+    course.earliest_s[i] = min(course.earliest_s[i], deadline_s)
+    if view.deadline_s[r] >= view.now_s:
+        course.in_time_s[i] = min(course.in_time_s[i], deadline_s)
+
+
+@_lean
+def _find_head(view: NodeView, course: Course, i: int) -> None:
+    """The most urgent request of an instance that waits; the first of equals."""
+    head = -1
+    for r in range(len(view.instance)):
+        first = head < 0 or view.deadline_s[r] < view.deadline_s[head]
+        if course.waits[r] and view.instance[r] == i and first:
+            head = r
+    course.head[i] = head
+
+
+@_lean
+def _prefilled_now(view: NodeView) -> int:
+    """The request that the iteration under way prefills; -1: it decodes."""
+    for r in range(len(view.phase) - 1, -1, -1):
+        if view.phase[r] == Phase.PREFILLING:
+            return r
+    return -1
+
+
+@_lean
+def _choose(view: NodeView, course: Course, clock: float, round_s: float) -> tuple[int, float, bool]:
+    """The instance that computes next, -1 where none can; when the next can; whether nothing can fail any more."""
+    chosen, urgent, ready_s, settled = -1, np.inf, np.inf, True
+    for i in range(len(view.profile)):
+        due = course.earliest_s[i]
+        if course.head[i] >= 0:
+            settled = False
+            due = min(due, view.deadline_s[course.head[i]])
+        settled = settled and due - clock >= round_s
+        if due < np.inf and view.ready_s[i] > clock:
+            ready_s = min(ready_s, view.ready_s[i])
+        elif due < urgent:
+            chosen, urgent = i, due
+    return chosen, ready_s, settled
+
+
+@_lean
+def _to_prefill(view: NodeView, course: Course, i: int) -> int:
+    """What the iteration of an instance prefills; -1: it decodes, as a running request is the more urgent."""
+    r = course.head[i]
+    return r if r >= 0 and view.deadline_s[r] < course.earliest_s[i] else -1
+
+
+@_lean
+def _iteration_s(view: NodeView, course: Course, times: Times, i: int, r: int) -> float:
+    """How long an iteration lasts, with the overestimate."""
+    if r >= 0:
+        step_s = prefill_time(times.lengths, times.prefill_s, view.profile[i], view.length[r])
+    else:
+        step_s = _decode_s(view, times, i, course.batch[i], course.tokens[i])
+    return times.longer * step_s
+
+
+@_lean
+def _end_prefill(view: NodeView, course: Course, times: Times, r: int, clock: float) -> Case:
+    """A prompt is prefilled: cases 1 and 2, or the request runs."""
+    if view.now_s <= view.deadline_s[r] < clock:
+        return Case.OWN_PREFILL_LATE if r == len(view.instance) - 1 else Case.OTHER_LATE
+    course.waits[r] = False
+    _find_head(view, course, view.instance[r])
+    _join(view, course, r, view.length[r] + 1.0, view.deadline_s[r] + times.tpot_slo_s)
+    return Case.PASSED
+
+
+@_lean
+def _end_decode(course: Course, times: Times, i: int, clock: float) -> Case:
+    """Every running request of an instance has a token more: case 2, or their next ones are due later."""
+    if course.in_time_s[i] < clock:
+        return Case.OTHER_LATE
+    course.tokens[i] += course.batch[i]
+    course.earliest_s[i] += times.tpot_slo_s
+    course.in_time_s[i] += times.tpot_slo_s
     return Case.PASSED

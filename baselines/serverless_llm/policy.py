@@ -15,6 +15,7 @@ from envs.sharing.state import (
     InstanceStatus,
     NewInstance,
     Place,
+    Retry,
     Share,
     SharingState,
     TokenScheduler,
@@ -34,6 +35,7 @@ class ServerlessLLMConfig:
         concurrency_cpu: Most requests of an instance on a CPU node, by size of model. Source: LLM-Mesh, section 8.1.
         concurrency_gpu: The same on a GPU node.
         default_concurrency: For sizes that are not named. Source: LLM-Mesh, section 8.1 (ServerlessLLM's own default).
+        concurrency_factor: On all of these, rounded, at least 1. Source: ours, for tuning; 1 is the paper's.
         keep_alive_s: After which an idle instance is recycled, seconds. Source: LLM-Mesh, section 8.1.
     """
 
@@ -41,6 +43,7 @@ class ServerlessLLMConfig:
     concurrency_cpu: Mapping[str, int] = field(default_factory=lambda: dict(TAILORED_CPU))
     concurrency_gpu: Mapping[str, int] = field(default_factory=lambda: dict(TAILORED_GPU))
     default_concurrency: int = 2
+    concurrency_factor: float = 1.0
     keep_alive_s: float = 1.0
 
     def __post_init__(self) -> None:
@@ -50,13 +53,18 @@ class ServerlessLLMConfig:
                     raise ValueError(f"{name}.{size} must be at least 1, got {value}")
         if not self.default_concurrency >= 1:
             raise ValueError(f"default_concurrency must be at least 1, got {self.default_concurrency}")
+        if not 0 < self.concurrency_factor < float("inf"):
+            raise ValueError(f"concurrency_factor must be positive and finite, got {self.concurrency_factor}")
         if not self.keep_alive_s >= 0:
             raise ValueError(f"keep_alive_s must not be negative, got {self.keep_alive_s}")
 
     @staticmethod
     def tunables() -> dict[str, Tunable]:
         """Constants that a tuner may search."""
-        return {"keep_alive_s": Tunable(0.1, 60.0, log=True)}
+        return {
+            "concurrency_factor": Tunable(0.1, 4.0, log=True),
+            "keep_alive_s": Tunable(0.1, 60.0, log=True),
+        }
 
 
 class ServerlessLLMPolicy(SharingPolicy):
@@ -88,7 +96,11 @@ class ServerlessLLMPolicy(SharingPolicy):
         tables = [config.concurrency_cpu if kind == "cpu" else config.concurrency_gpu for kind in kinds]
         sizes = [setting.sizes[model.size] for model in setting.models]
         self._concurrency = [
-            [table.get(size, config.default_concurrency) for size in sizes] for table in tables
+            [
+                max(1, round(config.concurrency_factor * table.get(size, config.default_concurrency)))
+                for size in sizes
+            ]
+            for table in tables
         ]
         self._configured = False
 
@@ -101,7 +113,7 @@ class ServerlessLLMPolicy(SharingPolicy):
         if state.event != Event.PLACEMENT:
             return Share(commands=commands)
         model = int(state.requests[state.offered]["model"])
-        return Share(self._place(state, model), commands)
+        return Share(self._place(state, model), commands, retry=Retry.AFTER_RELEASE)
 
     def _place(self, state: SharingState, model: int) -> Place | None:
         slot = self._instance(state, model)

@@ -51,9 +51,10 @@ class SharingEnv(OneEpisode[Observation]):
     `Discrete(S + N + 1)` with S = nodes x `cluster.slots_per_node` slots and N nodes: a slot (the request joins the
     instance there; slot i is on node i // slots_per_node), S + a node (a new instance of the request's model there), or
     S + N (hold). What is held is offered again after `manager.retry_s`, and refused when it has been held for
-    `manager.patience_s`. Masked (`action_masks()`, `info["action_mask"]`) are instances of other models, nodes without
-    room, and instances whose node has no memory for the KV pool that they would need; one that is chosen anyway is
-    counted in `info["num_refused"]` and holds the request. The environment's memory manager sizes KV pools
+    `manager.patience_s`; what no place can take is held without asking, beyond an episode's first decision and unless
+    the policy manages memory. Masked (`action_masks()`, `info["action_mask"]`) are instances of other models, nodes
+    without room, and instances whose node has no memory for the KV pool that they would need; one that is chosen anyway
+    is counted in `info["num_refused"]` and holds the request. The environment's memory manager sizes KV pools
     (`envs.simulator.sharing.manager`). With `token_scheduler="policy"` decisions are asked for where a node is to give
     its next iteration and two or more of its instances have one to run: a slot of that node, or the last action (the
     shortest headroom decides). `step` also takes None (hold) and a `Share` with commands of

@@ -85,7 +85,7 @@ class SharingEpisode:
         simulator = self.simulator
         receipts = [simulator.apply(command) for command in share.commands]
         if self.event == Event.PLACEMENT:
-            receipts.append(simulator.place(share.place))
+            receipts.append(simulator.place(share.place, share.retry))
         elif self.event == Event.ITERATION:
             if share.place is None or isinstance(share.place, (int, np.integer)):
                 slot = None if share.place is None else int(share.place)

@@ -18,12 +18,14 @@ class NodeSpec:
         hardware: Name of a GPU, or of a CPU that serves, in `calibration.hardware`; one a node.
         count: Nodes.
         memory_gb: What weights and KV caches of a node may take, GB; None: `memory_utilization` of the hardware's.
+        time_factor: How many times as long as profiled an iteration takes; policies do not know.
     """
 
     kind: str
     hardware: str
     count: int
     memory_gb: float | None = None
+    time_factor: float = 1.0
 
     def __post_init__(self) -> None:
         get_gpu(self.hardware)
@@ -31,6 +33,8 @@ class NodeSpec:
             raise ValueError(f"cluster.nodes.count must be at least 1, got {self.count}")
         if self.memory_gb is not None and not self.memory_gb > 0:
             raise ValueError(f"cluster.nodes.memory_gb must be positive, got {self.memory_gb}")
+        if not 0 < self.time_factor < float("inf"):
+            raise ValueError(f"cluster.nodes.time_factor must be positive and finite, got {self.time_factor}")
 
     @property
     def is_cpu(self) -> bool:

@@ -48,6 +48,15 @@ class Event(IntEnum):
     NONE = 6  # nobody is asked: the simulator has come to the time that it was sent to
 
 
+class Retry(IntEnum):
+    """When a request that is held is offered again. Turns come every `retry_s` of the gateway."""
+
+    ALWAYS = 0  # at its next turn
+    # At its first turn after an instance of its model has begun or lost a request, or a node has lost its last one.
+    AFTER_RELEASE = 1
+    NEVER = 2  # no more: it has a place by `Reschedule`, or none
+
+
 class InstanceStatus(IntEnum):
     """What an instance slot is doing."""
 
@@ -318,12 +327,14 @@ class Share:
     """A decision of a policy that says more than a place. Commands first, in their order; then the place.
 
     Attributes:
-        place: PLACEMENT: where the offered request goes, None: it is held and offered again after `retry_s`;
+        place: PLACEMENT: where the offered request goes, None: it is held and offered again later;
             ITERATION: the slot that runs, None: shortest headroom decides; other events: None.
         commands: What is told besides.
         prefill: ITERATION: whether it prefills; None: if it has a request to prefill that fits.
+        retry: PLACEMENT: when the request is offered again if it is held.
     """
 
     place: Place | None = None
     commands: tuple[SharingCommand, ...] = ()
     prefill: bool | None = None
+    retry: Retry = Retry.ALWAYS

@@ -28,6 +28,8 @@ class Request:
     phase: str = "coming"  # held, waiting, running, gone
     held_since: int = 0
     offer: int = 0
+    retry: str = "always"
+    stirred: bool = False
     first: int = -1
     finish: int = -1
     outcome: str = ""
@@ -110,6 +112,7 @@ class Oracle:
         self.ended: set[int] = set()
         self.outputs: dict[int, list[int]] = {}
         self.event: tuple[str, int, int, int] = ("", -1, -1, -1)  # kind, node, slot, request
+        self.asked = False  # whether anybody has been asked anything
 
     # -- helpers -------------------------------------------------------------------------------------------------------
 
@@ -145,17 +148,21 @@ class Oracle:
         chosen = min(instance.waiting, key=lambda r: r.deadline) if by_headroom else instance.waiting[0]
         return chosen if self.fits(instance, chosen) else None
 
+    @property
+    def by_headroom(self) -> bool:
+        return self.scheduler in ("shortest_headroom", "policy")
+
     def runnable(self, instance: Instance | None) -> bool:
         if instance is None or instance.status != "serving":
             return False
-        return bool(instance.running) or self.candidate(instance, False) is not None
+        return bool(instance.running) or self.candidate(instance, self.by_headroom) is not None
 
     def short(self, instance: Instance) -> bool:
         return sum(self.blocks(r.tokens + 1) for r in instance.running) > self.pool(instance)
 
     def stuck(self, instance: Instance) -> bool:
         idle = instance.status == "serving" and not instance.running and bool(instance.waiting)
-        return idle and self.candidate(instance, False) is None
+        return idle and self.candidate(instance, self.by_headroom) is None
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -164,6 +171,7 @@ class Oracle:
         if instance is None:
             self.held.remove(request)
             return
+        self.stir(request.model)
         if request.phase == "running":
             instance.running.remove(request)
             request.evictions += evicted
@@ -179,6 +187,7 @@ class Oracle:
     def to_gateway(self, request: Request) -> None:
         request.phase, request.place = "held", None
         request.held_since = request.offer = self.now
+        request.retry = "always"
         self.held.append(request)
 
     def to_queue(self, request: Request, instance: Instance, front: bool = False) -> None:
@@ -211,6 +220,7 @@ class Oracle:
         instance = Instance(free[0], model, int(self.t.weights[model]), 0, kv)
         instance.due = self.now + int(self.t.load_ps[node.kind, self.t.size[model]])
         self.slots[free[0]] = instance
+        self.stir(model)
         self.operated.discard(free[0])
         self.ended.discard(free[0])
         return instance
@@ -230,8 +240,7 @@ class Oracle:
             for request in instance.requests:
                 self.leave(request, False)
                 self.die(request)
-            self.slots[instance.slot] = None
-            self.ended.discard(instance.slot)
+            self.empty(instance)
             return
         copied, created = min(instance.kv, kv), max(kv - instance.kv, 0)
         cost = copied * self.p["copy_fs_per_byte"] + created * self.p["create_fs_per_byte"]
@@ -242,12 +251,17 @@ class Oracle:
         instance.due = self.begins(instance) + int(self.p["unload_ps"])
         instance.status, instance.idle = "unloading", NEVER
 
+    def empty(self, instance: Instance) -> None:
+        self.slots[instance.slot] = None
+        self.ended.discard(instance.slot)
+        if not self.on(self.node_of(instance.slot)):
+            self.stir(None)
+
     def finish_operation(self, instance: Instance) -> None:
         self.operated.add(instance.slot)
         instance.due = NEVER
         if instance.status == "unloading":
-            self.slots[instance.slot] = None
-            self.ended.discard(instance.slot)
+            self.empty(instance)
             return
         instance.kv, instance.status, instance.shortage = instance.target, "serving", 0
         if not instance.requests:
@@ -329,10 +343,40 @@ class Oracle:
             self.to_queue(request, begun)
         return ""
 
-    def await_turn(self, request: Request) -> None:
+    def has_place(self, request: Request) -> bool:
+        """Whether the environment's manager has a pool for a request, in an instance or a new one."""
+        own = max(float(request.generated + 1), self.mean(request.model))
+        for instance in self.slots:
+            if instance is None or instance.model != request.model or instance.status == "unloading":
+                continue
+            node = self.node_of(instance.slot)
+            bare = self.rounded(instance.model, self.demand(instance) + request.prompt + own)
+            free = node.memory - self.memory_held(node)
+            if bare <= max(free + max(instance.kv, instance.target), instance.kv):
+                return True
+        bare = self.rounded(request.model, max(request.prompt + own, float(self.p["least_tokens"])))
+        bare += int(self.t.weights[request.model])
+        return any(
+            len(self.on(node)) < self.width and bare <= node.memory - self.memory_held(node)
+            for node in self.nodes
+        )
+
+    def await_turn(self, request: Request, retry: str) -> None:
         """Holds what was offered, and those of its model that wait already, unless it has a place."""
         if request.phase != "held":
             return
+        request.retry, request.stirred = retry, False
+        if retry == "never":
+            request.offer = NEVER
+        else:
+            self.put_off(request)
+
+    def stir(self, model: int | None) -> None:
+        """Something has come free, for a model or (None) for all."""
+        for request in self.held:
+            request.stirred |= model in (None, request.model)
+
+    def put_off(self, request: Request) -> None:
         due = self.now + int(self.p["retry_ps"])
         for other in self.held:
             if other.model == request.model and other.offer <= self.now and other.held_since < self.now:
@@ -473,6 +517,7 @@ class Oracle:
                 context = sum(r.tokens for r in instance.running)
                 duration = int(self.t.decode_ps[node.kind, size, len(instance.running)])
                 duration += int(self.t.context_ps[node.kind, size]) * context
+            duration = int(duration * float(self.t.time_factor[node.kind]) + 0.5)
             node.job, node.begun, node.due = (
                 (instance, request, request is None),
                 self.now,
@@ -495,17 +540,28 @@ class Oracle:
                     times.append(instance.shortage)
         return min(times)
 
+    def next_offered(self) -> Request | None:
+        """The first that is due; who manages no memory is not asked about one that there is no place for."""
+        for request in self.held:
+            if request.offer <= self.now:
+                stirred = request.retry == "always" or request.stirred
+                if stirred and (self.manages or not self.asked or self.has_place(request)):
+                    return request
+                self.put_off(request)
+        return None
+
     def advance(self) -> str:
         while True:
             self.happen()
             event = self.look_at_memory()
-            offered = next((request for request in self.held if request.offer <= self.now), None)
-            if not event and offered is not None:
+            offered = None if event else self.next_offered()
+            if offered is not None:
                 event = self.tell("placement", request=offered.row)
             for node in self.nodes:
                 if not event and node.job is None:
                     event = self.dispatch(node)
             if event:
+                self.asked = True
                 return event
             if all(request.phase == "gone" for request in self.requests):
                 return self.tell("end")

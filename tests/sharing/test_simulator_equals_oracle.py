@@ -17,13 +17,14 @@ from envs.sharing.state import (
     RequestPhase,
     Reschedule,
     ResizeKV,
+    Retry,
     TokenScheduler,
     Unload,
 )
 from envs.simulator.sharing.arrays import GONE
 from envs.simulator.sharing.build import ManagerSpec
 from tests.sharing.oracle import NEVER, Oracle
-from tests.sharing.samples import SMALL, simulator_of, some_requests
+from tests.sharing.samples import CPU, GPU, SMALL, simulator_of, some_requests
 
 TIGHT = ManagerSpec(watermark=0.2, least_tokens=600, mean_weight=2.0, retry_s=0.5, patience_s=1.5)
 
@@ -32,7 +33,8 @@ class Twins:
     """A simulator and its oracle, told the same at every event by a random policy."""
 
     def __init__(self, seed: int, scheduler: TokenScheduler, manages: bool, restart: bool) -> None:
-        spec = replace(SMALL, on_oom="restart" if restart else "fail")
+        slow = replace(GPU, time_factor=1.3 if restart else 1.0)
+        spec = replace(SMALL, nodes=(CPU, slow), on_oom="restart" if restart else "fail")
         self.simulator = simulator_of(some_requests(seed), spec, TIGHT, scheduler=scheduler)
         self.oracle = Oracle(self.simulator)
         self.rng = np.random.default_rng(seed)
@@ -118,9 +120,10 @@ class Twins:
             place = int(self.rng.integers(len(self.oracle.slots)))
         else:
             place = None
-        receipt = self.simulator.place(place)
+        retry = Retry(int(self.rng.choice([0, 0, 1, 1, 2])))
+        receipt = self.simulator.place(place, retry)
         reason = self.move(row, place) if place is not None else ""
-        self.oracle.await_turn(request)
+        self.oracle.await_turn(request, retry.name.lower())
         assert receipt.reason == reason
 
     def move(self, row: int, place: Any) -> str:

@@ -18,6 +18,7 @@ EMPTY, LOADING, SERVING, RESIZING, UNLOADING = range(5)  # `envs.sharing.state.I
 SHORTEST_HEADROOM, ROUND_ROBIN, FCFS, EXCLUSIVE, ASK = range(5)  # `envs.sharing.state.TokenScheduler`
 PLACEMENT, OF_FINISHED, OF_OPERATION, SHORTAGE, ITERATION, END = range(6)  # `envs.sharing.state.Event`
 REACHED = 6  # the time asked for, and no event
+ALWAYS, AFTER_RELEASE, NO_MORE = range(3)  # `envs.sharing.state.Retry`
 NOT_ASKED, NO_CHOICE = -1, -2  # in place of the slot that the policy gives an iteration to
 
 CLOCK_DTYPE = np.dtype(
@@ -104,6 +105,8 @@ REQUEST_ROW_DTYPE = np.dtype(
         ("deadline_ps", np.int64),  # of the next token: equation 1 without the present time
         ("held_since_ps", np.int64),
         ("offer_ps", np.int64),  # when it is offered next, while held
+        ("retry", np.int64),  # ALWAYS to NO_MORE
+        ("releases", np.int64),  # that its model had seen when it was last held
         ("first_scheduled_ps", np.int64),  # -1 until then, as the next two
         ("first_token_ps", np.int64),
         ("finish_ps", np.int64),
@@ -143,6 +146,9 @@ class SharingWorld(NamedTuple):
     nodes: NDArray[np.void]  # (N,) NODE_ROW_DTYPE
     instances: NDArray[np.void]  # (S,) INSTANCE_ROW_DTYPE
     requests: NDArray[np.void]  # (R,) REQUEST_ROW_DTYPE
+    releases: NDArray[
+        np.int64
+    ]  # (M + 1,), what `envs.sharing.state.Retry.AFTER_RELEASE` waits for: of each model, of all
     finished: NDArray[np.int64]  # (R,), requests that have ended since the last decision
     outputs: NDArray[np.float64]  # (M, 2), requests of each model that have ended, and their output tokens
     stats: NDArray[np.float64]  # (C, NUM_STATS)
@@ -166,6 +172,7 @@ class SharingTables(NamedTuple):
     decode_ps: NDArray[np.int64]  # (K, Z, max_running + 1)
     context_ps: NDArray[np.int64]  # (K, Z)
     load_ps: NDArray[np.int64]  # (K, Z)
+    time_factor: NDArray[np.float64]  # (K,), how many times as long as by these tables iterations really take
     parameters: NDArray[np.void]  # (1,) PARAMETERS_DTYPE
 
 
@@ -202,6 +209,7 @@ def new_world(
         nodes,
         instances,
         requests,
+        np.zeros(num_models + 1, np.int64),
         np.zeros(num_requests, np.int64),
         np.zeros((num_models, 2)),
         np.zeros((num_classes, NUM_STATS)),

@@ -190,5 +190,6 @@ def build_tables(
         decode_ps=times.decode_ps,
         context_ps=times.context_ps,
         load_ps=times.load_ps,
+        time_factor=np.array([node.time_factor for node in spec.nodes]),
         parameters=parameters,
     )

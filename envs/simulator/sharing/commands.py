@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from envs.simulator.kernel.compiled import compiled, entry
 from envs.simulator.sharing.arrays import (
+    ALWAYS,
     COMING,
     GONE,
     HELD,
@@ -14,7 +15,7 @@ from envs.simulator.sharing.arrays import (
     SharingTables,
     SharingWorld,
 )
-from envs.simulator.sharing.engine import put_off
+from envs.simulator.sharing.engine import wait
 from envs.simulator.sharing.iterations import is_runnable
 from envs.simulator.sharing.manager import can_start, can_take, fit_pool, new_pool
 from envs.simulator.sharing.memory import (
@@ -153,7 +154,7 @@ def command(world: SharingWorld, tables: SharingTables, what: int, r: int, where
         tables: What things take.
         what: LOAD to AWAIT.
         r: The request, or the model to load.
-        where: The instance, or the node.
+        where: The instance, or the node; AWAIT: when it is offered again.
         kv: Bytes of the KV pool.
     """
     if what == LOAD:
@@ -175,7 +176,7 @@ def command(world: SharingWorld, tables: SharingTables, what: int, r: int, where
         hold(world, r)
         return FINE
     if world.requests[r].phase == HELD:
-        put_off(world, tables, r)
+        wait(world, tables, r, where)
     return FINE
 
 
@@ -224,5 +225,5 @@ def act(world: SharingWorld, tables: SharingTables, action: int) -> int:
         else:
             reason = _to_new(world, tables, r, n, new_pool(world, tables, n, tables.model[r], r))
     if world.requests[r].phase == HELD and world.requests[r].offer_ps <= clock.now_ps:
-        put_off(world, tables, r)
+        wait(world, tables, r, ALWAYS)
     return reason

@@ -25,7 +25,9 @@ NO_ACTION = -1  # a command has been given already, or there is none to give
 _row, _times = np.zeros(1, np.int64), np.zeros((1, 1, 1), np.int64)
 _EXAMPLES = (
     new_world(np.zeros(1, np.int32), np.zeros(1, np.int64), 1, 1, 1, 1, 0),
-    SharingTables(*(_row,) * 11, _times, _times, _times[0], _times[0], np.zeros(1, PARAMETERS_DTYPE)),
+    SharingTables(
+        *(_row,) * 11, _times, _times, _times[0], _times[0], np.zeros(1), np.zeros(1, PARAMETERS_DTYPE)
+    ),
 )
 HANDLE_WIDTHS = tuple(handle_width(example) for example in _EXAMPLES)
 _read_world = reader_of(SharingWorld, _EXAMPLES[0])

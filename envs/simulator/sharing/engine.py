@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from envs.simulator.kernel.compiled import compiled, entry
 from envs.simulator.sharing.arrays import (
+    AFTER_RELEASE,
     ASK,
     END,
     ITERATION,
     NEVER,
+    NO_MORE,
     NOT_ASKED,
     OF_FINISHED,
     OF_OPERATION,
@@ -33,9 +35,9 @@ from envs.simulator.sharing.iterations import (
     num_runnable,
     recompute_last,
 )
-from envs.simulator.sharing.manager import fit_node, relieve
+from envs.simulator.sharing.manager import fit_node, has_place, relieve
 from envs.simulator.sharing.memory import begin_unload, end_operation, node_of
-from envs.simulator.sharing.requests import book_arrival, book_loss, hold, take_out
+from envs.simulator.sharing.requests import book_arrival, book_loss, hold, releases, take_out
 
 
 @compiled
@@ -115,25 +117,8 @@ def _look_at_memory(world: SharingWorld, tables: SharingTables) -> int:
 
 
 @compiled
-def _offer(world: SharingWorld, tables: SharingTables) -> int:
-    """Offers the first held request whose turn it is."""
-    clock = world.clock[0]
-    if clock.next_offer_ps > clock.now_ps:
-        return REACHED
-    clock.next_offer_ps = NEVER
-    r = clock.held_head
-    while r >= 0:
-        if world.requests[r].offer_ps <= clock.now_ps:
-            clock.next_offer_ps = clock.now_ps
-            return _say(world, PLACEMENT, -1, -1, r)
-        clock.next_offer_ps = min(clock.next_offer_ps, world.requests[r].offer_ps)
-        r = world.requests[r].next
-    return REACHED
-
-
-@compiled
 def put_off(world: SharingWorld, tables: SharingTables, r: int) -> None:
-    """A request that was offered is held: it and those of its model that wait already have their turn later."""
+    """A request whose turn it was is held: it and those of its model that wait already have their turn later."""
     now = world.clock[0].now_ps
     due, model = now + tables.parameters[0].retry_ps, tables.model[r]
     other = world.clock[0].held_head
@@ -143,6 +128,45 @@ def put_off(world: SharingWorld, tables: SharingTables, r: int) -> None:
             request.offer_ps = due
         other = request.next
     world.requests[r].offer_ps = due
+
+
+@compiled
+def wait(world: SharingWorld, tables: SharingTables, r: int, retry: int) -> None:
+    """Holds the offered request: `envs.sharing.state.Retry`."""
+    request = world.requests[r]
+    request.retry, request.releases = retry, releases(world, tables.model[r])
+    if retry == NO_MORE:
+        request.offer_ps = NEVER
+    else:
+        put_off(world, tables, r)
+
+
+@compiled
+def _is_worth_asking(world: SharingWorld, tables: SharingTables, r: int) -> bool:
+    """Whether a request could have a place, by what the policy has said and, if it has not taken over, the manager."""
+    clock, request = world.clock[0], world.requests[r]
+    if request.retry == AFTER_RELEASE and request.releases == releases(world, tables.model[r]):
+        return False
+    return clock.manages or clock.decisions == 0 or has_place(world, tables, r)
+
+
+@compiled
+def _offer(world: SharingWorld, tables: SharingTables) -> int:
+    """Offers the first held request whose turn it is, and which something could be done with."""
+    clock = world.clock[0]
+    if clock.next_offer_ps > clock.now_ps:
+        return REACHED
+    clock.next_offer_ps = NEVER
+    r = clock.held_head
+    while r >= 0:
+        if world.requests[r].offer_ps <= clock.now_ps:
+            if _is_worth_asking(world, tables, r):
+                clock.next_offer_ps = clock.now_ps
+                return _say(world, PLACEMENT, -1, -1, r)
+            put_off(world, tables, r)
+        clock.next_offer_ps = min(clock.next_offer_ps, world.requests[r].offer_ps)
+        r = world.requests[r].next
+    return REACHED
 
 
 @compiled

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from envs.simulator.kernel.compiled import compiled
 from envs.simulator.sharing.arrays import (
+    ASK,
     EXCLUSIVE,
     NEVER,
     NOT_ASKED,
@@ -69,6 +70,12 @@ def to_prefill(world: SharingWorld, tables: SharingTables, i: int, by_headroom: 
 
 
 @compiled
+def headroom_rules(world: SharingWorld) -> bool:
+    """Whether an instance prefills the most urgent request that waits, rather than the first of its queue."""
+    return world.clock[0].scheduler in (SHORTEST_HEADROOM, ASK)
+
+
+@compiled
 def can_decode(world: SharingWorld, i: int) -> bool:
     """Whether an instance has tokens to decode, room for them or not."""
     return world.instances[i].status == SERVING and world.instances[i].num_running > 0
@@ -77,7 +84,7 @@ def can_decode(world: SharingWorld, i: int) -> bool:
 @compiled
 def is_runnable(world: SharingWorld, tables: SharingTables, i: int) -> bool:
     """Whether an instance has an iteration to run."""
-    return can_decode(world, i) or to_prefill(world, tables, i, False) >= 0
+    return can_decode(world, i) or to_prefill(world, tables, i, headroom_rules(world)) >= 0
 
 
 @compiled
@@ -94,11 +101,11 @@ def missing_blocks(world: SharingWorld, tables: SharingTables, i: int) -> int:
 
 @compiled
 def is_stuck(world: SharingWorld, tables: SharingTables, i: int) -> bool:
-    """Whether an instance runs nothing and has no room for what waits."""
+    """Whether an instance runs nothing and has no room for the request that it would prefill next."""
     instance = world.instances[i]
     if instance.status != SERVING or instance.num_running > 0 or instance.num_waiting == 0:
         return False
-    return to_prefill(world, tables, i, False) < 0
+    return to_prefill(world, tables, i, headroom_rules(world)) < 0
 
 
 @compiled
@@ -203,6 +210,7 @@ def begin_iteration(world: SharingWorld, tables: SharingTables, i: int, r: int) 
     else:
         duration = tables.decode_ps[kind, size, instance.num_running]
         duration += tables.context_ps[kind, size] * instance.context_tokens
+    duration = int(duration * tables.time_factor[kind] + 0.5)
     node.at_work = node.last = i
     node.prefilling, node.decodes = r, r < 0
     node.begun_ps, node.due_ps = now, now + duration

@@ -10,7 +10,7 @@ from __future__ import annotations
 from envs.simulator.kernel.compiled import compiled
 from envs.simulator.sharing.arrays import LOADING, RESIZING, SERVING, SharingTables, SharingWorld
 from envs.simulator.sharing.iterations import is_stuck, missing_blocks, prefill_tokens
-from envs.simulator.sharing.memory import begin_resize, node_of
+from envs.simulator.sharing.memory import begin_resize, empty_slot, node_of
 from envs.simulator.sharing.requests import evict, hold
 
 
@@ -138,6 +138,18 @@ def can_take(world: SharingWorld, tables: SharingTables, i: int, r: int) -> bool
 def can_start(world: SharingWorld, tables: SharingTables, n: int, r: int) -> bool:
     """Whether a node has room for an instance with a pool for a request."""
     return new_pool(world, tables, n, tables.model[r], r) > 0
+
+
+@compiled
+def has_place(world: SharingWorld, tables: SharingTables, r: int) -> bool:
+    """Whether some instance may be given a request, or some node a new one for it."""
+    for i in range(len(world.instances)):
+        if can_take(world, tables, i, r):
+            return True
+    found = False
+    for n in range(len(world.nodes)):
+        found = found or (empty_slot(world, tables, n) >= 0 and can_start(world, tables, n, r))
+    return found
 
 
 @compiled

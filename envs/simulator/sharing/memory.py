@@ -85,6 +85,7 @@ def _vacate(world: SharingWorld, tables: SharingTables, i: int) -> None:
     if node.num_instances == 0:
         node.used_ps += now - node.used_since_ps
         node.used_since_ps = NEVER
+        world.releases[len(world.releases) - 1] += 1
 
 
 @compiled
@@ -127,6 +128,7 @@ def begin_load(world: SharingWorld, tables: SharingTables, i: int, model: int, k
         node.used_since_ps = now
     node.num_instances += 1
     world.clock[0].num_loads += 1
+    world.releases[model] += 1
     instance.status, instance.model = LOADING, model
     instance.weights, instance.kv, instance.target = tables.weights[model], 0, kv
     instance.pool_blocks = instance.used_blocks = instance.context_tokens = 0

@@ -6,6 +6,7 @@ from envs.backend import TOTALS
 from envs.metrics import FAILED, FINISHED, REFUSED
 from envs.simulator.kernel.compiled import compiled
 from envs.simulator.sharing.arrays import (
+    ALWAYS,
     GONE,
     HELD,
     NEVER,
@@ -60,11 +61,18 @@ def _unlink(world: SharingWorld, r: int) -> None:
 
 
 @compiled
+def releases(world: SharingWorld, model: int) -> int:
+    """Changes so far that may have brought room for a model (`envs.sharing.state.Retry.AFTER_RELEASE`)."""
+    return world.releases[model] + world.releases[len(world.releases) - 1]
+
+
+@compiled
 def hold(world: SharingWorld, r: int) -> None:
     """Puts a request that is nowhere at the end of the gateway's queue, to be offered at once."""
     request, clock = world.requests[r], world.clock[0]
     request.phase, request.instance = HELD, -1
     request.held_since_ps = request.offer_ps = clock.now_ps
+    request.retry = ALWAYS
     request.next, request.previous = -1, clock.held_tail
     if clock.held_tail >= 0:
         world.requests[clock.held_tail].next = r
@@ -126,6 +134,7 @@ def take_out(world: SharingWorld, tables: SharingTables, r: int) -> None:
     if phase == HELD:
         clock.num_held -= 1
         return
+    world.releases[tables.model[r]] += 1
     instance = world.instances[i]
     node = world.nodes[i // tables.parameters[0].slots_per_node]
     if phase == RUNNING:

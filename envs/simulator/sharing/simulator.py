@@ -21,6 +21,7 @@ from envs.sharing.state import (
     NewInstance,
     Place,
     ResizeKV,
+    Retry,
     SharingCommand,
     SharingState,
     TokenScheduler,
@@ -127,11 +128,11 @@ class SharingSimulator:
 
     # -- what is told --------------------------------------------------------------------------------------------------
 
-    def place(self, place: Place | None) -> Receipt:
-        """Says where the offered request goes; None, or a place that is refused: it is held."""
+    def place(self, place: Place | None, retry: Retry = Retry.ALWAYS) -> Receipt:
+        """Says where the offered request goes; None, or a place that is refused: it is held until `retry`."""
         r = int(self.world.clock["event_request"][0])
         receipt = Receipt(True) if place is None else self._move(r, place)
-        self._command(told.AWAIT, r, 0, 0)
+        self._command(told.AWAIT, r, int(retry), 0)
         return receipt
 
     def iterate(self, slot: int | None, prefill: bool | None = None) -> Receipt:
