@@ -89,4 +89,6 @@ class RoutingAdapter(Adapter):
     ) -> NetworkPolicy:
         """Greedy in such a network; it never holds a request that some place can take."""
         assert isinstance(network, SetNetwork)
-        return NetworkPolicy(place_scores(network.export(), _CONTEXT), self, name, observation, action)
+        scorer = network.export()
+        scores = place_scores(scorer, _CONTEXT)
+        return NetworkPolicy(scores, self, name, observation, action, in_kernel=scorer.in_kernel())
