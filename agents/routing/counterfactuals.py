@@ -14,7 +14,7 @@ from agents.api.counterfactuals import Batch
 from agents.learner import Budget, Task
 from agents.network_policy import NetworkPolicy
 from baselines.common.routers.linear_score import LinearScorePolicy
-from baselines.policy import Policy
+from baselines.policy import BatchPolicy, Policy
 from baselines.registry import make_policy
 from envs.routing.config import RoutingConfig
 from envs.routing.deciders import Deciders, Observations
@@ -53,7 +53,7 @@ class RoutingCounterfactuals:
         observation, self.action = make_spaces(self.deciders.episodes[0])
         assert isinstance(observation, spaces.Dict)
         self.observation = observation
-        self.present: LinearScorePolicy | NetworkPolicy = _start(config)
+        self.present: BatchPolicy = _start(config)
         self._seen: Observations | None = None
 
     def follow(self, policy: Policy) -> None:
@@ -139,6 +139,7 @@ class RoutingCounterfactuals:
             first: (M,) place that each fork begins with.
             budget: Hears of the decisions.
         """
+        assert isinstance(self.present, LinearScorePolicy | NetworkPolicy)
         assert self.present.in_kernel is not None
         window_s = np.array([self._window_s(i) for i in owners])
         forks = self.deciders.branch(owners.tolist())

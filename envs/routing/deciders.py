@@ -191,15 +191,16 @@ class Deciders:
         totals = self._before.copy()
         going = self._status != ENDED
         space = score_space(score, rows)
-        room = (
-            np.zeros((rows, len(PLACE_FEATURES)), np.float32),
-            np.zeros(len(REQUEST_FEATURES) + classes, np.float32),
-            np.zeros(len(CLUSTER_FEATURES), np.float32),
-            np.zeros(rows + 1, np.bool_),
-            np.zeros(totals.shape[1]),
-        )
+        worlds, traffics, tables, desks = self._handles
+        places = np.zeros((rows, len(PLACE_FEATURES)), np.float32)
+        request = np.zeros(len(REQUEST_FEATURES) + classes, np.float32)
+        cluster, mask = np.zeros(len(CLUSTER_FEATURES), np.float32), np.zeros(rows + 1, np.bool_)
+        outcome = np.zeros(totals.shape[1])
         while roll_many(
-            *self._handles,
+            worlds,
+            traffics,
+            tables,
+            desks,
             last,
             self._until,
             going,
@@ -209,7 +210,11 @@ class Deciders:
             left,
             score,
             space,
-            *room,
+            places,
+            request,
+            cluster,
+            mask,
+            outcome,
             totals,
         ):
             for i in np.flatnonzero(going).tolist():

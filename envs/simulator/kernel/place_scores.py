@@ -118,9 +118,9 @@ def _see_places(
 def _network_score(score: PlaceScore, space: ScoreSpace, e: int) -> float:
     _copy(space.common, space.hidden)
     _add(space.rows[e], int64(0), score.score_row, space.hidden)
-    total = np.float32(0.0)
+    total = 0.0
     for j in range(len(score.score)):
-        total += max(space.hidden[j], np.float32(0.0)) * score.score[j]
+        total += max(space.hidden[j], 0.0) * score.score[j]
     return total
 
 
