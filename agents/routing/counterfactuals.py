@@ -55,6 +55,14 @@ class RoutingCounterfactuals:
         self.observation = observation
         self.present: BatchPolicy = _start(config)
         self._seen: Observations | None = None
+        self._compile(routing)
+
+    def _compile(self, routing: RoutingConfig) -> None:
+        """Compiles what rollouts need, before any training time counts."""
+        tried = Deciders([Episode(routing)])
+        tried.reset([0], [0])
+        assert isinstance(self.present, LinearScorePolicy)
+        tried.roll(np.full(1, tried.hold), self.present.in_kernel, np.zeros(1), 1)
 
     def follow(self, policy: Policy) -> None:
         """From now on this is the present policy."""
