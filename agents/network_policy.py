@@ -16,6 +16,7 @@ from agents.networks import DecisionNetwork, RowNetwork
 from agents.set_network import SetScorer
 from agents.spaces import ActionSpace, check_observation, highest, plain_action
 from envs.policy_spec import PolicySpec
+from envs.simulator.kernel.place_scores import PlaceScore
 
 Observation = Mapping[str, NDArray[np.float32]]
 Scores = Callable[[Observation], NDArray[np.float32]]  # of N observations to (N, entries)
@@ -34,6 +35,7 @@ class NetworkPolicy:
         observation: What it was trained to see; where actions are rows, there may be any number of them.
         action: What it was trained to choose from.
         masked: Whether it chooses among the possible actions only.
+        in_kernel: The same network for the routing kernel, where it has one.
     """
 
     clairvoyant = False
@@ -46,7 +48,9 @@ class NetworkPolicy:
         observation: spaces.Dict,
         action: ActionSpace,
         masked: bool = True,
+        in_kernel: PlaceScore | None = None,
     ) -> None:
+        self.in_kernel = in_kernel
         self.scores, self.adapter, self.name, self.masked = scores, adapter, name, masked
         self.observation, self.action = observation, action
         self._checked = False

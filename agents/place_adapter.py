@@ -59,5 +59,6 @@ class PlaceAdapter(Adapter):
     ) -> NetworkPolicy:
         """Greedy in such a network; it never holds a request that some place can take."""
         assert isinstance(network, SetNetwork)
-        scores = place_scores(network.export(), _CONTEXT)
-        return self.network_policy(scores, self, name, observation, action)
+        scorer = network.export()
+        scores = place_scores(scorer, _CONTEXT)
+        return self.network_policy(scores, self, name, observation, action, in_kernel=scorer.in_kernel())

@@ -18,6 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from envs.simulator.kernel.place_scores import PlaceScore
+
 FloatArray = NDArray[np.float32]
 
 
@@ -170,6 +172,23 @@ class SetScorer:
         if not hold:
             return scores
         return np.concatenate([scores, _finish(self.hold, _apply(self.hold_pool, pooled))], axis=1)
+
+    def in_kernel(self) -> PlaceScore | None:
+        """The same for the routing kernel, but for a constant; None: it has more layers than that knows."""
+        if len(self.score) != 1:
+            return None
+        return PlaceScore(
+            weights=np.zeros(0, np.float32),
+            row_place=self.row_place,
+            row_context=self.row_context[0],
+            row_context_bias=self.row_context[1],
+            row=self.row[0],
+            row_bias=self.row[1],
+            score_row=self.score_row,
+            score_pool=self.score_pool[0],
+            score_pool_bias=self.score_pool[1],
+            score=np.ascontiguousarray(self.score[0][0][:, 0]),
+        )
 
 
 def _rectified(values: FloatArray) -> FloatArray:

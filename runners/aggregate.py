@@ -3,20 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from runners.rollout import Episode
 from runners.statistics import FloatArray, bootstrap_interval, interquartile_mean
 
 
-def column(episodes: Sequence[Episode], metric: str) -> FloatArray:
+class Scored(Protocol):
+    """What a policy came to on an episode; `runners.rollout.Episode` is one."""
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Figures by name."""
+        ...
+
+    @property
+    def us_per_decision(self) -> float:
+        """Mean time that it took to decide, microseconds."""
+        ...
+
+
+def column(episodes: Sequence[Scored], metric: str) -> FloatArray:
     """One figure over episodes, (episodes,)."""
     return np.array([episode.metrics[metric] for episode in episodes])
 
 
-def aggregate(episodes: Sequence[Episode], strata: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
+def aggregate(episodes: Sequence[Scored], strata: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
     """Interquartile mean and 95 % bootstrap interval of every figure; NaN where no episode says anything.
 
     Args:

@@ -1,13 +1,15 @@
 """The benchmark: every task of `configs/benchmark/task`, and one table of all.
 
 A task is a file: words as `runners.compare` takes them, workloads, policies, and perturbations. What a task says is run
-word for word, so that any line of the table can be had again by hand.
+word for word, so that any line of the table can be had again by hand. A run that was stopped goes on where it was when
+it is given the same `out=DIR` (`runners.blocks`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,9 +20,9 @@ from omegaconf import OmegaConf
 
 from envs.workload.registry import check_choice
 from envs.workload.traces import TRACES, find_trace
-from runners.comparing import Comparison, kinds_of, run, search
+from runners.blocks import Block, BlockScores, run_blocks
+from runners.comparing import Comparison, kinds_of
 from runners.comparison import disjoint_seeds
-from runners.environments import make_configured_env
 from runners.output import write_json
 from runners.policies import CONFIG_DIR, load_policy
 from runners.progress import progress_bar
@@ -61,53 +63,90 @@ def run_benchmark(config: BenchmarkConfig, out: Path) -> None:
                 f"benchmark={config.name} leaves {key} to its tasks; beside it goes out=DIR alone"
             )
     tasks = {name: load_task(name) for name in config.tasks or task_names()}
+    variants = {
+        label: _Variant.of(label, task, strata, config)
+        for name, task in tasks.items()
+        for label, strata in _strata(name, task, config).items()
+    }
+    blocks = [block for variant in variants.values() for block in variant.blocks]
+    with progress_bar(len(blocks), f"benchmark {config.name}", "block") as bar:
+
+        def tell(block: Block) -> None:
+            bar.set_postfix_str(f"{block.folder}, {block.stratum}, seed {block.seed}", refresh=False)
+            bar.update()
+
+        scores = dict(zip(blocks, run_blocks(blocks, out, config.processes, tell), strict=True))
     rows: list[dict[str, Any]] = []
-    for name, task in tasks.items():
-        variants: Mapping[str, Mapping[str, tuple[str, ...]]] = (
-            {f"{name}/{shift}": {shift: words} for shift, words in task.shifts.items()}
-            if config.shifted
-            else {name: task.strata}
-        )
-        for label, strata in variants.items():
-            said = _compared(label, task, strata, config)
-            write_json(out / label / "comparison.json", said)
-            rows += _lines(label, said)
+    for label, variant in variants.items():
+        said = variant.said(scores)
+        write_json(out / label / "comparison.json", said)
+        rows += _lines(label, said)
     write_json(out / "benchmark.json", {"benchmark": config.name, "blocks": config.blocks, "results": rows})
     _print(config, rows)
     print_results_in(out)
 
 
-def _compared(
-    label: str, task: BenchmarkTask, strata: Mapping[str, tuple[str, ...]], config: BenchmarkConfig
-) -> dict[str, Any]:
-    """`comparison.json` of one task over its workloads."""
-    configs, skipped = _configs(task, strata, config)
-    policies = {name: load_policy(name) for name in task.policies}
-    comparison = Comparison({name: [] for name in policies})
-    with progress_bar(len(policies) * config.blocks, label, "episode") as bar:
+def _strata(
+    name: str, task: BenchmarkTask, config: BenchmarkConfig
+) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
+    """Workloads of each line of the table."""
+    if not config.shifted:
+        return {name: task.strata}
+    return {f"{name}/{shift}": {shift: words} for shift, words in task.shifts.items()}
 
-        def tell(name: str, seed: int) -> None:
-            bar.set_postfix_str(f"{name}, seed {seed}", refresh=False)
-            bar.update()
 
-        for stratum, each in configs.items():
-            run(make_configured_env(each), each, stratum, policies, comparison, tell)
-    first = next(iter(configs.values()))
-    if config.search_blocks:
-        source = first.workload_source
-        seeds = disjoint_seeds(source, first.split, min(config.search_blocks, first.seeds), first.first_seed)
-        comparison.searched = search(first, task.search, seeds)
-    header = {
-        "task": label,
-        "env": first.env["name"],
-        "workload": ", ".join(each.workload.name for each in configs.values()),
-        "split": first.split,
-        "seeds": len(comparison.strata),
-        "blocks": comparison.blocks,
-        "search_blocks": len(comparison.searched),
-        "skipped": skipped,
-    }
-    return header | comparison.said(kinds_of(policies))
+@dataclass(frozen=True)
+class _Variant:
+    """A task as it is, or under one of its perturbations."""
+
+    label: str
+    policies: tuple[str, ...]
+    configs: Mapping[str, CompareConfig]  # by workload
+    blocks: tuple[Block, ...]
+    skipped: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls, label: str, task: BenchmarkTask, strata: Mapping[str, tuple[str, ...]], config: BenchmarkConfig
+    ) -> _Variant:
+        """From what a task's file says."""
+        configs, skipped = _configs(task, strata, config)
+        blocks: list[Block] = []
+        searches = shared_out(config.search_blocks, [config.blocks for _ in configs])
+        seeds = _seeds(configs, config)
+        for (stratum, each), number in zip(configs.items(), searches, strict=True):
+            blocks += [Block(label, stratum, each, seed, task.policies) for seed in seeds[stratum]]
+            blocks += [
+                Block(label, stratum, each, seed, search=task.search) for seed in seeds[stratum][:number]
+            ]
+        return cls(label, task.policies, configs, tuple(blocks), tuple(skipped))
+
+    def said(self, scores: Mapping[Block, BlockScores]) -> dict[str, Any]:
+        """`comparison.json` over its workloads."""
+        comparison = Comparison({name: [] for name in self.policies})
+        run = [block for block in self.blocks if block.search is None]
+        for block in run:
+            comparison.add(block.stratum, scores[block].of, scores[block].bound)
+        for block in self.blocks:
+            if block.search is not None:
+                (score,) = scores[block].of.values()
+                place = next(
+                    i for i, b in enumerate(run) if (b.stratum, b.seed) == (block.stratum, block.seed)
+                )
+                comparison.searched[place] = score.metrics["return"]
+        first = next(iter(self.configs.values()))
+        header = {
+            "task": self.label,
+            "env": first.env["name"],
+            "workload": ", ".join(each.workload.name for each in self.configs.values()),
+            "split": first.split,
+            "seeds": len(run),
+            "blocks": len(run),
+            "strata": dict(Counter(block.stratum for block in run)),
+            "search_blocks": len(comparison.searched),
+            "skipped": list(self.skipped),
+        }
+        return header | comparison.said(kinds_of({name: load_policy(name) for name in self.policies}))
 
 
 def _configs(
@@ -123,12 +162,32 @@ def _configs(
             found[stratum] = each
     if not found:
         raise ValueError(f"no workload of the task is on this machine: {', '.join(skipped)}")
-    share, more = divmod(config.blocks, len(found))
-    counts = [share + (i < more) for i in range(len(found))]
-    return {
-        stratum: replace(each, seeds=max(1, count), first_seed=config.first_seed, disjoint=True)
-        for (stratum, each), count in zip(found.items(), counts, strict=True)
-    }, skipped
+    return found, skipped
+
+
+def _seeds(configs: Mapping[str, CompareConfig], config: BenchmarkConfig) -> dict[str, list[int]]:
+    """Seeds of the blocks of each workload; what a short trace has too few of, the others have more of."""
+    possible = {
+        stratum: disjoint_seeds(each.workload_source, each.split, config.blocks, config.first_seed)
+        for stratum, each in configs.items()
+    }
+    counts = shared_out(config.blocks, [len(seeds) for seeds in possible.values()])
+    return {stratum: seeds[:count] for (stratum, seeds), count in zip(possible.items(), counts, strict=True)}
+
+
+def shared_out(number: int, most: Sequence[int]) -> list[int]:
+    """How many of `number` each gets, as equally as it goes, none more than its most; those before rather than others.
+
+    Args:
+        number: to share out.
+        most: of each.
+    """
+    counts = [0] * len(most)
+    while sum(counts) < min(number, sum(most)):
+        least = min(count for count, limit in zip(counts, most, strict=True) if count < limit)
+        place = next(i for i, limit in enumerate(most) if counts[i] == least and counts[i] < limit)
+        counts[place] += 1
+    return counts
 
 
 def _composed(words: tuple[str, ...]) -> CompareConfig:

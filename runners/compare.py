@@ -66,9 +66,9 @@ def main(config: CompareConfig, out: Path) -> None:
                     {f"{each}/return": results[each][-1].metrics["return"] for each in policies}, step
                 )
 
-        run(env, config, config.workload.name, policies, compared, tell)
-        searched = [episode.seed for episode in results[last][: config.search.seeds]]
-        compared.searched = search(config, config.search, searched) if searched else []
+        run(env, config, policies, compared, tell)
+        for i, episode in enumerate(results[last][: config.search.seeds]):
+            compared.searched[i] = search(config, config.search, episode.seed)
         core: Any = env.unwrapped
         ttft_slo_s = [slo.ttft_s for slo in core.policy_spec.slos]
         comparison = _header(config, results[last]) | compared.said(kinds_of(policies))

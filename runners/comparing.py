@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from baselines.policy import Policy
-from envs.workload.registry import WorkloadSource
+from runners.aggregate import Scored
 from runners.clairvoyant import ClairvoyantSearchPolicy
 from runners.comparison import Kinds, References, compare_results, disjoint_seeds
 from runners.environments import make_configured_env
@@ -24,27 +25,36 @@ class Comparison:
     """Episodes of every policy, and the returns that they are held against.
 
     Attributes:
-        results: episodes by policy, all over the same seeds in the same order.
+        results: by policy what it came to, all over the same seeds in the same order.
         strata: workload of each seed.
-        bounds: returns that no policy can exceed, one a seed; empty: not known.
-        searched: returns of the clairvoyant search on the first seeds.
+        bounds: returns that no policy can exceed, one a seed; NaN: not known.
+        searched: returns of the clairvoyant search by seed's place in the order.
         blocks: seeds whose requests do not overlap.
     """
 
-    results: dict[str, list[Episode]]
+    results: dict[str, list[Any]]
     strata: list[str] = field(default_factory=list)
     bounds: list[float] = field(default_factory=list)
-    searched: list[float] = field(default_factory=list)
+    searched: dict[int, float] = field(default_factory=dict)
     blocks: int = 0
+
+    def add(self, stratum: str, scored: Mapping[str, Scored], bound: float | None) -> None:
+        """Adds what every policy came to on a seed."""
+        for name, each in scored.items():
+            self.results[name].append(each)
+        self.strata.append(stratum)
+        self.bounds.append(np.nan if bound is None else bound)
 
     def said(self, kinds: Kinds) -> dict[str, Any]:
         """The statistical part of `comparison.json`."""
-        references = References(
-            bound=np.array(self.bounds) if len(self.bounds) == len(self.strata) else None,
-            clairvoyant=np.array(self.searched) if self.searched else None,
-        )
+        searched = np.array([self.searched.get(i, np.nan) for i in range(len(self.strata))])
+        references = References(bound=_known(np.array(self.bounds)), clairvoyant=_known(searched))
         several = self.strata if len(set(self.strata)) > 1 else None
         return compare_results(self.results, kinds, references, several)
+
+
+def _known(values: NDArray[np.float64]) -> NDArray[np.float64] | None:
+    return None if np.isnan(values).all() else values
 
 
 def kinds_of(policies: Mapping[str, Policy]) -> Kinds:
@@ -58,45 +68,52 @@ def kinds_of(policies: Mapping[str, Policy]) -> Kinds:
 def run(
     env: Any,
     config: CompareConfig,
-    stratum: str,
     policies: Mapping[str, Policy],
     comparison: Comparison,
     tell: Callable[[str, int], None] = lambda name, seed: None,
 ) -> None:
-    """Runs every policy over the seeds of one workload, and adds what came of it.
+    """Runs every policy over the seeds of a comparison, and adds what came of it.
 
     Args:
         env: where.
         config: what is compared, and where.
-        stratum: what the workload is called.
         policies: by name.
         comparison: what to add to.
         tell: hears what has just been run.
     """
-    engines = engines_of(env) if config.backend.name == SIMULATOR else None
-    source = WorkloadSource(config.workload)
     seeds: Sequence[int] = config.seed_range
     if config.disjoint:
-        seeds = disjoint_seeds(source, config.split, config.seeds, config.first_seed)
+        seeds = disjoint_seeds(config.workload_source, config.split, config.seeds, config.first_seed)
         comparison.blocks += len(seeds)
     for seed in seeds:
-        for name, policy in policies.items():
-            comparison.results[name].append(run_episode(env, policy, seed, name))
-            tell(name, seed)
-        comparison.strata.append(stratum)
-        if engines is not None:
-            episode = next(iter(comparison.results.values()))[-1]
-            spec = env.policy_spec
-            comparison.bounds.append(
-                bound_on_return(engines, episode.records, spec.slos, env.config.objective)
-            )
+        episodes, bound = run_block(env, config, policies, seed, tell)
+        comparison.add(config.workload.name, episodes, bound)
 
 
-def search(config: CompareConfig, settings: SearchConfig, seeds: Sequence[int]) -> list[float]:
-    """Returns of a clairvoyant search on some seeds."""
+def run_block(
+    env: Any,
+    config: CompareConfig,
+    policies: Mapping[str, Policy],
+    seed: int,
+    tell: Callable[[str, int], None] = lambda name, seed: None,
+) -> tuple[dict[str, Episode], float | None]:
+    """Every policy on one episode, and a return that none of them can exceed, where one is known."""
+    episodes = {}
+    for name, policy in policies.items():
+        episodes[name] = run_episode(env, policy, seed, name)
+        tell(name, seed)
+    engines = engines_of(env) if config.backend.name == SIMULATOR else None
+    if engines is None:
+        return episodes, None
+    records = next(reversed(episodes.values())).records
+    return episodes, bound_on_return(engines, records, env.policy_spec.slos, env.config.objective)
+
+
+def search(config: CompareConfig, settings: SearchConfig, seed: int) -> float:
+    """Return of a clairvoyant search on an episode."""
     env: Any = make_configured_env(config)
     base = None if settings.base is None else load_policy(settings.base)
     policy = ClairvoyantSearchPolicy(
         env, config.env["name"], base, settings.horizon, settings.candidates, settings.every
     )
-    return [run_episode(env, policy, seed).metrics["return"] for seed in seeds]
+    return run_episode(env, policy, seed).metrics["return"]

@@ -16,8 +16,7 @@ import numpy as np
 
 from envs.workload.registry import WorkloadSource
 from envs.workload.schema import Workload
-from runners.aggregate import aggregate, column
-from runners.rollout import Episode
+from runners.aggregate import Scored, aggregate, column
 from runners.statistics import (
     FloatArray,
     holm,
@@ -27,7 +26,7 @@ from runners.statistics import (
     relative_improvement,
 )
 
-Results = Mapping[str, Sequence[Episode]]
+Results = Mapping[str, Sequence[Scored]]
 
 # Non-inferiority to the best heuristic.
 TTFT_P99_RATIO = 1.05
@@ -58,8 +57,8 @@ class References:
     """What returns are held against.
 
     Attributes:
-        bound: (seeds,), returns that no policy can exceed; None: not known.
-        clairvoyant: (some seeds,), returns of a clairvoyant search on the first of the seeds; None: none was made.
+        bound: (seeds,), returns that no policy can exceed, NaN where that is not known; None: nowhere.
+        clairvoyant: (seeds,), returns of a clairvoyant search, NaN where none was made; None: nowhere.
     """
 
     bound: FloatArray | None = None
@@ -214,11 +213,11 @@ def _ratio(ours: float, theirs: float) -> float:
 def _shortfall(
     reference: FloatArray, returns: Mapping[str, FloatArray], strata: Sequence[str] | None
 ) -> dict[str, float]:
-    """What each policy lacks of a reference on the seeds that it has, as a share of the policy's own return."""
-    number = len(reference)
-    labels = None if strata is None else strata[:number]
+    """What each policy lacks of a reference where there is one, as a share of the policy's own return."""
+    known = ~np.isnan(reference)
+    labels = None if strata is None else [label for label, here in zip(strata, known, strict=True) if here]
     return {
-        name: relative_improvement(reference, values[:number], strata=labels)[0]
+        name: relative_improvement(reference[known], values[known], strata=labels)[0]
         for name, values in returns.items()
     }
 

@@ -36,7 +36,7 @@ def policy_names() -> list[str]:
 
 def is_checkpoint(name: str) -> bool:
     """Whether a policy's name stands for a folder of learned weights."""
-    return _checkpoint_dir(name) is not None
+    return checkpoint_dir(name) is not None
 
 
 def policy_config(name: str) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def load_policy(policy: str | Mapping[str, Any]) -> Policy:
     if config["name"] == CHECKPOINT:
         from agents.checkpoint import load_policy as load_checkpoint
 
-        folder = _checkpoint_dir(config["path"])
+        folder = checkpoint_dir(config["path"])
         if folder is None:
             raise ValueError(f"no checkpoint in {config['path']!r}")
         return load_checkpoint(folder)
@@ -133,7 +133,7 @@ def _composed(name: str) -> dict[str, Any]:
     return cast(dict[str, Any], OmegaConf.to_container(config.policy, resolve=True))
 
 
-def _checkpoint_dir(name: str) -> Path | None:
+def checkpoint_dir(name: str) -> Path | None:
     """Folder of a checkpoint: of the zoo, or anywhere."""
     zoo = ZOO_DIR / name.removeprefix("zoo/")
     if name.startswith("zoo/") and zoo.is_dir():

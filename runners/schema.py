@@ -227,7 +227,8 @@ class BenchmarkConfig:
         first_seed: least seed, apart from those of training and tuning.
         short: whether tasks run on short episodes.
         shifted: whether tasks run under each of their perturbations instead of as they are.
-        search_blocks: episodes of the first workload on which the clairvoyant search is made.
+        search_blocks: episodes on which the clairvoyant search is made, shared out between the workloads.
+        processes: that run blocks side by side.
     """
 
     name: str
@@ -237,9 +238,11 @@ class BenchmarkConfig:
     short: bool = False
     shifted: bool = False
     search_blocks: int = 0
+    processes: int = 2
 
     def __post_init__(self) -> None:
         check_least("benchmark.blocks", self.blocks, 1)
+        check_least("benchmark.processes", self.processes, 1)
         check_least("benchmark.first_seed", self.first_seed, 0)
         check_least("benchmark.search_blocks", self.search_blocks, 0)
 

@@ -59,6 +59,7 @@ class Training:
             )
             bar.update(0)
 
+        self.env.reset(seed=0)  # the kernel may have to be compiled, which is no training
         self.budget.on_progress = show
         self.budget.started_s = saved_s = time.monotonic()
         try:

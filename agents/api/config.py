@@ -17,6 +17,8 @@ class APIConfig(AgentConfig):
             layout stays, or requests follow an untuned score.
         iterations: Policy improvements; each gets an equal share of the budget.
         horizon: Decision intervals that a rollout looks ahead; in routing, arrivals.
+        stays: A rollout ends earlier, after as many stays of a request as this: by Little's law as many requests arrive
+            while one stays as are in the system. None: after the horizon. routing only.
         commit: Decision intervals for which a rollout keeps to its action before it follows the present policy. A
             policy that corrects every deviation at once would make all actions look alike. dp_tp only.
         stride: Decision intervals between two decisions inside a rollout; more makes rollouts cheaper and coarser.
@@ -43,6 +45,7 @@ class APIConfig(AgentConfig):
     start: dict[str, Any] | None = None
     iterations: int = 3
     horizon: int = 20
+    stays: float | None = None
     commit: int = 20
     stride: int = 2
     candidates: int = 8
@@ -74,6 +77,8 @@ class APIConfig(AgentConfig):
                 raise ValueError(f"agent.{name} must be at least {lowest}, got {getattr(self, name)}")
         if not 0.0 <= self.exploration <= 1.0:
             raise ValueError(f"agent.exploration must be in [0, 1], got {self.exploration}")
+        if self.stays is not None and not self.stays > 0:
+            raise ValueError(f"agent.stays must be positive, got {self.stays}")
         if self.trust < 0:
             raise ValueError(f"agent.trust must not be negative, got {self.trust}")
         if self.least_cost < 0:

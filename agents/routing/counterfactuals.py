@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from agents.api.config import APIConfig
 from agents.api.counterfactuals import Batch
 from agents.learner import Budget, Task
+from agents.network_policy import NetworkPolicy
 from baselines.common.routers.linear_score import LinearScorePolicy
 from baselines.policy import BatchPolicy, Policy
 from baselines.registry import make_policy
@@ -20,14 +22,16 @@ from envs.routing.env import make_spaces
 from envs.routing.episode import Episode
 from envs.side_by_side import MAX_SEED
 
-_LARGEST_BATCH = 64  # forks moved on together; more of them fall out of the processor's cache
+_LARGEST_BATCH = 64  # forks of one call
+_LEAST_ARRIVALS = 16  # of a rollout
+_MOST_DECISIONS = 1 << 40  # of a rollout: its window alone ends it
 
 
 class RoutingCounterfactuals:
     """Plays episodes side by side; at sampled states they are forked once for each candidate place.
 
-    All forks of a step run together, in as few calls of the kernel as the window has arrivals. A request is never held
-    where some place can take it.
+    All forks of a step run in one call of the kernel, in which the present policy decides as well. A request is never
+    held where some place can take it.
 
     Args:
         config: Settings of the agent.
@@ -49,12 +53,20 @@ class RoutingCounterfactuals:
         observation, self.action = make_spaces(self.deciders.episodes[0])
         assert isinstance(observation, spaces.Dict)
         self.observation = observation
-        self.present = _start(config)
+        self.present: BatchPolicy = _start(config)
         self._seen: Observations | None = None
+        self._compile(routing)
+
+    def _compile(self, routing: RoutingConfig) -> None:
+        """Compiles what rollouts need, before any training time counts."""
+        tried = Deciders([Episode(routing)])
+        tried.reset([0], [0])
+        assert isinstance(self.present, LinearScorePolicy)
+        tried.roll(np.full(1, tried.hold), self.present.in_kernel, np.zeros(1), 1)
 
     def follow(self, policy: Policy) -> None:
         """From now on this is the present policy."""
-        assert isinstance(policy, BatchPolicy)
+        assert isinstance(policy, NetworkPolicy)
         self.present = policy
 
     def play(self, budget: Budget, batch: Batch) -> None:
@@ -135,23 +147,23 @@ class RoutingCounterfactuals:
             first: (M,) place that each fork begins with.
             budget: Hears of the decisions.
         """
+        assert isinstance(self.present, LinearScorePolicy | NetworkPolicy)
+        assert self.present.in_kernel is not None
         window_s = np.array([self._window_s(i) for i in owners])
         forks = self.deciders.branch(owners.tolist())
-        returns, elapsed_s = np.zeros(len(owners)), np.zeros(len(owners))
-        going, actions = np.ones(len(owners), bool), first
-        while going.any():
-            seen, outcomes = forks.step(actions)
-            returns += np.where(going, outcomes.rewards(self.objective), 0.0)
-            elapsed_s += outcomes.dt_s
-            budget.count(int(going.sum()))
-            going &= (elapsed_s < window_s - 1e-9) & ~forks.done
-            actions = self._act(seen)
-        return returns
+        outcomes, decisions = forks.roll(first, self.present.in_kernel, window_s, _MOST_DECISIONS)
+        budget.count(decisions)
+        return outcomes.rewards(self.objective)
 
     def _window_s(self, i: int) -> float:
         """Time to the arrival at which a rollout ends: the same for all forks of an episode."""
-        simulator = self.deciders.episodes[i].simulator
-        last = int(simulator.world.cluster["next_arrival"][0]) - 1 + self.config.horizon
+        episode = self.deciders.episodes[i]
+        simulator = episode.simulator
+        arrivals = self.config.horizon
+        if self.config.stays is not None:
+            in_system = int(episode.desk.places["in_flight"].sum())
+            arrivals = min(arrivals, max(_LEAST_ARRIVALS, math.ceil(self.config.stays * in_system)))
+        last = int(simulator.world.cluster["next_arrival"][0]) - 1 + arrivals
         if last >= len(simulator.workload):
             return np.inf
         return float(simulator.workload.arrival_s[last]) - simulator.now_s
@@ -164,11 +176,11 @@ class RoutingCounterfactuals:
         ]
 
 
-def _start(config: APIConfig) -> BatchPolicy:
+def _start(config: APIConfig) -> LinearScorePolicy:
     if config.start is None:
         return LinearScorePolicy()
     policy = make_policy(config.start["name"], **config.start.get("params", {}))
-    if not isinstance(policy, BatchPolicy):
+    if not isinstance(policy, LinearScorePolicy):
         raise ValueError(
             f"agent.start must be a policy that decides by the observation alone, as linear_score does, "
             f"got {config.start['name']!r}"

@@ -16,6 +16,8 @@ from envs.simulator.kernel.decisions import HANDLE_WIDTHS, OUTCOMES, decide_many
 from envs.simulator.kernel.desk import ENDED, HOLD, NO_ACTION
 from envs.simulator.kernel.features import CLUSTER_FEATURES, PLACE_FEATURES, REQUEST_FEATURES
 from envs.simulator.kernel.handles import write_handle
+from envs.simulator.kernel.place_scores import PlaceScore, score_space
+from envs.simulator.kernel.rollouts import roll_many
 from envs.simulator.kernel.state import REACHED
 
 _DT, _LATENCY, _GOOD, _LOST = range(len(OUTCOMES))
@@ -163,13 +165,75 @@ class Deciders:
         table += self._before
         self._before[:] = 0.0
         self._pending[:] = False
+        return observations, self._outcomes(table)
+
+    def roll(
+        self,
+        actions: NDArray[np.int64],
+        score: PlaceScore,
+        window_s: NDArray[np.float64],
+        most_decisions: int,
+    ) -> tuple[Outcomes, int]:
+        """Takes a decision in every episode and lets a score decide from there, all inside the kernel.
+
+        Args:
+            actions: (N,), a place, or `hold`.
+            score: What decides; it holds a request only where no place can take it.
+            window_s: (N,), seconds after which an episode is rolled no further.
+            most_decisions: Decisions after which it is rolled no further.
+
+        Returns:
+            What all of it brought, and how many decisions were taken.
+        """
+        number, rows, classes = len(self.episodes), self.num_rows, self.num_classes
+        last = np.where(actions == self.hold, HOLD, actions).astype(np.int64)
+        left = np.full(number, most_decisions, np.int64)
+        totals = self._before.copy()
+        going = self._status != ENDED
+        space = score_space(score, rows)
+        worlds, traffics, tables, desks = self._handles
+        places = np.zeros((rows, len(PLACE_FEATURES)), np.float32)
+        request = np.zeros(len(REQUEST_FEATURES) + classes, np.float32)
+        cluster, mask = np.zeros(len(CLUSTER_FEATURES), np.float32), np.zeros(rows + 1, np.bool_)
+        outcome = np.zeros(totals.shape[1])
+        while roll_many(
+            worlds,
+            traffics,
+            tables,
+            desks,
+            last,
+            self._until,
+            going,
+            self._touched,
+            self._status,
+            window_s,
+            left,
+            score,
+            space,
+            places,
+            request,
+            cluster,
+            mask,
+            outcome,
+            totals,
+        ):
+            for i in np.flatnonzero(going).tolist():
+                self.episodes[i].attend(int(self._status[i]), int(last[i]))
+                self.look_at(i)
+            last[going] = NO_ACTION
+        self._before[:] = 0.0
+        self._pending[:] = False
+        return self._outcomes(totals), number * most_decisions - int(left.sum())
+
+    def _outcomes(self, table: NDArray[np.float64]) -> Outcomes:
+        """What the kernel has booked, and what episodes that have ended left in the system."""
         ended = self._status == ENDED
         unfinished = np.zeros((len(self.episodes), self.num_classes))
         truncated = np.zeros(len(self.episodes), bool)
         for i in np.flatnonzero(ended):
             unfinished[i] = self.episodes[i].unfinished()
             truncated[i] = unfinished[i].any()
-        return observations, Outcomes(table, unfinished, ended & ~truncated, truncated)
+        return Outcomes(table, unfinished, ended & ~truncated, truncated)
 
     def _run(self, actions: NDArray[np.int64]) -> tuple[Observations, NDArray[np.float64]]:
         """Calls the kernel until every episode that goes on has come to a decision or its end."""

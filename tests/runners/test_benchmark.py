@@ -64,7 +64,8 @@ def test_blocks_of_a_trace_have_no_request_in_common(tmp_path):
     assert disjoint_seeds(drawn, "test", 3, first=7) == [7, 8, 9]
 
 
-def test_a_benchmark_runs_and_says_what_each_task_is(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def tiny_task(tmp_path, monkeypatch):
     task = {
         "words": ["env=dp_tp", "workload.num_requests=60"],
         "policies": ["static_dp", "static_tp", "zoo/dp_tp"],
@@ -75,22 +76,67 @@ def test_a_benchmark_runs_and_says_what_each_task_is(tmp_path, monkeypatch, caps
     (tmp_path / "task").mkdir()
     (tmp_path / "task" / "tiny.yaml").write_text(yaml.safe_dump(task))
     monkeypatch.setattr(benchmark, "TASK_DIR", tmp_path / "task")
-    assert compare.main(["benchmark=smoke", "benchmark.blocks=3", f"out={tmp_path}/run"]) == 0
+
+
+def test_a_benchmark_runs_and_says_what_each_task_is(tmp_path, tiny_task, capsys):
+    words = ["benchmark=smoke", "benchmark.blocks=3", "benchmark.search_blocks=2", "benchmark.processes=1"]
+    assert compare.main([*words, f"out={tmp_path}/run"]) == 0
     assert "tiny" in capsys.readouterr().out
     said = json.loads((tmp_path / "run" / "tiny" / "comparison.json").read_text())
     assert said["seeds"] == said["blocks"] == 3
-    assert said["search_blocks"] == 1
+    assert said["strata"] == {"bursty": 2, "chat": 1}
+    assert said["search_blocks"] == 2
     assert said["workload"] == "flying_bursty, azure_conv_fitted"
     assert set(said["regret"]["bound"]) == set(said["policies"]) == set(said["regret"]["clairvoyant"])
     assert all(share > 0 for share in said["regret"]["bound"].values())
     (row,) = json.loads((tmp_path / "run" / "benchmark.json").read_text())["results"]
     assert row["policy"] == "zoo/dp_tp"
     assert row["badge"] == said["badge"] in ("solved", "open", "none")
-    words = ["benchmark=shift", "benchmark.blocks=1", f"out={tmp_path}/shift"]
+    words = ["benchmark=shift", "benchmark.blocks=1", "benchmark.processes=1", f"out={tmp_path}/shift"]
     assert compare.main(words) == 0
     (row,) = json.loads((tmp_path / "shift" / "benchmark.json").read_text())["results"]
     assert row["task"] == "tiny/half"
     assert isinstance(row["worse"], bool)
+
+
+def test_processes_change_no_figure_and_a_stopped_run_goes_on(tmp_path, tiny_task, capsys):
+    words = ["benchmark=smoke", "benchmark.blocks=3"]
+    said = {}
+    for processes in (1, 2):
+        out = tmp_path / str(processes)
+        assert compare.main([*words, f"benchmark.processes={processes}", f"out={out}"]) == 0
+        said[processes] = json.loads((out / "tiny" / "comparison.json").read_text())
+        for policy in said[processes]["policies"].values():
+            assert policy.pop("us_per_decision") > 0
+    assert said[1] == said[2]
+
+    parts = sorted((out / "tiny" / "blocks").iterdir())
+    assert len(parts) == 4
+    parts[0].unlink()  # as if it had been stopped there
+    written = {part: part.stat().st_mtime_ns for part in parts[1:]}
+    assert compare.main([*words, "benchmark.processes=1", f"out={out}"]) == 0
+    assert parts[0].is_file()
+    assert {part: part.stat().st_mtime_ns for part in parts[1:]} == written
+    written = {part: part.stat().st_mtime_ns for part in parts}
+    others = ["benchmark=full", "benchmark.blocks=2", "benchmark.search_blocks=0", "benchmark.processes=1"]
+    task = benchmark.TASK_DIR / "tiny.yaml"
+    task.write_text(task.read_text().replace("num_requests=60", "num_requests=50"))
+    assert compare.main([*others, f"out={out}"]) == 0  # another episode: what is there does not count
+    assert sum(part.stat().st_mtime_ns != written[part] for part in parts) == 2
+
+
+@pytest.mark.parametrize(
+    ("number", "most", "expected"),
+    [
+        (30, [30, 30, 30], [10, 10, 10]),
+        (30, [30, 30, 5, 3], [11, 11, 5, 3]),
+        (4, [4, 4, 4], [2, 1, 1]),
+        (9, [2, 3], [2, 3]),
+        (0, [5, 5], [0, 0]),
+    ],
+)
+def test_what_a_short_trace_lacks_the_others_make_up_for(number, most, expected):
+    assert benchmark.shared_out(number, most) == expected
 
 
 @pytest.mark.parametrize(

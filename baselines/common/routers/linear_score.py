@@ -14,6 +14,7 @@ from baselines.common.router import Router
 from baselines.policy import Action, Tunable
 from envs.routing.state import RoutingState
 from envs.simulator.kernel.features import PLACE_FEATURES
+from envs.simulator.kernel.place_scores import PlaceScore
 
 # The first two are 1 wherever a request may go.
 SCORED = PLACE_FEATURES[2:]
@@ -72,6 +73,7 @@ class LinearScorePolicy(Router):
         self.config = config or LinearScoreConfig()
         self._weights = np.zeros(len(PLACE_FEATURES), np.float32)
         self._weights[-len(SCORED) :] = astuple(self.config)
+        self.in_kernel = PlaceScore(self._weights)
 
     def act(self, observation: Mapping[str, NDArray[np.float32]], state: RoutingState) -> Action:
         """The best place, or None where none can take the request."""

@@ -74,10 +74,10 @@ _EXAMPLES = (
     new_desk(1, 1, 1, np.zeros((1, 1), np.int8), np.zeros(1, np.int32), np.zeros(1, np.int32)),
 )
 HANDLE_WIDTHS = tuple(handle_width(example) for example in _EXAMPLES)
-_read_world = reader_of(World, _EXAMPLES[0])
-_read_traffic = reader_of(Traffic, _EXAMPLES[1])
-_read_tables = reader_of(Tables, _EXAMPLES[2])
-_read_desk = reader_of(Desk, _EXAMPLES[3])
+read_world = reader_of(World, _EXAMPLES[0])
+read_traffic = reader_of(Traffic, _EXAMPLES[1])
+read_tables = reader_of(Tables, _EXAMPLES[2])
+read_desk = reader_of(Desk, _EXAMPLES[3])
 
 
 @inlined
@@ -107,7 +107,7 @@ def _next_stop(world: World, traffic: Traffic, desk: Desk, until: int) -> int:
 
 
 @inlined
-def _run_to_decision(
+def run_to_decision(
     world: World, traffic: Traffic, tables: Tables, desk: Desk, until: int, fresh: bool
 ) -> int:
     """Moves on to the next decision, the end of the episode, or `until`. Returns which, or what the kernel needs.
@@ -184,7 +184,7 @@ def _remember(desk: Desk, average: int, amount: float, keep: float, over: float)
 
 
 @inlined
-def _close_interval(world: World, desk: Desk, out: NDArray[np.float64]) -> None:
+def close_interval(world: World, desk: Desk, out: NDArray[np.float64]) -> None:
     """Books the interval that ends here, and lets the averages of arrivals and promises go on."""
     arrived, prompts, answered, ended = _book_outcome(world, desk, out)
     num_classes = len(world.stats)
@@ -250,17 +250,17 @@ def decide_many(
     for i in range(len(worlds)):
         if not going[i]:
             continue
-        world, traffic = _read_world(worlds, i), _read_traffic(traffics, i)
-        table, desk = _read_tables(tables, i), _read_desk(desks, i)
+        world, traffic = read_world(worlds, i), read_traffic(traffics, i)
+        table, desk = read_tables(tables, i), read_desk(desks, i)
         reason = settle(world, traffic, table, desk, actions[i])
         if reason == REACHED:
-            reason = _run_to_decision(world, traffic, table, desk, until[i], touched[i])
+            reason = run_to_decision(world, traffic, table, desk, until[i], touched[i])
         status[i] = reason
         if reason != DECIDE and reason != ENDED:
             waiting += 1
             continue
         going[i] = False
-        _close_interval(world, desk, outcomes[i])
+        close_interval(world, desk, outcomes[i])
         look_at_places(world, table, desk)
         places[i], requests[i], clusters[i], masks[i] = 0.0, 0.0, 0.0, False
         masks[i, masks.shape[1] - 1] = True

@@ -1,0 +1,163 @@
+"""Scores of places that the kernel can compute: a weighted sum of features, or a small network over the set of places.
+
+The network is that of `agents.set_network.SetScorer` with one hidden layer behind the rows: every place is seen through
+the same two layers, with the context; their mean and maximum over the places in service and what became of a place
+itself give its score.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.simulator.kernel.compiled import inlined, int64
+from envs.simulator.kernel.features import PLACE_FEATURES
+
+_IN_SERVICE = PLACE_FEATURES.index("in_service")
+_NONE = np.zeros(0, np.float32)
+_NO_LAYER = np.zeros((0, 0), np.float32)
+
+Vector = NDArray[np.float32]
+Matrix = NDArray[np.float32]
+
+
+class PlaceScore(NamedTuple):
+    """How places are scored; the highest that can take the request is chosen, ties to the first.
+
+    F features of a place, C of the context (the request's, then the cluster's), widths W and H.
+    """
+
+    weights: Vector  # (F,) of a sum; empty: the network scores
+    row_place: Matrix = _NO_LAYER  # (F, W)
+    row_context: Matrix = _NO_LAYER  # (C, W)
+    row_context_bias: Vector = _NONE  # (W,)
+    row: Matrix = _NO_LAYER  # (W, W)
+    row_bias: Vector = _NONE  # (W,)
+    score_row: Matrix = _NO_LAYER  # (W, H)
+    score_pool: Matrix = _NO_LAYER  # (2 W + C, H): mean, maximum, context
+    score_pool_bias: Vector = _NONE  # (H,)
+    score: Vector = _NONE  # (H,)
+
+
+class ScoreSpace(NamedTuple):
+    """Where the kernel computes scores; R rows for places."""
+
+    context: Vector  # (W,)
+    first: Vector  # (W,)
+    rows: Matrix  # (R, W)
+    pooled: Vector  # (2 W + C,)
+    common: Vector  # (H,)
+    hidden: Vector  # (H,)
+
+
+def score_space(score: PlaceScore, num_rows: int) -> ScoreSpace:
+    """Room for the scores of at most `num_rows` places."""
+    width, hidden = len(score.row_bias), len(score.score)
+    sizes = (width, width, (num_rows, width), len(score.score_pool), hidden, hidden)
+    return ScoreSpace(*(np.zeros(size, np.float32) for size in sizes))
+
+
+@inlined
+def _add(inputs: Vector, begin: int, weights: Matrix, outputs: Vector) -> None:
+    """Adds inputs @ weights[begin : begin + len(inputs)]."""
+    for i in range(len(inputs)):
+        value = inputs[i]
+        if value != 0.0:
+            for j in range(len(outputs)):
+                outputs[j] += value * weights[begin + i, j]
+
+
+@inlined
+def _copy(values: Vector, outputs: Vector) -> None:
+    for j in range(len(outputs)):
+        outputs[j] = values[j]
+
+
+@inlined
+def _rectify(values: Vector) -> None:
+    for j in range(len(values)):
+        values[j] = max(values[j], np.float32(0.0))
+
+
+@inlined
+def _see_places(
+    score: PlaceScore, space: ScoreSpace, places: Matrix, request: Vector, cluster: Vector
+) -> None:
+    """What the network makes of each place, and of all of them."""
+    width = len(score.row_bias)
+    _copy(score.row_context_bias, space.context)
+    _add(request, int64(0), score.row_context, space.context)
+    _add(cluster, int64(len(request)), score.row_context, space.context)
+    space.pooled[:] = 0.0
+    present = 0
+    for e in range(len(places)):
+        _copy(space.context, space.first)
+        _add(places[e], int64(0), score.row_place, space.first)
+        _rectify(space.first)
+        _copy(score.row_bias, space.rows[e])
+        _add(space.first, int64(0), score.row, space.rows[e])
+        _rectify(space.rows[e])
+        if places[e, _IN_SERVICE] > 0:
+            present += 1
+            for j in range(width):
+                space.pooled[j] += space.rows[e, j]
+                space.pooled[width + j] = max(space.pooled[width + j], space.rows[e, j])
+    for j in range(width):
+        space.pooled[j] /= np.float32(max(present, 1))
+    for j in range(len(request)):
+        space.pooled[2 * width + j] = request[j]
+    for j in range(len(cluster)):
+        space.pooled[2 * width + len(request) + j] = cluster[j]
+    _copy(score.score_pool_bias, space.common)
+    _add(space.pooled, int64(0), score.score_pool, space.common)
+
+
+@inlined
+def _network_score(score: PlaceScore, space: ScoreSpace, e: int) -> float:
+    _copy(space.common, space.hidden)
+    _add(space.rows[e], int64(0), score.score_row, space.hidden)
+    total = 0.0
+    for j in range(len(score.score)):
+        total += max(space.hidden[j], 0.0) * score.score[j]
+    return total
+
+
+@inlined
+def best_place(
+    score: PlaceScore,
+    space: ScoreSpace,
+    places: Matrix,
+    request: Vector,
+    cluster: Vector,
+    mask: NDArray[np.bool_],
+    nowhere: int,
+) -> int:
+    """The place with the highest score among those that can take the request; `nowhere` where none can.
+
+    Args:
+        score: How places are scored.
+        space: Where.
+        places: (R, F).
+        request: (features,).
+        cluster: (features,).
+        mask: (at least R,), the places that can take the request.
+        nowhere: What to return where none can.
+    """
+    linear = len(score.weights) > 0
+    if not linear:
+        _see_places(score, space, places, request, cluster)
+    best, highest = int64(nowhere), -np.inf
+    for e in range(len(places)):
+        if not mask[e]:
+            continue
+        value = 0.0
+        if linear:
+            for k in range(len(score.weights)):
+                value += score.weights[k] * places[e, k]
+        else:
+            value = _network_score(score, space, int64(e))
+        if value > highest:
+            best, highest = int64(e), value
+    return best

@@ -1,0 +1,233 @@
+"""Blocks of a benchmark: every policy on one episode, over several processes, each written down as soon as it is done.
+
+What a block says depends on its configuration, its seed and the code alone, so that it does not matter which process
+ran it, and what was written down before a run was stopped need not be run again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from baselines.policy import Policy
+from runners.cli import use_one_thread
+from runners.comparing import run_block, search
+from runners.environments import make_configured_env
+from runners.output import write_parquet
+from runners.policies import CONFIG_DIR, checkpoint_dir, load_policy, policy_config
+from runners.schema import CompareConfig, SearchConfig
+
+_ROOT = CONFIG_DIR.parent
+_CODE = ("agents", "baselines", "calibration", "envs", "runners")
+_NOT_METRICS = ("policy", "us_per_decision", "bound", "digest")
+_OF_NO_EPISODE = (
+    "out",
+    "seeds",
+    "first_seed",
+    "policies",
+    "plots",
+    "disjoint",
+    "search",
+    "benchmark",
+    "tracker",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Every policy on one episode, or the clairvoyant search on it.
+
+    Attributes:
+        folder: of the task, and of the perturbation if any, under the benchmark's.
+        stratum: what the workload is called.
+        config: where.
+        seed: of the episode.
+        policies: names; none for the search.
+        search: its settings.
+    """
+
+    folder: str
+    stratum: str
+    config: CompareConfig
+    seed: int
+    policies: tuple[str, ...] = ()
+    search: SearchConfig | None = None
+
+    @property
+    def path(self) -> Path:
+        """Of its file in the benchmark's folder."""
+        kind = "policies" if self.search is None else "search"
+        return Path(self.folder) / "blocks" / f"{self.stratum}_{self.seed}_{kind}.parquet"
+
+    @property
+    def digest(self) -> str:
+        """Of all that its figures depend on."""
+        names = self.policies if self.search is None else (self.search.base,)
+        where = {
+            item.name: getattr(self.config, item.name)
+            for item in fields(self.config)
+            if item.name not in _OF_NO_EPISODE
+        }
+        what = (where, self.seed, self.search, [_content(name) for name in names if name is not None])
+        return hashlib.sha256(repr((_code(), what)).encode()).hexdigest()
+
+    def run(self) -> BlockScores:
+        """Runs it."""
+        if self.search is not None:
+            score = Score({"return": search(self.config, self.search, self.seed)}, 0.0)
+            return BlockScores({self.search.base or "": score})
+        env, policies = _world(self)
+        episodes, bound = run_block(env, self.config, policies, self.seed)
+        of = {name: Score(episode.metrics, episode.us_per_decision) for name, episode in episodes.items()}
+        return BlockScores(of, bound)
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a policy came to on an episode.
+
+    Attributes:
+        metrics: figures by name, as of `runners.rollout.Episode`.
+        us_per_decision: mean time that it took to decide, microseconds.
+    """
+
+    metrics: dict[str, float]
+    us_per_decision: float
+
+
+@dataclass(frozen=True)
+class BlockScores:
+    """What came of a block.
+
+    Attributes:
+        of: scores by policy; of a search, one.
+        bound: a return that no policy can exceed on the episode; None: not known.
+    """
+
+    of: dict[str, Score] = field(default_factory=dict)
+    bound: float | None = None
+
+
+def run_blocks(
+    blocks: Sequence[Block], out: Path, processes: int, tell: Callable[[Block], None] = lambda block: None
+) -> list[BlockScores]:
+    """Runs the blocks that `out` does not hold yet; returns the scores of all.
+
+    Args:
+        blocks: what to run.
+        out: folder of the benchmark.
+        processes: that run them side by side; 1: this one alone.
+        tell: hears of each that is done.
+    """
+    found = {i: _read(out / block.path, block.digest) for i, block in enumerate(blocks)}
+    missing = [block for i, block in enumerate(blocks) if found[i] is None]
+    for i, block in enumerate(blocks):
+        if found[i] is not None:
+            tell(block)
+    if processes == 1 or len(missing) < 2:
+        for block in missing:
+            _run_and_write(block, block.digest, out)
+            tell(block)
+    else:
+        _run_side_by_side(missing, out, processes, tell)
+    return [_written(out / block.path, block.digest) for block in blocks]
+
+
+def _run_side_by_side(
+    blocks: Sequence[Block], out: Path, processes: int, tell: Callable[[Block], None]
+) -> None:
+    """Runs blocks, the searches first: they take longest."""
+    for block in {block.config.env["name"]: block for block in blocks}.values():
+        make_configured_env(block.config).reset(seed=block.seed)  # one process compiles the kernel, not each
+    order = sorted(blocks, key=lambda block: block.search is None)
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), use_one_thread) as pool:
+        running = {pool.submit(_run_and_write, block, block.digest, out): block for block in order}
+        try:
+            for future in as_completed(running):
+                future.result()
+                tell(running[future])
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _run_and_write(block: Block, digest: str, out: Path) -> None:
+    scores = block.run()
+    rows = [
+        {
+            "policy": name,
+            "us_per_decision": score.us_per_decision,
+            "bound": scores.bound,
+            "digest": digest,
+            **score.metrics,
+        }
+        for name, score in scores.of.items()
+    ]
+    write_parquet(out / block.path, pd.DataFrame(rows))
+
+
+def _read(path: Path, digest: str) -> BlockScores | None:
+    """What a block has come to before; None: it has not been run as it would be now."""
+    if not path.is_file():
+        return None
+    rows: list[dict[Any, Any]] = pd.read_parquet(path).to_dict("records")
+    if rows[0]["digest"] != digest:
+        return None
+    of = {
+        row["policy"]: Score(
+            {key: float(value) for key, value in row.items() if key not in _NOT_METRICS},
+            row["us_per_decision"],
+        )
+        for row in rows
+    }
+    bound = rows[0]["bound"]
+    return BlockScores(of, None if pd.isna(bound) else float(bound))
+
+
+def _written(path: Path, digest: str) -> BlockScores:
+    scores = _read(path, digest)
+    assert scores is not None
+    return scores
+
+
+_worlds: dict[tuple[str, str, tuple[str, ...]], tuple[Any, dict[str, Policy]]] = {}
+
+
+def _world(block: Block) -> tuple[Any, dict[str, Policy]]:
+    """The environment and the policies, which neighbouring blocks share."""
+    key = (block.folder, block.stratum, block.policies)
+    if key not in _worlds:
+        _worlds.clear()
+        policies = {name: load_policy(name) for name in block.policies}
+        _worlds[key] = make_configured_env(block.config), policies
+    return _worlds[key]
+
+
+@lru_cache
+def _code() -> str:
+    """Of every source file, profile and generator."""
+    digest = hashlib.sha256()
+    for folder in _CODE:
+        for path in sorted((_ROOT / folder).rglob("*")):
+            if path.suffix in (".py", ".yaml", ".json", ".csv", ".npz") and path.is_file():
+                digest.update(os.fsencode(path.relative_to(_ROOT)))
+                digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _content(name: str) -> str:
+    """What stands behind a policy's name."""
+    folder = checkpoint_dir(name)
+    if folder is None:
+        return repr(policy_config(name))
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    return repr([(path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in files])

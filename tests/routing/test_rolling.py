@@ -1,0 +1,120 @@
+"""Decisions taken inside the kernel are those that the same score takes outside, and bring the same."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from agents.network_policy import NetworkPolicy, place_scores
+from agents.routing.adapter import RoutingAdapter
+from agents.set_network import SetNetwork
+from baselines.registry import make_policy
+from envs.fleet import Crash, FleetConfig, GroupSpec, ReplicaSpec
+from envs.routing.config import FaultRates, RoutingConfig
+from envs.routing.deciders import Deciders
+from envs.routing.env import make_spaces
+from envs.routing.episode import Episode
+from envs.workload.registry import WorkloadSpec
+
+TWO_SPEEDS = FleetConfig(
+    groups=(
+        GroupSpec(ReplicaSpec("llama-3.1-8b", "A100-80GB"), 2),
+        GroupSpec(ReplicaSpec("llama-3.1-8b", "H100", tp_size=2), 1),
+    )
+)
+SETTINGS = {
+    "usual": {},
+    "more_rows_than_places": {"max_places": 5},
+    "held_and_lost": {
+        "cluster": FleetConfig(
+            groups=(GroupSpec(ReplicaSpec("llama-3.1-8b", "H100"), 2),),
+            crashes=(Crash(0.6, 0), Crash(0.9, 1)),
+            start_fixed_s=0.5,
+            storage_bytes_per_s=1e11,
+        ),
+        "queue_capacity": 8,
+        "drain_limit_s": 1.0,
+    },
+    "faults": {"faults": FaultRates(crashes_per_hour=400.0, slow_downs_per_hour=400.0, slow_s=2.0)},
+}
+
+
+MOST = 150
+
+
+def episodes(**changes):
+    workload = WorkloadSpec(name="azure_conv_fitted", num_requests=120, rate_scale=6.0)
+    config = RoutingConfig(**{"workload": workload, "cluster": TWO_SPEEDS, "split": "test", **changes})
+    deciders = Deciders([Episode(config) for _ in range(3)])
+    return deciders, deciders.reset(range(3), [1, 2, 3])
+
+
+def network_policy(deciders):
+    torch.manual_seed(1)
+    observation, action = make_spaces(deciders.episodes[0])
+    context = observation["request"].shape[0] + observation["cluster"].shape[0]
+    adapter = RoutingAdapter()
+    network = SetNetwork(context, observation["places"].shape[1], 16, (8,), adapter.present)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.mul_(3.0)  # so that scores differ
+    scorer = network.export()
+    scores = place_scores(scorer, ("request", "cluster"))
+    return NetworkPolicy(scores, adapter, "x", observation, action, in_kernel=scorer.in_kernel())
+
+
+@pytest.mark.parametrize("kind", ["sum", "network"])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_it_is_what_deciding_outside_brings(setting, kind):
+    deciders, seen = episodes(**SETTINGS[setting])
+    policy = make_policy("linear_score") if kind == "sum" else network_policy(deciders)
+    window_s = np.array([0.5, np.inf, np.inf])
+    forks = deciders.branch([0, 1, 2])
+    first = np.where(seen.masks[:, 0], 0, deciders.hold)
+    rolled, decisions = forks.roll(first, policy.in_kernel, window_s, MOST)
+
+    rewards, elapsed_s, taken = np.zeros(3), np.zeros(3), 0
+    going, actions, chosen = np.ones(3, bool), first, set()
+    for _ in range(MOST):
+        seen, outcomes = deciders.step(actions)
+        rewards += np.where(going, outcomes.rewards(deciders.episodes[0].config.objective), 0.0)
+        elapsed_s += np.where(going, outcomes.dt_s, 0.0)
+        taken += int(going.sum())
+        going &= (elapsed_s < window_s - 1e-9) & ~deciders.done
+        if not going.any():
+            break
+        observation = {"places": seen.places, "request": seen.request, "cluster": seen.cluster}
+        actions = policy.act_batch(observation, seen.masks)
+        chosen |= set(actions[going].tolist())
+    objective = forks.episodes[0].config.objective
+    np.testing.assert_allclose(rolled.rewards(objective), rewards, rtol=1e-9)
+    np.testing.assert_allclose(rolled.dt_s, elapsed_s, rtol=1e-9)
+    assert decisions == taken
+    assert len(chosen) > 1
+    if setting == "held_and_lost":
+        assert deciders.hold in chosen
+        assert rolled.table[:, 3].sum() > 0
+
+
+def test_it_can_be_gone_on_from():
+    deciders, _ = episodes()
+    policy = make_policy("linear_score")
+    objective = deciders.episodes[0].config.objective
+    forever, first = np.full(3, np.inf), np.zeros(3, np.int64)
+    whole, all_of_them = deciders.branch([0, 1, 2]).roll(first, policy.in_kernel, forever, 1 << 40)
+    seen, _ = deciders.branch([0, 1, 2]).step(first)
+    second = policy.act_batch({"places": seen.places}, seen.masks)
+    some, one_each = deciders.roll(first, policy.in_kernel, forever, 1)
+    assert one_each == 3
+    assert not deciders.done.any()
+    rest, others = deciders.roll(second, policy.in_kernel, forever, 1 << 40)
+    assert deciders.done.all()
+    assert others == all_of_them - 3
+    np.testing.assert_allclose(
+        some.rewards(objective) + rest.rewards(objective), whole.rewards(objective), rtol=1e-9
+    )
+
+
+def test_a_network_of_more_layers_stays_outside():
+    assert SetNetwork(5, 20, 8, (8, 8), 1).export().in_kernel() is None
