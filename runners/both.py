@@ -8,10 +8,11 @@ from typing import Any
 
 from envs.live.routing.fleet import places_of
 from envs.live.supervision import LocalServers
-from envs.simulator.fleet.build import lone_start_s
+from envs.simulator.fleet.build import front_end_of, lone_start_s
 from runners.aggregate import aggregate
 from runners.environments import make_configured_env
 from runners.episode_files import write_episodes
+from runners.front_end import as_clients_see_it
 from runners.gap import USUAL_RIVALS, gap
 from runners.live import live_env
 from runners.output import write_json
@@ -48,7 +49,13 @@ def evaluate_both(config: EvaluateConfig, out: Path) -> None:
             runs.append(episodes)
         simulated, real = runs
         spec = live.policy_spec
-        found = {**_header(config), **gap(simulated, real), "transitions": _transitions(simulator, launched)}
+        seen = _with_front_ends(simulated, simulator)
+        found = {
+            **_header(config),
+            **gap(seen, real),
+            "without_front_end": gap(simulated, real)["gap"],
+            "transitions": _transitions(simulator, launched),
+        }
         tracker.summary({f"gap/{name}": entry["ape_median"] for name, entry in found["gap"].items()})
     write_episodes(config, out, real[label], aggregate(real[label]), spec)
     write_json(out / "gap.json", found)
@@ -63,6 +70,17 @@ def _header(config: EvaluateConfig) -> dict[str, Any]:
         "split": config.split,
         "seeds": config.seeds,
         "repeats": config.repeats,
+    }
+
+
+def _with_front_ends(simulated: dict[str, list[Episode]], simulator: Any) -> dict[str, list[Episode]]:
+    """Simulated episodes as clients would see them."""
+    core = simulator.unwrapped
+    config, spec = core.config, core.policy_spec
+    front_ends = [front_end_of(group.replica) for group in places_of(config.cluster)]
+    return {
+        name: [as_clients_see_it(episode, front_ends, spec, config.objective) for episode in episodes]
+        for name, episodes in simulated.items()
     }
 
 

@@ -99,15 +99,24 @@ def fleet_launch_settings(config: BackendConfig, fleet: FleetConfig) -> list[Lau
         ValueError: there are not as many slots as places.
     """
     places = places_of(fleet)
-    slots = config.slots or tuple(str(number % (os.cpu_count() or 1)) for number in range(len(places)))
-    if len(slots) != len(places):
-        raise ValueError(
-            f"backend.slots must name a slot for each of {len(places)} servers, got {len(slots)}"
-        )
+    slots = slots_of(config, len(places))
     return [
         _launch_settings(config, fleet, group.replica, slot)
         for group, slot in zip(places, slots, strict=True)
     ]
+
+
+def slots_of(config: BackendConfig, servers: int) -> tuple[str, ...]:
+    """A slot for each of some servers: those that are named, or one core or GPU after another.
+
+    Raises:
+        ValueError: another number of slots is named.
+    """
+    there = (os.cpu_count() or 1) if config.device == "cpu" else servers
+    slots = config.slots or tuple(str(number % there) for number in range(servers))
+    if len(slots) != servers:
+        raise ValueError(f"backend.slots must name a slot for each of {servers} servers, got {len(slots)}")
+    return slots
 
 
 def _launch_settings(

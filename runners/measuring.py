@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -20,7 +21,8 @@ from envs.backend import ClusterSpec
 from envs.live.endpoints import check_endpoints
 from envs.live.launcher import ending_on_sigterm
 from envs.live.servers import Server
-from runners.live import check_installed, served
+from envs.live.supervision import LocalServers
+from runners.live import check_installed, launch_settings, slots_of
 from runners.measure_config import CalibrateConfig
 from runners.output import write_json, write_text
 from runners.progress import progress_bar
@@ -33,10 +35,8 @@ def measure_live(config: CalibrateConfig, out: Path) -> None:
     """Measures, fits, writes `NAME_GPU.yaml` and `calibration.json`, and prints what came out."""
     check_installed()
     folder = out / "server"
-    with ending_on_sigterm(), served(config.backend, config.cluster, folder) as endpoints:
-        url = check_endpoints(endpoints, config.backend.allow_remote)[0]
-        log = Path(config.log) if config.log else folder / "vllm.log"
-        measurement = _measured(config, url, log)
+    with ending_on_sigterm(), _servers(config, folder) as (url, log, beside):
+        measurement = _measured(config, url, log, beside)
         profile = _profile(config, measurement)
     name = profile_file_name(profile.model.name, profile.gpu.name)
     write_text(out / name, dump_profile(profile))
@@ -45,7 +45,21 @@ def measure_live(config: CalibrateConfig, out: Path) -> None:
     print_results_in(out / name)
 
 
-def _measured(config: CalibrateConfig, url: str, log: Path) -> Measurement:
+@contextlib.contextmanager
+def _servers(config: CalibrateConfig, folder: Path) -> Iterator[tuple[str, Path, tuple[str, ...]]]:
+    """Address and log of the server to be measured, and the addresses of those beside it."""
+    if not config.backend.launch:
+        urls = check_endpoints(config.backend.endpoints, config.backend.allow_remote)
+        yield urls[0], Path(config.log or ""), ()
+        return
+    settings = launch_settings(config.backend, config.cluster)
+    slots = slots_of(config.backend, 1 + config.neighbours)
+    with LocalServers([replace(settings, slot=slot) for slot in slots], folder) as servers:
+        log = Path(config.log) if config.log else servers.servers[0].log
+        yield servers.urls[0], log, servers.urls[1:]
+
+
+def _measured(config: CalibrateConfig, url: str, log: Path, beside: tuple[str, ...]) -> Measurement:
     with progress_bar(0, "configurations", "load") as bar:
 
         def on_load(load: Load) -> None:
@@ -57,7 +71,9 @@ def _measured(config: CalibrateConfig, url: str, log: Path) -> Measurement:
             return known
 
         backend = config.backend
-        running = measure(url, log, counted, backend.vocab_size, config.repeats, backend.model, on_load)
+        running = measure(
+            url, log, counted, backend.vocab_size, config.repeats, backend.model, on_load, beside
+        )
         return asyncio.run(running)
 
 
@@ -99,16 +115,17 @@ def _print(profile: Profile, cluster: ClusterSpec) -> None:
     used, minutes = profile.provenance["iterations_used"], profile.provenance["minutes"]
     print_table(f"Error over {used:,} iterations in {minutes} minutes", ("iterations", "n", *_SHOWN), rows)
     latency = profile.latency_model(cluster.base_width)
-    print_table("What the profile says", ("iteration", "ms"), _examples(latency, cluster))
+    print_table("What the profile says", ("what", "ms"), _examples(latency, cluster, profile))
 
 
-def _examples(latency: LatencyModel, cluster: ClusterSpec) -> list[tuple[str, float]]:
+def _examples(latency: LatencyModel, cluster: ClusterSpec, profile: Profile) -> list[tuple[str, float]]:
     def row(what: str, function: Callable[[], float]) -> tuple[str, float]:
         return what, 1e3 * function()
 
-    most = cluster.max_num_seqs
+    most, front_end = cluster.max_num_seqs, profile.frontends[cluster.base_width]
     return [
         row("one request decoding at 256 tokens", lambda: latency.iteration_s(1, 256)),
         row(f"{most} requests decoding at 256 tokens each", lambda: latency.iteration_s(most, 256 * most)),
         row("a prompt of 256 tokens", lambda: latency.iteration_s(0, 0, [(0, 256)])),
+        row("the front end of that prompt", lambda: front_end.fixed_s + 256 * front_end.token_s),
     ]

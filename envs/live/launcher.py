@@ -91,6 +91,7 @@ class LocalServer:
                 cwd=self.folder,
                 start_new_session=True,  # its own group: Ctrl-C reaches us first, and we reach all of it
             )
+        _keep_on(self._process.pid, self.settings.cores)
 
     def wait_until_ready(self) -> None:
         """Waits for its first answer.
@@ -143,6 +144,14 @@ def _answers(url: str) -> bool:
             return bool(response.status == 200)
     except (urllib.error.URLError, OSError):
         return False
+
+
+def _keep_on(process: int, cores: frozenset[int]) -> None:
+    """Keeps a process and what it will start on some cores, as far as they are to be had and the system knows how."""
+    if cores and hasattr(os, "sched_setaffinity"):
+        allowed = cores & os.sched_getaffinity(0)
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(process, allowed or os.sched_getaffinity(0))
 
 
 def _signal_group(group: int, number: signal.Signals) -> None:

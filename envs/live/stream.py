@@ -67,7 +67,7 @@ async def stream_completion(
     session: aiohttp.ClientSession,
     url: str,
     body: dict[str, Any],
-    on_tokens: Callable[[int, float], None],
+    on_tokens: Callable[[int, float], object],
     silence_s: float,
 ) -> StreamEnd:
     """Sends a request and follows its answer to the end; never raises for what a server does.
