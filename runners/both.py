@@ -13,7 +13,7 @@ from runners.aggregate import aggregate
 from runners.environments import make_configured_env
 from runners.episode_files import write_episodes
 from runners.front_end import as_clients_see_it
-from runners.gap import USUAL_RIVALS, gap
+from runners.gap import USUAL_RIVALS, gap, transition_gap
 from runners.live import live_env
 from runners.output import write_json
 from runners.policies import load_policy, policy_label
@@ -85,12 +85,12 @@ def _with_front_ends(simulated: dict[str, list[Episode]], simulator: Any) -> dic
 
 
 def _transitions(simulator: Any, launched: LocalServers | None) -> dict[str, Any]:
-    """What a start takes in simulation, alone, and what it took here, side by side; empty without launched servers."""
+    """What each transition takes in simulation and what it took here, by server; empty without launched servers."""
     if launched is None:
         return {}
     fleet = simulator.unwrapped.config.cluster
     nominal = [lone_start_s(fleet, group.replica) for group in places_of(fleet)]
-    return {"start_s": {"simulated": nominal, "live": launched.ready_s}}
+    return {"start_s": transition_gap(nominal, launched.ready_s)}
 
 
 def _print(found: dict[str, Any]) -> None:

@@ -54,6 +54,12 @@ def gap(simulated: Runs, live: Runs) -> dict[str, Any]:
     }
 
 
+def transition_gap(simulated: Sequence[float], live: Sequence[float]) -> dict[str, Any]:
+    """What a transition costs in simulation and live, s, with the errors of the simulation."""
+    errors = [_relative(*pair) for pair in zip(simulated, live, strict=True)]
+    return {"simulated": list(simulated), "live": list(live), "error": errors}
+
+
 def _mean(episodes: Sequence[Episode]) -> dict[str, float]:
     return {metric: float(np.mean([episode.metrics[metric] for episode in episodes])) for metric in COMPARED}
 

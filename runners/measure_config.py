@@ -63,6 +63,7 @@ class CalibrateConfig:
         repeats: rounds through the designed load.
         neighbours: further servers to launch beside the measured one, each in the next slot; they do the same work
             meanwhile.
+        transitions: whether a launched server's start, stop, relaunch, and where it can, sleep and wake are measured.
         date: of the measurement, YYYY-MM-DD; None: today.
     """
 
@@ -80,6 +81,7 @@ class CalibrateConfig:
     longest_tokens: int | None = None
     repeats: int = 4
     neighbours: int = 0
+    transitions: bool = True
     date: str | None = None
 
     def __post_init__(self) -> None:

@@ -15,13 +15,15 @@ from calibration.latency import LatencyModel
 from calibration.measuring.loads import Limits, Load, designed_loads
 from calibration.measuring.measure import Measurement, measure, profile_of
 from calibration.measuring.model import served_model
+from calibration.measuring.transitions import measure_transitions, settled
 from calibration.models import MODELS
 from calibration.profile import Profile, dump_profile, profile_file_name
 from envs.backend import ClusterSpec
 from envs.live.endpoints import check_endpoints
-from envs.live.launcher import ending_on_sigterm
+from envs.live.launcher import LocalServer, ending_on_sigterm
 from envs.live.servers import Server
 from envs.live.supervision import LocalServers
+from envs.live.transitions import Slot, SlotState
 from runners.live import check_installed, launch_settings, slots_of
 from runners.measure_config import CalibrateConfig
 from runners.output import write_json, write_text
@@ -35,9 +37,10 @@ def measure_live(config: CalibrateConfig, out: Path) -> None:
     """Measures, fits, writes `NAME_GPU.yaml` and `calibration.json`, and prints what came out."""
     check_installed()
     folder = out / "server"
-    with ending_on_sigterm(), _servers(config, folder) as (url, log, beside):
+    with ending_on_sigterm(), _servers(config, folder) as (url, log, beside, slot):
         measurement = _measured(config, url, log, beside)
-        profile = _profile(config, measurement)
+        times = measure_transitions(slot) if slot is not None and config.transitions else {}
+    profile = replace(_profile(config, measurement), transitions=times)
     name = profile_file_name(profile.model.name, profile.gpu.name)
     write_text(out / name, dump_profile(profile))
     write_json(out / "calibration.json", {"provenance": profile.provenance, "held_out": profile.held_out})
@@ -46,17 +49,25 @@ def measure_live(config: CalibrateConfig, out: Path) -> None:
 
 
 @contextlib.contextmanager
-def _servers(config: CalibrateConfig, folder: Path) -> Iterator[tuple[str, Path, tuple[str, ...]]]:
-    """Address and log of the server to be measured, and the addresses of those beside it."""
+def _servers(
+    config: CalibrateConfig, folder: Path
+) -> Iterator[tuple[str, Path, tuple[str, ...], Slot | None]]:
+    """Address and log of the server to be measured, the addresses of those beside it, and its slot if it has one."""
     if not config.backend.launch:
         urls = check_endpoints(config.backend.endpoints, config.backend.allow_remote)
-        yield urls[0], Path(config.log or ""), ()
+        yield urls[0], Path(config.log or ""), (), None
         return
     settings = launch_settings(config.backend, config.cluster)
-    slots = slots_of(config.backend, 1 + config.neighbours)
-    with LocalServers([replace(settings, slot=slot) for slot in slots], folder) as servers:
-        log = Path(config.log) if config.log else servers.servers[0].log
-        yield servers.urls[0], log, servers.urls[1:]
+    own, *others = (replace(settings, slot=slot) for slot in slots_of(config.backend, 1 + config.neighbours))
+    with LocalServers(others, folder / "beside") as beside:
+        slot = Slot(LocalServer(own, folder), lambda: 0)
+        try:
+            slot.start()
+            settled(slot, SlotState.READY)
+            log = Path(config.log) if config.log else slot.server.log
+            yield slot.server.url, log, beside.urls, slot
+        finally:
+            slot.close()
 
 
 def _measured(config: CalibrateConfig, url: str, log: Path, beside: tuple[str, ...]) -> Measurement:
@@ -122,10 +133,12 @@ def _examples(latency: LatencyModel, cluster: ClusterSpec, profile: Profile) -> 
     def row(what: str, function: Callable[[], float]) -> tuple[str, float]:
         return what, 1e3 * function()
 
+    took = [(name.removesuffix("_s").replace("_", " "), 1e3 * s) for name, s in profile.transitions.items()]
     most, front_end = cluster.max_num_seqs, profile.frontends[cluster.base_width]
     return [
         row("one request decoding at 256 tokens", lambda: latency.iteration_s(1, 256)),
         row(f"{most} requests decoding at 256 tokens each", lambda: latency.iteration_s(most, 256 * most)),
         row("a prompt of 256 tokens", lambda: latency.iteration_s(0, 0, [(0, 256)])),
         row("the front end of that prompt", lambda: front_end.fixed_s + 256 * front_end.token_s),
+        *took,
     ]

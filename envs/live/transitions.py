@@ -153,6 +153,11 @@ class Slot:
         self.server.stop()
         self._enter(SlotState.STOPPED)
 
+    @property
+    def idle(self) -> bool:
+        """Whether every order has been carried out."""
+        return self._orders.unfinished_tasks == 0
+
     def took_s(self, *states: SlotState) -> list[float]:
         """How long each stay in one of these states was, s, where nothing went wrong."""
         return [step.took_s for step in self.steps if step.state in states and not step.note]
@@ -174,6 +179,8 @@ class Slot:
             except (ValueError, OSError) as error:
                 self.server.stop()
                 self._enter(SlotState.FAILED, note=f"{type(error).__name__}: {error}")
+            finally:
+                self._orders.task_done()
 
     def _start(self) -> None:
         self._enter(SlotState.STARTING)

@@ -131,7 +131,10 @@ def model_of(replica: ReplicaSpec) -> ModelSpec:
 
 
 def lone_start_s(spec: FleetSpec, replica: ReplicaSpec) -> float:
-    """What a start from storage takes if nothing else uses the links, s."""
+    """What a start takes if nothing else uses the links, s: as measured, else from storage by the weights' size."""
+    measured_s = profile_of(replica).transitions.get("start_s")
+    if measured_s is not None:
+        return measured_s
     slowest = min(spec.storage_bytes_per_s, spec.link_bytes_per_s)
     return spec.start_fixed_s + model_of(replica).weight_bytes / slowest
 
