@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 from envs.live.transitions import Slot, SlotState
 
@@ -40,10 +41,10 @@ def measure_transitions(slot: Slot) -> dict[str, float]:
     found = {"start_s": sum(slot.took_s(SlotState.STARTING, SlotState.CANARY))}
     if slot.server.settings.sleep_mode:
         for level in SLEEP_LEVELS:
-            found[f"sleep_level{level}_s"] = _timed(slot, lambda of=level: slot.sleep(of), SlotState.ASLEEP)
+            found[f"sleep_level{level}_s"] = _timed(slot, partial(slot.sleep, level), SlotState.ASLEEP)
             found[f"wake_level{level}_s"] = _timed(slot, slot.wake, SlotState.READY)
     settings = slot.server.settings
-    found["relaunch_s"] = _timed(slot, lambda: slot.relaunch(settings), SlotState.READY)
+    found["relaunch_s"] = _timed(slot, partial(slot.relaunch, settings), SlotState.READY)
     found["stop_s"] = _timed(slot, slot.stop, SlotState.STOPPED)
     return {name: float(f"{seconds:.4g}") for name, seconds in found.items()}
 

@@ -46,6 +46,14 @@ class Gauges:
     prompt_tokens: int
     generation_tokens: int
 
+    @property
+    def num_requests(self) -> int:
+        """Requests in batch and queue."""
+        return self.num_running + self.num_waiting
+
+
+NOTHING = Gauges(0, 0, 0.0, 0, 0, 0)  # of a server that has never been read
+
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:

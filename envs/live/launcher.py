@@ -76,11 +76,17 @@ class LocalServer:
         if self._temporary is not None:
             self._temporary.cleanup()
 
+    def reserve(self) -> str:
+        """Chooses its address, which stays the same from then on; returns it."""
+        self._port = self._port or _free_port()
+        self.url = f"http://127.0.0.1:{self._port}"
+        return self.url
+
     def start(self) -> None:
         """Starts it, or starts it anew at the same address; it does not answer at once."""
         model = self.settings.model or str(write_tiny_model(self.folder / "model"))
-        self._port = self._port or _free_port()
-        self.url = f"http://127.0.0.1:{self._port}"
+        self.reserve()
+        assert self._port is not None
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self.settings.arguments(model, self._port),

@@ -62,7 +62,7 @@ class Deadlines:
     def __post_init__(self) -> None:
         for name in ("drain_s", "canary_s", "sleep_s", "wake_s"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"deadlines.{name} must be positive, got {getattr(self, name)}")
+                raise ValueError(f"backend.deadlines.{name} must be positive, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +95,7 @@ class Slot:
         gate: Held while a server sleeps or wakes: of slots that share a GPU one at a time may do so.
         state: What it is doing.
         steps: What it has done.
+        since_s: When it took its present state, monotonic seconds.
     """
 
     server: LocalServer
@@ -107,7 +108,7 @@ class Slot:
     steps: list[Step] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._since_s = time.monotonic()
+        self.since_s = time.monotonic()
         self._orders: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._worker = threading.Thread(target=self._work, name="serving-gym-slot", daemon=True)
         self._worker.start()
@@ -152,6 +153,14 @@ class Slot:
         self._worker.join()
         self.server.stop()
         self._enter(SlotState.STOPPED)
+
+    def eject_if_dead(self) -> bool:
+        """Notes that a server which should run has ended by itself; returns whether it has just been found so."""
+        if self.state not in (SlotState.READY, SlotState.ASLEEP) or self.server.pid is not None:
+            return False
+        self.server.stop()  # what it may have left behind
+        self._enter(SlotState.FAILED, note="the server ended by itself")
+        return True
 
     @property
     def idle(self) -> bool:
@@ -226,8 +235,8 @@ class Slot:
     def _enter(self, state: SlotState, note: str = "") -> None:
         now_s = time.monotonic()
         if state != self.state or note:
-            self.steps.append(Step(self.state, self._since_s, now_s - self._since_s, note))
-            self.state, self._since_s = state, now_s
+            self.steps.append(Step(self.state, self.since_s, now_s - self.since_s, note))
+            self.state, self.since_s = state, now_s
             self.on_change()
 
 

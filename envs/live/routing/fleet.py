@@ -15,12 +15,13 @@ from envs.fleet import FleetConfig, GroupSpec
 from envs.live.endpoints import check_endpoints
 from envs.live.ledger import Ledger
 from envs.live.loop import LoopThread
+from envs.live.observation import in_flight_rows
 from envs.live.routing.desk import LiveDesk, Override
 from envs.live.servers import Server
 from envs.live.session import LiveSession
 from envs.live.settings import LiveSettings
 from envs.metrics import UNFINISHED, RequestRecords
-from envs.routing.state import IN_FLIGHT_DTYPE, RoutedRequest, RoutingState
+from envs.routing.state import RoutedRequest, RoutingState
 from envs.workload.schema import Workload
 
 T = TypeVar("T")
@@ -227,7 +228,7 @@ class LiveFleet:
             now_s=now_s,
             gauges_s=session.gauges_s(),
             engines=engines,
-            in_flight=self._in_flight(ledger),
+            in_flight=in_flight_rows(ledger, self.predicted),
             request=self._request(desk.row) if desk.row >= 0 else None,
             can_take=can_take,
             num_held=len(held),
@@ -238,17 +239,6 @@ class LiveFleet:
             totals=ledger.totals.copy(),
             arrived_predicted_tokens=int(self._predicted_before[ledger.arrived]),
         )
-
-    def _in_flight(self, ledger: Ledger) -> NDArray[np.void]:
-        rows = np.array(sorted(row for load in ledger.engines for row in load.in_flight), np.int64)
-        flights = np.zeros(len(rows), IN_FLIGHT_DTYPE)
-        flights["index"] = rows
-        flights["first_token_s"] = np.nan_to_num(ledger.first_token_s[rows], nan=-1.0)
-        flights["place"], flights["generated_tokens"] = ledger.engine[rows], ledger.generated[rows]
-        flights["predicted_tokens"] = self.predicted[rows]
-        for name in ("arrival_s", "input_tokens", "max_output_tokens", "class_id", "priority"):
-            flights[name] = getattr(self.workload, name)[rows]
-        return flights
 
     def _request(self, row: int) -> RoutedRequest:
         workload = self.workload

@@ -188,8 +188,7 @@ class AutoscalingSimulator(FleetSimulator):
     def _predict(self) -> None:
         """Predicts the output lengths of the present piece."""
         assert self.gate is not None
-        seed = int(np.random.SeedSequence([self.seed, self.piece]).generate_state(1)[0])
-        predicted = predict_lengths(self._prediction, self.workload, seed)
+        predicted = predict_lengths(self._prediction, self.workload, piece_seed(self.seed, self.piece))
         self.gate = self.gate._replace(predicted=np.ascontiguousarray(predicted, np.int32))
 
     def _book_past(self, bin_s: float, before: int) -> None:
@@ -381,3 +380,8 @@ class AutoscalingSimulator(FleetSimulator):
         copy.books = self.books.fork()
         copy.plane = self.plane.fork_for(copy)
         return copy
+
+
+def piece_seed(seed: int, piece: int) -> int:
+    """Seed of the predictions of one piece of an episode's requests."""
+    return int(np.random.SeedSequence([seed, piece]).generate_state(1)[0])
