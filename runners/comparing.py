@@ -13,6 +13,7 @@ from envs.workload.registry import WorkloadSource
 from runners.clairvoyant import ClairvoyantSearchPolicy
 from runners.comparison import Kinds, References, compare_results, disjoint_seeds
 from runners.environments import make_configured_env
+from runners.fan_out import episodes_of
 from runners.policies import is_checkpoint, load_policy
 from runners.references import bound_on_return, engines_of
 from runners.rollout import Episode, run_episode
@@ -79,9 +80,10 @@ def run(
     if config.disjoint:
         seeds = disjoint_seeds(source, config.split, config.seeds, config.first_seed)
         comparison.blocks += len(seeds)
+    episodes = episodes_of(config, config.launcher, env, policies, seeds)
     for seed in seeds:
-        for name, policy in policies.items():
-            comparison.results[name].append(run_episode(env, policy, seed, name))
+        for name in policies:
+            comparison.results[name].append(next(episodes))
             tell(name, seed)
         comparison.strata.append(stratum)
         if engines is not None:

@@ -10,7 +10,11 @@ import numpy as np
 
 from runners.rollout import Episode
 
-USUAL_RIVALS = ("round_robin", "least_request", "power_of_two", "jsq")
+USUAL_RIVALS = {  # of each environment that has two bodies
+    "autoscaling": ("fixed_instances", "hpa_waiting", "hpa_kv", "kpa"),
+    "dp_tp": ("static_dp", "static_tp", "load_threshold", "flying_serving"),
+    "routing": ("round_robin", "least_request", "power_of_two", "jsq"),
+}
 COMPARED = (
     "return",
     "e2e_mean_finished_s",

@@ -102,6 +102,26 @@ class TrackerConfig:
 
 
 @dataclass(frozen=True)
+class LauncherConfig:
+    """Where the episodes of a comparison are run.
+
+    Attributes:
+        name: "local" (one after another in this process) or "ray".
+        workers: Ray workers; None: one a processor of the cluster.
+        address: Of a running Ray cluster; None: one on this machine for the time of the command.
+    """
+
+    name: str = "local"
+    workers: int | None = None
+    address: str | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("launcher", self.name, ("local", "ray"))
+        if self.workers is not None:
+            check_least("launcher.workers", self.workers, 1)
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """What every command on an environment takes.
 
@@ -268,6 +288,7 @@ class CompareConfig(RunConfig):
         disjoint: whether windows of a trace must not overlap; there may be fewer than `seeds` then.
         search: clairvoyant search beside the policies.
         benchmark: many comparisons at once, which decide about all other words but `out`; None: this one.
+        launcher: where episodes are run.
     """
 
     policies: tuple[str, ...] | None = None
@@ -275,6 +296,7 @@ class CompareConfig(RunConfig):
     disjoint: bool = False
     search: SearchConfig = field(default_factory=SearchConfig)
     benchmark: BenchmarkConfig | None = None
+    launcher: LauncherConfig = field(default_factory=LauncherConfig)
 
     bodies: ClassVar[tuple[str, ...]] = ("simulator", "vllm")
 
@@ -282,6 +304,8 @@ class CompareConfig(RunConfig):
         super().__post_init__()
         if not self.compared:
             raise ValueError("policies must name at least one policy, as in policies=[static_dp,static_tp]")
+        if self.launcher.name != "local" and self.backend.name != SIMULATOR:
+            raise ValueError("launcher=ray needs backend=simulator: live servers serve one episode at a time")
         if self.search.seeds and self.backend.name != SIMULATOR:
             raise ValueError(
                 "search.seeds needs backend=simulator: nobody looks into the future of live servers"

@@ -125,3 +125,10 @@ def environment(settings: LaunchSettings) -> dict[str, str]:
         own["VLLM_SERVER_DEV_MODE"] = "1"
     # A server sees nothing of this process's own import path.
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | own
+
+
+def shares_gpu(one: LaunchSettings, other: LaunchSettings) -> bool:
+    """Whether two servers have a GPU in common; as vLLM measures free memory when it starts, they start in turn."""
+    if one.device != "cuda" or other.device != "cuda":
+        return False
+    return bool(set(one.slot.split(",")) & set(other.slot.split(",")))

@@ -92,7 +92,8 @@ class Slot:
         deadlines: Of the steps.
         canary: Asks a server for one token; raises OSError or ValueError where none comes in time.
         on_change: Told when the state has changed.
-        gate: Held while a server sleeps or wakes: of slots that share a GPU one at a time may do so.
+        gate: Held while a server starts, sleeps or wakes: of slots that share a GPU one at a time may do so, as vLLM
+            measures free memory when it starts.
         state: What it is doing.
         steps: What it has done.
         since_s: When it took its present state, monotonic seconds.
@@ -194,8 +195,9 @@ class Slot:
     def _start(self) -> None:
         self._enter(SlotState.STARTING)
         self.server.folder.mkdir(parents=True, exist_ok=True)
-        self.server.start()
-        self.server.wait_until_ready()
+        with self.gate:
+            self.server.start()
+            self.server.wait_until_ready()
         self._prove()
 
     def _prove(self) -> None:

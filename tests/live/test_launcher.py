@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from envs.live.launch_settings import PYTHON_VARIABLE, LaunchSettings, environment
+from envs.live.launch_settings import PYTHON_VARIABLE, LaunchSettings, environment, shares_gpu
 from envs.live.launcher import LocalServer, _answers, ending_on_sigterm
 from envs.live.supervision import LocalServers
 
@@ -203,6 +203,31 @@ def test_what_a_server_is_started_with() -> None:
         LaunchSettings(sleep_mode=True)
     with pytest.raises(ValueError, match="device must be one of cpu, cuda, got 'tpu'"):
         LaunchSettings(device="tpu")
+
+
+def test_servers_on_one_gpu_start_in_turn(tmp_path: Path) -> None:
+    gpu = [replace(stand_in(tmp_path), device="cuda", slot=slot) for slot in ("0", "0,1", "1", "2")]
+    cpu = [stand_in(tmp_path)] * 2
+    assert shares_gpu(gpu[0], gpu[1])
+    assert shares_gpu(gpu[1], gpu[2])
+    assert not shares_gpu(gpu[0], gpu[2])
+    assert not shares_gpu(*cpu)
+    waited: list[str] = []
+
+    class Watched(LocalServer):
+        def start(self) -> None:
+            waited.append(f"start {self.settings.slot}")
+            super().start()
+
+        def wait_until_ready(self) -> None:
+            super().wait_until_ready()
+            waited.append(f"ready {self.settings.slot}")
+
+    fleet = LocalServers(gpu[:1] + gpu[1:2] + gpu[3:], tmp_path / "run")
+    fleet.servers = [Watched(server.settings, server.folder) for server in fleet.servers]
+    with fleet:
+        pass
+    assert waited[:4] == ["start 0", "ready 0", "start 0,1", "start 2"]
 
 
 def wait_for(condition, limit_s: float = 20.0) -> None:

@@ -183,6 +183,18 @@ class LiveAutoscalingEnv(OneEpisode[Observation]):
         """What happened to every request that has arrived."""
         return self.fleet.results()
 
+    def transition_times(self) -> dict[str, list[float]]:
+        """How long each start has taken, from the order to the answer to a request, s."""
+        return {
+            "start_s": [
+                starting_s + proving_s
+                for slot in self.fleet.slots
+                for starting_s, proving_s in zip(
+                    slot.took_s(SlotState.STARTING), slot.took_s(SlotState.CANARY), strict=False
+                )
+            ]
+        }
+
     def close(self) -> None:
         """Stops the servers."""
         self.fleet.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TypeVar
 
@@ -82,7 +83,7 @@ class ScaledFleet:
         self._session = LiveSession(settings, max_num_seqs, order, _ROUTER, lambda row: None)
         self._session.in_service = lambda number: self.slots[number].state is SlotState.READY
         for number, slot in enumerate(self.slots):
-            slot.in_flight = lambda of=number: self._in_flight(of)
+            slot.in_flight = partial(self._in_flight, number)
         self._loop = LoopThread()
 
     # -- a run ---------------------------------------------------------------------------------------------------------

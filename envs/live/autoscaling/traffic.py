@@ -54,7 +54,7 @@ def traffic_of(
         now_s: Seconds since the run began.
     """
     count = int(now_s // bin_s)
-    edges_s = bin_s * np.arange(count + 1)
+    edges_s = np.asarray(bin_s * np.arange(count + 1), np.float64)
     bins = np.zeros(count, TRAFFIC_DTYPE)
     if not count:
         return Traffic(bin_s, 0.0, bins)

@@ -92,7 +92,7 @@ class LiveRoutingEnv(OneEpisode[Observation]):
             workload, predicted, config.retry_s, config.queue_capacity, config.drain_limit_s, chosen
         )
         self._seen = 0
-        self._state = self.fleet.wait()
+        self._state = self.fleet.wait().state
         self._ended = self._state.request is None
         if self._renderer:
             self._renderer.begin(self._state)
@@ -106,10 +106,11 @@ class LiveRoutingEnv(OneEpisode[Observation]):
             raise RuntimeError("the episode is over; call reset()")
         before_s = self.state.now_s
         executed, refused = self._carry_out(action, self.state.request.index)
-        self._state = self.fleet.wait()
+        offer = self.fleet.wait()
+        self._state = offer.state
         self._ended = self._state.request is None
         unfinished = self.fleet.unfinished() if self._ended else None
-        interval = self._meter.measure(self._state.totals, self.fleet.latency_cost(), 0, unfinished)
+        interval = self._meter.measure(self._state.totals, offer.latency_cost, 0, unfinished)
         if self._renderer:
             self._renderer.record(self._state)
         truncated = unfinished is not None and bool(unfinished.any())

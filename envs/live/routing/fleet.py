@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import threading
+import queue
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeVar
 
@@ -29,6 +30,19 @@ T = TypeVar("T")
 _STEP_S = 0.2
 
 
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What is to be decided about.
+
+    Attributes:
+        state: What the router knows.
+        latency_cost: Sum over requests of TTFT / SLO + TPOT / SLO, accrued so far.
+    """
+
+    state: RoutingState
+    latency_cost: float
+
+
 class LiveFleet:
     """Servers, one a place of the fleet and in its order. Use it in a `with` block.
 
@@ -47,7 +61,8 @@ class LiveFleet:
         self.places = places_of(spec)
         check_fleet(spec, len(urls))
         self.spec, self.slos, self.settings = spec, slos, settings
-        self._wake = threading.Event()
+        self._offered: queue.SimpleQueue[Offer] = queue.SimpleQueue()
+        self._awaited = False  # whether somebody waits for an offer
         self._desk: LiveDesk | None = None
         limits = [group.replica.max_num_seqs for group in self.places]
         self._session = LiveSession(settings, limits, spec.order, None, self._on_arrival, self._on_arrival)
@@ -101,7 +116,7 @@ class LiveFleet:
                 capacity,
                 np.inf if self.settings.decide_within_s is None else self.settings.decide_within_s,
                 seed,
-                self._wake.set,
+                self._on_change,
             )
             self._session.begin()
 
@@ -109,20 +124,24 @@ class LiveFleet:
 
     # -- decisions -----------------------------------------------------------------------------------------------------
 
-    def wait(self) -> RoutingState:
+    def wait(self) -> Offer:
         """Waits for the next decision, or the end of the run: then the state has no request.
+
+        What there is to decide about is written down in the loop's thread as soon as it comes: a turn between the two
+        threads costs a good part of the time that a policy has.
 
         Raises:
             BaseException: what ended the run before its time.
         """
-        while True:
-            self._wake.clear()
-            state = self._loop.call(self._offer)
-            if state is not None:
-                return state
-            self._wake.wait(_STEP_S)
-            if self._session.trouble is not None:
-                raise self._session.trouble
+        offer = self._loop.call(self._ask)
+        while offer is None:
+            try:
+                return self._offered.get(timeout=_STEP_S)
+            except queue.Empty:
+                if self._session.trouble is not None:
+                    raise self._session.trouble from None
+                offer = self._loop.call(self._ask)
+        return offer
 
     def decide(self, row: int, place: int | None, priority: int | None = None) -> tuple[int | None, str]:
         """Sends the request that is offered, or holds it; returns where it went and why not as decided."""
@@ -165,10 +184,6 @@ class LiveFleet:
         """(P,), GPU-seconds that each place has been kept for."""
         return np.array([group.replica.num_gpus for group in self.places]) * self.now_s
 
-    def latency_cost(self) -> float:
-        """Sum over requests of TTFT / SLO + TPOT / SLO, accrued so far."""
-        return self._call_ledger(lambda ledger: ledger.latency_cost(self.now_s))
-
     def unfinished(self) -> NDArray[np.int64]:
         """(C,), requests of each class that are still in the system."""
 
@@ -205,14 +220,31 @@ class LiveFleet:
     def _on_arrival(self, row: int) -> None:
         self.desk.arrive(row)
 
-    def _offer(self) -> RoutingState | None:
+    def _ask(self) -> Offer | None:
+        """The next offer, if there is one; else it is put into the queue when it comes."""
+        while not self._offered.empty():  # it is on the desk still
+            self._offered.get_nowait()
+        offer = self._next_offer()
+        self._awaited = offer is None
+        return offer
+
+    def _on_change(self) -> None:
+        """There may be something to decide."""
+        if self._awaited and (offer := self._next_offer()) is not None:
+            self._awaited = False
+            self._offered.put(offer)
+
+    def _next_offer(self) -> Offer | None:
         if self.desk.next_offer():
-            return self._state()
+            return self._written_down()
         if self._session.replay.idle or self.now_s >= self.deadline_s:
-            state = self._state()
+            offer = self._written_down()
             self.desk.close()
-            return state
+            return offer
         return None
+
+    def _written_down(self) -> Offer:
+        return Offer(self._state(), self._session.ledger.latency_cost(self.now_s))
 
     def _state(self) -> RoutingState:
         session, desk, now_s = self._session, self.desk, self.now_s
