@@ -73,7 +73,7 @@ class LiveFleet:
             self.close()
             raise
 
-    def reset(
+    def prepare(
         self,
         workload: Workload,
         predicted: NDArray[np.int32],
@@ -82,7 +82,7 @@ class LiveFleet:
         drain_limit_s: float,
         seed: int,
     ) -> None:
-        """Drops what is in flight, waits until the servers are empty, and begins to serve a workload.
+        """Drops what is in flight, waits until the servers are empty, and prepares to serve a workload.
 
         Args:
             workload: Requests.
@@ -106,21 +106,33 @@ class LiveFleet:
             self._loop.call(self._desk.close)
         self._loop.run(self._session.prepare(self.workload, self.slos))
 
-        def begin() -> None:
-            self._desk = LiveDesk(
-                self.workload,
-                self._session.replay,
-                self._session.candidates,
-                lambda row: self._serves[int(self.workload.model_id[row])],
-                retry_s,
-                capacity,
-                np.inf if self.settings.decide_within_s is None else self.settings.decide_within_s,
-                seed,
-                self._on_change,
-            )
-            self._session.begin()
+        self._desk = LiveDesk(
+            self.workload,
+            self._session.replay,
+            self._session.candidates,
+            lambda row: self._serves[int(self.workload.model_id[row])],
+            retry_s,
+            capacity,
+            np.inf if self.settings.decide_within_s is None else self.settings.decide_within_s,
+            seed,
+            self._on_change,
+        )
 
-        self._loop.call(begin)
+    def pretend(self) -> RoutingState:
+        """What the router will know when the first request has come; nothing happens."""
+
+        def write_down() -> RoutingState:
+            self.desk.row = 0
+            try:
+                return self._state()
+            finally:
+                self.desk.row = -1
+
+        return self._loop.call(write_down)
+
+    def begin(self) -> None:
+        """Starts the clock and the arrivals."""
+        self._loop.call(self._session.begin)
 
     # -- decisions -----------------------------------------------------------------------------------------------------
 
