@@ -13,9 +13,10 @@
 
 `words` are those of `runners.evaluate`: the policy and its setting, of one endpoint. A replica of the deployment is an
 instance of it. Ray asks several times a second; the policy is asked every `env.decision_interval_s`, and what it said
-last holds meanwhile, within the deployment's own limits. Ray knows how many requests are on their way and how many of
-them wait. Replicas may say more (`record_autoscaling_stats`), each figure under its name in `REPORTED`; without them a
-replica's KV is taken to be as full as its batch, and traffic is not known, which policies that forecast it need.
+last holds meanwhile, within the deployment's own limits; which replica goes is Ray's choice. Ray knows how many
+requests are on their way and how many of them wait. Replicas may say more (`record_autoscaling_stats`), each figure
+under its name in `REPORTED`; without them a replica's KV is taken to be as full as its batch, and traffic is not known,
+which policies that forecast it need.
 
 Tested with Ray 2.60; the interface is Ray's alpha.
 """

@@ -21,7 +21,7 @@ from envs.live.launch_settings import PYTHON_VARIABLE, LaunchSettings
 from envs.live.launcher import LocalServer
 from envs.live.settings import LiveSettings
 from envs.live.transitions import Slot, SlotState
-from envs.metrics import FINISHED
+from envs.metrics import FINISHED, UNFINISHED
 from envs.scaling import Operation, ScaleChange
 from envs.workload.formats import write_trace
 from envs.workload.registry import WorkloadSpec
@@ -38,12 +38,12 @@ pytestmark = [
 TINY = ReplicaSpec(
     "tiny-llama", "cpu", block_size=32, max_num_seqs=16, kv_blocks=511, profile="tiny-llama_cpu"
 )
-MOST_STEPS = 40
+MOST_STEPS = 60
 
 
 def test_a_server_is_started_under_load_and_takes_over_from_the_first(tmp_path: Path) -> None:
-    """The second server starts at once; the first goes when the second serves; then nobody is lost on the way."""
-    requests = 200
+    """The second server starts at once; the first goes when the second serves; nobody is lost on the way."""
+    requests = 600
     load = Workload(np.arange(requests) * 1.0, np.full(requests, 64), np.full(requests, 16))
     path = write_trace(load, tmp_path / "trace.parquet")
     with ExitStack() as stack:
@@ -60,7 +60,7 @@ def test_a_server_is_started_under_load_and_takes_over_from_the_first(tmp_path: 
             cluster=FleetConfig(groups=(GroupSpec(TINY, 1, 2),), start_fixed_s=45.0),
             split="all",
             decision_interval_s=5.0,
-            episode_s=200.0,
+            episode_s=600.0,
             history_s=60.0,
             drain_limit_s=60.0,
         )
@@ -78,20 +78,22 @@ def test_a_server_is_started_under_load_and_takes_over_from_the_first(tmp_path: 
         env.step(None)  # both serve
         *_, info = env.step((ScaleChange(own, Operation.STOP, 1, places=(0,)),))
         assert (info["executed"], info["refused"]) == ([{"operation": "stop", "places": [0]}], "")
-        ended = False
         for _ in range(MOST_STEPS):
-            if ended:
+            if slots[0].state is SlotState.STOPPED:
                 break
-            *_, terminated, truncated, info = env.step(None)
-            ended = terminated or truncated
-        assert terminated
-        records = env.records()
-        assert (records.outcome == FINISHED).all()
-        assert records.generated_tokens.tolist() == load.output_tokens.tolist()
-        assert set(records.engine) == {0, 1}
-        assert slots[0].state is SlotState.STOPPED
+            env.step(None)
+        assert slots[0].state is SlotState.STOPPED, slots[0].steps
         assert first is not None
         assert not alive(first)
+        for _ in range(2):  # the second serves alone
+            *_, info = env.step(None)
+            assert not info["overrides"]
+        records = env.records()
+        assert set(records.outcome) <= {FINISHED, UNFINISHED}
+        done = records.outcome == FINISHED
+        assert done.sum() >= len(done) - 16
+        assert (records.generated_tokens[done] == 16).all()
+        assert set(records.engine[done]) == {0, 1}
         assert env.state.endpoints[0].instances["status"].tolist() == [InstanceStatus.RUNNING]
         assert len(env.transition_times()["start_s"]) == 2
     assert not any(slot.server.pid for slot in slots)
