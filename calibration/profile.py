@@ -34,6 +34,7 @@ class Profile:
         engine: Name of the engine the coefficients belong to; empty for the profiles that environments use.
         overheads: What that engine adds to the kernels at a width without coefficients of its own.
         frontends: What happens to a request outside the engine's iterations, by width.
+        transitions: Measured times of an engine's start, stop and so on, s (`calibration.measuring.transitions`).
     """
 
     model: ModelSpec
@@ -45,6 +46,7 @@ class Profile:
     engine: str = ""
     overheads: Engine | None = None
     frontends: Mapping[int, Frontend] = field(default_factory=dict, hash=False)
+    transitions: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -170,6 +172,7 @@ def parse_profile(text: str) -> Profile:
         raw.get("engine", ""),
         parse_engine(raw["overheads"]) if "overheads" in raw else None,
         {int(width): Frontend(**values) for width, values in raw.get("frontends", {}).items()},
+        raw.get("transitions", {}),
     )
 
 
@@ -213,6 +216,8 @@ def dump_profile(profile: Profile) -> str:
     }
     if profile.frontends:
         raw["frontends"] = {width: asdict(values) for width, values in sorted(profile.frontends.items())}
+    if profile.transitions:
+        raw["transitions"] = dict(profile.transitions)
     if profile.overheads:
         raw["overheads"] = dump_engine(profile.overheads)
     return yaml.safe_dump(raw, sort_keys=False, width=110)

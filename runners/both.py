@@ -6,13 +6,16 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from calibration.transitions import LIVE_SWITCH_S
+from envs.fleet import FleetConfig
 from envs.live.routing.fleet import places_of
 from envs.live.supervision import LocalServers
-from envs.simulator.fleet.build import lone_start_s
+from envs.simulator.fleet.build import front_end_of, lone_start_s
 from runners.aggregate import aggregate
 from runners.environments import make_configured_env
 from runners.episode_files import write_episodes
-from runners.gap import USUAL_RIVALS, gap
+from runners.front_end import as_clients_see_it
+from runners.gap import USUAL_RIVALS, gap, transition_gap
 from runners.live import live_env
 from runners.output import write_json
 from runners.policies import load_policy, policy_label
@@ -26,7 +29,7 @@ from runners.trackers import make_tracker
 def evaluate_both(config: EvaluateConfig, out: Path) -> None:
     """Runs both bodies and writes."""
     label = policy_label(config.policy)
-    rivals = USUAL_RIVALS if config.rivals is None else config.rivals
+    rivals = USUAL_RIVALS[config.env["name"]] if config.rivals is None else config.rivals
     policies = {label: load_policy(config.policy)} | {
         name: load_policy(name) for name in rivals if name != label
     }
@@ -48,7 +51,13 @@ def evaluate_both(config: EvaluateConfig, out: Path) -> None:
             runs.append(episodes)
         simulated, real = runs
         spec = live.policy_spec
-        found = {**_header(config), **gap(simulated, real), "transitions": _transitions(simulator, launched)}
+        seen = _with_front_ends(simulated, simulator)
+        found = {
+            **_header(config),
+            **gap(seen, real),
+            "without_front_end": gap(simulated, real)["gap"],
+            "transitions": _transitions(simulator, live, launched),
+        }
         tracker.summary({f"gap/{name}": entry["ape_median"] for name, entry in found["gap"].items()})
     write_episodes(config, out, real[label], aggregate(real[label]), spec)
     write_json(out / "gap.json", found)
@@ -66,13 +75,41 @@ def _header(config: EvaluateConfig) -> dict[str, Any]:
     }
 
 
-def _transitions(simulator: Any, launched: LocalServers | None) -> dict[str, Any]:
-    """What a start takes in simulation, alone, and what it took here, side by side; empty without launched servers."""
-    if launched is None:
-        return {}
-    fleet = simulator.unwrapped.config.cluster
-    nominal = [lone_start_s(fleet, group.replica) for group in places_of(fleet)]
-    return {"start_s": {"simulated": nominal, "live": launched.ready_s}}
+def _with_front_ends(simulated: dict[str, list[Episode]], simulator: Any) -> dict[str, list[Episode]]:
+    """Simulated episodes as clients would see them; a node's profile says nothing of its front end."""
+    core = simulator.unwrapped
+    spec = core.policy_spec
+    if not isinstance(spec.cluster, FleetConfig):
+        return simulated
+    front_ends = [front_end_of(group.replica) for group in places_of(spec.cluster)]
+    return {
+        name: [as_clients_see_it(episode, front_ends, spec, core.config.objective) for episode in episodes]
+        for name, episodes in simulated.items()
+    }
+
+
+def _transitions(simulator: Any, live: Any, launched: LocalServers | None) -> dict[str, Any]:
+    """What each transition takes in simulation and what it took here; empty where none was seen."""
+    times: dict[str, list[float]] = {"start_s": launched.ready_s} if launched is not None else {}
+    if hasattr(live, "transition_times"):
+        times = live.transition_times()
+    nominal = _nominal(simulator)
+    return {
+        name: transition_gap([nominal[name]] * len(seconds), seconds)
+        for name, seconds in times.items()
+        if seconds
+    }
+
+
+def _nominal(simulator: Any) -> dict[str, float]:
+    """What transitions take in simulation, s, by name."""
+    core = simulator.unwrapped
+    cluster = core.policy_spec.cluster
+    if core.policy_spec.autoscaling is not None:
+        return {"start_s": float(core.policy_spec.autoscaling.start_s[0, 0])}
+    if isinstance(cluster, FleetConfig):
+        return {"start_s": lone_start_s(cluster, cluster.groups[0].replica)}
+    return {"switch_s": LIVE_SWITCH_S if cluster.switch_s is None else float(cluster.switch_s)}
 
 
 def _print(found: dict[str, Any]) -> None:

@@ -50,21 +50,19 @@ def main(config: CompareConfig, out: Path) -> None:
     policies = {name: load_policy(name) for name in config.compared}
     last = tuple(policies)[-1]
     compared = Comparison({name: [] for name in policies})
-    results = compared.results
+    results, returns = compared.results, dict[str, float]()
     with (
         configured_env(config, out / "servers") as env,
         make_tracker(config.tracker, out, dataclasses.asdict(config)) as tracker,
         progress_bar(len(policies) * config.seeds, "compare", "episode") as bar,
     ):
 
-        def tell(name: str, seed: int) -> None:
-            bar.set_postfix_str(f"{name}, seed {seed}", refresh=False)
+        def tell(episode: Episode) -> None:
+            bar.set_postfix_str(f"{episode.policy}, seed {episode.seed}", refresh=False)
             bar.update()
-            if name == last:
-                step = len(results[last]) - 1
-                tracker.log(
-                    {f"{each}/return": results[each][-1].metrics["return"] for each in policies}, step
-                )
+            returns[f"{episode.policy}/return"] = episode.metrics["return"]
+            if episode.policy == last:
+                tracker.log(returns, len(results[last]))
 
         run(env, config, policies, compared, tell)
         for i, episode in enumerate(results[last][: config.search.seeds]):

@@ -14,6 +14,7 @@ from runners.aggregate import Scored
 from runners.clairvoyant import ClairvoyantSearchPolicy
 from runners.comparison import Kinds, References, compare_results, disjoint_seeds
 from runners.environments import make_configured_env
+from runners.fan_out import episodes_of
 from runners.policies import is_checkpoint, load_policy
 from runners.references import bound_on_return, engines_of
 from runners.rollout import Episode, run_episode
@@ -70,7 +71,7 @@ def run(
     config: CompareConfig,
     policies: Mapping[str, Policy],
     comparison: Comparison,
-    tell: Callable[[str, int], None] = lambda name, seed: None,
+    tell: Callable[[Episode], None] = lambda episode: None,
 ) -> None:
     """Runs every policy over the seeds of a comparison, and adds what came of it.
 
@@ -79,34 +80,35 @@ def run(
         config: what is compared, and where.
         policies: by name.
         comparison: what to add to.
-        tell: hears what has just been run.
+        tell: hears of each episode that has just been run.
     """
     seeds: Sequence[int] = config.seed_range
     if config.disjoint:
         seeds = disjoint_seeds(config.workload_source, config.split, config.seeds, config.first_seed)
         comparison.blocks += len(seeds)
-    for seed in seeds:
-        episodes, bound = run_block(env, config, policies, seed, tell)
-        comparison.add(config.workload.name, episodes, bound)
+    episodes = episodes_of(config, config.launcher, env, policies, seeds)
+    for _ in seeds:
+        block = {}
+        for name in policies:
+            block[name] = next(episodes)
+            tell(block[name])
+        comparison.add(config.workload.name, block, _bound_of(env, config, block))
 
 
 def run_block(
-    env: Any,
-    config: CompareConfig,
-    policies: Mapping[str, Policy],
-    seed: int,
-    tell: Callable[[str, int], None] = lambda name, seed: None,
+    env: Any, config: CompareConfig, policies: Mapping[str, Policy], seed: int
 ) -> tuple[dict[str, Episode], float | None]:
     """Every policy on one episode, and a return that none of them can exceed, where one is known."""
-    episodes = {}
-    for name, policy in policies.items():
-        episodes[name] = run_episode(env, policy, seed, name)
-        tell(name, seed)
+    block = {name: run_episode(env, policy, seed, name) for name, policy in policies.items()}
+    return block, _bound_of(env, config, block)
+
+
+def _bound_of(env: Any, config: CompareConfig, block: Mapping[str, Episode]) -> float | None:
     engines = engines_of(env) if config.backend.name == SIMULATOR else None
     if engines is None:
-        return episodes, None
-    records = next(reversed(episodes.values())).records
-    return episodes, bound_on_return(engines, records, env.policy_spec.slos, env.config.objective)
+        return None
+    records = next(iter(block.values())).records
+    return bound_on_return(engines, records, env.policy_spec.slos, env.config.objective)
 
 
 def search(config: CompareConfig, settings: SearchConfig, seed: int) -> float:

@@ -10,7 +10,11 @@ import numpy as np
 
 from runners.rollout import Episode
 
-USUAL_RIVALS = ("round_robin", "least_request", "power_of_two", "jsq")
+USUAL_RIVALS = {  # of each environment that has two bodies
+    "autoscaling": ("fixed_instances", "hpa_waiting", "hpa_kv", "kpa"),
+    "dp_tp": ("static_dp", "static_tp", "load_threshold", "flying_serving"),
+    "routing": ("round_robin", "least_request", "power_of_two", "jsq"),
+}
 COMPARED = (
     "return",
     "e2e_mean_finished_s",
@@ -52,6 +56,12 @@ def gap(simulated: Runs, live: Runs) -> dict[str, Any]:
         "overrides": {name: sum(_overrides(episode) for episode in live[name]) for name in live},
         "decisions": {name: sum(len(episode.decisions) for episode in live[name]) for name in live},
     }
+
+
+def transition_gap(simulated: Sequence[float], live: Sequence[float]) -> dict[str, Any]:
+    """What a transition costs in simulation and live, s, with the errors of the simulation."""
+    errors = [_relative(*pair) for pair in zip(simulated, live, strict=True)]
+    return {"simulated": list(simulated), "live": list(live), "error": errors}
 
 
 def _mean(episodes: Sequence[Episode]) -> dict[str, float]:

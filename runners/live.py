@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +15,8 @@ import gymnasium as gym
 
 from envs.backend import SLO, ClusterSpec
 from envs.fleet import FleetConfig, ReplicaSpec
+from envs.live.autoscaling.env import LiveAutoscalingEnv
+from envs.live.autoscaling.fleet import ScaledFleet
 from envs.live.backend import LiveBackend
 from envs.live.launch_settings import LaunchSettings
 from envs.live.launcher import LocalServer, ending_on_sigterm
@@ -21,6 +25,7 @@ from envs.live.routing.fleet import places_of
 from envs.live.supervision import LocalServers
 from envs.live.switching.env import LiveDPTPEnv
 from envs.live.tiny_model import LONGEST
+from envs.live.transitions import Slot
 from runners.environments import env_arguments, make_configured_env
 from runners.schema import LIVE_BACKENDS, BackendConfig, RunConfig
 from runners.switching import switching_env
@@ -73,12 +78,16 @@ def configured_env(config: RunConfig, folder: Path) -> Iterator[gym.Env[Any, Any
 @contextlib.contextmanager
 def live_env(
     config: RunConfig, folder: Path
-) -> Iterator[tuple[LiveRoutingEnv | LiveDPTPEnv, LocalServers | None]]:
+) -> Iterator[tuple[LiveRoutingEnv | LiveDPTPEnv | LiveAutoscalingEnv, LocalServers | None]]:
     """The environment on live servers, and the servers of a fleet that was launched for it."""
     check_installed()
     if config.env["name"] == "dp_tp":
         with switching_env(config, folder) as node:
             yield node, None
+        return
+    if config.env["name"] == "autoscaling":
+        with _scaled_env(config, folder) as scaled:
+            yield scaled, None
         return
     arguments, backend = env_arguments(config), config.backend
     with ending_on_sigterm(), contextlib.ExitStack() as stack:
@@ -92,6 +101,32 @@ def live_env(
         yield env, launched
 
 
+@contextlib.contextmanager
+def _scaled_env(config: RunConfig, folder: Path) -> Iterator[LiveAutoscalingEnv]:
+    """The autoscaling environment on slots of this machine; every server is stopped in the end.
+
+    Raises:
+        ValueError: servers are named that somebody else launched, or there are not as many slots as places.
+    """
+    arguments, backend = env_arguments(config), config.backend
+    if not backend.launch:
+        raise ValueError("env=autoscaling starts and stops servers itself: backend.launch must be true")
+    if backend.speed != 1:
+        raise ValueError(f"backend.speed must be 1 with env=autoscaling, got {backend.speed}")
+    cluster = arguments["cluster"]
+    gates: dict[str, threading.Lock] = defaultdict(threading.Lock)
+    with ending_on_sigterm(), contextlib.ExitStack() as stack:
+        settings = fleet_launch_settings(backend, cluster)
+        slots = [
+            Slot(LocalServer(each, folder / str(n)), lambda: 0, backend.deadlines, gate=gates[each.slot])
+            for n, each in enumerate(settings)
+        ]
+        limits = [each.max_num_seqs for each in settings]
+        fleet = ScaledFleet(slots, limits, cluster.order, backend, backend.envelope)
+        stack.callback(fleet.close)
+        yield LiveAutoscalingEnv(fleet, backend.control_within_s, **arguments)
+
+
 def fleet_launch_settings(config: BackendConfig, fleet: FleetConfig) -> list[LaunchSettings]:
     """How to launch a server for each place of a fleet.
 
@@ -99,15 +134,24 @@ def fleet_launch_settings(config: BackendConfig, fleet: FleetConfig) -> list[Lau
         ValueError: there are not as many slots as places.
     """
     places = places_of(fleet)
-    slots = config.slots or tuple(str(number % (os.cpu_count() or 1)) for number in range(len(places)))
-    if len(slots) != len(places):
-        raise ValueError(
-            f"backend.slots must name a slot for each of {len(places)} servers, got {len(slots)}"
-        )
+    slots = slots_of(config, len(places))
     return [
         _launch_settings(config, fleet, group.replica, slot)
         for group, slot in zip(places, slots, strict=True)
     ]
+
+
+def slots_of(config: BackendConfig, servers: int) -> tuple[str, ...]:
+    """A slot for each of some servers: those that are named, or one core or GPU after another.
+
+    Raises:
+        ValueError: another number of slots is named.
+    """
+    there = (os.cpu_count() or 1) if config.device == "cpu" else servers
+    slots = config.slots or tuple(str(number % there) for number in range(servers))
+    if len(slots) != servers:
+        raise ValueError(f"backend.slots must name a slot for each of {servers} servers, got {len(slots)}")
+    return slots
 
 
 def _launch_settings(
@@ -120,6 +164,7 @@ def _launch_settings(
         tp_size=replica.tp_size,
         max_model_len=LONGEST,
         memory_utilization=replica.memory_utilization,
+        sleep_mode=config.sleep_mode,
         python=config.python,
         block_size=replica.block_size,
         max_num_seqs=replica.max_num_seqs,

@@ -61,6 +61,9 @@ class CalibrateConfig:
         hardware: what a rank runs on.
         longest_tokens: longest request of the designed load; None: the server's.
         repeats: rounds through the designed load.
+        neighbours: further servers to launch beside the measured one, each in the next slot; they do the same work
+            meanwhile.
+        transitions: whether a launched server's start, stop, relaunch, and where it can, sleep and wake are measured.
         date: of the measurement, YYYY-MM-DD; None: today.
     """
 
@@ -77,6 +80,8 @@ class CalibrateConfig:
     hardware: Hardware = field(default_factory=Hardware)
     longest_tokens: int | None = None
     repeats: int = 4
+    neighbours: int = 0
+    transitions: bool = True
     date: str | None = None
 
     def __post_init__(self) -> None:
@@ -84,6 +89,9 @@ class CalibrateConfig:
         check_choice("part", self.part, PARTS)
         check_least("folds", self.folds, 2)
         check_least("repeats", self.repeats, 1)
+        check_least("neighbours", self.neighbours, 0)
+        if self.neighbours and not self.backend.launch:
+            raise ValueError("neighbours are launched beside a launched server: backend.launch must be true")
         if self.longest_tokens is not None:
             check_least("longest_tokens", self.longest_tokens, 128)
         if self.backend.name == "vllm" and len(self.backend.endpoints) > 1:

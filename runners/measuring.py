@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -14,13 +15,16 @@ from calibration.latency import LatencyModel
 from calibration.measuring.loads import Limits, Load, designed_loads
 from calibration.measuring.measure import Measurement, measure, profile_of
 from calibration.measuring.model import served_model
+from calibration.measuring.transitions import measure_transitions, settled
 from calibration.models import MODELS
 from calibration.profile import Profile, dump_profile, profile_file_name
 from envs.backend import ClusterSpec
 from envs.live.endpoints import check_endpoints
-from envs.live.launcher import ending_on_sigterm
+from envs.live.launcher import LocalServer, ending_on_sigterm
 from envs.live.servers import Server
-from runners.live import check_installed, served
+from envs.live.supervision import LocalServers
+from envs.live.transitions import Slot, SlotState
+from runners.live import check_installed, launch_settings, slots_of
 from runners.measure_config import CalibrateConfig
 from runners.output import write_json, write_text
 from runners.progress import progress_bar
@@ -33,11 +37,10 @@ def measure_live(config: CalibrateConfig, out: Path) -> None:
     """Measures, fits, writes `NAME_GPU.yaml` and `calibration.json`, and prints what came out."""
     check_installed()
     folder = out / "server"
-    with ending_on_sigterm(), served(config.backend, config.cluster, folder) as endpoints:
-        url = check_endpoints(endpoints, config.backend.allow_remote)[0]
-        log = Path(config.log) if config.log else folder / "vllm.log"
-        measurement = _measured(config, url, log)
-        profile = _profile(config, measurement)
+    with ending_on_sigterm(), _servers(config, folder) as (url, log, beside, slot):
+        measurement = _measured(config, url, log, beside)
+        times = measure_transitions(slot) if slot is not None and config.transitions else {}
+    profile = replace(_profile(config, measurement), transitions=times)
     name = profile_file_name(profile.model.name, profile.gpu.name)
     write_text(out / name, dump_profile(profile))
     write_json(out / "calibration.json", {"provenance": profile.provenance, "held_out": profile.held_out})
@@ -45,7 +48,29 @@ def measure_live(config: CalibrateConfig, out: Path) -> None:
     print_results_in(out / name)
 
 
-def _measured(config: CalibrateConfig, url: str, log: Path) -> Measurement:
+@contextlib.contextmanager
+def _servers(
+    config: CalibrateConfig, folder: Path
+) -> Iterator[tuple[str, Path, tuple[str, ...], Slot | None]]:
+    """Address and log of the server to be measured, the addresses of those beside it, and its slot if it has one."""
+    if not config.backend.launch:
+        urls = check_endpoints(config.backend.endpoints, config.backend.allow_remote)
+        yield urls[0], Path(config.log or ""), (), None
+        return
+    settings = launch_settings(config.backend, config.cluster)
+    own, *others = (replace(settings, slot=slot) for slot in slots_of(config.backend, 1 + config.neighbours))
+    with LocalServers(others, folder / "beside") as beside:
+        slot = Slot(LocalServer(own, folder), lambda: 0)
+        try:
+            slot.start()
+            settled(slot, SlotState.READY)
+            log = Path(config.log) if config.log else slot.server.log
+            yield slot.server.url, log, beside.urls, slot
+        finally:
+            slot.close()
+
+
+def _measured(config: CalibrateConfig, url: str, log: Path, beside: tuple[str, ...]) -> Measurement:
     with progress_bar(0, "configurations", "load") as bar:
 
         def on_load(load: Load) -> None:
@@ -57,7 +82,9 @@ def _measured(config: CalibrateConfig, url: str, log: Path) -> Measurement:
             return known
 
         backend = config.backend
-        running = measure(url, log, counted, backend.vocab_size, config.repeats, backend.model, on_load)
+        running = measure(
+            url, log, counted, backend.vocab_size, config.repeats, backend.model, on_load, beside
+        )
         return asyncio.run(running)
 
 
@@ -99,16 +126,19 @@ def _print(profile: Profile, cluster: ClusterSpec) -> None:
     used, minutes = profile.provenance["iterations_used"], profile.provenance["minutes"]
     print_table(f"Error over {used:,} iterations in {minutes} minutes", ("iterations", "n", *_SHOWN), rows)
     latency = profile.latency_model(cluster.base_width)
-    print_table("What the profile says", ("iteration", "ms"), _examples(latency, cluster))
+    print_table("What the profile says", ("what", "ms"), _examples(latency, cluster, profile))
 
 
-def _examples(latency: LatencyModel, cluster: ClusterSpec) -> list[tuple[str, float]]:
+def _examples(latency: LatencyModel, cluster: ClusterSpec, profile: Profile) -> list[tuple[str, float]]:
     def row(what: str, function: Callable[[], float]) -> tuple[str, float]:
         return what, 1e3 * function()
 
-    most = cluster.max_num_seqs
+    took = [(name.removesuffix("_s").replace("_", " "), 1e3 * s) for name, s in profile.transitions.items()]
+    most, front_end = cluster.max_num_seqs, profile.frontends[cluster.base_width]
     return [
         row("one request decoding at 256 tokens", lambda: latency.iteration_s(1, 256)),
         row(f"{most} requests decoding at 256 tokens each", lambda: latency.iteration_s(most, 256 * most)),
         row("a prompt of 256 tokens", lambda: latency.iteration_s(0, 0, [(0, 256)])),
+        row("the front end of that prompt", lambda: front_end.fixed_s + 256 * front_end.token_s),
+        *took,
     ]

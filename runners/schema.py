@@ -12,8 +12,10 @@ from typing import Any, ClassVar
 from hydra.core.config_store import ConfigStore
 
 from envs.backend import SLO, ClusterSpec
+from envs.live.envelope import EnvelopeSettings
 from envs.live.launch_settings import DEVICES
 from envs.live.settings import LiveSettings
+from envs.live.transitions import Deadlines
 from envs.objective import Objective
 from envs.registration import env_config_class, env_names, usual_policies
 from envs.workload.registry import SPLITS, WorkloadSource, WorkloadSpec, check_choice
@@ -21,7 +23,7 @@ from runners.clusters import CLUSTERS
 from runners.typed import schema_of
 
 # Fields of an environment's dataclass that are config groups or words of their own.
-LIVE_ENVS = ("dp_tp", "routing")  # that live servers can be the body of
+LIVE_ENVS = ("autoscaling", "dp_tp", "routing")  # that live servers can be the body of
 SHARED_ENV_FIELDS = ("workload", "cluster", "objective", "split")
 
 PAPERS = ("flying_serving", "llm_mesh", "oserve", "preserve", "sageserve")
@@ -41,6 +43,11 @@ class BackendConfig(LiveSettings):
         device: What launched servers run on, cpu or cuda.
         slots: Cores or GPUs of each launched server; empty: one after another, as far as there are any.
         serves: Folder with the config.json of the model that launched servers serve; None: a tiny Llama.
+        sleep_mode: Whether launched servers can be put to sleep; on GPUs only.
+        control_within_s: Longest time that a policy which starts and stops servers may take, s; then all is left as it
+            is.
+        envelope: What such a policy may not do.
+        deadlines: Of the steps of starting and stopping.
     """
 
     name: str = "simulator"
@@ -49,11 +56,17 @@ class BackendConfig(LiveSettings):
     device: str = "cpu"
     slots: tuple[str, ...] = ()
     serves: str | None = None
+    sleep_mode: bool = False
+    control_within_s: float = 10.0
+    envelope: EnvelopeSettings = field(default_factory=EnvelopeSettings)
+    deadlines: Deadlines = field(default_factory=Deadlines)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("backend", self.name, BACKENDS)
         check_choice("backend.device", self.device, DEVICES)
+        if not self.control_within_s > 0:
+            raise ValueError(f"backend.control_within_s must be positive, got {self.control_within_s}")
         if self.name not in LIVE_BACKENDS and (self.endpoints or self.launch):
             raise ValueError("backend.endpoints and backend.launch need backend=vllm")
         if self.name in LIVE_BACKENDS and bool(self.endpoints) == self.launch:
@@ -86,6 +99,26 @@ class TrackerConfig:
     def __post_init__(self) -> None:
         check_choice("tracker", self.name, ("none", "tensorboard", "wandb"))
         check_choice("tracker.mode", self.mode, ("offline", "online"))
+
+
+@dataclass(frozen=True)
+class LauncherConfig:
+    """Where the episodes of a comparison are run.
+
+    Attributes:
+        name: "local" (one after another in this process) or "ray".
+        workers: Ray workers; None: one a processor of the cluster.
+        address: Of a running Ray cluster; None: one on this machine for the time of the command.
+    """
+
+    name: str = "local"
+    workers: int | None = None
+    address: str | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("launcher", self.name, ("local", "ray"))
+        if self.workers is not None:
+            check_least("launcher.workers", self.workers, 1)
 
 
 @dataclass(frozen=True)
@@ -258,6 +291,7 @@ class CompareConfig(RunConfig):
         disjoint: whether windows of a trace must not overlap; there may be fewer than `seeds` then.
         search: clairvoyant search beside the policies.
         benchmark: many comparisons at once, which decide about all other words but `out`; None: this one.
+        launcher: where episodes are run.
     """
 
     policies: tuple[str, ...] | None = None
@@ -265,6 +299,7 @@ class CompareConfig(RunConfig):
     disjoint: bool = False
     search: SearchConfig = field(default_factory=SearchConfig)
     benchmark: BenchmarkConfig | None = None
+    launcher: LauncherConfig = field(default_factory=LauncherConfig)
 
     bodies: ClassVar[tuple[str, ...]] = ("simulator", "vllm")
 
@@ -272,6 +307,8 @@ class CompareConfig(RunConfig):
         super().__post_init__()
         if not self.compared:
             raise ValueError("policies must name at least one policy, as in policies=[static_dp,static_tp]")
+        if self.launcher.name != "local" and self.backend.name != SIMULATOR:
+            raise ValueError("launcher=ray needs backend=simulator: live servers serve one episode at a time")
         if self.search.seeds and self.backend.name != SIMULATOR:
             raise ValueError(
                 "search.seeds needs backend=simulator: nobody looks into the future of live servers"

@@ -26,10 +26,11 @@ from agents.learner import Task, make_learner
 from runners.cli import command, use_one_thread
 from runners.comparison import Kinds, compare_results
 from runners.environments import env_arguments, make_configured_env
+from runners.fan_out import episodes_of
 from runners.output import write_json
 from runners.policies import load_policy as load_named_policy
 from runners.progress import progress_bar
-from runners.rollout import Episode, run_episode
+from runners.rollout import Episode
 from runners.tables import print_results_in, print_table
 from runners.trackers import make_tracker
 from runners.train_config import TrainConfig, register_agents, resumed
@@ -86,10 +87,9 @@ def _compare(config: TrainConfig, policies: dict[str, Any]) -> dict[str, Any]:
     env = make_configured_env(config)
     results: dict[str, list[Episode]] = {name: [] for name in policies}
     with progress_bar(len(policies) * config.seeds, "compare", "episode") as bar:
-        for seed in config.seed_range:
-            for name, policy in policies.items():
-                results[name].append(run_episode(env, policy, seed, name))
-                bar.update()
+        for episode in episodes_of(config, config.launcher, env, policies, config.seed_range):
+            results[episode.policy].append(episode)
+            bar.update()
     header = {
         "env": config.env["name"],
         "workload": config.workload.name,

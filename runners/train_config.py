@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ from agents.config import POLICY_KEYS, REQUIRED_POLICIES, AgentConfig, no_policy
 from agents.learner import AGENTS, agent_config_class
 from envs.registration import usual_policies
 from runners.policies import policy_config
-from runners.schema import RunConfig, check_least
+from runners.schema import LauncherConfig, RunConfig, check_least
 from runners.typed import build, schema_of
 
 DEFAULT_MINUTES = 5.0
@@ -34,6 +34,7 @@ _FREE = (
     "baselines",
     "seeds",
     "split",
+    "launcher",
 )
 
 
@@ -52,6 +53,7 @@ class TrainConfig(RunConfig):
         save_every_s: time between saves from which training can go on, seconds.
         baselines: policies beside the agent in the comparison at the end; None: the environment's usual ones.
         resume: run directory of a training that was interrupted; None: a new one.
+        launcher: where the episodes of the comparison at the end are run.
     """
 
     agent: Any
@@ -64,6 +66,7 @@ class TrainConfig(RunConfig):
     save_every_s: float = 20.0
     baselines: tuple[str, ...] | None = None
     resume: str | None = None
+    launcher: LauncherConfig = field(default_factory=LauncherConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -65,6 +67,21 @@ class Driver:
                 task.cancel()
         return sent
 
+    async def first_token_s(self, prompt: int) -> float:
+        """Sends a request for a single token; returns the time to it at the client, s.
+
+        Raises:
+            ValueError: the server lost it.
+        """
+        first: list[float] = []
+        begun_s = time.monotonic()
+        await self._stream(prompt, 1, lambda count, at_s: first.append(at_s))
+        return first[0] - begun_s
+
+    def pause_s(self, longest_s: float) -> float:
+        """A random pause, s, so that what follows falls on no regular moment of the engine."""
+        return float(self._rng.uniform(0.0, longest_s))
+
     async def _inject(self, load: Load, sent: list[Sent], first_tokens: list[asyncio.Event]) -> None:
         """Sends prompts one after another once every other request decodes."""
         for first in first_tokens if load.injected else ():
@@ -75,13 +92,18 @@ class Driver:
     async def _send(
         self, sent: list[Sent], prompt: int, output: int, first_token: asyncio.Event | None = None
     ) -> None:
-        tokens: list[int] = self._rng.integers(FIRST_TOKEN_ID, self.vocab_size, prompt).tolist()
         sent.append(Sent(prompt, output))
+        await self._stream(
+            prompt, output, lambda count, at_s: first_token.set() if first_token is not None else None
+        )
+
+    async def _stream(self, prompt: int, output: int, on_tokens: Callable[[int, float], object]) -> None:
+        tokens: list[int] = self._rng.integers(FIRST_TOKEN_ID, self.vocab_size, prompt).tolist()
         end = await stream_completion(
             self.session,
             self.server.url,
             completion_request(self.server.model, tokens, output),
-            lambda count, at_s: first_token.set() if first_token is not None else None,
+            on_tokens,
             _SILENCE_S,
         )
         if end.reason:

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from calibration.hardware import GpuSpec
+from calibration.latency import LatencyModel
 from calibration.measuring.cells import Cell, cells_of
 from calibration.measuring.composition import ContradictionError, Step, steps_of
 from calibration.measuring.drive import Driver
 from calibration.measuring.fit import errors_of, fit_coefficients
+from calibration.measuring.front_end import Probe, fit_front_end, probe_front_end
 from calibration.measuring.loads import Limits, Load, designed_loads, held_out
 from calibration.measuring.log import IterationLog
 from calibration.models import ModelSpec
 from calibration.profile import Profile
 from envs.live.servers import Server, probe
+
+if TYPE_CHECKING:
+    import aiohttp
 
 METHOD = (
     "designed load on a running server; iteration times from the stamps of its per-iteration log, batches and contexts "
@@ -30,8 +35,6 @@ HELD_OUT_METHOD = (
     "a quarter of the configurations of the designed load kept out of the fit, with all their iterations"
 )
 _LOG_SETTLES_S = 0.2
-_LONE_REQUESTS = 20
-_LONE_PROMPT = 32  # tokens
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,9 @@ class Measurement:
         steps: (place in the design, iteration) of every iteration whose length is known.
         iterations: Lines of the log.
         contradictions: Runs thrown away, with the reason.
-        front_end_s: (n,), time to first token of a lone request beyond its iteration, seconds.
+        probes: Requests for one token, for what happens outside of iterations.
         elapsed_s: Length of the measurement.
+        beside: Servers of the machine that did the same work meanwhile.
     """
 
     server: Server
@@ -53,8 +57,9 @@ class Measurement:
     steps: Sequence[tuple[int, Step]]
     iterations: int
     contradictions: Sequence[str]
-    front_end_s: Sequence[float] = field(default_factory=tuple)
+    probes: Sequence[Probe] = field(default_factory=tuple)
     elapsed_s: float = 0.0
+    beside: int = 0
 
 
 async def measure(
@@ -65,6 +70,7 @@ async def measure(
     repeats: int = 3,
     model: str | None = None,
     on_load: Callable[[Load], object] = lambda load: None,
+    beside: Sequence[str] = (),
 ) -> Measurement:
     """Puts the designed load on a server, several times over.
 
@@ -76,6 +82,7 @@ async def measure(
         repeats: rounds through the design.
         model: name the server serves; None: the only one.
         on_load: told every configuration once it is done.
+        beside: servers that do the same work meanwhile, as they will share the machine with it.
 
     Raises:
         ValueError: nobody answers, the log is not as needed, or the server loses a request.
@@ -85,7 +92,8 @@ async def measure(
     begun_s = time.monotonic()
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         server = await probe(session, url, model)
-        loads = designed_loads(limits(server))
+        known = limits(server)
+        loads = designed_loads(known)
         driver, log = Driver(session, server, vocab_size), IterationLog(log_file)
         await driver.run(loads[0])  # warms up
         await asyncio.sleep(_LOG_SETTLES_S)
@@ -95,33 +103,45 @@ async def measure(
                 "and its standard output in that file"
             )
         steps, contradictions, iterations = [], [], 0
-        for _, (number, load) in ((r, entry) for r in range(repeats) for entry in enumerate(loads)):
-            sent = await driver.run(load)
-            await asyncio.sleep(_LOG_SETTLES_S)
-            lines = log.new_iterations()
-            iterations += len(lines)
-            try:
-                steps += [(number, step) for step in steps_of(sent, lines)]
-            except ContradictionError as error:
-                contradictions.append(f"{load.name}: {error}")
-            on_load(load)
-        front_end_s = await _lone_requests(driver, log)
+        async with _loaded(
+            [await probe(session, other, model) for other in beside], session, vocab_size, loads
+        ):
+            for _, (number, load) in ((r, entry) for r in range(repeats) for entry in enumerate(loads)):
+                sent = await driver.run(load)
+                await asyncio.sleep(_LOG_SETTLES_S)
+                lines = log.new_iterations()
+                iterations += len(lines)
+                try:
+                    steps += [(number, step) for step in steps_of(sent, lines)]
+                except ContradictionError as error:
+                    contradictions.append(f"{load.name}: {error}")
+                on_load(load)
+            probes = await probe_front_end(driver, known)
     elapsed_s = time.monotonic() - begun_s
-    return Measurement(server, loads, steps, iterations, contradictions, front_end_s, elapsed_s)
+    return Measurement(server, loads, steps, iterations, contradictions, probes, elapsed_s, len(beside))
 
 
-async def _lone_requests(driver: Driver, log: IterationLog) -> list[float]:
-    """Time to first token of requests on an idle server beyond their one iteration: HTTP, queues between processes."""
-    ahead = []
-    for _ in range(_LONE_REQUESTS):
-        sent_s = time.monotonic()
-        await driver.run(Load(injected=1, injected_prompt=_LONE_PROMPT))
-        ttft_s = time.monotonic() - sent_s
-        await asyncio.sleep(_LOG_SETTLES_S)
-        lines = log.new_iterations()
-        if len(lines) == 1:
-            ahead.append(ttft_s - lines[0].elapsed_s)
-    return ahead
+@asynccontextmanager
+async def _loaded(
+    servers: Sequence[Server], session: aiohttp.ClientSession, vocab_size: int, loads: Sequence[Load]
+) -> AsyncIterator[None]:
+    """Keeps servers busy with the designed load inside the block."""
+
+    async def work(server: Server) -> None:
+        driver = Driver(session, server, vocab_size)
+        for load in cycle(loads):
+            await driver.run(load)
+
+    tasks = [asyncio.create_task(work(server)) for server in servers]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+    lost = [error for error in ended if isinstance(error, ValueError)]
+    if lost:
+        raise lost[0]
 
 
 def profile_of(
@@ -144,11 +164,13 @@ def profile_of(
     fitted = [cell for cell in cells if not held_out(cell.load)]
     kept_out = [cell for cell in cells if held_out(cell.load)]
     coefficients = fit_coefficients(model, gpu, tp, fitted)
+    front_end = fit_front_end(LatencyModel(model, gpu, tp, coefficients), measurement.probes)
     return Profile(
         model=model,
         gpu=gpu,
         source="measured",
         coefficients={tp: coefficients},
+        frontends={tp: front_end},
         provenance=_provenance(
             measurement, cells, errors_of(model, gpu, tp, coefficients, fitted), when, command
         ),
@@ -163,7 +185,6 @@ def profile_of(
 def _provenance(
     measurement: Measurement, cells: Sequence[Cell], fitted: dict[str, Any], when: str, command: str
 ) -> dict[str, Any]:
-    ahead = measurement.front_end_s
     return {
         "method": METHOD,
         "engine": f"vLLM {measurement.server.version}",
@@ -176,16 +197,10 @@ def _provenance(
         "stalls_left_out": sum(cell.stalls for cell in cells),
         "runs_thrown_away": list(measurement.contradictions),
         "fit": fitted,
-        # No part of the coefficients: the simulator's first token comes with the iteration's end.
-        "front_end_s": {"p50": _round(np.median(ahead)), "p90": _round(np.percentile(ahead, 90))}
-        if ahead
-        else {},
+        "front_end_requests": len(measurement.probes),
         "notes": [
             "per-layer overhead is part of fixed_s, as one model cannot tell them apart",
             "collectives and experts are the roofline's assumptions",
+            *(["the other servers of the machine did the same work meanwhile"] if measurement.beside else []),
         ],
     }
-
-
-def _round(seconds: float) -> float:
-    return float(f"{seconds:.4g}")

@@ -21,6 +21,7 @@ from envs.scaling import Endpoint
 from envs.simulator.autoscaling.bins import LATENCIES, latency_percentile
 from envs.simulator.autoscaling.inventory import Held
 from envs.simulator.autoscaling.simulator import AutoscalingSimulator
+from envs.simulator.fleet.build import profile_of
 from envs.simulator.kernel.state import PS_PER_S
 from envs.simulator.scheduling import to_ps
 from envs.workload.registry import WorkloadSource, check_choice
@@ -113,8 +114,10 @@ class Episode:
         return SLO(min(slo.ttft_s for slo in chosen), min(slo.tpot_s for slo in chosen))
 
     def _gpu_usd(self, gpu: str) -> float:
-        named = self.config.machines.gpu_usd_per_h.get(gpu)
-        price = get_gpu(gpu).price_usd_per_hour if named is None else named
+        price = self.config.machines.gpu_usd_per_h.get(gpu)
+        if price is None:
+            own = next(group.replica for group in self.config.cluster.groups if group.replica.gpu == gpu)
+            price = profile_of(own).gpu.price_usd_per_hour if own.profile else get_gpu(gpu).price_usd_per_hour
         return 1.0 if price is None else price
 
     def _stream(self, seed: int, split: str | None) -> RequestStream:
@@ -214,7 +217,7 @@ class Episode:
         reasons: list[str] = []
         switched = 0
         changes: Iterable[ScaleChange | Release]
-        if _is_changes(action):
+        if is_changes(action):
             changes = action
         else:
             changes = self.levers.changes(self.simulator, np.asarray(action), reasons)
@@ -335,7 +338,7 @@ class Episode:
         return copy
 
 
-def _is_changes(action: object) -> bool:
+def is_changes(action: object) -> bool:
     """Whether an action is a sequence of changes, and not a vector."""
     return isinstance(action, (tuple, list)) and all(
         isinstance(item, (ScaleChange, Release)) for item in action

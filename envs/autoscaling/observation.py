@@ -68,8 +68,101 @@ CLOCK_FEATURES = (
 )
 
 
+def shapes_of(spec: AutoscalingSpec) -> dict[str, tuple[int, ...]]:
+    """Shapes of the observation's parts."""
+    return {
+        "endpoints": (len(spec.endpoints), len(ENDPOINT_FEATURES)),
+        "clock": (len(CLOCK_FEATURES),),
+    }
+
+
+def observation_of(features: dict[str, FloatArray], now_s: float, left: float) -> Observation:
+    """Puts an observation together.
+
+    Args:
+        features: (P,) each, by name.
+        now_s: Time on the clock, seconds since Monday, 0:00.
+        left: Share of the episode that is left.
+    """
+    rows = np.stack([features[name] for name in ENDPOINT_FEATURES], axis=1)
+    day, week = 2 * np.pi * now_s / DAY_S, 2 * np.pi * now_s / WEEK_S
+    waves = (np.sin(day), np.cos(day), np.sin(week), np.cos(week))
+    clock = [*((1.0 + wave) / 2.0 for wave in waves), max(left, 0.0)]
+    return {"endpoints": np.asarray(rows, np.float32), "clock": np.asarray(clock, np.float32)}
+
+
+class Constants:
+    """What of an endpoint does not change, and what follows from its traffic by it.
+
+    Args:
+        config: What the environment is made of.
+        spec: What policies are told beforehand.
+        kinds: (P,) first kind of machine of each endpoint.
+        local: (P,) whether its region's storage holds the model's weights.
+    """
+
+    def __init__(
+        self,
+        config: AutoscalingConfig,
+        spec: AutoscalingSpec,
+        kinds: NDArray[np.int64],
+        local: NDArray[np.bool_],
+    ) -> None:
+        self.config, self.scales = config, config.scales
+        models = np.array([spec.models.index(endpoint.model) for endpoint in spec.endpoints])
+        self.capacity = np.maximum(spec.capacity_tps[models, kinds], 1e-9)
+        machines = config.machines
+        self.start_s = np.where(local, spec.start_s[models, kinds], machines.remote_s)
+        self.redeploy_s = np.where(local, machines.redeploy_s, machines.remote_s)
+        promised = [slo for slo, own in zip(spec.slos, spec.interactive, strict=True) if own] or list(
+            spec.slos
+        )
+        self.ttft_s = min(slo.ttft_s for slo in promised)
+        self.tpot_s = min(slo.tpot_s for slo in promised)
+
+    def fixed(self) -> dict[str, FloatArray]:
+        """Features that do not change."""
+        return {
+            "capacity": log_of(self.capacity, self.scales.token_rate),
+            "start_time": log_of(self.start_s, self.scales.seconds),
+            "redeploy_time": log_of(self.redeploy_s, self.scales.seconds),
+        }
+
+    def traffic(self, known: FloatArray) -> dict[str, FloatArray]:
+        """Features of traffic.
+
+        Args:
+            known: (P, T, columns of TRAFFIC_DTYPE), bins of `history_bin_s` that end now.
+        """
+        config, capacity, bin_s = self.config, self.capacity, self.config.history_bin_s
+        prompts = known[:, :, _COLUMN["input_tokens"]]
+
+        def rate(name: str, seconds: float) -> FloatArray:
+            of = known[:, -max(1, round(seconds / bin_s)) :, _COLUMN[name]]
+            return np.asarray(of.mean(axis=1) / bin_s, np.float64)
+
+        last = known[:, -max(1, round(config.decision_interval_s / bin_s)) :].sum(axis=1)
+        first, finished = last[:, _COLUMN["first_tokens"]], last[:, _COLUMN["finished"]]
+        arrived = np.maximum(last[:, _COLUMN["requests"]], 1.0)
+        ahead = {"forecast_interval": config.decision_interval_s, "forecast_hour": HOUR_S}
+        return {
+            "load_minute": log_of(rate("input_tokens", 60.0), capacity),
+            "load_interval": log_of(rate("input_tokens", config.decision_interval_s), capacity),
+            "load_hour": log_of(rate("input_tokens", HOUR_S), capacity),
+            **{
+                name: log_of(forecast_tps(prompts, bin_s, seconds), capacity)
+                for name, seconds in ahead.items()
+            },
+            "niw_load_hour": log_of(rate("niw_input_tokens", HOUR_S), capacity),
+            "output_rate": log_of(rate("output_tokens", config.decision_interval_s), self.scales.token_rate),
+            "late": np.minimum(last[:, _COLUMN["violations"]] / arrived, 1.0),
+            "ttft": log_of(last[:, _COLUMN["ttft_sum_s"]] / np.maximum(first, 1.0), self.ttft_s),
+            "tpot": log_of(last[:, _COLUMN["tpot_sum_s"]] / np.maximum(finished, 1.0), self.tpot_s),
+        }
+
+
 class Encoder:
-    """Encodes what is seen.
+    """Encodes what is seen of a simulated fleet.
 
     Args:
         config: What the environment is made of.
@@ -81,24 +174,14 @@ class Encoder:
         self, config: AutoscalingConfig, spec: AutoscalingSpec, simulator: AutoscalingSimulator
     ) -> None:
         self.config, self.spec, self.scales = config, spec, config.scales
-        self.shapes = {
-            "endpoints": (len(spec.endpoints), len(ENDPOINT_FEATURES)),
-            "clock": (len(CLOCK_FEATURES),),
-        }
+        self.shapes = shapes_of(spec)
         layout = simulator.layout
-        models = np.array([spec.models.index(endpoint.model) for endpoint in spec.endpoints])
-        kinds = np.array([layout.kind_of[layout.places(number)[0]] for number in range(len(models))])
-        self._kind = kinds
-        self._capacity = np.maximum(spec.capacity_tps[models, kinds], 1e-9)
-        local = np.array([simulator.weights_local(number) for number in range(len(models))])
-        machines = config.machines
-        self._start_s = np.where(local, spec.start_s[models, kinds], machines.remote_s)
-        self._redeploy_s = np.where(local, machines.redeploy_s, machines.remote_s)
-        promised = [slo for slo, own in zip(spec.slos, spec.interactive, strict=True) if own] or list(
-            spec.slos
+        self.constants = Constants(
+            config,
+            spec,
+            kinds=np.array([layout.kind_of[layout.places(p)[0]] for p in range(len(spec.endpoints))]),
+            local=np.array([simulator.weights_local(p) for p in range(len(spec.endpoints))]),
         )
-        self._ttft_s = min(slo.ttft_s for slo in promised)
-        self._tpot_s = min(slo.tpot_s for slo in promised)
 
     def encode(self, simulator: AutoscalingSimulator, clock_s: float) -> Observation:
         """The observation now.
@@ -111,13 +194,10 @@ class Encoder:
             **self._machines(simulator),
             **self._requests(simulator),
             **self._traffic(simulator),
-            **self._fixed(simulator),
+            **self.constants.fixed(),
         }
-        rows = np.stack([features[name] for name in ENDPOINT_FEATURES], axis=1)
-        return {
-            "endpoints": np.asarray(rows, np.float32),
-            "clock": np.asarray(self._clock(simulator, clock_s), np.float32),
-        }
+        left = 1.0 - simulator.now_s / simulator.stream.duration_s
+        return observation_of(features, clock_s + simulator.now_s, left)
 
     def _machines(self, simulator: AutoscalingSimulator) -> dict[str, FloatArray]:
         layout, plane, scale = simulator.layout, simulator.plane, self.scales.instances
@@ -131,13 +211,13 @@ class Encoder:
             left = max(plane.due_s(place) - simulator.now_s, 0.0)
             next_s[number] = left if next_s[number] == 0.0 else min(left, next_s[number])
         return {
-            "running": _log(held[:, Held.RUNNING], scale),
-            "starting": _log(held[:, Held.STARTING], scale),
-            "draining": _log(held[:, Held.DRAINING], scale),
-            "spot": _log(held[:, Held.SPOT], scale),
-            "spot_of_others": _log(spot - held[:, Held.SPOT], scale),
-            "vacant": _log(plane.inventory.vacant.sum(axis=1)[region], scale),
-            "next_ready": _log(np.nan_to_num(next_s), self.scales.seconds),
+            "running": log_of(held[:, Held.RUNNING], scale),
+            "starting": log_of(held[:, Held.STARTING], scale),
+            "draining": log_of(held[:, Held.DRAINING], scale),
+            "spot": log_of(held[:, Held.SPOT], scale),
+            "spot_of_others": log_of(spot - held[:, Held.SPOT], scale),
+            "vacant": log_of(plane.inventory.vacant.sum(axis=1)[region], scale),
+            "next_ready": log_of(np.nan_to_num(next_s), self.scales.seconds),
             "no_instance": (held[:, Held.RUNNING] == 0).astype(np.float64),
             "places_left": 1.0 - held[:, : Held.SPOT].sum(axis=1) / layout.by_kind().sum(axis=1),
         }
@@ -160,61 +240,22 @@ class Encoder:
         return {
             "kv_usage": total("kv_used_blocks", serving)
             / np.maximum(total("kv_capacity_blocks", serving), 1),
-            "running_requests": _log(total("num_running"), scales.requests),
-            "waiting_requests": _log(total("num_waiting"), scales.requests),
-            "waiting_tokens": _log(total("pending_prefill_tokens"), scales.tokens),
-            "held_requests": _log(simulator.held_by_gateway()[: layout.num_endpoints], scales.requests),
-            "niw_queued": _log(lines["count"], scales.requests),
-            "niw_queued_tokens": _log(lines["tokens"], scales.tokens),
+            "running_requests": log_of(total("num_running"), scales.requests),
+            "waiting_requests": log_of(total("num_waiting"), scales.requests),
+            "waiting_tokens": log_of(total("pending_prefill_tokens"), scales.tokens),
+            "held_requests": log_of(simulator.held_by_gateway()[: layout.num_endpoints], scales.requests),
+            "niw_queued": log_of(lines["count"], scales.requests),
+            "niw_queued_tokens": log_of(lines["tokens"], scales.tokens),
             "niw_oldest": np.minimum((simulator.now_ps - arrived) / PS_PER_S / due_s, HIGH),
             "release_level": simulator.release_level[: layout.num_endpoints] / levels,
         }
 
     def _traffic(self, simulator: AutoscalingSimulator) -> dict[str, FloatArray]:
-        config, capacity = self.config, self._capacity
-        bins, bin_s = simulator.books.history, config.history_bin_s
+        bins = simulator.books.history
         ended = (simulator.now_ps - bins.begin_ps) // bins.bin_ps
-        count = self.shapes["endpoints"][0]
-        known = bins.rows[:count, :ended]
-        prompts = known[:, :, _COLUMN["input_tokens"]]
-
-        def rate(name: str, seconds: float) -> FloatArray:
-            of = known[:, -max(1, round(seconds / bin_s)) :, _COLUMN[name]]
-            return np.asarray(of.mean(axis=1) / bin_s, np.float64)
-
-        last = known[:, -max(1, round(config.decision_interval_s / bin_s)) :].sum(axis=1)
-        first, finished = last[:, _COLUMN["first_tokens"]], last[:, _COLUMN["finished"]]
-        arrived = np.maximum(last[:, _COLUMN["requests"]], 1.0)
-        ahead = {"forecast_interval": config.decision_interval_s, "forecast_hour": HOUR_S}
-        return {
-            "load_minute": _log(rate("input_tokens", 60.0), capacity),
-            "load_interval": _log(rate("input_tokens", config.decision_interval_s), capacity),
-            "load_hour": _log(rate("input_tokens", HOUR_S), capacity),
-            **{
-                name: _log(forecast_tps(prompts, bin_s, seconds), capacity) for name, seconds in ahead.items()
-            },
-            "niw_load_hour": _log(rate("niw_input_tokens", HOUR_S), capacity),
-            "output_rate": _log(rate("output_tokens", config.decision_interval_s), self.scales.token_rate),
-            "late": np.minimum(last[:, _COLUMN["violations"]] / arrived, 1.0),
-            "ttft": _log(last[:, _COLUMN["ttft_sum_s"]] / np.maximum(first, 1.0), self._ttft_s),
-            "tpot": _log(last[:, _COLUMN["tpot_sum_s"]] / np.maximum(finished, 1.0), self._tpot_s),
-        }
-
-    def _fixed(self, simulator: AutoscalingSimulator) -> dict[str, FloatArray]:
-        return {
-            "capacity": _log(self._capacity, self.scales.token_rate),
-            "start_time": _log(self._start_s, self.scales.seconds),
-            "redeploy_time": _log(self._redeploy_s, self.scales.seconds),
-        }
-
-    def _clock(self, simulator: AutoscalingSimulator, clock_s: float) -> FloatArray:
-        now_s = clock_s + simulator.now_s
-        day, week = 2 * np.pi * now_s / DAY_S, 2 * np.pi * now_s / WEEK_S
-        waves = (np.sin(day), np.cos(day), np.sin(week), np.cos(week))
-        left = max(1.0 - simulator.now_s / simulator.stream.duration_s, 0.0)
-        return np.array([*((1.0 + wave) / 2.0 for wave in waves), left])
+        return self.constants.traffic(bins.rows[: self.shapes["endpoints"][0], :ended])
 
 
-def _log(values: NDArray[np.number] | FloatArray, scale: float | FloatArray) -> FloatArray:
+def log_of(values: NDArray[np.number] | FloatArray, scale: float | FloatArray) -> FloatArray:
     """log(1 + value / scale)."""
     return np.asarray(np.log1p(np.asarray(values, np.float64) / scale), np.float64)

@@ -137,6 +137,10 @@ class LiveBackend:
         """What happened to every request that has arrived."""
         return self._loop.call(self._session.ledger.records)
 
+    def latency_cost(self) -> float:
+        """Sum over requests of TTFT / SLO + TPOT / SLO, accrued so far."""
+        return self._loop.call(lambda: self._session.ledger.latency_cost(self.now_s))
+
     # -- the live body's own -------------------------------------------------------------------------------------------
 
     @property

@@ -27,12 +27,14 @@ class EnvelopeSettings:
 
     def __post_init__(self) -> None:
         if not self.min_dwell_s >= 0:
-            raise ValueError(f"envelope.min_dwell_s must not be negative, got {self.min_dwell_s}")
+            raise ValueError(f"backend.envelope.min_dwell_s must not be negative, got {self.min_dwell_s}")
         for name in ("most_per_hour", "min_ready"):
             if getattr(self, name) < 0:
-                raise ValueError(f"envelope.{name} must not be negative, got {getattr(self, name)}")
+                raise ValueError(f"backend.envelope.{name} must not be negative, got {getattr(self, name)}")
         if not 0 < self.most_usage_after <= 1:
-            raise ValueError(f"envelope.most_usage_after must lie in (0, 1], got {self.most_usage_after}")
+            raise ValueError(
+                f"backend.envelope.most_usage_after must lie in (0, 1], got {self.most_usage_after}"
+            )
 
 
 class Envelope:

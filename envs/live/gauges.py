@@ -6,6 +6,7 @@ not there is an error that names it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -45,6 +46,14 @@ class Gauges:
     prompt_tokens: int
     generation_tokens: int
 
+    @property
+    def num_requests(self) -> int:
+        """Requests in batch and queue."""
+        return self.num_running + self.num_waiting
+
+
+NOTHING = Gauges(0, 0, 0.0, 0, 0, 0)  # of a server that has never been read
+
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
@@ -64,7 +73,7 @@ def read_gauges(text: str, url: str) -> Gauges:
     Raises:
         MissingMetricError: a metric is not on the page.
     """
-    found = {name: _samples(text, name) for name in NEEDED}
+    found = _samples(text, NEEDED)
     for name, samples in found.items():
         if not samples:
             raise MissingMetricError(
@@ -87,7 +96,7 @@ def read_cache_config(text: str, url: str) -> CacheConfig:
     Raises:
         MissingMetricError: the metric or one of its labels is missing or not a number.
     """
-    samples = _samples(text, CACHE_CONFIG)
+    samples = _samples(text, (CACHE_CONFIG,))[CACHE_CONFIG]
     if not samples:
         raise MissingMetricError(f"{url}/metrics has no {CACHE_CONFIG}{_hint(text, CACHE_CONFIG)}")
     return CacheConfig(
@@ -103,15 +112,17 @@ def _label(labels: Mapping[str, str], name: str, url: str) -> int:
     return int(value)
 
 
-def _samples(text: str, name: str) -> list[_Sample]:
-    """Samples of one metric; the library's parser sees only its lines, as a page has hundreds."""
+def _samples(text: str, names: tuple[str, ...]) -> dict[str, list[_Sample]]:
+    """Samples of some metrics; the library's parser sees only their lines, as a page has hundreds."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    lines = [line for line in text.splitlines() if line.startswith((f"{name}{{", f"{name} "))]
-    if not lines:
-        return []
-    families = text_string_to_metric_families("\n".join(lines) + "\n")
-    return [(sample.labels, float(sample.value)) for family in families for sample in family.samples]
+    wanted = "|".join(map(re.escape, names))
+    lines = re.findall(rf"^(?:{wanted})[{{ ].*$", text, re.MULTILINE)
+    found: dict[str, list[_Sample]] = {name: [] for name in names}
+    for family in text_string_to_metric_families("\n".join(lines) + "\n"):
+        for sample in family.samples:
+            found[sample.name].append((sample.labels, float(sample.value)))
+    return found
 
 
 def _hint(text: str, name: str) -> str:

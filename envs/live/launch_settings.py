@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from envs.live.tiny_model import KV_BYTES_PER_TOKEN
 PYTHON_VARIABLE = "SERVING_GYM_VLLM_PYTHON"
 SERVED_NAME = "tiny"
 DEVICES = ("cpu", "cuda")
+_SLOT = re.compile(r"\d+(-\d+)?([|,]\d+(-\d+)?)*")
 # Stamps every line to the microsecond: vLLM's own format stops at the second.
 LOG_CONFIG = Path(__file__).with_name("vllm_logging.json")
 
@@ -22,7 +24,8 @@ class LaunchSettings:
     Attributes:
         device: cpu or cuda.
         slot: Cores (`VLLM_CPU_OMP_THREADS_BIND`: "0", "0-3", and "0|1" for two ranks) or GPUs (`CUDA_VISIBLE_DEVICES`:
-            "0", "0,1") that it runs on.
+            "0", "0,1") that it runs on. On cores the whole server stays there, its HTTP front end included, so that
+            servers side by side do not disturb each other.
         model: Folder with the model's config.json, or its repository; None: a tiny Llama.
         tp_size: Tensor-parallel degree.
         memory_utilization: Share of GPU memory that it may use; on a CPU its KV pool is what counts.
@@ -57,8 +60,18 @@ class LaunchSettings:
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
             raise ValueError(f"backend.device must be one of {', '.join(DEVICES)}, got {self.device!r}")
+        if self.device == "cpu" and not _SLOT.fullmatch(self.slot):
+            raise ValueError(f"backend.slots: cores are written 0, 0-3, 0,2 or 0|1, got {self.slot!r}")
         if self.sleep_mode and self.device != "cuda":
             raise ValueError("backend.sleep_mode needs backend.device=cuda: on a CPU vLLM only pauses")
+
+    @property
+    def cores(self) -> frozenset[int]:
+        """Cores of this machine that it stays on; empty: any."""
+        if self.device != "cpu":
+            return frozenset()
+        bounds = [part.split("-") for part in re.split(r"[|,]", self.slot)]
+        return frozenset(core for part in bounds for core in range(int(part[0]), int(part[-1]) + 1))
 
     def interpreter(self) -> str:
         """Python to start the server with.
@@ -112,3 +125,10 @@ def environment(settings: LaunchSettings) -> dict[str, str]:
         own["VLLM_SERVER_DEV_MODE"] = "1"
     # A server sees nothing of this process's own import path.
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | own
+
+
+def shares_gpu(one: LaunchSettings, other: LaunchSettings) -> bool:
+    """Whether two servers have a GPU in common; as vLLM measures free memory when it starts, they start in turn."""
+    if one.device != "cuda" or other.device != "cuda":
+        return False
+    return bool(set(one.slot.split(",")) & set(other.slot.split(",")))

@@ -76,11 +76,17 @@ class LocalServer:
         if self._temporary is not None:
             self._temporary.cleanup()
 
+    def reserve(self) -> str:
+        """Chooses its address, which stays the same from then on; returns it."""
+        self._port = self._port or _free_port()
+        self.url = f"http://127.0.0.1:{self._port}"
+        return self.url
+
     def start(self) -> None:
         """Starts it, or starts it anew at the same address; it does not answer at once."""
         model = self.settings.model or str(write_tiny_model(self.folder / "model"))
-        self._port = self._port or _free_port()
-        self.url = f"http://127.0.0.1:{self._port}"
+        self.reserve()
+        assert self._port is not None
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 self.settings.arguments(model, self._port),
@@ -91,6 +97,7 @@ class LocalServer:
                 cwd=self.folder,
                 start_new_session=True,  # its own group: Ctrl-C reaches us first, and we reach all of it
             )
+        _keep_on(self._process.pid, self.settings.cores)
 
     def wait_until_ready(self) -> None:
         """Waits for its first answer.
@@ -143,6 +150,14 @@ def _answers(url: str) -> bool:
             return bool(response.status == 200)
     except (urllib.error.URLError, OSError):
         return False
+
+
+def _keep_on(process: int, cores: frozenset[int]) -> None:
+    """Keeps a process and what it will start on some cores, as far as they are to be had and the system knows how."""
+    if cores and hasattr(os, "sched_setaffinity"):
+        allowed = cores & os.sched_getaffinity(0)
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(process, allowed or os.sched_getaffinity(0))
 
 
 def _signal_group(group: int, number: signal.Signals) -> None:

@@ -9,11 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from envs.backend import EngineStatus
 from envs.live.gauges import Gauges
-from envs.live.ledger import EngineLoad
+from envs.live.ledger import EngineLoad, Ledger
 from envs.live.servers import Server
+from envs.routing.state import IN_FLIGHT_DTYPE
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,3 +88,22 @@ def fill_row(
     row["generated_tokens"] = max(load.generated_tokens, gauges.generation_tokens - base.generation_tokens)
     row["prefilled_tokens"] = max(load.prefilled_tokens, gauges.prompt_tokens - base.prompt_tokens)
     row["busy_s"] = load.busy_until(now_s)
+
+
+def in_flight_rows(ledger: Ledger, predicted: NDArray[np.int32]) -> NDArray[np.void]:
+    """(M,) IN_FLIGHT_DTYPE, requests that engines have.
+
+    Args:
+        ledger: Books of the run.
+        predicted: (N,) predicted output lengths.
+    """
+    workload = ledger.workload
+    rows = np.array(sorted(row for load in ledger.engines for row in load.in_flight), np.int64)
+    flights = np.zeros(len(rows), IN_FLIGHT_DTYPE)
+    flights["index"] = rows
+    flights["first_token_s"] = np.nan_to_num(ledger.first_token_s[rows], nan=-1.0)
+    flights["place"], flights["generated_tokens"] = ledger.engine[rows], ledger.generated[rows]
+    flights["predicted_tokens"] = predicted[rows]
+    for name in ("arrival_s", "input_tokens", "max_output_tokens", "class_id", "priority"):
+        flights[name] = getattr(workload, name)[rows]
+    return flights

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from envs.backend import SLO
+from envs.live.gauges import NOTHING
 from envs.live.ledger import Ledger
 from envs.live.observation import Snapshot, fill_row
 from envs.live.prompts import Prompts
@@ -45,6 +47,7 @@ class LiveSession:
         ledger: books of the present run.
         replay: the present run.
         scraper: readings of `/metrics`.
+        in_service: whether a server is to get requests; all are unless somebody says otherwise.
     """
 
     servers: tuple[Server, ...]
@@ -63,6 +66,7 @@ class LiveSession:
     ) -> None:
         self.settings, self.max_num_seqs, self.order, self.router = settings, max_num_seqs, order, router
         self.on_arrival, self.on_return = on_arrival, on_return
+        self.in_service: Callable[[int], bool] = lambda server: True
         self._client: aiohttp.ClientSession | None = None
         self._scraping: asyncio.Task[None] | None = None
         self._replaying: asyncio.Task[None] | None = None
@@ -83,10 +87,10 @@ class LiveSession:
         return task.exception() if task is not None and task.done() and not task.cancelled() else None
 
     async def attach(self, urls: tuple[str, ...]) -> None:
-        """Asks every server what it is.
+        """Asks every server that is in service what it is; the others are taken to be as the first of them.
 
         Raises:
-            ValueError: one does not answer as vLLM does.
+            ValueError: one does not answer as vLLM does, or none is in service.
         """
         import aiohttp
 
@@ -94,7 +98,14 @@ class LiveSession:
         self._client = aiohttp.ClientSession(connector=connector, read_bufsize=1 << 18)
         self.scraper = Scraper(urls, self.settings.scrape_interval_s, self.settings.stale_after_s)
         model = self.settings.model
-        self.servers = tuple(await asyncio.gather(*(probe(self._client, url, model) for url in urls)))
+        asked = [number for number in range(len(urls)) if self.in_service(number)]
+        if not asked:
+            raise ValueError("no server is in service")
+        answers = await asyncio.gather(*(probe(self._client, urls[number], model) for number in asked))
+        known = dict(zip(asked, answers, strict=True))
+        self.servers = tuple(
+            known.get(number) or replace(answers[0], url=url) for number, url in enumerate(urls)
+        )
 
     async def detach(self) -> None:
         """Drops what is in flight and lets go of the servers."""
@@ -102,6 +113,10 @@ class LiveSession:
         if self._client is not None:
             await self._client.close()
             self._client = None
+
+    async def drop(self) -> None:
+        """Drops what is in flight."""
+        await self._stop()
 
     async def prepare(self, workload: Workload, slos: tuple[SLO, ...]) -> None:
         """Drops what is in flight, waits until the servers are empty, and opens new books.
@@ -112,7 +127,7 @@ class LiveSession:
         assert self._client is not None
         await self._stop()
         await self._wait_until_empty(self._client)
-        self._base = [reading.gauges for reading in self.scraper.readings if reading is not None]
+        self._base = [NOTHING if reading is None else reading.gauges for reading in self.scraper.readings]
         self.ledger = Ledger(workload, slos, len(self.servers))
         self.scraper.before_reading = lambda server: len(self.ledger.engines[server].in_flight)
         self.replay = Replay(
@@ -163,11 +178,15 @@ class LiveSession:
         deadline_s = time.monotonic() + EMPTY_WITHIN_S
         while True:
             await self.scraper.read_all(client)
-            for url, problem in zip(self.scraper.urls, self.scraper.problems, strict=True):
-                if problem:
+            for number, (url, problem) in enumerate(
+                zip(self.scraper.urls, self.scraper.problems, strict=True)
+            ):
+                if problem and self.in_service(number):
                     raise ValueError(f"cannot read {url}/metrics: {problem}")
-            readings = [reading.gauges for reading in self.scraper.readings if reading is not None]
-            busy = [gauges.num_running + gauges.num_waiting for gauges in readings]
+            busy = [
+                0 if reading is None or not self.in_service(number) else reading.gauges.num_requests
+                for number, reading in enumerate(self.scraper.readings)
+            ]
             if not any(busy):
                 return
             if time.monotonic() > deadline_s:
@@ -178,10 +197,10 @@ class LiveSession:
             await asyncio.sleep(_POLL_S)
 
     def candidates(self) -> list[Candidate]:
-        """Engines as the router sees them; one whose last reading failed is passed over."""
+        """Engines as the router sees them; one out of service or whose last reading failed is passed over."""
         return [
             Candidate(
-                available=not self.scraper.problems[number],
+                available=self.in_service(number) and not self.scraper.problems[number],
                 most_tokens=server.most_tokens,
                 requests=len(load.in_flight),
                 tokens=load.pending_tokens + load.context_tokens,
@@ -191,11 +210,10 @@ class LiveSession:
 
     def _snapshot(self, number: int) -> Snapshot:
         reading = self.scraper.readings[number]
-        assert reading is not None  # `prepare` read every server
         return Snapshot(
-            gauges=reading.gauges,
+            gauges=NOTHING if reading is None else reading.gauges,
             base=self._base[number],
-            in_flight_then=reading.in_flight,
+            in_flight_then=0 if reading is None else reading.in_flight,
             fresh=number not in self.stale(),
             answering=not self.scraper.problems[number],
         )

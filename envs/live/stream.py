@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 _PREFIX = b"data: "
 _DONE = b"[DONE]"
 _NO_ROOM = (429, 502, 503, 504)
+_SLACK = 1.1  # a silence may last this much longer than it is allowed
 _MOST_TEXT = 200  # characters of a server's answer that a reason quotes
 
 
@@ -65,7 +67,7 @@ async def stream_completion(
     session: aiohttp.ClientSession,
     url: str,
     body: dict[str, Any],
-    on_tokens: Callable[[int, float], None],
+    on_tokens: Callable[[int, float], object],
     silence_s: float,
 ) -> StreamEnd:
     """Sends a request and follows its answer to the end; never raises for what a server does.
@@ -81,33 +83,55 @@ async def stream_completion(
 
     counted = 0
     server_ttft_s: float | None = None
-    limit = aiohttp.ClientTimeout(total=None, sock_connect=silence_s, sock_read=silence_s)
+    unlimited = aiohttp.ClientTimeout(total=None)
     try:
-        async with session.post(f"{url}/v1/completions", json=body, timeout=limit) as response:
+        async with (
+            asyncio.timeout(silence_s) as silence,
+            session.post(f"{url}/v1/completions", json=body, timeout=unlimited) as response,
+        ):
             if response.status != 200:
                 text = " ".join((await response.text())[:_MOST_TEXT].split())
                 full = response.status in _NO_ROOM
                 return StreamEnd(refused=True, lost=full, reason=f"HTTP {response.status}: {text}")
-            async for line in response.content:
-                if not line.startswith(_PREFIX):
-                    continue
-                payload = line[len(_PREFIX) :].strip()
-                if payload == _DONE:
-                    return _end(counted, body["max_tokens"], server_ttft_s)
+            events = _Events()
+            async for data in response.content.iter_any():
                 now_s = time.monotonic()
-                chunk = _read(payload)
-                if chunk.error:
-                    return StreamEnd(reason=chunk.error)
-                if chunk.tokens > counted:
-                    counted = chunk.tokens
-                    on_tokens(counted, now_s)
-                if chunk.server_ttft_s is not None:
-                    server_ttft_s = chunk.server_ttft_s
+                _put_off(silence, silence_s)
+                for payload in events.feed(data):
+                    if payload == _DONE:
+                        return _end(counted, body["max_tokens"], server_ttft_s)
+                    chunk = _read(payload)
+                    if chunk.error:
+                        return StreamEnd(reason=chunk.error)
+                    if chunk.tokens > counted:
+                        counted = chunk.tokens
+                        on_tokens(counted, now_s)
+                    if chunk.server_ttft_s is not None:
+                        server_ttft_s = chunk.server_ttft_s
     except TimeoutError:
         return StreamEnd(lost=True, reason=f"nothing came for {silence_s:g} s")
     except (aiohttp.ClientError, OSError) as error:
         return StreamEnd(lost=True, reason=f"{type(error).__name__}: {error}".rstrip(": "))
     return StreamEnd(lost=True, reason=f"the stream broke off after {counted} tokens")
+
+
+class _Events:
+    """Cuts what has come into the payloads of server-sent events."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Payloads that `data` completes."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [line[len(_PREFIX) :].strip() for line in lines if line.startswith(_PREFIX)]
+
+
+def _put_off(silence: asyncio.Timeout, silence_s: float) -> None:
+    """Something has come; the timer is set anew only after a tenth of the silence, as that costs more than a token."""
+    now_s, latest_s = asyncio.get_running_loop().time(), silence.when()
+    if latest_s is None or latest_s < now_s + silence_s:
+        silence.reschedule(now_s + _SLACK * silence_s)
 
 
 def _end(counted: int, wanted: int, server_ttft_s: float | None) -> StreamEnd:

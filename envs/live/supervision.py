@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from envs.live.launch_settings import LaunchSettings
+from envs.live.launch_settings import LaunchSettings, shares_gpu
 from envs.live.launcher import LocalServer
 
 _LOOK_EVERY_S = 0.25
@@ -39,7 +39,6 @@ class LocalServers:
         back_off_s: How long after its first death a server is started again; twice that after the second, and so on.
 
     Attributes:
-        ready_s: How long each took from its start to its first answer, side by side with the others, s.
         restarts: Servers that were started again, in order.
 
     Raises:
@@ -51,7 +50,8 @@ class LocalServers:
     ) -> None:
         self.servers = [LocalServer(each, folder / str(number)) for number, each in enumerate(settings)]
         self.back_off_s = back_off_s
-        self.ready_s: list[float] = []
+        self._begun_s: dict[int, float] = {}
+        self._took_s: dict[int, float] = {}
         self.restarts: list[Restart] = []
         self._ending = threading.Event()
         self._watch = threading.Thread(target=self._look_after, name="serving-gym-servers", daemon=True)
@@ -63,13 +63,15 @@ class LocalServers:
 
     def __enter__(self) -> LocalServers:
         try:
-            begun_s = time.monotonic()
-            for server in self.servers:
+            for number, server in enumerate(self.servers):
+                for earlier in range(number):
+                    if shares_gpu(server.settings, self.servers[earlier].settings):
+                        self._await(earlier)
                 server.folder.mkdir(parents=True, exist_ok=True)
+                self._begun_s[number] = time.monotonic()
                 server.start()
-            for server in self.servers:
-                server.wait_until_ready()
-                self.ready_s.append(time.monotonic() - begun_s)
+            for number in range(len(self.servers)):
+                self._await(number)
             self._watch.start()
         except BaseException:
             self.stop()
@@ -79,6 +81,11 @@ class LocalServers:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
+    @property
+    def ready_s(self) -> list[float]:
+        """How long each took from its start to its first answer, s; those on different slots side by side."""
+        return [self._took_s[number] for number in sorted(self._took_s)]
+
     def stop(self) -> None:
         """Ends all of them."""
         self._ending.set()
@@ -86,6 +93,12 @@ class LocalServers:
             self._watch.join()
         for server in self.servers:
             server.stop()
+
+    def _await(self, number: int) -> None:
+        """Waits for a server's first answer, if it has not been seen."""
+        if number not in self._took_s:
+            self.servers[number].wait_until_ready()
+            self._took_s[number] = time.monotonic() - self._begun_s[number]
 
     def _look_after(self) -> None:
         deaths = [0] * len(self.servers)

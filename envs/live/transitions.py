@@ -62,7 +62,7 @@ class Deadlines:
     def __post_init__(self) -> None:
         for name in ("drain_s", "canary_s", "sleep_s", "wake_s"):
             if not getattr(self, name) > 0:
-                raise ValueError(f"deadlines.{name} must be positive, got {getattr(self, name)}")
+                raise ValueError(f"backend.deadlines.{name} must be positive, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +92,11 @@ class Slot:
         deadlines: Of the steps.
         canary: Asks a server for one token; raises OSError or ValueError where none comes in time.
         on_change: Told when the state has changed.
-        gate: Held while a server sleeps or wakes: of slots that share a GPU one at a time may do so.
+        gate: Held while a server starts, sleeps or wakes: of slots that share a GPU one at a time may do so, as vLLM
+            measures free memory when it starts.
         state: What it is doing.
         steps: What it has done.
+        since_s: When it took its present state, monotonic seconds.
     """
 
     server: LocalServer
@@ -107,7 +109,7 @@ class Slot:
     steps: list[Step] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._since_s = time.monotonic()
+        self.since_s = time.monotonic()
         self._orders: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._worker = threading.Thread(target=self._work, name="serving-gym-slot", daemon=True)
         self._worker.start()
@@ -153,6 +155,19 @@ class Slot:
         self.server.stop()
         self._enter(SlotState.STOPPED)
 
+    def eject_if_dead(self) -> bool:
+        """Notes that a server which should run has ended by itself; returns whether it has just been found so."""
+        if self.state not in (SlotState.READY, SlotState.ASLEEP) or self.server.pid is not None:
+            return False
+        self.server.stop()  # what it may have left behind
+        self._enter(SlotState.FAILED, note="the server ended by itself")
+        return True
+
+    @property
+    def idle(self) -> bool:
+        """Whether every order has been carried out."""
+        return self._orders.unfinished_tasks == 0
+
     def took_s(self, *states: SlotState) -> list[float]:
         """How long each stay in one of these states was, s, where nothing went wrong."""
         return [step.took_s for step in self.steps if step.state in states and not step.note]
@@ -174,12 +189,15 @@ class Slot:
             except (ValueError, OSError) as error:
                 self.server.stop()
                 self._enter(SlotState.FAILED, note=f"{type(error).__name__}: {error}")
+            finally:
+                self._orders.task_done()
 
     def _start(self) -> None:
         self._enter(SlotState.STARTING)
         self.server.folder.mkdir(parents=True, exist_ok=True)
-        self.server.start()
-        self.server.wait_until_ready()
+        with self.gate:
+            self.server.start()
+            self.server.wait_until_ready()
         self._prove()
 
     def _prove(self) -> None:
@@ -219,8 +237,8 @@ class Slot:
     def _enter(self, state: SlotState, note: str = "") -> None:
         now_s = time.monotonic()
         if state != self.state or note:
-            self.steps.append(Step(self.state, self._since_s, now_s - self._since_s, note))
-            self.state, self._since_s = state, now_s
+            self.steps.append(Step(self.state, self.since_s, now_s - self.since_s, note))
+            self.state, self.since_s = state, now_s
             self.on_change()
 
 

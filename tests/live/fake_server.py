@@ -62,11 +62,13 @@ class FakeServer:
         behaviour: What it does.
         bodies: Requests it was sent.
         aborted: Streams whose client went away.
+        port: Where it listens; 0: wherever there is room.
     """
 
     behaviour: Behaviour = field(default_factory=Behaviour)
     bodies: list[dict[str, object]] = field(default_factory=list)
     aborted: int = 0
+    port: int = 0
 
     def __enter__(self) -> FakeServer:
         self._counts = dict.fromkeys(NEEDED, 0.0)
@@ -89,7 +91,7 @@ class FakeServer:
         app.router.add_post("/v1/completions", self._completions)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
         await site.start()
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
 

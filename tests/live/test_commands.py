@@ -146,7 +146,8 @@ def test_a_comparison_on_live_servers(make_server: MakeServer, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["env=deployment", "policy=oserve"], "live servers have: dp_tp, routing"),
+        (["env=deployment", "policy=oserve"], "live servers have: autoscaling, dp_tp, routing"),
+        (["env=autoscaling", "policy=hpa_waiting"], "env=autoscaling starts and stops servers itself"),
         (["env=routing", "policy=jsq"], "cluster.groups has 4 places"),
         (
             ["env=routing", "policy=jsq", "backend.decide_within_s=0"],

@@ -7,11 +7,12 @@ import sys
 import textwrap
 import time
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from envs.live.launch_settings import PYTHON_VARIABLE, LaunchSettings, environment
+from envs.live.launch_settings import PYTHON_VARIABLE, LaunchSettings, environment, shares_gpu
 from envs.live.launcher import LocalServer, _answers, ending_on_sigterm
 from envs.live.supervision import LocalServers
 
@@ -114,8 +115,6 @@ def test_a_server_that_ends_at_once_says_why(tmp_path: Path) -> None:
 
 
 def test_a_server_that_never_answers(tmp_path: Path) -> None:
-    from dataclasses import replace
-
     settings = replace(stand_in(tmp_path, "import time; time.sleep(60)"), start_within_s=0.5)
     begun_s = time.monotonic()
     with pytest.raises(ValueError, match=r"did not answer within 0\.5 s: it said nothing"):
@@ -157,6 +156,29 @@ def test_a_server_that_dies_is_started_again_at_its_address(tmp_path: Path) -> N
     assert not any(alive(pid) for pid in pids if pid is not None)
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system keeps no process on cores")
+def test_a_server_and_its_children_stay_on_their_cores(tmp_path: Path) -> None:
+    core = max(os.sched_getaffinity(0))
+    with LocalServer(replace(stand_in(tmp_path), slot=str(core)), tmp_path / "run") as server:
+        assert server.pid is not None
+        assert os.sched_getaffinity(server.pid) == os.sched_getaffinity(child_of(server)) == {core}
+
+
+@pytest.mark.parametrize(
+    ("slot", "cores"),
+    [("0", {0}), ("0-2", {0, 1, 2}), ("0,2", {0, 2}), ("0|1", {0, 1}), ("0-1|4", {0, 1, 4})],
+)
+def test_cores_of_a_slot(slot: str, cores: set[int]) -> None:
+    assert LaunchSettings(slot=slot).cores == cores
+    assert LaunchSettings(device="cuda", slot=slot).cores == set()
+
+
+@pytest.mark.parametrize("slot", ["", "a", "0-", "0;1", "-1"])
+def test_a_slot_that_is_none(slot: str) -> None:
+    with pytest.raises(ValueError, match="cores are written 0, 0-3, 0,2 or"):
+        LaunchSettings(slot=slot)
+
+
 def test_what_a_server_is_started_with() -> None:
     cpu, gpu = (
         LaunchSettings(python=sys.executable, slot="1"),
@@ -181,6 +203,31 @@ def test_what_a_server_is_started_with() -> None:
         LaunchSettings(sleep_mode=True)
     with pytest.raises(ValueError, match="device must be one of cpu, cuda, got 'tpu'"):
         LaunchSettings(device="tpu")
+
+
+def test_servers_on_one_gpu_start_in_turn(tmp_path: Path) -> None:
+    gpu = [replace(stand_in(tmp_path), device="cuda", slot=slot) for slot in ("0", "0,1", "1", "2")]
+    cpu = [stand_in(tmp_path)] * 2
+    assert shares_gpu(gpu[0], gpu[1])
+    assert shares_gpu(gpu[1], gpu[2])
+    assert not shares_gpu(gpu[0], gpu[2])
+    assert not shares_gpu(*cpu)
+    waited: list[str] = []
+
+    class Watched(LocalServer):
+        def start(self) -> None:
+            waited.append(f"start {self.settings.slot}")
+            super().start()
+
+        def wait_until_ready(self) -> None:
+            super().wait_until_ready()
+            waited.append(f"ready {self.settings.slot}")
+
+    fleet = LocalServers(gpu[:1] + gpu[1:2] + gpu[3:], tmp_path / "run")
+    fleet.servers = [Watched(server.settings, server.folder) for server in fleet.servers]
+    with fleet:
+        pass
+    assert waited[:4] == ["start 0", "ready 0", "start 0,1", "start 2"]
 
 
 def wait_for(condition, limit_s: float = 20.0) -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections import Counter
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'serving-gym[ray]'")
 pytestmark = pytest.mark.slow
 
 from ray import serve  # noqa: E402
-from ray.serve.config import RequestRouterConfig  # noqa: E402
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig  # noqa: E402
+
+from runners import compare  # noqa: E402
 
 GROUPS = "cluster.groups=[{replica: {model: llama-3.1-8b, gpu: H100}, count: 2}]"
 
@@ -78,3 +82,61 @@ def test_the_policy_goes_by_the_lengths_of_requests():
 def test_in_shadow_ray_decides_and_every_request_is_answered():
     pids = ask(deployed("shadow", "policy=jsq", "mode=shadow"), *[{}] * 6)
     assert len(pids) == 6
+
+
+def test_a_policy_scales_a_deployment():
+    """Forty requests that take long, on one replica that runs four at a time: the policy wants more of them."""
+    words = ["policy=hpa_kv", "policy.params.sync_s=1", "cluster=fleet_autoscaled"]
+    words += ["env.decision_interval_s=1", "env.history_bin_s=1", "env.history_s=60"]
+    words += ["env.recent_bin_s=1", "env.recent_s=10"]
+
+    @serve.deployment(
+        name="scaled",
+        max_ongoing_requests=4,
+        ray_actor_options={"num_cpus": 0.2},
+        autoscaling_config=AutoscalingConfig(
+            min_replicas=1,
+            max_replicas=3,
+            initial_replicas=1,
+            metrics_interval_s=0.2,
+            look_back_period_s=1.0,
+            upscale_delay_s=0.0,
+            downscale_delay_s=0.0,
+            policy=AutoscalingPolicy(
+                policy_function="runners.ray_autoscaling:PolicyAutoscaler", policy_kwargs={"words": words}
+            ),
+        ),
+    )
+    class Replica:
+        async def __call__(self, request):
+            await asyncio.sleep(1.0)
+            return os.getpid()
+
+        def record_autoscaling_stats(self):
+            return {"kv_usage_ratio": 0.99}
+
+    handle = serve.run(Replica.bind(), name="scaled", route_prefix="/scaled")
+    responses = [handle.remote({}) for _ in range(200)]
+    assert len({response.result(timeout_s=120) for response in responses}) == 3
+
+
+def test_a_comparison_on_ray_has_the_same_numbers(tmp_path: Path):
+    words = ["env=routing", "workload=sharegpt_poisson", "workload.num_requests=60", "workload.rate_scale=1"]
+    words += [
+        "workload.rate_rps=20",
+        "split=all",
+        "policies=[round_robin,jsq,preserve]",
+        "seeds=3",
+        "plots=false",
+    ]
+    found = []
+    for launcher in (["launcher=local"], ["launcher=ray", "launcher.workers=2"]):
+        out = tmp_path / launcher[0]
+        assert compare.main([*words, *launcher, f"out={out}"]) == 0
+        said = json.loads((out / "comparison.json").read_text())
+        for policy in said["policies"].values():
+            policy.pop("us_per_decision")  # the worker's own
+        episodes = pd.read_parquet(out / "episodes.parquet").drop(columns="us_per_decision")
+        found.append((said, episodes))
+    assert found[0][0] == found[1][0]
+    pd.testing.assert_frame_equal(found[0][1], found[1][1])

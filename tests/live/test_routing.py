@@ -112,6 +112,27 @@ def test_a_late_policy_is_passed_over_and_that_is_on_record(make_server: MakeSer
     assert (env.records().outcome == FINISHED).all()
 
 
+def test_a_policy_compiles_itself_before_requests_come(make_server: MakeServer, make_live):
+    class SlowAtFirst:
+        name, clairvoyant, asked = "slow_at_first", False, 0
+
+        def reset(self, spec, seed):
+            pass
+
+        def act(self, observation, state):
+            self.asked += 1
+            time.sleep(1.0 if self.asked == 1 else 0.0)
+            assert state.can_take.all()
+            return 0
+
+    policy = SlowAtFirst()
+    env = make_live(make_server(), make_server(), settings={"decide_within_s": 0.3})
+    episode = run_episode(env, policy, 0)
+    assert policy.asked == 9
+    assert not any(decision["overrides"] for decision in episode.decisions)
+    assert (episode.records.outcome == FINISHED).all()
+
+
 def test_a_policy_that_fails_is_passed_over(make_server: MakeServer, make_live):
     class Broken:
         name, clairvoyant = "broken", False

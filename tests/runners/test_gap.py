@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from runners.gap import COMPARED, gap
+from runners.gap import COMPARED, gap, transition_gap
 from runners.rollout import Episode
 
 
@@ -46,3 +46,8 @@ def test_without_repeats_nothing_is_known_of_the_spread():
     assert np.isnan(found["spread"]["return"])
     assert found["ranking"]["clear_pairs"] == 0
     assert found["ranking"]["pairs_in_the_same_order"] == 1
+
+
+def test_what_a_transition_costs():
+    found = transition_gap([30.0, 30.0], [40.0, 24.0])
+    assert found == {"simulated": [30.0, 30.0], "live": [40.0, 24.0], "error": [-0.25, 0.25]}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from envs.fleet import FleetCommand
+from envs.live.hosting.host import RoutingPolicy
 from envs.live.routing.desk import NoDecision, Override
 from envs.live.routing.fleet import LiveFleet
 from envs.live.settings import LiveSettings
@@ -83,20 +85,41 @@ class LiveRoutingEnv(OneEpisode[Observation]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         """Begins the episode that a seed stands for: the arrivals, lengths and predictions it has in simulation."""
-        chosen, config = self._seed_of(seed), self.config
-        workload = self._simulated.source.sample(chosen, (options or {}).get("split") or config.split)
-        predicted = predict_lengths(config.prediction, workload, chosen)
+        self._prepare(self._seed_of(seed), (options or {}).get("split"))
         self._encoder.reset()
         self._meter.reset()
-        self.fleet.reset(
-            workload, predicted, config.retry_s, config.queue_capacity, config.drain_limit_s, chosen
-        )
         self._seen = 0
-        self._state = self.fleet.wait()
+        self.fleet.begin()
+        self._state = self.fleet.wait().state
         self._ended = self._state.request is None
         if self._renderer:
             self._renderer.begin(self._state)
         return self._observation(), self._info(0.0, {}, None, "")
+
+    def rehearse(self, policy: RoutingPolicy, seed: int) -> None:
+        """Asks a policy about a request that has not come, so that nothing compiles itself while real ones wait.
+
+        Args:
+            policy: It is reset afterwards by whoever runs it. What it does wrong it will do again, when it counts.
+            seed: Of the episode.
+        """
+        self._prepare(seed, None)
+        state = self.fleet.pretend()
+        self._encoder.reset()
+        self._meter.reset()
+        observation, _ = self._encoder.encode(state)
+        self._meter.measure(state.totals, 0.0, 0, None).terms(self._simulated.classes)
+        with contextlib.suppress(Exception):
+            policy.reset(self.policy_spec, seed)
+            policy.act(observation, state)
+
+    def _prepare(self, seed: int, split: str | None) -> None:
+        config = self.config
+        workload = self._simulated.source.sample(seed, split or config.split)
+        predicted = predict_lengths(config.prediction, workload, seed)
+        self.fleet.prepare(
+            workload, predicted, config.retry_s, config.queue_capacity, config.drain_limit_s, seed
+        )
 
     def step(
         self, action: np.int64 | int | Dispatch | NoDecision | None
@@ -106,10 +129,11 @@ class LiveRoutingEnv(OneEpisode[Observation]):
             raise RuntimeError("the episode is over; call reset()")
         before_s = self.state.now_s
         executed, refused = self._carry_out(action, self.state.request.index)
-        self._state = self.fleet.wait()
+        offer = self.fleet.wait()
+        self._state = offer.state
         self._ended = self._state.request is None
         unfinished = self.fleet.unfinished() if self._ended else None
-        interval = self._meter.measure(self._state.totals, self.fleet.latency_cost(), 0, unfinished)
+        interval = self._meter.measure(self._state.totals, offer.latency_cost, 0, unfinished)
         if self._renderer:
             self._renderer.record(self._state)
         truncated = unfinished is not None and bool(unfinished.any())

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import threading
+import queue
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeVar
 
@@ -15,17 +16,31 @@ from envs.fleet import FleetConfig, GroupSpec
 from envs.live.endpoints import check_endpoints
 from envs.live.ledger import Ledger
 from envs.live.loop import LoopThread
+from envs.live.observation import in_flight_rows
 from envs.live.routing.desk import LiveDesk, Override
 from envs.live.servers import Server
 from envs.live.session import LiveSession
 from envs.live.settings import LiveSettings
 from envs.metrics import UNFINISHED, RequestRecords
-from envs.routing.state import IN_FLIGHT_DTYPE, RoutedRequest, RoutingState
+from envs.routing.state import RoutedRequest, RoutingState
 from envs.workload.schema import Workload
 
 T = TypeVar("T")
 
 _STEP_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What is to be decided about.
+
+    Attributes:
+        state: What the router knows.
+        latency_cost: Sum over requests of TTFT / SLO + TPOT / SLO, accrued so far.
+    """
+
+    state: RoutingState
+    latency_cost: float
 
 
 class LiveFleet:
@@ -46,7 +61,8 @@ class LiveFleet:
         self.places = places_of(spec)
         check_fleet(spec, len(urls))
         self.spec, self.slos, self.settings = spec, slos, settings
-        self._wake = threading.Event()
+        self._offered: queue.SimpleQueue[Offer] = queue.SimpleQueue()
+        self._awaited = False  # whether somebody waits for an offer
         self._desk: LiveDesk | None = None
         limits = [group.replica.max_num_seqs for group in self.places]
         self._session = LiveSession(settings, limits, spec.order, None, self._on_arrival, self._on_arrival)
@@ -57,7 +73,7 @@ class LiveFleet:
             self.close()
             raise
 
-    def reset(
+    def prepare(
         self,
         workload: Workload,
         predicted: NDArray[np.int32],
@@ -66,7 +82,7 @@ class LiveFleet:
         drain_limit_s: float,
         seed: int,
     ) -> None:
-        """Drops what is in flight, waits until the servers are empty, and begins to serve a workload.
+        """Drops what is in flight, waits until the servers are empty, and prepares to serve a workload.
 
         Args:
             workload: Requests.
@@ -90,38 +106,54 @@ class LiveFleet:
             self._loop.call(self._desk.close)
         self._loop.run(self._session.prepare(self.workload, self.slos))
 
-        def begin() -> None:
-            self._desk = LiveDesk(
-                self.workload,
-                self._session.replay,
-                self._session.candidates,
-                lambda row: self._serves[int(self.workload.model_id[row])],
-                retry_s,
-                capacity,
-                np.inf if self.settings.decide_within_s is None else self.settings.decide_within_s,
-                seed,
-                self._wake.set,
-            )
-            self._session.begin()
+        self._desk = LiveDesk(
+            self.workload,
+            self._session.replay,
+            self._session.candidates,
+            lambda row: self._serves[int(self.workload.model_id[row])],
+            retry_s,
+            capacity,
+            np.inf if self.settings.decide_within_s is None else self.settings.decide_within_s,
+            seed,
+            self._on_change,
+        )
 
-        self._loop.call(begin)
+    def pretend(self) -> RoutingState:
+        """What the router will know when the first request has come; nothing happens."""
+
+        def write_down() -> RoutingState:
+            self.desk.row = 0
+            try:
+                return self._state()
+            finally:
+                self.desk.row = -1
+
+        return self._loop.call(write_down)
+
+    def begin(self) -> None:
+        """Starts the clock and the arrivals."""
+        self._loop.call(self._session.begin)
 
     # -- decisions -----------------------------------------------------------------------------------------------------
 
-    def wait(self) -> RoutingState:
+    def wait(self) -> Offer:
         """Waits for the next decision, or the end of the run: then the state has no request.
+
+        What there is to decide about is written down in the loop's thread as soon as it comes: a turn between the two
+        threads costs a good part of the time that a policy has.
 
         Raises:
             BaseException: what ended the run before its time.
         """
-        while True:
-            self._wake.clear()
-            state = self._loop.call(self._offer)
-            if state is not None:
-                return state
-            self._wake.wait(_STEP_S)
-            if self._session.trouble is not None:
-                raise self._session.trouble
+        offer = self._loop.call(self._ask)
+        while offer is None:
+            try:
+                return self._offered.get(timeout=_STEP_S)
+            except queue.Empty:
+                if self._session.trouble is not None:
+                    raise self._session.trouble from None
+                offer = self._loop.call(self._ask)
+        return offer
 
     def decide(self, row: int, place: int | None, priority: int | None = None) -> tuple[int | None, str]:
         """Sends the request that is offered, or holds it; returns where it went and why not as decided."""
@@ -164,10 +196,6 @@ class LiveFleet:
         """(P,), GPU-seconds that each place has been kept for."""
         return np.array([group.replica.num_gpus for group in self.places]) * self.now_s
 
-    def latency_cost(self) -> float:
-        """Sum over requests of TTFT / SLO + TPOT / SLO, accrued so far."""
-        return self._call_ledger(lambda ledger: ledger.latency_cost(self.now_s))
-
     def unfinished(self) -> NDArray[np.int64]:
         """(C,), requests of each class that are still in the system."""
 
@@ -204,14 +232,31 @@ class LiveFleet:
     def _on_arrival(self, row: int) -> None:
         self.desk.arrive(row)
 
-    def _offer(self) -> RoutingState | None:
+    def _ask(self) -> Offer | None:
+        """The next offer, if there is one; else it is put into the queue when it comes."""
+        while not self._offered.empty():  # it is on the desk still
+            self._offered.get_nowait()
+        offer = self._next_offer()
+        self._awaited = offer is None
+        return offer
+
+    def _on_change(self) -> None:
+        """There may be something to decide."""
+        if self._awaited and (offer := self._next_offer()) is not None:
+            self._awaited = False
+            self._offered.put(offer)
+
+    def _next_offer(self) -> Offer | None:
         if self.desk.next_offer():
-            return self._state()
+            return self._written_down()
         if self._session.replay.idle or self.now_s >= self.deadline_s:
-            state = self._state()
+            offer = self._written_down()
             self.desk.close()
-            return state
+            return offer
         return None
+
+    def _written_down(self) -> Offer:
+        return Offer(self._state(), self._session.ledger.latency_cost(self.now_s))
 
     def _state(self) -> RoutingState:
         session, desk, now_s = self._session, self.desk, self.now_s
@@ -227,7 +272,7 @@ class LiveFleet:
             now_s=now_s,
             gauges_s=session.gauges_s(),
             engines=engines,
-            in_flight=self._in_flight(ledger),
+            in_flight=in_flight_rows(ledger, self.predicted),
             request=self._request(desk.row) if desk.row >= 0 else None,
             can_take=can_take,
             num_held=len(held),
@@ -238,17 +283,6 @@ class LiveFleet:
             totals=ledger.totals.copy(),
             arrived_predicted_tokens=int(self._predicted_before[ledger.arrived]),
         )
-
-    def _in_flight(self, ledger: Ledger) -> NDArray[np.void]:
-        rows = np.array(sorted(row for load in ledger.engines for row in load.in_flight), np.int64)
-        flights = np.zeros(len(rows), IN_FLIGHT_DTYPE)
-        flights["index"] = rows
-        flights["first_token_s"] = np.nan_to_num(ledger.first_token_s[rows], nan=-1.0)
-        flights["place"], flights["generated_tokens"] = ledger.engine[rows], ledger.generated[rows]
-        flights["predicted_tokens"] = self.predicted[rows]
-        for name in ("arrival_s", "input_tokens", "max_output_tokens", "class_id", "priority"):
-            flights[name] = getattr(self.workload, name)[rows]
-        return flights
 
     def _request(self, row: int) -> RoutedRequest:
         workload = self.workload

@@ -146,6 +146,10 @@ class SwitchingBackend:
         """What happened to every request that has arrived."""
         return self._server.results()
 
+    def latency_cost(self) -> float:
+        """Sum over requests of TTFT / SLO + TPOT / SLO, accrued so far."""
+        return self._server.latency_cost()
+
     # -- the live body's own -------------------------------------------------------------------------------------------
 
     @property

@@ -15,7 +15,6 @@ from envs.dp_tp.render import Renderer
 from envs.layout import changed_regions, groups_of
 from envs.live.settings import LiveSettings
 from envs.live.switching.backend import SwitchingBackend
-from envs.live.switching.latency_cost import LatencyCost
 from envs.metrics import RequestRecords
 from envs.reward import Outcome
 
@@ -44,7 +43,6 @@ class LiveDPTPCore(DPTPCore):
         """Begins the episode that a seed stands for: the arrivals, lengths and classes it has in simulation."""
         workload = self.source.sample(seed, split or self.config.split)
         self._state = self.backend.reset(workload)
-        self._cost = LatencyCost(self.backend.workload, self.slos)
         self.encoder.reset()
         self.meter.reset()
         self.deadline_s = float(self.backend.workload.arrival_s[-1]) + self.config.drain_limit_s
@@ -66,9 +64,8 @@ class LiveDPTPCore(DPTPCore):
         now_s = self._state.now_s
         truncated = not terminated and now_s >= self.deadline_s
         self.done = terminated or truncated
-        cost = self._cost.at(self.backend.results(), now_s)
         abandoned = self._in_flight() if truncated else None
-        interval = self.meter.measure(self._state.totals, cost, switched, abandoned)
+        interval = self.meter.measure(self._state.totals, self.backend.latency_cost(), switched, abandoned)
         return Outcome(
             interval.reward(self.config.objective),
             interval.terms(self.classes),
@@ -145,6 +142,11 @@ class LiveDPTPEnv(DPTPEnv):
     def records(self) -> RequestRecords:
         """What happened to every request that has arrived."""
         return self.core.backend.results()
+
+    def transition_times(self) -> dict[str, list[float]]:
+        """How long the server's last switches took once they might take place, s."""
+        cut_overs = [switch["cut_over_s"] for switch in self.core.backend.switches()]
+        return {"switch_s": [seconds for seconds in cut_overs if seconds is not None]}
 
     def close(self) -> None:
         """Lets go of the server."""

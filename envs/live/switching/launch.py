@@ -26,6 +26,11 @@ class SwitchingLaunchSettings(LaunchSettings):
     router: str = "jsq"
     site: str = ""
 
+    @property
+    def cores(self) -> frozenset[int]:
+        """Cores that it stays on: one a rank."""
+        return frozenset(range(self.ranks))
+
     def arguments(self, model: Path | str, port: int) -> list[str]:
         """Command line of the server; `env` sets what the plugin needs, as the server sees nothing of our path."""
         # CPU ranks share no compiled code, and graphs are not captured a mode

@@ -73,7 +73,8 @@ class AutoscalingPlane(FleetPlane):
         """Begins a start from nothing, after a crash as well: from the region's storage where that has the weights."""
         scaled = self.scaled
         local = scaled.weights_local(int(scaled.layout.endpoint_of[place]))
-        seconds = scaled.machines.start_s if local else scaled.machines.remote_s
+        given_s = scaled.given_start_s(scaled.fleet.places[place].replica)
+        seconds = given_s if local else scaled.machines.remote_s
         if seconds is None:
             super().begin_start(place)
         else:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.models import get_model
 from envs.backend import SLO, EngineStatus, Receipt
 from envs.fleet import FleetCommand, FleetFault, FleetSpec, ReplicaSpec
 from envs.metrics import RequestRecords
@@ -18,6 +17,7 @@ from envs.simulator.autoscaling.inventory import Held, Inventory, Layout
 from envs.simulator.autoscaling.plane import AutoscalingPlane
 from envs.simulator.autoscaling.records import Left, left_of, records_of
 from envs.simulator.autoscaling.sizing import machines_there, new_latencies, preferences
+from envs.simulator.fleet.build import model_of, profile_of
 from envs.simulator.fleet.simulator import FleetSimulator
 from envs.simulator.kernel.gateway import (
     Gate,
@@ -188,8 +188,7 @@ class AutoscalingSimulator(FleetSimulator):
     def _predict(self) -> None:
         """Predicts the output lengths of the present piece."""
         assert self.gate is not None
-        seed = int(np.random.SeedSequence([self.seed, self.piece]).generate_state(1)[0])
-        predicted = predict_lengths(self._prediction, self.workload, seed)
+        predicted = predict_lengths(self._prediction, self.workload, piece_seed(self.seed, self.piece))
         self.gate = self.gate._replace(predicted=np.ascontiguousarray(predicted, np.int32))
 
     def _book_past(self, bin_s: float, before: int) -> None:
@@ -219,10 +218,16 @@ class AutoscalingSimulator(FleetSimulator):
 
     def start_s(self, replica: ReplicaSpec) -> float:
         """Seconds that a start from the region's storage takes."""
+        given_s = self.given_start_s(replica)
+        if given_s is not None:
+            return given_s
+        return model_of(replica).weight_bytes / self.spec.storage_bytes_per_s + self.spec.start_fixed_s
+
+    def given_start_s(self, replica: ReplicaSpec) -> float | None:
+        """The same where it is given or measured, whatever the weights; None: it is not."""
         if self.machines.start_s is not None:
             return self.machines.start_s
-        weights = get_model(replica.model).weight_bytes
-        return weights / self.spec.storage_bytes_per_s + self.spec.start_fixed_s
+        return profile_of(replica).transitions.get("start_s")
 
     def weights_local(self, endpoint: int) -> bool:
         """Whether the region's storage holds the model's weights."""
@@ -375,3 +380,8 @@ class AutoscalingSimulator(FleetSimulator):
         copy.books = self.books.fork()
         copy.plane = self.plane.fork_for(copy)
         return copy
+
+
+def piece_seed(seed: int, piece: int) -> int:
+    """Seed of the predictions of one piece of an episode's requests."""
+    return int(np.random.SeedSequence([seed, piece]).generate_state(1)[0])

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.deployments import Deployment, find_profile
+from calibration.engines import Frontend
 from calibration.latency import LatencyModel, LatencyTables
 from calibration.memory import num_blocks
 from calibration.models import ModelSpec, get_model
@@ -99,9 +100,9 @@ def _own_profile(file: str) -> Profile:
 
 
 @lru_cache(maxsize=256)
-def _engine_profile(deployment: Deployment) -> Profile:
-    """Profile of a deployment under a named engine."""
-    return find_profile(deployment)[0]
+def _engine_profile(deployment: Deployment) -> tuple[Profile, Frontend]:
+    """Profile and front end of a deployment under a named engine."""
+    return find_profile(deployment)
 
 
 def profile_of(replica: ReplicaSpec) -> Profile:
@@ -110,9 +111,18 @@ def profile_of(replica: ReplicaSpec) -> Profile:
         return _own_profile(replica.profile)
     if not replica.engine:
         return _model_profile(replica.model, replica.gpu)
-    return _engine_profile(
-        Deployment(replica.model, replica.gpu, replica.tp_size, replica.engine, pp=replica.pp_size)
-    )
+    return _engine_profile(_deployment(replica))[0]
+
+
+def front_end_of(replica: ReplicaSpec) -> Frontend:
+    """What lies between a replica's clients and its engine, as far as its profile says."""
+    if replica.profile is None and replica.engine:
+        return _engine_profile(_deployment(replica))[1]
+    return profile_of(replica).frontends.get(replica.tp_size, Frontend())
+
+
+def _deployment(replica: ReplicaSpec) -> Deployment:
+    return Deployment(replica.model, replica.gpu, replica.tp_size, replica.engine, pp=replica.pp_size)
 
 
 def model_of(replica: ReplicaSpec) -> ModelSpec:
@@ -121,7 +131,10 @@ def model_of(replica: ReplicaSpec) -> ModelSpec:
 
 
 def lone_start_s(spec: FleetSpec, replica: ReplicaSpec) -> float:
-    """What a start from storage takes if nothing else uses the links, s."""
+    """What a start takes if nothing else uses the links, s: as measured, else from storage by the weights' size."""
+    measured_s = profile_of(replica).transitions.get("start_s")
+    if measured_s is not None:
+        return measured_s
     slowest = min(spec.storage_bytes_per_s, spec.link_bytes_per_s)
     return spec.start_fixed_s + model_of(replica).weight_bytes / slowest
 

@@ -5,11 +5,13 @@ import numpy as np
 import pytest
 
 from calibration.coefficients import roofline_coefficients
+from calibration.engines import Frontend
 from calibration.hardware import GpuSpec, get_gpu
 from calibration.latency import LatencyModel
 from calibration.measuring.cells import Cell, cells_of
 from calibration.measuring.composition import Step
 from calibration.measuring.fit import cell_s, errors_of, fit_coefficients
+from calibration.measuring.front_end import Probe, fit_front_end
 from calibration.measuring.loads import Limits, designed_loads, held_out
 from calibration.measuring.measure import Measurement, profile_of
 from calibration.measuring.model import model_from_config, served_model
@@ -81,7 +83,7 @@ def test_a_measured_profile_is_read_back(tmp_path: Path) -> None:
     latency = LatencyModel(TINY, CPU, 1, roofline_coefficients(CPU))
     server = Server("http://x", "tiny", "folder", "0.32.0", 2048, CacheConfig(511, 32))
     loads = designed_loads(Limits(16, 512, 2048, 16352))
-    measurement = Measurement(server, loads, steps_with(latency), 1000, [], [0.01, 0.02], 60.0)
+    measurement = Measurement(server, loads, steps_with(latency), 1000, [], probes_with(latency), 60.0, 1)
     profile = profile_of(measurement, TINY, CPU, 1, "2026-01-31", "python -m runners.calibrate")
     text = dump_profile(profile)
     (tmp_path / "mine.yaml").write_text(text)
@@ -91,11 +93,38 @@ def test_a_measured_profile_is_read_back(tmp_path: Path) -> None:
     assert again.provenance["engine"] == "vLLM 0.32.0"
     assert again.provenance["date"] == "2026-01-31"
     assert again.provenance["iterations"] == 1000
+    assert again.provenance["front_end_requests"] == 9
+    assert any("did the same work" in note for note in again.provenance["notes"])
+    assert again.frontends[1].fixed_s == pytest.approx(0.03, rel=0.05)
     assert again.held_out["configurations"] == sum(held_out(n) for n in range(len(loads)))
     assert again.held_out["decode_step"]["ape_median"] < 0.05
     assert again.latency_model(1).iteration_s(4, 1000) == pytest.approx(
         latency.iteration_s(4, 1000), rel=0.05
     )
+
+
+def probes_with(latency: LatencyModel) -> list[Probe]:
+    """A front end of 30 ms and 10 us a token, before which one iteration is decided already; one probe met a stall."""
+
+    def alone(prompt: int) -> float:
+        return 0.03 + 1e-5 * prompt + latency.iteration_s(0, 0, [(0, prompt)])
+
+    def beside(moment: float) -> float:
+        ahead_s = (moment + 1.0) * latency.iteration_s(4, 1000)
+        return 0.03 + 32e-5 + ahead_s + latency.iteration_s(4, 1000, [(0, 32)])
+
+    lone = [Probe(prompt, alone(prompt)) for prompt in (32, 32, 160, 160, 512)]
+    busy = [Probe(32, beside(moment), 4, 1000.0) for moment in (0.25, 0.5, 0.75)]
+    return [*lone, *busy, Probe(32, 9.0)]
+
+
+def test_the_front_end_is_found_again() -> None:
+    latency = LatencyModel(TINY, CPU, 1, roofline_coefficients(CPU))
+    found = fit_front_end(latency, probes_with(latency))
+    assert found.fixed_s == pytest.approx(0.03, rel=0.01)
+    assert found.token_s == pytest.approx(1e-5, rel=0.05)
+    assert found.pipeline_iterations == pytest.approx(1.0, rel=0.02)
+    assert fit_front_end(latency, []) == Frontend()
 
 
 def test_known_models_and_gpus_stand_by_name() -> None:

@@ -11,10 +11,10 @@ from envs.backend import SLO, ClusterSpec, EngineStatus, Redeploy, SetLayout, Sw
 from envs.dp_tp.core import DEFAULT_SLOS
 from envs.dp_tp.env import DPTPEnv
 from envs.layout import Group
+from envs.live.ledger import Ledger
 from envs.live.settings import LiveSettings
 from envs.live.switching.backend import SwitchingBackend
 from envs.live.switching.env import LiveDPTPEnv
-from envs.live.switching.latency_cost import LatencyCost
 from envs.metrics import FINISHED
 from envs.workload.registry import WorkloadSpec
 from envs.workload.schema import Workload
@@ -210,12 +210,16 @@ def test_latency_costs_as_in_simulation() -> None:
     env = DPTPEnv(**words(40))
     env.reset(seed=1)
     simulator = env.core.simulator
-    cost = LatencyCost(simulator.workload, env.core.slos)
+    ledger = Ledger(simulator.workload, env.core.slos, 1)
     compared, over = 0, False
     while not over:
         *_, terminated, truncated, _ = env.step(None)
         over = terminated or truncated
         expected = simulator.latency_cost
-        assert cost.at(env.records(), simulator.now_s) == pytest.approx(expected, rel=1e-6, abs=1e-9)
+        records = env.records()
+        ledger.arrived = count = len(records.index)
+        ledger.first_token_s[:count], ledger.end_s[:count] = records.first_token_s, records.finish_s
+        ledger.outcome[:count] = records.outcome
+        assert ledger.latency_cost(simulator.now_s) == pytest.approx(expected, rel=1e-6, abs=1e-9)
         compared += 1
     assert compared > 3
