@@ -35,10 +35,12 @@ class DeploymentEnv(StepByStep[Observation]):
     ## Action space
 
     `Discrete(num_candidates)`: a deployment of `envs.deployment.candidates` with an assignment, found anew at each
-    decision for the forecast of the next span. 0 and 1 are to stay with the present replicas, the others are the best
+    decision for the forecast of the next span. The first are to stay with the present replicas, the others are the best
     uniform deployments, the end of a climb, and neighbours of both, best first; each comes twice, with its types spread
-    over all replicas and with its types kept apart by the flow solution. What there is none of is masked
-    (`action_masks()`, `info["action_mask"]`), and while a switch is under way all but to stay; one that is chosen
+    over all replicas and with its types kept apart by the flow solution. Where the cluster allows prefill and decode
+    workers (`cluster.disaggregation`, the default), up to half of the choices divide its GPUs between these: the best
+    division with decode workers of each size, and one prefill worker more or less than now. What there is none of is
+    masked (`action_masks()`, `info["action_mask"]`), and while a switch is under way all but to stay; one that is chosen
     anyway changes nothing, and is counted and explained in `info["refused"]`. `step` also takes a `Deploy` command,
     with any placement and assignment, and None (leave all as it is).
 
@@ -50,7 +52,7 @@ class DeploymentEnv(StepByStep[Observation]):
 
     ## Observation space
 
-    `Dict(candidates=(num_candidates, 15 + types), replicas=(most replicas, 9 + types), types=(types, 3 + history),
+    `Dict(candidates=(num_candidates, 21 + types), replicas=(most replicas, 11 + types), types=(types, 3 + history),
     cluster=(14,))`, float32 in [0, 64]. Rows and their units are named in `envs.deployment.observation`: counts and
     rates are log1p(value / scale) with fixed scales, ratios are ratios. The true output length is nowhere in it.
 
