@@ -40,9 +40,9 @@ class DeploymentEnv(StepByStep[Observation]):
     over all replicas and with its types kept apart by the flow solution. Where the cluster allows prefill and decode
     workers (`cluster.disaggregation`, the default), up to half of the choices divide its GPUs between these: the best
     division with decode workers of each size, and one prefill worker more or less than now. What there is none of is
-    masked (`action_masks()`, `info["action_mask"]`), and while a switch is under way all but to stay; one that is chosen
-    anyway changes nothing, and is counted and explained in `info["refused"]`. `step` also takes a `Deploy` command,
-    with any placement and assignment, and None (leave all as it is).
+    masked (`action_masks()`, `info["action_mask"]`), and while a switch is under way all but to stay; one that is
+    chosen anyway changes nothing, and is counted and explained in `info["refused"]`. `step` also takes a `Deploy`
+    command, with any placement and assignment, and None (leave all as it is).
 
     A switch keeps the replicas that both deployments have. Of the others, short requests are drained and long ones move
     with their KV, weights come from the GPUs that hold them over shared links, engines start
