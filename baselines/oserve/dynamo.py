@@ -85,7 +85,10 @@ class DynamoConfig:
     def kind(self, role: str) -> ReplicaKind | None:
         """The kind that is asked for."""
         degrees = self.prefill if role == PREFILL else self.decode
-        return None if degrees is None else ReplicaKind(*degrees, role)
+        if degrees is None:
+            return None
+        tp, pp = degrees
+        return ReplicaKind(tp, pp, role)
 
     @staticmethod
     def tunables() -> dict[str, Tunable]:
