@@ -69,13 +69,14 @@ class DeploymentEnv(StepByStep[Observation]):
     ## The default task
 
     Llama-2-70B on 16 H100, half an hour in which mix and rate drift: long answers in quiet minutes, short ones in busy
-    ones, then long prompts. There are two things to gain. Long prompts hold up the answers beside them, and more so the
-    busier it is: to keep types apart cuts the tail of latency, but overloads somebody when the mix is another than was
-    forecast. And wide replicas answer faster while there is room, narrower ones serve more when there is none. On 20
-    episodes of the test split the means are (return, 99th percentile of latency over an episode): vLLM static -215.5,
-    79 s; Llumnix's dispatch -213.3, 78 s; OServe, tuned, -198.8, 66 s; the clairvoyant reference -195.3, 66 s; as
-    published OServe is behind static (-247 against -214 on six of them), as its capacities do not add up where types
-    are mixed (`envs.deployment.profiling`).
+    ones, then long prompts; the busiest minutes are what the cluster can serve. There is something to gain in three
+    ways. Long prompts hold up the answers beside them: prefill and decode workers spare them that, as long as their
+    numbers fit the mix, and so does keeping types apart, as long as the mix is the one that was forecast. Wide replicas
+    answer faster while there is room, narrower ones serve more when there is none. And what was switched too late
+    leaves a backlog. On three episodes of the test split the means are (return, 99th percentile of latency over an
+    episode): vLLM static -301, 130 s; Llumnix's dispatch -295, 128 s; OServe -364, 104 s, tuned
+    -277, 102 s; a planner like Dynamo's -212, 94 s, tuned -183, 68 s. OServe as published is behind
+    static, as its capacities do not add up where types are mixed (`envs.deployment.profiling`).
 
     ## Start and end
 
