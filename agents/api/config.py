@@ -20,7 +20,7 @@ class APIConfig(AgentConfig):
         stays: A rollout ends earlier, after as many stays of a request as this: by Little's law as many requests arrive
             while one stays as are in the system. None: after the horizon. routing only.
         commit: Decision intervals for which a rollout keeps to its action before it follows the present policy. A
-            policy that corrects every deviation at once would make all actions look alike. dp_tp only.
+            policy that corrects every deviation at once would make all actions look alike. dp_tp and deployment only.
         stride: Decision intervals between two decisions inside a rollout; more makes rollouts cheaper and coarser.
             dp_tp only.
         candidates: Most actions compared at a state; staying and the present policy's choice are always among them.
@@ -34,7 +34,7 @@ class APIConfig(AgentConfig):
             departs from it only where that promises more than so much. Returns of single rollouts are mostly chance,
             and what pays for one decision may not if all decisions change at once.
         worst: Relative advantages are not taken to be less: an action that multiplies the cost is bad enough. dp_tp
-            only.
+            and deployment only.
         least_cost: Added to a state's cost before advantages are taken relative to it (to its root in routing), in
             units of reward.
     """

@@ -1,6 +1,7 @@
 """A clairvoyant reference: the optimal deployment for what the next spans really bring.
 
-It is no bound: it looks a few spans ahead, counts capacities instead of queues, and pays for every switch it makes.
+It is no bound: it looks a few spans ahead, counts capacities instead of queues, pays for every switch it makes, and
+deploys replicas that do both alone, as OServe does; with prefill and decode workers others may well beat it.
 """
 
 from __future__ import annotations

@@ -48,7 +48,9 @@ def best_workers(
 
     pairs = pairs_of(cluster, table)
     if not pairs:
-        raise ValueError("the table must have kinds of role prefill and of role decode that fit together")
+        raise ValueError(
+            "there must be prefill and decode workers that hold the longest request and fit the cluster together"
+        )
     return max(pairs, key=served)
 
 
@@ -75,20 +77,28 @@ class DynamoConfig:
             raise ValueError(f"min_gain must be finite and not negative, got {self.min_gain}")
         if not 0 < self.decode_weight < float("inf"):
             raise ValueError(f"decode_weight must be a positive number, got {self.decode_weight}")
-        for name in ("prefill", "decode"):
+        for name in (PREFILL, DECODE):
             degrees = getattr(self, name)
-            if degrees is not None and (len(degrees) != 2 or min(degrees) < 1):
-                raise ValueError(f"{name} must be TP and PP, both at least 1, or null; got {list(degrees)}")
+            if degrees is not None and not _is_pair(degrees):
+                raise ValueError(f"{name} must be TP and PP, as [4, 1], or null; got {degrees!r}")
 
     def kind(self, role: str) -> ReplicaKind | None:
         """The kind that is asked for."""
         degrees = self.prefill if role == PREFILL else self.decode
-        return None if degrees is None else ReplicaKind(*degrees, role)
+        if degrees is None:
+            return None
+        tp, pp = degrees
+        return ReplicaKind(tp, pp, role)
 
     @staticmethod
     def tunables() -> dict[str, Tunable]:
         """Constants that a tuner may search."""
         return {"min_gain": Tunable(0.0, 1.0), "decode_weight": Tunable(0.25, 4.0, log=True)}
+
+
+def _is_pair(degrees: Any) -> bool:
+    pair = isinstance(degrees, Sequence) and len(degrees) == 2
+    return pair and all(isinstance(degree, int) and degree >= 1 for degree in degrees)
 
 
 class DynamoPolicy(DeployingPolicy):

@@ -71,7 +71,7 @@ class DeploymentConfig:
         past_spans: Spans of it whose counts are known, as far as it goes. Source: ours; OServe trains on 50 and more.
         forecast_spans: Spans whose mean is the environment's own forecast. Source: ours; more lag behind a drift.
         history: Spans that the observation looks back.
-        num_candidates: Choices: deployments, each with two assignments. Source: ours.
+        num_candidates: Choices: deployments, each with two assignments, and divisions. Source: ours.
         drain_limit_s: How long after the last arrival an episode may go on before it is cut off, seconds.
         split: Part of the workload that episodes are drawn from; None: the workload's own.
     """

@@ -96,8 +96,10 @@ def pairs_of(cluster: Cluster, table: CapacityTable) -> list[tuple[ReplicaKind, 
         cluster: The cluster.
         table: Capacities of the kinds to choose from.
     """
-    of_role = [[kind for kind in table.kinds if kind.role == role] for role in (PREFILL, DECODE)]
-    return [pair for pair in product(*of_role) if packable(cluster, stage_widths(dict.fromkeys(pair, 1)))]
+    prefills, decodes = ([kind for kind in table.kinds if kind.role == role] for role in (PREFILL, DECODE))
+    return [
+        pair for pair in product(prefills, decodes) if packable(cluster, stage_widths(dict.fromkeys(pair, 1)))
+    ]
 
 
 class Divisions:

@@ -35,12 +35,14 @@ class DeploymentEnv(StepByStep[Observation]):
     ## Action space
 
     `Discrete(num_candidates)`: a deployment of `envs.deployment.candidates` with an assignment, found anew at each
-    decision for the forecast of the next span. 0 and 1 are to stay with the present replicas, the others are the best
+    decision for the forecast of the next span. The first are to stay with the present replicas, the others are the best
     uniform deployments, the end of a climb, and neighbours of both, best first; each comes twice, with its types spread
-    over all replicas and with its types kept apart by the flow solution. What there is none of is masked
-    (`action_masks()`, `info["action_mask"]`), and while a switch is under way all but to stay; one that is chosen
-    anyway changes nothing, and is counted and explained in `info["refused"]`. `step` also takes a `Deploy` command,
-    with any placement and assignment, and None (leave all as it is).
+    over all replicas and with its types kept apart by the flow solution. Where the cluster allows prefill and decode
+    workers (`cluster.disaggregation`, the default), up to half of the choices divide its GPUs between these: the best
+    division with decode workers of each size, and one prefill worker more or less than now. What there is none of is
+    masked (`action_masks()`, `info["action_mask"]`), and while a switch is under way all but to stay; one that is
+    chosen anyway changes nothing, and is counted and explained in `info["refused"]`. `step` also takes a `Deploy`
+    command, with any placement and assignment, and None (leave all as it is).
 
     A switch keeps the replicas that both deployments have. Of the others, short requests are drained and long ones move
     with their KV, weights come from the GPUs that hold them over shared links, engines start
@@ -50,7 +52,7 @@ class DeploymentEnv(StepByStep[Observation]):
 
     ## Observation space
 
-    `Dict(candidates=(num_candidates, 15 + types), replicas=(most replicas, 9 + types), types=(types, 3 + history),
+    `Dict(candidates=(num_candidates, 21 + types), replicas=(most replicas, 11 + types), types=(types, 3 + history),
     cluster=(14,))`, float32 in [0, 64]. Rows and their units are named in `envs.deployment.observation`: counts and
     rates are log1p(value / scale) with fixed scales, ratios are ratios. The true output length is nowhere in it.
 
@@ -67,13 +69,14 @@ class DeploymentEnv(StepByStep[Observation]):
     ## The default task
 
     Llama-2-70B on 16 H100, half an hour in which mix and rate drift: long answers in quiet minutes, short ones in busy
-    ones, then long prompts. There are two things to gain. Long prompts hold up the answers beside them, and more so the
-    busier it is: to keep types apart cuts the tail of latency, but overloads somebody when the mix is another than was
-    forecast. And wide replicas answer faster while there is room, narrower ones serve more when there is none. On 20
-    episodes of the test split the means are (return, 99th percentile of latency over an episode): vLLM static -215.5,
-    79 s; Llumnix's dispatch -213.3, 78 s; OServe, tuned, -198.8, 66 s; the clairvoyant reference -195.3, 66 s; as
-    published OServe is behind static (-247 against -214 on six of them), as its capacities do not add up where types
-    are mixed (`envs.deployment.profiling`).
+    ones, then long prompts; the busiest minutes are what the cluster can serve. There is something to gain in three
+    ways. Long prompts hold up the answers beside them: prefill and decode workers spare them that, as long as their
+    numbers fit the mix, and so does keeping types apart, as long as the mix is the one that was forecast. Wide replicas
+    answer faster while there is room, narrower ones serve more when there is none. And what was switched too late
+    leaves a backlog. On six episodes of the test split the means are (return, 99th percentile of latency over an
+    episode): vLLM static -293, 124 s; Llumnix's dispatch -289, 122 s; OServe -357, 101 s, tuned
+    -272, 101 s; a planner like Dynamo's -202, 83 s, tuned -180, 64 s. OServe as published is behind
+    static, as its capacities do not add up where types are mixed (`envs.deployment.profiling`).
 
     ## Start and end
 

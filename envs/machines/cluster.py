@@ -55,7 +55,7 @@ class ReplicaKind:
     Attributes:
         tp: Tensor-parallel degree.
         pp: Pipeline-parallel degree.
-        role: mixed; or prefill and decode workers, for the layouts of Dynamo only.
+        role: mixed (does both), prefill or decode; OServe deploys mixed ones alone.
     """
 
     tp: int

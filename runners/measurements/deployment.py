@@ -16,7 +16,7 @@ _STEPS, _BATCH_STEPS, _NUM_ENVS = 60, 20, 4
 
 
 def deployment_steps(config: BenchConfig) -> Iterator[Measurement]:
-    """Steps of the default task, each a minute of some 800 requests on 16 GPUs, with observations and candidates."""
+    """Steps of the default task, each a minute of some 1000 requests on 16 GPUs, with observations and candidates."""
 
     def scalar() -> float:
         env: Any = make_env("deployment", split="test")

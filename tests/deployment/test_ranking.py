@@ -59,8 +59,9 @@ def mean_return(env: Any, policy: Any) -> float:
 
 
 def test_the_clairvoyant_one_comes_first_and_tricks_come_last():
-    """On half an episode of the default task."""
-    workload = replace(DeploymentConfig().workload, num_requests=12_000)
+    """On half an episode of the default task at a load that replicas which do both can serve."""
+    default = DeploymentConfig().workload
+    workload = replace(default, num_requests=12_000, params={**default.params, "mean_rps": 13.0})
     env = make_env("deployment", workload=workload, split="validation", past_spans=20)
     honest = {name: mean_return(env, make_policy(name)) for name in ("clairvoyant_deployment", "vllm_static")}
     tricks = {policy.name: mean_return(env, policy) for policy in (Restless(), Worst(), Idle())}

@@ -82,7 +82,7 @@ def test_the_best_workers_of_a_trace():
     kinds = (*workers().kinds, K(1, 1, "decode"))
     table = CapacityTable(kinds, np.vstack([workers().per_span, [[13.0, 13.0]]]))
     assert best_workers(Cluster(1), table, [[60, 0], [0, 60]]) == kinds[:2]
-    with pytest.raises(ValueError, match="role prefill and of role decode"):
+    with pytest.raises(ValueError, match="prefill and decode workers that hold"):
         best_workers(Cluster(1), small(), [[1, 1]])
     with pytest.raises(ValueError, match="must have the role prefill"):
         rebalance(Cluster(1), table, kinds[1], kinds[1], [1, 1])

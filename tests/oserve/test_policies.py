@@ -268,6 +268,7 @@ def test_dynamo_in_a_whole_episode():
         ("dynamo", {"min_gain": -1.0}, "min_gain"),
         ("dynamo", {"decode_weight": 0.0}, "decode_weight"),
         ("dynamo", {"prefill": [4]}, "prefill must be TP and PP"),
+        ("dynamo", {"decode": "4x1"}, "decode must be TP and PP"),
     ],
 )
 def test_mistakes_are_named(name, params, words):
