@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 
 
@@ -43,7 +44,7 @@ class Objective:
 
     def __post_init__(self) -> None:
         for item in fields(self):
-            if getattr(self, item.name) < 0:
+            if not 0 <= getattr(self, item.name) < math.inf:
                 raise ValueError(
-                    f"objective.{item.name} must not be negative, got {getattr(self, item.name)}"
+                    f"objective.{item.name} must be finite and not negative, got {getattr(self, item.name)}"
                 )

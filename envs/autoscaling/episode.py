@@ -95,7 +95,7 @@ class Episode:
         )
 
     def lengths(self, models: list[str]) -> list[tuple[TokenArray, TokenArray]]:
-        """Prompt and output lengths of interactive requests of each model, (N,) tokens each, as they came in training."""
+        """Prompt and output tokens, (N,) each, of interactive requests of each model, as they came in training."""
         sample = self._stream(_SAMPLE_SEED, "train").piece(0)
         wanted = np.array(self.interactive)[sample.class_id]
         wanted |= not wanted.any()

@@ -6,11 +6,19 @@ import numpy as np
 import pytest
 
 from agents.adapter import adapter_of
+from agents.api.config import APIConfig
+from agents.api.counterfactuals import Batch
+from agents.api.learner import APILearner
+from agents.autoscaling.counterfactuals import AutoscalingCounterfactuals
+from agents.autoscaling.features import ACTION_FEATURES, STATE_SIZE, encode_actions, encode_state, options
 from agents.config import NetworkConfig, PPOConfig
 from agents.learner import Budget, Task, make_learner
 from baselines.registry import make_policy
 from envs.registration import make_env
+from envs.workload.registry import WorkloadSpec
+from runners.clairvoyant import ClairvoyantSearchPolicy
 from runners.rollout import run_episode
+from tests.autoscaling.samples import ONE, REGIONS
 
 SHORT = {"episode_s": 1800.0}
 
@@ -50,3 +58,83 @@ def test_a_learner_trains_and_its_policy_runs(env, name):
     episode = run_episode(env, learner.policy(), 1)
     assert episode.metrics["commands_refused"] == 0
     assert np.isfinite(episode.metrics["return"])
+
+
+# -- agent=api ---------------------------------------------------------------------------------------------------------
+
+API = APIConfig(horizon=3, sample_every=1, candidates=6, hidden=16, iterations=1, epochs=40, exploration=0.3)
+QUIET = {  # one instance is plenty, and one is the fewest
+    **ONE,
+    "workload": WorkloadSpec("sageserve_tiers", params={"mean_rps": 0.2, "start_h": 14.0}),
+    "min_instances": 1,
+}
+
+
+def test_it_learns_that_instances_without_work_cost_money():
+    learner = APILearner(API, Task("autoscaling", QUIET))
+    budget = Budget(1500)
+    while not budget.over:
+        learner.improve(budget)
+    env = make_env("autoscaling", **QUIET, split="test")
+    learned = run_episode(env, learner.policy(), 0)
+    assert len(env.state.endpoints[0].present) == 1
+    assert learned.metrics["return"] > run_episode(env, make_policy("fixed_instances"), 0).metrics["return"]
+
+
+def test_what_may_be_done_at_an_endpoint():
+    """Changes that are possible, from either kind of machine, at every level; nothing is nothing from anywhere."""
+    env = make_env("autoscaling", **REGIONS)
+    observation, info = env.reset(seed=0)
+    (changes, _, levels), ends = env.action_space.nvec[:3], env.action_space.nvec[:3].sum()
+    for endpoint, rows in enumerate(options(info["action_mask"], env.action_space)):
+        possible = info["action_mask"][endpoint * ends :][:changes]
+        assert len(rows) == (2 * possible.sum() - 1) * levels
+        assert possible[rows[:, 0]].all()
+        assert len(np.unique(rows, axis=0)) == len(rows)
+        assert encode_state(observation, endpoint).shape == (STATE_SIZE,)
+        features = encode_actions(observation, endpoint, rows, env.action_space)
+        assert features.shape == (len(rows), len(ACTION_FEATURES))
+        after = np.rint(2.0 * np.expm1(features[:, ACTION_FEATURES.index("after")]))
+        present = len(env.state.endpoints[endpoint].present)
+        np.testing.assert_array_equal(after, present + rows[:, 0] - changes // 2)
+
+
+def test_a_rollout_leaves_the_episode_alone_and_charges_what_waits_in_line():
+    world = AutoscalingCounterfactuals(API, Task("autoscaling", ONE), np.random.default_rng(0))
+    world.episode.reset(3)
+    hold = world.episode.levers.nothing(world.episode.simulator)
+    hold[2] = 0  # nothing but what is overdue leaves the line
+    before, twin = world.episode.simulator.now_s, world.episode.fork()
+    value = world._rollout(hold)
+    assert world.episode.simulator.now_s == before
+    rewards = sum(twin.step(hold if step == 0 else None).reward for step in range(API.horizon))
+    assert twin.standing_reward < 0
+    assert value == pytest.approx(rewards + twin.standing_reward)
+
+
+def test_staying_and_what_the_present_policy_does_are_always_compared():
+    world = AutoscalingCounterfactuals(API, Task("autoscaling", REGIONS), np.random.default_rng(0))
+    batch, budget = Batch(), Budget(10_000)
+    for _ in range(3):
+        world.play(budget, batch)
+    for actions, returns, chosen in zip(batch.actions, batch.returns, batch.chosen, strict=True):
+        assert len(actions) == len(returns) <= API.candidates
+        assert not actions[chosen, : ACTION_FEATURES.index("level")].any()  # at first the policy is to stay
+
+
+def test_a_policy_of_other_levers_is_refused(env):
+    world = AutoscalingCounterfactuals(API, Task("autoscaling", ONE), np.random.default_rng(0))
+    adapter = adapter_of("autoscaling")
+    network = adapter.score_network(world.observation, 8)
+    policy = adapter.score_policy(network, world.observation, world.action, "mine")
+    policy.reset(env.policy_spec, 0)
+    other = make_env("autoscaling", **SHORT, max_change=3)
+    with pytest.raises(ValueError, match=r"env\.max_change"):
+        policy.reset(other.policy_spec, 0)
+
+
+def test_the_clairvoyant_search_decides_about_levers_and_gains():
+    env = make_env("autoscaling", **QUIET, split="test")
+    searching = ClairvoyantSearchPolicy(env, "autoscaling", None, horizon=6, candidates=12)
+    plain = run_episode(env, make_policy("fixed_instances"), 1).metrics["return"]
+    assert run_episode(env, searching, 1).metrics["return"] > plain

@@ -13,6 +13,7 @@ from envs.autoscaling.observation import CLOCK_FEATURES, ENDPOINT_FEATURES
 from envs.autoscaling.state import Endpoint, Operation, Release, ScaleChange
 from envs.fleet import Crash, FleetConfig, GroupSpec, ReplicaSpec
 from envs.metrics import FAILED
+from envs.objective import Objective
 from envs.registration import make_env, make_vector_env
 from envs.scaling import MachineSpec, QueueSpec, ReleaseLevel
 from tests.autoscaling.samples import ONE, REGIONS, VARIANTS, masked_action, play
@@ -437,3 +438,9 @@ def test_it_can_be_looked_at(mode):
     else:
         assert picture.dtype == np.uint8
         assert picture.shape[2] == 3
+
+
+@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
+def test_weights_that_are_no_weights_are_refused(weight):
+    with pytest.raises(ValueError, match=r"objective\.gpu_usd must be finite and not negative"):
+        Objective(gpu_usd=weight)

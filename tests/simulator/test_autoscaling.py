@@ -114,6 +114,15 @@ def test_requests_stay_at_home_under_the_threshold_and_go_to_the_least_utilised_
     assert records.engine.tolist() == [0, 2, 4, 0]
 
 
+def test_what_a_request_will_still_take_does_not_count_towards_the_threshold():
+    """East holds 10,800 tokens and a little, under 70 % of 16,000, and 11,500 (72 %) when its answer ends."""
+    requests = workload([(0.0, 10_800, 700, 0, 0), (2.0, 10, 2, 0, 0)], REGIONS)
+    simulator = opened(requests, three_regions())
+    simulator.advance(2.5)
+    assert 0.68 < simulator.world.engines["used_blocks"][0] / 1000 < 0.7
+    assert served(simulator).engine.tolist() == [0, 0]
+
+
 def test_one_on_its_way_to_an_instance_that_goes_is_sent_anew():
     requests = workload([(1.0, 100, 5, 0, 1)], REGIONS)
     simulator = opened(requests, three_regions((2, 0, 1)))
