@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from numpy.typing import NDArray
 
 from agents.adapter import adapter_of
 from baselines.policy import Action, Policy
@@ -68,12 +69,16 @@ class ClairvoyantSearchPolicy:
         options = self.adapter.candidates(observation, state, self.env.action_masks())
         if len(options) >= self.candidates:
             options = self._rng.choice(options, self.candidates - 1, replace=False)
-        best, highest = usual, self._rollout(usual)
-        for option in options.tolist():
-            value = self._rollout(option)
-            if value > highest:
-                best, highest = option, value
-        return best
+        actions = [usual, *options.tolist()]
+        return actions[int(np.argmax(self._values(actions)))]
+
+    def _values(self, actions: list[Action]) -> NDArray[np.float64]:
+        """Return of each action and what the base does after it; inside the kernel where both can be there."""
+        score = getattr(self.base, "in_kernel", None)
+        if score is not None and hasattr(self.env, "roll_forks"):
+            values: NDArray[np.float64] = self.env.roll_forks(actions, score, self.horizon)
+            return values
+        return np.array([self._rollout(action) for action in actions])
 
     def _rollout(self, action: Action) -> float:
         """Return of an action and what the base does after it."""
