@@ -60,7 +60,7 @@ def engines_of(env: Any) -> Engines | None:
         simulator = core.episode.simulator
         fleet = simulator.fleet  # whose places may be faster or slower than they are said to be
         mixed, decode, kv = _speeds(simulator.tables, np.arange(len(fleet.kinds)))
-        rates = {
+        fastest = {
             replica: max(
                 1.0 / _best_rate(row)
                 for (kind, _), row in zip(fleet.kinds, mixed, strict=True)
@@ -68,7 +68,7 @@ def engines_of(env: Any) -> Engines | None:
             )
             for replica, _ in fleet.kinds
         }
-        total = sum(rates[place.replica] for place in fleet.places)
+        total = sum(fastest[place.replica] for place in fleet.places)
         return Engines(mixed, decode, kv, total, core.config.cluster.prefix_caching)
     if hasattr(core, "core") and hasattr(core.core, "num_base"):  # a node of engines that merge
         cluster, num_base = core.core.simulator.cluster, core.core.num_base
