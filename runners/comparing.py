@@ -79,15 +79,17 @@ def run(
         config: what is compared, and where.
         policies: by name.
         comparison: what to add to.
-        tell: hears what has just been run.
+        tell: hears of each policy once a seed is done.
     """
     seeds: Sequence[int] = config.seed_range
     if config.disjoint:
         seeds = disjoint_seeds(config.workload_source, config.split, config.seeds, config.first_seed)
         comparison.blocks += len(seeds)
     for seed in seeds:
-        episodes, bound = run_block(env, config, policies, seed, tell)
+        episodes, bound = run_block(env, config, policies, seed)
         comparison.add(config.workload.name, episodes, bound)
+        for name in policies:
+            tell(name, seed)
 
 
 def run_block(
@@ -95,13 +97,9 @@ def run_block(
     config: CompareConfig,
     policies: Mapping[str, Policy],
     seed: int,
-    tell: Callable[[str, int], None] = lambda name, seed: None,
 ) -> tuple[dict[str, Episode], float | None]:
     """Every policy on one episode, and a return that none of them can exceed, where one is known."""
-    episodes = {}
-    for name, policy in policies.items():
-        episodes[name] = run_episode(env, policy, seed, name)
-        tell(name, seed)
+    episodes = {name: run_episode(env, policy, seed, name) for name, policy in policies.items()}
     engines = engines_of(env) if config.backend.name == SIMULATOR else None
     if engines is None:
         return episodes, None
