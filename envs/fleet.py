@@ -127,9 +127,9 @@ class NetworkLatency:
 
 @dataclass(frozen=True)
 class SlowNode:
-    """Iterations at a place take `factor` times as long from `time_s` on, for `duration_s`.
+    """Iterations at a place take `factor` times as long from `time_s` on, for `duration_s`; below 1 they are faster.
 
-    The iteration in flight keeps its time. The worst of several slow-downs counts; a restart does not end them. Routers
+    The iteration in flight keeps its time. The worst of several that hold counts; a restart does not end them. Routers
     go on counting with the nominal speed.
     """
 
@@ -139,8 +139,8 @@ class SlowNode:
     duration_s: float = float("inf")
 
     def __post_init__(self) -> None:
-        if not self.factor >= 1:
-            raise ValueError(f"slow_node.factor must be at least 1, got {self.factor}")
+        if not 0 < self.factor < float("inf"):
+            raise ValueError(f"slow_node.factor must be positive and finite, got {self.factor}")
         if self.time_s < 0 or not self.duration_s > 0:
             raise ValueError(
                 "slow_node.time_s must not be negative and slow_node.duration_s must be positive"

@@ -66,12 +66,16 @@ class ClairvoyantSearchPolicy:
         self._decisions += 1
         if (self._decisions - 1) % self.every:
             return usual
-        best, highest = usual, self._rollout(usual)
-        for option in self._options(usual, observation, state):
-            value = self._rollout(option)
-            if value > highest:
-                best, highest = option, value
-        return best
+        actions = [usual, *self._options(usual, observation, state)]
+        return actions[int(np.argmax(self._values(actions)))]
+
+    def _values(self, actions: list[Action]) -> NDArray[np.float64]:
+        """Return of each action and what the base does after it; inside the kernel where both can be there."""
+        score = getattr(self.base, "in_kernel", None)
+        if score is not None and hasattr(self.env, "roll_forks"):
+            values: NDArray[np.float64] = self.env.roll_forks(actions, score, self.horizon)
+            return values
+        return np.array([self._rollout(action) for action in actions])
 
     def _options(self, usual: Action, observation: Any, state: Any) -> list[Any]:
         """Actions to compare with the base's."""

@@ -58,12 +58,17 @@ def engines_of(env: Any) -> Engines | None:
     core = env.unwrapped
     if hasattr(core, "episode") and hasattr(core.episode, "desk"):  # a fleet behind a router
         simulator = core.episode.simulator
-        kinds = np.array([simulator.fleet.kind(place) for place in range(len(simulator.fleet.places))])
-        mixed, decode, kv = _speeds(simulator.tables, np.unique(kinds))
-        of_kind = {
-            int(kind): 1.0 / _best_rate(row) for kind, row in zip(np.unique(kinds), mixed, strict=True)
+        fleet = simulator.fleet  # whose places may be faster or slower than they are said to be
+        mixed, decode, kv = _speeds(simulator.tables, np.arange(len(fleet.kinds)))
+        fastest = {
+            replica: max(
+                1.0 / _best_rate(row)
+                for (kind, _), row in zip(fleet.kinds, mixed, strict=True)
+                if kind == replica
+            )
+            for replica, _ in fleet.kinds
         }
-        total = sum(of_kind[int(kind)] for kind in kinds)
+        total = sum(fastest[place.replica] for place in fleet.places)
         return Engines(mixed, decode, kv, total, core.config.cluster.prefix_caching)
     if hasattr(core, "core") and hasattr(core.core, "num_base"):  # a node of engines that merge
         cluster, num_base = core.core.simulator.cluster, core.core.num_base

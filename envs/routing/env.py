@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from envs.routing.episode import Episode
 from envs.routing.render import Renderer
 from envs.routing.state import Dispatch, RoutingState
 from envs.simulator.kernel.features import CLUSTER_FEATURES, HIGHEST, PLACE_FEATURES, REQUEST_FEATURES
+from envs.simulator.kernel.place_scores import PlaceScore
 
 Observation = dict[str, NDArray[np.float32]]
 
@@ -183,6 +185,21 @@ class RoutingEnv(OneEpisode[Observation]):
         copy._deciders = self._deciders.branch([0])
         copy.episode = copy._deciders.episodes[0]
         return copy
+
+    def roll_forks(
+        self, actions: Sequence[int | None], score: PlaceScore, most_decisions: int
+    ) -> NDArray[np.float64]:
+        """Returns of as many forks as actions, (len(actions),): each takes its action, then the score decides.
+
+        Args:
+            actions: Places; None or the last action: to hold.
+            score: What decides afterwards.
+            most_decisions: Decisions after which a fork is rolled no further.
+        """
+        forks = self._deciders.branch([0] * len(actions))
+        first = np.array([forks.hold if action is None else action for action in actions], np.int64)
+        outcomes, _ = forks.roll(first, score, np.full(len(actions), np.inf), most_decisions)
+        return outcomes.rewards(self.config.objective)
 
     def _info(
         self, observations: Observations, dt_s: float, terms: dict[str, float], refused: str

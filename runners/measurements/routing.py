@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 
 from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec
 from envs.registration import make_env, make_vector_env
+from envs.routing.config import RoutingConfig
+from envs.routing.deciders import Deciders
+from envs.routing.episode import Episode
 from envs.simulator.kernel.features import PLACE_FEATURES
 from envs.workload.registry import WorkloadSpec
 from runners.measurements.measurement import Measurement
@@ -23,6 +26,8 @@ from runners.schema import BenchConfig
 _STEPS, _WARM_UP_STEPS = 200, 100
 _SCALAR_STEPS = 3000
 _ENGINES = (4, 16)
+_IN_KERNEL = ("linear_score_tuned", "zoo/routing")  # what can decide inside the kernel
+_ROLLED = 8  # episodes
 _POLICY_ENGINES, _POLICY_REQUESTS = 16, 1500
 _POLICIES = ("round_robin", "least_request", "jsq", "llm_d", "preserve", "llumnix", "sia")
 _BACKLOG, _DRAIN = PLACE_FEATURES.index("prefill_backlog_s"), PLACE_FEATURES.index("drain_s")
@@ -79,6 +84,21 @@ def routing_steps(config: BenchConfig) -> Iterator[Measurement]:
         yield Measurement("env.steps_per_s", "1/s", {**params, "batched": False, "num_envs": 1}, scalar)
         wide = {**params, "batched": True, "num_envs": config.num_envs, "router": "compiled"}
         yield Measurement("env.steps_per_s", "1/s", wide, batched)
+
+        for router in _IN_KERNEL:
+
+            def rolled(arguments: dict[str, Any] = arguments, router: str = router) -> float:
+                policy: Any = load_policy(router)
+                deciders = Deciders([Episode(RoutingConfig(**arguments)) for _ in range(_ROLLED)])
+                deciders.reset(range(_ROLLED), range(_ROLLED))
+                first, forever = np.zeros(_ROLLED, np.int64), np.full(_ROLLED, np.inf)
+                deciders.roll(first, policy.in_kernel, forever, _WARM_UP_STEPS)
+                begun = time.process_time()
+                _, decisions = deciders.roll(first, policy.in_kernel, forever, _SCALAR_STEPS)
+                return decisions / (time.process_time() - begun)
+
+            inside = {**params, "batched": True, "num_envs": _ROLLED, "router": router, "in_kernel": True}
+            yield Measurement("env.steps_per_s", "1/s", inside, rolled)
 
 
 def routers(config: BenchConfig) -> Iterator[Measurement]:

@@ -1,4 +1,5 @@
-"""What would look good by a careless count must rank last: to refuse, hold for ever, starve the long, thrash."""
+"""What would look good by a careless count must rank last: to refuse, hold for ever, starve the long, thrash,
+scale to zero."""
 
 from __future__ import annotations
 
@@ -8,9 +9,13 @@ import pytest
 from baselines.policy import Action
 from baselines.registry import make_policy
 from envs.registration import make_env
+from envs.scaling import Operation, ScaleChange
 from envs.workload.registry import WorkloadSpec
 from runners.comparison import Kinds, compare_results
 from runners.rollout import run_episode
+from tests.autoscaling import samples as samples_of_autoscaling
+from tests.deployment import samples as samples_of_deployment
+from tests.sharing import samples as samples_of_sharing
 
 LONG_TOKENS = 1000
 
@@ -19,29 +24,93 @@ class Cheat:
     """Does one thing whatever happens."""
 
     clairvoyant = False
+    honest: str | None = None  # whom it does as, where it does not cheat
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._honest = make_policy("jsq")
 
     def reset(self, spec, seed: int) -> None:
-        self._seen = 0
-        if spec.engines is not None:
-            self._honest.reset(spec, seed)
-        else:
-            self._rng = np.random.default_rng(seed)
+        self.spec, self.rng = spec, np.random.default_rng(seed)
+        if self.honest is not None:
+            self.usual = make_policy(self.honest)
+            self.usual.reset(spec, seed)
 
     def act(self, observation, state) -> Action:
-        self._seen += 1
-        if self.name == "thrash":
-            return int(self._rng.choice(np.arange(26)) * 3 + 2)  # some layout, hard
-        if self.name == "starve_the_long" and state.request.input_tokens <= LONG_TOKENS:
-            return self._honest.act(observation, state)
+        """Nothing: what is held is held for ever."""
         return None
+
+
+class StarvesTheLong(Cheat):
+    """Holds long prompts until they are refused."""
+
+    honest = "jsq"
+
+    def act(self, observation, state) -> Action:
+        return None if self.tokens(state) > LONG_TOKENS else self.usual.act(observation, state)
+
+    def tokens(self, state) -> int:
+        """Of the request's prompt."""
+        return state.request.input_tokens
+
+
+class StarvesTheLongOnNodes(StarvesTheLong):
+    honest = "first_fit"
+
+    def tokens(self, state) -> int:
+        return state.requests[state.offered]["input_tokens"]
+
+
+class Thrashes(Cheat):
+    """Another layout at every decision, hard."""
+
+    def act(self, observation, state) -> Action:
+        return int(self.rng.choice(np.arange(26)) * 3 + 2)
+
+
+class Redeploys(Cheat):
+    """Another deployment in every span."""
+
+    def act(self, observation, state) -> Action:
+        possible = np.flatnonzero(observation["candidates"].any(axis=1))
+        return int(self.rng.choice(possible[possible > 1])) if (possible > 1).any() else 0
+
+
+class ScalesToZero(Cheat):
+    """Takes every instance away as soon as it may: nothing is spent, and nobody is served."""
+
+    def act(self, observation, state) -> Action:
+        return [
+            ScaleChange(each.endpoint, Operation.STOP, len(each.present))
+            for each in state.endpoints
+            if len(each.present)
+        ]
+
+
+class ScalesToZeroTowardsTheEnd(ScalesToZero):
+    """Serves the first half, and leaves what comes then to nobody."""
+
+    honest = "queue_proportional"
+
+    def act(self, observation, state) -> Action:
+        ends = state.now_s >= AUTOSCALING["episode_s"] / 2
+        return super().act(observation, state) if ends else self.usual.act(observation, state)
 
 
 ROUTING = {
     "workload": WorkloadSpec(name="azure_conv_fitted", num_requests=150, rate_scale=8.0),
+    "split": "test",
+}
+DP_TP = {"workload": WorkloadSpec(name="flying_bursty", num_requests=200), "split": "test"}
+DEPLOYMENT = {**samples_of_deployment.BASE, "split": "test"}
+AUTOSCALING = {**samples_of_autoscaling.ONE, "min_instances": 0, "split": "test"}
+SHARING = {
+    "workload": WorkloadSpec(
+        "functions_fitted",
+        num_requests=60,
+        rate_scale=2.0,
+        params={"num_models": 12, "sizes": ("llama-3.2-3b", "llama-2-7b"), "ratio": (2, 1), "minutes": 3},
+    ),
+    "cluster": samples_of_sharing.SMALL,
     "split": "test",
 }
 
@@ -49,25 +118,29 @@ ROUTING = {
 @pytest.mark.parametrize(
     ("env_name", "arguments", "cheats", "honest"),
     [
-        ("routing", {**ROUTING, "drain_limit_s": 10.0}, ("hold", "starve_the_long"), ("random", "jsq")),
-        ("routing", {**ROUTING, "queue_capacity": 0}, ("refuse", "starve_the_long"), ("random", "jsq")),
+        ("routing", {**ROUTING, "drain_limit_s": 10.0}, [Cheat, StarvesTheLong], ["random", "jsq"]),
+        ("routing", {**ROUTING, "queue_capacity": 0}, [Cheat, StarvesTheLong], ["random", "jsq"]),
+        ("dp_tp", DP_TP, [Thrashes], ["static_dp", "static_tp", "flying_serving"]),
+        ("deployment", DEPLOYMENT, [Redeploys], ["stay", "vllm_static"]),
         (
-            "dp_tp",
-            {"workload": WorkloadSpec(name="flying_bursty", num_requests=200), "split": "test"},
-            ("thrash",),
-            ("static_dp", "static_tp", "flying_serving"),
+            "autoscaling",
+            AUTOSCALING,
+            [ScalesToZero, ScalesToZeroTowardsTheEnd],
+            ["fixed_instances", "queue_proportional"],
         ),
+        ("sharing", SHARING, [Cheat, StarvesTheLongOnNodes], ["random", "first_fit"]),
     ],
-    ids=["hold", "refuse", "thrash"],
+    ids=["hold", "refuse", "thrash", "redeploy", "to_zero", "hold_on_nodes"],
 )
 def test_cheats_rank_last(env_name, arguments, cheats, honest):
     env = make_env(env_name, **arguments)
-    policies = {name: Cheat(name) for name in cheats} | {name: make_policy(name) for name in honest}
+    cheating = {kind.__name__: kind(kind.__name__) for kind in cheats}
+    policies = cheating | {name: make_policy(name) for name in honest}
     results = {
         name: [run_episode(env, policy, seed, name) for seed in range(4)] for name, policy in policies.items()
     }
-    comparison = compare_results(results, Kinds(learned=frozenset(cheats)))
+    comparison = compare_results(results, Kinds(learned=frozenset(cheating)))
     ranks = sorted(policies, key=lambda name: comparison["policies"][name]["metrics"]["return"]["iqm"])
-    assert set(ranks[: len(cheats)]) == set(cheats)
-    assert not any(comparison["gates"][name]["holds"] for name in cheats)
+    assert set(ranks[: len(cheats)]) == set(cheating)
+    assert not any(comparison["gates"][name]["holds"] for name in cheating)
     assert comparison["badge"] != "solved"

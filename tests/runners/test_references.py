@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from envs.backend import SLO
-from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec
+from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec, SlowNode
 from envs.objective import Objective
 from envs.registration import make_env
 from envs.workload.registry import WorkloadSpec
@@ -115,3 +117,40 @@ def test_the_search_finds_what_its_base_does_not_see():
     actions = [decision["action"] for decision in run_episode(env, seldom, 1).decisions]
     usual = [decision["action"] for decision in run_episode(env, base, 1).decisions]
     assert actions[1:] == usual[1:]
+
+
+def test_the_search_inside_the_kernel_is_the_one_outside(monkeypatch):
+    env = make_env("routing", workload=chat(50, rate_scale=6.0), **ROUTING)
+
+    def searched():
+        search = ClairvoyantSearchPolicy(env, "routing", load_policy("linear_score"), horizon=20)
+        return run_episode(env, search, 1)
+
+    inside = searched()
+    monkeypatch.delattr(type(env.unwrapped), "roll_forks")
+    outside = searched()
+    assert [d["action"] for d in inside.decisions] == [d["action"] for d in outside.decisions]
+    assert inside.metrics["return"] == outside.metrics["return"]
+
+
+def test_faster_places_raise_the_bound():
+    fleet = FleetConfig(groups=(GroupSpec(ReplicaSpec("llama-3.1-8b", "H100"), 2),))
+    faster = replace(fleet, slow_nodes=tuple(SlowNode(0.0, place, 0.8) for place in range(2)))
+    bounds, returns = [], []
+    for cluster in (fleet, faster):
+        env = make_env("routing", workload=chat(80, rate_scale=6.0), split="test", cluster=cluster)
+        episode = run_episode(env, load_policy("jsq"), 2)
+        objective = env.config.objective
+        bounds.append(bound_on_return(engines_of(env), episode.records, env.policy_spec.slos, objective))
+        returns.append(episode.metrics["return"])
+    assert returns[0] < returns[1] <= bounds[1]
+    assert bounds[1] > 0.9 * bounds[0]
+    assert engines_of(env).prefill_tokens_per_s == pytest.approx(
+        engines_of(make_started("routing", cluster=fleet)).prefill_tokens_per_s / 0.8, rel=1e-3
+    )
+
+
+def make_started(name, **arguments):
+    env = make_env(name, **arguments)
+    env.reset(seed=0)
+    return env
