@@ -28,6 +28,17 @@ def test_a_new_instance_has_a_whole_node():
     assert place(told, shared, use_cpu=True) == NewInstance(0, 9000 * TOKEN)
 
 
+def test_an_instance_starts_only_where_its_longest_sequence_fits():
+    shared = setting(("gpu", "gpu"))
+    tokens = shared.models[0].max_tokens
+    blocks = -(-tokens // shared.block_tokens)
+    longest = shared.models[0].weights_bytes + blocks * shared.block_tokens * TOKEN
+    shared = replace(shared, memory_bytes=np.array([longest - 1, longest]))
+    assert place(state(shared, offered=(0, 100)), shared) == NewInstance(
+        1, blocks * shared.block_tokens * TOKEN
+    )
+
+
 def test_an_instance_takes_requests_up_to_its_concurrency():
     shared = setting(("cpu", "gpu", "gpu"))
     for requests, expected in ((31, 4), (32, NewInstance(2, 9000 * TOKEN))):
