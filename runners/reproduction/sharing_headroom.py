@@ -70,16 +70,7 @@ def _rollouts(
     arrivals = simulator.workload.arrival_s
     until_s = float(arrivals[last]) if last < len(arrivals) else np.inf
     forks = world.branch([0] * len(actions))
-    returns, going = np.zeros(len(actions)), np.ones(len(actions), bool)
-    while going.any():
-        seen, outcomes = forks.step(actions)
-        for i in np.flatnonzero(going):
-            outcome = outcomes[i]
-            returns[i] += outcome.reward if outcome else 0.0
-        now_s = np.array([episode.simulator.now_s for episode in forks.episodes])
-        going &= (now_s < until_s) & ~forks.done
-        actions = _decided(base, seen)
-    return returns
+    return forks.returns_until(actions, np.full(len(actions), until_s), lambda seen, _: _decided(base, seen))
 
 
 def _decided(base: BatchPolicy, seen: Observations) -> NDArray[np.int64]:
