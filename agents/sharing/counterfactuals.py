@@ -53,22 +53,13 @@ class SharingCounterfactuals(RoutingCounterfactuals):
             budget: Hears of the decisions.
         """
         until_s = np.array([self._until_s(i) for i in owners])
-        forks = self.deciders.branch(owners.tolist())
-        returns, actions = np.zeros(len(owners)), first
-        going = np.ones(len(owners), bool)
-        while going.any():
-            seen, outcomes = forks.step(actions)
-            returns += np.array(
-                [
-                    outcome.reward if goes and outcome else 0.0
-                    for goes, outcome in zip(going, outcomes, strict=True)
-                ]
-            )
+
+        def decide(seen: Observations, going: NDArray[np.bool_]) -> NDArray[np.int64]:
             budget.count(int(going.sum()))
-            now_s = np.array([episode.simulator.now_s for episode in forks.episodes])
-            going &= (now_s < until_s) & ~forks.done
-            actions = self._act(seen)  # type: ignore[arg-type]
-        return returns
+            return self._act(seen)  # type: ignore[arg-type]
+
+        budget.count(len(owners))
+        return self.deciders.branch(owners.tolist()).returns_until(first, until_s, decide)
 
     def _until_s(self, i: int) -> float:
         """Time of the arrival at which a rollout ends: the same for all forks of an episode."""

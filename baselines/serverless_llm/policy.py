@@ -72,7 +72,8 @@ class ServerlessLLMPolicy(SharingPolicy):
 
     * A request goes to the least loaded instance of its model ("existing work typically uses a spread strategy", LLM-
       Mesh, section 7.2) with fewer requests than its concurrency, those on CPU nodes first.
-    * Where all are full, a new instance gets a whole node, all of whose memory is its own; a CPU node first.
+    * Where all are full, a new instance gets a whole node, all of whose memory is its own; a CPU node first. As vLLM
+      does, it starts only where its KV cache holds the longest sequence of its model.
     * Where no node is free, the request waits at the gateway.
 
     ServerlessLLM's own subject, fast loading and live migration, is the world's: loads take what its loader takes, in
@@ -132,16 +133,16 @@ class ServerlessLLMPolicy(SharingPolicy):
         return order[0] if order else None
 
     def _new(self, state: SharingState, model: int) -> NewInstance | None:
-        setting = self.setting
-        weights, block = setting.models[model].weights_bytes, setting.models[model].kv_bytes_per_token
-        block *= setting.block_tokens
+        setting, own = self.setting, self.setting.models[model]
+        block = own.kv_bytes_per_token * setting.block_tokens
+        least = own.weights_bytes + -(-own.max_tokens // setting.block_tokens) * block
         free = [
             (node, self._rank[node], 0.0)
             for node, count in enumerate(state.nodes["num_instances"].tolist())
-            if count == 0 and self._usable[node] and setting.memory_bytes[node] - weights >= block
+            if count == 0 and self._usable[node] and setting.memory_bytes[node] >= least
         ]
         order = node_order(free, Packing.SPREAD)
         if not order:
             return None
-        room = int(setting.memory_bytes[order[0]]) - weights
+        room = int(setting.memory_bytes[order[0]]) - own.weights_bytes
         return NewInstance(order[0], room // block * block)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from envs.sharing.config import SharingScales
 from envs.sharing.episode import SharingEpisode
 from envs.sharing.state import Event, Share
 from envs.simulator.kernel.handles import write_handle
-from envs.simulator.sharing.arrays import REACHED
+from envs.simulator.sharing.arrays import PS_PER_S, REACHED
 from envs.simulator.sharing.commands import REASONS
 from envs.simulator.sharing.decisions import HANDLE_WIDTHS, NO_ACTION, decide_many
 from envs.simulator.sharing.features import CLUSTER_FEATURES, PLACE_FEATURES, REQUEST_FEATURES
@@ -149,6 +149,37 @@ class SharingDeciders:
             outcomes.append(self._outcome(episode, int(events[i]), float(costs[i]), refused))
         return observations, outcomes
 
+    def returns_until(
+        self,
+        actions: NDArray[np.int64],
+        until_s: NDArray[np.float64],
+        decide: Callable[[Observations, NDArray[np.bool_]], NDArray[np.int64]],
+    ) -> NDArray[np.float64]:
+        """Plays episodes on, each to an instant or its end, and measures each once, there: rewards add up.
+
+        Args:
+            actions: (W,), what is done first.
+            until_s: (W,), instants; infinity: to the end.
+            decide: What is done then, by what is seen and which episodes still go on.
+
+        Returns:
+            (W,), sums of rewards; 0 of episodes that were over.
+        """
+        ends_ps = np.array([episode.deadline_ps for episode in self.episodes])
+        until_ps = np.minimum(until_s * PS_PER_S, ends_ps).astype(np.int64)
+        returns, going = np.zeros(len(self.episodes)), ~self.done
+        while True:
+            seen, _, events, costs = self._run(actions, going, until_ps)
+            for i in np.flatnonzero(going & ((events == Event.END) | (events == REACHED))):
+                cut_off = bool(events[i] == REACHED and until_ps[i] >= ends_ps[i])
+                episode = self.episodes[i]
+                interval, own, _ = episode.measure(float(costs[i]), cut_off)
+                returns[i] = episode.reward(interval, own)
+                episode.done, going[i] = cut_off or bool(events[i] == Event.END), False
+            if not going.any():
+                return returns
+            actions = decide(seen, going)
+
     def _outcome(self, episode: SharingEpisode, event: int, cost: float, refused: str) -> Outcome:
         terminated, truncated = event == Event.END, event == REACHED
         episode.done = terminated or truncated
@@ -160,9 +191,12 @@ class SharingDeciders:
         return Outcome(interval, own, reward, dt_s, terminated, truncated, refused)
 
     def _run(
-        self, actions: NDArray[np.int64], going: NDArray[np.bool_]
+        self,
+        actions: NDArray[np.int64],
+        going: NDArray[np.bool_],
+        until_ps: NDArray[np.int64] | None = None,
     ) -> tuple[Observations, NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-        """Calls the kernel."""
+        """Calls the kernel, which cuts episodes off at `until_ps`, (W,); None: at the drain limit."""
         number, setting = len(self.episodes), self.episodes[0].setting
         rows = setting.num_slots + setting.num_nodes
         observations = Observations(
@@ -176,7 +210,8 @@ class SharingDeciders:
             np.zeros(number, np.int64),
             np.zeros(number, np.float64),
         )
-        until_ps = np.array([episode.deadline_ps if episode.begun else 0 for episode in self.episodes])
+        if until_ps is None:
+            until_ps = np.array([episode.deadline_ps if episode.begun else 0 for episode in self.episodes])
         worlds, tables = self._handles
         decide_many(
             worlds,

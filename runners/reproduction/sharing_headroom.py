@@ -1,8 +1,8 @@
 """How much better placement on shared nodes could be: a look-ahead that knows the future, beside policies that do not.
 
-    python -m runners.reproduction.sharing_headroom [models=64] [minutes=4] [seeds=2] [policies=first_fit,place_score]
+    python -m runners.reproduction.sharing_headroom [models=64] [minutes=4] [seeds=2] [base=place_score_tuned]
 
-At each placement the look-ahead forks the simulator once for every possible action, lets a base policy (`place_score`)
+At each placement the look-ahead forks the simulator once for every possible action, lets a base policy
 decide about the arrivals that really come, with the answers as long as they really are, and takes the best action. With
 the whole episode as its horizon (the default) it is never worse than its base; with `horizon` arrivals it may be. It is
 a lower bound of what could be reached: what it can choose is the environment's action space, whose memory manager it
@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from baselines.common.place_score import PlaceScorePolicy
 from baselines.policy import BatchPolicy
 from envs.registration import make_env
 from envs.sharing.config import SharingConfig
@@ -33,8 +32,10 @@ _WORDS: dict[str, Any] = {
     "models": 64,
     "minutes": 4,
     "seeds": 2,
+    "first_seed": 0,
     "horizon": 1_000_000,
-    "policies": "first_fit,place_score",
+    "base": "place_score_tuned",
+    "policies": "first_fit_tuned,place_score_tuned,llm_mesh_tuned",
 }
 
 
@@ -69,16 +70,7 @@ def _rollouts(
     arrivals = simulator.workload.arrival_s
     until_s = float(arrivals[last]) if last < len(arrivals) else np.inf
     forks = world.branch([0] * len(actions))
-    returns, going = np.zeros(len(actions)), np.ones(len(actions), bool)
-    while going.any():
-        seen, outcomes = forks.step(actions)
-        for i in np.flatnonzero(going):
-            outcome = outcomes[i]
-            returns[i] += outcome.reward if outcome else 0.0
-        now_s = np.array([episode.simulator.now_s for episode in forks.episodes])
-        going &= (now_s < until_s) & ~forks.done
-        actions = _decided(base, seen)
-    return returns
+    return forks.returns_until(actions, np.full(len(actions), until_s), lambda seen, _: _decided(base, seen))
 
 
 def _decided(base: BatchPolicy, seen: Observations) -> NDArray[np.int64]:
@@ -98,14 +90,15 @@ def main(words: list[str]) -> int:
     params = {"num_models": values["models"], "minutes": values["minutes"]}
     config = SharingConfig(workload=WorkloadSpec("functions_fitted", params=params), split="test")
     env = make_env("sharing", workload=config.workload, split="test")
-    names = values["policies"].split(",")
+    names, base = values["policies"].split(","), load_policy(values["base"])
+    if not isinstance(base, BatchPolicy):
+        print(f"error: base must decide by the observation alone, got {values['base']!r}", file=sys.stderr)
+        return 2
     rows: list[tuple[Any, ...]] = []
     with progress_bar(values["seeds"], "look ahead", "episode") as bar:
-        for seed in range(values["seeds"]):
+        for seed in range(values["first_seed"], values["first_seed"] + values["seeds"]):
             returns = [run_episode(env, load_policy(name), seed).metrics["return"] for name in names]
-            rows.append(
-                (seed, *returns, look_ahead_return(config, PlaceScorePolicy(), seed, values["horizon"]))
-            )
+            rows.append((seed, *returns, look_ahead_return(config, base, seed, values["horizon"])))
             bar.update()
     title = f"Returns, {values['models']} models, {values['minutes']} minutes"
     print_table(title, ("seed", *names, "look-ahead"), rows)

@@ -1,8 +1,15 @@
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from baselines.registry import make_policy
-from baselines.serverless_llm.policy import ServerlessLLMConfig
-from envs.sharing.state import Configure, Event, InstanceStatus, NewInstance, TokenScheduler
+from baselines.serverless_llm.policy import ServerlessLLMConfig, ServerlessLLMPolicy
+from envs.registration import make_env
+from envs.sharing.spec import NodeSpec, SharingSpec
+from envs.sharing.state import Configure, Event, InstanceStatus, NewInstance, Retry, TokenScheduler
+from envs.workload.registry import WorkloadSpec
+from runners.rollout import run_episode
 from tests.llm_mesh.states import TOKEN, instance, setting, spec, state
 
 
@@ -19,6 +26,17 @@ def test_a_new_instance_has_a_whole_node():
     told = state(shared, offered=(0, 100))
     assert place(told, shared) == NewInstance(1, 9000 * TOKEN)
     assert place(told, shared, use_cpu=True) == NewInstance(0, 9000 * TOKEN)
+
+
+def test_an_instance_starts_only_where_its_longest_sequence_fits():
+    shared = setting(("gpu", "gpu"))
+    tokens = shared.models[0].max_tokens
+    blocks = -(-tokens // shared.block_tokens)
+    longest = shared.models[0].weights_bytes + blocks * shared.block_tokens * TOKEN
+    shared = replace(shared, memory_bytes=np.array([longest - 1, longest]))
+    assert place(state(shared, offered=(0, 100)), shared) == NewInstance(
+        1, blocks * shared.block_tokens * TOKEN
+    )
 
 
 def test_an_instance_takes_requests_up_to_its_concurrency():
@@ -48,6 +66,32 @@ def test_nothing_is_shared_so_requests_wait():
     assert place(state(shared, going, offered=(0, 100)), shared) is None
 
 
+class AlwaysAsked(ServerlessLLMPolicy):
+    """Hears of every request that waits at each of its turns."""
+
+    def act(self, observation, told):
+        return replace(super().act(observation, told), retry=Retry.ALWAYS)
+
+
+def test_it_need_not_be_asked_while_nothing_has_come_free():
+    nodes = (NodeSpec("cpu", "Xeon-32c-AMX", 1), NodeSpec("gpu", "A100-80GB", 1))
+    workload = WorkloadSpec("functions_fitted", params={"num_models": 24, "minutes": 2}, rate_scale=4.0)
+    env = make_env("sharing", workload=workload, cluster=SharingSpec(nodes=nodes))
+    config = ServerlessLLMConfig(use_cpu=True)
+    episodes = [run_episode(env, made(config), 0) for made in (ServerlessLLMPolicy, AlwaysAsked)]
+    for name in ("first_token_s", "finish_s", "engine", "outcome"):
+        np.testing.assert_array_equal(*(getattr(episode.records, name) for episode in episodes))
+    few, many = (len(episode.decisions) for episode in episodes)
+    assert 2 * few < many
+
+
+def test_the_factor_scales_all_concurrencies():
+    shared = setting(("cpu", "gpu", "gpu"))
+    for requests, expected in ((15, 4), (16, NewInstance(2, 9000 * TOKEN))):
+        told = state(shared, [instance(4, 0, requests, 5000)], offered=(0, 100))
+        assert place(told, shared, concurrency_factor=0.5) == expected
+
+
 def test_memory_is_left_as_it_is():
     shared = setting(("gpu",))
     told = state(shared, [instance(0, 0, 1, 5000)], event=Event.FINISHED, at=0, finished=[(0, 0, 100)])
@@ -56,7 +100,12 @@ def test_memory_is_left_as_it_is():
 
 @pytest.mark.parametrize(
     "params",
-    [{"default_concurrency": 0}, {"concurrency_cpu": {"llama-2-7b": 0}}, {"keep_alive_s": -1.0}],
+    [
+        {"default_concurrency": 0},
+        {"concurrency_cpu": {"llama-2-7b": 0}},
+        {"keep_alive_s": -1.0},
+        {"concurrency_factor": 0.0},
+    ],
 )
 def test_bad_constants(params):
     with pytest.raises(ValueError, match=next(iter(params))):

@@ -415,6 +415,8 @@ def test_mistakes(arguments, message):
 def test_mistakes_of_nodes():
     with pytest.raises(ValueError, match="unknown GPU 'A10O'"):
         NodeSpec("gpu", "A10O", 1)
+    with pytest.raises(ValueError, match=r"cluster.nodes.time_factor must be positive and finite, got 0.0"):
+        NodeSpec("cpu", "Xeon-32c-AMX", 1, time_factor=0.0)
     with pytest.raises(ValueError, match=r"cluster.nodes.count must be at least 1"):
         NodeSpec("gpu", "A100-80GB", 0)
     with pytest.raises(ValueError, match="must differ in kind"):

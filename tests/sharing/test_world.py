@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -16,6 +18,7 @@ from envs.sharing.state import (
     NewInstance,
     Reschedule,
     ResizeKV,
+    Retry,
     TokenScheduler,
     Unload,
 )
@@ -66,6 +69,72 @@ def test_a_request_waits_for_the_load_then_prefills_then_decodes():
     assert records.first_token_s[0] == pytest.approx(1.0 + load_s + prefill_s)
     decode_s = sum(setting.iteration_s(0, 0, 1, tokens) for tokens in (1001, 1002, 1003))
     assert records.finish_s[0] == pytest.approx(1.0 + load_s + prefill_s + decode_s)
+
+
+def test_nodes_may_be_slower_than_profiled():
+    slow = replace(ONE, nodes=(replace(ONE.nodes[0], time_factor=1.5),))
+    simulator = simulator_of(requests_of((0.0, 1000, 1, 0)), slow)
+    drive(simulator, [NewInstance(0, GIB4)])
+    setting, records = simulator.setting, simulator.results()
+    np.testing.assert_array_equal(
+        setting.prefill_s, simulator_of(requests_of((0.0, 1, 1, 0)), ONE).setting.prefill_s
+    )
+    assert records.first_token_s[0] == pytest.approx(
+        setting.load_s[0, 0] + 1.5 * setting.prefill_s[0, 0, 1000]
+    )
+
+
+FULL = [(0.0, 100, 2, model) for model in range(4)]  # as many instances as the node has slots
+
+
+def test_what_no_place_can_take_asks_nobody_who_only_places():
+    simulator = simulator_of(requests_of(*FULL, (0.1, 100, 2, 4), models=5), ONE)
+    for _ in FULL:
+        assert simulator.advance_ps() == Event.PLACEMENT
+        simulator.note_decision()
+        assert simulator.place(NewInstance(0, GIB4)).accepted
+    assert simulator.advance_ps() == Event.PLACEMENT
+    first = simulator.results().finish_s[:4].min() + 1.0 + 0.1  # keep-alive and unload
+    assert simulator.now_s == pytest.approx(0.1 + 0.25 * np.ceil((first - 0.1) / 0.25))
+
+
+@pytest.mark.parametrize("retry", list(Retry))
+def test_when_a_held_request_is_offered_again(retry):
+    simulator = simulator_of(requests_of(*FULL, (0.1, 100, 2, 4), models=5), ONE)
+    manage(simulator)
+    for _ in FULL:
+        assert simulator.advance_ps() == Event.PLACEMENT
+        assert simulator.place(NewInstance(0, GIB4)).accepted
+    offers = []
+    while (event := simulator.advance_ps()) != Event.END:
+        if event == Event.PLACEMENT:
+            offers.append(simulator.now_s)
+            simulator.place(None, retry)
+    if retry == Retry.ALWAYS:
+        np.testing.assert_allclose(offers, 0.1 + 0.25 * np.arange(120))
+    elif retry == Retry.NEVER:
+        assert offers == [0.1]
+    else:  # once more, after the last instance has gone; those of other models do not count
+        gone = simulator.results().finish_s[:4].max() + 1.0 + 0.1
+        np.testing.assert_allclose(offers, [0.1, 0.1 + 0.25 * np.ceil((gone - 0.1) / 0.25)])
+    assert simulator.results().outcome[4] == 1  # refused after the gateway's patience
+    assert simulator.now_s == pytest.approx(30.1)
+
+
+def test_an_instance_whose_most_urgent_request_does_not_fit_is_short_of_memory():
+    """The first of its queue would fit; by headroom the other one has its turn."""
+    simulator = simulator_of(requests_of((0.0, 900, 5, 0), (0.1, 100, 5, 0)), ONE)
+    manage(simulator)
+    token = simulator.setting.models[0].kv_bytes_per_token
+    for place in (None, NewInstance(0, 512 * token), 0):
+        assert simulator.advance_ps() == Event.PLACEMENT
+        assert simulator.place(place).accepted
+    assert [simulator.advance_ps() for _ in range(2)] == [Event.OPERATION, Event.SHORTAGE]
+    assert simulator.apply(ResizeKV(0, 2048 * token)).accepted
+    while simulator.advance_ps() != Event.END:
+        pass
+    first, second = simulator.results().first_token_s
+    assert first < second
 
 
 def test_two_instances_share_a_node_iteration_by_iteration():
