@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -32,6 +33,7 @@ from envs.simulator.autoscaling.inventory import Held
 from envs.workload.formats import write_trace
 from envs.workload.registry import WorkloadSpec
 from envs.workload.schema import Workload
+from runners import evaluate
 from runners.rollout import run_episode
 from tests.live.conftest import stream_of
 from tests.live.fake_server import Behaviour, FakeServer
@@ -332,6 +334,42 @@ def test_a_second_episode_begins_as_the_first(make_live):
 def test_what_launched_servers_cannot_be(make_live, words, message):
     with pytest.raises(ValueError, match=message):
         make_live(**words)
+
+
+def test_both_bodies_by_one_command(tmp_path, monkeypatch):
+    """The command line with fake servers in place of launched ones: the gap, and what a start costs in both."""
+
+    def launched(settings: LaunchSettings, folder: Path) -> FakeLocalServer:
+        return FakeLocalServer(settings=settings, folder=folder)
+
+    monkeypatch.setattr("runners.live.LocalServer", launched)
+    words = [
+        "env=autoscaling",
+        "policy=hpa_waiting",
+        "rivals=[fixed_instances]",
+        "repeats=1",
+        "seeds=1",
+        "split=all",
+    ]
+    words += ["cluster=fleet_tiny_cpu_scaled", "workload=sharegpt_poisson", "workload.num_requests=20"]
+    words += ["workload.rate_rps=10", "~workload.params.mean_rps", "~workload.params.slow_noise"]
+    words += [
+        "~workload.params.slow_memory_s",
+        "env.episode_s=2",
+        "env.decision_interval_s=1",
+        "env.history_s=10",
+    ]
+    words += ["env.history_bin_s=1", "env.recent_s=2", "env.recent_bin_s=1", "env.prediction.name=oracle"]
+    words += ["backend=both", "backend.launch=true", "backend.envelope.min_dwell_s=0", f"out={tmp_path}"]
+    assert evaluate.main(words) == 0
+    found = json.loads((tmp_path / "gap.json").read_text())
+    assert set(found["policies"]) == {"hpa_waiting", "fixed_instances"}
+    start = found["transitions"]["start_s"]
+    assert start["simulated"] == [pytest.approx(22.61)]
+    assert start["live"][0] >= 0.1
+    assert start["error"][0] > 0
+    decisions = (tmp_path / "decisions.jsonl").read_text().splitlines()
+    assert all("executed" in json.loads(line) for line in decisions)
 
 
 def test_traffic_in_bins_by_hand():
