@@ -172,7 +172,7 @@ def _launch_settings(
         slot=slot,
         model=config.serves,
         tp_size=replica.tp_size,
-        max_model_len=LONGEST,
+        max_model_len=config.max_model_len or LONGEST,
         memory_utilization=replica.memory_utilization,
         sleep_mode=config.sleep_mode,
         python=config.python,
@@ -209,6 +209,8 @@ def launch_settings(config: BackendConfig, cluster: ClusterSpec) -> LaunchSettin
         max_num_batched_tokens=cluster.max_num_batched_tokens,
         order=cluster.order,
     )
+    if config.max_model_len is not None:
+        settings = replace(settings, max_model_len=config.max_model_len)
     blocks = cluster.kv_blocks_override
     return settings if blocks is None else replace(settings, kv_blocks=blocks)
 
