@@ -37,6 +37,7 @@ from runners import evaluate
 from runners.rollout import run_episode
 from tests.live.conftest import stream_of
 from tests.live.fake_server import Behaviour, FakeServer
+from tests.live.test_launcher import wait_for
 
 FREE = EnvelopeSettings(min_dwell_s=0.0, most_per_hour=1000, most_usage_after=1.0)
 FAST = LiveSettings(("unused",), scrape_interval_s=0.02, stale_after_s=0.5, silence_s=3.0)
@@ -146,29 +147,35 @@ def stop(env, count: int = 1, **words) -> tuple[ScaleChange, ...]:
 
 
 def test_servers_come_and_go_and_every_request_is_served(make_live):
+    """The second is started, and once it serves the first goes."""
     servers = FakeLocalServer(), FakeLocalServer()
-    env = make_live(servers=servers)
-    decisions = [start(env), None, stop(env, places=(0,)), None]
-    infos = play(env, lambda step: decisions[step] if step < len(decisions) else None)
+    env = make_live(servers=servers, workload=stream_of(100, gap_s=0.04), episode_s=4.5)
+
+    def decide(step: int) -> object:
+        if step == 1:
+            wait_for(lambda: env.fleet.slots[1].state is SlotState.READY)
+        return {0: start(env), 1: stop(env, places=(0,))}.get(step)
+
+    infos = play(env, decide)
     assert [info["executed"] for info in infos[1:4]] == [
         [{"operation": "start", "places": [1]}],
-        [],
         [{"operation": "stop", "places": [0]}],
+        [],
     ]
     assert not any(info["refused"] or info["overrides"] for info in infos)
     records = env.records()
     assert (records.outcome == FINISHED).all()
-    assert len(records.index) == 30
+    assert len(records.index) == 100
     assert servers[0].served
     assert servers[1].served
-    assert len(servers[0].served) + len(servers[1].served) == 30
+    assert len(servers[0].served) + len(servers[1].served) == 100
     assert [slot.state for slot in env.fleet.slots] == [SlotState.STOPPED, SlotState.READY]
     (own,) = env.state.endpoints
     assert own.instances["status"].tolist() == [InstanceStatus.RUNNING]
     assert own.instances["place"].tolist() == [1]
-    assert own.history.rows["requests"][8:].sum() == 30  # behind eight bins of the past
-    assert own.history.rows["finished"][8:].sum() == 30
-    assert sum(info["dt"] for info in infos) == pytest.approx(env.state.now_s, abs=0.2)
+    assert own.history.rows["requests"][8:].sum() == 100  # behind eight bins of the past
+    assert own.history.rows["finished"][8:].sum() >= 95  # the last bin has not ended
+    assert sum(info["dt"] for info in infos) == pytest.approx(env.state.now_s, abs=0.5)
 
 
 def test_the_spaces_terms_and_files_of_simulation(make_live):
@@ -191,13 +198,13 @@ def test_the_money_is_for_the_time_that_slots_are_held(make_live):
     infos = play(env, lambda step: start(env) if step == 0 else None)
     usd_per_s = float(env.policy_spec.autoscaling.gpu_usd_per_h[0]) / 3600
     held_s = env.fleet.held_s()
-    assert held_s[0, Held.RUNNING] == pytest.approx(env.state.now_s, abs=0.2)
-    assert 0.1 <= held_s[1, Held.STARTING] < 1.0
+    assert held_s[0, Held.RUNNING] == pytest.approx(env.state.now_s, rel=0.2)
+    assert 0.1 <= held_s[1, Held.STARTING] < env.state.now_s
     paid = -sum(info["reward_terms"].get("gpu_usd", 0.0) for info in infos)
-    assert paid == pytest.approx(usd_per_s * held_s.sum(), rel=0.1)
+    assert paid == pytest.approx(usd_per_s * held_s.sum(), rel=0.2)
     waste = -sum(info["reward_terms"].get("startup_usd", 0.0) for info in infos)
-    assert waste == pytest.approx(usd_per_s * held_s[1, Held.STARTING], rel=0.1)
-    assert env.gpu_seconds == pytest.approx(held_s.sum(), rel=0.1)
+    assert waste == pytest.approx(usd_per_s * held_s[1, Held.STARTING], rel=0.2)
+    assert env.gpu_seconds == pytest.approx(held_s.sum(), rel=0.2)
 
 
 def test_a_vector_of_the_action_space(make_live):
@@ -207,6 +214,7 @@ def test_a_vector_of_the_action_space(make_live):
     assert env.action_masks()[: 2 * env.config.max_change + 1].tolist() == [False, False, True, True, False]
     *_, info = env.step(np.array([up, 1, env.config.queue.level]))
     assert info["executed"] == [{"operation": "start", "places": [1]}]
+    wait_for(lambda: env.fleet.num_ready == 2)
     *_, info = env.step(np.array([down, 0, 0]))
     assert [entry["operation"] for entry in info["executed"]] == ["stop"]
     assert "no queue manager" in info["refused"]
@@ -221,6 +229,14 @@ def test_the_envelope_refuses_and_says_why(make_live):
     assert "1 servers are in service; at least 1 must stay" in info["refused"]
     assert info["executed"] == []
     env.step(start(env))
+    wait_for(lambda: env.fleet.num_ready == 2)
+    assert env.action_masks()[:5].tolist() == [
+        False,
+        True,
+        True,
+        False,
+        False,
+    ]  # the first has not been touched
     *_, info = env.step(stop(env, places=(1,)))
     assert "dwell is 60 s" in info["refused"]
     assert info["num_refused"] == 2
@@ -301,7 +317,7 @@ def test_a_second_episode_begins_as_the_first(make_live):
     play(env, lambda step: start(env) if step == 0 else None)
     env.reset(seed=1)
     assert [slot.state for slot in env.fleet.slots] == [SlotState.READY, SlotState.STOPPED]
-    assert env.state.now_s < 0.5
+    assert env.state.now_s < 2.0
     row = dict(zip(ENDPOINT_FEATURES, env.reset(seed=1)[0]["endpoints"][0], strict=True))
     assert row["starting"] == 0
     assert row["no_instance"] == 0

@@ -186,6 +186,13 @@ class ScaledFleet:
             self._note_running()
         return refused
 
+    def room(self) -> tuple[int, int]:
+        """How many servers may go from service now, and how many may come."""
+        going = [number for number, slot in enumerate(self.slots) if slot.state is SlotState.READY]
+        able = {state for states in _COMES_FROM.values() for state in states}
+        coming = [number for number, slot in enumerate(self.slots) if slot.state in able]
+        return self.envelope.room(self.now_s, going, coming, self.usage())
+
     # -- figures -------------------------------------------------------------------------------------------------------
 
     @property
