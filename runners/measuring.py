@@ -40,18 +40,26 @@ def measure_live(config: CalibrateConfig, out: Path) -> None:
     """Measures, fits, writes `NAME_GPU.yaml` and `calibration.json`, and prints what came out."""
     check_installed()
     folder = out / "server"
+    times: dict[str, float] = {}
     with ending_on_sigterm(), _servers(config, folder) as (url, log, beside, slot):
-        measurement = _measured(config, url, log, beside)
-        times = measure_transitions(slot) if slot is not None and config.transitions else {}
-        profile = _profile(config, measurement)
+        profile = _profile(config, _measured(config, url, log, beside))
+        file = _write(profile, out)  # a transition that fails afterwards does not lose it
+        if slot is not None and config.transitions:
+            times |= measure_transitions(slot)
+            file = _write(replace(profile, transitions=times), out)
     if config.switch_ranks:
         times |= {"switch_s": _switch_s(config, out / "switching")}
-    profile = replace(profile, transitions=times)
-    name = profile_file_name(profile.model.name, profile.gpu.name)
-    write_text(out / name, dump_profile(profile))
+        file = _write(replace(profile, transitions=times), out)
     write_json(out / "calibration.json", {"provenance": profile.provenance, "held_out": profile.held_out})
-    _print(profile, config.cluster)
-    print_results_in(out / name)
+    _print(replace(profile, transitions=times), config.cluster)
+    print_results_in(file)
+
+
+def _write(profile: Profile, out: Path) -> Path:
+    """Writes a profile; returns its file."""
+    file = out / profile_file_name(profile.model.name, profile.gpu.name)
+    write_text(file, dump_profile(profile))
+    return file
 
 
 @contextlib.contextmanager
