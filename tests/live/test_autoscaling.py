@@ -208,7 +208,7 @@ def test_the_money_is_for_the_time_that_slots_are_held(make_live):
 
 
 def test_a_vector_of_the_action_space(make_live):
-    env = make_live()
+    env = make_live(episode_s=60.0)
     env.reset(seed=0)
     up, down = (env.config.max_change + change for change in (1, -1))
     assert env.action_masks()[: 2 * env.config.max_change + 1].tolist() == [False, False, True, True, False]
@@ -223,7 +223,7 @@ def test_a_vector_of_the_action_space(make_live):
 
 
 def test_the_envelope_refuses_and_says_why(make_live):
-    env = make_live(limits=EnvelopeSettings(min_dwell_s=60.0))
+    env = make_live(limits=EnvelopeSettings(min_dwell_s=60.0), episode_s=60.0)
     env.reset(seed=0)
     *_, info = env.step(stop(env))
     assert "1 servers are in service; at least 1 must stay" in info["refused"]
@@ -255,7 +255,7 @@ def test_the_envelope_refuses_and_says_why(make_live):
     ],
 )
 def test_what_cannot_be_carried_out(make_live, change, message):
-    env = make_live(limits=EnvelopeSettings(min_dwell_s=0.0, min_ready=0))
+    env = make_live(limits=EnvelopeSettings(min_dwell_s=0.0, min_ready=0), episode_s=60.0)
     env.reset(seed=0)
     *_, info = env.step((change(env.policy_spec.autoscaling.endpoints[0]),))
     assert message in info["refused"]
@@ -275,7 +275,7 @@ def test_a_late_or_failing_policy_leaves_all_as_it_is(make_live):
             time.sleep(0.3 if self.asked == 2 else 0.0)
             return start(env)
 
-    env = make_live(control_within_s=0.2)
+    env = make_live(control_within_s=0.2, episode_s=4.0)
     episode = run_episode(env, Broken(), 0)
     reasons = [[entry["reason"] for entry in decision["overrides"]] for decision in episode.decisions]
     assert "lost my way" in reasons[0][0]
@@ -286,7 +286,7 @@ def test_a_late_or_failing_policy_leaves_all_as_it_is(make_live):
 
 def test_a_server_that_dies_is_ejected_and_started_again(make_live):
     servers = FakeLocalServer(), FakeLocalServer()
-    env = make_live(count=2, servers=servers)
+    env = make_live(count=2, servers=servers, episode_s=3.0)
     env.reset(seed=0)
     env.step(None)
     servers[0].stop()
