@@ -6,11 +6,11 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from calibration.transitions import LIVE_SWITCH_S
 from envs.fleet import FleetConfig
 from envs.live.routing.fleet import places_of
 from envs.live.supervision import LocalServers
 from envs.simulator.fleet.build import front_end_of, lone_start_s
+from envs.simulator.kernel.state import PS_PER_S
 from runners.aggregate import aggregate
 from runners.environments import make_configured_env
 from runners.episode_files import write_episodes
@@ -109,7 +109,7 @@ def _nominal(simulator: Any) -> dict[str, float]:
         return {"start_s": float(core.policy_spec.autoscaling.start_s[0, 0])}
     if isinstance(cluster, FleetConfig):
         return {"start_s": lone_start_s(cluster, cluster.groups[0].replica)}
-    return {"switch_s": LIVE_SWITCH_S if cluster.switch_s is None else float(cluster.switch_s)}
+    return {"switch_s": core.core.simulator.cluster.switch_ps / PS_PER_S}
 
 
 def _print(found: dict[str, Any]) -> None:

@@ -9,8 +9,10 @@ Tables are read under `$SERVING_GYM_DATA`; nothing of them is needed afterwards.
 (coefficients of every model, GPU and width from kernel tables), `steps` (profiles of an engine measured by iteration),
 `engines` (overheads and profiles of engines measured end to end; every residual is a simulated run, and the fit is
 repeated for each fold, which takes the better part of an hour), `environments` (the profiles that environments use).
-`held_out=false` leaves the repetitions out. A live engine's profile goes to `MODEL_GPU.yaml` in the run directory. What
-was fitted, its provenance and errors go to `calibration.json`.
+`held_out=false` leaves the repetitions out. A live engine's profile goes to `MODEL_GPU.yaml` in the run directory: its
+iterations, its front end, and where it was launched here, how long a start, a stop, a relaunch and, with sleep mode,
+sleep and wake take; `switch_ranks=2` adds a switch between DP and TP. What was fitted, its provenance and errors go to
+`calibration.json`.
 """
 
 from __future__ import annotations

@@ -11,8 +11,9 @@ Writes `episodes.parquet` (one row an episode), `summary.json` (interquartile me
 `detailed=true`, under the keys of `vllm bench serve --save-detailed`; without that word it is left out where there are
 more than 100,000). On live servers a decision has besides what was `executed`, and the `overrides`: what was decided
 for the policy because it was late. `backend=both` runs the policy and its `rivals` in simulation and then live, and
-writes `gap.json`: each figure in both, their error, and how often two policies stand in the same order; the other files
-are of the live episodes of the policy.
+writes `gap.json`: each figure in both, their error, how often two policies stand in the same order, and what
+transitions cost in both; the other files are of the live episodes of the policy. Simulated requests have the front end
+of their profile before and behind them there (`without_front_end` has the errors without it).
 """
 
 from __future__ import annotations

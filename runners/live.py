@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -134,24 +134,34 @@ def fleet_launch_settings(config: BackendConfig, fleet: FleetConfig) -> list[Lau
         ValueError: there are not as many slots as places.
     """
     places = places_of(fleet)
-    slots = slots_of(config, len(places))
+    slots = slots_of(config, [group.replica.tp_size for group in places])
     return [
         _launch_settings(config, fleet, group.replica, slot)
         for group, slot in zip(places, slots, strict=True)
     ]
 
 
-def slots_of(config: BackendConfig, servers: int) -> tuple[str, ...]:
-    """A slot for each of some servers: those that are named, or one core or GPU after another.
+def slots_of(config: BackendConfig, widths: Sequence[int]) -> tuple[str, ...]:
+    """A slot for each of some servers: those that are named, or cores or GPUs one after another.
+
+    Args:
+        config: the `backend` group.
+        widths: ranks of each server, with a core or a GPU for each.
 
     Raises:
         ValueError: another number of slots is named.
     """
-    there = (os.cpu_count() or 1) if config.device == "cpu" else servers
-    slots = config.slots or tuple(str(number % there) for number in range(servers))
-    if len(slots) != servers:
-        raise ValueError(f"backend.slots must name a slot for each of {servers} servers, got {len(slots)}")
-    return slots
+    if config.slots:
+        if len(config.slots) != len(widths):
+            raise ValueError(
+                f"backend.slots must name a slot for each of {len(widths)} servers, got {len(config.slots)}"
+            )
+        return config.slots
+    ranks = iter(range(sum(widths)))
+    if config.device != "cpu":
+        return tuple(",".join(str(next(ranks)) for _ in range(width)) for width in widths)
+    cores = os.cpu_count() or 1
+    return tuple("|".join(str(next(ranks) % cores) for _ in range(width)) for width in widths)
 
 
 def _launch_settings(
@@ -162,7 +172,7 @@ def _launch_settings(
         slot=slot,
         model=config.serves,
         tp_size=replica.tp_size,
-        max_model_len=LONGEST,
+        max_model_len=config.max_model_len or LONGEST,
         memory_utilization=replica.memory_utilization,
         sleep_mode=config.sleep_mode,
         python=config.python,
@@ -187,12 +197,20 @@ def served(config: BackendConfig, cluster: ClusterSpec, folder: Path) -> Iterato
 def launch_settings(config: BackendConfig, cluster: ClusterSpec) -> LaunchSettings:
     """How to launch a server that is an engine of `cluster`."""
     settings = LaunchSettings(
+        device=config.device,
+        slot=slots_of(replace(config, slots=config.slots[:1]), [cluster.base_width])[0],
+        model=config.serves,
+        tp_size=cluster.base_width,
+        memory_utilization=cluster.memory_utilization,
+        sleep_mode=config.sleep_mode,
         python=config.python,
         block_size=cluster.block_size,
         max_num_seqs=cluster.max_num_seqs,
         max_num_batched_tokens=cluster.max_num_batched_tokens,
         order=cluster.order,
     )
+    if config.max_model_len is not None:
+        settings = replace(settings, max_model_len=config.max_model_len)
     blocks = cluster.kv_blocks_override
     return settings if blocks is None else replace(settings, kv_blocks=blocks)
 

@@ -64,6 +64,8 @@ class CalibrateConfig:
         neighbours: further servers to launch beside the measured one, each in the next slot; they do the same work
             meanwhile.
         transitions: whether a launched server's start, stop, relaunch, and where it can, sleep and wake are measured.
+        switch_ranks: ranks of a server with the plugin that is launched at last to measure a switch between DP and TP;
+            0: it is not measured.
         date: of the measurement, YYYY-MM-DD; None: today.
     """
 
@@ -82,6 +84,7 @@ class CalibrateConfig:
     repeats: int = 4
     neighbours: int = 0
     transitions: bool = True
+    switch_ranks: int = 0
     date: str | None = None
 
     def __post_init__(self) -> None:
@@ -90,6 +93,10 @@ class CalibrateConfig:
         check_least("folds", self.folds, 2)
         check_least("repeats", self.repeats, 1)
         check_least("neighbours", self.neighbours, 0)
+        if self.switch_ranks not in (0, 2, 4, 8):
+            raise ValueError(f"switch_ranks must be 0, 2, 4 or 8, got {self.switch_ranks}")
+        if self.switch_ranks and not self.backend.launch:
+            raise ValueError("switch_ranks are of a server that is launched: backend.launch must be true")
         if self.neighbours and not self.backend.launch:
             raise ValueError("neighbours are launched beside a launched server: backend.launch must be true")
         if self.longest_tokens is not None:

@@ -15,7 +15,7 @@ from calibration.latency import LatencyModel
 from calibration.measuring.loads import Limits, Load, designed_loads
 from calibration.measuring.measure import Measurement, measure, profile_of
 from calibration.measuring.model import served_model
-from calibration.measuring.transitions import measure_transitions, settled
+from calibration.measuring.transitions import measure_switch, measure_transitions, settled
 from calibration.models import MODELS
 from calibration.profile import Profile, dump_profile, profile_file_name
 from envs.backend import ClusterSpec
@@ -23,11 +23,14 @@ from envs.live.endpoints import check_endpoints
 from envs.live.launcher import LocalServer, ending_on_sigterm
 from envs.live.servers import Server
 from envs.live.supervision import LocalServers
+from envs.live.switching.client import SwitchingClient
+from envs.live.switching.launch import switching_server
 from envs.live.transitions import Slot, SlotState
 from runners.live import check_installed, launch_settings, slots_of
 from runners.measure_config import CalibrateConfig
 from runners.output import write_json, write_text
 from runners.progress import progress_bar
+from runners.switching import switching_launch_settings
 from runners.tables import print_results_in, print_table
 
 _SHOWN = ("ape_median", "ape_mean", "ape_p90")
@@ -37,15 +40,26 @@ def measure_live(config: CalibrateConfig, out: Path) -> None:
     """Measures, fits, writes `NAME_GPU.yaml` and `calibration.json`, and prints what came out."""
     check_installed()
     folder = out / "server"
+    times: dict[str, float] = {}
     with ending_on_sigterm(), _servers(config, folder) as (url, log, beside, slot):
-        measurement = _measured(config, url, log, beside)
-        times = measure_transitions(slot) if slot is not None and config.transitions else {}
-    profile = replace(_profile(config, measurement), transitions=times)
-    name = profile_file_name(profile.model.name, profile.gpu.name)
-    write_text(out / name, dump_profile(profile))
+        profile = _profile(config, _measured(config, url, log, beside))
+        file = _write(profile, out)  # a transition that fails afterwards does not lose it
+        if slot is not None and config.transitions:
+            times |= measure_transitions(slot)
+            file = _write(replace(profile, transitions=times), out)
+    if config.switch_ranks:
+        times |= {"switch_s": _switch_s(config, out / "switching")}
+        file = _write(replace(profile, transitions=times), out)
     write_json(out / "calibration.json", {"provenance": profile.provenance, "held_out": profile.held_out})
-    _print(profile, config.cluster)
-    print_results_in(out / name)
+    _print(replace(profile, transitions=times), config.cluster)
+    print_results_in(file)
+
+
+def _write(profile: Profile, out: Path) -> Path:
+    """Writes a profile; returns its file."""
+    file = out / profile_file_name(profile.model.name, profile.gpu.name)
+    write_text(file, dump_profile(profile))
+    return file
 
 
 @contextlib.contextmanager
@@ -58,7 +72,8 @@ def _servers(
         yield urls[0], Path(config.log or ""), (), None
         return
     settings = launch_settings(config.backend, config.cluster)
-    own, *others = (replace(settings, slot=slot) for slot in slots_of(config.backend, 1 + config.neighbours))
+    widths = [config.cluster.base_width] * (1 + config.neighbours)
+    own, *others = (replace(settings, slot=slot) for slot in slots_of(config.backend, widths))
     with LocalServers(others, folder / "beside") as beside:
         slot = Slot(LocalServer(own, folder), lambda: 0)
         try:
@@ -68,6 +83,16 @@ def _servers(
             yield slot.server.url, log, beside.urls, slot
         finally:
             slot.close()
+
+
+def _switch_s(config: CalibrateConfig, folder: Path) -> float:
+    """How long a switch between DP and TP takes, on a server launched for it, s."""
+    cluster = replace(
+        config.cluster, num_gpus=config.switch_ranks, base_width=1, max_group=None, router="jsq"
+    )
+    settings = switching_launch_settings(config.backend, cluster, folder)
+    with ending_on_sigterm(), switching_server(settings, folder / "server") as server:
+        return measure_switch(SwitchingClient(server.url), config.switch_ranks)
 
 
 def _measured(config: CalibrateConfig, url: str, log: Path, beside: tuple[str, ...]) -> Measurement:

@@ -43,6 +43,7 @@ class BackendConfig(LiveSettings):
         device: What launched servers run on, cpu or cuda.
         slots: Cores or GPUs of each launched server; empty: one after another, as far as there are any.
         serves: Folder with the config.json of the model that launched servers serve; None: a tiny Llama.
+        max_model_len: Longest request that launched servers take, tokens; None: what the tiny Llama takes.
         sleep_mode: Whether launched servers can be put to sleep; on GPUs only.
         control_within_s: Longest time that a policy which starts and stops servers may take, s; then all is left as it
             is.
@@ -56,6 +57,7 @@ class BackendConfig(LiveSettings):
     device: str = "cpu"
     slots: tuple[str, ...] = ()
     serves: str | None = None
+    max_model_len: int | None = None
     sleep_mode: bool = False
     control_within_s: float = 10.0
     envelope: EnvelopeSettings = field(default_factory=EnvelopeSettings)
@@ -65,6 +67,8 @@ class BackendConfig(LiveSettings):
         super().__post_init__()
         check_choice("backend", self.name, BACKENDS)
         check_choice("backend.device", self.device, DEVICES)
+        if self.max_model_len is not None:
+            check_least("backend.max_model_len", self.max_model_len, 1)
         if not self.control_within_s > 0:
             raise ValueError(f"backend.control_within_s must be positive, got {self.control_within_s}")
         if self.name not in LIVE_BACKENDS and (self.endpoints or self.launch):

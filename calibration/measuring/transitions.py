@@ -6,11 +6,17 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
+
+from envs.backend import SwitchMode
+from envs.live.switching.client import SwitchingClient
 from envs.live.transitions import Slot, SlotState
 
 _LOOK_EVERY_S = 0.02
 _AT_REST = (SlotState.READY, SlotState.STOPPED, SlotState.ASLEEP)
 SLEEP_LEVELS = (1, 2)
+SWITCHES = 10  # each way
+_SWITCH_WITHIN_S = 30.0
 
 
 def settled(slot: Slot, state: SlotState) -> None:
@@ -56,3 +62,28 @@ def _timed(slot: Slot, order: Callable[[], str], until: SlotState) -> float:
         raise ValueError(refused)
     settled(slot, until)
     return time.monotonic() - begun_s
+
+
+def measure_switch(client: SwitchingClient, ranks: int) -> float:
+    """Median cut-over of a server between serving apart and as one, nobody being served, s.
+
+    Args:
+        client: The server, with the plugin.
+        ranks: Its ranks.
+
+    Raises:
+        ValueError: it refuses, or does not get there in time.
+    """
+    apart, merged = (1,) * ranks, (ranks,)
+    before = len(client.status()["done"])
+    for layout in (merged, apart) * SWITCHES:
+        refused = client.set_layout(layout, SwitchMode.SEQUENTIAL)
+        deadline_s = time.monotonic() + _SWITCH_WITHIN_S
+        while not refused and (status := client.status())["open"]:
+            if time.monotonic() > deadline_s:
+                refused = f"no switch within {_SWITCH_WITHIN_S:g} s"
+            time.sleep(_LOOK_EVERY_S)
+        if refused or tuple(status["layout"]) != layout:
+            raise ValueError(f"the launched server does not come to layout {layout}: {refused}")
+    cut_overs = [switch["cut_over_s"] for switch in client.status()["done"][before:]]
+    return float(f"{np.median(cut_overs):.4g}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 SECONDS_PER_HOUR = 3600.0
@@ -79,6 +80,24 @@ class Envelope:
                     f"{self.settings.most_usage_after:g} is allowed"
                 )
         return ""
+
+    def room(
+        self, now_s: float, going: Sequence[int], coming: Sequence[int], usage: float
+    ) -> tuple[int, int]:
+        """How many servers may go now, and how many may come, each as if the others were left alone.
+
+        Args:
+            now_s: The time.
+            going: Slots in service.
+            coming: Slots that could be brought into service.
+            usage: Mean utilisation of those in service, ratio.
+        """
+        able = [sum(not self.refuses(slot, now_s) for slot in slots) for slots in (going, coming)]
+        left = max(self.settings.most_per_hour - len(self._recent_s), 0)
+        fewer, ready, load = 0, len(going), usage * len(going)
+        while fewer < ready and not self.refuses_removal(ready - fewer, load / (ready - fewer)):
+            fewer += 1
+        return min(able[0], left, fewer), min(able[1], left)
 
     def note(self, slot: int, now_s: float) -> None:
         """A slot is being reconfigured."""

@@ -121,6 +121,8 @@ def environment(settings: LaunchSettings) -> dict[str, str]:
         own["CUDA_VISIBLE_DEVICES"] = settings.slot
     else:
         own["VLLM_CPU_OMP_THREADS_BIND"] = settings.slot
+        if settings.tp_size > 1:
+            own["TORCH_COMPILE_DISABLE"] = "1"  # ranks on a CPU share no compiled code
     if settings.sleep_mode:
         own["VLLM_SERVER_DEV_MODE"] = "1"
     # A server sees nothing of this process's own import path.

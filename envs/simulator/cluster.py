@@ -127,10 +127,15 @@ def make_cluster(spec: ClusterSpec, slos: tuple[SLO, ...], profile: Profile) -> 
         widths=widths,
         tables=_stack(spec, per_kind, widths, slos),
         blocks_per_base=blocks_per_base,
-        switch_ps=to_ps(LIVE_SWITCH_S if spec.switch_s is None else spec.switch_s),
+        switch_ps=to_ps(_switch_s(spec, profile)),
         cold_start_ps=tuple(_cold_start_ps(spec, profile, length) for length in widths),
         communicators_ps=to_ps(COMMUNICATOR_START_S * (len(groups) - spec.num_base)),
     )
+
+
+def _switch_s(spec: ClusterSpec, profile: Profile) -> float:
+    """Duration of a live switch: given, else measured with the profile, else as published, s."""
+    return profile.transitions.get("switch_s", LIVE_SWITCH_S) if spec.switch_s is None else spec.switch_s
 
 
 def _cold_start_ps(spec: ClusterSpec, profile: Profile, length: int) -> int:

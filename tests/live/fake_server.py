@@ -115,6 +115,8 @@ class FakeServer:
         self.bodies.append(body)
         if self.behaviour.status != 200:
             return web.json_response({"error": "the queue is full"}, status=self.behaviour.status)
+        if not body.get("stream"):
+            return web.json_response({"choices": [{"text": ""}]})
         self._counts[WAITING] += 1
         waiting = True
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -32,9 +33,11 @@ from envs.simulator.autoscaling.inventory import Held
 from envs.workload.formats import write_trace
 from envs.workload.registry import WorkloadSpec
 from envs.workload.schema import Workload
+from runners import evaluate
 from runners.rollout import run_episode
 from tests.live.conftest import stream_of
 from tests.live.fake_server import Behaviour, FakeServer
+from tests.live.test_launcher import wait_for
 
 FREE = EnvelopeSettings(min_dwell_s=0.0, most_per_hour=1000, most_usage_after=1.0)
 FAST = LiveSettings(("unused",), scrape_interval_s=0.02, stale_after_s=0.5, silence_s=3.0)
@@ -144,29 +147,35 @@ def stop(env, count: int = 1, **words) -> tuple[ScaleChange, ...]:
 
 
 def test_servers_come_and_go_and_every_request_is_served(make_live):
+    """The second is started, and once it serves the first goes."""
     servers = FakeLocalServer(), FakeLocalServer()
-    env = make_live(servers=servers)
-    decisions = [start(env), None, stop(env, places=(0,)), None]
-    infos = play(env, lambda step: decisions[step] if step < len(decisions) else None)
+    env = make_live(servers=servers, workload=stream_of(100, gap_s=0.04), episode_s=4.5)
+
+    def decide(step: int) -> object:
+        if step == 1:
+            wait_for(lambda: env.fleet.slots[1].state is SlotState.READY)
+        return {0: start(env), 1: stop(env, places=(0,))}.get(step)
+
+    infos = play(env, decide)
     assert [info["executed"] for info in infos[1:4]] == [
         [{"operation": "start", "places": [1]}],
-        [],
         [{"operation": "stop", "places": [0]}],
+        [],
     ]
     assert not any(info["refused"] or info["overrides"] for info in infos)
     records = env.records()
     assert (records.outcome == FINISHED).all()
-    assert len(records.index) == 30
+    assert len(records.index) == 100
     assert servers[0].served
     assert servers[1].served
-    assert len(servers[0].served) + len(servers[1].served) == 30
+    assert len(servers[0].served) + len(servers[1].served) == 100
     assert [slot.state for slot in env.fleet.slots] == [SlotState.STOPPED, SlotState.READY]
     (own,) = env.state.endpoints
     assert own.instances["status"].tolist() == [InstanceStatus.RUNNING]
     assert own.instances["place"].tolist() == [1]
-    assert own.history.rows["requests"][8:].sum() == 30  # behind eight bins of the past
-    assert own.history.rows["finished"][8:].sum() == 30
-    assert sum(info["dt"] for info in infos) == pytest.approx(env.state.now_s, abs=0.2)
+    assert own.history.rows["requests"][8:].sum() == 100  # behind eight bins of the past
+    assert own.history.rows["finished"][8:].sum() >= 95  # the last bin has not ended
+    assert sum(info["dt"] for info in infos) == pytest.approx(env.state.now_s, abs=0.5)
 
 
 def test_the_spaces_terms_and_files_of_simulation(make_live):
@@ -189,22 +198,23 @@ def test_the_money_is_for_the_time_that_slots_are_held(make_live):
     infos = play(env, lambda step: start(env) if step == 0 else None)
     usd_per_s = float(env.policy_spec.autoscaling.gpu_usd_per_h[0]) / 3600
     held_s = env.fleet.held_s()
-    assert held_s[0, Held.RUNNING] == pytest.approx(env.state.now_s, abs=0.2)
-    assert 0.1 <= held_s[1, Held.STARTING] < 1.0
+    assert held_s[0, Held.RUNNING] == pytest.approx(env.state.now_s, rel=0.2)
+    assert 0.1 <= held_s[1, Held.STARTING] < env.state.now_s
     paid = -sum(info["reward_terms"].get("gpu_usd", 0.0) for info in infos)
-    assert paid == pytest.approx(usd_per_s * held_s.sum(), rel=0.1)
+    assert paid == pytest.approx(usd_per_s * held_s.sum(), rel=0.2)
     waste = -sum(info["reward_terms"].get("startup_usd", 0.0) for info in infos)
-    assert waste == pytest.approx(usd_per_s * held_s[1, Held.STARTING], rel=0.1)
-    assert env.gpu_seconds == pytest.approx(held_s.sum(), rel=0.1)
+    assert waste == pytest.approx(usd_per_s * held_s[1, Held.STARTING], rel=0.2)
+    assert env.gpu_seconds == pytest.approx(held_s.sum(), rel=0.2)
 
 
 def test_a_vector_of_the_action_space(make_live):
-    env = make_live()
+    env = make_live(episode_s=60.0)
     env.reset(seed=0)
     up, down = (env.config.max_change + change for change in (1, -1))
     assert env.action_masks()[: 2 * env.config.max_change + 1].tolist() == [False, False, True, True, False]
     *_, info = env.step(np.array([up, 1, env.config.queue.level]))
     assert info["executed"] == [{"operation": "start", "places": [1]}]
+    wait_for(lambda: env.fleet.num_ready == 2)
     *_, info = env.step(np.array([down, 0, 0]))
     assert [entry["operation"] for entry in info["executed"]] == ["stop"]
     assert "no queue manager" in info["refused"]
@@ -213,12 +223,20 @@ def test_a_vector_of_the_action_space(make_live):
 
 
 def test_the_envelope_refuses_and_says_why(make_live):
-    env = make_live(limits=EnvelopeSettings(min_dwell_s=60.0))
+    env = make_live(limits=EnvelopeSettings(min_dwell_s=60.0), episode_s=60.0)
     env.reset(seed=0)
     *_, info = env.step(stop(env))
     assert "1 servers are in service; at least 1 must stay" in info["refused"]
     assert info["executed"] == []
     env.step(start(env))
+    wait_for(lambda: env.fleet.num_ready == 2)
+    assert env.action_masks()[:5].tolist() == [
+        False,
+        True,
+        True,
+        False,
+        False,
+    ]  # the first has not been touched
     *_, info = env.step(stop(env, places=(1,)))
     assert "dwell is 60 s" in info["refused"]
     assert info["num_refused"] == 2
@@ -237,7 +255,7 @@ def test_the_envelope_refuses_and_says_why(make_live):
     ],
 )
 def test_what_cannot_be_carried_out(make_live, change, message):
-    env = make_live(limits=EnvelopeSettings(min_dwell_s=0.0, min_ready=0))
+    env = make_live(limits=EnvelopeSettings(min_dwell_s=0.0, min_ready=0), episode_s=60.0)
     env.reset(seed=0)
     *_, info = env.step((change(env.policy_spec.autoscaling.endpoints[0]),))
     assert message in info["refused"]
@@ -257,7 +275,7 @@ def test_a_late_or_failing_policy_leaves_all_as_it_is(make_live):
             time.sleep(0.3 if self.asked == 2 else 0.0)
             return start(env)
 
-    env = make_live(control_within_s=0.2)
+    env = make_live(control_within_s=0.2, episode_s=4.0)
     episode = run_episode(env, Broken(), 0)
     reasons = [[entry["reason"] for entry in decision["overrides"]] for decision in episode.decisions]
     assert "lost my way" in reasons[0][0]
@@ -268,7 +286,7 @@ def test_a_late_or_failing_policy_leaves_all_as_it_is(make_live):
 
 def test_a_server_that_dies_is_ejected_and_started_again(make_live):
     servers = FakeLocalServer(), FakeLocalServer()
-    env = make_live(count=2, servers=servers)
+    env = make_live(count=2, servers=servers, episode_s=3.0)
     env.reset(seed=0)
     env.step(None)
     servers[0].stop()
@@ -299,7 +317,7 @@ def test_a_second_episode_begins_as_the_first(make_live):
     play(env, lambda step: start(env) if step == 0 else None)
     env.reset(seed=1)
     assert [slot.state for slot in env.fleet.slots] == [SlotState.READY, SlotState.STOPPED]
-    assert env.state.now_s < 0.5
+    assert env.state.now_s < 2.0
     row = dict(zip(ENDPOINT_FEATURES, env.reset(seed=1)[0]["endpoints"][0], strict=True))
     assert row["starting"] == 0
     assert row["no_instance"] == 0
@@ -332,6 +350,42 @@ def test_a_second_episode_begins_as_the_first(make_live):
 def test_what_launched_servers_cannot_be(make_live, words, message):
     with pytest.raises(ValueError, match=message):
         make_live(**words)
+
+
+def test_both_bodies_by_one_command(tmp_path, monkeypatch):
+    """The command line with fake servers in place of launched ones: the gap, and what a start costs in both."""
+
+    def launched(settings: LaunchSettings, folder: Path) -> FakeLocalServer:
+        return FakeLocalServer(settings=settings, folder=folder)
+
+    monkeypatch.setattr("runners.live.LocalServer", launched)
+    words = [
+        "env=autoscaling",
+        "policy=hpa_waiting",
+        "rivals=[fixed_instances]",
+        "repeats=1",
+        "seeds=1",
+        "split=all",
+    ]
+    words += ["cluster=fleet_tiny_cpu_scaled", "workload=sharegpt_poisson", "workload.num_requests=20"]
+    words += ["workload.rate_rps=10", "~workload.params.mean_rps", "~workload.params.slow_noise"]
+    words += [
+        "~workload.params.slow_memory_s",
+        "env.episode_s=2",
+        "env.decision_interval_s=1",
+        "env.history_s=10",
+    ]
+    words += ["env.history_bin_s=1", "env.recent_s=2", "env.recent_bin_s=1", "env.prediction.name=oracle"]
+    words += ["backend=both", "backend.launch=true", "backend.envelope.min_dwell_s=0", f"out={tmp_path}"]
+    assert evaluate.main(words) == 0
+    found = json.loads((tmp_path / "gap.json").read_text())
+    assert set(found["policies"]) == {"hpa_waiting", "fixed_instances"}
+    start = found["transitions"]["start_s"]
+    assert start["simulated"] == [pytest.approx(22.61)]
+    assert start["live"][0] >= 0.1
+    assert start["error"][0] > 0
+    decisions = (tmp_path / "decisions.jsonl").read_text().splitlines()
+    assert all("executed" in json.loads(line) for line in decisions)
 
 
 def test_traffic_in_bins_by_hand():

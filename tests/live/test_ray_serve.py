@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections import Counter
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'serving-gym[ray]'")
@@ -16,8 +14,6 @@ pytestmark = pytest.mark.slow
 
 from ray import serve  # noqa: E402
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig  # noqa: E402
-
-from runners import compare  # noqa: E402
 
 GROUPS = "cluster.groups=[{replica: {model: llama-3.1-8b, gpu: H100}, count: 2}]"
 
@@ -118,25 +114,3 @@ def test_a_policy_scales_a_deployment():
     handle = serve.run(Replica.bind(), name="scaled", route_prefix="/scaled")
     responses = [handle.remote({}) for _ in range(200)]
     assert len({response.result(timeout_s=120) for response in responses}) == 3
-
-
-def test_a_comparison_on_ray_has_the_same_numbers(tmp_path: Path):
-    words = ["env=routing", "workload=sharegpt_poisson", "workload.num_requests=60", "workload.rate_scale=1"]
-    words += [
-        "workload.rate_rps=20",
-        "split=all",
-        "policies=[round_robin,jsq,preserve]",
-        "seeds=3",
-        "plots=false",
-    ]
-    found = []
-    for launcher in (["launcher=local"], ["launcher=ray", "launcher.workers=2"]):
-        out = tmp_path / launcher[0]
-        assert compare.main([*words, *launcher, f"out={out}"]) == 0
-        said = json.loads((out / "comparison.json").read_text())
-        for policy in said["policies"].values():
-            policy.pop("us_per_decision")  # the worker's own
-        episodes = pd.read_parquet(out / "episodes.parquet").drop(columns="us_per_decision")
-        found.append((said, episodes))
-    assert found[0][0] == found[1][0]
-    pd.testing.assert_frame_equal(found[0][1], found[1][1])

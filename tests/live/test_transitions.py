@@ -161,6 +161,17 @@ def test_who_stays_must_bear_what_the_other_had():
     assert "at least 1 must stay" in envelope.refuses_removal(1, 0.0)
 
 
+def test_how_many_may_go_and_come():
+    """Four at 0.3 are three at 0.4, two at 0.6 and one at 1.2, which is too much for it."""
+    envelope = Envelope(EnvelopeSettings(min_dwell_s=10.0, most_per_hour=3), 8)
+    assert envelope.room(0.0, range(4), range(4, 8), 0.3) == (2, 3)
+    assert envelope.room(0.0, range(4), (), 0.0) == (3, 0)  # one must stay
+    envelope.note(0, 0.0)
+    envelope.note(4, 0.0)
+    assert envelope.room(5.0, range(4), range(4, 8), 0.3) == (1, 1)  # of the budget one is left
+    assert envelope.room(5.0, (0,), (4,), 0.0) == (0, 0)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -170,8 +170,12 @@ class LiveAutoscalingEnv(OneEpisode[Observation]):
         return self._observation(), reward, self._ended and not truncated, truncated, info
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """(sum of entries,), which entries of the action space are possible now."""
-        return mask_from_state(self._simulated.spec, self.state)
+        """(sum of entries,), which entries of the action space are possible now and within the envelope."""
+        mask, most = mask_from_state(self._simulated.spec, self.state), self.config.max_change
+        changes = np.arange(-most, most + 1)
+        down, up = self.fleet.room()
+        mask[: len(changes)] &= (changes >= -down) & (changes <= up)
+        return mask
 
     @property
     def gpu_seconds(self) -> float:

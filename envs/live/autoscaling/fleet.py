@@ -137,7 +137,8 @@ class ScaledFleet:
         """Begins to bring servers into service, or to take them out.
 
         Args:
-            operation: START; STOP; DONATE puts to sleep and RECLAIM wakes, where the servers can.
+            operation: START; STOP, of those in service, as a start cannot be called off; DONATE puts to sleep and
+                RECLAIM wakes, where the servers can.
             count: How many.
             places: Which ones go; empty: those with the fewest requests.
 
@@ -162,8 +163,6 @@ class ScaledFleet:
     def _candidates(self, operation: Operation, places: Sequence[int]) -> list[int]:
         """Slots that an operation may be for, the likeliest first."""
         states = _COMES_FROM.get(operation, (SlotState.READY,))
-        if operation is Operation.STOP:
-            states = (SlotState.READY, SlotState.ASLEEP)
         able = [number for number, slot in enumerate(self.slots) if slot.state in states]
         if places:
             return [number for number in places if number in able]
@@ -186,6 +185,13 @@ class ScaledFleet:
             self.envelope.note(number, now_s)
             self._note_running()
         return refused
+
+    def room(self) -> tuple[int, int]:
+        """How many servers may go from service now, and how many may come."""
+        going = [number for number, slot in enumerate(self.slots) if slot.state is SlotState.READY]
+        able = {state for states in _COMES_FROM.values() for state in states}
+        coming = [number for number, slot in enumerate(self.slots) if slot.state in able]
+        return self.envelope.room(self.now_s, going, coming, self.usage())
 
     # -- figures -------------------------------------------------------------------------------------------------------
 

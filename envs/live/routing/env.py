@@ -94,7 +94,10 @@ class LiveRoutingEnv(OneEpisode[Observation]):
         self._ended = self._state.request is None
         if self._renderer:
             self._renderer.begin(self._state)
-        return self._observation(), self._info(0.0, {}, None, "")
+        observation = self._observation()
+        info = self._info(0.0, {}, None, "") | {"overrides": []}
+        self._seen = 0  # what was decided before the policy was first asked is told with its first decision
+        return observation, info
 
     def rehearse(self, policy: RoutingPolicy, seed: int) -> None:
         """Asks a policy about a request that has not come, so that nothing compiles itself while real ones wait.

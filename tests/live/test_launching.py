@@ -1,0 +1,56 @@
+"""From the words of a command to what servers are launched with."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+from envs.backend import ClusterSpec
+from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec
+from envs.live.launch_settings import environment
+from runners.live import fleet_launch_settings, launch_settings, slots_of
+from runners.schema import BackendConfig
+
+
+def words(**more: object) -> BackendConfig:
+    return BackendConfig(name="vllm", launch=True, python=sys.executable, **more)  # type: ignore[arg-type]
+
+
+def test_cores_or_gpus_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    assert slots_of(words(), [1, 2, 1]) == ("0", "1|2", "3")
+    assert slots_of(words(), [2, 2, 2]) == ("0|1", "2|3", "0|1")  # there are no more cores
+    assert slots_of(words(device="cuda"), [1, 2]) == ("0", "1,2")
+    assert slots_of(words(slots=("3", "0-1")), [1, 2]) == ("3", "0-1")
+    with pytest.raises(ValueError, match="must name a slot for each of 2 servers, got 1"):
+        slots_of(words(slots=("0",)), [1, 1])
+
+
+def test_a_fleet_is_launched_place_by_place() -> None:
+    wide = ReplicaSpec("llama-3.1-8b", "H100", tp_size=2, memory_utilization=0.4, max_num_seqs=64)
+    fleet = FleetConfig(groups=(GroupSpec(wide, 1, 2),), order="priority")
+    config = words(device="cuda", serves="folder", sleep_mode=True, max_model_len=8192)
+    one, other = fleet_launch_settings(config, fleet)
+    assert (one.slot, other.slot) == ("0,1", "2,3")
+    assert (one.tp_size, one.memory_utilization, one.max_num_seqs, one.order) == (2, 0.4, 64, "priority")
+    assert (one.device, one.model, one.sleep_mode, one.max_model_len) == ("cuda", "folder", True, 8192)
+
+
+def test_an_engine_of_a_node_is_launched_as_wide_as_it_is() -> None:
+    spec = ClusterSpec(num_gpus=2, base_width=2, block_size=32, max_num_seqs=8, kv_blocks_override=100)
+    settings = launch_settings(words(), spec)
+    assert (settings.tp_size, settings.slot, settings.kv_blocks, settings.max_num_seqs) == (2, "0|1", 100, 8)
+    assert environment(settings)["TORCH_COMPILE_DISABLE"] == "1"
+    on_gpus = launch_settings(words(device="cuda", slots=("4,5", "6,7")), spec)
+    assert (on_gpus.device, on_gpus.slot) == ("cuda", "4,5")
+    alone = launch_settings(words(), ClusterSpec(num_gpus=1))
+    assert "TORCH_COMPILE_DISABLE" not in environment(alone)
+
+
+def test_a_length_that_is_none() -> None:
+    with pytest.raises(ValueError, match=r"backend\.max_model_len must be at least 1"):
+        words(max_model_len=0)
+    with pytest.raises(ValueError, match=r"backend\.control_within_s must be positive"):
+        words(control_within_s=0.0)
