@@ -194,7 +194,6 @@ class TracedFunctions(FunctionTraffic):
         return "Azure Functions 2019 (CC-BY-4.0, Shahrad et al., ATC 2020), sampled by vhive-serverless/invitro (MIT)"
 
 
-@lru_cache(maxsize=1)
 def minute_counts() -> Counts:
     """Invocations of each function in each minute of the trace's day, (functions, 1440).
 
@@ -209,9 +208,14 @@ def minute_counts() -> Counts:
             f"workload 'functions_2019' needs {MINUTES_FILE} and azure_conv: point ${DATA_VARIABLE} at a folder that "
             "holds them, or take workload=functions_fitted, which needs no data"
         )
+    return _counts_in(found)
+
+
+@lru_cache(maxsize=1)
+def _counts_in(path: Path) -> Counts:
     import pandas as pd
 
-    rows = pd.read_parquet(found)
+    rows = pd.read_parquet(path)
     names, index = np.unique(rows["func_id"].to_numpy(), return_inverse=True)
     counts = np.zeros((len(names), 1440), np.int64)
     counts[index, rows["minute"].to_numpy()] = rows["count"].to_numpy()

@@ -70,7 +70,7 @@ LEARNERS = {
     "residual_serial": (ResidualConfig(**ON_POLICY, baseline="round_robin", confidence=1.0), 4096),
     "qr_dqn": (QRDQNConfig(**OFF_POLICY, num_quantiles=5, target_update_steps=64), 12_288),
     "sac": (SACConfig(**{**OFF_POLICY, "learning_rate": 1e-3}, gradient_steps=4), 3072),
-    "tqc": (TQCConfig(**OFF_POLICY), 2048),
+    "tqc": (TQCConfig(**OFF_POLICY), 6144),
     "ars": (ARSConfig(episodes=2, directions=4, kept_directions=2, sigma=0.5, learning_rate=0.5), 20_000),
     "cma_es": (CMAESConfig(episodes=2, population=8, sigma=0.5), 16_000),
     "cma_es_heuristic": (CMAESConfig(episodes=2, population=8, sigma=0.3, heuristic=TO_THE_SLOW), 12_000),

@@ -368,13 +368,7 @@ def test_both_bodies_by_one_command(tmp_path, monkeypatch):
         "split=all",
     ]
     words += ["cluster=fleet_tiny_cpu_scaled", "workload=sharegpt_poisson", "workload.num_requests=20"]
-    words += ["workload.rate_rps=10", "~workload.params.mean_rps", "~workload.params.slow_noise"]
-    words += [
-        "~workload.params.slow_memory_s",
-        "env.episode_s=2",
-        "env.decision_interval_s=1",
-        "env.history_s=10",
-    ]
+    words += ["workload.rate_rps=10", "env.episode_s=2", "env.decision_interval_s=1", "env.history_s=10"]
     words += ["env.history_bin_s=1", "env.recent_s=2", "env.recent_bin_s=1", "env.prediction.name=oracle"]
     words += ["backend=both", "backend.launch=true", "backend.envelope.min_dwell_s=0", f"out={tmp_path}"]
     assert evaluate.main(words) == 0

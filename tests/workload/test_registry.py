@@ -204,9 +204,12 @@ def test_every_name_has_a_config_and_every_config_a_name():
     assert {file.stem for file in CONFIGS.glob("*.yaml")} >= set(workload_names())
 
 
+# Files of another name than their workload's; of the others all are weeks.
 USES = {
-    "routing_mixture": "mixture"
-}  # files of another name than their workload's; of the others all are weeks
+    "routing_mixture": "mixture",
+    "tiers_swinging": "sageserve_tiers",
+    "tiers_swinging_small": "sageserve_tiers",
+}
 
 
 @pytest.mark.parametrize("name", sorted(file.stem for file in CONFIGS.glob("*.yaml")))

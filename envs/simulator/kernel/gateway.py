@@ -372,12 +372,13 @@ def _read_use(world: World, tables: Tables, gate: Gate) -> None:
         waiting = _oldest_line(world, gate, int64(line.model)) >= 0
         if not several and not waiting:
             continue
-        if not (several and waiting):
-            _sum_use(world, tables, gate, int64(number), False)
+        exact = several and waiting
+        if not exact:
+            _sum_use(world, tables, gate, int64(number), exact)
             lowest = min(gate.gate[0].threshold, line.two_below) if waiting else gate.gate[0].threshold
-            if line.interactive_use < lowest and line.batch_use < lowest:
-                continue
-        _sum_use(world, tables, gate, int64(number), True)
+            exact = line.interactive_use >= lowest or line.batch_use >= lowest
+        if exact:
+            _sum_use(world, tables, gate, int64(number), exact)
 
 
 @compiled
