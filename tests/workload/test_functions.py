@@ -93,9 +93,6 @@ def test_refusals(params, message):
 
 
 def test_without_data_the_trace_says_where_it_should_be(monkeypatch):
-    from envs.workload.functions import minute_counts
-
-    minute_counts.cache_clear()
     monkeypatch.delenv("SERVING_GYM_DATA", raising=False)
     with pytest.raises(ValueError, match="take workload=functions_fitted"):
         make_workload(WorkloadSpec("functions_2019"), 0)
