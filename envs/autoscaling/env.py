@@ -93,11 +93,6 @@ class AutoscalingEnv(StepByStep[Observation]):
         self._renderer = Renderer() if render_mode else None
 
     @property
-    def episode(self) -> Episode:
-        """The episode under way."""
-        return self.core
-
-    @property
     def config(self) -> AutoscalingConfig:
         """What the environment is made of."""
         return self.core.config

@@ -81,7 +81,7 @@ def scaled_spans(config: BenchConfig) -> Iterator[Measurement]:
             env: Any = make_env("autoscaling", **_fleet(requests, days))
             env.reset(seed=0)
             begun = time.process_time()
-            while not env.episode.done:
+            while not env.core.done:
                 env.step(None)
             return time.process_time() - begun
 

@@ -18,10 +18,10 @@ ROUGH = {"kv_usage": 0.02}
 def test_it_follows_from_the_state(variant):
     env = make_env("autoscaling", **VARIANTS[variant])
     rng = np.random.default_rng(1)
-    encoder = StateEncoder(env.config, env.episode.spec)
+    encoder = StateEncoder(env.config, env.core.spec)
     steps = 0
     for observation, *_ in play(env, 5, lambda e: masked_action(e, rng)):
-        left = 1.0 - env.state.now_s / env.episode.stream.duration_s
+        left = 1.0 - env.state.now_s / env.core.stream.duration_s
         ours = encoder.encode(env.state, left)
         assert env.observation_space.contains(ours)
         np.testing.assert_allclose(ours["clock"], observation["clock"], atol=1e-5)

@@ -35,7 +35,7 @@ def total(infos, term: str) -> float:
 
 
 def test_spaces_have_the_documented_shapes(env):
-    count = len(env.episode.spec.endpoints)
+    count = len(env.core.spec.endpoints)
     assert env.observation_space["endpoints"].shape == (count, len(ENDPOINT_FEATURES)) == (count, 31)
     assert env.observation_space["clock"].shape == (len(CLOCK_FEATURES),) == (5,)
     assert env.action_space.nvec.tolist() == [5, 2, 3] * count
@@ -44,7 +44,7 @@ def test_spaces_have_the_documented_shapes(env):
 def test_a_whole_episode_keeps_every_promise(env):
     rng = np.random.default_rng(0)
     keys, terms, total_dt = None, None, 0.0
-    alone = len(env.episode.spec.endpoints) == 1
+    alone = len(env.core.spec.endpoints) == 1
     for step, (observation, reward, *_, info) in enumerate(play(env, 3, lambda e: masked_action(e, rng))):
         assert env.observation_space.contains(observation), f"step {step}"
         keys = keys or set(info)
@@ -66,22 +66,22 @@ def test_a_whole_episode_keeps_every_promise(env):
             assert type(reward) is float
             assert reward == pytest.approx(objective.scale * weighted, abs=1e-9)
             total_dt += info["dt"]
-    assert env.episode.done
+    assert env.core.done
     assert env.state.now_s == pytest.approx(total_dt)
     records = env.records()
     assert records.finished.all()
-    arrived = env.episode.simulator.world.stats[:, 0].sum()
+    arrived = env.core.simulator.world.stats[:, 0].sum()
     assert (
         len(records)
         == arrived
-        == sum(len(env.episode.stream.piece(i)) for i in range(env.episode.stream.num_pieces))
+        == sum(len(env.core.stream.piece(i)) for i in range(env.core.stream.num_pieces))
     )
 
 
 def test_what_is_possible_follows_from_the_state(env):
     rng = np.random.default_rng(4)
     for *_, info in play(env, 6, lambda e: masked_action(e, rng)):
-        mask = mask_from_state(env.episode.spec, env.state)
+        mask = mask_from_state(env.core.spec, env.state)
         np.testing.assert_array_equal(mask, info["action_mask"])
 
 
@@ -95,39 +95,39 @@ def test_the_vector_nearest_to_what_an_autoscaler_says():
         ScaleChange(there, Operation.DONATE, 1),
         Release(there, 2),
     )
-    vector = vector_from_changes(env.episode.spec, env.state, said).reshape(4, 3)
-    assert vector[env.episode.spec.endpoints.index(here)].tolist() == [4, 1, 1]  # two at most, from machines
-    assert vector[env.episode.spec.endpoints.index(there)].tolist() == [1, 0, 2]
+    vector = vector_from_changes(env.core.spec, env.state, said).reshape(4, 3)
+    assert vector[env.core.spec.endpoints.index(here)].tolist() == [4, 1, 1]  # two at most, from machines
+    assert vector[env.core.spec.endpoints.index(there)].tolist() == [1, 0, 2]
     np.testing.assert_array_equal(
-        vector_from_changes(env.episode.spec, env.state, ()),
-        env.episode.levers.nothing(env.episode.simulator),
+        vector_from_changes(env.core.spec, env.state, ()),
+        env.core.levers.nothing(env.core.simulator),
     )
 
 
 def test_machine_hours_by_status_add_up(env):
     rng = np.random.default_rng(1)
     for _ in play(env, 5, lambda e: masked_action(e, rng)):
-        inventory = env.episode.simulator.plane.inventory
-        held = env.episode.simulator.held().sum()
-        assert held + inventory.vacant.sum() == env.episode.simulator._owned.sum()
+        inventory = env.core.simulator.plane.inventory
+        held = env.core.simulator.held().sum()
+        assert held + inventory.vacant.sum() == env.core.simulator._owned.sum()
         assert inventory.vacant.min() >= 0
         assert inventory.spot.min() >= 0
-    hours = {name: float(values.sum()) for name, values in env.episode.instance_hours.items()}
-    kept = env.episode.simulator.plane.meter.kept_ps(env.episode.simulator.now_ps).sum() / 3.6e15
+    hours = {name: float(values.sum()) for name, values in env.core.instance_hours.items()}
+    kept = env.core.simulator.plane.meter.kept_ps(env.core.simulator.now_ps).sum() / 3.6e15
     assert hours["starting"] + hours["running"] + hours["draining"] == pytest.approx(kept, abs=1e-9)
-    gpus = env.episode.simulator.layout.kinds[0][1]
+    gpus = env.core.simulator.layout.kinds[0][1]
     assert env.gpu_seconds == pytest.approx(3600 * gpus * kept)
 
 
 def test_the_terms_are_what_the_records_and_the_clock_say():
     env = make_env("autoscaling", **{**ONE, "machines": MachineSpec(gpu_usd_per_h={"H100": 7.2})})
     infos = [info for *_, info in play(env, 1, lambda e: None)][1:]
-    records, slo = env.records(), env.episode.slos[0]
+    records, slo = env.records(), env.core.slos[0]
     late = (records.ttft_s > slo.ttft_s)[records.class_id == 0]
     assert -total(infos, "ttft_attainment/iw_f") == late.sum()
     assert -total(infos, "gpu_usd") == pytest.approx(2 * 7.2 * env.state.now_s / 3600)
     assert total(infos, "startup_usd") == total(infos, "spot_rent_usd") == 0.0
-    assert total(infos, "goodput") == env.episode.simulator.world.stats[:, 10].sum()
+    assert total(infos, "goodput") == env.core.simulator.world.stats[:, 10].sum()
 
 
 def test_spot_and_starts_cost_what_they_take():
@@ -139,7 +139,7 @@ def test_spot_and_starts_cost_what_they_take():
     assert info["reward_terms"]["gpu_usd"] == pytest.approx(-0.9)
     assert info["reward_terms"]["switch"] == -1
     *_, info = env.step((ScaleChange(HERE, Operation.DONATE, 1),))
-    drained = env.episode.instance_hours["draining"].sum() * 3600
+    drained = env.core.instance_hours["draining"].sum() * 3600
     leased = 300.0 - drained
     assert 0 <= drained < 60
     assert info["reward_terms"]["spot_rent_usd"] == pytest.approx(-leased * 1e-3)
@@ -162,7 +162,7 @@ def test_what_goes_wrong_in_the_fleet_goes_wrong_here():
     infos = [info for *_, info in play(env, 0, lambda e: None)][1:]
     assert env.records().outcome.max() == FAILED
     assert -total(infos, "abandoned") == (env.records().outcome == FAILED).sum()
-    assert env.episode.instance_hours["starting"].sum() > 0
+    assert env.core.instance_hours["starting"].sum() > 0
 
 
 def test_episodes_repeat_and_splits_differ():
@@ -181,16 +181,16 @@ def test_a_fork_continues_to_the_same_numbers(env, when):
     rng = np.random.default_rng(2)
     env.reset(seed=2)
     for _ in range(min(when, 2 if env.config.workload.num_requests else when)):
-        if not env.episode.done:
+        if not env.core.done:
             env.step(masked_action(env, rng))
-    if env.episode.done:
+    if env.core.done:
         return
     twin, copied = env.fork(), pickle.loads(pickle.dumps(env))
     action = masked_action(env, rng)
     results = []
     for own in (env, twin, copied):
         steps = [own.step(action)]
-        while not own.episode.done:
+        while not own.core.done:
             steps.append(own.step(None))
         results.append(
             (
@@ -260,7 +260,7 @@ def returns(choose, seeds=(0, 1), **config) -> float:
     for seed in seeds:
         env.reset(seed=seed)
         value, number = 0.0, 0
-        while not env.episode.done:
+        while not env.core.done:
             value += env.step(choose(number, env))[1]
             number += 1
         values.append(value)
@@ -285,7 +285,7 @@ def test_to_hoard_what_can_wait_does_not_pay():
     """Non-interactive requests that are held to the end are served then, and charged for once more."""
     env = make_env("autoscaling", **ONE)
     infos = [info for *_, info in play(env, 0, lambda e: (Release(HERE, 0),))][1:]
-    records, spec = env.records(), env.episode.spec
+    records, spec = env.records(), env.core.spec
     held = records.class_id == 2
     tokens = records.input_tokens[held].sum() / spec.capacity_tps[0, 0]
     assert -infos[-1]["reward_terms"]["backlog_usd"] / spec.gpu_usd_per_h[0] * 3600 > tokens
@@ -323,7 +323,7 @@ def test_the_observation_shows_what_the_state_says():
         assert feature(observation, "spot")[row] == pytest.approx(np.log1p(own.spot.sum() / scales.instances))
         assert feature(observation, "kv_usage")[row] == pytest.approx(own.utilization(), abs=1e-6)
         rows = own.history.last(300.0)
-        theta = env.episode.spec.capacity_tps[env.episode.spec.models.index(own.endpoint.model), 0]
+        theta = env.core.spec.capacity_tps[env.core.spec.models.index(own.endpoint.model), 0]
         load = rows["input_tokens"].sum() / 300.0 / theta
         assert feature(observation, "load_interval")[row] == pytest.approx(np.log1p(load), rel=1e-5)
     assert observation["clock"][-1] == pytest.approx(1 - 300.0 / ONE["episode_s"])
@@ -352,7 +352,7 @@ def test_the_day_before_is_like_the_day():
     env = make_env("autoscaling", **{**ONE, "history_s": 8 * 86_400.0, "history_bin_s": 900.0})
     observation, _ = env.reset(seed=3)
     expected = env.state.coming[0].rows["input_tokens"][0] / 900.0
-    theta = env.episode.spec.capacity_tps[0, 0]
+    theta = env.core.spec.capacity_tps[0, 0]
     assert np.expm1(feature(observation, "forecast_interval")[0]) * theta == pytest.approx(expected, rel=0.3)
 
 
@@ -413,10 +413,10 @@ def test_latencies_are_those_of_the_records():
     for name in ("ttft", "e2e"):
         for percent in (50, 95):
             exact = np.percentile(getattr(records, f"{name}_s")[interactive], percent, method="inverted_cdf")
-            assert env.episode.latency(name, percent, ("iw_f", "iw_n")) == pytest.approx(exact, rel=0.011)
-    assert env.episode.latency("tpot", 50, endpoint=0) > 0
+            assert env.core.latency(name, percent, ("iw_f", "iw_n")) == pytest.approx(exact, rel=0.011)
+    assert env.core.latency("tpot", 50, endpoint=0) > 0
     with pytest.raises(ValueError, match="unknown class 'fast'"):
-        env.episode.latency("ttft", 50, ("fast",))
+        env.core.latency("ttft", 50, ("fast",))
 
 
 def test_records_that_were_not_kept():

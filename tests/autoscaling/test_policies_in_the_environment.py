@@ -61,7 +61,7 @@ def test_an_episode(env, name):
     assert len(episode.decisions) == 20
     assert np.isfinite(episode.metrics["return"])
     assert len(episode.records.arrival_s) > 3000
-    hours = {held: table.sum() for held, table in env.unwrapped.episode.instance_hours.items()}
+    hours = {held: table.sum() for held, table in env.unwrapped.core.instance_hours.items()}
     assert hours["running"] > 4 * 1200 / 3600 / 2
     refused = [decision["refused"] for decision in episode.decisions if decision["refused"]]
     assert len(refused) <= 3, refused

@@ -122,15 +122,13 @@ class Scalers:
         env = self._env(service, prediction, self.requests_per_week(service))
         policy = make_policy(SCALERS["PreServe" if scaler == WITHOUT_ERRORS else scaler])
         episode = run_episode(env, policy, self.config.first_seed, scaler)
-        hours = sum(
-            float(table.sum()) for held, table in env.episode.instance_hours.items() if held != "spot"
-        )
+        hours = sum(float(table.sum()) for held, table in env.core.instance_hours.items() if held != "spot")
         return Result(peak_s(episode.records), hours, slow_share(episode.records))
 
     def chunk_tokens(self, service: str) -> int:
         """Tokens of an iteration with which an instance alone serves most within the promise."""
         if service not in self._chunks:
-            episode = self._env_with(service, "oracle", _UNIT_WEEK, _CHUNKS[0]).episode
+            episode = self._env_with(service, "oracle", _UNIT_WEEK, _CHUNKS[0]).core
             (group,) = episode.config.cluster.groups
             ((inputs, outputs),) = episode.lengths([group.replica.model])
             capacity_tps = {
@@ -144,7 +142,7 @@ class Scalers:
 
     def requests_per_week(self, service: str) -> float:
         """The one rule for the load."""
-        capacity_tps = float(self._env(service, "oracle", _UNIT_WEEK).episode.spec.capacity_tps[0, 0])
+        capacity_tps = float(self._env(service, "oracle", _UNIT_WEEK).core.spec.capacity_tps[0, 0])
         calm = WorkloadSource(self._workload(service, _UNIT_WEEK, _START_H, noise=0.0))
         stream = calm.stream(0, past_s=0.0, duration_s=3600 * _LENGTH_H)
         prompts = stream.expected(600.0, round(6 * _LENGTH_H))[..., 1].sum(axis=(0, 1, 2)) / 600.0

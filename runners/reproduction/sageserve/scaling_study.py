@@ -176,7 +176,7 @@ class ScalingStudy:
     def capacity_tps(self, setting: Setting) -> float:
         """Prompt tokens/s of an instance within its promises."""
         if setting not in self._capacity_tps:
-            self._capacity_tps[setting] = float(self._env(setting).episode.spec.capacity_tps[0, 0])
+            self._capacity_tps[setting] = float(self._env(setting).core.spec.capacity_tps[0, 0])
         return self._capacity_tps[setting]
 
     def requests_per_week(self, setting: Setting, capacity_tps: float) -> float:
@@ -258,7 +258,7 @@ class ScalingStudy:
         name, params = POLICIES[policy]
         episode = run_episode(env, make_policy(name, **params), self.config.first_seed, policy)
         hours: Mapping[str, float] = {
-            held: float(table.sum()) for held, table in env.episode.instance_hours.items()
+            held: float(table.sum()) for held, table in env.core.instance_hours.items()
         }
         return Outcome(
             hours["starting"] + hours["running"] + hours["draining"],
