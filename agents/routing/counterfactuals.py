@@ -16,8 +16,9 @@ from agents.network_policy import NetworkPolicy
 from baselines.common.routers.linear_score import LinearScorePolicy
 from baselines.policy import BatchPolicy, Policy
 from baselines.registry import make_policy
+from envs.placing import Observations
 from envs.routing.config import RoutingConfig
-from envs.routing.deciders import Deciders, Observations
+from envs.routing.deciders import Deciders
 from envs.routing.env import make_spaces
 from envs.routing.episode import Episode
 from envs.side_by_side import MAX_SEED

@@ -12,8 +12,9 @@ from agents.routing.counterfactuals import RoutingCounterfactuals
 from baselines.common.place_score import PlaceScorePolicy
 from baselines.policy import BatchPolicy
 from baselines.registry import make_policy
+from envs.placing import Observations
 from envs.sharing.config import SharingConfig
-from envs.sharing.deciders import Observations, SharingDeciders
+from envs.sharing.deciders import SharingDeciders
 from envs.sharing.env import make_spaces
 from envs.sharing.episode import SharingEpisode
 
@@ -40,7 +41,7 @@ class SharingCounterfactuals(RoutingCounterfactuals):
         assert isinstance(observation, spaces.Dict)
         self.observation = observation
         self.present = _start(config)
-        self._seen: Observations | None = None  # type: ignore[assignment]
+        self._seen: Observations | None = None
 
     def _rollouts(
         self, owners: NDArray[np.intp], first: NDArray[np.int64], budget: Budget
@@ -56,7 +57,7 @@ class SharingCounterfactuals(RoutingCounterfactuals):
 
         def decide(seen: Observations, going: NDArray[np.bool_]) -> NDArray[np.int64]:
             budget.count(int(going.sum()))
-            return self._act(seen)  # type: ignore[arg-type]
+            return self._act(seen)
 
         budget.count(len(owners))
         return self.deciders.branch(owners.tolist()).returns_until(first, until_s, decide)

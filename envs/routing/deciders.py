@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from envs.objective import Objective
+from envs.placing import Observations
 from envs.reward import Interval
 from envs.routing.episode import Episode
 from envs.simulator.kernel.decisions import HANDLE_WIDTHS, OUTCOMES, decide_many
@@ -21,20 +22,6 @@ from envs.simulator.kernel.rollouts import roll_many
 from envs.simulator.kernel.state import REACHED
 
 _DT, _LATENCY, _GOOD, _LOST = range(len(OUTCOMES))
-
-
-class Observations(NamedTuple):
-    """What N policies see. R rows for places, C classes."""
-
-    places: NDArray[np.float32]  # (N, R, len(PLACE_FEATURES))
-    request: NDArray[np.float32]  # (N, len(REQUEST_FEATURES) + C)
-    cluster: NDArray[np.float32]  # (N, len(CLUSTER_FEATURES))
-    masks: NDArray[np.bool_]  # (N, R + 1): the places that can take the request, and to hold it
-
-    def rows(self, which: Sequence[int]) -> Observations:
-        """Those of some episodes alone."""
-        which = list(which)
-        return Observations(self.places[which], self.request[which], self.cluster[which], self.masks[which])
 
 
 @dataclass(frozen=True)
@@ -238,11 +225,8 @@ class Deciders:
     def _run(self, actions: NDArray[np.int64]) -> tuple[Observations, NDArray[np.float64]]:
         """Calls the kernel until every episode that goes on has come to a decision or its end."""
         number, rows, classes = len(self.episodes), self.num_rows, self.num_classes
-        observations = Observations(
-            np.zeros((number, rows, len(PLACE_FEATURES)), np.float32),
-            np.zeros((number, len(REQUEST_FEATURES) + classes), np.float32),
-            np.zeros((number, len(CLUSTER_FEATURES)), np.float32),
-            np.zeros((number, rows + 1), np.bool_),
+        observations = Observations.empty(
+            number, (rows, len(PLACE_FEATURES)), len(REQUEST_FEATURES) + classes, len(CLUSTER_FEATURES)
         )
         table = np.zeros((number, len(OUTCOMES) + 2 * classes))
         going = self._status != ENDED

@@ -10,21 +10,18 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from envs.fleet import FleetCommand
-from envs.metrics import RequestRecords
-from envs.one_episode import OneEpisode
+from envs.placing import Observation, PlacingEnv, PlacingSpaces
 from envs.policy_spec import PolicySpec
 from envs.routing.config import RoutingConfig
-from envs.routing.deciders import Deciders, Observations
+from envs.routing.deciders import Deciders
 from envs.routing.episode import Episode
 from envs.routing.render import Renderer
 from envs.routing.state import Dispatch, RoutingState
 from envs.simulator.kernel.features import CLUSTER_FEATURES, HIGHEST, PLACE_FEATURES, REQUEST_FEATURES
 from envs.simulator.kernel.place_scores import PlaceScore
 
-Observation = dict[str, NDArray[np.float32]]
 
-
-def make_spaces(episode: Episode) -> tuple[spaces.Space[Any], spaces.Discrete]:
+def make_spaces(episode: Episode) -> PlacingSpaces:
     """Observation and action space of a configuration."""
     rows, classes = episode.config.num_rows, len(episode.classes)
     observation = spaces.Dict(
@@ -37,7 +34,7 @@ def make_spaces(episode: Episode) -> tuple[spaces.Space[Any], spaces.Discrete]:
     return observation, spaces.Discrete(rows + 1)
 
 
-class RoutingEnv(OneEpisode[Observation]):
+class RoutingEnv(PlacingEnv):
     """Where does each request go? `Serving/Routing-v0`.
 
     A fleet of LLM engines, alike or of several GPUs, sizes and models, stands behind one router. Each request that
@@ -85,12 +82,14 @@ class RoutingEnv(OneEpisode[Observation]):
     * v0: first release.
     """
 
+    episode: Episode
+    _deciders: Deciders
+
     def __init__(self, render_mode: str | None = None, **config: Any) -> None:
-        self._set_render_mode(render_mode)
-        self.episode = Episode(RoutingConfig(**config))
-        self._deciders = Deciders([self.episode])
-        self.observation_space, self.action_space = make_spaces(self.episode)
-        self._renderer = Renderer(self.episode.engines) if render_mode else None
+        episode = Episode(RoutingConfig(**config))
+        super().__init__(
+            render_mode, Deciders([episode]), make_spaces(episode), lambda: Renderer(episode.engines)
+        )
 
     @property
     def config(self) -> RoutingConfig:
@@ -114,16 +113,6 @@ class RoutingEnv(OneEpisode[Observation]):
             queue_capacity=self.config.queue_capacity,
         )
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
-        """Begins the episode that a seed stands for; `options={"split": ...}` chooses where it is drawn from."""
-        chosen = self._seed_of(seed)
-        observations = self._deciders.reset([0], [chosen], (options or {}).get("split"))
-        if self._renderer:
-            self._renderer.begin(self.state)
-        return _first(observations), self._info(observations, 0.0, {}, "")
-
     def step(
         self, action: np.int64 | int | Dispatch | None
     ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
@@ -131,20 +120,15 @@ class RoutingEnv(OneEpisode[Observation]):
         if self._deciders.done[0]:
             raise RuntimeError("the episode is over; call reset()")
         place, reasons = self._place_of(action)
-        before = int(self.episode.desk.desk["refused_actions"][0])
+        before = self.episode.num_refused
         observations, outcomes = self._deciders.step(np.array([place], np.int64))
-        if int(self.episode.desk.desk["refused_actions"][0]) > before:
+        if self.episode.num_refused > before:
             reasons.append(f"action {place} is no place that can take the request")
-        if self._renderer:
-            self._renderer.record(self.state)
-        info = self._info(
-            observations,
-            float(outcomes.dt_s[0]),
-            outcomes.interval(0).terms(self.episode.classes),
-            "; ".join(reasons),
-        )
+        seen = self._shown(observations)
+        terms = outcomes.interval(0).terms(self.episode.classes)
+        info = self._info(float(outcomes.dt_s[0]), terms, "; ".join(reasons))
         reward = float(outcomes.rewards(self.config.objective)[0])
-        return _first(observations), reward, bool(outcomes.terminated[0]), bool(outcomes.truncated[0]), info
+        return seen, reward, bool(outcomes.terminated[0]), bool(outcomes.truncated[0]), info
 
     def _place_of(self, action: np.int64 | int | Dispatch | None) -> tuple[int, list[str]]:
         """The place that an action sends the request to, once all else that it says is done, and what was refused."""
@@ -166,25 +150,10 @@ class RoutingEnv(OneEpisode[Observation]):
         self._deciders.look_at(0)
         return receipt.reason
 
-    def action_masks(self) -> NDArray[np.bool_]:
-        """(places + 1,), which actions are possible now."""
-        return self._mask
-
     @property
     def gpu_seconds(self) -> float:
         """GPU-seconds that replicas have been kept."""
         return float(self.episode.simulator.gpu_seconds().sum())
-
-    def records(self) -> RequestRecords:
-        """What happened to every request that has arrived."""
-        return self.episode.simulator.results()
-
-    def fork(self) -> RoutingEnv:
-        """A copy of the episode that continues to the same numbers; it does not render."""
-        copy = self._fork()
-        copy._deciders = self._deciders.branch([0])
-        copy.episode = copy._deciders.episodes[0]
-        return copy
 
     def roll_forks(
         self, actions: Sequence[int | None], score: PlaceScore, most_decisions: int
@@ -200,23 +169,3 @@ class RoutingEnv(OneEpisode[Observation]):
         first = np.array([forks.hold if action is None else action for action in actions], np.int64)
         outcomes, _ = forks.roll(first, score, np.full(len(actions), np.inf), most_decisions)
         return outcomes.rewards(self.config.objective)
-
-    def _info(
-        self, observations: Observations, dt_s: float, terms: dict[str, float], refused: str
-    ) -> dict[str, Any]:
-        self._mask = observations.masks[0]
-        return {
-            "dt": dt_s,
-            "reward_terms": terms,
-            "refused": refused,
-            "num_refused": int(self.episode.desk.desk["refused_actions"][0]),
-            "action_mask": self._mask,
-        }
-
-
-def _first(observations: Observations) -> Observation:
-    return {
-        "places": observations.places[0],
-        "request": observations.request[0],
-        "cluster": observations.cluster[0],
-    }

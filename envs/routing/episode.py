@@ -122,6 +122,11 @@ class Episode:
     # -- what is seen --------------------------------------------------------------------------------------------------
 
     @property
+    def num_refused(self) -> int:
+        """Actions that were none that could be taken."""
+        return int(self.desk.desk["refused_actions"][0])
+
+    @property
     def state(self) -> RoutingState:
         """What a router knows at this decision; made when somebody asks."""
         decisions = int(self.desk.desk["decisions"][0])

@@ -7,14 +7,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from envs.placing import PlacingVectorEnv, Stepped
 from envs.routing.config import RoutingConfig
-from envs.routing.deciders import Deciders, Observations
+from envs.routing.deciders import Deciders
 from envs.routing.env import make_spaces
 from envs.routing.episode import Episode
-from envs.side_by_side import BatchObservation, SideBySide, check_width
+from envs.side_by_side import check_width
 
 
-class RoutingVectorEnv(SideBySide):
+class RoutingVectorEnv(PlacingVectorEnv):
     """`Serving/Routing-v0`, batched; equal to the scalar environment step by step.
 
     Args:
@@ -22,49 +23,15 @@ class RoutingVectorEnv(SideBySide):
         config: As the scalar environment's.
     """
 
+    _deciders: Deciders
+
     def __init__(self, num_envs: int = 1, render_mode: str | None = None, **config: Any) -> None:
         check_width(num_envs, render_mode)
         self.config = RoutingConfig(**config)
-        self.episodes = [Episode(self.config) for _ in range(num_envs)]
-        self._deciders = Deciders(self.episodes)
-        self._lay_out(num_envs, render_mode, make_spaces(self.episodes[0]))
-        self._masks = np.zeros((num_envs, self.config.num_rows + 1), bool)
+        episodes = [Episode(self.config) for _ in range(num_envs)]
+        super().__init__(Deciders(episodes), make_spaces(episodes[0]))
 
-    def reset(
-        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[BatchObservation, dict[str, Any]]:
-        """Begins an episode in every place. An integer seed gives place i the episode of seed + i.
-
-        `options={"split": ...}` chooses where these and the episodes that follow them are drawn from.
-        """
-        seeds = self._seeds(seed, options)
-        observations = self._deciders.reset(range(self.num_envs), seeds, self._split)
-        self._masks = observations.masks
-        return _as_dict(observations), {"action_mask": self._masks}
-
-    def step(
-        self, actions: NDArray[np.int64]
-    ) -> tuple[BatchObservation, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
-        """Takes one decision in every place."""
-        if not self.episodes[0].begun:
-            raise RuntimeError("no episode has begun; call reset()")
-        observations, outcomes = self._deciders.step(np.asarray(actions, np.int64))
-        infos: dict[str, Any] = {"dt": outcomes.dt_s}
-        over = np.flatnonzero(outcomes.terminated | outcomes.truncated).tolist()
-        if over:
-            self._keep_last(over, _as_dict(observations), observations.masks[over], infos)
-            fresh = self._deciders.reset(over, [self._draw(i) for i in over], self._split)
-            for batch, rows in zip(observations, fresh, strict=True):
-                batch[over] = rows
-        self._masks = observations.masks
-        infos["action_mask"] = self._masks
+    def _step(self, actions: NDArray[np.int64]) -> Stepped:
+        observations, outcomes = self._deciders.step(actions)
         rewards = outcomes.rewards(self.config.objective)
-        return _as_dict(observations), rewards, outcomes.terminated, outcomes.truncated, infos
-
-    def action_masks(self) -> NDArray[np.bool_]:
-        """(num_envs, places + 1), which actions are possible now."""
-        return self._masks
-
-
-def _as_dict(observations: Observations) -> BatchObservation:
-    return {"places": observations.places, "request": observations.request, "cluster": observations.cluster}
+        return Stepped(observations, rewards, outcomes.terminated, outcomes.truncated, outcomes.dt_s)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from envs.placing import Observations
 from envs.reward import Interval
 from envs.sharing.config import SharingScales
 from envs.sharing.episode import SharingEpisode
@@ -18,20 +19,6 @@ from envs.simulator.sharing.arrays import PS_PER_S, REACHED
 from envs.simulator.sharing.commands import REASONS
 from envs.simulator.sharing.decisions import HANDLE_WIDTHS, NO_ACTION, decide_many
 from envs.simulator.sharing.features import CLUSTER_FEATURES, PLACE_FEATURES, REQUEST_FEATURES
-
-
-class Observations(NamedTuple):
-    """What W policies see. S slots, N nodes, K kinds of node."""
-
-    places: NDArray[np.float32]  # (W, S + N, len(PLACE_FEATURES))
-    request: NDArray[np.float32]  # (W, len(REQUEST_FEATURES))
-    cluster: NDArray[np.float32]  # (W, len(CLUSTER_FEATURES) + K)
-    masks: NDArray[np.bool_]  # (W, S + N + 1)
-
-    def rows(self, which: Sequence[int]) -> Observations:
-        """Those of some episodes alone."""
-        which = list(which)
-        return Observations(self.places[which], self.request[which], self.cluster[which], self.masks[which])
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,12 +186,8 @@ class SharingDeciders:
         """Calls the kernel, which cuts episodes off at `until_ps`, (W,); None: at the drain limit."""
         number, setting = len(self.episodes), self.episodes[0].setting
         rows = setting.num_slots + setting.num_nodes
-        observations = Observations(
-            np.zeros((number, rows, len(PLACE_FEATURES)), np.float32),
-            np.zeros((number, len(REQUEST_FEATURES)), np.float32),
-            np.zeros((number, len(CLUSTER_FEATURES) + len(setting.kinds)), np.float32),
-            np.zeros((number, rows + 1), np.bool_),
-        )
+        cluster = len(CLUSTER_FEATURES) + len(setting.kinds)
+        observations = Observations.empty(number, (rows, len(PLACE_FEATURES)), len(REQUEST_FEATURES), cluster)
         reasons, events, costs = (
             np.zeros(number, np.int64),
             np.zeros(number, np.int64),

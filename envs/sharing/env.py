@@ -6,23 +6,19 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 
-from envs.metrics import RequestRecords
-from envs.one_episode import OneEpisode
+from envs.placing import Observation, PlacingEnv, PlacingSpaces
 from envs.policy_spec import PolicySpec
 from envs.sharing.config import SharingConfig
-from envs.sharing.deciders import Observations, Outcome, SharingDeciders
+from envs.sharing.deciders import SharingDeciders
 from envs.sharing.episode import SharingEpisode
 from envs.sharing.render import Renderer
 from envs.sharing.state import Share, SharingState
 from envs.simulator.sharing.arrays import PS_PER_S
 from envs.simulator.sharing.features import CLUSTER_FEATURES, HIGHEST, PLACE_FEATURES, REQUEST_FEATURES
 
-Observation = dict[str, NDArray[np.float32]]
 
-
-def make_spaces(episode: SharingEpisode) -> tuple[spaces.Space[Any], spaces.Discrete]:
+def make_spaces(episode: SharingEpisode) -> PlacingSpaces:
     """Observation and action space of a configuration."""
     setting = episode.setting
     shapes = {
@@ -36,7 +32,7 @@ def make_spaces(episode: SharingEpisode) -> tuple[spaces.Space[Any], spaces.Disc
     return spaces.Dict(boxes), spaces.Discrete(episode.num_actions)
 
 
-class SharingEnv(OneEpisode[Observation]):
+class SharingEnv(PlacingEnv):
     """Many small models on few nodes: where does each request go? `Serving/Sharing-v0`.
 
     Dozens of models, each invoked rarely and in bursts, are served by a few CPU and GPU nodes after LLM-Mesh
@@ -90,12 +86,14 @@ class SharingEnv(OneEpisode[Observation]):
     * v0: first release.
     """
 
+    episode: SharingEpisode
+    _deciders: SharingDeciders
+
     def __init__(self, render_mode: str | None = None, **config: Any) -> None:
-        self._set_render_mode(render_mode)
-        self.episode = SharingEpisode(SharingConfig(**config))
-        self._deciders = SharingDeciders([self.episode])
-        self.observation_space, self.action_space = make_spaces(self.episode)
-        self._renderer = Renderer(self.episode.setting) if render_mode else None
+        episode = SharingEpisode(SharingConfig(**config))
+        super().__init__(
+            render_mode, SharingDeciders([episode]), make_spaces(episode), lambda: Renderer(episode.setting)
+        )
         self._state: SharingState | None = None
 
     @property
@@ -125,12 +123,8 @@ class SharingEnv(OneEpisode[Observation]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         """Begins the episode that a seed stands for; `options={"split": ...}` chooses where it is drawn from."""
-        chosen = self._seed_of(seed)
         self._state = None
-        observations = self._deciders.reset([0], [chosen], (options or {}).get("split"))
-        if self._renderer:
-            self._renderer.begin(self.state)
-        return _first(observations), self._info(observations, None)
+        return super().reset(seed=seed, options=options)
 
     def step(
         self, action: np.int64 | int | Share | None
@@ -145,14 +139,9 @@ class SharingEnv(OneEpisode[Observation]):
         observations, outcomes = self._deciders.step(np.array([chosen], np.int64), told)
         outcome = outcomes[0]
         assert outcome is not None, "an episode that is not done has an outcome"
-        if self._renderer:
-            self._renderer.record(self.state)
-        info = self._info(observations, outcome)
-        return _first(observations), outcome.reward, outcome.terminated, outcome.truncated, info
-
-    def action_masks(self) -> NDArray[np.bool_]:
-        """(S + N + 1,), which actions are possible now."""
-        return self._mask
+        seen = self._shown(observations)
+        info = self._info(outcome.dt_s, outcome.terms(self.episode.classes), outcome.refused)
+        return seen, outcome.reward, outcome.terminated, outcome.truncated, info
 
     @property
     def gpu_seconds(self) -> float:
@@ -161,32 +150,3 @@ class SharingEnv(OneEpisode[Observation]):
         computes = [not node.is_cpu for node in self.config.cluster.nodes]
         used_ps = self.episode.simulator.used_ps()[np.array(computes)[setting.node_kinds]]
         return float(used_ps.sum() / PS_PER_S)
-
-    def records(self) -> RequestRecords:
-        """What happened to every request that has arrived."""
-        return self.episode.simulator.results()
-
-    def fork(self) -> SharingEnv:
-        """A copy of the episode that continues to the same numbers; it does not render."""
-        copy = self._fork()
-        copy._deciders = self._deciders.branch([0])
-        copy.episode = copy._deciders.episodes[0]
-        return copy
-
-    def _info(self, observations: Observations, outcome: Outcome | None) -> dict[str, Any]:
-        self._mask = observations.masks[0]
-        return {
-            "dt": outcome.dt_s if outcome else 0.0,
-            "reward_terms": outcome.terms(self.episode.classes) if outcome else {},
-            "refused": outcome.refused if outcome else "",
-            "num_refused": self.episode.num_refused,
-            "action_mask": self._mask,
-        }
-
-
-def _first(observations: Observations) -> Observation:
-    return {
-        "places": observations.places[0],
-        "request": observations.request[0],
-        "cluster": observations.cluster[0],
-    }

@@ -18,9 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baselines.policy import BatchPolicy
+from envs.placing import Observations
 from envs.registration import make_env
 from envs.sharing.config import SharingConfig
-from envs.sharing.deciders import Observations, SharingDeciders
+from envs.sharing.deciders import SharingDeciders
 from envs.sharing.episode import SharingEpisode
 from envs.workload.registry import WorkloadSpec
 from runners.policies import load_policy

@@ -15,11 +15,12 @@ from envs.live.routing.fleet import LiveFleet
 from envs.live.settings import LiveSettings
 from envs.metrics import RequestRecords
 from envs.one_episode import OneEpisode
+from envs.placing import Observation
 from envs.policy_spec import PolicySpec
 from envs.reward import RewardMeter
 from envs.routing.config import RoutingConfig
 from envs.routing.encoding import StateEncoder
-from envs.routing.env import Observation, make_spaces
+from envs.routing.env import make_spaces
 from envs.routing.episode import Episode
 from envs.routing.render import Renderer
 from envs.routing.state import Dispatch, RoutingState
