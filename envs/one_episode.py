@@ -1,7 +1,8 @@
-"""What the scalar environments have in common: seeds, pictures, forks."""
+"""What the scalar environments have in common: seeds and pictures; of simulated ones, records and forks."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from copy import deepcopy
 from typing import Any, Self, TypeVar
 
@@ -38,14 +39,6 @@ class OneEpisode(gym.Env[Observed, np.int64]):
         super().reset(seed=seed)
         return int(self.np_random.integers(MAX_SEED)) if seed is None else seed
 
-    def _fork(self) -> Self:
-        """A copy that shares its parts, which the caller replaces; it does not render."""
-        copy = type(self).__new__(type(self))
-        copy.__dict__.update(self.__dict__)
-        copy._np_random = deepcopy(self._np_random)
-        copy.render_mode, copy._renderer = None, None
-        return copy
-
     def render(self) -> Any:
         """The cluster now (ansi) or over time (rgb_array)."""
         if self._renderer is None:
@@ -54,14 +47,53 @@ class OneEpisode(gym.Env[Observed, np.int64]):
         return self._renderer.text() if self.render_mode == "ansi" else self._renderer.image()
 
 
-class StepByStep(OneEpisode[Observed]):
-    """One episode at a time, which takes a decision and goes on to the next one (`envs.side_by_side.Playable`).
+class Simulated(OneEpisode[Observed]):
+    """One simulated episode at a time.
 
     Attributes:
-        core: The episode; it also has `simulator`, `state`, `done`, `num_refused` and `fork()`.
+        core: The episode; it has `simulator`, `num_refused` and `fork()`.
     """
 
     core: Any
+
+    @property
+    @abstractmethod
+    def state(self) -> Any:
+        """What a policy may know now."""
+
+    @abstractmethod
+    def action_masks(self) -> NDArray[np.bool_]:
+        """Which actions are possible now."""
+
+    def records(self) -> RequestRecords:
+        """What happened to every request that has arrived.
+
+        Raises:
+            ValueError: the environment was told not to keep it.
+        """
+        records: RequestRecords = self.core.simulator.results()
+        return records
+
+    def _info(self, dt_s: float, terms: dict[str, float], refused: str) -> dict[str, Any]:
+        return {
+            "dt": dt_s,
+            "reward_terms": terms,
+            "refused": refused,
+            "num_refused": self.core.num_refused,
+            "action_mask": self.action_masks(),
+        }
+
+    def _fork(self) -> Self:
+        """A copy that shares its parts, which the caller replaces; it does not render."""
+        copy = type(self).__new__(type(self))
+        copy.__dict__.update(self.__dict__)
+        copy._np_random = deepcopy(self._np_random)
+        copy.render_mode, copy._renderer = None, None
+        return copy
+
+
+class StepByStep(Simulated[Observed]):
+    """One episode at a time, which takes a decision and goes on to the next one; its core is a `Playable`."""
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -89,26 +121,8 @@ class StepByStep(OneEpisode[Observed]):
         mask: NDArray[np.bool_] = self.core.mask()
         return mask
 
-    def records(self) -> RequestRecords:
-        """What happened to every request that has arrived.
-
-        Raises:
-            ValueError: the environment was told not to keep it.
-        """
-        records: RequestRecords = self.core.simulator.results()
-        return records
-
     def fork(self) -> Self:
         """A copy of the episode that continues to the same numbers; it does not render."""
         copy = self._fork()
         copy.core = self.core.fork()
         return copy
-
-    def _info(self, dt_s: float, terms: dict[str, float], refused: str) -> dict[str, Any]:
-        return {
-            "dt": dt_s,
-            "reward_terms": terms,
-            "refused": refused,
-            "num_refused": self.core.num_refused,
-            "action_mask": self.core.mask(),
-        }

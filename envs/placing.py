@@ -10,8 +10,7 @@ import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.metrics import RequestRecords
-from envs.one_episode import OneEpisode
+from envs.one_episode import Simulated
 from envs.side_by_side import BatchObservation, SideBySide
 
 Observation = dict[str, NDArray[np.float32]]
@@ -60,14 +59,9 @@ class Stepped(NamedTuple):
     dt_s: NDArray[np.float64]  # (N,), to the next decision
 
 
-class PlacingEnv(OneEpisode[Observation]):
-    """One request after another is placed.
+class PlacingEnv(Simulated[Observation]):
+    """One request after another is placed."""
 
-    Attributes:
-        episode: It also has `simulator` and `num_refused`.
-    """
-
-    episode: Any
     _deciders: Any
     _mask: NDArray[np.bool_]
 
@@ -80,14 +74,9 @@ class PlacingEnv(OneEpisode[Observation]):
     ) -> None:
         self._set_render_mode(render_mode)
         self._deciders = deciders
-        self.episode = deciders.episodes[0]
+        self.core = deciders.episodes[0]
         self.observation_space, self.action_space = spaces
         self._renderer = make_renderer() if render_mode else None
-
-    @property
-    @abstractmethod
-    def state(self) -> Any:
-        """What a policy may know now."""
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -111,26 +100,12 @@ class PlacingEnv(OneEpisode[Observation]):
         """(places + 1,), which actions are possible now."""
         return self._mask
 
-    def records(self) -> RequestRecords:
-        """What happened to every request that has arrived."""
-        records: RequestRecords = self.episode.simulator.results()
-        return records
-
     def fork(self) -> Self:
         """A copy of the episode that continues to the same numbers; it does not render."""
         copy = self._fork()
         copy._deciders = self._deciders.branch([0])
-        copy.episode = copy._deciders.episodes[0]
+        copy.core = copy._deciders.episodes[0]
         return copy
-
-    def _info(self, dt_s: float, terms: dict[str, float], refused: str) -> dict[str, Any]:
-        return {
-            "dt": dt_s,
-            "reward_terms": terms,
-            "refused": refused,
-            "num_refused": self.episode.num_refused,
-            "action_mask": self._mask,
-        }
 
 
 class PlacingVectorEnv(SideBySide):

@@ -55,9 +55,9 @@ class Engines:
 
 def engines_of(env: Any) -> Engines | None:
     """The engines of an environment, or None where they are not known beforehand."""
-    core = env.unwrapped
-    if hasattr(core, "episode") and hasattr(core.episode, "desk"):  # a fleet behind a router
-        simulator = core.episode.simulator
+    core: Any = getattr(env.unwrapped, "core", None)
+    if hasattr(core, "desk"):  # a fleet behind a router
+        simulator = core.simulator
         fleet = simulator.fleet  # whose places may be faster or slower than they are said to be
         mixed, decode, kv = _speeds(simulator.tables, np.arange(len(fleet.kinds)))
         fastest = {
@@ -70,8 +70,8 @@ def engines_of(env: Any) -> Engines | None:
         }
         total = sum(fastest[place.replica] for place in fleet.places)
         return Engines(mixed, decode, kv, total, core.config.cluster.prefix_caching)
-    if hasattr(core, "core") and hasattr(core.core, "num_base"):  # a node of engines that merge
-        cluster, num_base = core.core.simulator.cluster, core.core.num_base
+    if hasattr(core, "num_base"):  # a node of engines that merge
+        cluster, num_base = core.simulator.cluster, core.num_base
         mixed, decode, kv = _speeds(cluster.tables, np.arange(len(cluster.widths)))
         base = min(cluster.widths)
         rates = [

@@ -82,7 +82,7 @@ class RoutingEnv(PlacingEnv):
     * v0: first release.
     """
 
-    episode: Episode
+    core: Episode
     _deciders: Deciders
 
     def __init__(self, render_mode: str | None = None, **config: Any) -> None:
@@ -94,22 +94,22 @@ class RoutingEnv(PlacingEnv):
     @property
     def config(self) -> RoutingConfig:
         """What the environment is made of."""
-        return self.episode.config
+        return self.core.config
 
     @property
     def state(self) -> RoutingState:
         """What the router knows now."""
-        return self.episode.state
+        return self.core.state
 
     @property
     def policy_spec(self) -> PolicySpec:
         """What a policy is told before an episode."""
         return PolicySpec(
             cluster=self.config.cluster,
-            slos=self.episode.slos,
-            classes=self.episode.classes,
+            slos=self.core.slos,
+            classes=self.core.classes,
             decision_interval_s=self.config.retry_s,
-            engines=self.episode.engines,
+            engines=self.core.engines,
             queue_capacity=self.config.queue_capacity,
         )
 
@@ -120,12 +120,12 @@ class RoutingEnv(PlacingEnv):
         if self._deciders.done[0]:
             raise RuntimeError("the episode is over; call reset()")
         place, reasons = self._place_of(action)
-        before = self.episode.num_refused
+        before = self.core.num_refused
         observations, outcomes = self._deciders.step(np.array([place], np.int64))
-        if self.episode.num_refused > before:
+        if self.core.num_refused > before:
             reasons.append(f"action {place} is no place that can take the request")
         seen = self._shown(observations)
-        terms = outcomes.interval(0).terms(self.episode.classes)
+        terms = outcomes.interval(0).terms(self.core.classes)
         info = self._info(float(outcomes.dt_s[0]), terms, "; ".join(reasons))
         reward = float(outcomes.rewards(self.config.objective)[0])
         return seen, reward, bool(outcomes.terminated[0]), bool(outcomes.truncated[0]), info
@@ -135,8 +135,8 @@ class RoutingEnv(PlacingEnv):
         if not isinstance(action, Dispatch):
             return (self._deciders.hold if action is None else int(action)), []
         if action.priority is not None:
-            self.episode.give_priority(action.priority)
-        receipts = [self.episode.command(command) for command in action.commands]
+            self.core.give_priority(action.priority)
+        receipts = [self.core.command(command) for command in action.commands]
         self._deciders.look_at(0)
         place = self._deciders.hold if action.place is None else int(action.place)
         return place, [receipt.reason for receipt in receipts if not receipt.accepted]
@@ -146,14 +146,14 @@ class RoutingEnv(PlacingEnv):
 
         What has been observed, the mask included, stays as of the decision.
         """
-        receipt = self.episode.command(command)
+        receipt = self.core.command(command)
         self._deciders.look_at(0)
         return receipt.reason
 
     @property
     def gpu_seconds(self) -> float:
         """GPU-seconds that replicas have been kept."""
-        return float(self.episode.simulator.gpu_seconds().sum())
+        return float(self.core.simulator.gpu_seconds().sum())
 
     def roll_forks(
         self, actions: Sequence[int | None], score: PlaceScore, most_decisions: int

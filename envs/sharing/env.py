@@ -86,7 +86,7 @@ class SharingEnv(PlacingEnv):
     * v0: first release.
     """
 
-    episode: SharingEpisode
+    core: SharingEpisode
     _deciders: SharingDeciders
 
     def __init__(self, render_mode: str | None = None, **config: Any) -> None:
@@ -99,13 +99,13 @@ class SharingEnv(PlacingEnv):
     @property
     def config(self) -> SharingConfig:
         """What the environment is made of."""
-        return self.episode.config
+        return self.core.config
 
     @property
     def state(self) -> SharingState:
         """What a policy may know now; made when somebody asks."""
         if self._state is None:
-            self._state = self.episode.state
+            self._state = self.core.state
         return self._state
 
     @property
@@ -113,10 +113,10 @@ class SharingEnv(PlacingEnv):
         """What a policy is told before an episode."""
         return PolicySpec(
             cluster=self.config.cluster,
-            slos=self.episode.slos,
-            classes=self.episode.classes,
+            slos=self.core.slos,
+            classes=self.core.classes,
             decision_interval_s=self.config.manager.retry_s,
-            sharing=self.episode.setting,
+            sharing=self.core.setting,
         )
 
     def reset(
@@ -130,23 +130,23 @@ class SharingEnv(PlacingEnv):
         self, action: np.int64 | int | Share | None
     ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Takes a decision and lets time pass to the next one."""
-        if self.episode.done:
+        if self.core.done:
             raise RuntimeError("the episode is over; call reset()")
         told = action if isinstance(action, Share) else None
-        hold = self.episode.num_actions - 1
+        hold = self.core.num_actions - 1
         chosen = hold if action is None or isinstance(action, Share) else int(action)
         self._state = None
         observations, outcomes = self._deciders.step(np.array([chosen], np.int64), told)
         outcome = outcomes[0]
         assert outcome is not None, "an episode that is not done has an outcome"
         seen = self._shown(observations)
-        info = self._info(outcome.dt_s, outcome.terms(self.episode.classes), outcome.refused)
+        info = self._info(outcome.dt_s, outcome.terms(self.core.classes), outcome.refused)
         return seen, outcome.reward, outcome.terminated, outcome.truncated, info
 
     @property
     def gpu_seconds(self) -> float:
         """GPU-seconds for which GPU nodes have had instances."""
-        setting = self.episode.setting
+        setting = self.core.setting
         computes = [not node.is_cpu for node in self.config.cluster.nodes]
-        used_ps = self.episode.simulator.used_ps()[np.array(computes)[setting.node_kinds]]
+        used_ps = self.core.simulator.used_ps()[np.array(computes)[setting.node_kinds]]
         return float(used_ps.sum() / PS_PER_S)

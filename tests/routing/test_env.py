@@ -118,11 +118,11 @@ def test_a_whole_episode_keeps_every_promise(env):
             total_dt += info["dt"]
         last = (terminated, truncated)
     assert last == (True, False)
-    first_s = env.episode.workload.arrival_s[0]
+    first_s = env.core.workload.arrival_s[0]
     assert env.state.now_s == pytest.approx(first_s + total_dt)
     assert env.state.request is None
     records = frame(env)
-    assert len(records) == len(env.episode.workload)
+    assert len(records) == len(env.core.workload)
     assert not (records["outcome"] == "unfinished").any()
 
 
@@ -149,7 +149,7 @@ def test_rewards_add_up_to_what_the_records_say():
 
 
 def step_of(env) -> int:
-    return int(env.episode.desk.desk["decisions"][0])
+    return int(env.core.desk.desk["decisions"][0])
 
 
 def test_the_choices_of_the_built_in_router_give_its_figures():
@@ -167,7 +167,7 @@ def test_the_choices_of_the_built_in_router_give_its_figures():
         done = terminated or truncated
     fleet = FleetConfig(groups=MIXED.groups, router="least_requests")
     simulator = FleetSimulator(fleet, env.policy_spec.slos)
-    simulator.reset(env.episode.workload)
+    simulator.reset(env.core.workload)
     simulator.run_to_completion()
     assert frame(env).equals(simulator.results().to_frame())
 
@@ -181,7 +181,7 @@ def test_a_real_policy_serves_every_variant(env):
         observation, _, terminated, truncated, _ = env.step(policy.act(observation, env.state))
         done = terminated or truncated
     assert terminated
-    assert len(frame(env)) == len(env.episode.workload)
+    assert len(frame(env)) == len(env.core.workload)
 
 
 def test_an_episode_over_refuses_further_steps_and_so_does_one_that_has_not_begun():
@@ -203,7 +203,7 @@ def test_the_drain_limit_cuts_an_episode_off_and_counts_what_is_left():
     assert left > 0
     assert info["reward_terms"]["abandoned"] == -left
     assert reward < -env.config.objective.scale * env.config.objective.abandoned
-    assert env.state.now_s == pytest.approx(env.episode.workload.arrival_s[-1] + 2.5)
+    assert env.state.now_s == pytest.approx(env.core.workload.arrival_s[-1] + 2.5)
 
 
 def test_holding_for_ever_is_cut_off_and_costs_every_request():
@@ -239,7 +239,7 @@ def test_a_policy_changes_neither_arrivals_nor_predictions_nor_failures():
     for choose in (lambda e: 0, lambda e: masked_action(e, rng)):
         for _ in play(env, 2, choose):
             pass
-        seen.append((frame(env)[["arrival_s", "input_tokens"]], env.episode.desk.predicted.copy()))
+        seen.append((frame(env)[["arrival_s", "input_tokens"]], env.core.desk.predicted.copy()))
     assert seen[0][0].equals(seen[1][0])
     np.testing.assert_array_equal(seen[0][1], seen[1][1])
 
@@ -279,7 +279,7 @@ def test_a_fork_goes_on_to_the_same_numbers_and_leaves_the_original_alone(env):
     fork.reset()
     env.reset()
     untouched.reset()
-    np.testing.assert_array_equal(env.episode.workload.arrival_s, untouched.episode.workload.arrival_s)
+    np.testing.assert_array_equal(env.core.workload.arrival_s, untouched.core.workload.arrival_s)
 
 
 def test_the_true_length_is_nowhere_in_sight():
@@ -288,8 +288,8 @@ def test_the_true_length_is_nowhere_in_sight():
     other = make_env("routing", workload=conv(40, 20.0), cluster=MIXED, prediction=PredictionSpec("max"))
     env.reset(seed=0)
     other.reset(seed=0)
-    longest = int(np.argmax(other.episode.workload.output_tokens[:20]))
-    other.episode.simulator.traffic.output[longest] -= 1
+    longest = int(np.argmax(other.core.workload.output_tokens[:20]))
+    other.core.simulator.traffic.output[longest] -= 1
     for step in range(longest + 3):
         ours, theirs = env.step(step % 3), other.step(step % 3)
         for key in ours[0]:

@@ -178,7 +178,7 @@ def test_a_request_that_nobody_could_ever_hold_is_refused_on_arrival_and_asks_fo
     small = ReplicaSpec("llama-3.1-8b", "H100", kv_blocks=40)
     env = trace([(0.0, 5000, 10, 0), (1.0, 100, 10, 0)], cluster=FleetConfig(groups=(GroupSpec(small, 2),)))
     _, info = env.reset(seed=0)
-    assert env.episode.workload.max_output_tokens[0] == 1000
+    assert env.core.workload.max_output_tokens[0] == 1000
     _, reward, terminated, _, info = env.step(0)  # the one decision of an episode in which all are refused
     assert terminated
     assert info["reward_terms"]["abandoned"] == -2
@@ -238,7 +238,7 @@ def test_a_request_is_sent_by_the_action_and_by_no_route_beside_it(trace):
     assert "not by a Route" in info["refused"]
     env.step(0)
     assert env.records().engine.tolist() == [1, 0]
-    assert env.episode.simulator.world.cluster["num_pooled"][0] == 0
+    assert env.core.simulator.world.cluster["num_pooled"][0] == 0
 
 
 def test_what_is_held_is_counted_without_what_is_to_be_decided(trace):

@@ -160,9 +160,9 @@ def test_averages_of_arrivals_come_to_the_rate():
             seen.append(observation["cluster"])
     shown = np.mean(seen, axis=0)
     rate = np.expm1(shown[CLUSTER_FEATURES.index("requests_short")]) * env.config.scales.request_rate
-    assert rate == pytest.approx(env.episode.workload.rate_rps, rel=0.25)
+    assert rate == pytest.approx(env.core.workload.rate_rps, rel=0.25)
     prompts = np.expm1(shown[CLUSTER_FEATURES.index("prompt_tokens_short")]) * env.config.scales.token_rate
-    assert prompts == pytest.approx(rate * env.episode.workload.input_tokens.mean(), rel=0.4)
+    assert prompts == pytest.approx(rate * env.core.workload.input_tokens.mean(), rel=0.4)
 
 
 def test_stale_gauges_are_those_of_their_last_reading():

@@ -110,7 +110,7 @@ def test_a_whole_episode_keeps_every_promise(env):
             assert reward == pytest.approx(env.config.objective.scale * weighted, abs=1e-9)
             assert info["dt"] >= 0
             total_dt += info["dt"]
-    assert env.episode.done
+    assert env.core.done
     assert env.state.event == Event.END
     assert env.state.now_s == pytest.approx(total_dt)
     assert events <= {Event.PLACEMENT, Event.ITERATION, Event.END}
@@ -221,7 +221,7 @@ def test_an_impossible_action_is_counted_and_holds():
 def test_the_observation_knows_no_true_lengths():
     """Episodes that differ in true answers alone look alike until something has ended."""
     env = make_env("sharing", **BASE)
-    source = env.episode.source
+    source = env.core.source
 
     class Longer:
         def __init__(self, tokens: int) -> None:
@@ -234,7 +234,7 @@ def test_the_observation_knows_no_true_lengths():
 
     seen = []
     for tokens in (900, 1000):
-        env.episode.source = Longer(tokens)
+        env.core.source = Longer(tokens)
         observation, _ = env.reset(seed=1)
         rows = [observation]
         for _ in range(12):
@@ -262,7 +262,7 @@ def test_a_policy_that_manages_memory_is_asked_about_it():
             break
         if state.event == Event.PLACEMENT:
             request = state.requests[state.offered]
-            model = env.episode.setting.models[int(request["model"])]
+            model = env.core.setting.models[int(request["model"])]
             # Just enough for the prompt and a few tokens, so that pools run short.
             kv = 16 * model.kv_bytes_per_token * (int(request["input_tokens"]) // 16 + 2)
             share = Share(NewInstance(int(state.nodes["num_instances"].argmin()), kv))
@@ -334,7 +334,7 @@ def test_an_episode_that_does_not_end_is_cut_off():
     *_, (_, _, terminated, truncated, info) = play(env, 0, lambda e: None)
     assert truncated
     assert not terminated
-    unfinished = int(env.episode.unfinished().sum())
+    unfinished = int(env.core.unfinished().sum())
     assert 0 < unfinished < 60
     assert env.state.event == Event.END
     assert -info["reward_terms"]["abandoned"] >= unfinished

@@ -207,12 +207,12 @@ def make_claim(
 
 def _outcome(env: SharingEnv, policy: Policy, seed: int) -> Outcome:
     episode = run_episode(env, policy, seed)
-    records, setting = episode.records, env.episode.setting
-    slo = env.episode.slos[0]
+    records, setting = episode.records, env.core.setting
+    slo = env.core.slos[0]
     ttft_slo_s = slo.ttft_limits_s(records.input_tokens)
     in_time = records.ttft_s <= ttft_slo_s
     last_due_s = records.arrival_s + ttft_slo_s + slo.tpot_s * (records.output_tokens - 1)
-    used_s = env.episode.simulator.used_ps() / 1e12
+    used_s = env.core.simulator.used_ps() / 1e12
     node = np.where(records.engine >= 0, records.engine // setting.slots_per_node, 0)
     kinds = setting.node_kinds
     nodes, tokens_per_s = {}, {}
