@@ -169,7 +169,6 @@ def test_lt_ua_follows_a_burst():
 
 
 def test_without_a_past_the_last_hour_stands_for_the_next():
-    pytest.importorskip("statsmodels")
     policy = planner("LT-I")
     assert net(policy.act(None, state(endpoint(2)))) == -1
     few = traffic(300.0, input_tokens=np.full(12, 350.0 * 300))
@@ -187,7 +186,6 @@ def test_machines_bound_the_plan():
 
 
 def test_the_forecaster_is_arima_and_is_fitted_once_a_day():
-    pytest.importorskip("statsmodels")
     rng = np.random.default_rng(0)
     past = traffic(300.0, input_tokens=300.0 * (300 + 10 * rng.normal(size=288)))
     policy = SageServePolicy(SageServeScalingConfig(strategy="LT-I"))

@@ -10,5 +10,5 @@
     recurrent.py   sizes and training that recurrent networks share
     determinism.py one thread and a random state of its own for what is trained
 
-statsmodels and prophet come with the extra `forecast`; they are imported when a forecaster is made.
+statsmodels and Prophet are imported when a forecaster is made; Prophet comes with the extra `forecast`.
 """

@@ -35,7 +35,7 @@ class SeriesForecaster(Protocol):
 
 
 def library(name: str) -> Any:
-    """A module of the extra `forecast`.
+    """A module that is imported when it is needed: one takes a second, another is an extra's.
 
     Raises:
         ValueError: It is not installed.
