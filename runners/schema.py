@@ -23,7 +23,13 @@ from runners.clusters import CLUSTERS
 from runners.typed import schema_of
 
 # Fields of an environment's dataclass that are config groups or words of their own.
-LIVE_ENVS = ("autoscaling", "dp_tp", "routing")  # that live servers can be the body of
+LIVE_ENVS = (
+    "autoscaling",
+    "deployment",
+    "dp_tp",
+    "routing",
+    "sharing",
+)  # that live servers can be the body of
 SHARED_ENV_FIELDS = ("workload", "cluster", "objective", "split")
 
 PAPERS = ("flying_serving", "llm_mesh", "oserve", "preserve", "sageserve")

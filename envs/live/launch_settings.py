@@ -28,6 +28,7 @@ class LaunchSettings:
             servers side by side do not disturb each other.
         model: Folder with the model's config.json, or its repository; None: a tiny Llama.
         tp_size: Tensor-parallel degree.
+        pp_size: Pipeline-parallel degree.
         memory_utilization: Share of GPU memory that it may use; on a CPU its KV pool is what counts.
         sleep_mode: Whether it can be put to sleep; on GPUs only.
         python: Python with vLLM; None: the one that SERVING_GYM_VLLM_PYTHON names.
@@ -45,6 +46,7 @@ class LaunchSettings:
     slot: str = "0"
     model: str | None = None
     tp_size: int = 1
+    pp_size: int = 1
     memory_utilization: float = 0.9
     sleep_mode: bool = False
     python: str | None = None
@@ -102,6 +104,7 @@ class LaunchSettings:
             "--scheduling-policy", self.order,
             "--no-enable-prefix-caching", "--enable-per-request-metrics", "--enable-logging-iteration-details",
             "--tensor-parallel-size", str(self.tp_size),
+            "--pipeline-parallel-size", str(self.pp_size),
         ]  # fmt: skip
         if self.device == "cuda":
             share = ["--gpu-memory-utilization", str(self.memory_utilization)]
@@ -121,7 +124,7 @@ def environment(settings: LaunchSettings) -> dict[str, str]:
         own["CUDA_VISIBLE_DEVICES"] = settings.slot
     else:
         own["VLLM_CPU_OMP_THREADS_BIND"] = settings.slot
-        if settings.tp_size > 1:
+        if settings.tp_size * settings.pp_size > 1:
             own["TORCH_COMPILE_DISABLE"] = "1"  # ranks on a CPU share no compiled code
     if settings.sleep_mode:
         own["VLLM_SERVER_DEV_MODE"] = "1"
