@@ -15,6 +15,7 @@ USUAL_RIVALS = {  # of each environment that has two bodies
     "deployment": ("vllm_static", "vllm_reload", "llumnix_deployment", "stay"),
     "dp_tp": ("static_dp", "static_tp", "load_threshold", "flying_serving"),
     "routing": ("round_robin", "least_request", "power_of_two", "jsq"),
+    "sharing": ("first_fit", "place_score", "sllm", "random"),
 }
 COMPARED = (
     "return",

@@ -25,17 +25,23 @@ from envs.live.launch_settings import LaunchSettings
 from envs.live.launcher import LocalServer, ending_on_sigterm
 from envs.live.routing.env import LiveRoutingEnv
 from envs.live.routing.fleet import places_of
+from envs.live.sharing.env import LiveSharingEnv
+from envs.live.sharing.fleet import SharedFleet
 from envs.live.supervision import LocalServers
 from envs.live.switching.env import LiveDPTPEnv
 from envs.live.tiny_model import LONGEST
 from envs.live.transitions import Slot
 from envs.machines.cluster import Deployment
 from envs.machines.spec import DeploymentSpec
+from envs.sharing.episode import SharingEpisode
+from envs.sharing.spec import SharingSpec
+from envs.sharing.state import SharedModel
+from envs.simulator.sharing.build import size_of
 from runners.environments import env_arguments, make_configured_env
 from runners.schema import LIVE_BACKENDS, BackendConfig, RunConfig
 from runners.switching import switching_env
 
-LiveEnv = LiveRoutingEnv | LiveDPTPEnv | LiveAutoscalingEnv | LiveDeploymentEnv
+LiveEnv = LiveRoutingEnv | LiveDPTPEnv | LiveAutoscalingEnv | LiveDeploymentEnv | LiveSharingEnv
 _PACKAGES = ("aiohttp", "prometheus_client")
 
 
@@ -149,6 +155,51 @@ def _divided_env(config: RunConfig, folder: Path) -> Iterator[LiveDeploymentEnv]
         yield LiveDeploymentEnv(fleet, backend.control_within_s, **arguments)
 
 
+@contextlib.contextmanager
+def _shared_env(config: RunConfig, folder: Path) -> Iterator[LiveSharingEnv]:
+    """The sharing environment on GPUs or cores of this machine; every server is stopped in the end.
+
+    Raises:
+        ValueError: servers are named that somebody else launched, or there are not as many slots as nodes.
+    """
+    arguments, backend = _launching_arguments(config)
+    cluster: SharingSpec = arguments["cluster"]
+    nodes = slots_of(backend, [1] * cluster.num_nodes)
+
+    def settings_of(model: SharedModel, node: int) -> LaunchSettings:
+        return LaunchSettings(
+            device=backend.device,
+            slot=nodes[node],
+            model=_folder_of(backend.serves, model.name),
+            max_model_len=model.max_tokens,
+            memory_utilization=cluster.memory_utilization,
+            sleep_mode=backend.sleep_mode,
+            python=backend.python,
+            block_size=cluster.block_tokens,
+            max_num_seqs=cluster.max_num_seqs,
+        )
+
+    def make_fleet(episode: SharingEpisode) -> SharedFleet:
+        setting, manager = episode.setting, episode.config.manager
+        widest = max(setting.models, key=lambda model: model.max_tokens)
+        empty = [settings_of(widest, i // setting.slots_per_node) for i in range(setting.num_slots)]
+        slots = _slots(empty, backend, folder)
+        fleet = SharedFleet(slots, setting, settings_of, manager, "fcfs", backend, backend.envelope)
+        stack.callback(fleet.close)
+        return fleet
+
+    with ending_on_sigterm(), contextlib.ExitStack() as stack:
+        yield LiveSharingEnv(make_fleet, backend.control_within_s, **arguments)
+
+
+def _folder_of(serves: str | None, model: str) -> str | None:
+    """Folder with a model's config.json: `serves/ARCHITECTURE` where there is one, else `serves` for all."""
+    if serves is None:
+        return None
+    own = Path(serves) / size_of(model)
+    return str(own) if own.is_dir() else serves
+
+
 def _replica_settings(config: BackendConfig, cluster: DeploymentSpec) -> LaunchSettings:
     """How a replica on one GPU is launched."""
     settings = LaunchSettings(
@@ -259,7 +310,7 @@ def _launch_settings(
     return settings if replica.kv_blocks is None else replace(settings, kv_blocks=replica.kv_blocks)
 
 
-_LAUNCHING = {"autoscaling": _scaled_env, "deployment": _divided_env}
+_LAUNCHING = {"autoscaling": _scaled_env, "deployment": _divided_env, "sharing": _shared_env}
 
 
 @contextlib.contextmanager

@@ -33,7 +33,9 @@ class LaunchSettings:
         sleep_mode: Whether it can be put to sleep; on GPUs only.
         python: Python with vLLM; None: the one that SERVING_GYM_VLLM_PYTHON names.
         block_size: Tokens a KV block holds.
-        kv_blocks: KV blocks for requests; vLLM keeps one more back.
+        kv_blocks: KV blocks for requests; vLLM keeps one more back. On a CPU only.
+        kv_bytes: KV pool of a rank, bytes, that block included; None: on a CPU `kv_blocks`, on a GPU what its share of
+            memory leaves.
         max_model_len: Longest request, tokens.
         max_num_seqs: Most running requests.
         max_num_batched_tokens: Token budget of an iteration.
@@ -52,6 +54,7 @@ class LaunchSettings:
     python: str | None = None
     block_size: int = 32
     kv_blocks: int = 511
+    kv_bytes: int | None = None
     max_model_len: int = 2048
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 512
@@ -106,10 +109,13 @@ class LaunchSettings:
             "--tensor-parallel-size", str(self.tp_size),
             "--pipeline-parallel-size", str(self.pp_size),
         ]  # fmt: skip
+        pool = self.kv_bytes
         if self.device == "cuda":
             share = ["--gpu-memory-utilization", str(self.memory_utilization)]
-            return common + share + (["--enable-sleep-mode"] if self.sleep_mode else [])
-        pool = (self.kv_blocks + 1) * self.block_size * KV_BYTES_PER_TOKEN
+            fixed = [] if pool is None else ["--kv-cache-memory-bytes", str(pool)]
+            return common + share + fixed + (["--enable-sleep-mode"] if self.sleep_mode else [])
+        if pool is None:
+            pool = (self.kv_blocks + 1) * self.block_size * KV_BYTES_PER_TOKEN
         return [*common, "--enforce-eager", "--kv-cache-memory-bytes", str(pool)]
 
 

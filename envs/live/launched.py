@@ -131,7 +131,7 @@ class LaunchedRun(LiveRun):
         for number, slot in enumerate(self.slots):
             if slot.eject_if_dead():
                 self.deaths += 1
-                self.bring_back(number)
+                self.on_death(number)
             elif number in self._owed and slot.state is SlotState.READY:
                 self._owed.discard(number)
             elif number in self._owed and slot.state is SlotState.FAILED and slot.idle:
@@ -143,6 +143,10 @@ class LaunchedRun(LiveRun):
                     del self._died_s[number]
                     slot.start()
         self._learn()
+
+    def on_death(self, number: int) -> None:
+        """A server that was in service has died."""
+        self.bring_back(number)
 
     def give_up(self, number: int) -> None:
         """A server that has died is not to be started again."""

@@ -100,9 +100,15 @@ class Replay:
     def recall(self, engine: int) -> None:
         """Takes back what an engine has not given a token for yet; it goes to the router, or the pool, again."""
         for row in sorted(self.ledger.engines[engine].in_flight):
-            if not self.ledger.generated[row]:
-                self._recalled.add(row)
-                self._streams[row].cancel()
+            self.recall_row(row)
+
+    def recall_row(self, row: int) -> bool:
+        """Takes one request back. Returns whether it could be: a request that has a token stays where it is."""
+        if row not in self._streams or self.ledger.generated[row]:
+            return False
+        self._recalled.add(row)
+        self._streams[row].cancel()
+        return True
 
     def _body(self, row: int) -> dict[str, object]:
         workload = self.ledger.workload

@@ -47,7 +47,7 @@ class LiveRun:
     @property
     def now_s(self) -> float:
         """Seconds since the run began; 0 before."""
-        return self._session.replay.now_s
+        return self._session.now_s
 
     @property
     def servers(self) -> tuple[Server, ...]:

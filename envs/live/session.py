@@ -80,6 +80,11 @@ class LiveSession:
         return self._replaying is not None
 
     @property
+    def now_s(self) -> float:
+        """Seconds since the present run began; 0 before."""
+        return self.replay.now_s if self.begun else 0.0
+
+    @property
     def trouble(self) -> BaseException | None:
         """What ended the present run before its time."""
         if self.scraper.missing is not None:
