@@ -53,6 +53,9 @@ GPUS: Mapping[str, GpuSpec] = MappingProxyType(
             # One socket of a 32-core 4th-generation Xeon: 8 channels of DDR5-4800, AMX at 2.0 GHz (2048 operations a
             # core and cycle); `nvlink_bandwidth` is the link to a second socket. Nothing here was ever measured.
             GpuSpec("Xeon-32c-AMX", 512e9, 307.2e9, {"bf16": 131e12}, 96e9),
+            # A core of the machine that servers are launched on (`runners.calibrate backend=vllm`). Nominal figures:
+            # what is reached of them is in the profile.
+            GpuSpec("cpu", 16e9, 40e9, {"bf16": 500e9}, 40e9),
         )
     }
 )

@@ -254,9 +254,23 @@ KIMI_K2_5 = replace(
     DEEPSEEK_V3, name="kimi-k2.5", num_heads=64, vocab=163840, max_model_len=262144, num_experts=384
 )
 
+# What `backend.launch=true` starts on a CPU where no model is named (`envs.live.tiny_model`).
+TINY_LLAMA = ModelSpec(
+    name="tiny-llama",
+    num_layers=4,
+    hidden=256,
+    num_heads=4,
+    num_kv_heads=4,
+    head_dim=64,
+    intermediate=688,
+    vocab=4096,
+    max_model_len=4096,
+)
+
 MODELS: dict[str, ModelSpec] = {
     spec.name: spec
     for spec in (
+        TINY_LLAMA,
         GPT_OSS_120B,
         replace(GPT_OSS_120B, name="gpt-oss-20b", num_layers=24, num_experts=32),
         replace(LLAMA_3_1_8B, name="nemotron-8b-ultralong", max_model_len=4 * 1024 * 1024),

@@ -9,6 +9,7 @@ from typing import Any
 from envs.fleet import FleetConfig
 from envs.live.routing.fleet import places_of
 from envs.live.supervision import LocalServers
+from envs.machines.spec import DeploymentSpec
 from envs.simulator.fleet.build import front_end_of, lone_start_s
 from envs.simulator.kernel.state import PS_PER_S
 from runners.aggregate import aggregate
@@ -107,6 +108,10 @@ def _nominal(simulator: Any) -> dict[str, float]:
     cluster = core.policy_spec.cluster
     if core.policy_spec.autoscaling is not None:
         return {"start_s": float(core.policy_spec.autoscaling.start_s[0, 0])}
+    if isinstance(cluster, DeploymentSpec):  # of a switch without what must drain
+        return {"start_s": cluster.reinit_s, "switch_s": cluster.reinit_s}
+    if core.policy_spec.sharing is not None:
+        return {"start_s": float(core.policy_spec.sharing.load_s.mean())}
     if isinstance(cluster, FleetConfig):
         return {"start_s": lone_start_s(cluster, cluster.groups[0].replica)}
     return {"switch_s": core.core.simulator.cluster.switch_ps / PS_PER_S}

@@ -12,8 +12,10 @@ from runners.rollout import Episode
 
 USUAL_RIVALS = {  # of each environment that has two bodies
     "autoscaling": ("fixed_instances", "hpa_waiting", "hpa_kv", "kpa"),
+    "deployment": ("vllm_static", "vllm_reload", "llumnix_deployment", "stay"),
     "dp_tp": ("static_dp", "static_tp", "load_threshold", "flying_serving"),
     "routing": ("round_robin", "least_request", "power_of_two", "jsq"),
+    "sharing": ("first_fit", "place_score", "sllm", "random"),
 }
 COMPARED = (
     "return",

@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,18 +18,30 @@ from envs.fleet import FleetConfig, ReplicaSpec
 from envs.live.autoscaling.env import LiveAutoscalingEnv
 from envs.live.autoscaling.fleet import ScaledFleet
 from envs.live.backend import LiveBackend
+from envs.live.deployment.env import LiveDeploymentEnv, check_divided
+from envs.live.deployment.fleet import DividedFleet
+from envs.live.deployment.platform import Platform
 from envs.live.launch_settings import LaunchSettings
 from envs.live.launcher import LocalServer, ending_on_sigterm
 from envs.live.routing.env import LiveRoutingEnv
 from envs.live.routing.fleet import places_of
+from envs.live.sharing.env import LiveSharingEnv
+from envs.live.sharing.fleet import SharedFleet
 from envs.live.supervision import LocalServers
 from envs.live.switching.env import LiveDPTPEnv
 from envs.live.tiny_model import LONGEST
 from envs.live.transitions import Slot
+from envs.machines.cluster import Deployment
+from envs.machines.spec import DeploymentSpec
+from envs.sharing.episode import SharingEpisode
+from envs.sharing.spec import SharingSpec
+from envs.sharing.state import SharedModel
+from envs.simulator.sharing.build import size_of
 from runners.environments import env_arguments, make_configured_env
 from runners.schema import LIVE_BACKENDS, BackendConfig, RunConfig
 from runners.switching import switching_env
 
+LiveEnv = LiveRoutingEnv | LiveDPTPEnv | LiveAutoscalingEnv | LiveDeploymentEnv | LiveSharingEnv
 _PACKAGES = ("aiohttp", "prometheus_client")
 
 
@@ -76,18 +88,16 @@ def configured_env(config: RunConfig, folder: Path) -> Iterator[gym.Env[Any, Any
 
 
 @contextlib.contextmanager
-def live_env(
-    config: RunConfig, folder: Path
-) -> Iterator[tuple[LiveRoutingEnv | LiveDPTPEnv | LiveAutoscalingEnv, LocalServers | None]]:
+def live_env(config: RunConfig, folder: Path) -> Iterator[tuple[LiveEnv, LocalServers | None]]:
     """The environment on live servers, and the servers of a fleet that was launched for it."""
     check_installed()
     if config.env["name"] == "dp_tp":
         with switching_env(config, folder) as node:
             yield node, None
         return
-    if config.env["name"] == "autoscaling":
-        with _scaled_env(config, folder) as scaled:
-            yield scaled, None
+    if config.env["name"] in _LAUNCHING:
+        with _LAUNCHING[config.env["name"]](config, folder) as env_of_slots:
+            yield env_of_slots, None
         return
     arguments, backend = env_arguments(config), config.backend
     with ending_on_sigterm(), contextlib.ExitStack() as stack:
@@ -108,23 +118,139 @@ def _scaled_env(config: RunConfig, folder: Path) -> Iterator[LiveAutoscalingEnv]
     Raises:
         ValueError: servers are named that somebody else launched, or there are not as many slots as places.
     """
-    arguments, backend = env_arguments(config), config.backend
-    if not backend.launch:
-        raise ValueError("env=autoscaling starts and stops servers itself: backend.launch must be true")
-    if backend.speed != 1:
-        raise ValueError(f"backend.speed must be 1 with env=autoscaling, got {backend.speed}")
+    arguments, backend = _launching_arguments(config)
     cluster = arguments["cluster"]
-    gates: dict[str, threading.Lock] = defaultdict(threading.Lock)
     with ending_on_sigterm(), contextlib.ExitStack() as stack:
         settings = fleet_launch_settings(backend, cluster)
-        slots = [
-            Slot(LocalServer(each, folder / str(n)), lambda: 0, backend.deadlines, gate=gates[each.slot])
-            for n, each in enumerate(settings)
-        ]
         limits = [each.max_num_seqs for each in settings]
-        fleet = ScaledFleet(slots, limits, cluster.order, backend, backend.envelope)
-        stack.callback(fleet.close)
+        slots = _slots(settings, backend, folder)
+        fleet = stack.enter_context(ScaledFleet(slots, limits, cluster.order, backend, backend.envelope))
         yield LiveAutoscalingEnv(fleet, backend.control_within_s, **arguments)
+
+
+@contextlib.contextmanager
+def _divided_env(config: RunConfig, folder: Path) -> Iterator[LiveDeploymentEnv]:
+    """The deployment environment on GPUs or cores of this machine; every server is stopped in the end.
+
+    Raises:
+        ValueError: servers are named that somebody else launched, or there are not as many ranks as GPUs.
+    """
+    arguments, backend = _launching_arguments(config)
+    cluster: DeploymentSpec = arguments["cluster"]
+    check_divided(cluster)
+    platform = Platform(_replica_settings(backend, cluster), slots_of(backend, [1] * cluster.num_gpus))
+    most = 2 * cluster.num_gpus
+    with ending_on_sigterm(), contextlib.ExitStack() as stack:
+        fleet = stack.enter_context(
+            DividedFleet(
+                _slots([platform.base] * most, backend, folder, in_turn=False),
+                platform,
+                Deployment(cluster.cluster),
+                cluster.max_num_seqs,
+                cluster.order,
+                backend,
+                backend.envelope,
+            )
+        )
+        yield LiveDeploymentEnv(fleet, backend.control_within_s, **arguments)
+
+
+@contextlib.contextmanager
+def _shared_env(config: RunConfig, folder: Path) -> Iterator[LiveSharingEnv]:
+    """The sharing environment on GPUs or cores of this machine; every server is stopped in the end.
+
+    Raises:
+        ValueError: servers are named that somebody else launched, or there are not as many slots as nodes.
+    """
+    arguments, backend = _launching_arguments(config)
+    cluster: SharingSpec = arguments["cluster"]
+    nodes = slots_of(backend, [1] * cluster.num_nodes)
+
+    def settings_of(model: SharedModel, node: int) -> LaunchSettings:
+        return LaunchSettings(
+            device=backend.device,
+            slot=nodes[node],
+            model=_folder_of(backend.serves, model.name),
+            max_model_len=model.max_tokens,
+            memory_utilization=cluster.memory_utilization,
+            sleep_mode=backend.sleep_mode,
+            python=backend.python,
+            block_size=cluster.block_tokens,
+            max_num_seqs=cluster.max_num_seqs,
+        )
+
+    def make_fleet(episode: SharingEpisode) -> SharedFleet:
+        setting, manager = episode.setting, episode.config.manager
+        widest = max(setting.models, key=lambda model: model.max_tokens)
+        empty = [settings_of(widest, i // setting.slots_per_node) for i in range(setting.num_slots)]
+        slots = _slots(empty, backend, folder)
+        fleet = SharedFleet(slots, setting, settings_of, manager, "fcfs", backend, backend.envelope)
+        stack.callback(fleet.close)
+        return fleet
+
+    with ending_on_sigterm(), contextlib.ExitStack() as stack:
+        yield LiveSharingEnv(make_fleet, backend.control_within_s, **arguments)
+
+
+def _folder_of(serves: str | None, model: str) -> str | None:
+    """Folder with a model's config.json: `serves/ARCHITECTURE` where there is one, else `serves` for all."""
+    if serves is None:
+        return None
+    own = Path(serves) / size_of(model)
+    return str(own) if own.is_dir() else serves
+
+
+def _replica_settings(config: BackendConfig, cluster: DeploymentSpec) -> LaunchSettings:
+    """How a replica on one GPU is launched."""
+    settings = LaunchSettings(
+        device=config.device,
+        model=config.serves,
+        max_model_len=config.max_model_len or LONGEST,
+        memory_utilization=cluster.memory_utilization,
+        python=config.python,
+        block_size=cluster.block_size,
+        max_num_seqs=cluster.max_num_seqs,
+        max_num_batched_tokens=cluster.max_num_batched_tokens,
+        order=cluster.order,
+    )
+    return settings if cluster.kv_blocks is None else replace(settings, kv_blocks=cluster.kv_blocks)
+
+
+def _launching_arguments(config: RunConfig) -> tuple[dict[str, Any], BackendConfig]:
+    """Arguments of an environment that starts and stops servers itself, and its backend.
+
+    Raises:
+        ValueError: servers are named that somebody else launched, or time is to go faster.
+    """
+    name, backend = config.env["name"], config.backend
+    if not backend.launch:
+        raise ValueError(f"env={name} starts and stops servers itself: backend.launch must be true")
+    if backend.speed != 1:
+        raise ValueError(f"backend.speed must be 1 with env={name}, got {backend.speed}")
+    return env_arguments(config), backend
+
+
+def _slots(
+    settings: Sequence[LaunchSettings], backend: BackendConfig, folder: Path, in_turn: bool = True
+) -> list[Slot]:
+    """Places for servers, all stopped.
+
+    Args:
+        settings: Of each.
+        backend: The `backend` group.
+        folder: Where models and logs go, a folder each.
+        in_turn: Whether those with the same GPUs or cores start one after another.
+    """
+    gates: dict[Any, threading.Lock] = defaultdict(threading.Lock)
+    return [
+        Slot(
+            LocalServer(each, folder / str(n)),
+            lambda: 0,
+            backend.deadlines,
+            gate=gates[each.slot if in_turn else n],
+        )
+        for n, each in enumerate(settings)
+    ]
 
 
 def fleet_launch_settings(config: BackendConfig, fleet: FleetConfig) -> list[LaunchSettings]:
@@ -182,6 +308,13 @@ def _launch_settings(
         order=fleet.order,
     )
     return settings if replica.kv_blocks is None else replace(settings, kv_blocks=replica.kv_blocks)
+
+
+_LAUNCHING: Mapping[str, Callable[[RunConfig, Path], contextlib.AbstractContextManager[LiveEnv]]] = {
+    "autoscaling": _scaled_env,
+    "deployment": _divided_env,
+    "sharing": _shared_env,
+}
 
 
 @contextlib.contextmanager

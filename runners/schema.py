@@ -23,7 +23,6 @@ from runners.clusters import CLUSTERS
 from runners.typed import schema_of
 
 # Fields of an environment's dataclass that are config groups or words of their own.
-LIVE_ENVS = ("autoscaling", "dp_tp", "routing")  # that live servers can be the body of
 SHARED_ENV_FIELDS = ("workload", "cluster", "objective", "split")
 
 PAPERS = ("flying_serving", "llm_mesh", "oserve", "preserve", "sageserve")
@@ -164,17 +163,6 @@ class RunConfig:
                 f"backend={self.backend.name} is not to be had here (allowed: {', '.join(self.bodies)}); "
                 "runners.evaluate and runners.compare run policies on live servers"
             )
-        if self.backend.name in LIVE_BACKENDS and self.env["name"] not in LIVE_ENVS:
-            raise ValueError(
-                f"env={self.env['name']} runs on backend=simulator only; live servers have: {', '.join(LIVE_ENVS)}"
-                + self._live_reason()
-            )
-
-    def _live_reason(self) -> str:
-        """Why a live backend could not do it even so."""
-        if self.env["name"] == "sharing" and self.env.get("token_scheduler") == "policy":
-            return "; live vLLM servers give out their iterations themselves, so env.token_scheduler=policy never is"
-        return ""
 
     @property
     def seed_range(self) -> range:

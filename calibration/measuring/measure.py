@@ -22,7 +22,7 @@ from calibration.measuring.loads import Limits, Load, designed_loads, held_out
 from calibration.measuring.log import IterationLog
 from calibration.models import ModelSpec
 from calibration.profile import Profile
-from envs.live.servers import Server, probe
+from envs.live.servers import Server, open_client, probe
 
 if TYPE_CHECKING:
     import aiohttp
@@ -87,10 +87,8 @@ async def measure(
     Raises:
         ValueError: nobody answers, the log is not as needed, or the server loses a request.
     """
-    import aiohttp
-
     begun_s = time.monotonic()
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+    async with open_client() as session:
         server = await probe(session, url, model)
         known = limits(server)
         loads = designed_loads(known)

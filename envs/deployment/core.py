@@ -30,6 +30,7 @@ from envs.simulator.kernel.state import FINISHED, PS_PER_S
 from envs.simulator.metering import busy_s
 from envs.simulator.scheduling import to_ps
 from envs.workload.registry import WorkloadSource
+from envs.workload.schema import Workload
 
 FloatArray = NDArray[np.float64]
 
@@ -78,6 +79,15 @@ class DeploymentCore:
             seed: Which episode.
             split: Where it is drawn from; None: the configuration's split.
         """
+        workload, types = self._begin(seed, split)
+        self.simulator.reset(workload, types, self.typing.num_types)
+        self._look()
+        receipt = self._deploy(self._first())
+        assert receipt.accepted, receipt.reason
+        self._look()
+
+    def _begin(self, seed: int, split: str | None) -> tuple[Workload, NDArray[np.int64]]:
+        """Draws an episode, and opens its books; its requests, and the workload type of each."""
         workload = self.source.sample(seed, split or self.config.split)
         types = self.typing.classify(workload, seed)
         self.deadline_ps = to_ps(float(workload.arrival_s[-1]) + self.config.drain_limit_s)
@@ -89,19 +99,24 @@ class DeploymentCore:
             self.config.span_s,
             (spans + 0.5) * self.config.span_s,
         )
-        self.simulator.reset(workload, types, self.typing.num_types)
         self.meter.reset()
         self.done, self.num_refused, self._switch_ps = False, 0, 0
         self._log_read = 0
         self._totals = np.zeros((len(self.classes), len(TOTALS)))
-        self._busy_s = np.zeros(self.simulator.factory.num_engines)
+        self._busy_s = np.zeros(self._num_slots)
         self.span = SpanFigures(0.0, np.zeros(self._totals.shape), 0.0, self._busy_s, 0.0)
-        self._look()
+        return workload, types
+
+    def _first(self) -> Deploy:
+        """What an episode begins with: the best uniform deployment for the mean of the past."""
         plan = best_uniform(self.setting.worth(self._mean_past()))
         deployment = place(self.setting.cluster, plan.kinds)
-        receipt = self._deploy(Deploy(deployment, self.shares_of(deployment, False)))
-        assert receipt.accepted, receipt.reason
-        self._look()
+        return Deploy(deployment, self.shares_of(deployment, False))
+
+    @property
+    def _num_slots(self) -> int:
+        """Engine slots, in which replicas come and go."""
+        return self.simulator.factory.num_engines
 
     def _mean_past(self) -> FloatArray:
         return np.asarray(self.setting.past.mean(axis=0), np.float64)
@@ -120,21 +135,42 @@ class DeploymentCore:
         return self.simulator.now_ps // self._span_ps
 
     @property
+    def deployment(self) -> Deployment:
+        """Replicas in force, or those to be when the switch under way is done."""
+        return self.simulator.deployment
+
+    @property
+    def slots(self) -> NDArray[np.int64]:
+        """(K,), slot of each replica of `deployment`."""
+        return self.simulator.slots
+
+    @property
+    def underway(self) -> SwitchUnderway | None:
+        """The switch under way."""
+        switch = self.simulator.plane.switch
+        if switch is None:
+            return None
+        return SwitchUnderway(
+            switch.started_ps / PS_PER_S, switch.due_ps / PS_PER_S, switch.phase == Phase.DRAIN
+        )
+
+    @property
     def candidates(self) -> list[Candidate]:
         """What can be chosen now, in the order of actions; made when somebody asks."""
         if self._candidates is None:
-            worth, divisions = self.setting.worth(self.forecast), self.setting.divisions(self.forecast)
-            present = self.simulator.deployment.kinds
-            if self.simulator.plane.switch is not None:
-                self._candidates = choices_of(plan_of(worth, present, divisions), stay=True)
-            else:
-                most = self.config.num_candidates
-                self._candidates = find_candidates(worth, present, most, divisions)
+            self._candidates = self._find_candidates()
         return self._candidates
+
+    def _find_candidates(self) -> list[Candidate]:
+        worth, divisions = self.setting.worth(self.forecast), self.setting.divisions(self.forecast)
+        present = self.deployment.kinds
+        if self.underway is not None:
+            return choices_of(plan_of(worth, present, divisions), stay=True)
+        return find_candidates(worth, present, self.config.num_candidates, divisions)
 
     def placed(self, candidate: Candidate) -> Deployment:
         """Where a candidate's replicas would stand."""
-        now = self.simulator.deployment
+        now = self.deployment
         return now if candidate.stay else place(self.setting.cluster, candidate.plan.kinds, now)
 
     def mask(self) -> NDArray[np.bool_]:
@@ -178,15 +214,10 @@ class DeploymentCore:
         """GPUs in replicas that come, and why the command was refused."""
         if action is None:
             return 0, ""
-        if isinstance(action, Deploy):
-            command = action
-        elif 0 <= int(action) < len(self.candidates):
-            candidate = self.candidates[int(action)]
-            deployment = self.placed(candidate)
-            command = Deploy(deployment, self.shares_of(deployment, candidate.apart))
-        else:
+        command, reason = self._command(action)
+        if command is None:
             self.num_refused += 1
-            return 0, f"there is no candidate {int(action)}; there are {len(self.candidates)} now"
+            return 0, reason
         free, before = self.simulator.untouched, self.simulator.deployment
         receipt = self._deploy(command)
         if not receipt.accepted:
@@ -197,6 +228,16 @@ class DeploymentCore:
             return 0, ""
         self._switch_ps = self.simulator.now_ps
         return changed, ""
+
+    def _command(self, action: int | np.integer | Deploy) -> tuple[Deploy | None, str]:
+        """What an action says; None, and why, where there is no such candidate."""
+        if isinstance(action, Deploy):
+            return action, ""
+        if not 0 <= int(action) < len(self.candidates):
+            return None, f"there is no candidate {int(action)}; there are {len(self.candidates)} now"
+        candidate = self.candidates[int(action)]
+        deployment = self.placed(candidate)
+        return Deploy(deployment, self.shares_of(deployment, candidate.apart)), ""
 
     def _deploy(self, command: Deploy) -> Receipt:
         shares = self.shares_of(command.deployment, True) if command.shares is None else command.shares
@@ -238,19 +279,14 @@ class DeploymentCore:
 
     def _observe(self) -> DeploymentState:
         simulator, slots = self.simulator, self.simulator.slots
-        world, switch = simulator.world, simulator.plane.switch
+        world = simulator.world
         engines = simulator.shown()[slots]
-        underway = None
-        if switch is not None:
-            underway = SwitchUnderway(
-                switch.started_ps / PS_PER_S, switch.due_ps / PS_PER_S, switch.phase == Phase.DRAIN
-            )
         return DeploymentState(
             now_s=simulator.now_s,
             deployment=simulator.deployment,
             engines=engines,
             shares=world.shares[:, slots].T.copy(),
-            switch=underway,
+            switch=self.underway,
             history=self.counts[: self._num_seen].copy(),
             forecast=self.forecast,
             num_pooled=int(world.cluster["num_pooled"][0]),
@@ -262,13 +298,11 @@ class DeploymentCore:
     def observe(self) -> Observation:
         """The observation of the present state."""
         costs = [self.cost(candidate) for candidate in self.candidates]
-        return self.encoder.encode(self.state, self.candidates, costs, self.span, self.simulator.slots)
+        return self.encoder.encode(self.state, self.candidates, costs, self.span, self.slots)
 
     def cost(self, candidate: Candidate) -> SwitchCost:
         """What a switch to a candidate would cost now."""
-        return switch_cost(
-            self.config.cluster, self.simulator.deployment, self.placed(candidate), self.state.engines
-        )
+        return switch_cost(self.config.cluster, self.deployment, self.placed(candidate), self.state.engines)
 
     def _measure(self, dt_s: float) -> None:
         """Works out what the span brought."""

@@ -146,7 +146,7 @@ class LiveBackend:
     @property
     def servers(self) -> tuple[Server, ...]:
         """What the servers say they are, by engine."""
-        return self._session.servers
+        return tuple(self._session.servers)
 
     @property
     def now_s(self) -> float:

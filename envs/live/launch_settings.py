@@ -28,11 +28,14 @@ class LaunchSettings:
             servers side by side do not disturb each other.
         model: Folder with the model's config.json, or its repository; None: a tiny Llama.
         tp_size: Tensor-parallel degree.
+        pp_size: Pipeline-parallel degree.
         memory_utilization: Share of GPU memory that it may use; on a CPU its KV pool is what counts.
         sleep_mode: Whether it can be put to sleep; on GPUs only.
         python: Python with vLLM; None: the one that SERVING_GYM_VLLM_PYTHON names.
         block_size: Tokens a KV block holds.
-        kv_blocks: KV blocks for requests; vLLM keeps one more back.
+        kv_blocks: KV blocks for requests; vLLM keeps one more back. On a CPU only.
+        kv_bytes: KV pool of a rank, bytes, that block included; None: on a CPU `kv_blocks`, on a GPU what its share of
+            memory leaves.
         max_model_len: Longest request, tokens.
         max_num_seqs: Most running requests.
         max_num_batched_tokens: Token budget of an iteration.
@@ -45,11 +48,13 @@ class LaunchSettings:
     slot: str = "0"
     model: str | None = None
     tp_size: int = 1
+    pp_size: int = 1
     memory_utilization: float = 0.9
     sleep_mode: bool = False
     python: str | None = None
     block_size: int = 32
     kv_blocks: int = 511
+    kv_bytes: int | None = None
     max_model_len: int = 2048
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 512
@@ -102,11 +107,15 @@ class LaunchSettings:
             "--scheduling-policy", self.order,
             "--no-enable-prefix-caching", "--enable-per-request-metrics", "--enable-logging-iteration-details",
             "--tensor-parallel-size", str(self.tp_size),
+            "--pipeline-parallel-size", str(self.pp_size),
         ]  # fmt: skip
+        pool = self.kv_bytes
         if self.device == "cuda":
             share = ["--gpu-memory-utilization", str(self.memory_utilization)]
-            return common + share + (["--enable-sleep-mode"] if self.sleep_mode else [])
-        pool = (self.kv_blocks + 1) * self.block_size * KV_BYTES_PER_TOKEN
+            fixed = [] if pool is None else ["--kv-cache-memory-bytes", str(pool)]
+            return common + share + fixed + (["--enable-sleep-mode"] if self.sleep_mode else [])
+        if pool is None:
+            pool = (self.kv_blocks + 1) * self.block_size * KV_BYTES_PER_TOKEN
         return [*common, "--enforce-eager", "--kv-cache-memory-bytes", str(pool)]
 
 
@@ -121,7 +130,7 @@ def environment(settings: LaunchSettings) -> dict[str, str]:
         own["CUDA_VISIBLE_DEVICES"] = settings.slot
     else:
         own["VLLM_CPU_OMP_THREADS_BIND"] = settings.slot
-        if settings.tp_size > 1:
+        if settings.tp_size * settings.pp_size > 1:
             own["TORCH_COMPILE_DISABLE"] = "1"  # ranks on a CPU share no compiled code
     if settings.sleep_mode:
         own["VLLM_SERVER_DEV_MODE"] = "1"

@@ -51,12 +51,18 @@ class Ledger:
         workload: requests, with arrivals in real time.
         slos: promise of each class.
         num_engines: engines.
+
+    Attributes:
+        ttft_slo_s: (N,), promised to each row, as the next.
+        tpot_slo_s: (N,).
     """
 
     def __init__(self, workload: Workload, slos: tuple[SLO, ...], num_engines: int) -> None:
         rows = len(workload)
         self.workload, self.slos = workload, slos
-        self._slos_s = np.array([[slo.ttft_s for slo in slos], [slo.tpot_s for slo in slos]])
+        limits_s = np.array([slo.ttft_limits_s(workload.input_tokens) for slo in slos])  # (C, N)
+        self.ttft_slo_s = limits_s[workload.class_id, np.arange(rows)]
+        self.tpot_slo_s = np.array([slo.tpot_s for slo in slos])[workload.class_id]
         self.arrived = 0  # rows below it have arrived
         self.engines = [EngineLoad() for _ in range(num_engines)]
         self.engine = np.full(rows, -1, np.int32)
@@ -132,7 +138,7 @@ class Ledger:
     def latency_cost(self, now_s: float) -> float:
         """Sum over requests of TTFT / SLO + TPOT / SLO, accrued while they are in the system, as in simulation."""
         rows = slice(0, self.arrived)
-        ttft_slo_s, tpot_slo_s = self._slos_s[:, self.workload.class_id[rows]]
+        ttft_slo_s, tpot_slo_s = self.ttft_slo_s[rows], self.tpot_slo_s[rows]
         end_s = np.where(self.outcome[rows] == UNFINISHED, now_s, self.end_s[rows])
         first_s = np.where(np.isnan(self.first_token_s[rows]), end_s, self.first_token_s[rows])
         waiting = (first_s - self.workload.arrival_s[rows]) / ttft_slo_s
@@ -184,15 +190,15 @@ class Ledger:
         load.decoding += 1
         self.first_token_s[row] = now_s
         ttft_s = now_s - float(self.workload.arrival_s[row])
-        met = ttft_s <= self.slos[self.workload.class_id[row]].ttft_s
+        met = ttft_s <= self.ttft_slo_s[row]
         self._add(row, first_tokens=1, ttft_sum_s=ttft_s, ttft_met=met)
 
     def _book_finish(self, row: int) -> None:
-        slo, tokens = self.slos[self.workload.class_id[row]], int(self.generated[row])
+        tokens = int(self.generated[row])
         ttft_s = float(self.first_token_s[row] - self.workload.arrival_s[row])
         tpot_s = float(self.finish_s[row] - self.first_token_s[row]) / max(tokens - 1, 1)
-        met = tpot_s <= slo.tpot_s
-        good = met and ttft_s <= slo.ttft_s
+        met = tpot_s <= self.tpot_slo_s[row]
+        good = met and ttft_s <= self.ttft_slo_s[row]
         self._add(row, finished=1, tpot_sum_s=tpot_s, tpot_met=met, good=good, generated_tokens=tokens)
 
     def _leave(self, row: int, now_s: float) -> None:

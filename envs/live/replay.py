@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from envs.live.ledger import Ledger
 from envs.live.prompts import Prompts
-from envs.live.routers import Candidate, Router
 from envs.live.servers import Server
 from envs.live.stream import StreamEnd, completion_request, stream_completion
 
@@ -26,13 +25,14 @@ class Replay:
 
     Args:
         session: HTTP client.
-        servers: engines, by slot.
+        servers: engines, by slot; one that is started anew may be replaced by what it says of itself then.
         ledger: books of the run.
         prompts: texts of the requests.
-        router: chooses an engine; None: requests wait in the pool until somebody sends them.
-        candidates: engines as the router should see them now.
+        router: chooses the engine of a row, -1: none can take it; None: requests wait in the pool until somebody sends
+            them.
         send_priority: whether the servers' queues know priorities.
         silence_s: longest silence of a server, or wait for one, before a request fails, seconds.
+        server_is_coming: whether one is on its way, for which requests wait longer than that.
         on_arrival: told each row once it has arrived, and been routed where there is a router; not one that is refused.
         on_return: told each row that lost its engine before its first token; None: it goes to the router again.
         on_unreachable: told the engine that could not be reached, and why.
@@ -44,25 +44,25 @@ class Replay:
         servers: Sequence[Server],
         ledger: Ledger,
         prompts: Prompts,
-        router: Router | None,
-        candidates: Callable[[], list[Candidate]],
+        router: Callable[[int], int] | None,
         send_priority: bool,
         silence_s: float,
+        server_is_coming: Callable[[], bool],
         on_arrival: Callable[[int], None],
         on_return: Callable[[int], None] | None,
         on_unreachable: Callable[[int, str], None],
     ) -> None:
         self.session, self.servers, self.ledger, self.prompts = session, servers, ledger, prompts
-        self.router, self.candidates = router, candidates
+        self.router, self.server_is_coming = router, server_is_coming
         self.send_priority, self.silence_s, self.on_arrival = send_priority, silence_s, on_arrival
         self.on_return, self.on_unreachable = on_return, on_unreachable
         self.pool: deque[int] = deque()  # rows that no engine could take yet
         self.begun_s = float("nan")  # monotonic
         self.failure: BaseException | None = None  # an error of our own in a stream, which ends the run
-        self._streams: set[asyncio.Task[None]] = set()
+        self._streams: dict[int, asyncio.Task[None]] = {}  # by row
+        self._recalled: set[int] = set()  # rows whose streams are being broken off for another engine
         self._bodies: dict[int, dict[str, object]] = {}  # of requests that no engine has
         self._attempts: dict[int, int] = {}  # how often a row has been sent
-        self._longest = max(server.most_tokens for server in servers)
 
     @property
     def now_s(self) -> float:
@@ -92,10 +92,23 @@ class Replay:
 
     async def abort(self) -> None:
         """Drops every stream; the servers notice and free what they held."""
-        streams = tuple(self._streams)
+        streams = tuple(self._streams.values())
         for stream in streams:
             stream.cancel()
         await asyncio.gather(*streams, return_exceptions=True)
+
+    def recall(self, engine: int) -> None:
+        """Takes back what an engine has not given a token for yet; it goes to the router, or the pool, again."""
+        for row in sorted(self.ledger.engines[engine].in_flight):
+            self.recall_row(row)
+
+    def recall_row(self, row: int) -> bool:
+        """Takes one request back. Returns whether it could be: a request that has a token stays where it is."""
+        if row not in self._streams or self.ledger.generated[row]:
+            return False
+        self._recalled.add(row)
+        self._streams[row].cancel()
+        return True
 
     def _body(self, row: int) -> dict[str, object]:
         workload = self.ledger.workload
@@ -106,7 +119,9 @@ class Replay:
     def _arrive(self, row: int, body: dict[str, object]) -> None:
         self.ledger.book_arrival(row)
         if not self._fits(row):
-            reason = f"may grow to {self.tokens(row)} tokens where no engine holds more than {self._longest}"
+            reason = (
+                f"may grow to {self.tokens(row)} tokens where no engine holds more than {self._longest()}"
+            )
             self.ledger.book_loss(row, True, reason, self.now_s)
             return
         self._bodies[row] = body
@@ -115,7 +130,10 @@ class Replay:
         self.on_arrival(row)
 
     def _fits(self, row: int) -> bool:
-        return self.tokens(row) <= self._longest
+        return self.tokens(row) <= self._longest()
+
+    def _longest(self) -> int:
+        return max(server.most_tokens for server in self.servers)
 
     def tokens(self, row: int) -> int:
         """Tokens a request may grow to, as its client declares."""
@@ -124,7 +142,7 @@ class Replay:
 
     def _route(self, row: int) -> bool:
         """Sends a request where the router says; False: nowhere."""
-        engine = -1 if self.router is None else self.router.choose(self.candidates(), self.tokens(row))
+        engine = -1 if self.router is None else self.router(row)
         if engine >= 0:
             self._send(row, engine)
         return engine >= 0
@@ -152,11 +170,12 @@ class Replay:
         self.ledger.book_sent(row, engine, self.now_s)
         self._attempts[row] = self._attempts.get(row, 0) + 1
         stream = asyncio.create_task(self._follow(row, engine, self._bodies.pop(row)))
-        self._streams.add(stream)
-        stream.add_done_callback(self._end_stream)
+        self._streams[row] = stream
+        stream.add_done_callback(lambda stream: self._end_stream(row, stream))
 
-    def _end_stream(self, stream: asyncio.Task[None]) -> None:
-        self._streams.discard(stream)
+    def _end_stream(self, row: int, stream: asyncio.Task[None]) -> None:
+        if self._streams.get(row) is stream:  # it has not been sent elsewhere meanwhile
+            del self._streams[row]
         if not stream.cancelled() and stream.exception() is not None:
             self.failure = stream.exception()
 
@@ -172,14 +191,19 @@ class Replay:
                 self.silence_s,
             )
         finally:
-            if end.lost and not self.ledger.generated[row] and self._attempts[row] < MOST_ATTEMPTS:
-                self._take_back(row, engine, body, end.reason)
+            recalled = row in self._recalled
+            self._recalled.discard(row)
+            if recalled and not self.ledger.generated[row]:
+                self._attempts[row] -= 1
+                self._take_back(row, body)
+            elif end.lost and not self.ledger.generated[row] and self._attempts[row] < MOST_ATTEMPTS:
+                self.on_unreachable(engine, end.reason)
+                self._take_back(row, body)
             else:
                 self.ledger.book_end(row, end.refused, end.reason, end.server_ttft_s, self.now_s)
 
-    def _take_back(self, row: int, engine: int, body: dict[str, object], reason: str) -> None:
+    def _take_back(self, row: int, body: dict[str, object]) -> None:
         """A request has lost its server and had no token yet: it is as if it had not been sent."""
-        self.on_unreachable(engine, reason)
         self.ledger.book_return(row, self.now_s)
         self._bodies[row] = body
         if not self._route(row):
@@ -193,10 +217,10 @@ class Replay:
             await asyncio.sleep(_POOL_INTERVAL_S)
             for row in tuple(self.pool):
                 waited_s = self.now_s - float(self.ledger.workload.arrival_s[row])
-                if waited_s > self.silence_s:
+                if not self._route(row):
+                    if waited_s <= self.silence_s or self.server_is_coming():
+                        continue
                     reason = f"no server could take it for {self.silence_s:g} s"
                     self._bodies.pop(row)
                     self.ledger.book_loss(row, False, reason, self.now_s)
-                elif not self._route(row):
-                    continue
                 self.pool.remove(row)

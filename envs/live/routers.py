@@ -5,8 +5,11 @@ They go by the live body's own counts, which are never stale, so that they do no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 LIVE_ROUTERS = ("round_robin", "least_requests", "jsq", "affinity")
 
@@ -26,6 +29,10 @@ class Candidate:
     most_tokens: int
     requests: int
     tokens: int
+
+
+# Engine of a row that may grow to so many tokens; -1: none can take it.
+Chooser = Callable[[Sequence[Candidate], int, int], int]
 
 
 class Router:
@@ -59,3 +66,45 @@ class Router:
         if self.name == "least_requests":
             return min(fitting, key=lambda e: engines[e].requests)
         return min(fitting, key=lambda e: engines[e].tokens)
+
+
+class WeightedRouter:
+    """Chooses engines by shares of each workload type, as the simulator's `weighted` does.
+
+    Of the engines with a share of its type that can take a request, the one that is owed most has it (smooth weighted
+    round robin); where there is none, the one with fewest tokens of all that can.
+
+    Attributes:
+        types: (N,), workload type of each row.
+    """
+
+    def __init__(self) -> None:
+        self.types: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._shares: NDArray[np.float64] = np.zeros((0, 0))
+        self._credit = self._shares.copy()
+        self._least = Router("jsq")
+
+    def share_out(self, shares: NDArray[np.float64]) -> None:
+        """Sets what goes where from now on.
+
+        Args:
+            shares: (E, J), of each type's requests that go to each engine, relative.
+        """
+        if not np.array_equal(shares, self._shares):
+            self._shares, self._credit = shares.copy(), np.zeros(shares.shape)
+
+    def choose(self, engines: Sequence[Candidate], tokens: int, row: int) -> int:
+        """Engine of a row that may grow to `tokens`; -1: none can take it."""
+        kind = self.types[row]
+        able = [
+            e
+            for e, engine in enumerate(engines)
+            if engine.available and tokens <= engine.most_tokens and self._shares[e, kind] > 0
+        ]
+        if not able:
+            return self._least.choose(engines, tokens)
+        owed = self._credit[able, kind] + self._shares[able, kind] / self._shares[able, kind].sum()
+        self._credit[able, kind] = owed
+        best = able[int(owed.argmax())]
+        self._credit[best, kind] -= 1.0
+        return best

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     import aiohttp
 
 _ANSWER_WITHIN_S = 10.0
+# A connection that has been idle for so long is not used again: vLLM's front end closes one after 5 s, and a request
+# that is sent at that moment is lost.
+_KEEP_ALIVE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,14 @@ class Server:
     def most_tokens(self) -> int:
         """Longest request that fits, tokens."""
         return min(self.max_model_len, self.cache.num_blocks * self.cache.block_size)
+
+
+def open_client() -> aiohttp.ClientSession:
+    """An HTTP client that never holds a request back, as an open loop needs."""
+    import aiohttp
+
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S)
+    return aiohttp.ClientSession(connector=connector, read_bufsize=1 << 18)
 
 
 async def probe(session: aiohttp.ClientSession, url: str, model: str | None) -> Server:

@@ -5,21 +5,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from envs.backend import SLO
-from envs.live.gauges import NOTHING
+from envs.live.gauges import NOTHING, Gauges
 from envs.live.ledger import Ledger
 from envs.live.observation import Snapshot, fill_row
 from envs.live.prompts import Prompts
 from envs.live.replay import Replay
-from envs.live.routers import Candidate, Router
+from envs.live.routers import Candidate, Chooser, Router
 from envs.live.scraper import Scraper
-from envs.live.servers import Server, probe
+from envs.live.servers import Server, open_client, probe
 from envs.live.settings import LiveSettings
 
 if TYPE_CHECKING:
@@ -38,19 +37,20 @@ class LiveSession:
         settings: how to deal with the servers.
         max_num_seqs: most running requests of each server, in the order of the addresses.
         order: queue order of the servers, fcfs or priority.
-        router: built-in router; None: requests wait until somebody sends them.
+        router: built-in router, or what else chooses; None: requests wait until somebody sends them.
         on_arrival: told each row of the workload once it has arrived, and been routed where there is a router.
         on_return: told each row whose server was lost before its first token; None: it is routed anew.
 
     Attributes:
-        servers: what the servers say they are, by engine.
+        servers: what the servers say they are, by engine; of one that was never asked, what it is expected to be.
         ledger: books of the present run.
         replay: the present run.
         scraper: readings of `/metrics`.
         in_service: whether a server is to get requests; all are unless somebody says otherwise.
+        server_is_coming: whether one is on its way that requests may wait for; none is unless somebody says so.
     """
 
-    servers: tuple[Server, ...]
+    servers: list[Server]
     ledger: Ledger
     replay: Replay
     scraper: Scraper
@@ -60,21 +60,29 @@ class LiveSession:
         settings: LiveSettings,
         max_num_seqs: Sequence[int],
         order: str,
-        router: str | None,
+        router: str | Chooser | None,
         on_arrival: Callable[[int], None],
         on_return: Callable[[int], None] | None = None,
     ) -> None:
-        self.settings, self.max_num_seqs, self.order, self.router = settings, max_num_seqs, order, router
+        self.settings, self.max_num_seqs, self.order = settings, max_num_seqs, order
+        self._router = router
         self.on_arrival, self.on_return = on_arrival, on_return
         self.in_service: Callable[[int], bool] = lambda server: True
+        self.server_is_coming: Callable[[], bool] = lambda: False
         self._client: aiohttp.ClientSession | None = None
         self._scraping: asyncio.Task[None] | None = None
         self._replaying: asyncio.Task[None] | None = None
+        self._base: list[Gauges] = []
 
     @property
     def begun(self) -> bool:
         """Whether the present run's clock has started."""
         return self._replaying is not None
+
+    @property
+    def now_s(self) -> float:
+        """Seconds since the present run began; 0 before."""
+        return self.replay.now_s if self.begun else 0.0
 
     @property
     def trouble(self) -> BaseException | None:
@@ -87,25 +95,35 @@ class LiveSession:
         return task.exception() if task is not None and task.done() and not task.cancelled() else None
 
     async def attach(self, urls: tuple[str, ...]) -> None:
-        """Asks every server that is in service what it is; the others are taken to be as the first of them.
+        """Asks every server what it is.
 
         Raises:
-            ValueError: one does not answer as vLLM does, or none is in service.
+            ValueError: one does not answer as vLLM does.
         """
-        import aiohttp
+        client = self._open(urls)
+        self.servers = list(await asyncio.gather(*(probe(client, url, self.settings.model) for url in urls)))
 
-        connector = aiohttp.TCPConnector(limit=0)  # an open loop: the client never holds a request back
-        self._client = aiohttp.ClientSession(connector=connector, read_bufsize=1 << 18)
+    async def expect(self, servers: Sequence[Server]) -> None:
+        """Takes note of servers that may start later, and stop again; each is to be asked when it has started."""
+        self._open(tuple(server.url for server in servers))
+        self.servers = list(servers)
+
+    async def learn(self, number: int) -> None:
+        """Asks a server that has just started what it is; its counters begin at nothing.
+
+        Raises:
+            ValueError: it does not answer as vLLM does.
+        """
+        assert self._client is not None
+        self.servers[number] = await probe(self._client, self.servers[number].url, self.settings.model)
+        self.scraper.readings[number], self.scraper.problems[number] = None, ""
+        if self._base:
+            self._base[number] = NOTHING
+
+    def _open(self, urls: tuple[str, ...]) -> aiohttp.ClientSession:
+        self._client = open_client()
         self.scraper = Scraper(urls, self.settings.scrape_interval_s, self.settings.stale_after_s)
-        model = self.settings.model
-        asked = [number for number in range(len(urls)) if self.in_service(number)]
-        if not asked:
-            raise ValueError("no server is in service")
-        answers = await asyncio.gather(*(probe(self._client, urls[number], model) for number in asked))
-        known = dict(zip(asked, answers, strict=True))
-        self.servers = tuple(
-            known.get(number) or replace(answers[0], url=url) for number, url in enumerate(urls)
-        )
+        return self._client
 
     async def detach(self) -> None:
         """Drops what is in flight and lets go of the servers."""
@@ -135,15 +153,24 @@ class LiveSession:
             servers=self.servers,
             ledger=self.ledger,
             prompts=Prompts(workload, self.settings.vocab_size, self.settings.salt),
-            router=None if self.router is None else Router(self.router),
-            candidates=self.candidates,
+            router=self._route_of(self._router),
             send_priority=self.order == "priority",
             silence_s=self.settings.silence_s,
+            server_is_coming=lambda: self.server_is_coming(),
             on_arrival=self.on_arrival,
             on_return=self.on_return,
             on_unreachable=self.scraper.suspect,
         )
         self._scraping = asyncio.create_task(self.scraper.run(self._client))
+
+    def _route_of(self, router: str | Chooser | None) -> Callable[[int], int] | None:
+        """What chooses the engine of a row; a built-in router begins anew."""
+        if router is None:
+            return None
+        if isinstance(router, str):
+            built_in = Router(router)
+            return lambda row: built_in.choose(self.candidates(), self.replay.tokens(row))
+        return lambda row: router(self.candidates(), self.replay.tokens(row), row)
 
     def begin(self) -> None:
         """Starts the clock and the arrivals."""

@@ -4,7 +4,7 @@
     READY -> CORDONED -> DRAINING -> STOPPED        stop
     READY -> CORDONED -> DRAINING -> ASLEEP         sleep (vLLM's sleep mode: GPUs only)
     ASLEEP -> WAKING -> CANARY -> READY             wake
-    READY -> ... -> STOPPED -> STARTING -> ...      relaunch with other settings
+    READY -> ... -> STOPPED -> STARTING -> ...      relaunch with other settings, of one that sleeps as well
 
 A cordoned server gets no new requests. A drained one has none: putting one to sleep in the middle of an answer kills
 its engine. A canary answers one request of our own before it gets others. Each step has a deadline: a drain that takes
@@ -138,14 +138,14 @@ class Slot:
         return self._order((SlotState.ASLEEP,), "wake", self._wake)
 
     def relaunch(self, settings: LaunchSettings) -> str:
-        """Drains a server, and starts it anew with other settings at the same address."""
+        """Drains a server, or ends one that sleeps, and starts it anew with other settings at the same address."""
 
         def work() -> None:
             self._stop(True)
             self.server.settings = settings
             self._start()
 
-        return self._order((SlotState.READY,), "relaunch", work)
+        return self._order((SlotState.READY, SlotState.ASLEEP), "relaunch", work)
 
     def close(self) -> None:
         """Stops the server, whatever it is doing, and ends the thread."""

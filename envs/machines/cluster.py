@@ -177,5 +177,6 @@ def _divides(model: ModelSpec, tp: int) -> bool:
 
 
 def replica_spec(kind: ReplicaKind, engine: ReplicaSpec) -> ReplicaSpec:
-    """A replica of a kind on an engine whose other fields are given."""
-    return replace(engine, tp_size=kind.tp, pp_size=kind.pp, role=kind.role)
+    """A replica of a kind on an engine whose other fields are given for one GPU."""
+    blocks = None if engine.kv_blocks is None else engine.kv_blocks * kind.num_gpus
+    return replace(engine, tp_size=kind.tp, pp_size=kind.pp, role=kind.role, kv_blocks=blocks)

@@ -23,7 +23,10 @@ class DeploymentSpec:
     Args:
         model: Name of a model in `calibration.models`.
         gpu: Name of a GPU in `calibration.hardware`.
-        engine: Serving engine in `calibration.engines` whose latency replicas have, at any width.
+        engine: Serving engine in `calibration.engines` whose latency replicas have, at any width; empty: the profile of
+            the model on the GPU, at the widths it was fitted at.
+        profile: File of a measured profile, or name of a committed one, that replicas have their latency from, at the
+            widths it was fitted at; `engine` is empty then.
         num_machines: Machines.
         gpus_per_machine: GPUs of each. Source: OServe, section 6.1, 8.
         nvlink_bytes_per_s: Bandwidth of a GPU to the others of its machine, each way, bytes/s. Source: section 6.1.
@@ -40,11 +43,14 @@ class DeploymentSpec:
         max_num_batched_tokens: Token budget of an iteration.
         block_size: Tokens a KV block holds.
         memory_utilization: Share of GPU memory that weights and KV may use.
+        kv_blocks: KV blocks of a replica on one GPU, wider ones have as many for each of theirs; None: what the memory
+            leaves.
     """
 
     model: str = "llama-2-70b"
     gpu: str = "H100"
     engine: str = "vllm-0.15"
+    profile: str | None = None
     num_machines: int = 2
     gpus_per_machine: int = 8
     nvlink_bytes_per_s: float = 400e9
@@ -63,6 +69,7 @@ class DeploymentSpec:
     max_num_batched_tokens: int = 8192
     block_size: int = 16
     memory_utilization: float = 0.9
+    kv_blocks: int | None = None
     chunked_prefill: bool = True
     reserve_full_prompt: bool = True
     long_prefill_token_threshold: int = 0
@@ -110,6 +117,8 @@ class DeploymentSpec:
             model=self.model,
             gpu=self.gpu,
             engine=self.engine,
+            profile=self.profile,
+            kv_blocks=self.kv_blocks,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             block_size=self.block_size,

@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +21,7 @@ from envs.live.autoscaling.fleet import ScaledFleet
 from envs.live.autoscaling.traffic import RunningTime, traffic_of
 from envs.live.envelope import EnvelopeSettings
 from envs.live.launch_settings import LaunchSettings
-from envs.live.launcher import _free_port
 from envs.live.ledger import Ledger
-from envs.live.settings import LiveSettings
 from envs.live.transitions import Deadlines, Slot, SlotState
 from envs.metrics import FAILED, FINISHED
 from envs.registration import make_env
@@ -36,51 +33,8 @@ from envs.workload.schema import Workload
 from runners import evaluate
 from runners.rollout import run_episode
 from tests.live.conftest import stream_of
-from tests.live.fake_server import Behaviour, FakeServer
+from tests.live.fake_local import FAST, FREE, FakeLocalServer
 from tests.live.test_launcher import wait_for
-
-FREE = EnvelopeSettings(min_dwell_s=0.0, most_per_hour=1000, most_usage_after=1.0)
-FAST = LiveSettings(("unused",), scrape_interval_s=0.02, stale_after_s=0.5, silence_s=3.0)
-
-
-@dataclass
-class FakeLocalServer:
-    """Stands in for `LocalServer`: a start takes a while, a stop is at once.
-
-    Attributes:
-        start_s: How long a start takes.
-        behaviour: What the server does.
-    """
-
-    start_s: float = 0.1
-    behaviour: Behaviour = field(default_factory=Behaviour)
-    settings: LaunchSettings = field(default_factory=LaunchSettings)
-    folder: Path = Path()
-    url: str = ""
-    server: FakeServer | None = None
-    served: list[dict[str, object]] = field(default_factory=list)
-
-    def reserve(self) -> str:
-        self.url = self.url or f"http://127.0.0.1:{_free_port()}"
-        return self.url
-
-    @property
-    def pid(self) -> int | None:
-        return None if self.server is None else 1
-
-    def start(self) -> None:
-        time.sleep(self.start_s)
-        port = int(self.reserve().rsplit(":", 1)[1])
-        self.server = FakeServer(self.behaviour, self.served, port=port)
-        self.server.__enter__()
-
-    def wait_until_ready(self) -> None:
-        pass
-
-    def stop(self) -> None:
-        server, self.server = self.server, None
-        if server is not None:
-            server.__exit__(None, None, None)
 
 
 @pytest.fixture

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,9 +20,10 @@ from envs.autoscaling.state import (
     EndpointState,
     InstanceStatus,
 )
-from envs.live.autoscaling.fleet import HELD, ScaledFleet
+from envs.live.autoscaling.fleet import ScaledFleet
 from envs.live.autoscaling.traffic import traffic_of, with_past
-from envs.live.ledger import Ledger
+from envs.live.control import ControlDeadline, ControlOverride
+from envs.live.launched import HELD
 from envs.live.observation import in_flight_rows
 from envs.live.routing.desk import NoDecision
 from envs.live.transitions import SlotState
@@ -45,19 +44,6 @@ _STATUS = {
     Held.RUNNING: InstanceStatus.RUNNING,
     Held.DRAINING: InstanceStatus.DRAINING,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class ControlOverride:
-    """A decision that was taken out of the policy's hands: all was left as it was.
-
-    Attributes:
-        at_s: When, seconds since the episode began.
-        reason: Why.
-    """
-
-    at_s: float
-    reason: str
 
 
 class LiveAutoscalingEnv(OneEpisode[Observation]):
@@ -85,7 +71,7 @@ class LiveAutoscalingEnv(OneEpisode[Observation]):
         self._set_render_mode(None)
         self._simulated = Episode(AutoscalingConfig(**config))
         check_scaled(self._simulated, len(fleet.slots))
-        self.fleet, self.control_within_s = fleet, control_within_s
+        self.fleet, self._deadline = fleet, ControlDeadline(control_within_s)
         self.observation_space, self.action_space = make_spaces(self._simulated)  # type: ignore[assignment]
         self._encoder = StateEncoder(self.config, self._simulated.spec)
         self._meter = RewardMeter(len(self._simulated.slos))
@@ -151,7 +137,7 @@ class LiveAutoscalingEnv(OneEpisode[Observation]):
         if self._ended:
             raise RuntimeError("the episode is over; call reset()")
         begun_s = self.state.now_s
-        overrides = self._overrides(action)
+        overrides = self._deadline.overrides(action, self.fleet.now_s)
         executed, refused = ([], "") if overrides else self._carry_out(action)
         self.fleet.advance(min(begun_s + self.config.decision_interval_s, self._stream.duration_s))
         truncated = False
@@ -160,7 +146,7 @@ class LiveAutoscalingEnv(OneEpisode[Observation]):
             truncated, self._ended = not self.fleet.idle, True
         unfinished = self.fleet.unfinished() if truncated else None
         switched = sum(len(entry["places"]) for entry in executed)
-        interval = self._meter.measure(*self._books(), switched, unfinished)
+        interval = self._meter.measure(*self.fleet.books(), switched, unfinished)
         usd = self._usd_since()
         self._look()
         money = sum(getattr(self.config.objective, name) * value for name, value in usd.items())
@@ -189,31 +175,13 @@ class LiveAutoscalingEnv(OneEpisode[Observation]):
 
     def transition_times(self) -> dict[str, list[float]]:
         """How long each start has taken, from the order to the answer to a request, s."""
-        return {
-            "start_s": [
-                starting_s + proving_s
-                for slot in self.fleet.slots
-                for starting_s, proving_s in zip(
-                    slot.took_s(SlotState.STARTING), slot.took_s(SlotState.CANARY), strict=False
-                )
-            ]
-        }
+        return {"start_s": self.fleet.start_times_s()}
 
     def close(self) -> None:
         """Stops the servers."""
         self.fleet.close()
 
     # -- decisions -----------------------------------------------------------------------------------------------------
-
-    def _overrides(self, action: Action | NoDecision) -> list[ControlOverride]:
-        """Why a decision does not count, if it does not."""
-        now_s = self.fleet.now_s
-        if isinstance(action, NoDecision):
-            return [ControlOverride(now_s, action.reason)]
-        late_s = time.monotonic() - self._shown_s
-        if late_s > self.control_within_s:
-            return [ControlOverride(now_s, f"no decision within {self.control_within_s:g} s: {late_s:.2f} s")]
-        return []
 
     def _carry_out(self, action: Any) -> tuple[list[dict[str, Any]], str]:
         """What of a decision has been begun, and what could not be."""
@@ -281,14 +249,6 @@ class LiveAutoscalingEnv(OneEpisode[Observation]):
     def _num_gpus(self) -> NDArray[np.float64]:
         return np.array([group.replica.num_gpus for group in self._simulated.simulator.fleet.places], float)
 
-    def _books(self) -> tuple[NDArray[np.float64], float]:
-        """Running totals by class, and the running sum of TTFT / SLO + TPOT / SLO."""
-
-        def read(ledger: Ledger) -> tuple[NDArray[np.float64], float]:
-            return ledger.totals.copy(), ledger.latency_cost(self.fleet.now_s)
-
-        return self.fleet.ask_ledger(read)
-
     def _usd_since(self) -> dict[str, float]:
         """Money since the last call, by term; a machine that sleeps is as one that is leased to others."""
         usd_per_h = float(self._simulated.spec.gpu_usd_per_h[0])
@@ -348,7 +308,7 @@ class LiveAutoscalingEnv(OneEpisode[Observation]):
             vacant={spec.endpoints[0].region: np.array([held.count(None)])},
             in_flight=fleet.ask_ledger(lambda ledger: in_flight_rows(ledger, self._predicted)),
         )
-        self._shown_s = time.monotonic()
+        self._deadline.shown()
 
     def _instances(self, now_s: float) -> NDArray[np.void]:
         """(I,) INSTANCE_DTYPE, servers that start, serve or drain."""

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,18 +11,13 @@ from numpy.typing import NDArray
 from envs.backend import ENGINE_STATE_DTYPE, SLO
 from envs.fleet import FleetConfig, GroupSpec
 from envs.live.endpoints import check_endpoints
-from envs.live.ledger import Ledger
-from envs.live.loop import LoopThread
 from envs.live.observation import in_flight_rows
 from envs.live.routing.desk import LiveDesk, Override
-from envs.live.servers import Server
+from envs.live.run import LiveRun
 from envs.live.session import LiveSession
 from envs.live.settings import LiveSettings
-from envs.metrics import UNFINISHED, RequestRecords
 from envs.routing.state import RoutedRequest, RoutingState
 from envs.workload.schema import Workload
-
-T = TypeVar("T")
 
 _STEP_S = 0.2
 
@@ -43,7 +35,7 @@ class Offer:
     latency_cost: float
 
 
-class LiveFleet:
+class LiveFleet(LiveRun):
     """Servers, one a place of the fleet and in its order. Use it in a `with` block.
 
     Args:
@@ -60,13 +52,12 @@ class LiveFleet:
         urls = check_endpoints(settings.endpoints, settings.allow_remote)
         self.places = places_of(spec)
         check_fleet(spec, len(urls))
-        self.spec, self.slos, self.settings = spec, slos, settings
+        self.spec, self.slos = spec, slos
         self._offered: queue.SimpleQueue[Offer] = queue.SimpleQueue()
         self._awaited = False  # whether somebody waits for an offer
         self._desk: LiveDesk | None = None
         limits = [group.replica.max_num_seqs for group in self.places]
-        self._session = LiveSession(settings, limits, spec.order, None, self._on_arrival, self._on_arrival)
-        self._loop = LoopThread()
+        super().__init__(LiveSession(settings, limits, spec.order, None, self._on_arrival, self._on_arrival))
         try:
             self._loop.run(self._session.attach(urls))
         except BaseException:
@@ -182,50 +173,9 @@ class LiveFleet:
     # -- figures -------------------------------------------------------------------------------------------------------
 
     @property
-    def now_s(self) -> float:
-        """Seconds since the run began."""
-        return self._session.replay.now_s
-
-    @property
-    def servers(self) -> tuple[Server, ...]:
-        """What the servers say they are, by place."""
-        return self._session.servers
-
-    @property
     def gpu_seconds(self) -> NDArray[np.float64]:
         """(P,), GPU-seconds that each place has been kept for."""
         return np.array([group.replica.num_gpus for group in self.places]) * self.now_s
-
-    def unfinished(self) -> NDArray[np.int64]:
-        """(C,), requests of each class that are still in the system."""
-
-        def count(ledger: Ledger) -> NDArray[np.int64]:
-            rows = slice(0, ledger.arrived)
-            left = ledger.outcome[rows] == UNFINISHED
-            return np.bincount(self.workload.class_id[rows][left], minlength=len(self.slos))
-
-        return self._call_ledger(count)
-
-    def results(self) -> RequestRecords:
-        """What happened to every request that has arrived."""
-        return self._call_ledger(Ledger.records)
-
-    def close(self) -> None:
-        """Drops what is in flight and lets go of the servers."""
-        if self._loop.alive:
-            self._loop.run(self._session.detach())
-        self._loop.close()
-
-    def __enter__(self) -> LiveFleet:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _call_ledger(self, function: Callable[[Ledger], T]) -> T:
-        return self._loop.call(lambda: function(self._session.ledger))
 
     # -- called in the loop's thread -----------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from envs.simulator.sharing.arrays import (
 from envs.simulator.sharing.commands import act
 from envs.simulator.sharing.engine import advance
 from envs.simulator.sharing.features import write_observation
+from envs.simulator.sharing.manager import new_pool
 from envs.simulator.sharing.requests import latency_cost
 
 NO_ACTION = -1  # a command has been given already, or there is none to give
@@ -80,3 +81,30 @@ def decide_many(
         events[w] = advance(world, table, until_ps[w])
         costs[w] = latency_cost(world)
         write_observation(world, table, scales, places[w], request[w], cluster[w], masks[w])
+
+
+@entry
+def look(
+    world: SharingWorld,
+    tables: SharingTables,
+    scales: NDArray[np.float64],
+    places: NDArray[np.float32],
+    request: NDArray[np.float32],
+    cluster: NDArray[np.float32],
+    mask: NDArray[np.bool_],
+) -> None:
+    """Writes the observation of a world that stands still at a decision: arguments as of `write_observation`."""
+    write_observation(world, tables, scales, places, request, cluster, mask)
+
+
+@entry
+def pool_for(world: SharingWorld, tables: SharingTables, n: int, r: int) -> int:
+    """KV pool that the environment's manager gives a new instance for a request, bytes; -1: the node has no room.
+
+    Args:
+        world: The world.
+        tables: What things take.
+        n: The node.
+        r: The request.
+    """
+    return new_pool(world, tables, n, tables.model[r], r)

@@ -1,0 +1,274 @@
+"""Slots of this machine whose servers come and go: what fleets that start and stop servers have in common."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.backend import ENGINE_STATE_DTYPE, SLO
+from envs.live.envelope import Envelope, EnvelopeSettings
+from envs.live.gauges import CacheConfig
+from envs.live.launch_settings import SERVED_NAME, LaunchSettings
+from envs.live.run import LiveRun
+from envs.live.servers import Server
+from envs.live.session import LiveSession
+from envs.live.supervision import FIRST_BACK_OFF_S, LONGEST_BACK_OFF_S
+from envs.live.transitions import Slot, SlotState
+from envs.simulator.autoscaling.inventory import Held
+from envs.workload.schema import Workload
+
+LOOK_EVERY_S = 0.1
+HELD = {  # what a slot's machine is held for; it is vacant in other states
+    SlotState.STARTING: Held.STARTING,
+    SlotState.CANARY: Held.STARTING,
+    SlotState.WAKING: Held.STARTING,
+    SlotState.READY: Held.RUNNING,
+    SlotState.CORDONED: Held.DRAINING,
+    SlotState.DRAINING: Held.DRAINING,
+    SlotState.ASLEEP: Held.SPOT,
+}
+GONE = (SlotState.STOPPED, SlotState.FAILED)
+
+
+class LaunchedRun(LiveRun):
+    """Servers that are launched here, of which some serve. Use it in a `with` block, which no server survives.
+
+    A server that dies is ejected at once, what it had not begun goes to another, and it is started again after a while
+    that doubles each time; that is no reconfiguration of a policy's.
+
+    Args:
+        slots: Places for servers, all stopped.
+        session: How requests get to them.
+        limits: What a policy may not do.
+        num_limited: What `limits` counts as slots.
+        back_off_s: How long after its first death a server is started again.
+
+    Attributes:
+        slots: Places for servers.
+        envelope: What has been reconfigured in the present run.
+        deaths: Servers that died in service.
+        begun_s: When the present run began, monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        slots: Sequence[Slot],
+        session: LiveSession,
+        limits: EnvelopeSettings,
+        num_limited: int,
+        back_off_s: float = FIRST_BACK_OFF_S,
+    ) -> None:
+        self.slots, self.limits, self.back_off_s = list(slots), limits, back_off_s
+        self._num_limited = num_limited
+        self.envelope = Envelope(limits, num_limited)
+        self.deaths = 0
+        self.begun_s = float("nan")
+        self._died_s: dict[int, float] = {}
+        self._owed: set[int] = set()  # slots whose servers have died and are to serve again
+        self._times_died = [0] * len(self.slots)
+        self._known: dict[int, int | None] = {}  # process of each server that has said what it is
+        session.in_service = self.in_service
+        for number, slot in enumerate(self.slots):
+            slot.in_flight = partial(self.in_flight, number)
+        super().__init__(session)
+        expected = [expected_server(slot.server.reserve(), slot.server.settings) for slot in self.slots]
+        self._loop.run(session.expect(expected))
+
+    # -- a run ---------------------------------------------------------------------------------------------------------
+
+    def prepare(self, workload: Workload, slos: tuple[SLO, ...], wanted: Iterable[int]) -> None:
+        """Drops what is in flight, brings some servers into service and the others out of it, and opens new books.
+
+        Args:
+            workload: Requests.
+            slos: Latency promise of each class.
+            wanted: Slots to be in service.
+
+        Raises:
+            ValueError: a server does not start, or does not answer as vLLM does.
+        """
+        self.workload, self.slos = workload, slos
+        self._died_s.clear()
+        self._owed.clear()
+        self._loop.run(self._session.drop())
+        chosen = set(wanted)
+        for number, slot in enumerate(self.slots):
+            bring(slot, number in chosen)
+        for number, slot in enumerate(self.slots):
+            settle(slot, SlotState.READY if number in chosen else SlotState.STOPPED)
+        self._learn()
+        self._loop.run(self._session.prepare(workload, slos))
+        self.envelope = Envelope(self.limits, self._num_limited)
+
+    def begin(self) -> None:
+        """Starts the clock and the arrivals."""
+        self.begun_s = time.monotonic()
+        self._loop.call(self._session.begin)
+
+    def advance(self, until_s: float, stop: Callable[[], bool] = lambda: False) -> None:
+        """Waits until a time, or until `stop` says so.
+
+        Raises:
+            BaseException: what ended the run before its time.
+        """
+        while True:
+            self.look_after()
+            if self._session.trouble is not None:
+                raise self._session.trouble
+            ahead_s = until_s - self.now_s
+            if ahead_s <= 0 or stop():
+                return
+            time.sleep(min(ahead_s, LOOK_EVERY_S))
+
+    def look_after(self) -> None:
+        """Ejects servers that have died and starts them again when their time has come; several times a second."""
+        now_s = time.monotonic()
+        for number, slot in enumerate(self.slots):
+            if slot.eject_if_dead():
+                self.deaths += 1
+                self.on_death(number)
+            elif number in self._owed and slot.state is SlotState.READY:
+                self._owed.discard(number)
+            elif number in self._owed and slot.state is SlotState.FAILED and slot.idle:
+                self._died_s.setdefault(number, now_s)
+            if number in self._died_s:
+                wait_s = min(self.back_off_s * 2 ** self._times_died[number], LONGEST_BACK_OFF_S)
+                if now_s - self._died_s[number] >= wait_s:
+                    self._times_died[number] += 1
+                    del self._died_s[number]
+                    slot.start()
+        self._learn()
+
+    def on_death(self, number: int) -> None:
+        """A server that was in service has died."""
+        self.bring_back(number)
+
+    def give_up(self, number: int) -> None:
+        """A server that has died is not to be started again."""
+        self._died_s.pop(number, None)
+        self._owed.discard(number)
+
+    def bring_back(self, number: int) -> None:
+        """A server that has died, or did not come up, is to be started again when its time has come."""
+        self._died_s.setdefault(number, time.monotonic())
+        self._owed.add(number)
+
+    def in_service(self, number: int) -> bool:
+        """Whether a slot's server may be given requests."""
+        slot = self.slots[number]
+        return slot.state is SlotState.READY and self._known.get(number) == slot.server.pid
+
+    def in_flight(self, number: int) -> int:
+        """Requests that a slot's server has by our own books."""
+        return len(self._session.ledger.engines[number].in_flight) if self._session.begun else 0
+
+    def _learn(self) -> None:
+        """Asks servers that have just started what they are; only then are they given requests.
+
+        Raises:
+            ValueError: one does not answer as vLLM does.
+        """
+        for number, slot in enumerate(self.slots):
+            pid = slot.server.pid
+            if slot.state is not SlotState.READY or pid is None or self._known.get(number) == pid:
+                continue
+            try:
+                self._loop.run(self._session.learn(number))
+            except ValueError:
+                if slot.server.pid == pid:  # else it died before it could answer, and is ejected
+                    raise
+            self._known[number] = pid
+
+    # -- figures -------------------------------------------------------------------------------------------------------
+
+    @property
+    def num_ready(self) -> int:
+        """Servers in service."""
+        return sum(slot.state is SlotState.READY for slot in self.slots)
+
+    def engines(self) -> NDArray[np.void]:
+        """(S,) ENGINE_STATE_DTYPE; nothing is known of servers that do not run."""
+
+        def read() -> NDArray[np.void]:
+            rows = np.zeros(len(self.slots), ENGINE_STATE_DTYPE)
+            self._session.fill_rows(rows, self.now_s)
+            return rows
+
+        rows = self._loop.call(read)
+        for number, slot in enumerate(self.slots):
+            if HELD.get(slot.state) not in (Held.RUNNING, Held.DRAINING):
+                rows[number] = np.zeros((), ENGINE_STATE_DTYPE)
+        return rows
+
+    def held_s(self) -> NDArray[np.float64]:
+        """(S, len(Held)), for how long each slot's machine has been held, and for what, since the run began."""
+        now_s, table = time.monotonic(), np.zeros((len(self.slots), len(Held)))
+        for number, slot in enumerate(self.slots):
+            spans = [(step.state, step.begun_s, step.begun_s + step.took_s) for step in slot.steps]
+            for state, from_s, to_s in (*spans, (slot.state, slot.since_s, now_s)):
+                if state in HELD:
+                    table[number, HELD[state]] += max(min(to_s, now_s) - max(from_s, self.begun_s), 0.0)
+        return table
+
+    def start_times_s(self) -> list[float]:
+        """How long each start has taken, from the order to the answer to a request, s."""
+        return [
+            starting_s + proving_s
+            for slot in self.slots
+            for starting_s, proving_s in zip(
+                slot.took_s(SlotState.STARTING), slot.took_s(SlotState.CANARY), strict=False
+            )
+        ]
+
+    def close(self) -> None:
+        """Drops what is in flight and stops every server."""
+        super().close()
+        ending = [threading.Thread(target=slot.close) for slot in self.slots]
+        for thread in ending:
+            thread.start()
+        for thread in ending:
+            thread.join()
+
+
+def expected_server(url: str, settings: LaunchSettings) -> Server:
+    """What a server will be, before it has been asked: vLLM starts only where its longest request fits."""
+    blocks = -(-settings.max_model_len // settings.block_size)
+    cache = CacheConfig(
+        max(blocks, settings.kv_blocks if settings.device == "cpu" else 0), settings.block_size
+    )
+    return Server(url, SERVED_NAME, SERVED_NAME, "unknown", settings.max_model_len, cache)
+
+
+def bring(slot: Slot, into_service: bool) -> None:
+    """Orders a slot into service or out of it, if it is not there or on its way."""
+    wait_until_idle(slot)
+    if into_service:
+        if slot.state is SlotState.ASLEEP:
+            slot.wake()
+        elif slot.state is not SlotState.READY:
+            slot.start()
+    elif slot.state is not SlotState.STOPPED:
+        slot.stop(drain=False)
+
+
+def wait_until_idle(slot: Slot) -> None:
+    """Waits until a slot has carried out its orders."""
+    while not slot.idle:
+        time.sleep(LOOK_EVERY_S)
+
+
+def settle(slot: Slot, state: SlotState) -> None:
+    """Waits until a slot has carried out its order.
+
+    Raises:
+        ValueError: it failed.
+    """
+    wait_until_idle(slot)
+    if slot.state is not state and not (slot.state is SlotState.FAILED and state is SlotState.STOPPED):
+        note = slot.steps[-1].note if slot.steps else ""
+        raise ValueError(f"a launched server is {slot.state} where it should be {state}: {note}")
