@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
@@ -68,16 +68,19 @@ class Block:
         kind = "policies" if self.search is None else "search"
         return Path(self.folder) / "blocks" / f"{self.stratum}_{self.seed}_{kind}.parquet"
 
-    @property
-    def digest(self) -> str:
-        """Of all that its figures depend on."""
+    def digest(self, contents: Mapping[str, str]) -> str:
+        """Of all that its figures depend on.
+
+        Args:
+            contents: what stands behind each policy's name.
+        """
         names = self.policies if self.search is None else (self.search.base,)
         where = {
             item.name: getattr(self.config, item.name)
             for item in fields(self.config)
             if item.name not in _OF_NO_EPISODE
         }
-        what = (where, self.seed, self.search, [_content(name) for name in names if name is not None])
+        what = (where, self.seed, self.search, [contents[name] for name in names if name is not None])
         return hashlib.sha256(repr((_code(), what)).encode()).hexdigest()
 
     def run(self) -> BlockScores:
@@ -128,29 +131,37 @@ def run_blocks(
         processes: that run them side by side; 1: this one alone.
         tell: hears of each that is done.
     """
-    found = {i: _read(out / block.path, block.digest) for i, block in enumerate(blocks)}
-    missing = [block for i, block in enumerate(blocks) if found[i] is None]
-    for i, block in enumerate(blocks):
-        if found[i] is not None:
+    digests = _digests(blocks)
+    missing = []
+    for block, digest in zip(blocks, digests, strict=True):
+        if _read(out / block.path, digest) is None:
+            missing.append((block, digest))
+        else:
             tell(block)
     if processes == 1 or len(missing) < 2:
-        for block in missing:
-            _run_and_write(block, block.digest, out)
+        for block, digest in missing:
+            _run_and_write(block, digest, out)
             tell(block)
     else:
         _run_side_by_side(missing, out, processes, tell)
-    return [_written(out / block.path, block.digest) for block in blocks]
+    return [_written(out / block.path, digest) for block, digest in zip(blocks, digests, strict=True)]
+
+
+def _digests(blocks: Sequence[Block]) -> list[str]:
+    names = {name for block in blocks for name in (*block.policies, block.search and block.search.base)}
+    contents = {name: _content(name) for name in names if name}
+    return [block.digest(contents) for block in blocks]
 
 
 def _run_side_by_side(
-    blocks: Sequence[Block], out: Path, processes: int, tell: Callable[[Block], None]
+    missing: Sequence[tuple[Block, str]], out: Path, processes: int, tell: Callable[[Block], None]
 ) -> None:
-    """Runs blocks, the searches first: they take longest."""
-    for block in {block.config.env["name"]: block for block in blocks}.values():
+    """Runs blocks, each with its digest, the searches first: they take longest."""
+    for block in {block.config.env["name"]: block for block, _ in missing}.values():
         make_configured_env(block.config).reset(seed=block.seed)  # one process compiles the kernel, not each
-    order = sorted(blocks, key=lambda block: block.search is None)
+    order = sorted(missing, key=lambda item: item[0].search is None)
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), use_one_thread) as pool:
-        running = {pool.submit(_run_and_write, block, block.digest, out): block for block in order}
+        running = {pool.submit(_run_and_write, block, digest, out): block for block, digest in order}
         try:
             for future in as_completed(running):
                 future.result()
