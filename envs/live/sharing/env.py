@@ -79,7 +79,7 @@ class LiveSharingEnv(SharingEnv):
             self._renderer.begin(self.state)
         return self._seen(), self._told(0.0, {}, "", None, [])
 
-    def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:  # type: ignore[override]
+    def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Takes a decision and waits for the next one."""
         if self.episode.done:
             raise RuntimeError("the episode is over; call reset()")
