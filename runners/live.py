@@ -6,7 +6,7 @@ import contextlib
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -310,7 +310,7 @@ def _launch_settings(
     return settings if replica.kv_blocks is None else replace(settings, kv_blocks=replica.kv_blocks)
 
 
-_LAUNCHING: Mapping[str, Callable[[RunConfig, Path], contextlib.AbstractContextManager[LiveEnv]]] = {
+_LAUNCHING: dict[str, Callable[[RunConfig, Path], contextlib.AbstractContextManager[LiveEnv]]] = {
     "autoscaling": _scaled_env,
     "deployment": _divided_env,
     "sharing": _shared_env,

@@ -17,7 +17,7 @@ from calibration.measuring.measure import Measurement, measure, profile_of
 from calibration.measuring.model import served_model
 from calibration.measuring.transitions import measure_switch, measure_transitions, settled
 from calibration.models import MODELS
-from calibration.profile import Profile, dump_profile, profile_file_name
+from calibration.profile import Profile, dump_profile, named_profile, profile_file_name
 from envs.backend import ClusterSpec
 from envs.live.endpoints import check_endpoints
 from envs.live.launcher import LocalServer, ending_on_sigterm
@@ -43,23 +43,50 @@ def measure_live(config: CalibrateConfig, out: Path) -> None:
     times: dict[str, float] = {}
     with ending_on_sigterm(), _servers(config, folder) as (url, log, beside, slot):
         profile = _profile(config, _measured(config, url, log, beside))
-        file = _write(profile, out)  # a transition that fails afterwards does not lose it
+        file = _write(profile, config, out)  # a transition that fails afterwards does not lose it
         if slot is not None and config.transitions:
             times |= measure_transitions(slot)
-            file = _write(replace(profile, transitions=times), out)
+            file = _write(replace(profile, transitions=times), config, out)
     if config.switch_ranks:
         times |= {"switch_s": _switch_s(config, out / "switching")}
-        file = _write(replace(profile, transitions=times), out)
+        file = _write(replace(profile, transitions=times), config, out)
     write_json(out / "calibration.json", {"provenance": profile.provenance, "held_out": profile.held_out})
     _print(replace(profile, transitions=times), config.cluster)
     print_results_in(file)
 
 
-def _write(profile: Profile, out: Path) -> Path:
-    """Writes a profile; returns its file."""
+def _write(profile: Profile, config: CalibrateConfig, out: Path) -> Path:
+    """Writes a profile, beside the widths of another where that is asked for; returns its file."""
     file = out / profile_file_name(profile.model.name, profile.gpu.name)
-    write_text(file, dump_profile(profile))
+    joint = profile if config.widths_of is None else with_width(named_profile(config.widths_of), profile)
+    write_text(file, dump_profile(joint))
     return file
+
+
+def with_width(known: Profile, measured: Profile) -> Profile:
+    """A profile with what was measured at one TP degree more; where from, and how far off, is told of each.
+
+    Args:
+        known: At other degrees. Its transitions stay; those that were measured go with where they come from.
+        measured: At one.
+
+    Raises:
+        ValueError: model or hardware differ.
+    """
+    if (known.model, known.gpu) != (measured.model, measured.gpu):
+        raise ValueError(
+            f"widths_of is a profile of {known.model.name} on {known.gpu.name} with other data than the measured "
+            f"{measured.model.name} on {measured.gpu.name}"
+        )
+    (width,) = measured.coefficients
+    told = {**measured.provenance, "transitions": dict(measured.transitions)}
+    return replace(
+        known,
+        coefficients={**known.coefficients, width: measured.coefficients[width]},
+        frontends={**known.frontends, **measured.frontends},
+        provenance={**known.provenance, f"tp{width}": told},
+        held_out={**known.held_out, f"tp{width}": dict(measured.held_out)},
+    )
 
 
 @contextlib.contextmanager

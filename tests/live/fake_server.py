@@ -85,6 +85,7 @@ class FakeServer:
     async def _start(self) -> None:
         self._slots = asyncio.Semaphore(self.behaviour.max_num_seqs)
         app = web.Application()
+        app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/version", self._version)
         app.router.add_get("/metrics", self._metrics)
@@ -94,6 +95,9 @@ class FakeServer:
         site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True)
         await site.start()
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response()
 
     async def _models(self, request: web.Request) -> web.Response:
         entry = {"id": "tiny", "root": "folder/tiny", "max_model_len": self.behaviour.max_model_len}
