@@ -74,12 +74,12 @@ class Traffic:
         bins = max(1, round(seconds / self.bin_s))
         return self.rows[-bins:]
 
-    def rebinned(self, name: str, bin_s: float) -> NDArray[np.float64]:
-        """A column summed over longer bins that end where this history ends; what is left over at its start is dropped.
+    def windows(self, name: str, bin_s: float) -> NDArray[np.float64]:
+        """(windows, bins) a column, by windows that end where this history ends; what is left over at its start is not.
 
         Args:
             name: Column of TRAFFIC_DTYPE.
-            bin_s: Length of the new bins, a multiple of the present one.
+            bin_s: Length of the windows, a multiple of the bins'.
 
         Raises:
             ValueError: It is not a multiple.
@@ -89,7 +89,11 @@ class Traffic:
             raise ValueError(f"bin_s must be a multiple of {self.bin_s:g} s, got {bin_s:g}")
         whole = len(self.rows) // each * each
         values = np.asarray(self.rows[name][len(self.rows) - whole :], np.float64)
-        return np.asarray(values.reshape(-1, each).sum(axis=1), np.float64)
+        return values.reshape(-1, each)
+
+    def rebinned(self, name: str, bin_s: float) -> NDArray[np.float64]:
+        """A column summed over longer bins: see `windows`."""
+        return np.asarray(self.windows(name, bin_s).sum(axis=1), np.float64)
 
 
 class Operation(StrEnum):

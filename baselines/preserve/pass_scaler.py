@@ -142,11 +142,12 @@ class PassPolicy(Autoscaler):
 
     def _borne(self, endpoint: EndpointState) -> float:
         history, window_s = endpoint.history, self.config.window_s
-        instances = history.rebinned("mean_instances", window_s) * (history.bin_s / window_s)
+        instances = history.windows("mean_instances", window_s)
+        there = (instances > 0).all(axis=1)  # of days before the episode, traffic alone is known
         return borne_rps(
             history.rebinned("requests", window_s),
             history.rebinned("violations", window_s),
-            instances,
+            np.where(there, instances.mean(axis=1), 0.0),
             window_s,
             self.config.violation_share,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from envs.autoscaling.config import AutoscalingConfig
@@ -103,8 +104,7 @@ class StateReader:
             rows["due_s"][place] = plane.due_s(place)
         for name in ("num_running", "num_waiting", "kv_capacity_tokens"):
             rows[name] = engines[name]
-        interactive = np.array(self.spec.interactive)[in_flight["class_id"]]
-        rows["num_interactive"] = np.bincount(in_flight["place"][interactive], minlength=len(rows))
+        _count_interactive(in_flight, simulator.interactive, rows)
         rows["waiting_tokens"] = engines["pending_prefill_tokens"]
         blocks = np.maximum(engines["kv_capacity_blocks"], 1)
         rows["kv_used_tokens"] = engines["kv_used_blocks"] * (engines["kv_capacity_tokens"] // blocks)
@@ -139,6 +139,15 @@ class StateReader:
         first = int(simulator.now_s // self.coming_bin_s)
         rows = self.coming[number, first:].view(TRAFFIC_DTYPE).reshape(-1)
         return Traffic(self.coming_bin_s, self.coming_bin_s * self.coming.shape[1], rows)
+
+
+@njit(cache=True)
+def _count_interactive(
+    in_flight: NDArray[np.void], interactive: NDArray[np.int8], rows: NDArray[np.void]
+) -> None:
+    """Counts the interactive requests in flight of each row, a place."""
+    for i in range(len(in_flight)):
+        rows[in_flight[i].place].num_interactive += interactive[in_flight[i].class_id]
 
 
 def in_flight_of(simulator: AutoscalingSimulator) -> NDArray[np.void]:

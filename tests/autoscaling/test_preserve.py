@@ -308,6 +308,20 @@ def test_borne_load_by_hand():
     assert borne_rps(requests, requests, np.ones(4), 10.0, 0.05) == 0.0
 
 
+def test_a_window_without_instances_at_its_start_shows_no_load_that_they_bore():
+    """Of the days before an episode only traffic is known: 600 requests came, an instance was there for a minute."""
+    policy = PassPolicy(PassConfig(forecasters=("last_value",)))
+    policy.reset(spec(max_instances=9), 0)
+    columns = {"requests": 60.0, "mean_instances": 1.0}
+    past = {name: np.full(20, value) for name, value in columns.items()}
+    whole = policy._borne(endpoint(at(0.5), history=traffic(60.0, end_s=1200.0, **past)))
+    past["mean_instances"][:9] = 0.0
+    partly = policy._borne(endpoint(at(0.5), history=traffic(60.0, end_s=660.0, **past)))
+    past["mean_instances"][:19] = 0.0
+    barely = policy._borne(endpoint(at(0.5), history=traffic(60.0, end_s=60.0, **past)))
+    assert (whole, partly, barely) == (1.0, 1.0, 0.0)
+
+
 def test_erlang_c_by_hand():
     """One server: the utilisation. Two at one erlang: 1/3. Too few: all wait."""
     assert erlang_c(0.6, 1) == pytest.approx(0.6)

@@ -335,6 +335,39 @@ def test_a_request_is_in_the_bins_it_belongs_to():
     assert rows["violations"].tolist() == [0, 0, 0]
 
 
+@pytest.mark.parametrize("slice_s", [7.0, 30.0, 400.0])
+def test_bins_hold_what_happened_however_time_is_cut(slice_s):
+    """Against records, by minutes and by five seconds, with two classes, a crowd that waits and one that preempts."""
+    rng = np.random.default_rng(0)
+    crowd = [(at_s, 200, 300, int(rng.random() < 0.3)) for at_s in np.sort(rng.uniform(0, 10, 400))]
+    replica = replace(REPLICA, kv_blocks=200)
+    simulator = opened(workload(crowd), fleet(GroupSpec(replica, 1)), queue=replace(QUEUE, hold=False))
+    waited = 0
+    while not simulator.empty:
+        simulator.advance(simulator.now_s + slice_s)
+        waited = max(waited, int(simulator.world.engines["num_waiting"][0]))
+    records = simulator.results()
+    assert waited > 20 or slice_s > 60
+    assert records.preemptions.sum() > 0
+    own = records.class_id == 0
+    inside_s = np.where(own, records.arrival_s, records.first_scheduled_s)
+    for bins, skipped in ((simulator.books.history, 5), (simulator.books.recent, 0)):
+        rows = bins.traffic(0, simulator.now_ps).rows[skipped:]
+        length_s = bins.bin_ps / 1e12
+        begins_s = bins.begin_ps / 1e12 + length_s * (skipped + np.arange(len(rows)))
+        for begin_s, row in zip(begins_s, rows, strict=True):
+            end_s = begin_s + length_s
+            shared_s = np.minimum(records.finish_s, end_s) - np.maximum(inside_s, begin_s)
+            first = own & (records.first_token_s > begin_s) & (records.first_token_s <= end_s)
+            late = first & (records.ttft_s > SLOS[0].ttft_s)
+            assert row["mean_concurrency"] == pytest.approx(
+                np.maximum(shared_s, 0).sum() / length_s, abs=1e-3
+            )
+            assert row["first_tokens"] == first.sum()
+            assert row["ttft_sum_s"] == pytest.approx(records.ttft_s[first].sum(), abs=1e-3)
+            assert row["violations"] >= late.sum()
+
+
 def test_pieces_follow_each_other_without_a_seam():
     drawn = WorkloadSource(WorkloadSpec("azure_conv_fitted", num_requests=3000, rate_rps=10.0)).sample(0)
     requests = replace(drawn, classes=CLASSES)

@@ -183,26 +183,53 @@ def book_log(
 
 @njit(cache=True)
 def book_present(
-    bins: FloatArray,
-    begin_ps: int,
-    bin_ps: int,
+    recent: FloatArray,
+    history: FloatArray,
+    begins_ps: tuple[int, int],
+    bins_ps: tuple[int, int],
     since_ps: int,
     now_ps: int,
     requests: NDArray[np.void],
     interactive: NDArray[np.int8],
     ttft_slo_ps: NDArray[np.int64],
 ) -> None:
-    """Books what requests have done since a time that are still inside."""
+    """Books what requests have done since a time that are still inside, in short and in long bins.
+
+    Tens of thousands may wait, far apart in memory and inside for all of the span: one visit for both kinds of bins,
+    and no division where the span lies in one bin.
+    """
+    (begin_ps, long_begin_ps), (bin_ps, long_bin_ps) = begins_ps, bins_ps
+    bin_since = _bin_of_both(begin_ps, bin_ps, since_ps, now_ps)
+    long_bin_since = _bin_of_both(long_begin_ps, long_bin_ps, since_ps, now_ps)
+    whole, long_whole = (now_ps - since_ps) / bin_ps, (now_ps - since_ps) / long_bin_ps
     for slot in range(len(requests)):
         request = requests[slot]
         if request.phase == _FREE:
             continue
-        rows, c, first_ps = bins[request.endpoint], request.class_id, request.first_token_ps
-        from_ps = request.arrival_ps if interactive[c] == 1 else request.first_scheduled_ps
-        if interactive[c] == 1 and first_ps > since_ps:
-            _book_first_token(rows, begin_ps, bin_ps, request.arrival_ps, first_ps, ttft_slo_ps[c])
-        if from_ps >= 0:
-            _spread(rows, _CONCURRENCY, begin_ps, bin_ps, max(from_ps, since_ps), now_ps, 1.0)
+        p, own = request.endpoint, interactive[request.class_id] == 1
+        arrival_ps, first_ps = request.arrival_ps, request.first_token_ps
+        from_ps = arrival_ps if own else request.first_scheduled_ps
+        if own and first_ps > since_ps:
+            slo_ps = ttft_slo_ps[request.class_id]
+            _book_first_token(recent[p], begin_ps, bin_ps, arrival_ps, first_ps, slo_ps)
+            _book_first_token(history[p], long_begin_ps, long_bin_ps, arrival_ps, first_ps, slo_ps)
+        if from_ps < 0:
+            continue
+        if bin_since >= 0 and from_ps <= since_ps:
+            recent[p, bin_since, _CONCURRENCY] += whole
+        else:
+            _spread(recent[p], _CONCURRENCY, begin_ps, bin_ps, max(from_ps, since_ps), now_ps, 1.0)
+        if long_bin_since >= 0 and from_ps <= since_ps:
+            history[p, long_bin_since, _CONCURRENCY] += long_whole
+        else:
+            _spread(history[p], _CONCURRENCY, long_begin_ps, long_bin_ps, max(from_ps, since_ps), now_ps, 1.0)
+
+
+@njit(cache=True)
+def _bin_of_both(begin_ps: int, bin_ps: int, since_ps: int, until_ps: int) -> int:
+    """The bin that a span lies in, or -1: it lies in several, or before the first."""
+    number = (since_ps - begin_ps) // bin_ps
+    return number if since_ps >= begin_ps and until_ps <= begin_ps + (number + 1) * bin_ps else -1
 
 
 @njit(cache=True)
@@ -279,7 +306,8 @@ def _moved(rows: NDArray[Number], shift: int) -> NDArray[Number]:
 
 
 def book(
-    bins: Bins,
+    recent: Bins,
+    history: Bins,
     world: World,
     traffic: kernel.Traffic,
     arrived: slice,
@@ -291,7 +319,8 @@ def book(
     """Books what has happened since a time.
 
     Args:
-        bins: Where.
+        recent: Short bins.
+        history: Long ones.
         world: As it stands now.
         traffic: Arrivals.
         arrived: Rows of them that have arrived since.
@@ -301,14 +330,27 @@ def book(
         classes: (C,) CLASS_DTYPE.
     """
     now_ps = int(world.cluster["now_ps"][0])
-    where = (bins.rows, bins.begin_ps, bins.bin_ps)
-    book_log(*where, since_ps, log, interactive, classes["ttft_slo_ps"], classes["tpot_slo_ps"])
-    book_present(*where, since_ps, now_ps, world.requests, interactive, classes["ttft_slo_ps"])
-    book_arrivals(
-        *where,
-        traffic.arrival_ps[arrived],
-        traffic.prompt[arrived],
-        traffic.class_id[arrived],
-        traffic.endpoint[arrived],
+    ttft_slo_ps = classes["ttft_slo_ps"]
+    for bins in (recent, history):
+        bins.prepare(now_ps)
+        where = (bins.rows, bins.begin_ps, bins.bin_ps)
+        book_log(*where, since_ps, log, interactive, ttft_slo_ps, classes["tpot_slo_ps"])
+        book_arrivals(
+            *where,
+            traffic.arrival_ps[arrived],
+            traffic.prompt[arrived],
+            traffic.class_id[arrived],
+            traffic.endpoint[arrived],
+            interactive,
+        )
+    book_present(
+        recent.rows,
+        history.rows,
+        (recent.begin_ps, history.begin_ps),
+        (recent.bin_ps, history.bin_ps),
+        since_ps,
+        now_ps,
+        world.requests,
         interactive,
+        ttft_slo_ps,
     )

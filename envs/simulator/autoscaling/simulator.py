@@ -319,18 +319,17 @@ class AutoscalingSimulator(FleetSimulator):
         """Notes what requests have done since the last time."""
         log = self.drain_log()
         arrived = slice(self._booked_row, int(self.world.cluster["next_arrival"][0]))
-        for bins in (self.books.recent, self.books.history):
-            bins.prepare(self.now_ps)
-            book(
-                bins,
-                self.world,
-                self.traffic,
-                arrived,
-                log,
-                self._booked_ps,
-                self.interactive,
-                self.tables.classes,
-            )
+        book(
+            self.books.recent,
+            self.books.history,
+            self.world,
+            self.traffic,
+            arrived,
+            log,
+            self._booked_ps,
+            self.interactive,
+            self.tables.classes,
+        )
         count_latencies(self.books.latencies, log)
         if self.books.keeps and len(log):
             self.books.left.append(left_of(log))

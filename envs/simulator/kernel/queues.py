@@ -1,4 +1,9 @@
-"""Request slots and the doubly linked queues they stand in. Row E of `World.queues` is the pool of unrouted ones."""
+"""Request slots and the doubly linked queues they stand in. Row E of `World.queues` is the pool of unrouted ones.
+
+An entry of `World.queues` is the head of a list, its tail, and its finger: the request that was last put between two
+others. Those that follow stand close to it where many older requests come at once, in order, into a long queue: when an
+engine stops and its requests go to others.
+"""
 
 from __future__ import annotations
 
@@ -94,6 +99,36 @@ def _stand_behind(world: World, row: int, level: int, slot: int, before: int) ->
 
 
 @compiled
+def _in_front_of(world: World, row: int, level: int, slot: int) -> int:
+    """The request of an ordered list that another stands behind, or -1: it stands at the head.
+
+    Looked for from both ends of the stretch that it stands in: between head and finger, or between finger and tail.
+    """
+    behind = int64(world.queues[row, level, 1])
+    if behind < 0 or not _comes_before(world, row, slot, behind):
+        return behind
+    before = int64(world.queues[row, level, 0])
+    if _comes_before(world, row, slot, before):
+        return int64(-1)
+    finger = int64(world.queues[row, level, 2])
+    if finger >= 0 and _comes_before(world, row, slot, finger):
+        behind = finger
+    elif finger >= 0:
+        before = finger
+    while True:
+        after = int64(world.requests[before].next)
+        if _comes_before(world, row, slot, after):
+            break
+        before = after
+        behind = int64(world.requests[behind].prev)
+        if not _comes_before(world, row, slot, behind):
+            before = behind
+            break
+    world.queues[row, level, 2] = slot
+    return before
+
+
+@compiled
 def enqueue(world: World, row: int, slot: int) -> None:
     """Puts a request into a queue: by arrival within its level, or at the tail.
 
@@ -104,8 +139,7 @@ def enqueue(world: World, row: int, slot: int) -> None:
     level = _level_of(world, row, slot)
     before = int64(world.queues[row, level, 1])
     if row == len(world.engines) or world.cluster[0].order != FCFS:
-        while before >= 0 and _comes_before(world, row, slot, before):
-            before = int64(world.requests[before].prev)
+        before = _in_front_of(world, row, level, slot)
     _stand_behind(world, row, level, slot, before)
 
 
@@ -123,6 +157,8 @@ def unlink(world: World, row: int, slot: int) -> None:
     """Takes a request out of a queue. An engine's pending prefill tokens stay: the caller settles them."""
     request = world.requests[slot]
     level = _level_of(world, row, slot)
+    if world.queues[row, level, 2] == slot:
+        world.queues[row, level, 2] = request.prev
     if request.prev < 0:
         world.queues[row, level, 0] = request.next
     else:

@@ -328,7 +328,7 @@ class World(NamedTuple):
     requests: NDArray[np.void]  # (R,) REQUEST_DTYPE
     queues: NDArray[
         np.int32
-    ]  # (E + 1, NUM_LEVELS, 2) head and tail slot of each level; row E holds those not yet sent to one
+    ]  # (E + 1, NUM_LEVELS, 3) head, tail and finger (queues.py) of each level; row E holds those not yet sent to one
     running: NDArray[np.int32]  # (E, S) request slots in vLLM's order
     finish_tick: NDArray[np.int64]  # (E, S) tick at which running[e, i] ends; NEVER while it prefills
     residues: NDArray[np.int32]  # (E, B) decoding requests by offset modulo the engine's block size
@@ -426,7 +426,7 @@ def new_world(
         credit=np.zeros((num_endpoints, num_engines)),
         shown=np.zeros(num_engines, ENGINE_STATE_DTYPE),
         requests=np.zeros(request_slots, REQUEST_DTYPE),
-        queues=np.full((num_engines + 1, NUM_LEVELS, 2), -1, np.int32),
+        queues=np.full((num_engines + 1, NUM_LEVELS, 3), -1, np.int32),
         running=np.full((num_engines, max_running), -1, np.int32),
         finish_tick=np.full((num_engines, max_running), NEVER, np.int64),
         residues=np.zeros((num_engines, max_block_size), np.int32),
