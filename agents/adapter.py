@@ -162,14 +162,22 @@ class Adapter:
         """
         raise ValueError(f"agent=api needs counterfactual rollouts, which env {self.env!r} has none of")
 
-    def score_network(self, observation: spaces.Dict, hidden: int) -> nn.Module:
+    def score_network(self, observation: spaces.Dict, config: APIConfig) -> nn.Module:
         """The network that approximate policy iteration trains: scores of actions from a state and from theirs."""
         raise NotImplementedError
 
     def score_policy(
-        self, network: nn.Module, observation: spaces.Dict, action: ActionSpace, name: str
+        self, network: nn.Module, observation: spaces.Dict, action: ActionSpace, config: APIConfig, name: str
     ) -> Policy:
-        """A policy that is greedy in such a network."""
+        """A policy that is greedy in such a network.
+
+        Args:
+            network: Trained.
+            observation: What it was trained to see.
+            action: What it was trained to choose from.
+            config: Settings of the agent.
+            name: What the policy is called.
+        """
         raise NotImplementedError
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from agents.adapter import Adapter, Observation
+from agents.api.config import APIConfig
 from agents.network_policy import NetworkPolicy, place_scores
 from agents.set_network import SetNetwork
 from agents.spaces import ActionSpace
@@ -49,13 +50,13 @@ class PlaceAdapter(Adapter):
         """The places that can take the request."""
         return np.flatnonzero(mask[:-1])
 
-    def score_network(self, observation: spaces.Dict, hidden: int) -> SetNetwork:
+    def score_network(self, observation: spaces.Dict, config: APIConfig) -> SetNetwork:
         """Scores of places."""
         context_size = sum((observation[key].shape or (0,))[0] for key in _CONTEXT)
-        return SetNetwork(context_size, len(self.features), hidden, (hidden,), self.present)
+        return SetNetwork(context_size, len(self.features), config.hidden, (config.hidden,), self.present)
 
     def score_policy(
-        self, network: nn.Module, observation: spaces.Dict, action: ActionSpace, name: str
+        self, network: nn.Module, observation: spaces.Dict, action: ActionSpace, config: APIConfig, name: str
     ) -> NetworkPolicy:
         """Greedy in such a network; it never holds a request that some place can take."""
         assert isinstance(network, SetNetwork)

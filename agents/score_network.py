@@ -23,6 +23,7 @@ class ScoreNetwork:
         middle_weight: (hidden, hidden).
         middle_bias: (hidden,).
         out_weight: (hidden,).
+        margin: Added to the score of the action whose last feature is 1: what others must promise beyond it.
     """
 
     state_weight: FloatArray
@@ -31,6 +32,7 @@ class ScoreNetwork:
     middle_weight: FloatArray
     middle_bias: FloatArray
     out_weight: FloatArray
+    margin: float = 0.0
 
     def scores(self, state: FloatArray, actions: FloatArray) -> FloatArray:
         """(num_actions,), one score an action.
@@ -44,14 +46,27 @@ class ScoreNetwork:
         )
         hidden = np.maximum(hidden @ self.middle_weight + self.middle_bias, 0.0)
         result: FloatArray = hidden @ self.out_weight
-        return result
+        return result + self.margin * actions[:, -1] if self.margin else result
 
 
 class TrainableNetwork(nn.Module):
-    """The same network in torch."""
+    """The same network in torch.
 
-    def __init__(self, state_size: int, action_size: int, hidden: int) -> None:
+    Args:
+        state_size: Length of a state vector.
+        action_size: Length of an action vector.
+        hidden: Width.
+        started: Whether the last feature of an action says that the policy that was started from would do it. The
+            network then has a margin in its favour, which is set and not trained.
+    """
+
+    margin: torch.Tensor
+
+    def __init__(self, state_size: int, action_size: int, hidden: int, started: bool = False) -> None:
         super().__init__()
+        self.started = started
+        if started:
+            self.register_buffer("margin", torch.zeros(()))
         self.state = nn.Linear(state_size, hidden)
         self.action = nn.Linear(action_size, hidden, bias=False)
         self.middle = nn.Linear(hidden, hidden)
@@ -61,7 +76,7 @@ class TrainableNetwork(nn.Module):
         """(batch, num_actions) scores from (batch, state_size) and (batch, num_actions, action_size)."""
         hidden = torch.relu(self.state(state)[:, None, :] + self.action(actions))
         scores: torch.Tensor = self.out(torch.relu(self.middle(hidden))).squeeze(-1)
-        return scores
+        return scores + self.margin * actions[:, :, -1] if self.started else scores
 
     def export(self) -> ScoreNetwork:
         """A copy that runs without torch."""
@@ -76,4 +91,5 @@ class TrainableNetwork(nn.Module):
             middle_weight=array(self.middle.weight.T),
             middle_bias=array(self.middle.bias),
             out_weight=array(self.out.weight[0]),
+            margin=float(self.margin) if self.started else 0.0,
         )

@@ -3,6 +3,11 @@
     python -m runners.compare env=dp_tp workload=azure_conv policies=[static_dp,flying_serving,zoo/dp_tp] seeds=10
     python -m runners.compare benchmark=smoke
 
+    python -m runners.compare env=routing policies=[linear_score_tuned,runs/ten/*]
+
+A pattern stands for several trainings of one agent: they are pooled (`runners.pooling`), with intervals over trainings
+and episodes both.
+
 Writes `comparison.json` (see `runners.comparison`; null means infinite), `episodes.parquet`, and, unless `plots=false`,
 `intervals.png` and `timeline.png`. `benchmark=smoke|full|shift` runs every task of `configs/benchmark/task` instead and
 writes `TASK/comparison.json` and `benchmark.json` (see `runners.benchmark`).
@@ -24,6 +29,7 @@ from runners.comparison import disjoint_blocks
 from runners.live import configured_env
 from runners.output import write_json, write_parquet
 from runners.policies import load_policy
+from runners.pooling import pooled
 from runners.progress import progress_bar
 from runners.rollout import Episode
 from runners.schema import CompareConfig
@@ -70,6 +76,7 @@ def main(config: CompareConfig, out: Path) -> None:
         core: Any = env.unwrapped
         ttft_slo_s = [slo.ttft_s for slo in core.policy_spec.slos]
         comparison = _header(config, results[last]) | compared.said(kinds_of(policies))
+        comparison["pools"] = pooled(results, config.pools)
         tracker.summary(
             {f"{n}/{m}": e["iqm"] for n, p in comparison["policies"].items() for m, e in p["metrics"].items()}
         )
@@ -115,6 +122,25 @@ def _print(comparison: dict[str, Any]) -> None:
     title = f"{comparison['env']} on {comparison['workload']}, {comparison['seeds']} episodes each, interquartile means"
     headings = ["policy", "return\n[95 %]", *(metric.replace("_", "\n") for metric in TABLE_METRICS[1:])]
     print_table(title, [*headings, "us a\ndecision", f"P(better than\n{best})"], rows)
+    for pattern, pool in comparison["pools"].items():
+        _print_pool(pattern, pool)
+
+
+def _print_pool(pattern: str, pool: dict[str, Any]) -> None:
+    """Several trainings of one agent."""
+    rows = [
+        [name, *(f"{100.0 * value:+.1f} %" for value in (gain["iqm"], *gain["ci95"])), wins]
+        for (name, gain), wins in zip(
+            pool["relative_improvement"].items(), pool["probability_of_improvement"].values(), strict=True
+        )
+    ]
+    figure = pool["return"]
+    low, high = figure["ci95"]
+    title = (
+        f"{pattern}: {len(pool['members'])} trainings, return {figure['iqm']:.4g} [{low:.4g}, {high:.4g}]; "
+        "intervals over trainings and episodes"
+    )
+    print_table(title, ["against", "gain", "low", "high", "P(better)"], rows)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,6 +38,41 @@ def policy_names() -> list[str]:
 def is_checkpoint(name: str) -> bool:
     """Whether a policy's name stands for a folder of learned weights."""
     return checkpoint_dir(name) is not None
+
+
+def is_pattern(name: str) -> bool:
+    """Whether a policy's name stands for several checkpoints: runs/ten/*."""
+    return "/" in name and glob.has_magic(name)
+
+
+def members_of(pattern: str) -> tuple[str, ...]:
+    """The checkpoints that a pattern stands for, in the order of their names.
+
+    Args:
+        pattern: as runs/ten/*.
+
+    Raises:
+        ValueError: They are fewer than two.
+    """
+    matches = glob.glob(pattern)  # noqa: PTH207 -- a pattern may be absolute, which Path.glob does not take
+    found = tuple(sorted(name for name in matches if _holds_checkpoint(name)))
+    if len(found) < 2:
+        raise ValueError(
+            f"policies: {pattern!r} must match the folders of at least two trained agents, it matches {len(found)}"
+        )
+    return found
+
+
+def _holds_checkpoint(name: str) -> bool:
+    from agents.checkpoint import find_checkpoint
+
+    if not is_checkpoint(name):
+        return False
+    try:
+        find_checkpoint(name)
+    except ValueError:
+        return False
+    return True
 
 
 def policy_config(name: str) -> dict[str, Any]:

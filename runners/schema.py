@@ -20,6 +20,7 @@ from envs.objective import Objective
 from envs.registration import env_config_class, env_names, usual_policies
 from envs.workload.registry import SPLITS, WorkloadSource, WorkloadSpec, check_choice
 from runners.clusters import CLUSTERS
+from runners.policies import is_pattern, members_of
 from runners.typed import schema_of
 
 # Fields of an environment's dataclass that are config groups or words of their own.
@@ -277,8 +278,8 @@ class CompareConfig(RunConfig):
     """Words of `runners.compare`.
 
     Attributes:
-        policies: names of files in `configs/policy`, or checkpoints (`zoo/NAME`, or a path); None: the environment's
-            usual ones.
+        policies: names of files in `configs/policy`, or checkpoints (`zoo/NAME`, or a path; a pattern, as runs/ten/*,
+            stands for several trainings of one agent, which are also pooled); None: the environment's usual ones.
         plots: whether to draw.
         disjoint: whether windows of a trace must not overlap; there may be fewer than `seeds` then.
         search: clairvoyant search beside the policies.
@@ -316,8 +317,18 @@ class CompareConfig(RunConfig):
 
     @property
     def compared(self) -> tuple[str, ...]:
-        """The policies."""
-        return usual_policies(self.env["name"]) if self.policies is None else self.policies
+        """The policies, each member of a pool by itself."""
+        named = usual_policies(self.env["name"]) if self.policies is None else self.policies
+        return tuple(member for name in named for member in self.pools.get(name, (name,)))
+
+    @property
+    def pools(self) -> dict[str, tuple[str, ...]]:
+        """Checkpoints by the pattern that stands for them.
+
+        Raises:
+            ValueError: a pattern stands for fewer than two.
+        """
+        return {name: members_of(name) for name in self.policies or () if is_pattern(name)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,6 +73,52 @@ def bootstrap_interval(
     return low, high
 
 
+def crossed_interval(
+    tables: Sequence[ArrayLike],
+    statistic: Statistic = interquartile_mean,
+    level: float = LEVEL,
+    repeats: int = REPEATS,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """Percentile interval over two things that are drawn: trainings, and blocks inside each stratum.
+
+    A sample draws trainings with replacement, the same ones in every stratum, and blocks with replacement, the same
+    ones for every training.
+
+    Args:
+        tables: (trainings, blocks), one for each stratum.
+        statistic: of all values pooled, along the last axis.
+        level: coverage, 0 to 1.
+        repeats: bootstrap samples.
+        seed: of the resampling.
+
+    Returns:
+        Lower and upper end.
+
+    Raises:
+        ValueError: no values, different numbers of trainings, or `level` outside (0, 1).
+    """
+    if not 0 < level < 1:
+        raise ValueError(f"level must be between 0 and 1, got {level}")
+    arrays = [np.asarray(table, dtype=np.float64) for table in tables]
+    if not arrays or any(array.ndim != 2 or not array.size for array in arrays):
+        raise ValueError("crossed_interval needs a table of trainings and blocks for every stratum")
+    if len({len(array) for array in arrays}) > 1:
+        raise ValueError("crossed_interval needs the same trainings in every stratum")
+    rng = np.random.default_rng(seed)
+    trainings = len(arrays[0])
+    rows = rng.integers(trainings, size=(repeats, trainings, 1))
+    drawn = []
+    for array in arrays:
+        blocks = array.shape[1]
+        columns = rng.integers(blocks, size=(repeats, 1, blocks))
+        drawn.append(array[rows, columns].reshape(repeats, -1))
+    replicates = np.asarray(statistic(np.concatenate(drawn, axis=1)), dtype=np.float64)
+    tail = 100.0 * (1.0 - level) / 2.0
+    low, high = percentiles(replicates, (tail, 100.0 - tail))
+    return low, high
+
+
 def probability_of_improvement(ours: ArrayLike, theirs: ArrayLike) -> float:
     """Share of seeds on which `ours` is larger than `theirs`; a tie counts half.
 

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from agents.config import AgentConfig
+from envs.workload.registry import check_choice
+
+CONTINUATIONS = ("present", "start")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,8 +16,13 @@ class APIConfig(AgentConfig):
     """Approximate policy iteration by counterfactual rollouts.
 
     Attributes:
-        start: Name and parameters of the policy that the first rollouts follow, as in `configs/policy`; None: the
-            layout stays, or requests follow an untuned score.
+        start: Policy that the first rollouts follow, name and parameters as in `configs/policy`, or `name: checkpoint`
+            and its `path`; None: all stays as it is, or requests follow an untuned score. What it would do is always
+            among the actions compared; but for routing and sharing, where it must be a score that decides inside the
+            kernel or by the observation alone, it is also among the learned policy's (`agents.api.start`).
+        continuation: What rollouts follow after their action: "present" (the present policy) or "start" (the policy
+            that was started from, in all iterations: an improvement of that one alone, at a fraction of the cost where
+            the network's decisions take longer). Not in routing and sharing.
         iterations: Policy improvements; each gets an equal share of the budget.
         horizon: Decision intervals that a rollout looks ahead; in routing, arrivals.
         stays: A rollout ends earlier, after as many stays of a request as this: by Little's law as many requests arrive
@@ -43,6 +51,7 @@ class APIConfig(AgentConfig):
     total_steps: int = 4_000_000
     learning_rate: float = 2e-3
     start: dict[str, Any] | None = None
+    continuation: str = "present"
     iterations: int = 3
     horizon: int = 20
     stays: float | None = None
@@ -75,6 +84,9 @@ class APIConfig(AgentConfig):
         for name, lowest in least.items():
             if getattr(self, name) < lowest:
                 raise ValueError(f"agent.{name} must be at least {lowest}, got {getattr(self, name)}")
+        check_choice("agent.continuation", self.continuation, CONTINUATIONS)
+        if self.continuation == "start" and self.start is None:
+            raise ValueError("agent.continuation=start needs a policy to start from: set agent.start")
         if not 0.0 <= self.exploration <= 1.0:
             raise ValueError(f"agent.exploration must be in [0, 1], got {self.exploration}")
         if self.stays is not None and not self.stays > 0:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ from agents.adapter import adapter_of
 from agents.api.config import APIConfig
 from agents.api.counterfactuals import Batch
 from agents.api.fit import fit
-from agents.learner import Budget, Task
+from agents.api.start import NEVER, calibrated_margin
+from agents.learner import Budget, Task, build_agent_config
+from agents.score_network import TrainableNetwork
 from agents.spaces import read_spaces
 from baselines.policy import Policy
 
@@ -34,8 +37,23 @@ WEIGHTS, DATA, STATE = "weights.pt", "data.npz", "training.json"
 _SLICE = 0.04  # share of the budget between two chances to save
 _LEAST_STATES = 64  # no iteration learns from fewer
 _GATHERING = 0.95  # share of an iteration's budget; the rest is for training the network
+_FOLDS = 4  # parts of the states, each held out once to find the margin
 _STREAM = 0xA91
 _COLUMNS = ("states", "actions", "returns")
+
+
+@dataclass(frozen=True)
+class _Data:
+    """States (N, S), actions (N, K, F), gains (N, K), and which actions there are, (N, K)."""
+
+    states: NDArray[np.float32]
+    actions: NDArray[np.float32]
+    gains: NDArray[np.float32]
+    valid: NDArray[np.bool_]
+
+    def some(self, rows: NDArray[np.bool_]) -> _Data:
+        """Some of the states."""
+        return _Data(self.states[rows], self.actions[rows], self.gains[rows], self.valid[rows])
 
 
 class APILearner:
@@ -57,12 +75,13 @@ class APILearner:
         torch.manual_seed(task.seed)
         self.world = self.adapter.counterfactuals(config, task, self.rng)
         self.network = self._new_network()
+        self._set_margin(NEVER)
         self.batches: list[Batch] = []
         self.gathered = Batch()
         self.iteration = 0
 
     def _new_network(self) -> nn.Module:
-        return self.adapter.score_network(self.world.observation, self.config.hidden)
+        return self.adapter.score_network(self.world.observation, self.config)
 
     def improve(self, budget: Budget) -> dict[str, float]:
         """Gathers data with the present policy; when its share of the budget is used up, trains the next one."""
@@ -80,12 +99,12 @@ class APILearner:
         self.gathered = Batch()
         gain = self._train()
         self.iteration += 1
-        return figures | {"expected_gain": gain}
+        return figures | {"expected_gain": gain} | self._margin_figure()
 
     def policy(self) -> Policy:
         """The policy as it is now."""
         return self.adapter.score_policy(
-            self.network, self.world.observation, self.world.action, self.config.name
+            self.network, self.world.observation, self.world.action, self.config, self.config.name
         )
 
     def _train(self) -> float:
@@ -101,10 +120,48 @@ class APILearner:
         valid = ~np.isnan(gains)
         gains /= float(gains[valid].std()) or 1.0
         gains[np.arange(len(rows)), self._chosen(states, actions, valid)] += self.config.trust
-        self.network = self._new_network()
-        gain = fit(self.network, states, actions, np.nan_to_num(gains), valid, self.config, self.generator)
+        data = _Data(states, actions, np.nan_to_num(gains), valid)
+        margin = self._margin(data) if self._started else 0.0
+        self.network, gain = self._fitted(data)
+        self._set_margin(margin)
         self.world.follow(self.policy())
         return gain
+
+    @property
+    def _started(self) -> bool:
+        """Whether what the policy that was started from would do is among the actions."""
+        return isinstance(self.network, TrainableNetwork) and self.network.started
+
+    def _margin_figure(self) -> dict[str, float]:
+        return {"margin": float(self.network.margin)} if self._started else {}  # type: ignore[arg-type]
+
+    def _set_margin(self, margin: float) -> None:
+        if isinstance(self.network, TrainableNetwork) and self.network.started:
+            self.network.margin.fill_(margin)
+
+    def _fitted(self, data: _Data) -> tuple[nn.Module, float]:
+        """A network trained on some states, and the gain that it expects."""
+        network = self._new_network()
+        return network, fit(
+            network, data.states, data.actions, data.gains, data.valid, self.config, self.generator
+        )
+
+    def _margin(self, data: _Data) -> float:
+        """What a departure from the start must promise, by states that networks of the same kind have not seen."""
+        number = len(data.states)
+        part = (
+            np.arange(number) * _FOLDS // number
+        )  # in the order in which they came: neighbours stay together
+        scores = np.zeros(data.gains.shape, np.float32)
+        for fold in range(_FOLDS):
+            network, _ = self._fitted(data.some(part != fold))
+            held = data.some(part == fold)
+            with torch.no_grad():
+                scores[part == fold] = network(
+                    torch.from_numpy(held.states), torch.from_numpy(held.actions)
+                ).numpy()
+        usual = np.where(data.valid, data.actions[:, :, -1], 0.0).argmax(axis=1)
+        return calibrated_margin(scores, data.gains, data.valid, usual)
 
     def _chosen(
         self, states: NDArray[np.float32], actions: NDArray[np.float32], valid: NDArray[np.bool_]
@@ -180,6 +237,7 @@ def load(folder: Path, config: Mapping[str, Any], name: str) -> Policy:
     """
     adapter = adapter_of(config["env"]["name"])
     observation, action = read_spaces(folder)
-    network = adapter.score_network(observation, int(config["agent"]["hidden"]))
+    agent: APIConfig = build_agent_config(config["agent"])
+    network = adapter.score_network(observation, agent)
     network.load_state_dict(torch.load(folder / WEIGHTS, weights_only=True))
-    return adapter.score_policy(network, observation, action, name)
+    return adapter.score_policy(network, observation, action, agent, name)

@@ -12,8 +12,9 @@ from torch import nn
 
 from agents.adapter import Adapter, Observation
 from agents.api.config import APIConfig
+from agents.api.start import start_of
 from agents.autoscaling.counterfactuals import AutoscalingCounterfactuals
-from agents.autoscaling.features import ACTION_FEATURES, STATE_SIZE
+from agents.autoscaling.features import ACTION_SIZE, STATE_SIZE
 from agents.autoscaling.policy import LeversPolicy
 from agents.learner import Task
 from agents.score_network import TrainableNetwork
@@ -58,14 +59,15 @@ class AutoscalingAdapter(Adapter):
         """One episode, forked once for each of a few things that may be done at an endpoint."""
         return AutoscalingCounterfactuals(config, task, rng)
 
-    def score_network(self, observation: spaces.Dict, hidden: int) -> TrainableNetwork:
+    def score_network(self, observation: spaces.Dict, config: APIConfig) -> TrainableNetwork:
         """Scores of what may be done at an endpoint."""
-        return TrainableNetwork(STATE_SIZE, len(ACTION_FEATURES), hidden)
+        started = config.start is not None
+        return TrainableNetwork(STATE_SIZE, ACTION_SIZE + started, config.hidden, started)
 
     def score_policy(
-        self, network: nn.Module, observation: spaces.Dict, action: ActionSpace, name: str
+        self, network: nn.Module, observation: spaces.Dict, action: ActionSpace, config: APIConfig, name: str
     ) -> LeversPolicy:
         """Greedy in such a network."""
         assert isinstance(network, TrainableNetwork)
         assert isinstance(action, spaces.MultiDiscrete)
-        return LeversPolicy(network.export(), name, observation, action)
+        return LeversPolicy(network.export(), name, observation, action, start_of(config.start))

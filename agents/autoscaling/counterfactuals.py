@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -10,24 +11,24 @@ from numpy.typing import NDArray
 
 from agents.api.config import APIConfig
 from agents.api.counterfactuals import Batch
-from agents.autoscaling.features import Actions, encode_actions, encode_state, options
-from agents.autoscaling.policy import LeversPolicy
+from agents.api.start import Seen, Start, compared, start_of
+from agents.autoscaling.features import Actions, encode_actions, encode_state
+from agents.autoscaling.policy import LeversPolicy, Observation, Options, find_options
 from agents.learner import Budget, Task
 from baselines.policy import Policy
 from envs.autoscaling.action import LEVERS
-from envs.autoscaling.config import AutoscalingConfig
-from envs.autoscaling.env import make_spaces
+from envs.autoscaling.env import AutoscalingEnv
 from envs.autoscaling.episode import Episode
 from envs.side_by_side import MAX_SEED
-
-Observation = Mapping[str, NDArray[np.float32]]
 
 
 class AutoscalingCounterfactuals:
     """Plays one episode after another; at sampled states it is forked once for each of a few actions.
 
     A sampled state is an endpoint's, drawn at random: there the actions differ, at the others the present policy's
-    stands. Rollouts then follow the present policy, at first none: all is left as it is. Requests that still wait in
+    stands. A rollout leaves all as its action made it for `commit` decisions, for an instance that is stopped again at
+    once shows nothing, and follows the present policy from there; one that begins with what the policy to start from
+    says follows on at once. Without such a policy the first rollouts leave all as it is. Requests that still wait in
     the queue manager's lines when a rollout ends are charged as at the end of an episode, or to hold them would look
     free.
 
@@ -37,20 +38,20 @@ class AutoscalingCounterfactuals:
         rng: Of episodes, sampling and exploration.
 
     Raises:
-        ValueError: A policy to start from is given; the first rollouts leave all as it is.
+        ValueError: The policy to start from does not fit.
     """
 
     def __init__(self, config: APIConfig, task: Task, rng: np.random.Generator) -> None:
-        if config.start is not None:
-            raise ValueError(
-                "agent.start must be null for env autoscaling: the first rollouts leave all as it is"
-            )
         self.config, self.rng = config, rng
-        self.episode = Episode(AutoscalingConfig(**{**task.training_arguments, "keep_records": False}))
-        observation, self.action = make_spaces(self.episode)
-        assert isinstance(observation, spaces.Dict)
-        self.observation = observation
-        self.present: LeversPolicy | None = None  # None: leave all as it is
+        env: Any = AutoscalingEnv(**{**task.training_arguments, "keep_records": False})
+        self.episode: Episode = env.core
+        self.observation: spaces.Dict = env.observation_space
+        self.action: spaces.MultiDiscrete = env.action_space
+        self.spec = env.policy_spec
+        self.start = start_of(config.start)
+        if self.start is not None:
+            self.start.reset(self.spec, task.seed)
+        self.present: LeversPolicy | None = None  # None: what was started from, or to leave all as it is
 
     def follow(self, policy: Policy) -> None:
         """From now on this is the present policy."""
@@ -62,60 +63,79 @@ class AutoscalingCounterfactuals:
         episode = self.episode
         if episode.done:
             episode.reset(int(self.rng.integers(MAX_SEED)))
-        observation, mask = episode.observe(), episode.mask()
-        action = self._choose(episode, observation, mask)
-        possible = options(mask, self.action)
+            if self.start is not None:
+                self.start.reset(self.spec, int(self.rng.integers(MAX_SEED)))
+        observation = episode.observe()
+        possible = self._options(episode, observation, self.start)
+        chosen = self._choose(episode, observation, possible)
         if self.rng.random() * self.config.sample_every < 1.0:
-            budget.count(self._sample(observation, possible, action, batch))
+            budget.count(self._sample(observation, possible, chosen, batch))
         if self.rng.random() < self.config.exploration:
-            action = np.concatenate([self.rng.choice(rows) for rows in possible])
-        episode.step(action)
+            chosen = [int(self.rng.integers(len(rows))) for rows in possible.rows]
+        episode.step(possible.action(chosen))
         budget.count(1)
 
-    def _choose(
-        self, episode: Episode, observation: Observation, mask: NDArray[np.bool_]
-    ) -> NDArray[np.int64]:
-        if self.present is None:
-            return episode.levers.nothing(episode.simulator)
-        return self.present.choose(observation, mask)
+    def _options(self, episode: Episode, observation: Observation, start: Start | None) -> Options:
+        state = None if start is None else episode.state
+        return find_options(episode.mask(), self.action, start, observation, state, episode.spec)
 
-    def _sample(
-        self,
-        observation: Observation,
-        possible: Sequence[Actions],
-        action: NDArray[np.int64],
-        batch: Batch,
-    ) -> int:
+    def _choose(self, episode: Episode, observation: Observation, possible: Options) -> list[int]:
+        """(P,) rows that the present policy takes."""
+        if self.present is not None:
+            return self.present.choose(observation, possible)
+        if possible.started:
+            return list(possible.usual)
+        return _plain(episode, possible)
+
+    def _sample(self, observation: Observation, possible: Options, chosen: list[int], batch: Batch) -> int:
         """Adds the state of an endpoint, with the returns of some actions there; returns the decisions that took."""
-        endpoint = int(self.rng.integers(len(possible)))
-        rows, own = possible[endpoint], slice(endpoint * LEVERS, (endpoint + 1) * LEVERS)
-        plain = self.episode.levers.nothing(self.episode.simulator)[own]
-        musts = sorted({_row_of(rows, plain), _row_of(rows, action[own])})
-        others = self.rng.permutation(np.setdiff1d(np.arange(len(rows)), musts))
-        tried = [*musts, *others[: max(0, self.config.candidates - len(musts))].tolist()]
+        endpoint = int(self.rng.integers(len(possible.rows)))
+        rows = possible.rows[endpoint]
+        usual = possible.usual if possible.started else _plain(self.episode, possible)
+        musts = sorted({usual[endpoint], chosen[endpoint]})
+        features = encode_actions(observation, endpoint, rows, self.action, possible.started)
+        tried = compared(features, musts, self.config.candidates, self.rng, possible.started)
+        if len(tried) < 2:
+            return 0
         returns = []
-        for row in rows[tried]:
-            first = action.copy()
-            first[own] = row
-            returns.append(self._rollout(first))
+        for row in tried:
+            varied = [row if number == endpoint else own for number, own in enumerate(chosen)]
+            keeps = not (possible.started and row == usual[endpoint])
+            returns.append(self._rollout(possible.action(varied), keeps))
         batch.states.append(encode_state(observation, endpoint))
-        batch.actions.append(encode_actions(observation, endpoint, rows[tried], self.action))
+        batch.actions.append(features[tried])
         batch.returns.append(np.array(returns))
-        batch.chosen.append(tried.index(_row_of(rows, action[own])))
+        batch.chosen.append(tried.index(chosen[endpoint]))
         return len(tried) * self.config.horizon
 
-    def _rollout(self, action: NDArray[np.int64]) -> float:
-        """Return of an action, followed by the present policy, on the arrivals that really come."""
+    def _rollout(self, action: Any, keeps: bool = True) -> float:
+        """Return of an action, followed by the present policy, on the arrivals that really come.
+
+        Args:
+            action: What is done first.
+            keeps: Whether it is kept to for `commit` decisions.
+        """
         episode = self.episode.fork()
-        total = episode.step(action).reward
-        for _ in range(1, self.config.horizon):
+        start = None if self.start is None else self.start.fork()
+        interval_s, horizon = episode.config.decision_interval_s, self.config.horizon
+        stays = self.present is None and start is None
+        held = horizon if stays else min(self.config.commit, horizon) if keeps else 1
+        total = episode.step(action, held * interval_s).reward
+        for _ in range(held, horizon):
             if episode.done:
                 return total
-            follow = None
-            if self.present is not None:
-                follow = self.present.choose(episode.observe(), episode.mask())
-            total += episode.step(follow).reward
+            total += episode.step(self._next(episode, start)).reward
         return total + episode.standing_reward
+
+    def _next(self, episode: Episode, start: Start | None) -> Any:
+        """What the present policy does in a rollout."""
+        from_start = self.present is None or self.config.continuation == "start"
+        if from_start and start is not None:
+            return start.says(Seen(episode.observe), episode.state)
+        assert self.present is not None
+        observation = episode.observe()
+        possible = self._options(episode, observation, start)
+        return possible.action(self.present.choose(observation, possible))
 
     def advantages(self, returns: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
         """Relative to what the best action costs at a state, so that quiet hours count as much as busy ones."""
@@ -123,6 +143,12 @@ class AutoscalingCounterfactuals:
             np.maximum((value - value.max()) / (abs(value.max()) + self.config.least_cost), self.config.worst)
             for value in returns
         ]
+
+
+def _plain(episode: Episode, possible: Options) -> list[int]:
+    """(P,) rows that leave all as it is."""
+    nothing = episode.levers.nothing(episode.simulator).reshape(-1, LEVERS)
+    return [_row_of(rows, own) for rows, own in zip(possible.rows, nothing, strict=True)]
 
 
 def _row_of(rows: Actions, action: NDArray[np.int64]) -> int:

@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from agents.api.start import flagged
 from agents.spaces import entries
 from envs.autoscaling.action import LEVERS, MACHINE, SPOT
 from envs.autoscaling.config import AutoscalingScales
@@ -35,6 +36,7 @@ ACTION_FEATURES = (
     "after",  # instances afterwards; log
     *(f"{name}_after" for name in _LOADS),  # load over the instances afterwards; log
 )
+ACTION_SIZE = len(ACTION_FEATURES)  # one more where the policy that was started from is shown
 STATE_SIZE = len(CLOCK_FEATURES) + 2 * len(ENDPOINT_FEATURES)
 
 
@@ -63,15 +65,20 @@ def encode_state(observation: Mapping[str, FloatArray], endpoint: int) -> FloatA
 
 
 def encode_actions(
-    observation: Mapping[str, FloatArray], endpoint: int, rows: Actions, action: spaces.MultiDiscrete
+    observation: Mapping[str, FloatArray],
+    endpoint: int,
+    rows: Actions,
+    action: spaces.MultiDiscrete,
+    started: bool = False,
 ) -> FloatArray:
-    """(K, len(ACTION_FEATURES)), what entries of an endpoint's levers come to.
+    """(K, action_size), what entries of an endpoint's levers come to.
 
     Args:
         observation: What is seen.
         endpoint: Which.
         rows: (K, 3) entries.
         action: The action space.
+        started: Whether the last row is what the policy that was started from would do.
     """
     own = observation["endpoints"][endpoint].astype(np.float64)
     changes, _, levels = entries(action)[:LEVERS]
@@ -91,4 +98,5 @@ def encode_actions(
         np.log1p(after / _SCALE),
         *np.log1p(load[:, None] / np.maximum(after, _LEAST)),
     ]
-    return np.stack(columns, axis=1).astype(np.float32)
+    features = np.stack(columns, axis=1).astype(np.float32)
+    return flagged(features[:-1], features[-1]) if started else features

@@ -12,6 +12,7 @@ from torch import nn
 
 from agents.adapter import Adapter, Observation
 from agents.api.config import APIConfig
+from agents.api.start import start_of
 from agents.deployment.counterfactuals import DeploymentCounterfactuals
 from agents.deployment.features import EXISTS, action_size, state_size
 from agents.deployment.policy import ChoicePolicy
@@ -70,13 +71,16 @@ class DeploymentAdapter(Adapter):
         """One episode, forked once for each of a few choices."""
         return DeploymentCounterfactuals(config, task, rng)
 
-    def score_network(self, observation: spaces.Dict, hidden: int) -> TrainableNetwork:
+    def score_network(self, observation: spaces.Dict, config: APIConfig) -> TrainableNetwork:
         """Scores of choices."""
-        return TrainableNetwork(state_size(observation), action_size(observation), hidden)
+        started = config.start is not None
+        return TrainableNetwork(
+            state_size(observation), action_size(observation, started), config.hidden, started
+        )
 
     def score_policy(
-        self, network: nn.Module, observation: spaces.Dict, action: ActionSpace, name: str
+        self, network: nn.Module, observation: spaces.Dict, action: ActionSpace, config: APIConfig, name: str
     ) -> ChoicePolicy:
         """Greedy in such a network."""
         assert isinstance(network, TrainableNetwork)
-        return ChoicePolicy(network.export(), name, observation)
+        return ChoicePolicy(network.export(), name, observation, start_of(config.start))

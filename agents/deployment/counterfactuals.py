@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -10,24 +11,26 @@ from numpy.typing import NDArray
 
 from agents.api.config import APIConfig
 from agents.api.counterfactuals import Batch
+from agents.api.start import Seen, Start, compared, start_of
 from agents.deployment.features import encode_actions, encode_state
-from agents.deployment.policy import ChoicePolicy
+from agents.deployment.policy import ChoicePolicy, proposals_of, usual_row
 from agents.learner import Budget, Task
-from baselines.policy import Policy
-from envs.deployment.config import DeploymentConfig
+from baselines.policy import Action, Policy
 from envs.deployment.core import DeploymentCore
-from envs.deployment.env import make_spaces
+from envs.deployment.env import DeploymentEnv
 from envs.deployment.state import Deploy
 from envs.side_by_side import MAX_SEED
 
 SPREAD = 0  # the first choice: to stay, requests spread over all replicas
+Observation = Mapping[str, NDArray[np.float32]]
 
 
 class DeploymentCounterfactuals:
     """Plays one episode after another; at sampled states it is forked once for each of a few choices.
 
     A rollout keeps to its choice, deployment and assignment, the assignment following the forecast; from `commit` spans
-    on it follows the present policy.
+    on it follows the present policy. That is at first the one to start from, whose proposal is always among the
+    choices; without one, all stays as it is.
 
     Args:
         config: Settings of the agent.
@@ -35,20 +38,21 @@ class DeploymentCounterfactuals:
         rng: Of episodes, sampling and exploration.
 
     Raises:
-        ValueError: a policy to start from is given; the first rollouts stay where they are.
+        ValueError: the policy to start from does not fit.
     """
 
     def __init__(self, config: APIConfig, task: Task, rng: np.random.Generator) -> None:
-        if config.start is not None:
-            raise ValueError(
-                "agent.start must be null for env deployment: the first rollouts keep the deployment"
-            )
         self.config, self.rng = config, rng
-        self.core = DeploymentCore(DeploymentConfig(**task.training_arguments))
-        observation, self.action = make_spaces(self.core)
-        assert isinstance(observation, spaces.Dict)
-        self.observation = observation
-        self.present: ChoicePolicy | None = None  # None: stay
+        env: Any = DeploymentEnv(**task.training_arguments)
+        self.core: DeploymentCore = env.core
+        self.observation: spaces.Dict = env.observation_space
+        self.action: spaces.Discrete = env.action_space
+        self.spec = env.policy_spec
+        self.start = start_of(config.start)
+        if self.start is not None:
+            self.start.reset(self.spec, task.seed)
+        self._proposals = proposals_of(self.spec, self.observation)
+        self.present: ChoicePolicy | None = None  # None: what was started from, or to stay
 
     def follow(self, policy: Policy) -> None:
         """From now on this is the present policy."""
@@ -60,37 +64,68 @@ class DeploymentCounterfactuals:
         core = self.core
         if core.done:
             core.reset(int(self.rng.integers(MAX_SEED)))
+            if self.start is not None:
+                self.start.reset(self.spec, int(self.rng.integers(MAX_SEED)))
         observation = core.observe()
-        action = self._choose(observation)
-        possible = len(core.candidates)
+        rows, said = self._options(core, observation, self.start)
+        chosen = self._choose(observation, rows)
+        possible = len(rows)
         if possible > 1 and self.rng.random() * self.config.sample_every < 1.0:
-            budget.count(self._sample(observation, action, batch))
+            budget.count(self._sample(observation, rows, said, chosen, batch))
         if self.rng.random() < self.config.exploration:
-            action = int(self.rng.integers(possible))
-        core.step(action)
+            chosen = int(self.rng.integers(possible))
+        core.step(self._action(chosen, rows, said))
         budget.count(1)
 
-    def _choose(self, observation: Mapping[str, NDArray[np.float32]]) -> int:
-        return SPREAD if self.present is None else self.present.choose(observation)
+    def _options(
+        self, core: DeploymentCore, observation: Observation, start: Start | None
+    ) -> tuple[NDArray[np.float32], Action]:
+        """What describes the choices, (K, action_size), and the proposal that is the last of them, if one is."""
+        if start is None:
+            return encode_actions(observation), None
+        said = start.says(observation, core.state)
+        return encode_actions(observation, usual_row(observation, core.state, said, self._proposals)), said
 
-    def _sample(self, observation: Mapping[str, NDArray[np.float32]], action: int, batch: Batch) -> int:
+    def _choose(self, observation: Observation, rows: NDArray[np.float32]) -> int:
+        if self.present is not None:
+            return self.present.best(observation, rows)
+        return SPREAD if self.start is None else len(rows) - 1
+
+    def _action(self, row: int, rows: NDArray[np.float32], said: Action) -> Any:
+        """What the environment is told."""
+        return said if self.start is not None and row == len(rows) - 1 else row
+
+    def _sample(
+        self,
+        observation: Observation,
+        rows: NDArray[np.float32],
+        said: Action,
+        chosen: int,
+        batch: Batch,
+    ) -> int:
         """Adds the present state, with the returns of some of its choices; returns the decisions that took."""
-        rows = encode_actions(observation)
-        stays = {number for number, choice in enumerate(self.core.candidates) if choice.stay}
-        musts = sorted(stays | {action})
-        others = self.rng.permutation(np.setdiff1d(np.arange(len(rows)), musts))
-        tried = [*musts, *others[: max(0, self.config.candidates - len(musts))].tolist()]
+        if self.start is None:
+            usual = {number for number, choice in enumerate(self.core.candidates) if choice.stay}
+        else:
+            usual = {len(rows) - 1}
+        musts = sorted(usual | {chosen})
+        tried = compared(rows, musts, self.config.candidates, self.rng, self.start is not None)
+        if len(tried) < 2:
+            return 0
         batch.states.append(encode_state(observation))
         batch.actions.append(rows[tried])
-        batch.returns.append(np.array([self._rollout(choice) for choice in tried]))
-        batch.chosen.append(tried.index(action))
+        batch.returns.append(np.array([self._rollout(self._action(row, rows, said)) for row in tried]))
+        batch.chosen.append(tried.index(chosen))
         return len(tried) * self.config.horizon
 
-    def _rollout(self, choice: int) -> float:
+    def _rollout(self, action: Any) -> float:
         """Return of a choice, kept to and then followed by the present policy, on the arrivals that really come."""
-        core, apart = self.core.fork(), self.core.candidates[choice].apart
-        commit = self.config.horizon if self.present is None else self.config.commit
-        total = core.step(choice).reward
+        core = self.core.fork()
+        start = None if self.start is None else self.start.fork()
+        stays = self.present is None and start is None
+        commit = self.config.horizon if stays else self.config.commit
+        apart = not isinstance(action, Deploy | None) and self.core.candidates[action].apart
+        total = core.step(action).reward
         for span in range(1, self.config.horizon):
             if core.done:
                 break
@@ -98,8 +133,17 @@ class DeploymentCounterfactuals:
                 deployment = core.simulator.deployment
                 total += core.step(Deploy(deployment, core.shares_of(deployment, apart))).reward
             else:
-                total += core.step(self._choose(core.observe())).reward
+                total += core.step(self._next(core, start)).reward
         return total
+
+    def _next(self, core: DeploymentCore, start: Start | None) -> Any:
+        """What the present policy does in a rollout."""
+        from_start = self.present is None or self.config.continuation == "start"
+        if from_start and start is not None:
+            return start.says(Seen(core.observe), core.state)
+        observation = core.observe()
+        rows, said = self._options(core, observation, start)
+        return self._action(self._choose(observation, rows), rows, said)
 
     def advantages(self, returns: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
         """Relative to what the best choice costs at a state, so that quiet hours count as much as busy ones."""

@@ -8,7 +8,9 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from envs.deployment.observation import CANDIDATE_FEATURES, REPLICA_FEATURES
+from agents.api.start import flagged
+from envs.deployment.candidate_rows import CANDIDATE_FEATURES
+from envs.deployment.observation import REPLICA_FEATURES
 
 FloatArray = NDArray[np.float32]
 EXISTS, TP = CANDIDATE_FEATURES.index("exists"), REPLICA_FEATURES.index("tp")
@@ -20,9 +22,14 @@ def state_size(observation: spaces.Dict) -> int:
     return shapes["cluster"][0] + shapes["types"][0] * shapes["types"][1] + 2 * shapes["replicas"][1]
 
 
-def action_size(observation: spaces.Dict) -> int:
-    """Length of a choice's vector."""
-    return (observation["candidates"].shape or (0, 0))[1]
+def action_size(observation: spaces.Dict, started: bool = False) -> int:
+    """Length of a choice's vector.
+
+    Args:
+        observation: What is seen.
+        started: Whether the proposal of a policy that was started from is among the choices.
+    """
+    return (observation["candidates"].shape or (0, 0))[1] + started
 
 
 def encode_state(observation: Mapping[str, FloatArray]) -> FloatArray:
@@ -33,7 +40,13 @@ def encode_state(observation: Mapping[str, FloatArray]) -> FloatArray:
     return np.concatenate([observation["cluster"], observation["types"].ravel(), *pooled]).astype(np.float32)
 
 
-def encode_actions(observation: Mapping[str, FloatArray]) -> FloatArray:
-    """(choices, action_size), those that are possible; they come first in the action space."""
+def encode_actions(observation: Mapping[str, FloatArray], usual: FloatArray | None = None) -> FloatArray:
+    """(choices, action_size), those that are possible; they come first in the action space.
+
+    Args:
+        observation: What is seen.
+        usual: (F,), the proposal of the policy that was started from, to be the last choice; None: there is none.
+    """
     rows = observation["candidates"]
-    return rows[rows[:, EXISTS] > 0]
+    rows = rows[rows[:, EXISTS] > 0]
+    return rows if usual is None else flagged(rows, usual)

@@ -8,11 +8,16 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from agents.api.start import Start
 from agents.deployment.features import encode_actions, encode_state
+from agents.deployment.proposal import Proposals
 from agents.score_network import ScoreNetwork
 from agents.spaces import check_observation
+from baselines.policy import Action
 from envs.deployment.state import DeploymentState
 from envs.policy_spec import PolicySpec
+
+Observation = Mapping[str, NDArray[np.float32]]
 
 
 class ChoicePolicy:
@@ -22,12 +27,15 @@ class ChoicePolicy:
         network: Scores choices.
         name: What it is called in results.
         observation: What it was trained to see.
+        start: The policy that it was started from, whose proposal is one of its choices; None: none.
     """
 
     clairvoyant = False
 
-    def __init__(self, network: ScoreNetwork, name: str, observation: spaces.Dict) -> None:
-        self.network, self.name, self.observation = network, name, observation
+    def __init__(
+        self, network: ScoreNetwork, name: str, observation: spaces.Dict, start: Start | None = None
+    ) -> None:
+        self.network, self.name, self.observation, self.start = network, name, observation, start
         self._checked = False
 
     def reset(self, spec: PolicySpec, seed: int) -> None:
@@ -38,9 +46,13 @@ class ChoicePolicy:
         """
         _ = spec.setting
         self._checked = False
+        self._proposals = None
+        if self.start is not None:
+            self.start.reset(spec, seed)
+            self._proposals = proposals_of(spec, self.observation)
 
-    def act(self, observation: Mapping[str, NDArray[np.float32]], state: DeploymentState) -> int:
-        """The choice with the highest score.
+    def act(self, observation: Observation, state: DeploymentState) -> Action:
+        """The choice with the highest score: its number, or what the policy that it was started from proposes.
 
         Raises:
             ValueError: the observation is of another shape than those trained on.
@@ -48,9 +60,40 @@ class ChoicePolicy:
         if not self._checked:
             check_observation(self.name, self.observation, observation)
             self._checked = True
-        return self.choose(observation)
+        if self.start is None:
+            return self.best(observation, encode_actions(observation))
+        said = self.start.says(observation, state)
+        rows = encode_actions(observation, usual_row(observation, state, said, self._proposals))
+        best = self.best(observation, rows)
+        return said if best == len(rows) - 1 else best
 
-    def choose(self, observation: Mapping[str, NDArray[np.float32]]) -> int:
-        """`act` without a look at the shape."""
-        scores = self.network.scores(encode_state(observation), encode_actions(observation))
-        return int(np.argmax(scores))
+    def best(self, observation: Observation, rows: NDArray[np.float32]) -> int:
+        """Row of the highest score.
+
+        Args:
+            observation: What is seen.
+            rows: (K, action_size).
+        """
+        return int(np.argmax(self.network.scores(encode_state(observation), rows)))
+
+
+def proposals_of(spec: PolicySpec, observation: spaces.Dict) -> Proposals:
+    """What describes proposals in a setting."""
+    return Proposals(spec, (observation["replicas"].shape or (0,))[0])
+
+
+def usual_row(
+    observation: Observation, state: DeploymentState, said: Action, proposals: Proposals | None
+) -> NDArray[np.float32]:
+    """(F,), what describes the proposal of the policy that was started from.
+
+    Args:
+        observation: What is seen.
+        state: What it is made of.
+        said: The proposal.
+        proposals: What describes those that have no number.
+    """
+    if isinstance(said, (int, np.integer)):
+        return observation["candidates"][int(said)]
+    assert proposals is not None
+    return proposals.row(said, state)

@@ -12,8 +12,9 @@ from torch import nn
 
 from agents.adapter import Adapter, Observation
 from agents.api.config import APIConfig
+from agents.api.start import start_of
 from agents.config import AgentConfig, NetworkConfig, SB3Config
-from agents.dp_tp.candidates import action_size, encode_actions, shortlist, state_size, stay_action
+from agents.dp_tp.candidates import action_size, encode_actions, nearest_action, shortlist, state_size
 from agents.dp_tp.counterfactuals import DPTPCounterfactuals
 from agents.dp_tp.layout_network import LayoutNetwork, layout_ranks
 from agents.dp_tp.score_policy import ScorePolicy
@@ -23,8 +24,8 @@ from agents.networks import DecisionNetwork
 from agents.score_network import TrainableNetwork
 from agents.spaces import ActionSpace
 from baselines.policy import Action
-from envs.backend import ClusterState, Redeploy, SetLayout, SwitchMode
-from envs.dp_tp.action import action_mask, encode_action, num_actions
+from envs.backend import ClusterState
+from envs.dp_tp.action import action_mask, num_actions
 from envs.dp_tp.observation import ENGINE_FEATURES
 from envs.layout import all_layouts
 from envs.policy_spec import PolicySpec
@@ -55,19 +56,8 @@ class DPTPAdapter(Adapter):
 
         What is deployed anew at first is switched to.
         """
-        if isinstance(action, Redeploy):
-            action = SetLayout(action.layout, SwitchMode.SEQUENTIAL)
-        if isinstance(action, SetLayout):
-            for mode in (action.mode, SwitchMode.SEQUENTIAL, SwitchMode.HARD):
-                index = encode_action(SetLayout(action.layout, mode))
-                if mask[index]:
-                    return index
-            action = None
-        return (
-            stay_action(state.target_layout)
-            if action is None
-            else super().index_of(action, state, mask, spec)
-        )
+        index = nearest_action(action, state.target_layout, mask)
+        return super().index_of(action, state, mask, spec) if index is None else index
 
     def candidates(
         self, observation: Observation, state: ClusterState, mask: NDArray[np.bool_]
@@ -110,15 +100,17 @@ class DPTPAdapter(Adapter):
         """One episode, forked once for each of a few layouts."""
         return DPTPCounterfactuals(config, task, rng)
 
-    def score_network(self, observation: spaces.Dict, hidden: int) -> TrainableNetwork:
+    def score_network(self, observation: spaces.Dict, config: APIConfig) -> TrainableNetwork:
         """Scores of candidate layouts."""
         num_base, _ = observation["engines"].shape or (0, 0)
         (cluster_size,) = observation["cluster"].shape or (0,)
-        return TrainableNetwork(state_size(num_base, cluster_size), action_size(num_base), hidden)
+        started = config.start is not None
+        sizes = state_size(num_base, cluster_size), action_size(num_base, started)
+        return TrainableNetwork(*sizes, config.hidden, started)
 
     def score_policy(
-        self, network: nn.Module, observation: spaces.Dict, action: ActionSpace, name: str
+        self, network: nn.Module, observation: spaces.Dict, action: ActionSpace, config: APIConfig, name: str
     ) -> ScorePolicy:
         """Greedy in such a network."""
         assert isinstance(network, TrainableNetwork)
-        return ScorePolicy(network.export(), name, observation, action)
+        return ScorePolicy(network.export(), name, observation, action, start_of(config.start))

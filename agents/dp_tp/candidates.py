@@ -13,8 +13,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from envs.backend import SwitchMode
-from envs.dp_tp.action import NUM_MODES
+from envs.backend import Redeploy, SetLayout, SwitchMode
+from envs.dp_tp.action import NUM_MODES, encode_action
 from envs.dp_tp.observation import ENGINE_FEATURES
 from envs.layout import Layout, all_layouts, groups_of
 
@@ -44,9 +44,14 @@ def state_size(num_base: int, cluster_size: int) -> int:
     return 2 * len(_LOAD) + len(_FLAGS) + num_ranks(num_base) + cluster_size
 
 
-def action_size(num_base: int) -> int:
-    """Length of an action vector."""
-    return num_ranks(num_base) + 3 + 2 * len(_MOVED) + NUM_MODES + 1
+def action_size(num_base: int, started: bool = False) -> int:
+    """Length of an action vector.
+
+    Args:
+        num_base: Base engines of the node.
+        started: Whether what the policy that was started from would do is among the actions.
+    """
+    return num_ranks(num_base) + 3 + 2 * len(_MOVED) + NUM_MODES + 1 + started
 
 
 @lru_cache(maxsize=8)
@@ -87,6 +92,27 @@ def shortlist(target: Layout, mask: bytes) -> NDArray[np.int64]:
 def stay_action(target: Layout) -> int:
     """The action that keeps a layout."""
     return all_layouts(sum(target)).index(target) * NUM_MODES + int(SwitchMode.SEQUENTIAL)
+
+
+def nearest_action(action: object, target: Layout, mask: NDArray[np.bool_]) -> int | None:
+    """Number of the switch that a command means, in another mode where its own is not offered; None: there is none.
+
+    What is deployed anew is switched to; what is not offered, or says nothing of the layout, keeps it.
+
+    Args:
+        action: A command, or None.
+        target: The layout that staying means.
+        mask: (actions,), which are possible.
+    """
+    if isinstance(action, Redeploy):
+        action = SetLayout(action.layout, SwitchMode.SEQUENTIAL)
+    if isinstance(action, SetLayout):
+        for mode in (action.mode, SwitchMode.SEQUENTIAL, SwitchMode.HARD):
+            index = encode_action(SetLayout(action.layout, mode))
+            if mask[index]:
+                return index
+        return stay_action(target)
+    return stay_action(target) if action is None else None
 
 
 def encode_state(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -10,12 +11,13 @@ from numpy.typing import NDArray
 
 from agents.api.config import APIConfig
 from agents.api.counterfactuals import Batch
-from agents.dp_tp.candidates import encode_actions, encode_state, shortlist, stay_action
-from agents.dp_tp.score_policy import ScorePolicy
+from agents.api.start import Seen, Start, compared, start_of
+from agents.dp_tp.candidates import encode_state
+from agents.dp_tp.score_policy import Observation, Options, ScorePolicy, find_options
 from agents.learner import Budget, Task
 from baselines.policy import Policy
-from envs.dp_tp.core import DPTPConfig, DPTPCore
-from envs.dp_tp.env import make_spaces
+from envs.dp_tp.core import DPTPCore
+from envs.dp_tp.env import DPTPEnv
 from envs.side_by_side import MAX_SEED
 
 FloatArray = NDArray[np.float32]
@@ -24,30 +26,33 @@ FloatArray = NDArray[np.float32]
 class DPTPCounterfactuals:
     """Plays one episode after another; at sampled states it is forked once for each candidate layout.
 
+    A rollout keeps to its layout for `commit` intervals and then follows the present policy; one that begins with what
+    the policy to start from says follows on at once. Without such a policy the first rollouts keep the layout.
+
     Args:
         config: Settings of the agent.
         task: What is to be learned.
         rng: Of episodes, sampling and exploration.
 
     Raises:
-        ValueError: a policy to start from is given; the first rollouts stay where they are.
+        ValueError: the policy to start from does not fit.
     """
 
-    observation: spaces.Dict  # what the environment shows
-    action: spaces.Discrete  # what it takes
-
     def __init__(self, config: APIConfig, task: Task, rng: np.random.Generator) -> None:
-        if config.start is not None:
-            raise ValueError("agent.start must be null for env dp_tp: the first rollouts keep the layout")
         self.config, self.rng = config, rng
-        self.core = DPTPCore(DPTPConfig(**task.training_arguments))
-        observation, self.action = make_spaces(self.core)
-        assert isinstance(observation, spaces.Dict)
-        self.observation = observation
-        self.present: ScorePolicy | None = None  # None: stay
-        self._engines = np.empty(self.core.engines_shape, np.float32)
-        self._cluster = np.empty(self.core.cluster_shape, np.float32)
-        self._rollout_engines, self._rollout_cluster = self._engines.copy(), self._cluster.copy()
+        env: Any = DPTPEnv(**task.training_arguments)
+        self.core: DPTPCore = env.core
+        self.observation: spaces.Dict = env.observation_space
+        self.action: spaces.Discrete = env.action_space
+        self.spec = env.policy_spec
+        self.start = start_of(config.start)
+        if self.start is not None:
+            self.start.reset(self.spec, task.seed)
+        self.present: ScorePolicy | None = None  # None: what was started from, or to stay
+        self._arrays, self._rollout_arrays = self._new_arrays(), self._new_arrays()
+
+    def _new_arrays(self) -> dict[str, FloatArray]:
+        return {name: np.empty(box.shape or (), np.float32) for name, box in self.observation.items()}
 
     def follow(self, policy: Policy) -> None:
         """From now on this is the present policy."""
@@ -59,49 +64,77 @@ class DPTPCounterfactuals:
         core = self.core
         if core.done:
             core.reset(int(self.rng.integers(MAX_SEED)))
-        action = self._act(core, self._engines, self._cluster)
-        options = shortlist(core.state.target_layout, core.mask().tobytes())
-        if len(options) > 1 and self.rng.random() * self.config.sample_every < 1.0:
-            budget.count(self._sample(options, action, batch))
+            if self.start is not None:
+                self.start.reset(self.spec, int(self.rng.integers(MAX_SEED)))
+        observation = _observed(core, self._arrays)
+        options = find_options(observation, core.state, core.mask(), self.start)
+        chosen = self._choose(core, observation, options)
+        number = len(options.actions)
+        if number > 1 and self.rng.random() * self.config.sample_every < 1.0:
+            budget.count(self._sample(observation, options, chosen, batch))
         if self.rng.random() < self.config.exploration:
-            action = int(self.rng.choice(options))
-        core.step(action)
+            chosen = int(self.rng.integers(number))
+        core.step(options.actions[chosen])
         budget.count(1)
 
-    def _act(self, core: DPTPCore, engines: FloatArray, cluster: FloatArray) -> int:
-        core.observe_into(engines, cluster)
-        if self.present is None:
-            return stay_action(core.state.target_layout)
-        return self.present.choose(engines, cluster, core.state)
+    def _choose(self, core: DPTPCore, observation: Observation, options: Options) -> int:
+        """Row that the present policy takes."""
+        if self.present is not None:
+            return self.present.choose(observation, core.state, options)
+        return options.stay if self.start is None else len(options.actions) - 1
 
-    def _sample(self, options: NDArray[np.int64], action: int, batch: Batch) -> int:
+    def _sample(self, observation: Observation, options: Options, chosen: int, batch: Batch) -> int:
         """Adds the present state, with the returns of some of its actions; returns the decisions that took."""
-        target = self.core.state.target_layout
-        musts = {stay_action(target), action}
-        others = [int(option) for option in options if option not in musts]
-        extra = self.rng.permutation(others)[: max(0, self.config.candidates - len(musts))]
-        chosen = np.array([*sorted(musts), *extra], np.int64)
-        batch.states.append(encode_state(self._engines, self._cluster, target))
-        batch.actions.append(encode_actions(self._engines, target, chosen))
-        batch.returns.append(np.array([self._rollout(int(option)) for option in chosen]))
-        batch.chosen.append(int(np.flatnonzero(chosen == action)[0]))
-        return len(chosen) * (1 + self.config.horizon // self.config.stride)
+        usual = options.stay if self.start is None else len(options.actions) - 1
+        musts = sorted({usual, chosen})
+        tried = compared(options.features, musts, self.config.candidates, self.rng, self.start is not None)
+        if len(tried) < 2:
+            return 0
+        keeps = [self.start is None or row != usual for row in tried]
+        batch.states.append(
+            encode_state(observation["engines"], observation["cluster"], self.core.state.target_layout)
+        )
+        batch.actions.append(options.features[tried])
+        batch.returns.append(
+            np.array(
+                [self._rollout(options.actions[row], kept) for row, kept in zip(tried, keeps, strict=True)]
+            )
+        )
+        batch.chosen.append(tried.index(chosen))
+        return len(tried) * (1 + self.config.horizon // self.config.stride)
 
-    def _rollout(self, action: int) -> float:
-        """Return of an action, kept to and then followed by the present policy, on the arrivals that really come."""
+    def _rollout(self, action: Any, keeps: bool = True) -> float:
+        """Return of an action, followed by the present policy, on the arrivals that really come.
+
+        Args:
+            action: What is done first.
+            keeps: Whether it is kept to for `commit` intervals.
+        """
         core = self.core.fork()
+        start = None if self.start is None else self.start.fork()
         interval_s = core.config.decision_interval_s
         begin_s = core.state.now_s
         end_s = begin_s + self.config.horizon * interval_s
-        commit_s = end_s if self.present is None else begin_s + self.config.commit * interval_s
+        commit_s = begin_s + self.config.commit * interval_s if keeps else begin_s
+        if self.present is None and start is None:
+            commit_s = end_s
         total = core.step(action).reward
         while not core.done and core.state.now_s < end_s - 1e-9:
             if core.state.now_s < commit_s - 1e-9:
                 total += core.step(None, min(commit_s, end_s) - core.state.now_s).reward
             else:
-                follow = self._act(core, self._rollout_engines, self._rollout_cluster)
-                total += core.step(follow, self.config.stride * interval_s).reward
+                total += core.step(self._next(core, start), self.config.stride * interval_s).reward
         return total
+
+    def _next(self, core: DPTPCore, start: Start | None) -> Any:
+        """What the present policy does in a rollout."""
+        from_start = self.present is None or self.config.continuation == "start"
+        if from_start and start is not None:
+            return start.says(Seen(lambda: _observed(core, self._new_arrays())), core.state)
+        assert self.present is not None
+        observation = _observed(core, self._rollout_arrays)
+        options = find_options(observation, core.state, core.mask(), start)
+        return options.actions[self.present.choose(observation, core.state, options)]
 
     def advantages(self, returns: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
         """Relative to what the best action costs at a state, so that quiet hours count as much as bursts."""
@@ -109,3 +142,9 @@ class DPTPCounterfactuals:
             np.maximum((value - value.max()) / (abs(value.max()) + self.config.least_cost), self.config.worst)
             for value in returns
         ]
+
+
+def _observed(core: DPTPCore, arrays: dict[str, FloatArray]) -> Observation:
+    """What is seen, written into arrays."""
+    core.observe_into(arrays["engines"], arrays["cluster"])
+    return arrays

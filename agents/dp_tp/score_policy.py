@@ -3,20 +3,67 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from agents.dp_tp.candidates import encode_actions, encode_state, shortlist
+from agents.api.start import Start, flagged
+from agents.dp_tp.candidates import encode_actions, encode_state, nearest_action, shortlist, stay_action
 from agents.dp_tp.setting import check_setting
 from agents.score_network import ScoreNetwork
 from agents.spaces import ActionSpace, check_observation
+from baselines.policy import Action
 from envs.backend import ClusterState
 from envs.dp_tp.action import action_mask
 from envs.policy_spec import PolicySpec
 
-Observation = Mapping[str, NDArray[np.float32]]
+FloatArray = NDArray[np.float32]
+Observation = Mapping[str, FloatArray]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What may be done at a decision.
+
+    Attributes:
+        actions: What the environment is told, (K,); the last is what the policy that was started from says.
+        features: (K, action_size).
+        stay: Row of the action that keeps the layout.
+    """
+
+    actions: tuple[Any, ...]
+    features: FloatArray
+    stay: int
+
+
+def find_options(
+    observation: Observation, state: ClusterState, mask: NDArray[np.bool_], start: Start | None
+) -> Options:
+    """What may be done now.
+
+    Args:
+        observation: What is seen.
+        state: What it is made of.
+        mask: (actions,), which are possible.
+        start: The policy that was started from; it is asked. None: there is none.
+    """
+    target, engines = state.target_layout, observation["engines"]
+    numbers = shortlist(target, mask.tobytes())
+    features = encode_actions(engines, target, numbers)
+    actions: tuple[Any, ...] = tuple(numbers.tolist())
+    stay = actions.index(stay_action(target))
+    if start is None:
+        return Options(actions, features, stay)
+    said = start.says(observation, state)
+    number = nearest_action(said, target, mask)
+    if number is None:
+        assert isinstance(said, (int, np.integer))
+        number = int(said)
+    usual = encode_actions(engines, target, np.array([number]))[0]
+    return Options((*actions, said), flagged(features, usual), stay)
 
 
 class ScorePolicy:
@@ -27,6 +74,7 @@ class ScorePolicy:
         name: What it is called in results.
         observation: What it was trained to see; None: not checked.
         action: What it was trained to choose from.
+        start: The policy that it was started from; what that would do is one more action. None: none.
     """
 
     clairvoyant = False
@@ -37,9 +85,10 @@ class ScorePolicy:
         name: str = "api",
         observation: spaces.Dict | None = None,
         action: ActionSpace | None = None,
+        start: Start | None = None,
     ) -> None:
         self.network, self.name = network, name
-        self.observation, self.action = observation, action
+        self.observation, self.action, self.start = observation, action, start
         self._checked, self._can_switch = True, True
 
     def reset(self, spec: PolicySpec, seed: int) -> None:
@@ -52,19 +101,27 @@ class ScorePolicy:
             check_setting(self.name, self.observation, self.action, spec)
             self._checked = False
         self._can_switch = spec.node.weights == "whole"
+        if self.start is not None:
+            self.start.reset(spec, seed)
 
-    def act(self, observation: Observation, state: ClusterState) -> int:
+    def act(self, observation: Observation, state: ClusterState) -> Action:
         """The action with the highest score."""
         if not self._checked and self.observation is not None:
             check_observation(self.name, self.observation, observation)
             self._checked = True
-        return self.choose(observation["engines"], observation["cluster"], state)
+        mask = action_mask(state, sum(state.target_layout), self._can_switch)
+        options = find_options(observation, state, mask, self.start)
+        action: Action = options.actions[self.choose(observation, state, options)]
+        return action
 
-    def choose(self, engines: NDArray[np.float32], cluster: NDArray[np.float32], state: ClusterState) -> int:
-        """`act` on the observation's two arrays."""
+    def choose(self, observation: Observation, state: ClusterState, options: Options) -> int:
+        """Row of the highest score.
+
+        Args:
+            observation: What is seen.
+            state: What it is made of.
+            options: What may be done.
+        """
         target = state.target_layout
-        actions = shortlist(target, action_mask(state, sum(target), self._can_switch).tobytes())
-        scores = self.network.scores(
-            encode_state(engines, cluster, target), encode_actions(engines, target, actions)
-        )
-        return int(actions[np.argmax(scores)])
+        seen = encode_state(observation["engines"], observation["cluster"], target)
+        return int(np.argmax(self.network.scores(seen, options.features)))

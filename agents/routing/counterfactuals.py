@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from agents.api.config import APIConfig
 from agents.api.counterfactuals import Batch
+from agents.api.start import KEY
 from agents.learner import Budget, Task
 from agents.network_policy import NetworkPolicy
+from agents.teacher import make_teacher
 from baselines.common.routers.linear_score import LinearScorePolicy
 from baselines.policy import BatchPolicy, Policy
-from baselines.registry import make_policy
 from envs.placing import Observations
 from envs.routing.config import RoutingConfig
 from envs.routing.deciders import Deciders
@@ -40,7 +41,7 @@ class RoutingCounterfactuals:
         rng: Of episodes, sampling and exploration.
 
     Raises:
-        ValueError: the policy to start from cannot decide by the observation alone.
+        ValueError: the policy to start from does not decide inside the kernel.
     """
 
     observation: spaces.Dict  # what the environment shows
@@ -62,7 +63,8 @@ class RoutingCounterfactuals:
         """Compiles what rollouts need, before any training time counts."""
         tried = Deciders([Episode(routing)])
         tried.reset([0], [0])
-        assert isinstance(self.present, LinearScorePolicy)
+        assert isinstance(self.present, LinearScorePolicy | NetworkPolicy)
+        assert self.present.in_kernel is not None
         tried.roll(np.full(1, tried.hold), self.present.in_kernel, np.zeros(1), 1)
 
     def follow(self, policy: Policy) -> None:
@@ -177,13 +179,13 @@ class RoutingCounterfactuals:
         ]
 
 
-def _start(config: APIConfig) -> LinearScorePolicy:
+def _start(config: APIConfig) -> LinearScorePolicy | NetworkPolicy:
     if config.start is None:
         return LinearScorePolicy()
-    policy = make_policy(config.start["name"], **config.start.get("params", {}))
-    if not isinstance(policy, LinearScorePolicy):
+    policy = make_teacher(config.start, KEY)
+    if not isinstance(policy, LinearScorePolicy | NetworkPolicy) or policy.in_kernel is None:
         raise ValueError(
-            f"agent.start must be a policy that decides by the observation alone, as linear_score does, "
+            f"{KEY} must be a policy whose score runs inside the kernel, linear_score or a checkpoint of agent=api, "
             f"got {config.start['name']!r}"
         )
     return policy

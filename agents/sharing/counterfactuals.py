@@ -7,11 +7,12 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from agents.api.config import APIConfig
+from agents.api.start import KEY
 from agents.learner import Budget, Task
 from agents.routing.counterfactuals import RoutingCounterfactuals
+from agents.teacher import make_teacher
 from baselines.common.place_score import PlaceScorePolicy
 from baselines.policy import BatchPolicy
-from baselines.registry import make_policy
 from envs.placing import Observations
 from envs.sharing.config import SharingConfig
 from envs.sharing.deciders import SharingDeciders
@@ -74,10 +75,10 @@ class SharingCounterfactuals(RoutingCounterfactuals):
 def _start(config: APIConfig) -> BatchPolicy:
     if config.start is None:
         return PlaceScorePolicy()
-    policy = make_policy(config.start["name"], **config.start.get("params", {}))
+    policy = make_teacher(config.start, KEY)
     if not isinstance(policy, BatchPolicy):
         raise ValueError(
-            "agent.start must be a policy that decides by the observation alone, as place_score does, "
+            f"{KEY} must be a policy that decides by the observation alone, as place_score does, "
             f"got {config.start['name']!r}"
         )
     return policy

@@ -165,16 +165,18 @@ class Episode:
         """(sum of nvec,), which entries of the action space are possible now."""
         return self.levers.mask(self.simulator)
 
-    def step(self, action: Action) -> Outcome:
+    def step(self, action: Action, interval_s: float | None = None) -> Outcome:
         """Carries out a decision and lets time pass to the next one, or after the last one to the end.
 
         Args:
             action: A vector of the action space, changes, or None (leave all as it is).
+            interval_s: Time to the next decision; None: the configuration's.
         """
         simulator = self.simulator
         switched, refused = self._apply(action)
         before_ps = simulator.now_ps
-        until_s = min(simulator.now_s + self.config.decision_interval_s, self.decides_until_s)
+        span_s = self.config.decision_interval_s if interval_s is None else interval_s
+        until_s = min(simulator.now_s + span_s, self.decides_until_s)
         simulator.advance(until_s)
         truncated, backlog_usd = False, 0.0
         if simulator.now_ps >= to_ps(self.decides_until_s):

@@ -8,6 +8,7 @@ likewise).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from itertools import product
 
 import numpy as np
@@ -70,23 +71,37 @@ def rebalance(
         if kind.role != role:
             raise ValueError(f"{kind} must have the role {role}")
     arriving = checked(table.per_span, demand)[1]
-    work = [spans_of_work(table, kind, arriving) for kind in (prefill, decode)]
-    work[1] *= decode_weight
-    found: list[tuple[float, int, int, Kinds]] = []
+    prefill_work, decode_work = (spans_of_work(table, kind, arriving) for kind in (prefill, decode))
+    if not _counts(cluster, prefill, decode):
+        raise ValueError(f"no {prefill} and {decode} fit {cluster.num_gpus} GPUs together")
+    return _divided(cluster, prefill, decode, prefill_work, decode_work * decode_weight)
+
+
+def _divided(
+    cluster: Cluster, prefill: ReplicaKind, decode: ReplicaKind, prefill_work: float, decode_work: float
+) -> tuple[Kinds, float]:
+    """The best numbers of workers for what each phase needs, spans of one worker; as `rebalance`."""
+
+    def times(counts: tuple[int, int, int]) -> float:
+        first, second, _ = counts
+        return min(
+            first / prefill_work if prefill_work else np.inf, second / decode_work if decode_work else np.inf
+        )
+
+    best = max(_counts(cluster, prefill, decode), key=lambda counts: (times(counts), counts[2], -counts[0]))
+    return {prefill: best[0], decode: best[1]}, float(times(best))
+
+
+@lru_cache(maxsize=4096)
+def _counts(cluster: Cluster, prefill: ReplicaKind, decode: ReplicaKind) -> tuple[tuple[int, int, int], ...]:
+    """Numbers of prefill workers, with the most decode workers that fit beside them, and the GPUs of all."""
+    found = []
     for first in range(1, cluster.num_gpus // prefill.num_gpus + 1):
         for second in range((cluster.num_gpus - first * prefill.num_gpus) // decode.num_gpus, 0, -1):
-            kinds = {prefill: first, decode: second}
-            if packable(cluster, stage_widths(kinds)):
-                times = min(
-                    count / of if of else np.inf for count, of in zip((first, second), work, strict=True)
-                )
-                used = first * prefill.num_gpus + second * decode.num_gpus
-                found.append((float(times), used, -first, kinds))
+            if packable(cluster, stage_widths({prefill: first, decode: second})):
+                found.append((first, second, first * prefill.num_gpus + second * decode.num_gpus))
                 break
-    if not found:
-        raise ValueError(f"no {prefill} and {decode} fit {cluster.num_gpus} GPUs together")
-    times, _, _, best = max(found, key=lambda entry: entry[:3])
-    return best, times
+    return tuple(found)
 
 
 def pairs_of(cluster: Cluster, table: CapacityTable) -> list[tuple[ReplicaKind, ReplicaKind]]:
@@ -96,10 +111,15 @@ def pairs_of(cluster: Cluster, table: CapacityTable) -> list[tuple[ReplicaKind, 
         cluster: The cluster.
         table: Capacities of the kinds to choose from.
     """
-    prefills, decodes = ([kind for kind in table.kinds if kind.role == role] for role in (PREFILL, DECODE))
-    return [
+    return list(_pairs(cluster, table.kinds))
+
+
+@lru_cache(maxsize=64)
+def _pairs(cluster: Cluster, kinds: tuple[ReplicaKind, ...]) -> tuple[tuple[ReplicaKind, ReplicaKind], ...]:
+    prefills, decodes = ([kind for kind in kinds if kind.role == role] for role in (PREFILL, DECODE))
+    return tuple(
         pair for pair in product(prefills, decodes) if packable(cluster, stage_widths(dict.fromkeys(pair, 1)))
-    ]
+    )
 
 
 class Divisions:
@@ -145,11 +165,12 @@ class Divisions:
     def best(self) -> list[Plan]:
         """The best division with decode workers of each size, the one that reaches most first."""
         found: dict[int, Plan] = {}
-        offered = self.table.some(self.holds is None or self.holds(kind) for kind in self.table.kinds)
-        for prefill, decode in pairs_of(self.cluster, offered):
-            if not np.isfinite(self._of(prefill) + self._of(decode)):
+        offered = tuple(kind for kind in self.table.kinds if self.holds is None or self.holds(kind))
+        for prefill, decode in _pairs(self.cluster, offered):
+            work = self._of(prefill), self._of(decode)
+            if not np.isfinite(sum(work)):
                 continue
-            plan = self.plan(rebalance(self.cluster, self.table, prefill, decode, self.demand)[0])
+            plan = self.plan(_divided(self.cluster, prefill, decode, *work)[0])
             size = decode.num_gpus
             if size not in found or plan.reachable > found[size].reachable:
                 found[size] = plan

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.backend import TOTALS, EngineStatus
+from envs.deployment.candidate_rows import CandidateRows
 from envs.deployment.candidates import Candidate
 from envs.deployment.config import DeploymentScales
 from envs.deployment.division import DECODE, PREFILL
@@ -21,33 +22,7 @@ from envs.machines.cluster import ReplicaKind
 
 FloatArray = NDArray[np.float64]
 Observation = dict[str, NDArray[np.float32]]
-LEAST_DEMAND = 1e-9  # requests a span; a type that is not expected has nearly no end of room
 HIGH = 64.0  # no log1p of a float64 is larger than this for values below e^64
-
-# Features of a candidate; behind them, for each type, what it could serve of that type alone over its forecast (log1p).
-CANDIDATE_FEATURES = (
-    "exists",
-    "stay",
-    "uniform",
-    "apart",  # types are kept apart, else spread
-    "divided",  # between prefill and decode workers
-    "room",  # requests it reaches over requests forecast, log1p of the ratio
-    "prefill_room",  # likewise of its prefill workers alone; as `room` where replicas do both
-    "decode_room",  # and of its decode workers
-    "replicas",  # over the most there can be, ratio
-    "prefill_tp",  # mean of replicas that prefill, over the GPUs of a machine, ratio
-    "prefill_pp",  # over the longest pipeline, ratio
-    "decode_tp",  # mean of replicas that decode
-    "decode_pp",
-    "prefill_gpus",  # GPUs that only prefill, ratio
-    "idle_gpus",  # ratio
-    "kv_capacity_tokens",  # of all replicas that decode
-    "gpus_changed",  # in replicas that come, ratio
-    "switch_bytes",  # of weights that would be sent
-    "switch_stall_s",  # until the new replicas serve, without draining and without KV
-    "requests_moved",  # in replicas that would go
-    "context_moved",  # tokens of theirs
-)
 
 # Features of a replica of the deployment in force, or that is to be; behind them, its share of each type (ratio).
 REPLICA_FEATURES = (
@@ -131,18 +106,18 @@ class Encoder:
         num_candidates: int,
         max_replicas: int,
         max_pp: int,
-        kv_tokens: dict[object, int],
+        kv_tokens: Mapping[ReplicaKind, int],
     ) -> None:
         self.setting, self.scales, self.span_s, self.history = setting, scales, span_s, history
-        self.num_candidates, self.max_replicas = num_candidates, max_replicas
-        self.max_pp, self.kv_tokens = max_pp, kv_tokens
+        self.num_candidates, self.max_replicas, self.max_pp = num_candidates, max_replicas, max_pp
+        self.rows = CandidateRows(setting, scales, max_replicas, max_pp, kv_tokens.__getitem__)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape of each part."""
         J = self.setting.num_types
         return {
-            "candidates": (self.num_candidates, len(CANDIDATE_FEATURES) + J),
+            "candidates": (self.num_candidates, self.rows.width),
             "replicas": (self.max_replicas, len(REPLICA_FEATURES) + J),
             "types": (J, len(TYPE_FEATURES) + self.history),
             "cluster": (len(CLUSTER_FEATURES),),
@@ -165,60 +140,14 @@ class Encoder:
             span: What the last span brought.
             slots: (K,), engine slot of each replica of the deployment.
         """
+        shown = np.zeros(self.shapes["candidates"], np.float32)
+        shown[: len(candidates)] = self.rows.rows(state.forecast, candidates, costs)
         return {
-            "candidates": self._candidates(state, candidates, costs),
+            "candidates": shown,
             "replicas": self._replicas(state, span, slots),
             "types": self._types(state),
             "cluster": self._cluster(state, span),
         }
-
-    def _candidates(
-        self, state: DeploymentState, candidates: list[Candidate], costs: list[SwitchCost]
-    ) -> NDArray[np.float32]:
-        out = np.zeros(self.shapes["candidates"])
-        cluster, table = self.setting.cluster, self.setting.table
-        demand = np.maximum(state.forecast, LEAST_DEMAND)
-        scales = self.scales
-        divisions = self.setting.divisions(demand)
-        for row, (candidate, cost) in enumerate(zip(candidates, costs, strict=True)):
-            kinds = candidate.plan.kinds
-            prefills = {kind: n for kind, n in kinds.items() if kind.role != DECODE}
-            decodes = {kind: n for kind, n in kinds.items() if kind.role != PREFILL}
-            used, alone = (
-                _gpus(some) for some in (kinds, {k: n for k, n in kinds.items() if k not in decodes})
-            )
-            room = candidate.plan.reachable / demand.sum()
-            rooms = (room, room)
-            if candidate.divided and divisions is not None:
-                rooms = divisions.rooms(kinds)
-            out[row, : len(CANDIDATE_FEATURES)] = (
-                1.0,
-                candidate.stay,
-                candidate.uniform,
-                candidate.apart,
-                candidate.divided,
-                np.log1p(room),
-                *np.log1p(rooms),
-                sum(kinds.values()) / self.max_replicas,
-                _mean_of(prefills, "tp") / cluster.gpus_per_machine,
-                _mean_of(prefills, "pp") / self.max_pp,
-                _mean_of(decodes, "tp") / cluster.gpus_per_machine,
-                _mean_of(decodes, "pp") / self.max_pp,
-                alone / cluster.num_gpus,
-                1.0 - used / cluster.num_gpus,
-                np.log1p(sum(self.kv_tokens[kind] * n for kind, n in decodes.items()) / scales.tokens),
-                cost.gpus,
-                np.log1p(cost.weight_bytes / scales.switch_bytes),
-                np.log1p(cost.stall_s / scales.switch_s),
-                np.log1p(cost.requests / scales.requests),
-                np.log1p(cost.context_tokens / scales.tokens),
-            )
-            capacity = [
-                sum((table.row(kind) * n for kind, n in some.items()), np.zeros(len(demand)))
-                for some in (prefills, decodes)
-            ]
-            out[row, len(CANDIDATE_FEATURES) :] = np.log1p(np.minimum(*capacity) / demand)
-        return out.astype(np.float32)
 
     def _replicas(
         self, state: DeploymentState, span: SpanFigures, slots: NDArray[np.int64]
@@ -289,12 +218,3 @@ class Encoder:
             ),
             np.float32,
         )
-
-
-def _gpus(kinds: Mapping[ReplicaKind, int]) -> int:
-    return sum(kind.num_gpus * n for kind, n in kinds.items())
-
-
-def _mean_of(kinds: Mapping[ReplicaKind, int], degree: str) -> float:
-    """Mean degree of some replicas."""
-    return float(sum(getattr(kind, degree) * n for kind, n in kinds.items()) / sum(kinds.values()))

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import combinations
 
 import numpy as np
@@ -99,9 +99,12 @@ class CapacityTable:
 
     def row(self, kind: ReplicaKind) -> FloatArray:
         """(J,), capacities of one kind; zeros for a kind without any."""
-        if kind not in self.kinds:
-            return np.zeros(self.num_types)
-        return np.asarray(self.per_span[self.kinds.index(kind)], np.float64)
+        row = self._rows.get(kind)
+        return np.zeros(self.num_types) if row is None else np.asarray(self.per_span[row], np.float64)
+
+    @cached_property
+    def _rows(self) -> dict[ReplicaKind, int]:
+        return {kind: row for row, kind in enumerate(self.kinds)}
 
     def of_role(self, *roles: str) -> CapacityTable:
         """The rows of some roles.

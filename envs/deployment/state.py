@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,11 +74,22 @@ class DeploymentSetting:
 
     def worth(self, demand: FloatArray) -> Worth:
         """Values deployments of replicas that both prefill and decode, under a demand, (J,) requests a span."""
-        return Worth(self.cluster, self.table.of_role("mixed"), demand)
+        return Worth(self.cluster, self._mixed, demand)
+
+    @cached_property
+    def _mixed(self) -> CapacityTable:
+        return self.table.of_role("mixed")
 
     def holds(self, kind: ReplicaKind) -> bool:
         """Whether a replica of a kind has KV memory for the longest request."""
-        return self.replica is None or kv_tokens(replica_spec(kind, self.replica)) >= self.longest_tokens
+        if kind not in self._holds:
+            room = self.replica is None or kv_tokens(replica_spec(kind, self.replica)) >= self.longest_tokens
+            self._holds[kind] = room
+        return self._holds[kind]
+
+    @cached_property
+    def _holds(self) -> dict[ReplicaKind, bool]:
+        return {}
 
     def divisions(self, demand: FloatArray) -> Divisions | None:
         """Values divisions between prefill and decode workers under a demand; None where there are no such workers."""

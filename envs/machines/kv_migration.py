@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from itertools import pairwise
 
 from calibration.models import ModelSpec
@@ -157,23 +158,33 @@ def _batched(layers: dict[int, float], chunk_bytes: float) -> list[tuple[range, 
 
 def _kv_shards(model: ModelSpec, group: Sequence[RequestKV]) -> list[Shard]:
     """The KV of some requests, layer by layer, cut where one of the two replicas cuts the heads."""
-    source, target = group[0].source, group[0].target
+    size = sum(kv.tokens for kv in group) * model.kv_bytes_per_layer_token
+    return [
+        Shard(layer, start, end, size * width, sources, targets)
+        for layer, start, end, width, sources, targets in _kv_pieces(model, group[0].source, group[0].target)
+    ]
+
+
+@lru_cache(maxsize=1024)
+def _kv_pieces(
+    model: ModelSpec, source: Replica, target: Replica
+) -> tuple[tuple[int, Fraction, Fraction, float, tuple[int, ...], tuple[int, ...]], ...]:
+    """Layer, begin, end and width of each piece of KV, and the GPUs of the two replicas that hold it."""
     heads = model.num_kv_heads
     parts = [min(replica.kind.tp, heads) for replica in (source, target)]
     edges = sorted({Fraction(i, part) for part in parts for i in range(part + 1)})
-    size = sum(kv.tokens for kv in group) * model.kv_bytes_per_layer_token
-    return [
-        Shard(
+    return tuple(
+        (
             layer,
             start,
             end,
-            size * float(end - start),
+            float(end - start),
             _kv_holders(model, source, layer, start),
             _kv_holders(model, target, layer, start),
         )
         for layer in range(model.num_layers)
         for start, end in pairwise(edges)
-    ]
+    )
 
 
 def _kv_holders(model: ModelSpec, replica: Replica, layer: int, start: Fraction) -> tuple[int, ...]:

@@ -45,10 +45,11 @@ def greedy(learner: APILearner) -> Any:
     policy = learner.policy()
     engines = np.empty(learner.world.core.engines_shape, np.float32)
     cluster = np.empty(learner.world.core.cluster_shape, np.float32)
+    policy.reset(learner.world.spec, 0)
 
-    def decide(core: DPTPCore) -> int:
+    def decide(core: DPTPCore) -> Any:
         core.observe_into(engines, cluster)
-        return policy.choose(engines, cluster, core.state)
+        return policy.act({"engines": engines, "cluster": cluster}, core.state)
 
     return decide
 
@@ -91,11 +92,6 @@ def test_training_goes_on_where_it_was_saved(tmp_path: Path) -> None:
 def test_other_environments_are_refused() -> None:
     with pytest.raises(ValueError, match="there is no env 'cooking' to learn"):
         APILearner(APIConfig(), Task("cooking", {}))
-
-
-def test_a_start_that_dp_tp_has_not_is_refused() -> None:
-    with pytest.raises(ValueError, match="start must be null"):
-        APILearner(APIConfig(start={"name": "static_dp"}), Task("dp_tp", arguments()))
 
 
 def test_shortlist_keeps_one_of_each_kind_of_layout_the_nearest() -> None:

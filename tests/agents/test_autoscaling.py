@@ -125,8 +125,8 @@ def test_staying_and_what_the_present_policy_does_are_always_compared():
 def test_a_policy_of_other_levers_is_refused(env):
     world = AutoscalingCounterfactuals(API, Task("autoscaling", ONE), np.random.default_rng(0))
     adapter = adapter_of("autoscaling")
-    network = adapter.score_network(world.observation, 8)
-    policy = adapter.score_policy(network, world.observation, world.action, "mine")
+    network = adapter.score_network(world.observation, API)
+    policy = adapter.score_policy(network, world.observation, world.action, API, "mine")
     policy.reset(env.policy_spec, 0)
     other = make_env("autoscaling", **SHORT, max_change=3)
     with pytest.raises(ValueError, match=r"env\.max_change"):

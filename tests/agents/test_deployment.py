@@ -116,8 +116,6 @@ def test_agents_of_stable_baselines3_choose_what_is_possible(config) -> None:
 
 
 def test_mistakes_are_named() -> None:
-    with pytest.raises(ValueError, match="start must be null for env deployment"):
-        APILearner(APIConfig(start={"name": "stay"}), Task("deployment", QUIET))
     policy = learner_of(dataclasses.replace(CONFIG, epochs=1), steps=200).policy()
     other = make_env("deployment", **{**BASE, "workload": MIX, "num_types": 2})
     with pytest.raises(ValueError, match="was trained on observations of shape"):

@@ -187,8 +187,8 @@ def test_another_number_of_classes_is_refused(tmp_path):
         policy.act(observation, env.state)
 
 
-def test_a_start_must_decide_by_the_observation():
-    with pytest.raises(ValueError, match="start must be a policy that decides by the observation"):
+def test_a_start_must_decide_inside_the_kernel():
+    with pytest.raises(ValueError, match="start must be a policy whose score runs inside the kernel"):
         APILearner(APIConfig(start={"name": "jsq"}), Task("routing", LIGHT))
 
 

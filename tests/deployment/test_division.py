@@ -8,9 +8,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from envs.deployment.candidate_rows import CANDIDATE_FEATURES
 from envs.deployment.candidates import find_candidates
 from envs.deployment.division import Divisions, rebalance
-from envs.deployment.observation import CANDIDATE_FEATURES, REPLICA_FEATURES
+from envs.deployment.observation import REPLICA_FEATURES
 from envs.deployment.profiling import CapacityTable
 from envs.deployment.state import Deploy
 from envs.deployment.strategies import Worth

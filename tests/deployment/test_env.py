@@ -8,8 +8,9 @@ import pickle
 import numpy as np
 import pytest
 
+from envs.deployment.candidate_rows import CANDIDATE_FEATURES
 from envs.deployment.config import DeploymentConfig
-from envs.deployment.observation import CANDIDATE_FEATURES, CLUSTER_FEATURES, REPLICA_FEATURES, TYPE_FEATURES
+from envs.deployment.observation import CLUSTER_FEATURES, REPLICA_FEATURES, TYPE_FEATURES
 from envs.deployment.state import Deploy
 from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec
 from envs.machines.cluster import ReplicaKind

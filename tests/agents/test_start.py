@@ -1,0 +1,200 @@
+"""Approximate policy iteration from any baseline: what it would do is always there to be taken."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agents.api.config import APIConfig
+from agents.api.counterfactuals import Batch
+from agents.api.learner import APILearner, load
+from agents.api.start import NEVER, Seen, Start, calibrated_margin, compared, flagged, start_of
+from agents.deployment.proposal import Proposals
+from agents.learner import Budget, Task
+from agents.spaces import FILE, spaces_to_json
+from baselines.registry import make_policy
+from envs.backend import ClusterSpec
+from envs.deployment.env import DeploymentEnv
+from envs.deployment.state import Deploy
+from envs.registration import make_env
+from envs.workload.registry import WorkloadSpec
+from runners.rollout import run_episode
+from tests.autoscaling.samples import ONE
+from tests.deployment.samples import BASE, SMALL
+
+BURSTS = WorkloadSpec(name="flying_bursty", num_requests=120)
+MIX = WorkloadSpec(name="type_mix", num_requests=150, params={"mean_rps": 6.0, "hold_s": 20.0})
+CASES = {  # environment, its arguments, what is started from
+    "autoscaling": (ONE, {"name": "queue_proportional"}),
+    "deployment": (
+        {**BASE, "workload": MIX, "cluster": dataclasses.replace(SMALL, disaggregation=True)},
+        {"name": "dynamo"},
+    ),
+    "dp_tp": ({"workload": BURSTS, "cluster": ClusterSpec(num_gpus=4)}, {"name": "flying_serving"}),
+}
+CONFIG = APIConfig(
+    horizon=4, commit=2, stride=1, candidates=4, sample_every=1, hidden=8, iterations=1, epochs=2
+)
+
+
+def learner_of(env: str, **changes: Any) -> APILearner:
+    arguments, start = CASES[env]
+    return APILearner(dataclasses.replace(CONFIG, start=start, **changes), Task(env, arguments, seed=0))
+
+
+def prefer_the_start(network: torch.nn.Module) -> None:
+    """Makes the flag of the start's action all that a score is."""
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.zero_()
+        network.action.weight[0, -1] = network.middle.weight[0, 0] = network.out.weight[0, 0] = 1.0
+
+
+@pytest.mark.parametrize("env", CASES)
+def test_a_policy_that_always_takes_it_is_the_baseline(env: str) -> None:
+    learner = learner_of(env)
+    prefer_the_start(learner.network)
+    world = make_env(env, **CASES[env][0])
+    own = run_episode(world, make_policy(CASES[env][1]["name"]), 3)
+    taken = run_episode(world, learner.policy(), 3)
+    assert taken.metrics["return"] == own.metrics["return"]
+    assert any(decision["action"] for decision in own.decisions), "it does something"
+    assert [str(d["action"]) for d in taken.decisions] == [str(d["action"]) for d in own.decisions]
+
+
+@pytest.mark.parametrize("env", CASES)
+def test_it_is_compared_once_at_every_state_and_taken_at_first(env: str) -> None:
+    world, batch = learner_of(env, exploration=0.5).world, Batch()
+    budget = Budget(10_000)
+    for _ in range(4):
+        world.play(budget, batch)
+    assert len(batch.actions) > 1
+    for rows, returns, chosen in zip(batch.actions, batch.returns, batch.chosen, strict=True):
+        assert np.flatnonzero(rows[:, -1]).tolist() == [chosen]
+        assert 2 <= len(rows) == len(returns) <= CONFIG.candidates
+        assert np.isfinite(returns).all()
+
+
+@pytest.mark.parametrize("continuation", ["present", "start"])
+def test_rollouts_follow_it(continuation: str) -> None:
+    """Action, then what it says in the world that the action has made; a network follows only where it may."""
+    learner = learner_of("deployment", commit=1, continuation=continuation)
+    world = learner.world
+    world.core.reset(1)
+    world.start.reset(world.spec, 1)
+    twin, policy = world.core.fork(), world.start.fork()
+    expected = twin.step(3).reward
+    for _ in range(CONFIG.horizon - 1):
+        expected += twin.step(policy.says({}, twin.state)).reward
+    assert world._rollout(3) == pytest.approx(expected)
+    learner.network.margin.fill_(-NEVER)  # anything but what it says
+    world.follow(learner.policy())
+    same = world._rollout(3) == pytest.approx(expected)
+    assert same == (continuation == "start")
+
+
+def test_a_learner_that_has_learned_nothing_is_the_baseline() -> None:
+    env = make_env("dp_tp", **CASES["dp_tp"][0])
+    own = run_episode(env, make_policy("flying_serving"), 1).metrics["return"]
+    assert run_episode(env, learner_of("dp_tp").policy(), 1).metrics["return"] == own
+
+
+def test_half_of_what_is_compared_is_most_like_it() -> None:
+    """Rows at distances 0, 1, 2 ... 9 from the start's, which is the last; the one at 0 is never tried again."""
+    rows = flagged(np.arange(10.0, dtype=np.float32)[:, None], np.zeros(1, np.float32))
+    tried = compared(rows, [10], 7, np.random.default_rng(0), started=True)
+    assert tried[:4] == [10, 1, 2, 3]
+    assert len(tried) == len(set(tried)) == 7
+    assert 0 not in tried
+    everything = compared(rows[:, :1], [4], 100, np.random.default_rng(0), started=False)
+    assert sorted(everything) == list(range(11))
+
+
+def test_the_margin_lets_through_what_surely_gains() -> None:
+    """Leads 3, 2, 1 with gains +1, +1, -5: the first two are worth it, so the margin lies between 2 and 1."""
+    scores = np.array([[0.0, 3.0], [0.0, 2.0], [0.0, 1.0], [0.0, 9.0]], np.float32)
+    gains = np.array([[0.0, 1.0], [0.0, 1.0], [0.0, -5.0], [0.0, 0.0]], np.float32)
+    valid = np.array([[True, True]] * 3 + [[True, False]])
+    usual = np.zeros(4, np.int64)
+    assert calibrated_margin(scores, gains, valid, usual) == pytest.approx(1.5)
+    assert calibrated_margin(scores, -np.abs(gains), valid, usual) == NEVER
+    assert calibrated_margin(scores[:1], gains[:1], valid[:1], usual[:1]) == NEVER, "one success is no proof"
+
+
+class Counting:
+    """A policy that remembers how often it was asked."""
+
+    name, clairvoyant = "counting", False
+
+    def reset(self, spec: Any, seed: int) -> None:
+        self.asked, self.setting = [0], spec.setting
+
+    def act(self, observation: Any, state: Any) -> int:
+        self.asked[0] += 1
+        return self.asked[0]
+
+
+def test_a_fork_remembers_for_itself_and_shares_what_is_known() -> None:
+    env = make_env("deployment", **CASES["deployment"][0])
+    start = Start(Counting())
+    start.reset(env.policy_spec, 0)
+    assert start.says({}, None) == 1
+    twin = start.fork()
+    assert [twin.says({}, None), twin.says({}, None), start.says({}, None)] == [2, 3, 2]
+    assert twin.policy.setting is start.policy.setting
+
+
+def test_a_proposal_is_described_as_the_environment_would() -> None:
+    """Choices of the environment, proposed as commands, have the rows that they have in the observation."""
+    env = DeploymentEnv(**CASES["deployment"][0])
+    observation, _ = env.reset(seed=0)
+    core, policy = env.core, make_policy("dynamo")
+    policy.reset(env.policy_spec, 0)
+    core.step(policy.act({}, core.state))
+    observation = core.observe()
+    proposals = Proposals(env.policy_spec, observation["replicas"].shape[0])
+    for number, candidate in enumerate(core.candidates):
+        deployment = core.placed(candidate)
+        shares = core.shares_of(deployment, candidate.apart)
+        row = proposals.row(Deploy(deployment, None if candidate.apart else shares), core.state)
+        np.testing.assert_allclose(row, observation["candidates"][number], rtol=1e-5)
+    with pytest.raises(ValueError, match="a deployment was expected"):
+        proposals.row("nothing", core.state)
+
+
+def test_flags_and_observations_that_are_made_when_looked_at() -> None:
+    rows = flagged(np.ones((2, 3), np.float32), np.full(3, 2.0, np.float32))
+    assert rows.tolist() == [[1, 1, 1, 0], [1, 1, 1, 0], [2, 2, 2, 1]]
+    made = []
+    seen = Seen(lambda: made.append(1) or {"cluster": np.zeros(2)})
+    assert not made
+    assert list(seen) == ["cluster"]
+    assert len(seen) == len(seen["cluster"]) - 1 == len(made) == 1
+
+
+def test_a_checkpoint_knows_what_it_was_started_from(tmp_path: Path) -> None:
+    learner = learner_of("dp_tp")
+    learner.save_policy(tmp_path)
+    (tmp_path / FILE).write_text(spaces_to_json(learner.world.observation, learner.world.action))
+    config = {"env": {"name": "dp_tp"}, "agent": dataclasses.asdict(learner.config)}
+    env = make_env("dp_tp", **CASES["dp_tp"][0])
+    loaded = load(tmp_path, config, "mine")
+    assert loaded.start is not None
+    kept = run_episode(env, learner.policy(), 0).metrics["return"]
+    assert run_episode(env, loaded, 0).metrics["return"] == kept
+
+
+def test_mistakes_are_named() -> None:
+    with pytest.raises(ValueError, match="start must not be clairvoyant, got 'clairvoyant_deployment'"):
+        start_of({"name": "clairvoyant_deployment"})
+    with pytest.raises(ValueError, match="continuation=start needs a policy"):
+        APIConfig(continuation="start")
+    with pytest.raises(ValueError, match="continuation"):
+        APIConfig(continuation="never")
+    with pytest.raises(ValueError, match="decides how a cluster is cut"):
+        APILearner(dataclasses.replace(CONFIG, start={"name": "dynamo"}), Task("dp_tp", CASES["dp_tp"][0]))
