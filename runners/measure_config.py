@@ -66,8 +66,8 @@ class CalibrateConfig:
         transitions: whether a launched server's start, stop, relaunch, and where it can, sleep and wake are measured.
         switch_ranks: ranks of a server with the plugin that is launched at last to measure a switch between DP and TP;
             0: it is not measured.
-        widths_of: a measured profile, by its file or by the name of a committed one, of the same model and hardware: its
-            other TP degrees, and its transitions, are written beside what is measured; None: nothing is.
+        widths_of: a measured profile, by its file or by the name of a committed one, of the same model and hardware:
+            its other TP degrees, and its transitions, are written beside what is measured; None: nothing is.
         date: of the measurement, YYYY-MM-DD; None: today.
     """
 
