@@ -4,8 +4,7 @@
     python -m runners.evaluate env=dp_tp policy=zoo/dp_tp workload=azure_conv split=test out=results
     python -m runners.evaluate env=dp_tp policy=static_tp cluster=tiny_llama_cpu_x2 backend=vllm backend.launch=true
     python -m runners.evaluate env=routing policy=preserve cluster=fleet_tiny_cpu_x2 backend=vllm backend.launch=true
-    python -m runners.evaluate env=deployment policy=oserve cluster=machines_tiny_cpu_x2 backend=vllm \
-      backend.launch=true
+    python -m runners.evaluate env=sharing policy=sllm cluster=nodes_tiny_cpu_x2 backend=vllm backend.launch=true
     python -m runners.evaluate env=routing policy=preserve cluster=fleet_tiny_cpu_x2 backend=both backend.launch=true
 
 Writes `episodes.parquet` (one row an episode), `summary.json` (interquartile mean and 95 % interval of every figure),

@@ -33,6 +33,7 @@ from envs.live.tiny_model import LONGEST
 from envs.live.transitions import Slot
 from envs.machines.cluster import Deployment
 from envs.machines.spec import DeploymentSpec
+from envs.registration import env_config_class
 from envs.sharing.episode import SharingEpisode
 from envs.sharing.spec import SharingSpec
 from envs.sharing.state import SharedModel
@@ -220,14 +221,16 @@ def _launching_arguments(config: RunConfig) -> tuple[dict[str, Any], BackendConf
     """Arguments of an environment that starts and stops servers itself, and its backend.
 
     Raises:
-        ValueError: servers are named that somebody else launched, or time is to go faster.
+        ValueError: servers are named that somebody else launched, time is to go faster, or as of the environment.
     """
     name, backend = config.env["name"], config.backend
     if not backend.launch:
         raise ValueError(f"env={name} starts and stops servers itself: backend.launch must be true")
     if backend.speed != 1:
         raise ValueError(f"backend.speed must be 1 with env={name}, got {backend.speed}")
-    return env_arguments(config), backend
+    arguments = env_arguments(config)
+    env_config_class(name)(**arguments)  # it says what is wrong with them before anything is started
+    return arguments, backend
 
 
 def _slots(

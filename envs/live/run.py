@@ -98,3 +98,22 @@ class LiveRun:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class DrivesServers:
+    """What environments on live servers have in common.
+
+    Attributes:
+        fleet: The servers.
+    """
+
+    survives_failures = True  # of a policy: `envs.live.routing.desk.NoDecision` stands for its action
+    fleet: LiveRun
+
+    def records(self) -> RequestRecords:
+        """What happened to every request that has arrived."""
+        return self.fleet.results()
+
+    def close(self) -> None:
+        """Lets go of the servers; those that were launched for the environment are stopped."""
+        self.fleet.close()

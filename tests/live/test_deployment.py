@@ -8,7 +8,11 @@ from contextlib import ExitStack
 
 import numpy as np
 import pytest
+import torch
 
+from agents.deployment.features import action_size, state_size
+from agents.deployment.policy import ChoicePolicy
+from agents.score_network import TrainableNetwork
 from baselines.registry import make_policy
 from envs.backend import EngineStatus
 from envs.deployment.state import Deploy
@@ -334,6 +338,32 @@ def test_the_spaces_terms_and_files_of_simulation(make_live, policy):
     np.testing.assert_array_equal(episodes[0].records.arrival_s, episodes[1].records.arrival_s)
     assert (episodes[1].records.outcome == FINISHED).all()
     assert not any(decision["overrides"] or decision["refused"] for decision in episodes[1].decisions)
+
+
+def test_a_planner_of_divisions_is_told_why_it_has_none(make_live):
+    """Dynamo proposes prefill and decode workers span by span; the first deployment goes on serving."""
+    spec = DeploymentSpec(
+        model="llama-3.1-8b", num_machines=1, gpus_per_machine=2, max_pp=1, disaggregation=True
+    )
+    env = make_live(spec=spec, workload=stream_of(30, gap_s=0.05))
+    episode = run_episode(env, make_policy("dynamo"), 0)
+    assert all("from end to end" in decision["refused"] for decision in episode.decisions)
+    assert episode.metrics["commands_refused"] == len(episode.decisions)
+    assert (episode.records.outcome == FINISHED).all()
+
+
+def test_a_learned_policy_chooses_among_what_there_is(make_live):
+    """A network without training: whatever it prefers is a choice that can be had."""
+    env = make_live(workload=stream_of(100, gap_s=0.03))
+    space = env.observation_space
+    network = TrainableNetwork(state_size(space), action_size(space), 8)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.uniform_(-1.0, 1.0, generator=torch.Generator().manual_seed(5))
+    episode = run_episode(env, ChoicePolicy(network.export(), "untrained", space), 0)
+    assert not any(decision["refused"] or decision["overrides"] for decision in episode.decisions)
+    assert all(decision["executed"] is not None for decision in episode.decisions)
+    assert (episode.records.outcome == FINISHED).all()
 
 
 def test_a_second_episode_begins_as_the_first(make_live):

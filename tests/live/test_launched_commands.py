@@ -131,6 +131,7 @@ def test_sharing_by_one_command(sharing, tmp_path):
         ('backend.slots=["0","0"]', "must differ where each is a rank"),
         ("cluster.num_machines=2", "cluster.num_machines must be 1 on launched servers, got 2"),
         ("backend.speed=2", "backend.speed must be 1 with env=deployment"),
+        ("cluster=fleet_tiny_cpu_x2", "choose a cluster with num_machines"),
     ],
 )
 def test_mistakes(deployment, tmp_path, capsys, word, message):
@@ -138,10 +139,16 @@ def test_mistakes(deployment, tmp_path, capsys, word, message):
     assert message in capsys.readouterr().err
 
 
-def test_iterations_are_no_decision_on_live_servers(sharing, tmp_path, capsys):
-    words = [*sharing, "backend=vllm", "env.token_scheduler=policy", f"out={tmp_path / 'out'}"]
-    assert evaluate.main(words) == 2
-    assert "vLLM gives out its iterations itself" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("env.token_scheduler=policy", "vLLM gives out its iterations itself"),
+        ("cluster=fleet_tiny_cpu_x2", "choose a cluster with nodes"),
+    ],
+)
+def test_mistakes_with_shared_nodes(sharing, tmp_path, capsys, word, message):
+    assert evaluate.main([*sharing, "backend=vllm", word, f"out={tmp_path / 'out'}"]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_outcomes_are_whole(deployment, tmp_path):

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from envs.backend import SLO, TOTALS, LengthSLO
 from envs.live.endpoints import check_endpoints
 from envs.live.gauges import (
     CACHE_CONFIG,
@@ -11,11 +12,13 @@ from envs.live.gauges import (
     read_cache_config,
     read_gauges,
 )
-from envs.live.ledger import EngineLoad
+from envs.live.ledger import EngineLoad, Ledger
 from envs.live.observation import Snapshot, split_requests
 from envs.live.prompts import FIRST_TOKEN_ID, Prompts
-from envs.live.routers import Candidate, Router
+from envs.live.routers import Candidate, Router, WeightedRouter
 from tests.live.conftest import stream_of
+
+LONG = LengthSLO(0.5, 1.0, 0.01)
 
 
 def page(*left_out: str) -> str:
@@ -93,6 +96,33 @@ def test_routers_pass_over_what_cannot_take_a_request() -> None:
     assert Router("jsq").choose(cluster, 80) == 2
     assert Router("round_robin").choose(cluster, 80) == 2
     assert Router("jsq").choose(cluster, 200) == -1
+
+
+def test_shares_are_kept_in_turn() -> None:
+    """Two to one: owed 2/3, 1/3; then -1/3 + 2/3 and 2/3; then 1 and 0; and as at first. The other type has its own."""
+    router, cluster = WeightedRouter(), engines((True, 100, 5, 50), (True, 100, 3, 60), (True, 100, 0, 0))
+    router.types = np.array([0, 0, 0, 1, 0, 0, 0])
+    router.share_out(np.array([[2.0, 0.0], [1.0, 1.0], [0.0, 0.0]]))
+    assert [router.choose(cluster, 80, row) for row in range(7)] == [0, 1, 0, 1, 0, 1, 0]
+
+
+def test_without_a_share_that_can_take_it_the_least_loaded_has_it() -> None:
+    router, cluster = WeightedRouter(), engines((False, 100, 0, 0), (True, 100, 3, 60), (True, 100, 0, 9))
+    router.types = np.zeros(2, np.int64)
+    router.share_out(np.array([[1.0], [0.0], [0.0]]))
+    assert router.choose(cluster, 80, 0) == 2
+    assert router.choose(cluster, 200, 1) == -1
+
+
+def test_a_promise_may_grow_with_the_prompt() -> None:
+    """0.8 s to the first token: late by 0.5 s, and in time where 0.01 s a token of 100 are promised."""
+    ledger = Ledger(stream_of(2, prompt=100, class_id=np.array([0, 1])), (SLO(0.5, 1.0), LONG), 1)
+    for row in range(2):
+        ledger.book_arrival(row)
+        ledger.book_sent(row, 0, 0.0)
+        ledger.book_tokens(row, 1, 0.8)
+    met = TOTALS.index("ttft_met")
+    assert ledger.totals[:, met].tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,13 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from calibration.fitting import regenerate
+from calibration.profile import dump_profile, named_profile, parse_profile
 from runners import calibrate, simulate
+from runners.measuring import with_width
 
 LIVE = ["backend=vllm", "backend.endpoints=[http://127.0.0.1:1]"]
 
@@ -47,3 +50,25 @@ def test_mistakes(words: list[str], said: str, tmp_path: Path, capsys: pytest.Ca
 def test_tables_serve_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert simulate.main(["backend=tables", f"out={tmp_path}"]) == 2
     assert "unknown backend 'tables'" in capsys.readouterr().err
+
+
+def test_what_is_measured_at_another_degree_goes_beside_the_others() -> None:
+    committed = named_profile("tiny-llama_cpu")
+    alone = replace(committed.coefficients[1], fixed_s=0.5)
+    measured = replace(
+        committed,
+        coefficients={4: alone},
+        frontends={4: committed.frontends[1]},
+        provenance={"date": "2026-01-01"},
+        held_out={"configurations": 3},
+        transitions={"start_s": 99.0},
+    )
+    joint = parse_profile(dump_profile(with_width(committed, measured)))
+    assert joint.widths == (1, 2, 4)
+    assert joint.coefficients_at(4).fixed_s == 0.5
+    assert joint.coefficients_at(1) == committed.coefficients_at(1)
+    assert joint.transitions == committed.transitions
+    assert joint.provenance["tp4"] == {"date": "2026-01-01", "transitions": {"start_s": 99.0}}
+    assert joint.held_out["tp4"] == {"configurations": 3}
+    with pytest.raises(ValueError, match="other data than the measured"):
+        with_width(committed, replace(measured, model=replace(measured.model, num_layers=5)))

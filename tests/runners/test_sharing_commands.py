@@ -60,11 +60,10 @@ def test_mixes_and_clusters_by_words(tmp_path: Path) -> None:
         (
             [
                 "policy=first_fit",
-                "env.token_scheduler=policy",
                 "backend=vllm",
                 "backend.endpoints=[http://127.0.0.1:8000]",
             ],
-            "live vLLM servers give out their iterations themselves",
+            "env=sharing starts and stops servers itself: backend.launch must be true",
         ),
     ],
 )

@@ -26,8 +26,8 @@ from envs.live.control import ControlDeadline, ControlOverride
 from envs.live.launched import HELD
 from envs.live.observation import in_flight_rows
 from envs.live.routing.desk import NoDecision
+from envs.live.run import DrivesServers
 from envs.live.transitions import SlotState
-from envs.metrics import RequestRecords
 from envs.one_episode import OneEpisode
 from envs.policy_spec import PolicySpec
 from envs.reward import RewardMeter
@@ -46,7 +46,7 @@ _STATUS = {
 }
 
 
-class LiveAutoscalingEnv(OneEpisode[Observation]):
+class LiveAutoscalingEnv(DrivesServers, OneEpisode[Observation]):
     """`Serving/Autoscaling-v0` with servers of this machine: same spaces, state, reward and records.
 
     One model in one region: a place is a slot, an instance a launched server. START launches one and STOP drains it and
@@ -65,7 +65,7 @@ class LiveAutoscalingEnv(OneEpisode[Observation]):
         ValueError: something in the configuration is impossible on live servers.
     """
 
-    survives_failures = True  # of a policy: see `NoDecision`
+    fleet: ScaledFleet
 
     def __init__(self, fleet: ScaledFleet, control_within_s: float, **config: Any) -> None:
         self._set_render_mode(None)
@@ -169,17 +169,9 @@ class LiveAutoscalingEnv(OneEpisode[Observation]):
         held_s = self.fleet.held_s()
         return float((held_s.sum(axis=1) - held_s[:, Held.SPOT]) @ self._num_gpus())
 
-    def records(self) -> RequestRecords:
-        """What happened to every request that has arrived."""
-        return self.fleet.results()
-
     def transition_times(self) -> dict[str, list[float]]:
         """How long each start has taken, from the order to the answer to a request, s."""
         return {"start_s": self.fleet.start_times_s()}
-
-    def close(self) -> None:
-        """Stops the servers."""
-        self.fleet.close()
 
     # -- decisions -----------------------------------------------------------------------------------------------------
 

@@ -17,9 +17,9 @@ from envs.deployment.state import Deploy, DeploymentState, SwitchUnderway
 from envs.live.control import ControlDeadline, ControlOverride
 from envs.live.deployment.fleet import DividedFleet, changed_gpus
 from envs.live.routing.desk import NoDecision
+from envs.live.run import DrivesServers
 from envs.machines.cluster import Deployment
 from envs.machines.spec import DeploymentSpec
-from envs.metrics import RequestRecords
 from envs.reward import Outcome
 from envs.simulator.kernel.state import PS_PER_S
 
@@ -193,7 +193,7 @@ class LiveDeploymentCore(DeploymentCore):
         raise RuntimeError("an episode on launched servers cannot be forked")
 
 
-class LiveDeploymentEnv(DeploymentEnv):
+class LiveDeploymentEnv(DrivesServers, DeploymentEnv):
     """`Serving/Deployment-v0` with servers of this machine: same spaces, state, reward and records.
 
     A GPU of the cluster is a rank here, a GPU or a set of cores (`backend.slots`). What differs is what reality differs
@@ -215,13 +215,14 @@ class LiveDeploymentEnv(DeploymentEnv):
         ValueError: something in the configuration is impossible on launched servers.
     """
 
-    survives_failures = True  # of a policy: see `NoDecision`
+    fleet: DividedFleet
     core: LiveDeploymentCore
 
     def __init__(
         self, fleet: DividedFleet, control_within_s: float, render_mode: str | None = None, **config: Any
     ) -> None:
         self._set_render_mode(render_mode)
+        self.fleet = fleet
         self.core = LiveDeploymentCore(DeploymentConfig(**config), fleet, control_within_s)
         self.observation_space, self.action_space = make_spaces(self.core)
         self._renderer = Renderer() if render_mode else None
@@ -231,10 +232,6 @@ class LiveDeploymentEnv(DeploymentEnv):
         """GPU-seconds that the cluster has been kept, idle GPUs included."""
         return self.core.config.cluster.num_gpus * self.core.state.now_s
 
-    def records(self) -> RequestRecords:
-        """What happened to every request that has arrived."""
-        return self.core.fleet.results()
-
     def transition_times(self) -> dict[str, list[float]]:
         """How long each start, and each switch from the order to the last replica's first answer, has taken, s."""
         fleet = self.core.fleet
@@ -242,11 +239,6 @@ class LiveDeploymentEnv(DeploymentEnv):
             "start_s": fleet.start_times_s(),
             "switch_s": [switch.took_s for switch in fleet.switches if not switch.failed],
         }
-
-    def close(self) -> None:
-        """Stops the servers."""
-        self.core.fleet.close()
-        super().close()
 
     def _info(self, dt_s: float, terms: dict[str, float], refused: str) -> dict[str, Any]:
         return super()._info(dt_s, terms, refused) | {

@@ -12,8 +12,8 @@ from envs.fleet import FleetCommand
 from envs.live.hosting.host import RoutingPolicy
 from envs.live.routing.desk import NoDecision, Override
 from envs.live.routing.fleet import LiveFleet
+from envs.live.run import DrivesServers
 from envs.live.settings import LiveSettings
-from envs.metrics import RequestRecords
 from envs.one_episode import OneEpisode
 from envs.placing import Observation
 from envs.policy_spec import PolicySpec
@@ -27,7 +27,7 @@ from envs.routing.state import Dispatch, RoutingState
 from envs.workload.predictions import predict_lengths
 
 
-class LiveRoutingEnv(OneEpisode[Observation]):
+class LiveRoutingEnv(DrivesServers, OneEpisode[Observation]):
     """`Serving/Routing-v0` with running vLLM servers behind the router: same spaces, state, reward and records.
 
     What differs is what reality differs in. The clock is real and goes on while a policy thinks; a request that it has
@@ -45,7 +45,7 @@ class LiveRoutingEnv(OneEpisode[Observation]):
         ValueError: something in the configuration is impossible on live servers, or a server does not answer.
     """
 
-    survives_failures = True  # of a policy: see `NoDecision`
+    fleet: LiveFleet
 
     def __init__(self, settings: LiveSettings, render_mode: str | None = None, **config: Any) -> None:
         self._set_render_mode(render_mode)
@@ -177,14 +177,6 @@ class LiveRoutingEnv(OneEpisode[Observation]):
     def gpu_seconds(self) -> float:
         """GPU-seconds that replicas have been kept."""
         return float(self.fleet.gpu_seconds.sum())
-
-    def records(self) -> RequestRecords:
-        """What happened to every request that has arrived."""
-        return self.fleet.results()
-
-    def close(self) -> None:
-        """Lets go of the servers."""
-        self.fleet.close()
 
     def _observation(self) -> Observation:
         observation, self._mask = self._encoder.encode(self.state)

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from envs.live.control import ControlDeadline, ControlOverride
 from envs.live.routing.desk import NoDecision
+from envs.live.run import DrivesServers
 from envs.live.sharing.fleet import Asked, SharedFleet
 from envs.live.sharing.mirror import Mirror
-from envs.metrics import RequestRecords
 from envs.placing import Observation, Observations
 from envs.sharing.config import SharingConfig
 from envs.sharing.env import SharingEnv, make_spaces
@@ -24,7 +24,7 @@ from envs.simulator.sharing.arrays import PS_PER_S
 Action = np.integer | int | Share | NoDecision | None
 
 
-class LiveSharingEnv(SharingEnv):
+class LiveSharingEnv(DrivesServers, SharingEnv):
     """`Serving/Sharing-v0` with servers of this machine: same spaces, state, reward and records.
 
     A node is a GPU or a set of cores (`backend.slots`), an instance a launched server of a model: loading it takes a
@@ -46,7 +46,7 @@ class LiveSharingEnv(SharingEnv):
         ValueError: something in the configuration is impossible on launched servers.
     """
 
-    survives_failures = True  # of a policy: see `NoDecision`
+    fleet: SharedFleet
 
     def __init__(
         self,
@@ -104,17 +104,9 @@ class LiveSharingEnv(SharingEnv):
         computes = np.array([not node.is_cpu for node in self.config.cluster.nodes])
         return float(self.fleet.used_s[computes[self.core.setting.node_kinds]].sum())
 
-    def records(self) -> RequestRecords:
-        """What happened to every request that has arrived."""
-        return self.fleet.results()
-
     def transition_times(self) -> dict[str, list[float]]:
         """How long each load has taken, from the order to the answer to a request, s."""
         return {"start_s": self.fleet.start_times_s()}
-
-    def close(self) -> None:
-        """Stops the servers."""
-        self.fleet.close()
 
     def fork(self) -> NoReturn:
         """Refuses: reality has no second copy.
