@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,11 @@ class SB3Learner:
         self.env.set_seeds([int(seeds[i // size]) for i in range(self.task.num_envs)])
 
     def improve(self, budget: Budget) -> dict[str, float]:
-        """One rollout of PPO, or as many decisions of DQN or SAC."""
+        """One rollout of PPO, or as many decisions of DQN or SAC.
+
+        Raises:
+            ValueError: the training diverged.
+        """
         self._budget = budget
         self.env.disturbance = self.config.disturbance * min(1.0, _CALM * (1.0 - budget.progress))
         rollout_steps = getattr(self.config, "rollout_steps", None)
@@ -134,13 +139,22 @@ class SB3Learner:
             if rollout_steps
             else min(_OFF_POLICY_ROUND, budget.total_steps)
         )
-        self.agent.learn(round_steps, callback=self._callbacks, reset_num_timesteps=False)
+        with _unchecked_distributions():
+            self.agent.learn(round_steps, callback=self._callbacks, reset_num_timesteps=False)
+        self._check_finite()
         values = self.agent.logger.name_to_value
         figures = {name: float(values[key]) for key, name in _LOGGED.items() if key in values}
         episodes = [entry["r"] for entry in self.agent.ep_info_buffer or ()]
         if episodes:
             figures["episode_return"] = float(np.mean(episodes))
         return figures | self._reprice()
+
+    def _check_finite(self) -> None:
+        if not all(bool(torch.isfinite(weights).all()) for weights in self.agent.policy.parameters()):
+            raise ValueError(
+                f"the training of {self.config.name} diverged; try a learning rate below "
+                f"agent.learning_rate={self.config.learning_rate:g}"
+            )
 
     def _reprice(self) -> dict[str, float]:
         """Moves the price of broken promises by what the episodes that have ended say."""
@@ -220,6 +234,18 @@ class _Counter(BaseCallback):
     def _on_step(self) -> bool:
         self.learner._budget.count(self.learner.task.num_envs)
         return True
+
+
+@contextmanager
+def _unchecked_distributions() -> Iterator[None]:
+    """Spares torch a look at every number that a distribution is made of: some 5 % of PPO's time."""
+    kind = torch.distributions.Distribution
+    before = kind._validate_args  # what torch has no public way to ask for
+    kind.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        kind.set_default_validate_args(before)
 
 
 def measure_reward_scale(config: SB3Config, task: Task, adapter: Adapter) -> float:

@@ -35,6 +35,7 @@ _FREE = (
     "seeds",
     "split",
     "launcher",
+    "workload",  # with the env's name beside it: what was learned on one is gone on with on another
 )
 
 
@@ -52,7 +53,8 @@ class TrainConfig(RunConfig):
         validation_seeds: episodes each time.
         save_every_s: time between saves from which training can go on, seconds.
         baselines: policies beside the agent in the comparison at the end; None: the environment's usual ones.
-        resume: run directory of a training that was interrupted; None: a new one.
+        resume: run directory of a training that was interrupted, or is to go on, on another workload if `env` and
+            `workload` say so; None: a new one.
         launcher: where the episodes of the comparison at the end are run.
     """
 

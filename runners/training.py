@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import spaces
 from tqdm import tqdm
 
-from agents.checkpoint import replacing, standing, write_description
+from agents.checkpoint import plain, read_config, replacing, standing, write_description
 from agents.learner import Budget, Learner
 from envs.metrics import to_jsonable
 from envs.registration import make_env
@@ -126,6 +126,8 @@ class Training:
         self.budget.steps, self.budget.spent_s = state["steps"], state["elapsed_s"]
         self.best_return, self.best_steps = state["best_return"], state["best_steps"]
         self.validations, self.last_return = state["validations"], state["last_return"]
+        if read_config(folder)["workload"] != plain(self.config.workload):
+            self.best_return = -np.inf  # what was best was so on other episodes
         path = self.out / METRICS
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         write_jsonl(path, [row for row in map(_parsed, lines) if row and row["steps"] <= self.budget.steps])

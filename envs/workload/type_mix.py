@@ -13,7 +13,7 @@ memory is what runs short, `reading`, in which nearly all prompts are, so that a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -51,7 +51,7 @@ class TypeMix:
         rates: rate of each mix relative to the others; none: all are alike.
         hold_s: how long each lasts, seconds. Source: section 6.3, "the minimum switching interval is 5 minutes".
         gradual: whether mix and rate drift, on straight lines, from each mix to the next, as Figure 9 shows it of real
-            traces; else they change at once.
+            traces; else they change at once. None: the one or the other, drawn for each episode, to train for both.
         rate_noise: standard deviation of the log rate from minute to minute; source: as fitted in `tiers.py`.
         mix_noise: standard deviation of the log share of each type from minute to minute; source: ours.
         code_share: share of requests from which types are cut with the lengths of Azure's coding service.
@@ -65,7 +65,7 @@ class TypeMix:
     mixes: tuple[str, ...] = ("S1", "S4", "S5")
     rates: tuple[float, ...] = ()
     hold_s: float = 300.0
-    gradual: bool = False
+    gradual: bool | None = False
     rate_noise: float = 0.092
     mix_noise: float = 0.1
     code_share: float = 0.313
@@ -82,9 +82,10 @@ class TypeMix:
         for name in ("rate_noise", "mix_noise"):
             if not 0 <= getattr(self, name) < np.inf:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-        for name in ("gradual", "random_start"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name} must be true or false, got {getattr(self, name)!r}")
+        if self.gradual is not None and not isinstance(self.gradual, bool):
+            raise ValueError(f"gradual must be true or false, or null for either, got {self.gradual!r}")
+        if not isinstance(self.random_start, bool):
+            raise ValueError(f"random_start must be true or false, got {self.random_start!r}")
         if not 0 < self.code_share < 1:
             raise ValueError(f"code_share must lie in (0, 1), got {self.code_share}")
         unknown = [mix for mix in self.mixes if mix not in MIXES]
@@ -135,6 +136,9 @@ class TypeMix:
 
     def labelled_arrivals(self, num_requests: int, rng: np.random.Generator) -> tuple[FloatArray, TokenArray]:
         """When requests arrive, seconds, and the type of each, row of `TYPE_NAMES`; (num_requests,) both."""
+        if self.gradual is None:
+            drawn = replace(self, gradual=bool(rng.spawn(1)[0].random() < 0.5))
+            return drawn.labelled_arrivals(num_requests, rng)
         begin, arrivals, minutes, mixing, which = rng.spawn(5)
         start_s = float(begin.uniform(0, self.hold_s * len(self.mixes))) if self.random_start else 0.0
         arrival_s = self._arrivals(num_requests, start_s, arrivals, minutes)

@@ -213,6 +213,18 @@ def test_mistakes_get_one_sentence(config, env_name, words, monkeypatch):
         trained(make_learner(config, task), 4)
 
 
+def test_a_training_that_diverges_says_so():
+    """Distributions are not checked number by number while PPO learns; weights are, once a round."""
+    config = PPOConfig(**{**ON_POLICY, "rollout_steps": 4, "batch_size": 8, "epochs": 1})
+    learner = make_learner(config, Task("routing", UNEQUAL, num_envs=4))
+    learner.improve(Budget(16))
+    assert torch.distributions.Distribution._validate_args
+    with torch.no_grad():
+        next(learner.agent.policy.parameters()).fill_(float("nan"))
+    with pytest.raises(ValueError, match="diverged; try a learning rate below"):
+        learner._check_finite()
+
+
 def test_the_price_of_broken_promises_rises_until_the_limit_is_kept():
     learner = make_learner(
         LagrangianConfig(**ROLLOUTS, missed_limit=0.25, multiplier=1.0, multiplier_rate=0.5),

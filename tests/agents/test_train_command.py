@@ -211,6 +211,18 @@ def test_a_killed_training_resumes_and_nothing_is_lost(tmp_path, capsys):
     )  # nothing left to do
 
 
+def test_a_training_goes_on_on_another_workload(tmp_path):
+    """The policy kept is the best on the new workload's episodes, whatever the old ones came to."""
+    assert train.main([*TINY, *SMALL_PPO, "total_steps=64", f"out={tmp_path}"]) == 0
+    words = [f"resume={tmp_path}", "env=dp_tp", "workload=azure_conv_fitted", "workload.num_requests=60"]
+    assert train.main([*words, "total_steps=128"]) == 0
+    settings = yaml.safe_load((tmp_path / "checkpoint" / "config.yaml").read_text())
+    assert settings["workload"]["name"] == "azure_conv_fitted"
+    last = [row for row in rows_of(tmp_path) if row["kind"] == "validation"][-1]
+    assert last["steps"] == 128
+    assert last["best_return"] == last["return"]
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

@@ -70,6 +70,19 @@ def test_mix_and_rate_may_drift():
     assert at_first.sum() / 60.0 == pytest.approx(20.0, rel=0.1)
 
 
+def test_either_kind_of_change_may_be_drawn():
+    """Of twenty episodes some are those that drift and some those that change at once, and no others."""
+    either, one, other = (TypeMix(gradual=gradual, random_start=False) for gradual in (None, True, False))
+    kinds = []
+    for seed in range(20):
+        drawn, drifting, sudden = (np.random.default_rng(seed) for _ in range(3))
+        drifting.spawn(1), sudden.spawn(1)
+        labels = either.labelled_arrivals(3000, drawn)[1]
+        kinds.append((labels == one.labelled_arrivals(3000, drifting)[1]).all())
+        assert kinds[-1] or (labels == other.labelled_arrivals(3000, sudden)[1]).all()
+    assert 4 <= sum(kinds) <= 16
+
+
 def test_long_answers_may_be_longer():
     plain, longer = length_pools(0.313), length_pools(0.313, 4.0)
     for j, factor in enumerate((4.0, 4.0, 1.0, 1.0)):
