@@ -198,7 +198,7 @@ def _composed(words: tuple[str, ...]) -> CompareConfig:
 
 
 def _lines(label: str, said: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One line for each learned policy, or one for the task where there is none."""
+    """One line for each learned policy, or where there is none one of the best heuristic."""
     best, regret = said["best_heuristic"], said["regret"]
     lines: list[dict[str, Any]] = []
     for name, gates in said["gates"].items():
@@ -215,16 +215,28 @@ def _lines(label: str, said: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "probability_of_improvement": said["probability_of_improvement"][f"{name}>{best}"],
                 "gates_hold": gates["holds"],
                 "worse": bool(gain["ci95"][1] < 0),
-                "regret_bound": None if regret["bound"] is None else regret["bound"][name],
-                "regret_clairvoyant": None if regret["clairvoyant"] is None else regret["clairvoyant"][name],
+                "regret_bound": _lacking(regret["bound"], name),
+                "regret_clairvoyant": _lacking(regret["clairvoyant"], name),
                 "us_per_decision": said["policies"][name]["us_per_decision"],
                 "blocks": said["blocks"],
                 "badge": said["badge"],
             }
         )
     return lines or [
-        {"task": label, "best_heuristic": best, "blocks": said["blocks"], "badge": said["badge"]}
+        {
+            "task": label,
+            "best_heuristic": best,
+            "regret_bound": _lacking(regret["bound"], best),  # the best heuristic's own
+            "regret_clairvoyant": _lacking(regret["clairvoyant"], best),
+            "blocks": said["blocks"],
+            "badge": said["badge"],
+        }
     ]
+
+
+def _lacking(regret: Mapping[str, float] | None, name: str | None) -> float | None:
+    """What a policy lacks of a reference; None: the reference is not known."""
+    return None if regret is None or name is None else regret[name]
 
 
 def _print(config: BenchmarkConfig, rows: list[dict[str, Any]]) -> None:

@@ -126,6 +126,18 @@ def test_processes_change_no_figure_and_a_stopped_run_goes_on(tmp_path, tiny_tas
     assert sum(part.stat().st_mtime_ns != written[part] for part in parts) == 2
 
 
+def test_a_task_without_a_learned_policy_shows_what_its_best_heuristic_lacks(tmp_path, tiny_task):
+    task = benchmark.TASK_DIR / "tiny.yaml"
+    task.write_text(task.read_text().replace("- zoo/dp_tp\n", ""))
+    words = ["benchmark=smoke", "benchmark.blocks=2", "benchmark.search_blocks=2", "benchmark.processes=1"]
+    assert compare.main([*words, f"out={tmp_path}/run"]) == 0
+    said = json.loads((tmp_path / "run" / "tiny" / "comparison.json").read_text())
+    (row,) = json.loads((tmp_path / "run" / "benchmark.json").read_text())["results"]
+    assert "policy" not in row
+    assert row["regret_bound"] == said["regret"]["bound"][row["best_heuristic"]] > 0
+    assert row["regret_clairvoyant"] == said["regret"]["clairvoyant"][row["best_heuristic"]]
+
+
 @pytest.mark.parametrize(
     ("number", "most", "expected"),
     [
