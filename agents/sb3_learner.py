@@ -241,11 +241,11 @@ def _unchecked_distributions() -> Iterator[None]:
     """Spares torch a look at every number that a distribution is made of: some 5 % of PPO's time."""
     kind = torch.distributions.Distribution
     before = kind._validate_args  # what torch has no public way to ask for
-    kind.set_default_validate_args(False)  # type: ignore[no-untyped-call]
+    kind.set_default_validate_args(False)
     try:
         yield
     finally:
-        kind.set_default_validate_args(before)  # type: ignore[no-untyped-call]
+        kind.set_default_validate_args(before)
 
 
 def measure_reward_scale(config: SB3Config, task: Task, adapter: Adapter) -> float:
