@@ -50,7 +50,7 @@ class APIConfig(AgentConfig):
     name: str = "api"
     total_steps: int = 4_000_000
     learning_rate: float = 2e-3
-    start: dict[str, Any] | None = None
+    start: Any = None
     continuation: str = "present"
     iterations: int = 3
     horizon: int = 20

@@ -23,7 +23,9 @@ from envs.deployment.env import DeploymentEnv
 from envs.deployment.state import Deploy
 from envs.registration import make_env
 from envs.workload.registry import WorkloadSpec
+from runners.composed import composed
 from runners.rollout import run_episode
+from runners.train_config import TrainConfig, register_agents
 from tests.autoscaling.samples import ONE
 from tests.deployment.samples import BASE, SMALL
 
@@ -198,3 +200,11 @@ def test_mistakes_are_named() -> None:
         APIConfig(continuation="never")
     with pytest.raises(ValueError, match="decides how a cluster is cut"):
         APILearner(dataclasses.replace(CONFIG, start={"name": "dynamo"}), Task("dp_tp", CASES["dp_tp"][0]))
+
+
+def test_the_command_line_names_it() -> None:
+    register_agents()
+    words = ("env=dp_tp", "agent=api", "agent.start=flying_serving_tuned", "out=unused")
+    start = composed("train", TrainConfig, words).agent_config.start
+    assert start["name"] == "flying_serving"
+    assert start["params"]["dwell_s"] > 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,8 +13,12 @@ from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec
 from envs.registration import make_env
 from envs.workload.registry import WorkloadSpec
 from envs.workload.traces import find_trace
+from runners.clusters import cluster_of
+from runners.composed import composed
+from runners.environments import make_configured_env
 from runners.policies import load_policy
 from runners.rollout import run_episode
+from runners.schema import CompareConfig
 
 SEEDS = range(6)
 MIXED = FleetConfig(  # as cluster=fleet_mixed_x4
@@ -79,3 +85,16 @@ def test_the_shipped_router_serves_a_fleet_of_another_size() -> None:
     episode = run_episode(env, load_policy("zoo/routing"), 0)
     assert {decision["action"] for decision in episode.decisions} == {0, 1, 2}
     assert episode.metrics["commands_refused"] == 0
+
+
+@pytest.mark.parametrize(("gradual", "least_gain"), [(True, 0.01), (False, -0.01)], ids=["drift", "sudden"])
+def test_the_shipped_planner_beats_the_one_that_it_was_started_from(gradual: bool, least_gain: float) -> None:
+    """Where the mix drifts; where it changes at once it is no worse."""
+    words = ("env=deployment", "split=validation", f"workload.params.gradual={gradual}")
+    config = composed("compare", CompareConfig, words)
+    env = make_configured_env(replace(config, cluster=cluster_of(config.cluster)))
+    ours, theirs = (
+        np.mean([run_episode(env, load_policy(name), seed).metrics["return"] for seed in range(200, 203)])
+        for name in ("zoo/deployment", "dynamo_tuned")
+    )
+    assert ours - theirs > least_gain * abs(theirs)
