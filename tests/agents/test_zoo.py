@@ -87,6 +87,23 @@ def test_the_shipped_router_serves_a_fleet_of_another_size() -> None:
     assert episode.metrics["commands_refused"] == 0
 
 
+def test_the_router_for_any_traffic_keeps_long_contexts_moving() -> None:
+    """Where the one that learned on chat alone does not, nor Llumnix."""
+    env = make_env(
+        "routing",
+        cluster=MIXED,
+        workload=WorkloadSpec(name="mooncake_conv_fitted", num_requests=200, rate_rps=1.0),
+        split="validation",
+    )
+    returns = {
+        name: np.array([run_episode(env, load_policy(name), seed).metrics["return"] for seed in SEEDS])
+        for name in ("zoo/routing_mixture", "zoo/routing", "llumnix")
+    }
+    ours = returns.pop("zoo/routing_mixture")
+    for name, theirs in returns.items():
+        assert (ours > theirs).all(), name
+
+
 @pytest.mark.parametrize(("gradual", "least_gain"), [(True, 0.01), (False, -0.01)], ids=["drift", "sudden"])
 def test_the_shipped_planner_beats_the_one_that_it_was_started_from(gradual: bool, least_gain: float) -> None:
     """Where the mix drifts; where it changes at once it is no worse."""
