@@ -90,7 +90,7 @@ def test_three_models_take_turns_on_two_cores(tmp_path: Path) -> None:
         )
         _, info = env.reset(seed=0)
         loaded, pids = [], set()
-        while not env.episode.done:
+        while not env.core.done:
             assert env.state.event == Event.PLACEMENT
             place = int(np.flatnonzero(info["action_mask"])[0])
             *_, info = env.step(place)
