@@ -249,7 +249,7 @@ def _badge(
     gates: Mapping[str, Any],
     regret: Mapping[str, float] | None,
 ) -> str:
-    """solved: a learned policy is 3 % better with its whole interval, significantly, and passes the gates.
+    """solved: a learned policy is 3 % better, its interval clear of zero, significantly, and passes the gates.
 
     open: nobody is, and even the best causal policy lacks 10 % of a clairvoyant one. none: neither.
     """
@@ -258,8 +258,8 @@ def _badge(
     for name in results:
         if name in kinds.learned and name not in kinds.clairvoyant:
             p_value = p_values.get(f"{name}|{best}", p_values.get(f"{best}|{name}", 1.0))
-            gain = improvement[f"{name}>{best}"][1][0]
-            if gain >= SOLVED_GAIN and p_value < SIGNIFICANT and gates[name]["holds"]:
+            gain, (least, _) = improvement[f"{name}>{best}"]
+            if gain >= SOLVED_GAIN and least > 0 and p_value < SIGNIFICANT and gates[name]["holds"]:
                 return "solved"
     causal = [] if regret is None else [gap for name, gap in regret.items() if name not in kinds.clairvoyant]
     return "open" if causal and min(causal) >= OPEN_GAP else "none"

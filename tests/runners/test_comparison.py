@@ -49,6 +49,24 @@ def test_a_learned_policy_is_held_against_the_best_heuristic(results: dict[str, 
 
 
 @pytest.mark.parametrize(
+    ("gains", "badge"),
+    [
+        ([0.02, 0.05], "solved"),  # 3.5 % in the mean; that the interval begins below 3 % does not matter
+        ([0.02, 0.03], "none"),  # 2.5 %
+        ([-0.08, 0.15], "none"),  # 3.5 %, and the interval holds zero
+    ],
+)
+def test_solved_is_three_per_cent_clear_of_zero(
+    results: dict[str, list[Episode]], make_episode: MakeEpisode, gains: list[float], badge: str
+) -> None:
+    results["good"] = [
+        make_episode("good", e.seed, **{"return": e.metrics["return"] * (1.0 - gains[i % len(gains)])})
+        for i, e in enumerate(results["plain"])
+    ]
+    assert compare_results(results, Kinds(learned=frozenset({"good"})))["badge"] == badge
+
+
+@pytest.mark.parametrize(
     ("worse", "gate"),
     [
         ({"ttft_p99_s": 1.06}, "ttft_p99_ratio"),
