@@ -13,7 +13,8 @@ from agents.api.config import APIConfig
 from agents.api.counterfactuals import Batch
 from agents.api.start import Seen, Start, compared, start_of
 from agents.deployment.features import encode_actions, encode_state
-from agents.deployment.policy import ChoicePolicy, proposals_of, usual_row
+from agents.deployment.policy import ChoicePolicy, usual_row
+from agents.deployment.proposal import Proposals
 from agents.learner import Budget, Task
 from baselines.policy import Action, Policy
 from envs.deployment.core import DeploymentCore
@@ -51,7 +52,7 @@ class DeploymentCounterfactuals:
         self.start = start_of(config.start)
         if self.start is not None:
             self.start.reset(self.spec, task.seed)
-        self._proposals = proposals_of(self.spec, self.observation)
+        self._proposals = Proposals(self.spec, (self.observation["replicas"].shape or (0,))[0])
         self.present: ChoicePolicy | None = None  # None: what was started from, or to stay
 
     def follow(self, policy: Policy) -> None:

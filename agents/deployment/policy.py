@@ -45,21 +45,21 @@ class ChoicePolicy:
             ValueError: the setting is not about deployments.
         """
         _ = spec.setting
-        self._checked = False
-        self._proposals = None
+        self._spec, self._checked, self._proposals = spec, False, None
         if self.start is not None:
             self.start.reset(spec, seed)
-            self._proposals = proposals_of(spec, self.observation)
 
     def act(self, observation: Observation, state: DeploymentState) -> Action:
         """The choice with the highest score: its number, or what the policy that it was started from proposes.
 
         Raises:
-            ValueError: the observation is of another shape than those trained on.
+            ValueError: the observation is of another shape than those trained on; there may be any number of replicas.
         """
         if not self._checked:
-            check_observation(self.name, self.observation, observation)
+            check_observation(self.name, self.observation, observation, rows_of="replicas")
             self._checked = True
+            if self.start is not None:
+                self._proposals = Proposals(self._spec, len(observation["replicas"]))
         if self.start is None:
             return self.best(observation, encode_actions(observation))
         said = self.start.says(observation, state)
@@ -75,11 +75,6 @@ class ChoicePolicy:
             rows: (K, action_size).
         """
         return int(np.argmax(self.network.scores(encode_state(observation), rows)))
-
-
-def proposals_of(spec: PolicySpec, observation: spaces.Dict) -> Proposals:
-    """What describes proposals in a setting."""
-    return Proposals(spec, (observation["replicas"].shape or (0,))[0])
 
 
 def usual_row(

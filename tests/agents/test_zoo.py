@@ -115,3 +115,12 @@ def test_the_shipped_planner_beats_the_one_that_it_was_started_from(gradual: boo
         for name in ("zoo/deployment", "dynamo_tuned")
     )
     assert ours - theirs > least_gain * abs(theirs)
+
+
+def test_the_shipped_planner_serves_a_cluster_of_another_size() -> None:
+    words = ("env=deployment", "cluster.num_machines=4", "split=validation", "workload.params.mean_rps=32.0")
+    config = composed("compare", CompareConfig, (*words, "workload.num_requests=6000"))
+    env = make_configured_env(replace(config, cluster=cluster_of(config.cluster)))
+    episode = run_episode(env, load_policy("zoo/deployment"), 300)
+    assert episode.metrics["commands_refused"] == 0
+    assert env.unwrapped.state.deployment.cluster.num_gpus == 32
