@@ -57,8 +57,6 @@ def bootstrap_interval(
     Raises:
         ValueError: no values, or `level` outside (0, 1).
     """
-    if not 0 < level < 1:
-        raise ValueError(f"level must be between 0 and 1, got {level}")
     arrays = [np.asarray(stratum, dtype=np.float64) for stratum in strata]
     if not arrays or any(not array.size for array in arrays):
         raise ValueError("bootstrap_interval needs at least one value in every stratum")
@@ -67,10 +65,7 @@ def bootstrap_interval(
     for array in arrays:
         blocks = len(array)
         drawn.append(array[rng.integers(blocks, size=(repeats, blocks))].reshape(repeats, -1))
-    replicates = np.asarray(statistic(np.concatenate(drawn, axis=1)), dtype=np.float64)
-    tail = 100.0 * (1.0 - level) / 2.0
-    low, high = percentiles(replicates, (tail, 100.0 - tail))
-    return low, high
+    return _percentile_interval(drawn, statistic, level)
 
 
 def crossed_interval(
@@ -98,8 +93,6 @@ def crossed_interval(
     Raises:
         ValueError: no values, different numbers of trainings, or `level` outside (0, 1).
     """
-    if not 0 < level < 1:
-        raise ValueError(f"level must be between 0 and 1, got {level}")
     arrays = [np.asarray(table, dtype=np.float64) for table in tables]
     if not arrays or any(array.ndim != 2 or not array.size for array in arrays):
         raise ValueError("crossed_interval needs a table of trainings and blocks for every stratum")
@@ -113,6 +106,15 @@ def crossed_interval(
         blocks = array.shape[1]
         columns = rng.integers(blocks, size=(repeats, 1, blocks))
         drawn.append(array[rows, columns].reshape(repeats, -1))
+    return _percentile_interval(drawn, statistic, level)
+
+
+def _percentile_interval(
+    drawn: Sequence[FloatArray], statistic: Statistic, level: float
+) -> tuple[float, float]:
+    """Interval of a statistic over bootstrap samples, (repeats, values) of each stratum."""
+    if not 0 < level < 1:
+        raise ValueError(f"level must be between 0 and 1, got {level}")
     replicates = np.asarray(statistic(np.concatenate(drawn, axis=1)), dtype=np.float64)
     tail = 100.0 * (1.0 - level) / 2.0
     low, high = percentiles(replicates, (tail, 100.0 - tail))

@@ -37,6 +37,7 @@ class ChoicePolicy:
     ) -> None:
         self.network, self.name, self.observation, self.start = network, name, observation, start
         self._checked = False
+        self._proposals: Proposals | None = None
 
     def reset(self, spec: PolicySpec, seed: int) -> None:
         """Looks at the setting.
