@@ -14,3 +14,8 @@ def progress_bar(total: int, what: str, unit: str = "it") -> tqdm[Any]:
     return tqdm(
         total=total, desc=what, unit=unit, mininterval=interval_s, dynamic_ncols=True, file=sys.stderr
     )
+
+
+def say(bar: Any, line: str) -> None:
+    """Writes a line above a bar."""
+    bar.write(line, file=sys.stderr)

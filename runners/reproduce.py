@@ -2,10 +2,12 @@
 
     python -m runners.reproduce paper=flying_serving
     python -m runners.reproduce paper=sageserve quick=true
-    python -m runners.reproduce paper=preserve quick=true
+    python -m runners.reproduce paper=preserve only=[forecasting,scaling]
 
 Writes `claims.json`: what is claimed, the paper's number (null where its text has none), ours, their ratio, whether the
 claim holds by the rule that its note states (null where the two cannot be compared), and why not where it does not.
+Each part's claims are written when it has been made; the parts of a paper and what they are:
+runners/reproduction/README.md.
 """
 
 from __future__ import annotations
@@ -14,29 +16,32 @@ import sys
 from pathlib import Path
 
 from runners.cli import command
-from runners.reproduction.claims import print_claims, write_claims
-from runners.reproduction.flying_serving import reproduce as flying_serving
-from runners.reproduction.llm_mesh import reproduce as llm_mesh
-from runners.reproduction.oserve import reproduce as oserve
-from runners.reproduction.preserve import reproduce as preserve
-from runners.reproduction.sageserve import reproduce as sageserve
+from runners.reproduction.claims import Claim, print_claims, write_claims
+from runners.reproduction.flying_serving import evaluation as flying_serving
+from runners.reproduction.llm_mesh import evaluation as llm_mesh
+from runners.reproduction.oserve import evaluation as oserve
+from runners.reproduction.parts import run_parts
+from runners.reproduction.preserve import evaluation as preserve
+from runners.reproduction.sageserve import evaluation as sageserve
 from runners.schema import ReproduceConfig
 from runners.tables import print_results_in
 
-_PAPERS = {
-    "flying_serving": flying_serving,
-    "llm_mesh": llm_mesh,
-    "oserve": oserve,
-    "preserve": preserve,
-    "sageserve": sageserve,
+_PAPERS = {  # and the unit of the progress bar
+    "flying_serving": (flying_serving, "episode"),
+    "llm_mesh": (llm_mesh, "episode"),
+    "oserve": (oserve, "step"),
+    "preserve": (preserve, "episode"),
+    "sageserve": (sageserve, "episode"),
 }
 
 
 @command("reproduce", ReproduceConfig)
 def main(config: ReproduceConfig, out: Path) -> None:
     """Reproduces and writes."""
-    claims = _PAPERS[config.paper](config)
-    write_claims(out, claims)
+    claims: list[Claim] = []
+    for part in run_parts(config, *_PAPERS[config.paper]):
+        claims += part
+        write_claims(out, claims)
     print_claims(f"{config.paper}: the paper's numbers and ours", claims)
     print_results_in(out)
 

@@ -436,6 +436,7 @@ class ReproduceConfig:
     Attributes:
         paper: whose figures.
         out: run directory.
+        only: names of the parts of the paper's evaluation to make; empty: all, with `quick` a selection.
         quick: whether to make do with one short episode of each.
         seeds: episodes of each policy on each workload; quick takes one.
         first_seed: seed of the first; the others follow it.
@@ -445,6 +446,7 @@ class ReproduceConfig:
 
     out: str
     paper: str = "flying_serving"
+    only: tuple[str, ...] = ()
     quick: bool = False
     seeds: int = 3
     first_seed: int = 0

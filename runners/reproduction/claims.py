@@ -13,6 +13,7 @@ from runners.tables import print_table
 
 FILE_NAME = "claims.json"
 TOLERANCE = 0.10  # of a published number, where a rule does not say otherwise
+MARKS = {True: "yes", False: "NO", None: "-"}
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,12 @@ class Claim:
         parts = [rule, self.note, self.beyond if self.holds is False else ""]
         return " ".join(part for part in parts if part)
 
+    @property
+    def line(self) -> str:
+        """The claim in one line: ours, the paper's, and whether it holds."""
+        paper = "" if self.paper_value is None else f" (paper {self.paper_value:.4g})"
+        return f"{self.claim}: {self.ours:.4g} {self.unit}{paper}, holds: {MARKS[self.holds]}"
+
     def to_row(self) -> dict[str, Any]:
         """The claim as `claims.json` has it."""
         return {
@@ -124,7 +131,6 @@ def write_claims(out: Path, claims: Sequence[Claim]) -> None:
 
 def print_claims(title: str, claims: Sequence[Claim]) -> None:
     """Prints every claim, and below the table why some do not hold."""
-    marks = {True: "yes", False: "NO", None: "-"}
     rows = [
         (
             claim.claim,
@@ -133,7 +139,7 @@ def print_claims(title: str, claims: Sequence[Claim]) -> None:
             claim.ours,
             claim.unit,
             claim.ratio,
-            marks[claim.holds],
+            MARKS[claim.holds],
         )
         for claim in claims
     ]

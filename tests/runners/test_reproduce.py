@@ -2,6 +2,8 @@
 
 import json
 import math
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from runners.reproduction.claims import Claim, above, at_least, at_most, near, s
 from runners.reproduction.flying_serving import switching
 from runners.reproduction.flying_serving.study import LLAMA, MODELS
 from runners.reproduction.measures import transition_s
+from runners.reproduction.parts import Evaluation, run_parts, total
 from runners.reproduction.preserve.study import NUM_SEARCHES, Figures, Study, gain
 from runners.reproduction.trials import compose_setting, in_burst, in_quiet, phase_of, run_trials
 from runners.schema import ReproduceConfig, register_schemas
@@ -187,3 +190,68 @@ def test_the_shape_of_the_whole_paper(tmp_path: Path):
             assert rows[name]["holds"], rows[name]
         tp, dp = (rows[f"{model.name}, light load: mean TTFT of static {x}"]["ours"] for x in ("TP", "DP"))
         assert tp < dp
+
+
+@pytest.mark.parametrize(
+    ("paper", "first"),
+    [
+        ("flying_serving", "bursts"),
+        ("llm_mesh", "examples"),
+        ("oserve", "examples"),
+        ("preserve", "forecasting"),
+        ("sageserve", "planning"),
+    ],
+)
+def test_an_unknown_part_is_refused_with_all_names(
+    paper: str, first: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert reproduce.main([f"paper={paper}", "only=[nothing]", f"out={tmp_path}"]) == USER_ERROR
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: unknown part of {paper} 'nothing'")
+    assert f"(allowed: {first}, " in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "claims.json").exists()
+
+
+def test_parts_that_are_named_are_made_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert reproduce.main(["paper=flying_serving", "only=[switching]", f"out={tmp_path}"]) == 0
+    rows = json.loads((tmp_path / "claims.json").read_text())
+    assert {row["section"] for row in rows} == {"6.4"}
+    err = capsys.readouterr().err
+    assert all(f"switching: {row['claim']}: " in err for row in rows)
+
+
+def evaluation(made: list[str], quick: tuple[str, ...] | None = None) -> Callable[..., Evaluation]:
+    """Three parts that say when they were made, of one, two and four steps."""
+
+    def part(name: str) -> list[Claim]:
+        made.append(name)
+        return [claim(1.0, above(), paper_value=None)]
+
+    names = ("first", "second", "third")
+    steps = dict(zip(names, (1, 2, 4), strict=True))
+    return lambda config, bar: Evaluation(
+        {name: partial(part, name) for name in names}, partial(total, steps), quick
+    )
+
+
+def test_parts_run_in_their_own_order_and_each_as_it_is_asked_for():
+    made: list[str] = []
+    runs = run_parts(ReproduceConfig(out="unused", only=("third", "first")), evaluation(made), "step")
+    assert (len(next(runs)), made) == (1, ["first"])  # the second has not begun
+    assert (len(next(runs)), made) == (1, ["first", "third"])
+    assert list(runs) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "chosen", "steps"),
+    [
+        ({}, ["first", "second", "third"], 7),
+        ({"quick": True}, ["second"], 2),
+        ({"quick": True, "only": ("third",)}, ["third"], 4),
+    ],
+)
+def test_which_parts_are_made(words, chosen, steps):
+    whole = evaluation([], quick=("second",))(None, None)
+    assert whole.chosen(ReproduceConfig(out="unused", **words)) == chosen
+    assert whole.num_steps(chosen) == steps

@@ -84,7 +84,7 @@ def test_claims_say_what_was_saved():
         study._known[policy, sageserve.PEAK_DAY] = Outcome(
             instance_h, starting_h, 0.0, records([0.0], [1.0], [1]), 0.1
         )
-    found = {claim.claim: claim for claim in sageserve.claims(study)}
+    found = {claim.claim: claim for claim in sageserve.peak_day(study)}
     saved = found["Llama-2, peak day, LT-UA: instance-hours saved against Reactive"]
     assert (saved.ours, saved.holds) == (pytest.approx(0.5), True)
     assert saved.paper_value == pytest.approx(1 - 277.5 / 362.25)
@@ -101,7 +101,12 @@ def test_siloed_requests_do_not_wait_in_the_queue_manager():
 
 
 def test_a_short_day():
-    bar = SimpleNamespace(set_postfix_str=lambda text, refresh: None, update=lambda step: None)
+    lines: list[str] = []
+    bar = SimpleNamespace(
+        set_postfix_str=lambda text, refresh: None,
+        update=lambda step: None,
+        write=lambda line, file: lines.append(line),
+    )
     study = ScalingStudy(config(quick=True, requests=2000), bar)
     setting = Setting(params=(("noise", 0.0),))
     outcomes = {policy: study.outcome(policy, setting) for policy in (REACTIVE, LT_UA, CHIRON)}
@@ -109,6 +114,8 @@ def test_a_short_day():
     assert len(counts) == 1
     assert counts.pop() > 1000
     assert outcomes[CHIRON].instance_h > outcomes[REACTIVE].instance_h
+    assert [line.split(":")[0] for line in lines] == [f"llama-2-70b, H100, {policy}" for policy in outcomes]
+    assert all(f"{outcomes[LT_UA].instance_h:.1f} instance-hours" in line for line in lines[1:2])
 
 
 def test_peaks_of_preserve_by_hand():

@@ -12,20 +12,29 @@ looked at (`study.Study.busy_rate_rps`).
 
 from __future__ import annotations
 
-from runners.progress import progress_bar
-from runners.reproduction.claims import Claim
+from functools import partial
+from typing import Any
+
 from runners.reproduction.flying_serving import bursts, long_context, priority, switching
 from runners.reproduction.flying_serving.study import Study
+from runners.reproduction.parts import Evaluation, total
 from runners.schema import ReproduceConfig
 
 
-def reproduce(config: ReproduceConfig) -> list[Claim]:
-    """Every headline number of the paper beside ours."""
-    total = sum(part.num_episodes(config) for part in (bursts, priority, long_context))
-    with progress_bar(total, "reproduce flying_serving", "episode") as bar:
-        study = Study(config, bar)
-        claims = bursts.claims(study)  # first, because the rates of the others follow from its capacities
-        claims += priority.claims(study)
-        claims += switching.claims()
-        claims += long_context.claims(study)
-    return claims
+def evaluation(config: ReproduceConfig, bar: Any) -> Evaluation:
+    """Every headline number of the paper; rates follow from capacities, which the first part that asks measures."""
+    study = Study(config, bar)
+    episodes = {
+        "bursts": bursts.num_episodes(config),
+        "priority": priority.num_episodes(config),
+        "long_context": long_context.num_episodes(config),
+    }
+    return Evaluation(
+        {
+            "bursts": partial(bursts.claims, study),
+            "priority": partial(priority.claims, study),
+            "switching": switching.claims,
+            "long_context": partial(long_context.claims, study),
+        },
+        partial(total, episodes),
+    )

@@ -10,17 +10,25 @@
 
 from __future__ import annotations
 
-from runners.progress import progress_bar
-from runners.reproduction.claims import Claim
+from collections.abc import Collection
+from functools import partial
+from typing import Any
+
 from runners.reproduction.llm_mesh import ablation, capacity, examples, mixes
 from runners.reproduction.llm_mesh.study import Study, num_steps
+from runners.reproduction.parts import Evaluation
 from runners.schema import ReproduceConfig
 
+PARTS = {"capacity": capacity, "ablation": ablation, "mixes": mixes}
 
-def reproduce(config: ReproduceConfig) -> list[Claim]:
-    """Headline numbers of the paper, as far as it goes, beside ours."""
-    parts = (capacity, ablation, mixes)
-    cells = [cell for part in parts for cell in part.cells(config)]
-    with progress_bar(num_steps(config, cells), "reproduce llm_mesh", "episode") as bar:
-        study = Study(config, bar)
-        return [*examples.claims(), *(claim for part in parts for claim in part.claims(study))]
+
+def evaluation(config: ReproduceConfig, bar: Any) -> Evaluation:
+    """Headline numbers of the paper, as far as it goes; parts share cells."""
+    study = Study(config, bar)
+
+    def episodes(names: Collection[str]) -> int:
+        cells = [cell for name in names if name in PARTS for cell in PARTS[name].cells(config)]
+        return num_steps(config, cells)
+
+    parts = {name: partial(part.claims, study) for name, part in PARTS.items()}
+    return Evaluation({"examples": examples.claims, **parts}, episodes)

@@ -15,8 +15,9 @@ The paper's two traces and its engine are not public; `study.py` says what stand
 
 from __future__ import annotations
 
-from runners.progress import progress_bar
-from runners.reproduction.claims import Claim
+from functools import partial
+from typing import Any
+
 from runners.reproduction.oserve import (
     ablation,
     appendices,
@@ -27,11 +28,22 @@ from runners.reproduction.oserve import (
     switching,
     systems,
 )
+from runners.reproduction.parts import Evaluation, total
 from runners.schema import ReproduceConfig
 
+PARTS = {
+    "searching": searching,
+    "forecasting": forecasting,
+    "switching": switching,
+    "serving": serving,
+    "systems": systems,
+    "ablation": ablation,
+    "appendices": appendices,
+}
 
-def reproduce(config: ReproduceConfig) -> list[Claim]:
-    """Every figure of the paper that has a number, beside ours."""
-    parts = (searching, forecasting, switching, serving, systems, ablation, appendices)
-    with progress_bar(sum(part.num_steps(config) for part in parts), "reproduce oserve", "step") as bar:
-        return [*examples.claims(), *(claim for part in parts for claim in part.claims(config, bar))]
+
+def evaluation(config: ReproduceConfig, bar: Any) -> Evaluation:
+    """Every figure of the paper that has a number."""
+    parts = {name: partial(part.claims, config, bar) for name, part in PARTS.items()}
+    steps = {name: part.num_steps(config) for name, part in PARTS.items()}
+    return Evaluation({"examples": examples.claims, **parts}, partial(total, steps))

@@ -12,25 +12,30 @@ rates at which our engines are as loaded as the paper's. Those follow one rule, 
 
 from __future__ import annotations
 
-from runners.progress import progress_bar
-from runners.reproduction.claims import Claim
+from functools import partial
+from typing import Any
+
+from runners.reproduction.parts import Evaluation, total
 from runners.reproduction.preserve import forecasting, overhead, routing, scaling
 from runners.reproduction.preserve.study import Study
 from runners.schema import ReproduceConfig
 
 
-def reproduce(config: ReproduceConfig) -> list[Claim]:
-    """Every headline number of these sections beside ours."""
-    total = (
-        forecasting.num_steps(config)
-        + scaling.num_steps(config)
-        + routing.num_episodes(config)
-        + overhead.num_fleets(config)
+def evaluation(config: ReproduceConfig, bar: Any) -> Evaluation:
+    """Every headline number of these sections; the last part's load follows from the one before."""
+    study = Study(config, bar)
+    steps = {
+        "forecasting": forecasting.num_steps(config),
+        "scaling": scaling.num_steps(config),
+        "routing": routing.num_episodes(config),
+        "overhead": overhead.num_fleets(config),
+    }
+    return Evaluation(
+        {
+            "forecasting": partial(forecasting.claims, config, bar),
+            "scaling": lambda: scaling.claims(scaling.Scalers(config, bar)),
+            "routing": partial(routing.claims, study),
+            "overhead": partial(overhead.claims, study),
+        },
+        partial(total, steps),
     )
-    with progress_bar(total, "reproduce preserve", "episode") as bar:
-        study = Study(config, bar)
-        claims = forecasting.claims(config, bar)
-        claims += scaling.claims(scaling.Scalers(config, bar))
-        claims += routing.claims(study)
-        claims += overhead.claims(study)  # last: its load follows from the other's
-    return claims

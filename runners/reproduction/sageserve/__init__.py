@@ -10,17 +10,30 @@ what was chosen, when and why.
 
 from __future__ import annotations
 
-from runners.progress import progress_bar
-from runners.reproduction.claims import Claim
+from functools import partial
+from typing import Any
+
+from runners.reproduction.parts import Evaluation, total
 from runners.reproduction.sageserve import planning, scaling, tiers
 from runners.reproduction.sageserve.scaling_study import ScalingStudy
 from runners.reproduction.sageserve.study import Study
 from runners.schema import ReproduceConfig
 
 
-def reproduce(config: ReproduceConfig) -> list[Claim]:
-    """Every headline number of the paper, as far as it goes, beside ours."""
-    total = planning.num_steps(config) + scaling.num_steps(config) + tiers.num_episodes(config)
-    with progress_bar(total, "reproduce sageserve", "episode") as bar:
-        found = planning.claims(config, bar) + scaling.claims(ScalingStudy(config, bar))
-        return found + tiers.claims(Study(config, bar))
+def evaluation(config: ReproduceConfig, bar: Any) -> Evaluation:
+    """Every headline number of the paper, as far as it goes; `quick` makes a part of the peak day alone of scaling."""
+    study = ScalingStudy(config, bar)
+    steps = {
+        "planning": planning.num_steps(config),
+        **scaling.EPISODES,
+        "tiers": tiers.num_episodes(config),
+    }
+    return Evaluation(
+        {
+            "planning": partial(planning.claims, config, bar),
+            **{name: partial(part, study) for name, part in scaling.PARTS.items()},
+            "tiers": lambda: tiers.claims(Study(config, bar)),
+        },
+        partial(total, steps),
+        quick=("planning", "peak", "tiers"),
+    )

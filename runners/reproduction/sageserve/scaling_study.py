@@ -16,6 +16,9 @@ siloed starts were settled after first runs, which were too long or began withou
 * Memory: the simulator that the paper extends (Mutinifni/splitwise-sim) knows a model's hidden size alone and so keeps
   keys and values of all heads; with those of grouped queries, Llama-2's memory never fills to the thresholds before its
   compute is exhausted. Here a pool is as small as theirs.
+* Llama 4 Scout has weights of 16 bits, its default, and vLLM's overheads, as Splitwise has no mixture of experts. With
+  those of 8 bits an instance would have exhausted its compute at 60 % of its memory, and no policy that goes by memory
+  would ever have scaled it out.
 * Instances are benchmarked by IW-F's second to the first token; section 4, which does not tell tiers apart, by IW-N's
   minute. The two small models of section 4, which stay at their fewest instances, get a twentieth of what those serve.
 * Decisions every 15 s, the cooldown, in place of with each request.
@@ -44,6 +47,7 @@ from envs.workload.registry import WorkloadSource, WorkloadSpec
 from envs.workload.seeding import seed_sequence
 from envs.workload.tiers import NIW, TIERS
 from envs.workload.week import WeekTraffic
+from runners.progress import say
 from runners.reproduction.measures import percentile
 from runners.schema import ReproduceConfig
 
@@ -119,6 +123,12 @@ class Outcome:
     records: RequestRecords
     thinking_s: float
 
+    def __str__(self) -> str:
+        return (
+            f"{self.instance_h:.1f} instance-hours, {self.starting_h:.2f} of them starting, P95 TTFT "
+            f"{self.ttft_s():.2f} s, E2E {self.e2e_s:.1f} s"
+        )
+
     def _interactive(
         self, within_s: tuple[float, float] | None = None
     ) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -161,8 +171,9 @@ class ScalingStudy:
         """A policy in a setting; arrivals are the same for all policies."""
         if (policy, setting) not in self._known:
             self.bar.set_postfix_str(f"{setting.model}, {policy}", refresh=False)
-            self._known[policy, setting] = self._run(policy, setting)
+            self._known[policy, setting] = found = self._run(policy, setting)
             self.bar.update(1)
+            say(self.bar, f"{setting.model}, {setting.gpu}, {policy}: {found}")
         return self._known[policy, setting]
 
     def bursts_s(self, setting: Setting) -> list[float]:
