@@ -10,10 +10,12 @@ import pytest
 
 from calibration.models import get_model
 from envs.backend import SLO, EngineStatus
-from envs.fleet import Crash, FleetSpec, GroupSpec, ReplicaSpec
+from envs.fleet import Crash, FleetSpec, GroupSpec, NetworkLatency, ReplicaSpec
 from envs.scaling import Endpoint, MachineSpec, Operation, Pool, QueueSpec, Release, ReleaseLevel, ScaleChange
 from envs.simulator.autoscaling.simulator import AutoscalingSimulator
 from envs.simulator.fleet.simulator import FleetSimulator
+from envs.simulator.kernel.router_view import tracked_slots
+from envs.simulator.kernel.state import FREE
 from envs.workload.predictions import PredictionSpec
 from envs.workload.registry import WorkloadSource, WorkloadSpec
 from envs.workload.schema import Workload
@@ -102,6 +104,26 @@ def test_a_region_without_instances_is_served_by_another_after_the_latency():
     assert records.first_scheduled_s == pytest.approx([1.5, 2.0], abs=1e-6)
 
 
+def test_requests_from_near_and_far_arrive_each_after_its_own_latency():
+    """Two hundred, all served in the north; those from the west overtake what came from the east before."""
+    rng = np.random.default_rng(0)
+    rows = [
+        (time_s, 10, 2, 0, origin)
+        for time_s, origin in zip(rng.uniform(1, 9, 200), rng.integers(0, 3, 200), strict=True)
+    ]
+    trips_s = np.array([0.5, 0.1, 0.0])
+    ways = [
+        NetworkLatency((region, "north"), trip_s)
+        for region, trip_s in zip(REGIONS[:2], trips_s, strict=False)
+    ]
+    requests = workload(rows, REGIONS)
+    records = served(opened(requests, three_regions((0, 0, 1), network=tuple(ways))))
+    late_s = records.first_scheduled_s - records.arrival_s - trips_s[requests.region_id]
+    assert late_s.min() > -1e-6
+    assert late_s.max() < 0.02  # an iteration
+    assert (np.diff(records.first_scheduled_s) < 0).sum() > 10
+
+
 def test_requests_stay_at_home_under_the_threshold_and_go_to_the_least_utilised_above():
     """East's one instance holds 12,000 of 16,000 tokens (75 %), west's 13,000: what comes from east goes north."""
     long = [(0.0, 12_000, 600, 0, 0), (0.0, 13_000, 600, 0, 1)]
@@ -143,6 +165,27 @@ def test_an_idle_endpoint_pulls_two_a_signal_the_oldest_first():
 
 
 @pytest.mark.parametrize(("tokens", "each"), [(7_000, 2), (8_600, 1), (10_400, 0)])
+def test_who_looks_at_all_requests_passes_over_those_in_line():
+    """Every other one stands in line; two hundred of them are more than there were slots for."""
+    requests = workload([(0.01 * number, 10, 50, number % 2) for number in range(400)])
+    simulator = opened(requests, fleet(GroupSpec(REPLICA, 1)))
+
+    def tracked() -> list[int]:
+        slots = np.empty(len(simulator.world.requests), np.int32)
+        return slots[: tracked_slots(simulator.world, slots)].tolist()
+
+    simulator.advance(4.0)
+    inside = np.flatnonzero(simulator.world.requests["phase"] != FREE).tolist()
+    line, slot = [], int(simulator.gate.lines["first"][0])
+    while slot >= 0:
+        line.append(slot)
+        slot = int(simulator.world.requests["next"][slot])
+    assert len(line) > 100
+    assert tracked() == sorted(set(inside) - set(line)) != []
+    served(simulator)
+    assert tracked() == []
+
+
 def test_below_half_two_below_sixty_percent_one_above_none(tokens, each):
     """The pool holds 16,000 tokens: 44 %, 54 % and 65 % of it, and a little more by then."""
     waiting = [(1.5, 10, 2, 1)] * 4

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.simulator.kernel import queues, state
+from envs.simulator.kernel import gateway, queues, state
 from envs.simulator.kernel.compiled import entry
+from envs.simulator.kernel.gateway import Gate, new_gate
 from envs.simulator.kernel.state import DPA, EDF, PRIORITY, World
 from tests.simulator.oracle import Kind, Settings
 from tests.simulator.twins import Case, Kernel, Row, Slot
@@ -103,3 +104,46 @@ def test_what_a_stopped_engine_leaves_is_merged_into_the_queue_of_the_other() ->
     kernel.dispatch()
     assert kernel.queue(1) == []
     assert kernel.queue(0) == sorted(waiting)
+
+
+# -- on their way to another region ------------------------------------------------------------------------------------
+
+DELAYS_PS = ((0, 7, 3), (7, 0, 5), (2, 5, 0))  # from each endpoint to each
+
+
+@entry
+def set_out(world: World, gate: Gate, slot: int, number: int) -> None:
+    """A door for Python."""
+    gateway._set_out(world, gate, slot, number, number)
+
+
+def on_their_way(world: World, gate: Gate, way: str) -> list[int]:
+    """Slots of those on their way, the next to arrive first by `next`, last by `prev`."""
+    found = []
+    slot = int(gate.gate["first_on_way" if way == "next" else "last_on_way"][0])
+    while slot >= 0:
+        found.append(slot)
+        slot = int(world.requests[slot][way])
+    return found
+
+
+journeys = st.tuples(st.integers(0, 2), st.integers(1, 2), st.integers(0, 3))
+
+
+@settings(max_examples=100)
+@given(st.lists(journeys, max_size=SLOTS))
+def test_requests_on_their_way_stand_as_they_arrive(journeys: list[tuple[int, int, int]]) -> None:
+    """From an endpoint to another one, so much later than the one before; of equals the first leads."""
+    world = state.new_world(3, 3, 16, num_classes=1, request_slots=SLOTS)
+    kinds = np.zeros(3, np.int32), 3, np.zeros((3, 3), np.int32)
+    gate = new_gate(*kinds, np.array(DELAYS_PS), np.ones(1, np.int8), 1, 1, 1, 0.7, holds=False)
+    arrives_ps: list[int] = []
+    for slot, (origin, further, later_ps) in enumerate(journeys):
+        number = (origin + further) % 3
+        world.cluster["now_ps"] += later_ps
+        world.requests["endpoint"][slot] = origin
+        set_out(world, gate, np.int64(slot), np.int64(number))
+        arrives_ps.append(int(world.cluster["now_ps"][0]) + DELAYS_PS[origin][number])
+        expected = sorted(range(slot + 1), key=arrives_ps.__getitem__)
+        assert on_their_way(world, gate, "next") == expected
+        assert on_their_way(world, gate, "prev") == expected[::-1]

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from envs.scaling import TRAFFIC_DTYPE, Traffic
 from envs.simulator.kernel import state as kernel
+from envs.simulator.kernel.router_view import tracked_slots
 from envs.simulator.kernel.state import PS_PER_S, World
 
 FloatArray = NDArray[np.float64]
@@ -43,7 +44,7 @@ PAST_COLUMNS = {  # of the past: requests, input and output tokens
 # Latencies are counted in classes of their logarithm, each wider than the last by 2 %.
 LATENCIES = ("ttft", "tpot", "e2e")
 _LEAST_S, _WIDTH, NUM_LATENCY_BINS = 1e-4, np.log(1.02), 1048
-_FREE, _FINISH = kernel.FREE, kernel.FINISHED
+_FINISH = kernel.FINISHED
 _PS_PER_NS = 1000
 
 
@@ -190,6 +191,7 @@ def book_present(
     since_ps: int,
     now_ps: int,
     requests: NDArray[np.void],
+    slots: NDArray[np.int32],
     interactive: NDArray[np.int8],
     ttft_slo_ps: NDArray[np.int64],
 ) -> None:
@@ -197,15 +199,25 @@ def book_present(
 
     Tens of thousands may wait, far apart in memory and inside for all of the span: one visit for both kinds of bins,
     and no division where the span lies in one bin.
+
+    Args:
+        recent: (P, T, columns of TRAFFIC_DTYPE), short bins.
+        history: The same, long ones.
+        begins_ps: When the first short and the first long bin begin.
+        bins_ps: Their lengths.
+        since_ps: Begin of the span.
+        now_ps: Its end.
+        requests: (N,) REQUEST_DTYPE.
+        slots: (M,) which of them are inside, but for those in a gateway's line, which have done nothing.
+        interactive: (C,)
+        ttft_slo_ps: (C,)
     """
     (begin_ps, long_begin_ps), (bin_ps, long_bin_ps) = begins_ps, bins_ps
     bin_since = _bin_of_both(begin_ps, bin_ps, since_ps, now_ps)
     long_bin_since = _bin_of_both(long_begin_ps, long_bin_ps, since_ps, now_ps)
     whole, long_whole = (now_ps - since_ps) / bin_ps, (now_ps - since_ps) / long_bin_ps
-    for slot in range(len(requests)):
+    for slot in slots:
         request = requests[slot]
-        if request.phase == _FREE:
-            continue
         p, own = request.endpoint, interactive[request.class_id] == 1
         arrival_ps, first_ps = request.arrival_ps, request.first_token_ps
         from_ps = arrival_ps if own else request.first_scheduled_ps
@@ -343,6 +355,7 @@ def book(
             traffic.endpoint[arrived],
             interactive,
         )
+    slots = np.empty(int(world.cluster["num_in_flight"][0]), np.int32)
     book_present(
         recent.rows,
         history.rows,
@@ -351,6 +364,7 @@ def book(
         since_ps,
         now_ps,
         world.requests,
+        slots[: tracked_slots(world, slots)],
         interactive,
         ttft_slo_ps,
     )

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from envs.simulator.kernel.accounting import book_arrival, book_refusal, latency_cost
 from envs.simulator.kernel.compiled import compiled, entry, int64
-from envs.simulator.kernel.queues import enqueue, unlink
+from envs.simulator.kernel.queues import enqueue, track, unlink, untrack
 from envs.simulator.kernel.routers import may_take
 from envs.simulator.kernel.runs import catch_up, interrupt, kick, show_load
 from envs.simulator.kernel.state import (
@@ -94,6 +94,9 @@ class Gate(NamedTuple):
     delay_ps: NDArray[
         np.int64
     ]  # (P, P) network latency from where a request comes from to where it is served
+    last_on_way: NDArray[
+        np.int32
+    ]  # (P, P) the request that set out last from one to the other; -1: none on its way
     interactive: NDArray[np.int8]  # (C,)
     predicted: NDArray[np.int32]  # (N,) predicted output lengths
 
@@ -146,6 +149,7 @@ def new_gate(
         np.zeros(num_places, np.int32),
         np.ascontiguousarray(preference, np.int32),
         np.ascontiguousarray(delay_ps, np.int64),
+        np.full(delay_ps.shape, -1, np.int32),
         np.ascontiguousarray(interactive, np.int8),
         np.zeros(0, np.int32),
     )
@@ -153,7 +157,12 @@ def new_gate(
 
 def fork_gate(gate: Gate) -> Gate:
     """A copy that shares nothing that changes."""
-    return gate._replace(gate=gate.gate.copy(), lines=gate.lines.copy(), pools=gate.pools.copy())
+    return gate._replace(
+        gate=gate.gate.copy(),
+        lines=gate.lines.copy(),
+        pools=gate.pools.copy(),
+        last_on_way=gate.last_on_way.copy(),
+    )
 
 
 # -- where a request goes ----------------------------------------------------------------------------------------------
@@ -215,16 +224,39 @@ def _endpoint_at(world: World, e: int) -> int:
 
 
 @compiled
-def _set_out(world: World, gate: Gate, slot: int, e: int, delay_ps: int) -> None:
-    """Puts a request among those on their way, in the order in which they arrive."""
+def _arrives_behind(world: World, gate: Gate, arrives_ps: int, last: int) -> int:
+    """The request on its way that one arrives next after, or -1: it arrives first.
+
+    Looked for from both ends of the stretch that it stands in: between `last`, which set out last on the same way and
+    so arrives no later (-1: none is on that way), and the last of all.
+    """
+    behind = int64(gate.gate[0].last_on_way)
+    if behind < 0 or world.requests[behind].arrives_ps <= arrives_ps:
+        return behind
+    before = int64(gate.gate[0].first_on_way) if last < 0 else int64(last)
+    if world.requests[before].arrives_ps > arrives_ps:
+        return int64(-1)
+    while True:
+        after = int64(world.requests[before].next)
+        if world.requests[after].arrives_ps > arrives_ps:
+            return before
+        before = after
+        behind = int64(world.requests[behind].prev)
+        if world.requests[behind].arrives_ps <= arrives_ps:
+            return behind
+
+
+@compiled
+def _set_out(world: World, gate: Gate, slot: int, e: int, number: int) -> None:
+    """Puts a request to an instance of an endpoint among those on their way, in the order in which they arrive."""
     board, request = gate.gate[0], world.requests[slot]
     request.phase = TRANSIT
     request.engine = -1
     request.target = e + 1
-    request.arrives_ps = world.cluster[0].now_ps + delay_ps
-    before = int64(board.last_on_way)
-    while before >= 0 and world.requests[before].arrives_ps > request.arrives_ps:
-        before = int64(world.requests[before].prev)
+    request.arrives_ps = world.cluster[0].now_ps + gate.delay_ps[request.endpoint, number]
+    last = int64(gate.last_on_way[request.endpoint, number])
+    before = _arrives_behind(world, gate, int64(request.arrives_ps), last)
+    gate.last_on_way[request.endpoint, number] = slot
     after = int64(board.first_on_way) if before < 0 else int64(world.requests[before].next)
     request.prev, request.next = before, after
     if before < 0:
@@ -243,9 +275,9 @@ def _send(world: World, tables: Tables, gate: Gate, slot: int, e: int) -> None:
     if e < 0:
         enqueue(world, int64(len(world.engines)), slot)
         return
-    delay_ps = gate.delay_ps[world.requests[slot].endpoint, _endpoint_at(world, e)]
-    if delay_ps > 0:
-        _set_out(world, gate, slot, e, delay_ps)
+    number = _endpoint_at(world, e)
+    if gate.delay_ps[world.requests[slot].endpoint, number] > 0:
+        _set_out(world, gate, slot, e, number)
     else:
         hand_over(world, tables, slot, e)
         kick(world, e)
@@ -264,6 +296,9 @@ def _arrive_there(world: World, tables: Tables, gate: Gate) -> None:
         world.requests[request.next].prev = -1
     e = int64(request.target) - 1
     request.target = 0
+    number = _endpoint_at(world, e)
+    if gate.last_on_way[request.endpoint, number] == slot:
+        gate.last_on_way[request.endpoint, number] = -1
     if may_take(world, tables, e, most_tokens(world, slot)):
         hand_over(world, tables, slot, e)
         kick(world, e)
@@ -288,6 +323,7 @@ def _join_line(world: World, gate: Gate, slot: int) -> None:
     else:
         world.requests[line.last].next = slot
     line.last = slot
+    untrack(world, slot)
     line.count += 1
     line.tokens += int64(request.prompt) + request.predicted
 
@@ -303,6 +339,7 @@ def _leave_line(world: World, gate: Gate, number: int) -> int:
         line.last = -1
     else:
         world.requests[request.next].prev = -1
+    track(world, slot)
     line.count -= 1
     line.tokens -= int64(request.prompt) + request.predicted
     age_ps = world.cluster[0].now_ps - request.arrival_ps

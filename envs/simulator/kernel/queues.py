@@ -3,9 +3,15 @@
 An entry of `World.queues` is the head of a list, its tail, and its finger: the request that was last put between two
 others. Those that follow stand close to it where many older requests come at once, in order, into a long queue: when an
 engine stops and its requests go to others.
+
+Who looks at all requests goes from one to the next that is tracked, as `World.tracked` says: hundreds of thousands may
+stand in the lines of a gateway, and nothing happens to them there.
 """
 
 from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
 
 from envs.simulator.kernel.compiled import compiled, int64
 from envs.simulator.kernel.state import (
@@ -21,12 +27,43 @@ from envs.simulator.kernel.state import (
 
 
 @compiled
+def track(world: World, slot: int) -> None:
+    """Lets those find a request who look at all of them."""
+    world.tracked[slot >> 6] |= np.uint64(1) << np.uint64(slot & 63)
+
+
+@compiled
+def untrack(world: World, slot: int) -> None:
+    """Lets a request be passed over, or a slot that becomes free."""
+    world.tracked[slot >> 6] &= ~(np.uint64(1) << np.uint64(slot & 63))
+
+
+@compiled
+def next_tracked(tracked: NDArray[np.uint64], slot: int) -> int:
+    """The first slot, from one on, whose request is tracked, or -1."""
+    number = slot >> 6
+    if number >= len(tracked):
+        return int64(-1)
+    word = tracked[number] >> np.uint64(slot & 63)
+    while word == np.uint64(0):
+        number += 1
+        if number == len(tracked):
+            return int64(-1)
+        word, slot = tracked[number], number << 6
+    while (word & np.uint64(1)) == np.uint64(0):
+        word >>= np.uint64(1)
+        slot += 1
+    return slot
+
+
+@compiled
 def take_slot(world: World) -> int:
     """Removes a slot from the free list; the caller has made sure there is one."""
     cluster = world.cluster[0]
     slot = int64(cluster.free_head)
     cluster.free_head = world.requests[slot].next
     cluster.num_in_flight += 1
+    track(world, slot)
     return slot
 
 
@@ -39,6 +76,7 @@ def release_slot(world: World, slot: int) -> None:
     request.next = cluster.free_head
     cluster.free_head = slot
     cluster.num_in_flight -= 1
+    untrack(world, slot)
 
 
 @compiled

@@ -10,10 +10,10 @@ from envs.simulator.kernel.compiled import compiled, entry, inlined, int64
 from envs.simulator.kernel.desk import AHEAD_STEP, NUM_GLANCES, Desk
 from envs.simulator.kernel.engine import decoding_progress
 from envs.simulator.kernel.offers import may_go
-from envs.simulator.kernel.queues import enqueue, unlink
-from envs.simulator.kernel.state import DECODE, FREE, NEVER, NUM_LEVELS, PS_PER_S, TRANSIT, Tables, World
+from envs.simulator.kernel.queues import enqueue, next_tracked, unlink
+from envs.simulator.kernel.state import DECODE, NEVER, NUM_LEVELS, PS_PER_S, TRANSIT, Tables, World
 
-__all__ = ["cached_tokens", "in_flight_rows", "look_at_places", "reprioritise"]
+__all__ = ["cached_tokens", "in_flight_rows", "look_at_places", "reprioritise", "tracked_slots"]
 
 
 @inlined
@@ -63,9 +63,11 @@ def _tally(world: World, desk: Desk, e: int, now: int) -> None:
     tally.lasts = engine.walked == 0
     if engine.num_kept > 0 or engine.first_transit >= 0:  # some are in no list
         tally.lasts = 0
-        for number in range(len(world.requests)):
-            if world.requests[number].phase != FREE and world.requests[number].engine == e:
-                _tally_request(world, desk, e, int64(number), now)
+        slot = next_tracked(world.tracked, int64(0))
+        while slot >= 0:
+            if world.requests[slot].engine == e:
+                _tally_request(world, desk, e, slot, now)
+            slot = next_tracked(world.tracked, slot + 1)
         return
     for i in range(engine.num_running):
         _tally_request(world, desk, e, int64(world.running[e, i]), now)
@@ -107,14 +109,16 @@ def _peak(desk: Desk, e: int, prompt: int, predicted: int) -> int:
 @compiled
 def _add_those_on_their_way(world: World, desk: Desk) -> None:
     """Counts requests that have not yet come to the place in another region to which they were sent."""
-    for number in range(len(world.requests)):
-        request = world.requests[number]
+    slot = next_tracked(world.tracked, int64(0))
+    while slot >= 0:
+        request = world.requests[slot]
         if request.phase == TRANSIT and request.engine < 0:
             place = desk.places[request.target - 1]
             place.in_flight += 1
             place.unanswered += 1
             place.queued_tokens += request.prompt
             place.remaining_tokens += request.predicted
+        slot = next_tracked(world.tracked, slot + 1)
 
 
 @inlined
@@ -143,6 +147,17 @@ def look_at_places(world: World, tables: Tables, desk: Desk) -> None:
 
 
 @entry
+def tracked_slots(world: World, slots: NDArray[np.int32]) -> int:
+    """Fills (M,) with the slots of all requests but those in a gateway's line, in order; returns how many."""
+    count, slot = int64(0), next_tracked(world.tracked, int64(0))
+    while slot >= 0:
+        slots[count] = slot
+        count += 1
+        slot = next_tracked(world.tracked, slot + 1)
+    return count
+
+
+@entry
 def in_flight_rows(world: World, levels: NDArray[np.int32], rows: NDArray[np.void]) -> int:
     """Fills (M,) IN_FLIGHT_DTYPE with the requests that engines have or will get; returns how many.
 
@@ -152,10 +167,12 @@ def in_flight_rows(world: World, levels: NDArray[np.int32], rows: NDArray[np.voi
         rows: What is to be filled, long enough.
     """
     count = int64(0)
-    for slot in range(len(world.requests)):
-        request = world.requests[slot]
+    following = next_tracked(world.tracked, int64(0))
+    while following >= 0:
+        slot, request = following, world.requests[following]
+        following = next_tracked(world.tracked, following + 1)
         on_its_way = request.phase == TRANSIT and request.engine < 0
-        if request.phase == FREE or (request.engine < 0 and not on_its_way):
+        if request.engine < 0 and not on_its_way:
             continue
         row = rows[count]
         row.arrival_s = request.arrival_ps / PS_PER_S
@@ -164,7 +181,7 @@ def in_flight_rows(world: World, levels: NDArray[np.int32], rows: NDArray[np.voi
         row.place = request.target - 1 if on_its_way else request.engine
         row.input_tokens = request.prompt
         row.predicted_tokens = request.predicted
-        row.generated_tokens = decoding_progress(world, int64(slot))
+        row.generated_tokens = decoding_progress(world, slot)
         row.max_output_tokens = request.max_output
         row.class_id = request.class_id
         row.priority = levels[request.level]

@@ -337,6 +337,9 @@ class World(NamedTuple):
     extents: NDArray[np.void]  # (X,) EXTENT_DTYPE
     holds: NDArray[np.void]  # (X,) HOLD_DTYPE
     node_extents: NDArray[np.int32]  # (E, nodes) first extent of each node of the prefix tree, -1 if none
+    tracked: NDArray[
+        np.uint64
+    ]  # a bit a slot: there is a request that stands in no line of a gateway (queues.py)
     chain_start: NDArray[np.int32]  # (block sizes, N + 1) first row of each request's chain; never changes
     chains: NDArray[np.void]  # (rows,) CHAIN_DTYPE; never changes
 
@@ -435,6 +438,7 @@ def new_world(
         extents=np.zeros(0, EXTENT_DTYPE),
         holds=np.zeros(0, HOLD_DTYPE),
         node_extents=np.full((num_engines, cached.num_nodes), -1, np.int32),
+        tracked=np.zeros(_words(request_slots), np.uint64),
         chain_start=cached.start,
         chains=cached.rows,
     )
@@ -453,6 +457,11 @@ def new_world(
     return with_more_extents(world, 4 * num_engines) if chains is not None else world
 
 
+def _words(slots: int) -> int:
+    """Words that have a bit for each of so many slots."""
+    return -(-slots // 64)
+
+
 def _link_free(world: World, start: int) -> None:
     """Puts request slots from `start` on in front of the free list."""
     size = len(world.requests)
@@ -464,7 +473,11 @@ def _link_free(world: World, start: int) -> None:
 def with_more_slots(world: World) -> World:
     """The same world with twice the room for requests in flight."""
     old = len(world.requests)
-    grown = world._replace(requests=np.concatenate([world.requests, np.zeros(old, REQUEST_DTYPE)]))
+    tracked = np.zeros(_words(2 * old), np.uint64)
+    tracked[: len(world.tracked)] = world.tracked
+    grown = world._replace(
+        requests=np.concatenate([world.requests, np.zeros(old, REQUEST_DTYPE)]), tracked=tracked
+    )
     _link_free(grown, old)
     return grown
 
@@ -514,6 +527,7 @@ def fork(world: World) -> World:
         _copied_if_any(world.extents, EXTENT_DTYPE, _WHOLE_EXTENT),
         _copied_if_any(world.holds, HOLD_DTYPE, _WHOLE_HOLD),
         world.node_extents.copy() if world.node_extents.size else world.node_extents,
+        world.tracked.copy(),
         world.chain_start,
         world.chains,
     )

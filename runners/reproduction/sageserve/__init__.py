@@ -31,8 +31,8 @@ def evaluation(config: ReproduceConfig, bar: Any) -> Evaluation:
     return Evaluation(
         {
             "planning": partial(planning.claims, config, bar),
-            **{name: partial(part, study) for name, part in scaling.PARTS.items()},
             "tiers": lambda: tiers.claims(Study(config, bar)),
+            **{name: partial(part, study) for name, part in scaling.PARTS.items()},
         },
         partial(total, steps),
         quick=("planning", "peak", "tiers"),

@@ -251,8 +251,8 @@ PARTS: dict[str, Callable[[ScalingStudy], list[Claim]]] = {
     "ablations": ablations,
     "scout": scout,
     "burst": burst,
-    "week": week,
     "pools": pools,
+    "week": week,
 }
 EPISODES = {
     "peak": len(HOURS),
@@ -260,6 +260,6 @@ EPISODES = {
     "ablations": 2 * 3,
     "scout": 2 + 1,
     "burst": len(_STRATEGIES),
-    "week": 3,
     "pools": 2 * len(LATENCIES),
+    "week": 3,
 }
