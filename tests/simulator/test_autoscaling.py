@@ -164,7 +164,6 @@ def test_an_idle_endpoint_pulls_two_a_signal_the_oldest_first():
     assert records.first_scheduled_s == pytest.approx([1.0, 1.0, 2.0, 2.0, 3.0, 3.0], abs=0.02)
 
 
-@pytest.mark.parametrize(("tokens", "each"), [(7_000, 2), (8_600, 1), (10_400, 0)])
 def test_who_looks_at_all_requests_passes_over_those_in_line():
     """Every other one stands in line; two hundred of them are more than there were slots for."""
     requests = workload([(0.01 * number, 10, 50, number % 2) for number in range(400)])
@@ -186,6 +185,7 @@ def test_who_looks_at_all_requests_passes_over_those_in_line():
     assert tracked() == []
 
 
+@pytest.mark.parametrize(("tokens", "each"), [(7_000, 2), (8_600, 1), (10_400, 0)])
 def test_below_half_two_below_sixty_percent_one_above_none(tokens, each):
     """The pool holds 16,000 tokens: 44 %, 54 % and 65 % of it, and a little more by then."""
     waiting = [(1.5, 10, 2, 1)] * 4
