@@ -20,7 +20,7 @@ from runners.reproduction.measures import transition_s
 from runners.reproduction.parts import Evaluation, run_parts, total
 from runners.reproduction.preserve.study import NUM_SEARCHES, Figures, Study, gain
 from runners.reproduction.trials import compose_setting, in_burst, in_quiet, phase_of, run_trials
-from runners.schema import ReproduceConfig, register_schemas
+from runners.schema import PAPERS, ReproduceConfig, register_schemas
 
 KEYS = ["paper", "claim", "section", "paper_value", "ours", "unit", "ratio", "holds", "note"]
 
@@ -255,3 +255,11 @@ def test_which_parts_are_made(words, chosen, steps):
     whole = evaluation([], quick=("second",))(None, None)
     assert whole.chosen(ReproduceConfig(out="unused", **words)) == chosen
     assert whole.num_steps(chosen) == steps
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_the_documentation_lists_a_paper_s_parts(paper: str):
+    text = (Path(reproduce.__file__).parent / "reproduction" / "README.md").read_text()
+    evaluate, _ = reproduce._PAPERS[paper]
+    parts = evaluate(ReproduceConfig(out="unused", paper=paper), None).parts
+    assert f"| `{paper}` | {', '.join(f'`{name}`' for name in parts)} |" in text
