@@ -17,8 +17,8 @@ siloed starts were settled after first runs, which were too long or began withou
   keys and values of all heads; with those of grouped queries, Llama-2's memory never fills to the thresholds before its
   compute is exhausted. Here a pool is as small as theirs.
 * Llama 4 Scout has weights of 16 bits, its default, and vLLM's overheads, as Splitwise has no mixture of experts. With
-  those of 8 bits an instance would have exhausted its compute at 60 % of its memory, and no policy that goes by memory
-  would ever have scaled it out.
+  those of 8 bits an instance would have exhausted its compute at 60 % of its memory, and policies that go by memory
+  would hardly have scaled it out.
 * Instances are benchmarked by IW-F's second to the first token; section 4, which does not tell tiers apart, by IW-N's
   minute. The two small models of section 4, which stay at their fewest instances, get a twentieth of what those serve.
 * Decisions every 15 s, the cooldown, in place of with each request.
