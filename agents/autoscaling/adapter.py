@@ -16,6 +16,8 @@ from agents.api.start import start_of
 from agents.autoscaling.counterfactuals import AutoscalingCounterfactuals
 from agents.autoscaling.features import ACTION_SIZE, STATE_SIZE
 from agents.autoscaling.policy import LeversPolicy
+from agents.autoscaling.target_network import TargetNetwork
+from agents.config import NetworkConfig
 from agents.learner import Task
 from agents.score_network import TrainableNetwork
 from agents.spaces import ActionSpace
@@ -58,6 +60,13 @@ class AutoscalingAdapter(Adapter):
     ) -> AutoscalingCounterfactuals:
         """One episode, forked once for each of a few things that may be done at an endpoint."""
         return AutoscalingCounterfactuals(config, task, rng)
+
+    def search_network(
+        self, observation: spaces.Dict, action: ActionSpace, config: NetworkConfig
+    ) -> TargetNetwork:
+        """The number of instances that is wanted at each endpoint; it has no widths."""
+        assert isinstance(action, spaces.MultiDiscrete)
+        return TargetNetwork(action)
 
     def score_network(self, observation: spaces.Dict, config: APIConfig) -> TrainableNetwork:
         """Scores of what may be done at an endpoint."""
