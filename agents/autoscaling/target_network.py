@@ -1,4 +1,4 @@
-"""A network that says how many instances are wanted, for searches over parameters: few of them, and each means something.
+"""A network that says how many instances are wanted: for searches over parameters, of which it has few.
 
 A number of instances that is wanted is linear in what is seen of an endpoint, loads counted in instances. Enough more
 than there are must be wanted for one to come, and enough less for one to go. Instances come from vacant machines and
@@ -40,15 +40,9 @@ INPUTS = (
     "running_requests",  # over the scale of requests
     "late",  # share of requests that missed a promise
 )
-# Before any search: half an instance, and 1.6 for each that the load fills, as four views of it have it on average.
-_BEGIN = {
-    "one": 0.5,
-    "load_minute": 0.4,
-    "load_interval": 0.4,
-    "load_hour": 0.4,
-    "usual": 0.4,
-}
-_BANDS = (0.5, 1.0)  # instances that must be wanted or superfluous for one to come or to go
+# Before any search: somewhat more than is needed for half of what is there now and half of what is usual at this time.
+_BEGIN = {"one": 0.4, "load_minute": 0.3, "load_interval": 0.7, "usual": 0.7}
+_BANDS = (0.4, 0.9)  # instances that must be wanted or superfluous for one to come or to go
 
 
 class TargetNetwork(DecisionNetwork):
