@@ -152,6 +152,18 @@ class Adapter:
             levers = number // (observation[self.rows].shape or (1,))[0]
         return RowNetwork(observation, number, self.rows, self.present, config, outputs, memory_size, levers)
 
+    def search_network(
+        self, observation: spaces.Dict, action: ActionSpace, config: NetworkConfig
+    ) -> DecisionNetwork:
+        """The network whose parameters are searched where only the returns of whole episodes count (ARS, CMA-ES).
+
+        Args:
+            observation: What it sees.
+            action: What it scores.
+            config: Widths.
+        """
+        return self.network(observation, action, config)
+
     # -- approximate policy iteration ----------------------------------------------------------------------------------
 
     def counterfactuals(self, config: APIConfig, task: Task, rng: np.random.Generator) -> Counterfactuals:

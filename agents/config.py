@@ -336,6 +336,8 @@ class SearchConfig(AgentConfig):
     Attributes:
         episodes: Episodes that each candidate of a round plays.
         sigma: Size of the first steps, in units of a parameter (of its range, where a heuristic's are searched).
+        relative: Whether the return of an episode counts as a share of what the parameters that the search began with
+            return on it, so that quiet episodes count as much as busy ones; they play every round besides.
         network: The network whose parameters are searched.
     """
 
@@ -343,6 +345,7 @@ class SearchConfig(AgentConfig):
     learning_rate: float = 0.05
     episodes: int = 8
     sigma: float = 0.1
+    relative: bool = False
     network: NetworkConfig = field(
         default_factory=lambda: NetworkConfig(
             row_width=8, place_width=2, hidden_widths=(8,), stay_probability=0.05

@@ -34,6 +34,7 @@ from envs.side_by_side import MAX_SEED
 FloatArray = NDArray[np.float64]
 PARAMETERS, STATE = "parameters.json", "search.pkl"
 _STREAM = 0x5EA2C
+_LEAST_SIZE = 1e-6  # return
 
 
 class Candidates(Protocol):
@@ -70,7 +71,7 @@ class NetworkCandidates:
         self, config: SearchConfig, adapter: Adapter, observation: spaces.Dict, action: ActionSpace
     ) -> None:
         self.adapter, self.observation, self.action = adapter, observation, action
-        self.network: DecisionNetwork = adapter.network(observation, action, config.network)
+        self.network: DecisionNetwork = adapter.search_network(observation, action, config.network)
         self.network.begin()
         self.start = parameters_to_vector(self.network.parameters()).detach().double().numpy()
 
@@ -229,9 +230,17 @@ class SearchLearner:
         seeds = self.rng.integers(MAX_SEED, size=self.config.episodes).tolist()
         tried = self.search.ask()
         policies = (self.candidates.policy(each, self.config.name) for each in tried)
-        returns = np.array([self.stage.returns(policy, seeds).mean() for policy in policies])
-        self.search.tell(tried, returns)
-        return {"mean_return": float(returns.mean()), "best_return": float(returns.max())}
+        returns = np.array([self.stage.returns(policy, seeds) for policy in policies])
+        self.search.tell(tried, (returns / self._sizes(seeds)).mean(axis=1))
+        means = returns.mean(axis=1)
+        return {"mean_return": float(means.mean()), "best_return": float(means.max())}
+
+    def _sizes(self, seeds: list[int]) -> FloatArray:
+        """(episodes,), what the return of each episode is counted in: that of the parameters the search began with."""
+        if not self.config.relative:
+            return np.ones(len(seeds))
+        begun = self.candidates.policy(self.candidates.start, self.config.name)
+        return np.maximum(np.abs(self.stage.returns(begun, seeds)), _LEAST_SIZE)
 
     def policy(self) -> Policy:
         """That of the search's present mean."""

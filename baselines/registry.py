@@ -129,6 +129,10 @@ POLICIES = {
         "baselines.common.autoscalers.horizontal:HorizontalPolicy",
         "baselines.common.autoscalers.horizontal:KVConfig",
     ),
+    "hpa_rate": PolicyEntry(
+        "baselines.common.autoscalers.horizontal:HorizontalPolicy",
+        "baselines.common.autoscalers.horizontal:RateConfig",
+    ),
     "kpa": PolicyEntry(
         "baselines.common.autoscalers.panic_window:PanicWindowPolicy",
         "baselines.common.autoscalers.panic_window:PanicWindowConfig",

@@ -15,12 +15,14 @@ from agents.api.config import APIConfig
 from agents.api.start import start_of
 from agents.autoscaling.counterfactuals import AutoscalingCounterfactuals
 from agents.autoscaling.features import ACTION_SIZE, STATE_SIZE
-from agents.autoscaling.policy import LeversPolicy
+from agents.autoscaling.policy import LeversPolicy, check_levers
+from agents.autoscaling.target_network import TargetNetwork
+from agents.config import NetworkConfig
 from agents.learner import Task
 from agents.score_network import TrainableNetwork
 from agents.spaces import ActionSpace
 from baselines.policy import Action
-from envs.autoscaling.action import mask_from_state, vector_from_changes
+from envs.autoscaling.action import LEVERS, mask_from_state, vector_from_changes
 from envs.autoscaling.observation import ENDPOINT_FEATURES
 from envs.autoscaling.state import AutoscalingState
 from envs.policy_spec import PolicySpec
@@ -50,14 +52,25 @@ class AutoscalingAdapter(Adapter):
     def check_setting(
         self, name: str, observation: spaces.Dict, action: ActionSpace, spec: PolicySpec
     ) -> None:
-        """Refuses a setting that is not about instances."""
-        _ = spec.scaling
+        """Refuses a setting that is not about instances, or has other levers or another number of endpoints."""
+        assert isinstance(action, spaces.MultiDiscrete)
+        check_levers(name, action, spec.scaling)
+        here, trained = len(spec.scaling.endpoints), len(action.nvec) // LEVERS
+        if here != trained:
+            raise ValueError(f"{name} was trained for {trained} endpoints, here there are {here}")
 
     def counterfactuals(
         self, config: APIConfig, task: Task, rng: np.random.Generator
     ) -> AutoscalingCounterfactuals:
         """One episode, forked once for each of a few things that may be done at an endpoint."""
         return AutoscalingCounterfactuals(config, task, rng)
+
+    def search_network(
+        self, observation: spaces.Dict, action: ActionSpace, config: NetworkConfig
+    ) -> TargetNetwork:
+        """The number of instances that is wanted at each endpoint; it has no widths."""
+        assert isinstance(action, spaces.MultiDiscrete)
+        return TargetNetwork(action)
 
     def score_network(self, observation: spaces.Dict, config: APIConfig) -> TrainableNetwork:
         """Scores of what may be done at an endpoint."""

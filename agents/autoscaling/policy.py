@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from agents.api.start import Start
 from agents.autoscaling.features import Actions, encode_actions, encode_state, options
 from agents.score_network import ScoreNetwork
-from agents.spaces import check_observation
+from agents.spaces import check_observation, entries
 from baselines.policy import Action
 from envs.autoscaling.action import LEVERS, mask_from_state, vector_from_changes
 from envs.autoscaling.episode import is_changes
@@ -84,6 +84,25 @@ def find_options(
     return Options([np.concatenate([own, last]) for own, last in zip(rows, nearest, strict=True)], said, True)
 
 
+def check_levers(name: str, action: spaces.MultiDiscrete, spec: AutoscalingSpec) -> None:
+    """Refuses a setting with other levers than a policy was trained with.
+
+    Args:
+        name: Of the policy.
+        action: What it was trained to choose from.
+        spec: The setting.
+
+    Raises:
+        ValueError: Says what differs.
+    """
+    own, trained = (2 * spec.max_change + 1, 2, spec.num_levels), entries(action)[:LEVERS]
+    if own != trained:
+        raise ValueError(
+            f"{name} was trained with env.max_change and env.queue.levels that give levers of "
+            f"{list(trained)} entries, here they have {list(own)}"
+        )
+
+
 class LeversPolicy:
     """Greedy in a score network, endpoint by endpoint.
 
@@ -116,12 +135,7 @@ class LeversPolicy:
             ValueError: The setting is not about instances, or has other levers.
         """
         self.spec = spec.scaling
-        own = (2 * self.spec.max_change + 1, 2, self.spec.num_levels)
-        if own != tuple(self.action.nvec[: len(own)]):
-            raise ValueError(
-                f"{self.name} was trained with env.max_change and env.queue.levels that give levers of "
-                f"{self.action.nvec[: len(own)].tolist()} entries, here they have {list(own)}"
-            )
+        check_levers(self.name, self.action, self.spec)
         if self.start is not None:
             self.start.reset(spec, seed)
         self._checked = False

@@ -40,3 +40,18 @@ def forecast_tps(tokens: FloatArray, bin_s: float, ahead_s: float) -> FloatArray
     whole = coming.shape[1] // each * each
     windows = coming[:, :whole].reshape(len(coming), -1, each).mean(axis=2) / bin_s
     return np.asarray(windows.max(axis=1) * ratio, np.float64)
+
+
+def usual_tps(tokens: FloatArray, bin_s: float) -> FloatArray:
+    """(P,), tokens/s that are usual at this time: the mean of the hours before and after it, a season ago.
+
+    Without a season to look back to, the mean of the last hour.
+
+    Args:
+        tokens: (P, T) tokens in bins that end now.
+        bin_s: Length of a bin.
+    """
+    hour = max(1, round(HOUR_S / bin_s))
+    period = round(season_s(tokens.shape[1] * bin_s) / bin_s)
+    now = tokens.shape[1] - period if period else tokens.shape[1]
+    return np.asarray(tokens[:, max(0, now - hour) : now + hour].mean(axis=1) / bin_s, np.float64)

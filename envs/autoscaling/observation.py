@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.autoscaling.config import AutoscalingConfig
-from envs.autoscaling.forecast import HOUR_S, forecast_tps
+from envs.autoscaling.forecast import HOUR_S, forecast_tps, usual_tps
 from envs.autoscaling.state import AutoscalingSpec
 from envs.backend import EngineStatus
 from envs.scaling import TRAFFIC_DTYPE
@@ -44,11 +44,12 @@ ENDPOINT_FEATURES = (
     "niw_queued_tokens",
     "niw_oldest",  # age of the oldest over the time it has, share
     "release_level",  # number of the level over the number of levels less one
-    "load_minute",  # interactive prompt tokens/s of the last minute over what one instance serves; log, as the next six
+    "load_minute",  # interactive prompt tokens/s of the last minute over what one instance serves; log, as the next 7
     "load_interval",  # ... of the last decision interval
     "load_hour",  # ... of the last hour
     "forecast_interval",  # the same, expected in the next decision interval
     "forecast_hour",  # ... in the next hour
+    "usual",  # ... at this time a week ago, mean of two hours
     "niw_load_hour",  # non-interactive prompt tokens/s of the last hour over what one instance serves
     "output_rate",  # tokens/s that answers of the last interval came to; log over scales.token_rate
     "late",  # share of the last interval's interactive requests that missed a promise, at most 1
@@ -153,6 +154,7 @@ class Constants:
                 name: log_of(forecast_tps(prompts, bin_s, seconds), capacity)
                 for name, seconds in ahead.items()
             },
+            "usual": log_of(usual_tps(prompts, bin_s), capacity),
             "niw_load_hour": log_of(rate("niw_input_tokens", HOUR_S), capacity),
             "output_rate": log_of(rate("output_tokens", config.decision_interval_s), self.scales.token_rate),
             "late": np.minimum(last[:, _COLUMN["violations"]] / arrived, 1.0),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from agents.adapter import adapter_of
 from agents.api.config import APIConfig
@@ -11,9 +12,12 @@ from agents.api.counterfactuals import Batch
 from agents.api.learner import APILearner
 from agents.autoscaling.counterfactuals import AutoscalingCounterfactuals
 from agents.autoscaling.features import ACTION_FEATURES, STATE_SIZE, encode_actions, encode_state, options
-from agents.config import NetworkConfig, PPOConfig
+from agents.autoscaling.target_network import INPUTS, TargetNetwork
+from agents.config import CMAESConfig, NetworkConfig, PPOConfig
 from agents.learner import Budget, Task, make_learner
 from baselines.registry import make_policy
+from envs.autoscaling.action import MACHINE
+from envs.autoscaling.observation import ENDPOINT_FEATURES
 from envs.registration import make_env
 from envs.workload.registry import WorkloadSpec
 from runners.clairvoyant import ClairvoyantSearchPolicy
@@ -131,6 +135,92 @@ def test_a_policy_of_other_levers_is_refused(env):
     other = make_env("autoscaling", **SHORT, max_change=3)
     with pytest.raises(ValueError, match=r"env\.max_change"):
         policy.reset(other.policy_spec, 0)
+
+
+# -- the number that is wanted -----------------------------------------------------------------------------------------
+
+
+def target_network(env, weights, bands):
+    """A network with these weights by name."""
+    network = TargetNetwork(env.action_space)
+    with torch.no_grad():
+        network.weights.copy_(torch.tensor([weights.get(name, 0.0) for name in INPUTS]))
+        network.bands.copy_(torch.tensor(bands))
+    return network
+
+
+def endpoint_row(**features):
+    """(1, 1, F), one endpoint of which this is seen."""
+    row = torch.zeros(1, 1, len(ENDPOINT_FEATURES))
+    for name, value in features.items():
+        row[0, 0, ENDPOINT_FEATURES.index(name)] = value
+    return row
+
+
+def test_what_is_wanted_by_hand(env):
+    """Half an instance, 0.4 x 2 by the last interval, 0.3 as usual, a root of 2, KV of 0.75 instances, and so on."""
+    names = ("one", "load_interval", "usual", "root", "busy", "running_requests", "late")
+    network = target_network(
+        env, dict(zip(names, (0.5, 0.4, 0.3, 0.1, 0.2, 0.1, 2.0), strict=True)), (0.5, 1.0)
+    )
+    row = endpoint_row(
+        load_interval=np.log(3.0),
+        usual=np.log(2.0),
+        running=np.log1p(3 / 2),
+        kv_usage=0.25,
+        running_requests=np.log(2.0),
+        late=0.1,
+    )
+    expected = 0.5 + 0.8 + 0.3 + 0.1 * np.sqrt(2.0) + 0.2 * 0.75 + 0.1 + 0.2
+    assert network.wanted(row).item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "change"), [(3.4, 0), (3.6, 1), (4.4, 1), (4.6, 2), (9.0, 2), (2.1, 0), (1.9, -1), (0.9, -2)]
+)
+def test_instances_come_and_go_beyond_the_bands(env, wanted, change):
+    """Of three, one of which starts, with half an instance to spare upwards and a whole one downwards."""
+    network = target_network(env, {"one": wanted}, (0.5, -1.0))
+    row = endpoint_row(running=np.log1p(2 / 2), starting=np.log1p(1 / 2), release_level=0.5)
+    changes, ways, levels = env.action_space.nvec[:3]
+    scores = network({"endpoints": row})[0, :, 0].detach().numpy()
+    assert len(scores) == changes + ways + levels
+    assert scores[:changes].argmax() - changes // 2 == change
+    assert scores[changes : changes + ways].argmax() == MACHINE
+    assert scores[changes + ways :].argmax() == 1  # the level stays
+
+
+def test_a_search_learns_that_instances_without_work_cost_money():
+    config = CMAESConfig(episodes=1, population=6, sigma=0.5, diagonal=False)
+    learner = make_learner(config, Task("autoscaling", QUIET))
+    learner.search._strategy.mean[0] = 2.5  # instances that are wanted whatever comes
+    env = make_env("autoscaling", **QUIET, split="test")
+    first = run_episode(env, learner.policy(), 0).metrics["return"]
+    budget = Budget(200)
+    while not budget.over:
+        learner.improve(budget)
+    assert run_episode(env, learner.policy(), 0).metrics["return"] > first
+
+
+def test_returns_count_in_shares_of_the_first_parameters(monkeypatch):
+    """Days that cost 10 and 100 with the first parameters: 20 % off the first weigh as much as 20 % off the second."""
+    learner = make_learner(CMAESConfig(episodes=2, population=4, relative=True), Task("autoscaling", QUIET))
+    plays = iter([[-8.0, -100.0], [-10.0, -80.0], [-10.0, -100.0], [-5.0, -50.0], [-10.0, -100.0]])
+    monkeypatch.setattr(learner.stage, "returns", lambda policy, seeds: np.array(next(plays)))
+    told = []
+    monkeypatch.setattr(learner.search, "tell", lambda tried, returns: told.extend(returns))
+    learner.improve(Budget(1000))
+    np.testing.assert_allclose(told, [-0.9, -0.9, -1.0, -0.5])
+
+
+def test_a_network_of_other_levers_or_endpoints_is_refused(env):
+    learner = make_learner(CMAESConfig(episodes=1, population=4), Task("autoscaling", QUIET))
+    policy = learner.policy()
+    policy.reset(make_env("autoscaling", **QUIET).policy_spec, 0)
+    with pytest.raises(ValueError, match=r"env\.max_change"):
+        policy.reset(make_env("autoscaling", **QUIET, max_change=3).policy_spec, 0)
+    with pytest.raises(ValueError, match="1 endpoints, here there are 4"):
+        policy.reset(make_env("autoscaling", **REGIONS).policy_spec, 0)
 
 
 def test_the_clairvoyant_search_decides_about_levers_and_gains():

@@ -124,3 +124,15 @@ def test_the_shipped_planner_serves_a_cluster_of_another_size() -> None:
     episode = run_episode(env, load_policy("zoo/deployment"), 300)
     assert episode.metrics["commands_refused"] == 0
     assert env.unwrapped.state.deployment.cluster.num_gpus == 32
+
+
+def test_the_shipped_autoscaler_beats_the_one_that_practitioners_would_pick() -> None:
+    config = composed("compare", CompareConfig, ("experiment=autoscaling_day", "split=validation"))
+    env = make_configured_env(replace(config, cluster=cluster_of(config.cluster)))
+    episodes = {
+        name: [run_episode(env, load_policy(name), seed).metrics for seed in range(300, 303)]
+        for name in ("zoo/autoscaling", "hpa_rate_tuned")
+    }
+    ours, theirs = (np.array([each["return"] for each in episodes[name]]) for name in episodes)
+    assert (1.0 - ours / theirs).mean() > 0.01
+    assert all(each["commands_refused"] == each["unfinished"] == 0 for each in episodes["zoo/autoscaling"])

@@ -54,6 +54,7 @@ EVERY = {
     "llumnix": LlumnixScalingPolicy,
     "hpa_waiting": HorizontalPolicy,
     "hpa_kv": lambda: HorizontalPolicy(HorizontalConfig(metric="kv")),
+    "hpa_rate": lambda: HorizontalPolicy(HorizontalConfig(metric="rate")),
     "kpa": PanicWindowPolicy,
     "cron": CronPolicy,
     "saturation": SaturationPolicy,

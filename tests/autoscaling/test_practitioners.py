@@ -113,6 +113,14 @@ def test_hpa_on_waiting_and_on_kv():
     assert net(on_kv.act(None, state(endpoint(waiting), now_s=15.0))) == 0
 
 
+def test_hpa_on_the_rate_of_prompts():
+    """An instance serves 100 tokens/s; 27 and 3 a second came in the last 10 s: 30 over 0.1 x 100 make 3."""
+    policy = ready(HorizontalPolicy(HorizontalConfig(metric="rate", target=0.1, rate_window_s=10.0)))
+    recent = traffic(5.0, 15.0, input_tokens=[0, 70, 200], niw_input_tokens=[0, 30, 0])
+    assert net(policy.act(None, state(endpoint(1)))) == 0  # nothing was counted yet
+    assert net(policy.act(None, state(endpoint(1, recent=recent), now_s=15.0))) == 2
+
+
 @pytest.mark.parametrize(
     "values", [{"metric": "cpu"}, {"target": 0.0}, {"sync_s": 0.0}, {"tolerance": -0.1}, {"out_pods": -1}]
 )

@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from baselines.common.autoscaler import EndpointAutoscaler, bounded
+from baselines.common.autoscaler import EndpointAutoscaler, bounded, default_gpu
 from baselines.policy import Tunable
 from envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState
 
-METRICS = ("waiting", "kv")
+METRICS = ("waiting", "kv", "rate")
+_TARGETS = {"waiting": 5.0, "kv": 0.8, "rate": 0.7}
 _ROUNDING = 1e-9  # of a ratio that should be whole
 
 
@@ -47,6 +48,7 @@ class HorizontalConfig:
 
     metric: str = "waiting"
     target: float | None = None
+    rate_window_s: float = 300.0
     sync_s: float = 15.0
     tolerance: float = 0.1
     in_stabilization_s: float = 300.0
@@ -62,7 +64,7 @@ class HorizontalConfig:
             raise ValueError(f"metric must be one of {', '.join(METRICS)}, got {self.metric!r}")
         if self.target is not None and not self.target > 0:
             raise ValueError(f"target must be positive, got {self.target}")
-        for name in ("sync_s", "out_period_s", "in_period_s"):
+        for name in ("rate_window_s", "sync_s", "out_period_s", "in_period_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
         for name in (
@@ -79,7 +81,7 @@ class HorizontalConfig:
     @property
     def target_value(self) -> float:
         """The target of the metric."""
-        return self.target if self.target is not None else {"waiting": 5.0, "kv": 0.8}[self.metric]
+        return self.target if self.target is not None else _TARGETS[self.metric]
 
     @staticmethod
     def tunables() -> dict[str, Tunable]:
@@ -111,6 +113,23 @@ class KVConfig(HorizontalConfig):
     def tunables() -> dict[str, Tunable]:
         """Constants that a tuner may search."""
         return {"target": Tunable(0.1, 0.95), **HorizontalConfig.tunables()}
+
+
+@dataclass(frozen=True)
+class RateConfig(HorizontalConfig):
+    """Constants of `HorizontalPolicy` on the rate of prompt tokens, with its target in sight of a tuner."""
+
+    metric: str = "rate"
+    target: float | None = 0.7
+
+    @staticmethod
+    def tunables() -> dict[str, Tunable]:
+        """Constants that a tuner may search."""
+        return {
+            "target": Tunable(0.1, 3.0, log=True),
+            "rate_window_s": Tunable(15.0, 600.0, log=True),
+            **HorizontalConfig.tunables(),
+        }
 
 
 def replicas_for_external(total: float, target: float, ready: int, tolerance: float) -> int:
@@ -229,10 +248,21 @@ class HorizontalPolicy(EndpointAutoscaler):
         if config.metric == "waiting":
             total = float(endpoint.instances["num_waiting"].sum()) + endpoint.num_held
             return replicas_for_external(total, config.target_value, present, config.tolerance)
-        if not len(rows):
+        if config.metric == "rate" and len(endpoint.recent):
+            return replicas_for_external(self._rate(endpoint), config.target_value, present, config.tolerance)
+        if config.metric == "rate" or not len(rows):
             return present  # nobody reports the metric
         usage = rows["kv_used_tokens"] / np.maximum(rows["kv_capacity_tokens"], 1)
         return replicas_for_pods(usage, present - len(rows), config.target_value, config.tolerance)
+
+    def _rate(self, endpoint: EndpointState) -> float:
+        """Prompt tokens/s of all requests that came lately, in instances."""
+        recent = endpoint.recent
+        rows = recent.last(self.config.rate_window_s)
+        tokens = float(rows["input_tokens"].sum() + rows["niw_input_tokens"].sum())
+        model = endpoint.endpoint.model
+        capacity = self.spec.capacity_tps[self.spec.models.index(model), default_gpu(self.spec, model)]
+        return tokens / (len(rows) * recent.bin_s) / float(capacity)
 
 
 class CombinedHorizontal:

@@ -1,0 +1,103 @@
+"""A network that says how many instances are wanted: for searches over parameters, of which it has few.
+
+A number of instances that is wanted is linear in what is seen of an endpoint, loads counted in instances. Enough more
+than there are must be wanted for one to come, and enough less for one to go. Instances come from vacant machines and
+leave them vacant; non-interactive requests are released as freely as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from agents.networks import DecisionNetwork, Observation, Rows
+from agents.spaces import entries
+from envs.autoscaling.action import LEVERS, MACHINE
+from envs.autoscaling.config import AutoscalingScales
+from envs.autoscaling.observation import ENDPOINT_FEATURES
+
+_COLUMN = {name: number for number, name in enumerate(ENDPOINT_FEATURES)}
+_SCALE = AutoscalingScales().instances
+_LOADS = (
+    "load_minute",
+    "load_interval",
+    "load_hour",
+    "forecast_interval",
+    "forecast_hour",
+    "usual",
+    "niw_load_hour",
+)
+_FEWER_CHANGES = 1e-3  # by which a smaller change is better where two do equally well
+
+INPUTS = (
+    "one",
+    *_LOADS,  # over what an instance serves
+    "root",  # of the load of the last interval: what is kept in reserve grows with it (Halfin and Whitt 1981)
+    "busy",  # KV memory in use, in instances
+    "running_requests",  # over the scale of requests
+    "late",  # share of requests that missed a promise
+)
+# Before any search: somewhat more than is needed for half of what is there now and half of what is usual at this time.
+_BEGIN = {"one": 0.4, "load_minute": 0.3, "load_interval": 0.7, "usual": 0.7}
+_BANDS = (0.4, 0.9)  # instances that must be wanted or superfluous for one to come or to go
+
+
+class TargetNetwork(DecisionNetwork):
+    """Scores of the levers of each endpoint, by the number of instances that is wanted there.
+
+    Args:
+        action: The action space: changes, sources and release levels of each endpoint.
+    """
+
+    pooled_size = 0
+
+    def __init__(self, action: spaces.MultiDiscrete) -> None:
+        super().__init__()
+        self.changes, self.ways, self.levels = entries(action)[:LEVERS]
+        self.weights = nn.Parameter(torch.tensor([_BEGIN.get(name, 0.0) for name in INPUTS]))
+        self.bands = nn.Parameter(torch.tensor(_BANDS))
+
+    def encode(self, observation: Observation) -> tuple[Rows, torch.Tensor]:
+        """The rows of the endpoints as they are, and nothing of all together."""
+        rows = observation["endpoints"]
+        return (rows,), rows.new_zeros(len(rows), 0)
+
+    def wanted(self, endpoints: torch.Tensor) -> torch.Tensor:
+        """(batch, P), instances that are wanted.
+
+        Args:
+            endpoints: (batch, P, features).
+        """
+        loads = torch.expm1(endpoints[:, :, [_COLUMN[name] for name in _LOADS]])
+        running = _SCALE * torch.expm1(endpoints[:, :, _COLUMN["running"]])
+        others = (
+            loads[:, :, _LOADS.index("load_interval")].sqrt(),
+            endpoints[:, :, _COLUMN["kv_usage"]] * running,
+            torch.expm1(endpoints[:, :, _COLUMN["running_requests"]]),
+            endpoints[:, :, _COLUMN["late"]],
+        )
+        one = torch.ones_like(loads[:, :, :1])
+        return torch.cat([one, loads, torch.stack(others, dim=2)], dim=2) @ self.weights
+
+    def scores(self, rows: Rows, pooled: torch.Tensor) -> torch.Tensor:
+        """(batch, entries of all levers, 1): minus what stays wanted or superfluous beyond the bands."""
+        (endpoints,) = rows
+        counts = torch.expm1(endpoints[:, :, [_COLUMN["running"], _COLUMN["starting"]]])
+        gap = self.wanted(endpoints) - _SCALE * counts.sum(dim=2)
+        most = self.changes // 2
+        change = torch.arange(-most, most + 1, device=gap.device)
+        left = gap.unsqueeze(2) - change
+        up, down = self.bands.abs()
+        of_changes = -torch.relu(left - up) - torch.relu(-left - down) - _FEWER_CHANGES * change.abs()
+        of_ways = torch.zeros(*gap.shape, self.ways)
+        of_ways[:, :, MACHINE] = 1.0
+        level = torch.linspace(0.0, 1.0, self.levels)
+        of_levels = -(level - endpoints[:, :, _COLUMN["release_level"], None]).abs()
+        return torch.cat([of_changes, of_ways, of_levels], dim=2).flatten(1).unsqueeze(2)
+
+    def last_layers(self) -> Iterable[nn.Module]:
+        """None: it begins as a rule that serves."""
+        return ()

@@ -1,0 +1,26 @@
+"""The environment's own forecast of traffic."""
+
+import numpy as np
+
+from envs.autoscaling.forecast import forecast_tps, usual_tps
+
+HOUR, WEEK = 3600.0, 7 * 24
+
+
+def test_what_is_usual_is_the_mean_of_two_hours_a_week_ago():
+    """Bins of an hour: a week ago the hour before now had 7200 tokens, the hour after it 3600."""
+    tokens = np.full((1, WEEK + 1), 36_000.0)
+    tokens[0, :2] = 7200.0, 3600.0
+    np.testing.assert_allclose(usual_tps(tokens, HOUR), [1.5])
+
+
+def test_without_a_season_the_last_hour_is_usual():
+    tokens = np.array([[3600.0, 3600.0, 7200.0], [0.0, 0.0, 3600.0]])
+    np.testing.assert_allclose(usual_tps(tokens, HOUR), [2.0, 1.0])
+
+
+def test_what_is_expected_is_last_week_by_the_last_hour():
+    """Twice as much came in the last hour as a week ago: so it is expected of the next."""
+    tokens = np.full((1, WEEK + 1), 3600.0)
+    tokens[0, 0], tokens[0, 1], tokens[0, -1] = 1800.0, 2700.0, 3600.0
+    np.testing.assert_allclose(forecast_tps(tokens, HOUR, HOUR), [1.5])
