@@ -23,6 +23,22 @@ class Batch:
     actions: list[NDArray[np.float32]] = field(default_factory=list)  # (K, action_size) each
     returns: list[NDArray[np.float64]] = field(default_factory=list)  # (K,) each, NaN: not tried
     chosen: list[int] = field(default_factory=list)  # row of the action that the present policy took
+    kinds: list[str] = field(default_factory=list)  # of traffic, each with advantages of its own size
+
+    def add(
+        self,
+        state: NDArray[np.float32],
+        actions: NDArray[np.float32],
+        returns: NDArray[np.float64],
+        chosen: int,
+        kind: str = "",
+    ) -> None:
+        """Adds a state; arguments as the attributes."""
+        self.states.append(state)
+        self.actions.append(actions)
+        self.returns.append(returns)
+        self.chosen.append(chosen)
+        self.kinds.append(kind)
 
 
 class Counterfactuals(Protocol):

@@ -40,6 +40,7 @@ _GATHERING = 0.95  # share of an iteration's budget; the rest is for training th
 _FOLDS = 4  # parts of the states, each held out once to find the margin
 _STREAM = 0xA91
 _COLUMNS = ("states", "actions", "returns")
+_PLAIN: dict[str, Any] = {"chosen": np.int64, "kinds": np.str_}
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,10 @@ class APILearner:
         for i, (row, advantage) in enumerate(zip(rows, advantages, strict=True)):
             actions[i, : len(row)], gains[i, : len(row)] = row, advantage
         valid = ~np.isnan(gains)
-        gains /= float(gains[valid].std()) or 1.0
+        kinds = np.array([kind for batch in self.batches for kind in batch.kinds])
+        for kind in np.unique(kinds):
+            rows_of = kinds == kind
+            gains[rows_of] /= float(np.nanstd(gains[rows_of])) or 1.0
         gains[np.arange(len(rows)), self._chosen(states, actions, valid)] += self.config.trust
         data = _Data(states, actions, np.nan_to_num(gains), valid)
         margin = self._margin(data) if self._started else 0.0
@@ -186,8 +190,9 @@ class APILearner:
             for name in _COLUMNS
             for k, value in enumerate(_packed(getattr(batch, name)))
         } | {
-            f"{i}/chosen": np.array(batch.chosen, np.int64)
+            f"{i}/{name}": np.array(getattr(batch, name), dtype)
             for i, batch in enumerate([*self.batches, self.gathered])
+            for name, dtype in _PLAIN.items()
         }
         np.savez(folder / DATA, **arrays)  # type: ignore[arg-type]
         state = {
@@ -224,7 +229,7 @@ def _read_batch(data: Mapping[str, NDArray[Any]], i: int) -> Batch:
         lengths = data[f"{i}/{name}/1"]
         ends = np.cumsum(lengths)[:-1]
         columns[name] = list(np.split(data[f"{i}/{name}/0"], ends)) if len(lengths) else []
-    return Batch(**columns, chosen=data[f"{i}/chosen"].tolist())
+    return Batch(**columns, **{name: data[f"{i}/{name}"].tolist() for name in _PLAIN})
 
 
 def load(folder: Path, config: Mapping[str, Any], name: str) -> Policy:

@@ -129,10 +129,9 @@ class RoutingCounterfactuals:
             part = slice(begin, begin + _LARGEST_BATCH)
             returns[owners[part], first[part]] = self._rollouts(owners[part], first[part], budget)
         for i in sampled:
-            batch.states.append(np.concatenate([seen.request[i], seen.cluster[i]]))
-            batch.actions.append(seen.places[i].copy())
-            batch.returns.append(returns[i])
-            batch.chosen.append(int(actions[i]))
+            state = np.concatenate([seen.request[i], seen.cluster[i]])
+            kind = self.deciders.episodes[i].simulator.workload.name
+            batch.add(state, seen.places[i].copy(), returns[i], int(actions[i]), kind)
 
     def _candidates(self, able: NDArray[np.bool_], present: int) -> NDArray[np.int64]:
         """The present choice and others, drawn where there are more than may be compared."""
@@ -156,7 +155,7 @@ class RoutingCounterfactuals:
         forks = self.deciders.branch(owners.tolist())
         outcomes, decisions = forks.roll(first, self.present.in_kernel, window_s, _MOST_DECISIONS)
         budget.count(decisions)
-        return outcomes.rewards(self.objective)
+        return outcomes.rewards(self.objective, self.config.tail)
 
     def _window_s(self, i: int) -> float:
         """Time to the arrival at which a rollout ends: the same for all forks of an episode."""

@@ -21,7 +21,7 @@ from envs.simulator.kernel.place_scores import PlaceScore, score_space
 from envs.simulator.kernel.rollouts import roll_many
 from envs.simulator.kernel.state import REACHED
 
-_DT, _LATENCY, _GOOD, _LOST = range(len(OUTCOMES))
+_DT, _LATENCY, _GOOD, _LOST, _SQUARE = range(len(OUTCOMES))
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,17 @@ class Outcomes:
         """Seconds to the next decision, (N,)."""
         return self.table[:, _DT]
 
-    def rewards(self, objective: Objective) -> NDArray[np.float64]:
-        """The weighted sum of the terms, (N,)."""
+    def rewards(self, objective: Objective, tail: float = 0.0) -> NDArray[np.float64]:
+        """The weighted sum of the terms, (N,).
+
+        Args:
+            objective: Weights.
+            tail: On minus the sum over requests of the square of TTFT / SLO, which no objective has.
+        """
         num_classes = self.unfinished.shape[1]
         misses = np.repeat((objective.ttft_attainment, objective.tpot_attainment), num_classes)
         weights = np.concatenate(
-            ((0.0, -objective.latency, objective.goodput, -objective.abandoned), -misses)
+            ((0.0, -objective.latency, objective.goodput, -objective.abandoned, -tail), -misses)
         )
         rewards = (self.table * weights).sum(axis=1)
         if self.truncated.any():
