@@ -45,8 +45,8 @@ class APIConfig(AgentConfig):
             and deployment only.
         least_cost: Added to a state's cost before advantages are taken relative to it (to its root in routing), in
             units of reward.
-        tail: On minus the sum over requests of the square of TTFT / SLO, in what rollouts return beside the objective:
-            a router that is not to buy shorter answers with late first ones. routing only.
+        tail: What the sum over requests of (TTFT / SLO) squared weighs beside the objective when advantages are taken,
+            each in spreads of its own: for a router that is not to buy quicker answers with late ones. routing only.
     """
 
     name: str = "api"

@@ -13,7 +13,7 @@ What an action is, how it is described to the network and how a rollout goes is 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ _LEAST_STATES = 64  # no iteration learns from fewer
 _GATHERING = 0.95  # share of an iteration's budget; the rest is for training the network
 _FOLDS = 4  # parts of the states, each held out once to find the margin
 _STREAM = 0xA91
-_COLUMNS = ("states", "actions", "returns")
+_COLUMNS = ("states", "actions", "returns", "squares")
 _PLAIN: dict[str, Any] = {"chosen": np.int64, "kinds": np.str_}
 
 
@@ -111,18 +111,19 @@ class APILearner:
     def _train(self) -> float:
         """Trains the network on the kept data; its greedy policy is the next one. Returns the expected gain."""
         rows = [row for batch in self.batches for row in batch.actions]
-        advantages = self.world.advantages([value for batch in self.batches for value in batch.returns])
+        returns = [value for batch in self.batches for value in batch.returns]
+        squares = [value for batch in self.batches for value in batch.squares]
         states = np.stack([state for batch in self.batches for state in batch.states])
         widest = max(len(row) for row in rows)
         actions = np.zeros((len(rows), widest, rows[0].shape[1]), np.float32)
-        gains = np.full((len(rows), widest), np.nan, np.float32)
-        for i, (row, advantage) in enumerate(zip(rows, advantages, strict=True)):
-            actions[i, : len(row)], gains[i, : len(row)] = row, advantage
-        valid = ~np.isnan(gains)
+        for i, row in enumerate(rows):
+            actions[i, : len(row)] = row
         kinds = np.array([kind for batch in self.batches for kind in batch.kinds])
-        for kind in np.unique(kinds):
-            rows_of = kinds == kind
-            gains[rows_of] /= float(np.nanstd(gains[rows_of])) or 1.0
+        gains = _in_spreads(self.world.advantages(returns), kinds, widest)
+        valid = ~np.isnan(gains)
+        if self.config.tail:
+            late = _in_spreads([np.nanmean(value) - value for value in squares], kinds, widest)
+            gains = _in_spreads(list(gains + self.config.tail * late), kinds, widest)
         gains[np.arange(len(rows)), self._chosen(states, actions, valid)] += self.config.trust
         data = _Data(states, actions, np.nan_to_num(gains), valid)
         margin = self._margin(data) if self._started else 0.0
@@ -214,6 +215,18 @@ class APILearner:
             *self.batches, self.gathered = [_read_batch(data, i) for i in range(state["batches"] + 1)]
         if self.iteration:
             self.world.follow(self.policy())
+
+
+def _in_spreads(
+    values: Sequence[NDArray[np.floating[Any]]], kinds: NDArray[np.str_], widest: int
+) -> NDArray[np.float32]:
+    """(N, widest), values over their standard deviation among the states of their kind; NaN where there is none."""
+    table = np.full((len(values), widest), np.nan, np.float32)
+    for row, value in zip(table, values, strict=True):
+        row[: len(value)] = value
+    for kind in np.unique(kinds):
+        table[kinds == kind] /= float(np.nanstd(table[kinds == kind])) or 1.0
+    return table
 
 
 def _packed(rows: list[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:

@@ -125,13 +125,15 @@ class RoutingCounterfactuals:
         owners = np.repeat(sampled, [len(places) for places in candidates])
         first = np.concatenate(candidates)
         returns = np.full((len(seen.masks), seen.masks.shape[1] - 1), np.nan)
+        squares = returns.copy()
         for begin in range(0, len(owners), _LARGEST_BATCH):
             part = slice(begin, begin + _LARGEST_BATCH)
-            returns[owners[part], first[part]] = self._rollouts(owners[part], first[part], budget)
+            rows = owners[part], first[part]
+            returns[rows], squares[rows] = self._rollouts(*rows, budget)
         for i in sampled:
             state = np.concatenate([seen.request[i], seen.cluster[i]])
             kind = self.deciders.episodes[i].simulator.workload.name
-            batch.add(state, seen.places[i].copy(), returns[i], int(actions[i]), kind)
+            batch.add(state, seen.places[i].copy(), returns[i], int(actions[i]), kind, squares[i])
 
     def _candidates(self, able: NDArray[np.bool_], present: int) -> NDArray[np.int64]:
         """The present choice and others, drawn where there are more than may be compared."""
@@ -141,13 +143,16 @@ class RoutingCounterfactuals:
 
     def _rollouts(
         self, owners: NDArray[np.intp], first: NDArray[np.int64], budget: Budget
-    ) -> NDArray[np.float64]:
-        """Returns of sending requests to places and following the present policy, on the arrivals that really come.
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """What sending requests to places and following the present policy brings, on the arrivals that really come.
 
         Args:
             owners: (M,) episodes to fork.
             first: (M,) place that each fork begins with.
             budget: Hears of the decisions.
+
+        Returns:
+            Returns, (M,), and what `agent.tail` weighs, (M,).
         """
         assert isinstance(self.present, LinearScorePolicy | NetworkPolicy)
         assert self.present.in_kernel is not None
@@ -155,7 +160,7 @@ class RoutingCounterfactuals:
         forks = self.deciders.branch(owners.tolist())
         outcomes, decisions = forks.roll(first, self.present.in_kernel, window_s, _MOST_DECISIONS)
         budget.count(decisions)
-        return outcomes.rewards(self.objective, self.config.tail)
+        return outcomes.rewards(self.objective), outcomes.squares
 
     def _window_s(self, i: int) -> float:
         """Time to the arrival at which a rollout ends: the same for all forks of an episode."""

@@ -46,7 +46,7 @@ class SharingCounterfactuals(RoutingCounterfactuals):
 
     def _rollouts(
         self, owners: NDArray[np.intp], first: NDArray[np.int64], budget: Budget
-    ) -> NDArray[np.float64]:
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Returns of sending requests to places and following the present policy, on the arrivals that really come.
 
         Args:
@@ -61,7 +61,8 @@ class SharingCounterfactuals(RoutingCounterfactuals):
             return self._act(seen)
 
         budget.count(len(owners))
-        return self.deciders.branch(owners.tolist()).returns_until(first, until_s, decide)
+        returns = self.deciders.branch(owners.tolist()).returns_until(first, until_s, decide)
+        return returns, np.zeros(len(owners))
 
     def _until_s(self, i: int) -> float:
         """Time of the arrival at which a rollout ends: the same for all forks of an episode."""

@@ -38,17 +38,17 @@ class Outcomes:
         """Seconds to the next decision, (N,)."""
         return self.table[:, _DT]
 
-    def rewards(self, objective: Objective, tail: float = 0.0) -> NDArray[np.float64]:
-        """The weighted sum of the terms, (N,).
+    @property
+    def squares(self) -> NDArray[np.float64]:
+        """Growth of the sum over requests of (TTFT / SLO) squared, (N,): in it a tail weighs more."""
+        return self.table[:, _SQUARE]
 
-        Args:
-            objective: Weights.
-            tail: On minus the sum over requests of the square of TTFT / SLO, which no objective has.
-        """
+    def rewards(self, objective: Objective) -> NDArray[np.float64]:
+        """The weighted sum of the terms, (N,)."""
         num_classes = self.unfinished.shape[1]
         misses = np.repeat((objective.ttft_attainment, objective.tpot_attainment), num_classes)
         weights = np.concatenate(
-            ((0.0, -objective.latency, objective.goodput, -objective.abandoned, -tail), -misses)
+            ((0.0, -objective.latency, objective.goodput, -objective.abandoned, 0.0), -misses)
         )
         rewards = (self.table * weights).sum(axis=1)
         if self.truncated.any():

@@ -11,7 +11,6 @@ from agents.routing.adapter import RoutingAdapter
 from agents.set_network import SetNetwork
 from baselines.registry import make_policy
 from envs.fleet import Crash, FleetConfig, GroupSpec, ReplicaSpec
-from envs.objective import Objective
 from envs.routing.config import FaultRates, RoutingConfig
 from envs.routing.deciders import Deciders
 from envs.routing.env import make_spaces
@@ -125,11 +124,11 @@ def test_squares_weigh_late_first_tokens_also_of_requests_that_still_wait():
     deciders, seen = episodes()
     policy = make_policy("linear_score")
     first = np.where(seen.masks[:, 0], 0, deciders.hold)
-    objective, squares, until_s = Objective(scale=2.0), [], []
+    squares, until_s = [], []
     for window_s in (0.5, np.inf):
         forks = deciders.branch([0, 1, 2])
         rolled, _ = forks.roll(first, policy.in_kernel, np.full(3, window_s), 10**6)
-        squares.append((rolled.rewards(objective) - rolled.rewards(objective, tail=3.0)) / 6.0)
+        squares.append(rolled.squares)
         until_s.append([episode.simulator.now_s for episode in forks.episodes])
     (promise,) = deciders.episodes[0].slos
     for i, episode in enumerate(forks.episodes):
