@@ -45,8 +45,9 @@ class APIConfig(AgentConfig):
             and deployment only.
         least_cost: Added to a state's cost before advantages are taken relative to it (to its root in routing), in
             units of reward.
-        tail: What the sum over requests of (TTFT / SLO) squared weighs beside the objective when advantages are taken,
-            each in spreads of its own: for a router that is not to buy quicker answers with late ones. routing only.
+        tail: What minus the sum over requests of (TTFT / SLO) squared weighs beside the objective: its advantages, in
+            their spreads, are added to those of the objective in theirs. For a router that is not to buy quicker
+            answers with late first tokens. routing only.
     """
 
     name: str = "api"

@@ -122,7 +122,7 @@ class APILearner:
         gains = _in_spreads(self.world.advantages(returns), kinds, widest)
         valid = ~np.isnan(gains)
         if self.config.tail:
-            late = _in_spreads([np.nanmean(value) - value for value in squares], kinds, widest)
+            late = _in_spreads(self.world.advantages([-value for value in squares]), kinds, widest)
             gains = _in_spreads(list(gains + self.config.tail * late), kinds, widest)
         gains[np.arange(len(rows)), self._chosen(states, actions, valid)] += self.config.trust
         data = _Data(states, actions, np.nan_to_num(gains), valid)
