@@ -119,11 +119,11 @@ class APILearner:
         for i, row in enumerate(rows):
             actions[i, : len(row)] = row
         kinds = np.array([kind for batch in self.batches for kind in batch.kinds])
-        gains = _in_spreads(self.world.advantages(returns), kinds, widest)
+        gains = in_spreads(self.world.advantages(returns), kinds, widest)
         valid = ~np.isnan(gains)
         if self.config.tail:
-            late = _in_spreads(self.world.advantages([-value for value in squares]), kinds, widest)
-            gains = _in_spreads(list(gains + self.config.tail * late), kinds, widest)
+            late = in_spreads(self.world.advantages([-value for value in squares]), kinds, widest)
+            gains = in_spreads(list(gains + self.config.tail * late), kinds, widest)
         gains[np.arange(len(rows)), self._chosen(states, actions, valid)] += self.config.trust
         data = _Data(states, actions, np.nan_to_num(gains), valid)
         margin = self._margin(data) if self._started else 0.0
@@ -217,10 +217,16 @@ class APILearner:
             self.world.follow(self.policy())
 
 
-def _in_spreads(
+def in_spreads(
     values: Sequence[NDArray[np.floating[Any]]], kinds: NDArray[np.str_], widest: int
 ) -> NDArray[np.float32]:
-    """(N, widest), values over their standard deviation among the states of their kind; NaN where there is none."""
+    """(N, widest), values over their standard deviation among the states of their kind; NaN where there is none.
+
+    Args:
+        values: (K,) each, K at most `widest`; NaN counts for nothing.
+        kinds: (N,), of each state.
+        widest: Columns.
+    """
     table = np.full((len(values), widest), np.nan, np.float32)
     for row, value in zip(table, values, strict=True):
         row[: len(value)] = value
