@@ -32,6 +32,8 @@ _MOST_DECISIONS = 1 << 40  # of a rollout: its window alone ends it
 class RoutingCounterfactuals:
     """Plays episodes side by side; at sampled states they are forked once for each candidate place.
 
+    Where there are several fleets (`Task.also`), it plays a decision on each in turn.
+
     All forks of a step run in one call of the kernel, in which the present policy decides as well. A request is never
     held where some place can take it.
 
@@ -41,7 +43,7 @@ class RoutingCounterfactuals:
         rng: Of episodes, sampling and exploration.
 
     Raises:
-        ValueError: the policy to start from does not decide inside the kernel.
+        ValueError: the policy to start from does not decide inside the kernel, or fleets differ in their places.
     """
 
     observation: spaces.Dict  # what the environment shows
@@ -49,15 +51,31 @@ class RoutingCounterfactuals:
 
     def __init__(self, config: APIConfig, task: Task, rng: np.random.Generator) -> None:
         self.config, self.rng = config, rng
-        routing = RoutingConfig(**task.training_arguments)
-        self.objective = routing.objective
-        self.deciders = Deciders([Episode(routing) for _ in range(task.num_envs)])
+        routings = [RoutingConfig(**arguments) for arguments in task.places]
+        self.objective = routings[0].objective
+        self._fleets = [Deciders([Episode(each) for _ in range(task.num_envs)]) for each in routings]
+        self._seen_of: list[Observations | None] = [None] * len(routings)
+        self._turn = 0
+        _check_alike(self._fleets)
         observation, self.action = make_spaces(self.deciders.episodes[0])
         assert isinstance(observation, spaces.Dict)
         self.observation = observation
         self.present: BatchPolicy = _start(config)
-        self._seen: Observations | None = None
-        self._compile(routing)
+        self._compile(routings[0])
+
+    @property
+    def deciders(self) -> Deciders:
+        """Episodes on the fleet whose turn it is."""
+        return self._fleets[self._turn]
+
+    @property
+    def _seen(self) -> Observations | None:
+        """What is seen there; None: no episode has begun."""
+        return self._seen_of[self._turn]
+
+    @_seen.setter
+    def _seen(self, seen: Observations) -> None:
+        self._seen_of[self._turn] = seen
 
     def _compile(self, routing: RoutingConfig) -> None:
         """Compiles what rollouts need, before any training time counts."""
@@ -73,7 +91,8 @@ class RoutingCounterfactuals:
         self.present = policy
 
     def play(self, budget: Budget, batch: Batch) -> None:
-        """A decision of the present policy or of chance in every episode, some of the states sampled."""
+        """A decision of the present policy or of chance in every episode of a fleet, some of the states sampled."""
+        self._turn = (self._turn + 1) % len(self._fleets)
         seen = self._begin_ended()
         actions = self._act(seen)
         able = seen.masks[:, :-1]
@@ -181,6 +200,14 @@ class RoutingCounterfactuals:
             (value - np.nanmean(value)) / np.sqrt(abs(np.nanmax(value)) + self.config.least_cost)
             for value in returns
         ]
+
+
+def _check_alike(fleets: Sequence[Deciders]) -> None:
+    rows = {fleet.num_rows for fleet in fleets}
+    if len(rows) > 1:
+        raise ValueError(
+            f"fleets of one training must have equally many places, got {sorted(rows)}; set env.max_places"
+        )
 
 
 def _start(config: APIConfig) -> LinearScorePolicy | NetworkPolicy:
