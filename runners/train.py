@@ -50,6 +50,10 @@ def main(config: TrainConfig, out: Path) -> None:
         config = resumed(config)
     baselines = {name: load_named_policy(name) for name in config.compared}
     agent = config.agent_config
+    also = tuple(
+        env_arguments(replace(config, cluster=composed_file("cluster", each)))
+        for each in config.also_clusters
+    )
     make_configured_env(config)  # says what is wrong with it before anything takes time
     limit = "" if config.minutes is None else f", at most {config.minutes:g} minutes"
     _say(
@@ -57,7 +61,6 @@ def main(config: TrainConfig, out: Path) -> None:
     )
     _say("The simulator compiles itself on first use (about half a minute).")
     use_one_thread()
-    also = tuple(env_arguments(replace(config, cluster=composed_file("cluster", each))) for each in config.also_clusters)
     task = Task(config.env["name"], env_arguments(config), config.num_envs, config.seed, also)
     training = Training(config, make_learner(agent, task), out)
     with make_tracker(config.tracker, out, plain(config)) as tracker:
