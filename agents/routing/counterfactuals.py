@@ -116,16 +116,16 @@ class RoutingCounterfactuals:
 
     def _begin_ended(self) -> Observations:
         """Begins an episode wherever there is none, and returns what is seen."""
-        number = len(self.deciders.episodes)
-        over = list(range(number)) if self._seen is None else np.flatnonzero(self.deciders.done).tolist()
+        number, seen = len(self.deciders.episodes), self._seen
+        over = list(range(number)) if seen is None else np.flatnonzero(self.deciders.done).tolist()
         if over:
             fresh = self.deciders.reset(over, self.rng.integers(MAX_SEED, size=len(over)).tolist())
-            if self._seen is None:
-                self._seen = fresh
-            for kept, rows in zip(self._seen, fresh, strict=True):
+            seen = seen or fresh
+            for kept, rows in zip(seen, fresh, strict=True):
                 kept[over] = rows
-        assert self._seen is not None
-        return self._seen
+        assert seen is not None
+        self._seen = seen
+        return seen
 
     def _act(self, seen: Observations) -> NDArray[np.int64]:
         observation = {"places": seen.places, "request": seen.request, "cluster": seen.cluster}
