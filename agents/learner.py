@@ -30,17 +30,25 @@ class Task:
         arguments: Its keyword arguments, typed; episodes are drawn from the training split.
         num_envs: Episodes side by side.
         seed: Of everything random.
+        also: Keyword arguments of the same environment elsewhere, where training episodes are played as well, as many as
+            here; for learners that can.
     """
 
     env: str
     arguments: Mapping[str, Any]
     num_envs: int = 32
     seed: int = 0
+    also: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def training_arguments(self) -> dict[str, Any]:
         """Keyword arguments of `make_env` and `make_vector_env` for training."""
         return {**self.arguments, "split": "train"}
+
+    @property
+    def places(self) -> list[dict[str, Any]]:
+        """Keyword arguments for training, everywhere where episodes are played."""
+        return [{**arguments, "split": "train"} for arguments in (self.arguments, *self.also)]
 
 
 @dataclass

@@ -85,7 +85,7 @@ def policy_config(name: str) -> dict[str, Any]:
         ValueError: no such policy; names the nearest.
     """
     if (POLICY_DIR / f"{name}.yaml").is_file():
-        return _composed(name)
+        return composed_file("policy", name)
     config = _without_file(name)
     if config is None:
         raise ValueError(f"unknown policy {name!r}{nearest(name, policy_names())}")
@@ -159,14 +159,21 @@ def _without_file(name: str) -> dict[str, Any] | None:
     return {"name": name, "params": {}}
 
 
-def _composed(name: str) -> dict[str, Any]:
-    """A file of the `policy` group with its own defaults."""
+def composed_file(group: str, name: str) -> dict[str, Any]:
+    """A file of a config group with its own defaults.
+
+    Raises:
+        ValueError: the group has no such file; names the nearest.
+    """
+    names = sorted(path.stem for path in (CONFIG_DIR / group).glob("*.yaml"))
+    if name not in names:
+        raise ValueError(f"unknown {group} {name!r}{nearest(name, names)}")
     if GlobalHydra.instance().is_initialized():
-        config = compose(f"policy/{name}")
+        config = compose(f"{group}/{name}")
     else:
         with initialize_config_dir(version_base="1.3", config_dir=str(CONFIG_DIR)):
-            config = compose(f"policy/{name}")
-    return cast(dict[str, Any], OmegaConf.to_container(config.policy, resolve=True))
+            config = compose(f"{group}/{name}")
+    return cast(dict[str, Any], OmegaConf.to_container(config[group], resolve=True))
 
 
 def checkpoint_dir(name: str) -> Path | None:

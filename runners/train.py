@@ -18,6 +18,7 @@ Writes `checkpoint/` (the policy that did best on validation episodes: weights, 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from runners.comparison import Kinds, compare_results
 from runners.environments import env_arguments, make_configured_env
 from runners.fan_out import episodes_of
 from runners.output import write_json
+from runners.policies import composed_file
 from runners.policies import load_policy as load_named_policy
 from runners.progress import progress_bar
 from runners.rollout import Episode
@@ -48,6 +50,10 @@ def main(config: TrainConfig, out: Path) -> None:
         config = resumed(config)
     baselines = {name: load_named_policy(name) for name in config.compared}
     agent = config.agent_config
+    also = tuple(
+        env_arguments(replace(config, cluster=composed_file("cluster", each)))
+        for each in config.also_clusters
+    )
     make_configured_env(config)  # says what is wrong with it before anything takes time
     limit = "" if config.minutes is None else f", at most {config.minutes:g} minutes"
     _say(
@@ -55,7 +61,7 @@ def main(config: TrainConfig, out: Path) -> None:
     )
     _say("The simulator compiles itself on first use (about half a minute).")
     use_one_thread()
-    task = Task(config.env["name"], env_arguments(config), config.num_envs, config.seed)
+    task = Task(config.env["name"], env_arguments(config), config.num_envs, config.seed, also)
     training = Training(config, make_learner(agent, task), out)
     with make_tracker(config.tracker, out, plain(config)) as tracker:
         try:

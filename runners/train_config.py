@@ -49,6 +49,8 @@ class TrainConfig(RunConfig):
         total_steps: decisions to train for; None: the agent's own number.
         max_minutes: time to train for, minutes; None: five where `total_steps` is not given, else no limit.
         num_envs: episodes side by side.
+        also_clusters: files in configs/cluster; as many training episodes are played on each of these fleets as on
+            `cluster`, where validation episodes are. agent=api in env=routing alone.
         validations: times that the policy is tried on validation episodes.
         validation_seeds: episodes each time.
         save_every_s: time between saves from which training can go on, seconds.
@@ -63,6 +65,7 @@ class TrainConfig(RunConfig):
     total_steps: int | None = None
     max_minutes: float | None = None
     num_envs: int = 32
+    also_clusters: tuple[str, ...] = ()
     validations: int = 10
     validation_seeds: int = 6
     save_every_s: float = 20.0
@@ -81,6 +84,8 @@ class TrainConfig(RunConfig):
         for name in ("num_envs", "validations", "validation_seeds"):
             check_least(name, getattr(self, name), 1)
         check_least("seed", self.seed, 0)
+        if self.also_clusters and (self.agent["name"], self.env["name"]) != ("api", "routing"):
+            raise ValueError("also_clusters is for agent=api in env=routing alone; leave it empty")
         if self.total_steps is not None:
             check_least("total_steps", self.total_steps, 1)
         for name in ("max_minutes", "save_every_s"):

@@ -45,6 +45,9 @@ class APIConfig(AgentConfig):
             and deployment only.
         least_cost: Added to a state's cost before advantages are taken relative to it (to its root in routing), in
             units of reward.
+        tail: What minus the sum over requests of (TTFT / SLO) squared weighs beside the objective: its advantages, in
+            their spreads, are added to those of the objective in theirs. For a router that is not to buy quicker
+            answers with late first tokens. routing only.
     """
 
     name: str = "api"
@@ -67,6 +70,7 @@ class APIConfig(AgentConfig):
     trust: float = 0.0
     worst: float = -3.0
     least_cost: float = 1.0
+    tail: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -93,6 +97,8 @@ class APIConfig(AgentConfig):
             raise ValueError(f"agent.stays must be positive, got {self.stays}")
         if self.trust < 0:
             raise ValueError(f"agent.trust must not be negative, got {self.trust}")
+        if self.tail < 0:
+            raise ValueError(f"agent.tail must not be negative, got {self.tail}")
         if self.least_cost < 0:
             raise ValueError(f"agent.least_cost must not be negative, got {self.least_cost}")
         if self.worst >= 0:

@@ -23,6 +23,25 @@ class Batch:
     actions: list[NDArray[np.float32]] = field(default_factory=list)  # (K, action_size) each
     returns: list[NDArray[np.float64]] = field(default_factory=list)  # (K,) each, NaN: not tried
     chosen: list[int] = field(default_factory=list)  # row of the action that the present policy took
+    squares: list[NDArray[np.float64]] = field(default_factory=list)  # (K,) each, of TTFT / SLO, summed
+    kinds: list[str] = field(default_factory=list)  # of traffic, each with advantages of its own size
+
+    def add(
+        self,
+        state: NDArray[np.float32],
+        actions: NDArray[np.float32],
+        returns: NDArray[np.float64],
+        chosen: int,
+        kind: str = "",
+        squares: NDArray[np.float64] | None = None,
+    ) -> None:
+        """Adds a state; arguments as the attributes."""
+        self.states.append(state)
+        self.actions.append(actions)
+        self.returns.append(returns)
+        self.chosen.append(chosen)
+        self.kinds.append(kind)
+        self.squares.append(np.zeros(len(returns)) if squares is None else squares)
 
 
 class Counterfactuals(Protocol):

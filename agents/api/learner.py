@@ -13,7 +13,7 @@ What an action is, how it is described to the network and how a rollout goes is 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,8 @@ _LEAST_STATES = 64  # no iteration learns from fewer
 _GATHERING = 0.95  # share of an iteration's budget; the rest is for training the network
 _FOLDS = 4  # parts of the states, each held out once to find the margin
 _STREAM = 0xA91
-_COLUMNS = ("states", "actions", "returns")
+_COLUMNS = ("states", "actions", "returns", "squares")
+_PLAIN: dict[str, Any] = {"chosen": np.int64, "kinds": np.str_}
 
 
 @dataclass(frozen=True)
@@ -110,15 +111,19 @@ class APILearner:
     def _train(self) -> float:
         """Trains the network on the kept data; its greedy policy is the next one. Returns the expected gain."""
         rows = [row for batch in self.batches for row in batch.actions]
-        advantages = self.world.advantages([value for batch in self.batches for value in batch.returns])
+        returns = [value for batch in self.batches for value in batch.returns]
+        squares = [value for batch in self.batches for value in batch.squares]
         states = np.stack([state for batch in self.batches for state in batch.states])
         widest = max(len(row) for row in rows)
         actions = np.zeros((len(rows), widest, rows[0].shape[1]), np.float32)
-        gains = np.full((len(rows), widest), np.nan, np.float32)
-        for i, (row, advantage) in enumerate(zip(rows, advantages, strict=True)):
-            actions[i, : len(row)], gains[i, : len(row)] = row, advantage
+        for i, row in enumerate(rows):
+            actions[i, : len(row)] = row
+        kinds = np.array([kind for batch in self.batches for kind in batch.kinds])
+        gains = in_spreads(self.world.advantages(returns), kinds, widest)
         valid = ~np.isnan(gains)
-        gains /= float(gains[valid].std()) or 1.0
+        if self.config.tail:
+            late = in_spreads(self.world.advantages([-value for value in squares]), kinds, widest)
+            gains = in_spreads(list(gains + self.config.tail * late), kinds, widest)
         gains[np.arange(len(rows)), self._chosen(states, actions, valid)] += self.config.trust
         data = _Data(states, actions, np.nan_to_num(gains), valid)
         margin = self._margin(data) if self._started else 0.0
@@ -186,8 +191,9 @@ class APILearner:
             for name in _COLUMNS
             for k, value in enumerate(_packed(getattr(batch, name)))
         } | {
-            f"{i}/chosen": np.array(batch.chosen, np.int64)
+            f"{i}/{name}": np.array(getattr(batch, name), dtype)
             for i, batch in enumerate([*self.batches, self.gathered])
+            for name, dtype in _PLAIN.items()
         }
         np.savez(folder / DATA, **arrays)  # type: ignore[arg-type]
         state = {
@@ -211,6 +217,24 @@ class APILearner:
             self.world.follow(self.policy())
 
 
+def in_spreads(
+    values: Sequence[NDArray[np.floating[Any]]], kinds: NDArray[np.str_], widest: int
+) -> NDArray[np.float32]:
+    """(N, widest), values over their standard deviation among the states of their kind; NaN where there is none.
+
+    Args:
+        values: (K,) each, K at most `widest`; NaN counts for nothing.
+        kinds: (N,), of each state.
+        widest: Columns.
+    """
+    table = np.full((len(values), widest), np.nan, np.float32)
+    for row, value in zip(table, values, strict=True):
+        row[: len(value)] = value
+    for kind in np.unique(kinds):
+        table[kinds == kind] /= float(np.nanstd(table[kinds == kind])) or 1.0
+    return table
+
+
 def _packed(rows: list[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Arrays of different length one behind the other, and their lengths (0 for single vectors)."""
     if not rows:
@@ -224,7 +248,7 @@ def _read_batch(data: Mapping[str, NDArray[Any]], i: int) -> Batch:
         lengths = data[f"{i}/{name}/1"]
         ends = np.cumsum(lengths)[:-1]
         columns[name] = list(np.split(data[f"{i}/{name}/0"], ends)) if len(lengths) else []
-    return Batch(**columns, chosen=data[f"{i}/chosen"].tolist())
+    return Batch(**columns, **{name: data[f"{i}/{name}"].tolist() for name in _PLAIN})
 
 
 def load(folder: Path, config: Mapping[str, Any], name: str) -> Policy:

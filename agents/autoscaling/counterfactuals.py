@@ -102,10 +102,12 @@ class AutoscalingCounterfactuals:
             varied = [row if number == endpoint else own for number, own in enumerate(chosen)]
             keeps = not (possible.started and row == usual[endpoint])
             returns.append(self._rollout(possible.action(varied), keeps))
-        batch.states.append(encode_state(observation, endpoint))
-        batch.actions.append(features[tried])
-        batch.returns.append(np.array(returns))
-        batch.chosen.append(tried.index(chosen[endpoint]))
+        batch.add(
+            encode_state(observation, endpoint),
+            features[tried],
+            np.array(returns),
+            tried.index(chosen[endpoint]),
+        )
         return len(tried) * self.config.horizon
 
     def _rollout(self, action: Any, keeps: bool = True) -> float:

@@ -113,10 +113,8 @@ class DeploymentCounterfactuals:
         tried = compared(rows, musts, self.config.candidates, self.rng, self.start is not None)
         if len(tried) < 2:
             return 0
-        batch.states.append(encode_state(observation))
-        batch.actions.append(rows[tried])
-        batch.returns.append(np.array([self._rollout(self._action(row, rows, said)) for row in tried]))
-        batch.chosen.append(tried.index(chosen))
+        returns = np.array([self._rollout(self._action(row, rows, said)) for row in tried])
+        batch.add(encode_state(observation), rows[tried], returns, tried.index(chosen))
         return len(tried) * self.config.horizon
 
     def _rollout(self, action: Any) -> float:

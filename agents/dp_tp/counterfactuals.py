@@ -91,16 +91,14 @@ class DPTPCounterfactuals:
         if len(tried) < 2:
             return 0
         keeps = [self.start is None or row != usual for row in tried]
-        batch.states.append(
-            encode_state(observation["engines"], observation["cluster"], self.core.state.target_layout)
-        )
-        batch.actions.append(options.features[tried])
-        batch.returns.append(
+        batch.add(
+            encode_state(observation["engines"], observation["cluster"], self.core.state.target_layout),
+            options.features[tried],
             np.array(
                 [self._rollout(options.actions[row], kept) for row, kept in zip(tried, keeps, strict=True)]
-            )
+            ),
+            tried.index(chosen),
         )
-        batch.chosen.append(tried.index(chosen))
         return len(tried) * (1 + self.config.horizon // self.config.stride)
 
     def _rollout(self, action: Any, keeps: bool = True) -> float:

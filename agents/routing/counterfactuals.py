@@ -32,6 +32,8 @@ _MOST_DECISIONS = 1 << 40  # of a rollout: its window alone ends it
 class RoutingCounterfactuals:
     """Plays episodes side by side; at sampled states they are forked once for each candidate place.
 
+    Where there are several fleets (`Task.also`), it plays a decision on each in turn.
+
     All forks of a step run in one call of the kernel, in which the present policy decides as well. A request is never
     held where some place can take it.
 
@@ -41,7 +43,7 @@ class RoutingCounterfactuals:
         rng: Of episodes, sampling and exploration.
 
     Raises:
-        ValueError: the policy to start from does not decide inside the kernel.
+        ValueError: the policy to start from does not decide inside the kernel, or fleets differ in their places.
     """
 
     observation: spaces.Dict  # what the environment shows
@@ -49,15 +51,31 @@ class RoutingCounterfactuals:
 
     def __init__(self, config: APIConfig, task: Task, rng: np.random.Generator) -> None:
         self.config, self.rng = config, rng
-        routing = RoutingConfig(**task.training_arguments)
-        self.objective = routing.objective
-        self.deciders = Deciders([Episode(routing) for _ in range(task.num_envs)])
+        routings = [RoutingConfig(**arguments) for arguments in task.places]
+        self.objective = routings[0].objective
+        self._fleets = [Deciders([Episode(each) for _ in range(task.num_envs)]) for each in routings]
+        self._seen_of: list[Observations | None] = [None] * len(routings)
+        self._turn = 0
+        _check_alike(self._fleets)
         observation, self.action = make_spaces(self.deciders.episodes[0])
         assert isinstance(observation, spaces.Dict)
         self.observation = observation
         self.present: BatchPolicy = _start(config)
-        self._seen: Observations | None = None
-        self._compile(routing)
+        self._compile(routings[0])
+
+    @property
+    def deciders(self) -> Deciders:
+        """Episodes on the fleet whose turn it is."""
+        return self._fleets[self._turn]
+
+    @property
+    def _seen(self) -> Observations | None:
+        """What is seen there; None: no episode has begun."""
+        return self._seen_of[self._turn]
+
+    @_seen.setter
+    def _seen(self, seen: Observations) -> None:
+        self._seen_of[self._turn] = seen
 
     def _compile(self, routing: RoutingConfig) -> None:
         """Compiles what rollouts need, before any training time counts."""
@@ -73,7 +91,8 @@ class RoutingCounterfactuals:
         self.present = policy
 
     def play(self, budget: Budget, batch: Batch) -> None:
-        """A decision of the present policy or of chance in every episode, some of the states sampled."""
+        """A decision of the present policy or of chance in every episode of a fleet, some of the states sampled."""
+        self._turn = (self._turn + 1) % len(self._fleets)
         seen = self._begin_ended()
         actions = self._act(seen)
         able = seen.masks[:, :-1]
@@ -97,16 +116,16 @@ class RoutingCounterfactuals:
 
     def _begin_ended(self) -> Observations:
         """Begins an episode wherever there is none, and returns what is seen."""
-        number = len(self.deciders.episodes)
-        over = list(range(number)) if self._seen is None else np.flatnonzero(self.deciders.done).tolist()
+        number, seen = len(self.deciders.episodes), self._seen
+        over = list(range(number)) if seen is None else np.flatnonzero(self.deciders.done).tolist()
         if over:
             fresh = self.deciders.reset(over, self.rng.integers(MAX_SEED, size=len(over)).tolist())
-            if self._seen is None:
-                self._seen = fresh
-            for kept, rows in zip(self._seen, fresh, strict=True):
+            seen = seen or fresh
+            for kept, rows in zip(seen, fresh, strict=True):
                 kept[over] = rows
-        assert self._seen is not None
-        return self._seen
+        assert seen is not None
+        self._seen = seen
+        return seen
 
     def _act(self, seen: Observations) -> NDArray[np.int64]:
         observation = {"places": seen.places, "request": seen.request, "cluster": seen.cluster}
@@ -125,14 +144,15 @@ class RoutingCounterfactuals:
         owners = np.repeat(sampled, [len(places) for places in candidates])
         first = np.concatenate(candidates)
         returns = np.full((len(seen.masks), seen.masks.shape[1] - 1), np.nan)
+        squares = returns.copy()
         for begin in range(0, len(owners), _LARGEST_BATCH):
             part = slice(begin, begin + _LARGEST_BATCH)
-            returns[owners[part], first[part]] = self._rollouts(owners[part], first[part], budget)
+            rows = owners[part], first[part]
+            returns[rows], squares[rows] = self._rollouts(*rows, budget)
         for i in sampled:
-            batch.states.append(np.concatenate([seen.request[i], seen.cluster[i]]))
-            batch.actions.append(seen.places[i].copy())
-            batch.returns.append(returns[i])
-            batch.chosen.append(int(actions[i]))
+            state = np.concatenate([seen.request[i], seen.cluster[i]])
+            kind = self.deciders.episodes[i].simulator.workload.name
+            batch.add(state, seen.places[i].copy(), returns[i], int(actions[i]), kind, squares[i])
 
     def _candidates(self, able: NDArray[np.bool_], present: int) -> NDArray[np.int64]:
         """The present choice and others, drawn where there are more than may be compared."""
@@ -142,13 +162,16 @@ class RoutingCounterfactuals:
 
     def _rollouts(
         self, owners: NDArray[np.intp], first: NDArray[np.int64], budget: Budget
-    ) -> NDArray[np.float64]:
-        """Returns of sending requests to places and following the present policy, on the arrivals that really come.
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """What sending requests to places and following the present policy brings, on the arrivals that really come.
 
         Args:
             owners: (M,) episodes to fork.
             first: (M,) place that each fork begins with.
             budget: Hears of the decisions.
+
+        Returns:
+            Returns, (M,), and what `agent.tail` weighs, (M,).
         """
         assert isinstance(self.present, LinearScorePolicy | NetworkPolicy)
         assert self.present.in_kernel is not None
@@ -156,7 +179,7 @@ class RoutingCounterfactuals:
         forks = self.deciders.branch(owners.tolist())
         outcomes, decisions = forks.roll(first, self.present.in_kernel, window_s, _MOST_DECISIONS)
         budget.count(decisions)
-        return outcomes.rewards(self.objective)
+        return outcomes.rewards(self.objective), outcomes.squares
 
     def _window_s(self, i: int) -> float:
         """Time to the arrival at which a rollout ends: the same for all forks of an episode."""
@@ -177,6 +200,14 @@ class RoutingCounterfactuals:
             (value - np.nanmean(value)) / np.sqrt(abs(np.nanmax(value)) + self.config.least_cost)
             for value in returns
         ]
+
+
+def _check_alike(fleets: Sequence[Deciders]) -> None:
+    rows = {fleet.num_rows for fleet in fleets}
+    if len(rows) > 1:
+        raise ValueError(
+            f"fleets of one training must have equally many places, got {sorted(rows)}; set env.max_places"
+        )
 
 
 def _start(config: APIConfig) -> LinearScorePolicy | NetworkPolicy:

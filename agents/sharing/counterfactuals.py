@@ -32,21 +32,26 @@ class SharingCounterfactuals(RoutingCounterfactuals):
         ValueError: the policy to start from cannot decide by the observation alone.
     """
 
-    deciders: SharingDeciders  # type: ignore[assignment]
-
     def __init__(self, config: APIConfig, task: Task, rng: np.random.Generator) -> None:
         self.config, self.rng = config, rng
         sharing = SharingConfig(**task.training_arguments)
-        self.deciders = SharingDeciders([SharingEpisode(sharing) for _ in range(task.num_envs)])
+        self._fleets: list[SharingDeciders] = [  # type: ignore[assignment]
+            SharingDeciders([SharingEpisode(sharing) for _ in range(task.num_envs)])
+        ]
+        self._seen_of, self._turn = [None], 0
         observation, self.action = make_spaces(self.deciders.episodes[0])
         assert isinstance(observation, spaces.Dict)
         self.observation = observation
         self.present = _start(config)
-        self._seen: Observations | None = None
+
+    @property
+    def deciders(self) -> SharingDeciders:  # type: ignore[override]
+        """The episodes."""
+        return self._fleets[0]
 
     def _rollouts(
         self, owners: NDArray[np.intp], first: NDArray[np.int64], budget: Budget
-    ) -> NDArray[np.float64]:
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Returns of sending requests to places and following the present policy, on the arrivals that really come.
 
         Args:
@@ -61,7 +66,8 @@ class SharingCounterfactuals(RoutingCounterfactuals):
             return self._act(seen)
 
         budget.count(len(owners))
-        return self.deciders.branch(owners.tolist()).returns_until(first, until_s, decide)
+        returns = self.deciders.branch(owners.tolist()).returns_until(first, until_s, decide)
+        return returns, np.zeros(len(owners))
 
     def _until_s(self, i: int) -> float:
         """Time of the arrival at which a rollout ends: the same for all forks of an episode."""

@@ -21,7 +21,7 @@ from envs.simulator.kernel.place_scores import PlaceScore, score_space
 from envs.simulator.kernel.rollouts import roll_many
 from envs.simulator.kernel.state import REACHED
 
-_DT, _LATENCY, _GOOD, _LOST = range(len(OUTCOMES))
+_DT, _LATENCY, _GOOD, _LOST, _SQUARE = range(len(OUTCOMES))
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,17 @@ class Outcomes:
         """Seconds to the next decision, (N,)."""
         return self.table[:, _DT]
 
+    @property
+    def squares(self) -> NDArray[np.float64]:
+        """Growth of the sum over requests of (TTFT / SLO) squared, (N,): in it a tail weighs more."""
+        return self.table[:, _SQUARE]
+
     def rewards(self, objective: Objective) -> NDArray[np.float64]:
         """The weighted sum of the terms, (N,)."""
         num_classes = self.unfinished.shape[1]
         misses = np.repeat((objective.ttft_attainment, objective.tpot_attainment), num_classes)
         weights = np.concatenate(
-            ((0.0, -objective.latency, objective.goodput, -objective.abandoned), -misses)
+            ((0.0, -objective.latency, objective.goodput, -objective.abandoned, 0.0), -misses)
         )
         rewards = (self.table * weights).sum(axis=1)
         if self.truncated.any():

@@ -11,7 +11,7 @@ import torch
 
 from agents.api.config import APIConfig
 from agents.api.fit import fit
-from agents.api.learner import APILearner
+from agents.api.learner import APILearner, in_spreads
 from agents.dp_tp.candidates import encode_actions, encode_state, shortlist, stay_action
 from agents.learner import Budget, Task
 from agents.score_network import TrainableNetwork
@@ -157,3 +157,18 @@ def test_fit_finds_the_best_action_in_spite_of_rare_disasters() -> None:
     chosen = np.array([np.argmax(run.scores(state, actions[0])) for state in states])
     assert (chosen[disaster] == 0).all()
     assert (chosen[states[:, 0] < 0.5] == 1).mean() > 0.95
+
+
+def test_advantages_are_in_the_spreads_of_their_own_kind() -> None:
+    small = [np.array([-1.0, 1.0]), np.array([-3.0, 3.0, np.nan])]
+    large = [1000.0 * values for values in small]
+    kinds = np.array(["chat", "chat", "long contexts", "long contexts"])
+    table = in_spreads([*small, *large], kinds, widest=3)
+    np.testing.assert_allclose(table[:2], table[2:], rtol=1e-6)
+    np.testing.assert_allclose(table[0], [-1 / 5**0.5, 1 / 5**0.5, np.nan], rtol=1e-6)
+    assert np.isnan(table[1, 2])
+
+
+def test_a_negative_weight_of_the_tail_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"agent.tail must not be negative, got -1.0"):
+        APIConfig(tail=-1.0)

@@ -19,6 +19,7 @@ from agents.set_network import SetNetwork
 from baselines.registry import make_policy
 from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec
 from envs.registration import make_env, make_vector_env
+from envs.simulator.kernel.features import PLACE_FEATURES
 from envs.workload.registry import WorkloadSpec
 from runners.rollout import episode_returns, run_episode
 
@@ -219,12 +220,34 @@ def test_rollouts_end_at_the_same_arrival():
     world = counterfactuals(horizon=1)
     seen = world._begin_ended()
     owners, first = np.array([0, 0, 1]), np.array([0, 1, 0])
-    returns = world._rollouts(owners, first, Budget(10**6))
+    returns, _ = world._rollouts(owners, first, Budget(10**6))
     for owner, place, value in zip(owners, first, returns, strict=True):
         fork = world.deciders.branch([int(owner)])
         _, outcomes = fork.step(np.array([place]))
         assert value == pytest.approx(float(outcomes.rewards(world.objective)[0]))
     assert seen.masks[:, :2].all()
+
+
+def test_fleets_take_turns():
+    """With one fleet of two slow engines and one of two fast ones, states of both are sampled, each half of the time."""
+    elsewhere = [{**LIGHT, "cluster": FleetConfig(groups=(group, group))} for group in (SLOW, FAST)]
+    config = APIConfig(horizon=5, sample_every=1, exploration=0.0)
+    world = APILearner(config, Task("routing", elsewhere[0], num_envs=3, also=(elsewhere[1],))).world
+    batch = Batch()
+    for _ in range(6):
+        world.play(Budget(10**6), batch)
+    column = PLACE_FEATURES.index("iteration_s")
+    speeds = np.array([places[0, column] for places in batch.actions])
+    assert len(speeds) == 18
+    fast = speeds < speeds.mean()
+    assert fast.sum() == 9
+    assert speeds[fast].max() < speeds[~fast].min()
+
+
+def test_fleets_of_one_training_have_as_many_places():
+    elsewhere = {**LIGHT, "cluster": FleetConfig(groups=(SLOW,))}
+    with pytest.raises(ValueError, match="equally many places"):
+        APILearner(APIConfig(), Task("routing", LIGHT, also=(elsewhere,)))
 
 
 def test_it_learns_that_the_fast_engine_is_better():

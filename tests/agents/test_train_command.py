@@ -246,3 +246,17 @@ def test_a_training_goes_on_on_another_workload(tmp_path):
 def test_mistakes_get_one_sentence(words, expected, tmp_path, capsys):
     out = [] if words[0].startswith("resume") else [f"out={tmp_path}"]
     assert expected in failure([*TINY, *words, *out], capsys)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["agent=api", "also_clusters=[fleet_h100_x4]"],
+            "also_clusters is for agent=api in env=routing alone",
+        ),
+        (["env=routing", "agent=api", "also_clusters=[fleet_h100_x5]"], "did you mean 'fleet_h100_x4'"),
+    ],
+)
+def test_other_clusters_to_train_on_are_fleets_of_a_router(words, said, capsys):
+    assert said in failure(words, capsys)

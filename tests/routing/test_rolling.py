@@ -118,3 +118,22 @@ def test_it_can_be_gone_on_from():
 
 def test_a_network_of_more_layers_stays_outside():
     assert SetNetwork(5, 20, 8, (8, 8), 1).export().in_kernel() is None
+
+
+def test_squares_weigh_late_first_tokens_also_of_requests_that_still_wait():
+    deciders, seen = episodes()
+    policy = make_policy("linear_score")
+    first = np.where(seen.masks[:, 0], 0, deciders.hold)
+    squares, until_s = [], []
+    for window_s in (0.5, np.inf):
+        forks = deciders.branch([0, 1, 2])
+        rolled, _ = forks.roll(first, policy.in_kernel, np.full(3, window_s), 10**6)
+        squares.append(rolled.squares)
+        until_s.append([episode.simulator.now_s for episode in forks.episodes])
+    (promise,) = deciders.episodes[0].slos
+    for i, episode in enumerate(forks.episodes):
+        records = episode.simulator.results()
+        for square, until in zip(squares, until_s, strict=True):
+            here = records.arrival_s <= until[i]
+            waited = np.minimum(records.ttft_s[here], until[i] - records.arrival_s[here])
+            assert square[i] == pytest.approx(np.sum((waited / promise.ttft_s) ** 2), rel=1e-9)

@@ -2,7 +2,8 @@
 
 The latency cost of a request rises by 1/TTFT_SLO a second until its first token and by 1/(TPOT_SLO * (output - 1)) a
 second from there to its last, so that it ends at TTFT/TTFT_SLO + TPOT/TPOT_SLO. Its running integral over all requests
-is kept as two sums, of weights and of weight times start.
+is kept as two sums, of weights and of weight times start. Beside it stands the sum of the squares of TTFT/TTFT_SLO, in
+which a tail weighs more, with one sum more.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ from envs.simulator.kernel.state import (
     S_GENERATED,
     S_GOOD,
     S_REFUSED,
+    S_SQUARE_CLOSED,
+    S_SQUARE_W,
+    S_SQUARE_WS,
+    S_SQUARE_WSS,
     S_TPOT_MET,
     S_TPOT_SUM,
     S_TTFT_MET,
@@ -74,14 +79,26 @@ def _decode_cost_rate(world: World, tables: Tables, slot: int) -> float:
 
 
 @compiled
+def _count_waiting(world: World, tables: Tables, slot: int, sign: int) -> None:
+    """Adds a request without a first token to the sums of those, or takes it away."""
+    stats = world.stats[world.requests[slot].class_id]
+    weight = _wait_cost_rate(world, tables, slot)
+    arrival_s = world.requests[slot].arrival_ps / PS_PER_S
+    stats[S_WAIT_W] += sign * weight
+    stats[S_WAIT_WS] += sign * (weight * arrival_s)
+    stats[S_SQUARE_W] += sign * (weight * weight)
+    stats[S_SQUARE_WS] += sign * (weight * weight * arrival_s)
+    stats[S_SQUARE_WSS] += sign * (weight * weight * arrival_s * arrival_s)
+
+
+@compiled
 def _stop_waiting(world: World, tables: Tables, slot: int, now: int) -> None:
     """Closes the waiting cost of a request that got its first token or failed."""
     request = world.requests[slot]
-    c = request.class_id
-    weight = _wait_cost_rate(world, tables, slot)
-    world.stats[c, S_WAIT_W] -= weight
-    world.stats[c, S_WAIT_WS] -= weight * (request.arrival_ps / PS_PER_S)
-    world.stats[c, S_WAIT_CLOSED] += weight * ((now - request.arrival_ps) / PS_PER_S)
+    cost = _wait_cost_rate(world, tables, slot) * ((now - request.arrival_ps) / PS_PER_S)
+    _count_waiting(world, tables, slot, int64(-1))
+    world.stats[request.class_id, S_WAIT_CLOSED] += cost
+    world.stats[request.class_id, S_SQUARE_CLOSED] += cost * cost
 
 
 @compiled
@@ -100,11 +117,9 @@ def book_arrival(world: World, tables: Tables, slot: int) -> None:
     """Books a request that has arrived and is not refused."""
     request = world.requests[slot]
     c = request.class_id
-    weight = _wait_cost_rate(world, tables, slot)
     world.stats[c, S_ARRIVED] += 1
     world.stats[c, S_ARRIVED_TOKENS] += request.prompt
-    world.stats[c, S_WAIT_W] += weight
-    world.stats[c, S_WAIT_WS] += weight * (request.arrival_ps / PS_PER_S)
+    _count_waiting(world, tables, slot, int64(1))
 
 
 @compiled
@@ -198,4 +213,16 @@ def latency_cost(world: World) -> float:
         stats = world.stats[c]
         total += stats[S_WAIT_CLOSED] + now_s * stats[S_WAIT_W] - stats[S_WAIT_WS]
         total += stats[S_DECODE_CLOSED] + now_s * stats[S_DECODE_W] - stats[S_DECODE_WS]
+    return total
+
+
+@compiled
+def square_cost(world: World) -> float:
+    """Sum over requests of (TTFT/SLO) squared, of those without a first token as if it came now."""
+    now_s = world.cluster[0].now_ps / PS_PER_S
+    total = 0.0
+    for c in range(len(world.stats)):
+        stats = world.stats[c]
+        total += stats[S_SQUARE_CLOSED] + now_s * now_s * stats[S_SQUARE_W]
+        total += stats[S_SQUARE_WSS] - 2.0 * now_s * stats[S_SQUARE_WS]
     return total

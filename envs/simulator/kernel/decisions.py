@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.backend import TOTALS
-from envs.simulator.kernel.accounting import latency_cost
+from envs.simulator.kernel.accounting import latency_cost, square_cost
 from envs.simulator.kernel.compiled import entry, inlined, int64
 from envs.simulator.kernel.desk import (
     ANSWERED_SHORT,
@@ -44,8 +44,8 @@ from envs.simulator.kernel.state import (
 from envs.simulator.kernel.world import advance, go_on, is_idle, show_engines
 
 # Columns of what a decision brought, before the misses of each class: two (C,) blocks, TTFT and TPOT.
-OUTCOMES = ("dt_s", "latency", "good", "lost")
-_DT, _LATENCY, _GOOD_COLUMN, _LOST = range(len(OUTCOMES))
+OUTCOMES = ("dt_s", "latency", "good", "lost", "square")
+_DT, _LATENCY, _GOOD_COLUMN, _LOST, _SQUARE = range(len(OUTCOMES))
 _MISSES = len(OUTCOMES)
 _DRAIN_PS = PS_PER_S  # once all have arrived, how often one looks whether all are done
 
@@ -151,9 +151,10 @@ def _book_outcome(world: World, desk: Desk, out: NDArray[np.float64]) -> tuple[f
     """
     board, stats = desk.desk[0], world.stats
     num_classes = len(stats)
-    cost = latency_cost(world)
+    cost, square = latency_cost(world), square_cost(world)
     out[_DT] = (world.cluster[0].now_ps - board.decided_ps) / PS_PER_S
     out[_LATENCY] = cost - board.latency_cost
+    out[_SQUARE] = square - board.square_cost
     out[_GOOD_COLUMN] = out[_LOST] = 0.0
     arrived, prompts, answered, ended = 0.0, 0.0, 0.0, 0.0
     for c in range(num_classes):
@@ -171,7 +172,7 @@ def _book_outcome(world: World, desk: Desk, out: NDArray[np.float64]) -> tuple[f
         ended += finished + lost
         for i in range(desk.totals.shape[1]):
             desk.totals[c, i] = stats[c, i]
-    board.latency_cost = cost
+    board.latency_cost, board.square_cost = cost, square
     board.decided_ps = world.cluster[0].now_ps
     board.decisions += 1
     return arrived, prompts, answered, ended

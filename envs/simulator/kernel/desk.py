@@ -43,6 +43,7 @@ DESK_DTYPE = np.dtype(
         ("held_tokens", np.int64),  # ... and their tokens to prefill
         ("refused_actions", np.int64),  # places that could not take what was sent there
         ("latency_cost", np.float64),  # at the last decision
+        ("square_cost", np.float64),  # of waiting, at the last decision
         ("slot", np.int32),  # the request that is offered, -1: none
         ("following", np.int32),  # the held request to be offered next, -1: none
         ("held_before", np.int32),  # 1: what is offered has been held

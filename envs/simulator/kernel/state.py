@@ -282,6 +282,10 @@ STAT_NAMES = (
     "wait_weight",  # sum of weights of requests without a first token ...
     "wait_weighted_start",  # ... and of weight x arrival time: together the running integral of waiting cost
     "wait_closed",
+    "wait_square_weight",  # the same of the squares: sum of squared weights ...
+    "wait_square_start",  # ... of squared weight x arrival time ...
+    "wait_square_start_square",  # ... and of squared weight x squared arrival time
+    "wait_square_closed",
     "decode_weight",
     "decode_weighted_start",
     "decode_closed",
@@ -303,6 +307,10 @@ STAT_NAMES = (
     S_WAIT_W,
     S_WAIT_WS,
     S_WAIT_CLOSED,
+    S_SQUARE_W,
+    S_SQUARE_WS,
+    S_SQUARE_WSS,
+    S_SQUARE_CLOSED,
     S_DECODE_W,
     S_DECODE_WS,
     S_DECODE_CLOSED,
