@@ -30,8 +30,8 @@ class Task:
         arguments: Its keyword arguments, typed; episodes are drawn from the training split.
         num_envs: Episodes side by side.
         seed: Of everything random.
-        also: Keyword arguments of the same environment elsewhere, where training episodes are played as well, as many as
-            here; for learners that can.
+        also: Keyword arguments of the same environment elsewhere, where as many training episodes are played as here;
+            for learners that can.
     """
 
     env: str

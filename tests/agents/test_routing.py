@@ -229,7 +229,7 @@ def test_rollouts_end_at_the_same_arrival():
 
 
 def test_fleets_take_turns():
-    """With one fleet of two slow engines and one of two fast ones, states of both are sampled, each half of the time."""
+    """On a fleet of two slow engines and one of two fast ones, as many states are sampled here as there."""
     elsewhere = [{**LIGHT, "cluster": FleetConfig(groups=(group, group))} for group in (SLOW, FAST)]
     config = APIConfig(horizon=5, sample_every=1, exploration=0.0)
     world = APILearner(config, Task("routing", elsewhere[0], num_envs=3, also=(elsewhere[1],))).world
