@@ -207,6 +207,7 @@ def test_every_name_has_a_config_and_every_config_a_name():
 # Files of another name than their workload's; of the others all are weeks.
 USES = {
     "routing_mixture": "mixture",
+    "bursts": "mixture",
     "tiers_swinging": "sageserve_tiers",
     "tiers_swinging_small": "sageserve_tiers",
 }
