@@ -78,6 +78,20 @@ def test_the_shipped_router_beats_every_heuristic() -> None:
         assert (ours > theirs).mean() > 0.8, name
 
 
+def test_the_router_that_minds_the_tail_has_a_shorter_one() -> None:
+    """Where chat comes to engines of three speeds; it still gains on the best score that minds it as well."""
+    env = make_env("routing", **ROUTING, split="test")
+    names = ("zoo/routing_tail", "zoo/routing", "linear_score_mixture_tuned")
+    tail, plain, tuned = (
+        [run_episode(env, load_policy(name), seed).metrics for seed in SEEDS] for name in names
+    )
+    assert (
+        np.mean([ours["ttft_p99_s"] / other["ttft_p99_s"] for ours, other in zip(tail, plain, strict=True)])
+        < 0.9
+    )
+    assert np.mean([ours["return"] / other["return"] for ours, other in zip(tail, tuned, strict=True)]) < 1.0
+
+
 def test_the_shipped_router_serves_a_fleet_of_another_size() -> None:
     three = FleetConfig(groups=MIXED.groups[:1] + MIXED.groups[2:])
     slower = WorkloadSpec(name="azure_conv_fitted", num_requests=500, rate_scale=6.0)
