@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,8 +98,8 @@ class APIConfig(AgentConfig):
             raise ValueError(f"agent.stays must be positive, got {self.stays}")
         if self.trust < 0:
             raise ValueError(f"agent.trust must not be negative, got {self.trust}")
-        if self.tail < 0:
-            raise ValueError(f"agent.tail must not be negative, got {self.tail}")
+        if not 0 <= self.tail < math.inf:
+            raise ValueError(f"agent.tail must be finite and not negative, got {self.tail}")
         if self.least_cost < 0:
             raise ValueError(f"agent.least_cost must not be negative, got {self.least_cost}")
         if self.worst >= 0:

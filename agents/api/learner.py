@@ -65,10 +65,14 @@ class APILearner:
         task: What is to be learned.
 
     Raises:
-        ValueError: no agent learns in the environment.
+        ValueError: no agent learns in the environment, or a setting is for another.
     """
 
     def __init__(self, config: APIConfig, task: Task) -> None:
+        if config.tail and task.env != "routing":
+            raise ValueError(
+                f"agent.tail is for env=routing alone, got {config.tail} in env={task.env}; leave it 0"
+            )
         self.config = config
         self.adapter = adapter_of(task.env)
         self.rng = np.random.default_rng(np.random.SeedSequence([task.seed, _STREAM]))

@@ -169,6 +169,12 @@ def test_advantages_are_in_the_spreads_of_their_own_kind() -> None:
     assert np.isnan(table[1, 2])
 
 
-def test_a_negative_weight_of_the_tail_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"agent.tail must not be negative, got -1.0"):
-        APIConfig(tail=-1.0)
+@pytest.mark.parametrize("tail", [-1.0, float("nan"), float("inf")])
+def test_a_weight_of_the_tail_is_a_number_that_is_not_negative(tail: float) -> None:
+    with pytest.raises(ValueError, match=r"agent.tail must be finite and not negative"):
+        APIConfig(tail=tail)
+
+
+def test_only_a_router_minds_late_first_tokens() -> None:
+    with pytest.raises(ValueError, match=r"agent.tail is for env=routing alone, got 1.0 in env=dp_tp"):
+        APILearner(APIConfig(tail=1.0), Task("dp_tp", arguments()))

@@ -32,9 +32,11 @@ class HorizontalConfig:
 
     Attributes:
         metric: "waiting": requests that wait, at instances and at the gateway, in all (an external metric); "kv": mean
-            KV usage (a metric of pods).
-        target: Waiting requests an instance, or KV usage; None: 5 and 0.8. Source: production-stack's example trigger
-            for waiting requests; ours for KV.
+            KV usage (a metric of pods); "rate": prompt tokens/s of all requests that came lately, in what an instance
+            is benchmarked at (an external metric).
+        target: Waiting requests an instance, KV usage, or share of what an instance is benchmarked at; None: 5, 0.8 and
+            0.7. Source: production-stack's example trigger for waiting requests; ours for the others.
+        rate_window_s: Over which the rate is taken, by metric "rate" alone. Source: ours.
         sync_s: Between two looks. Source: Kubernetes (15 s).
         tolerance: Of the ratio of metric to target. Source: Kubernetes (0.1).
         in_stabilization_s: Stabilisation window of scaling in. Source: Kubernetes (300 s).
