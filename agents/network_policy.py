@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,7 @@ class NetworkPolicy:
         action: What it was trained to choose from.
         masked: Whether it chooses among the possible actions only.
         in_kernel: The same network for the routing kernel, where it has one.
+        any_length: Vectors of the observation that may have another length than in training.
     """
 
     clairvoyant = False
@@ -49,8 +50,9 @@ class NetworkPolicy:
         action: ActionSpace,
         masked: bool = True,
         in_kernel: PlaceScore | None = None,
+        any_length: Collection[str] = (),
     ) -> None:
-        self.in_kernel = in_kernel
+        self.in_kernel, self.any_length = in_kernel, any_length
         self.scores, self.adapter, self.name, self.masked = scores, adapter, name, masked
         self.observation, self.action = observation, action
         self._checked = False
@@ -71,7 +73,13 @@ class NetworkPolicy:
             ValueError: the observation is of another shape than those trained on.
         """
         if not self._checked:
-            check_observation(self.name, self.observation, observation, rows_of=self.adapter.rows)
+            check_observation(
+                self.name,
+                self.observation,
+                observation,
+                rows_of=self.adapter.rows,
+                any_length=self.any_length,
+            )
             self._checked = True
         mask = self.adapter.mask(observation, state, self._spec) if self.masked else None
         masks = None if mask is None else mask[None]

@@ -30,9 +30,11 @@ class DecisionNetwork(nn.Module):
     Attributes:
         pooled_size: Width of what `encode` makes of all together.
         activation: Between hidden layers, also in the value network beside it.
+        any_length: Vectors of the observation that may have another length elsewhere.
     """
 
     pooled_size: int
+    any_length: tuple[str, ...] = ()
     activation: type[nn.Module] = nn.Tanh
 
     def encode(self, observation: Observation) -> tuple[Rows, torch.Tensor]:

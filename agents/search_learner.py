@@ -79,7 +79,14 @@ class NetworkCandidates:
         """Greedy in the network."""
         with torch.no_grad():
             vector_to_parameters(torch.as_tensor(parameters).float(), self.network.parameters())
-        return NetworkPolicy(scores_of(self.network), self.adapter, name, self.observation, self.action)
+        return NetworkPolicy(
+            scores_of(self.network),
+            self.adapter,
+            name,
+            self.observation,
+            self.action,
+            any_length=self.network.any_length,
+        )
 
 
 class HeuristicCandidates:

@@ -7,7 +7,7 @@ of all levers one after another, and takes the highest possible one of each.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +94,11 @@ def read_spaces(folder: Path) -> tuple[spaces.Dict, ActionSpace]:
 
 
 def check_observation(
-    name: str, space: spaces.Dict, observation: Mapping[str, Any], rows_of: str | None = None
+    name: str,
+    space: spaces.Dict,
+    observation: Mapping[str, Any],
+    rows_of: str | None = None,
+    any_length: Collection[str] = (),
 ) -> None:
     """Refuses an observation of another shape than those trained on.
 
@@ -103,6 +107,7 @@ def check_observation(
         space: What it was trained to see.
         observation: What it sees.
         rows_of: Part of which there may be any number of rows.
+        any_length: Vectors that may have another length than in training.
 
     Raises:
         ValueError: says what differs.
@@ -111,6 +116,8 @@ def check_observation(
     given = {key: tuple(np.shape(value)) for key, value in observation.items()}
     if rows_of is not None and len(given.get(rows_of, ())) == len(expected[rows_of]):
         expected[rows_of] = (given[rows_of][0], *expected[rows_of][1:])
+    for key in any_length:
+        expected[key] = given.get(key, expected[key])
     if given != expected:
         raise ValueError(
             f"policy {name!r} was trained on observations of shape {_shown(expected)}, this environment's are "

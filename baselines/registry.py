@@ -40,6 +40,10 @@ POLICIES = {
         "baselines.common.load_threshold:LoadThresholdPolicy",
         "baselines.common.load_threshold:LoadThresholdConfig",
     ),
+    "rate_threshold": PolicyEntry(
+        "baselines.common.rate_threshold:RateThresholdPolicy",
+        "baselines.common.rate_threshold:RateThresholdConfig",
+    ),
     "flying_serving": PolicyEntry(
         "baselines.flying_serving.policy:FlyingServingPolicy",
         "baselines.flying_serving.config:FlyingServingConfig",

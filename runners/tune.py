@@ -3,7 +3,8 @@
     python -m runners.tune env=dp_tp policy=flying_serving workload=azure_conv evaluations=200 save=true
 
 Writes `tuned.yaml` (a file for `configs/policy`), `tuning.json` and `candidates.parquet`; with `save=true` also
-`configs/policy/NAME_tuned.yaml`. Every candidate runs on the same seeds; the score is the mean return.
+`configs/policy/NAME_tuned.yaml`. Every candidate runs on the same seeds; the score is the mean return, with
+`relative=true` in shares of what the constants as they are return on each.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 import pandas as pd
 import yaml
 from hydra.core.hydra_config import HydraConfig
+from numpy.typing import NDArray
 
 from baselines.policy import BatchPolicy, Policy, Tunable
 from baselines.registry import policy_tunables
@@ -34,6 +36,8 @@ from runners.search import search
 from runners.tables import print_results_in, print_table
 from runners.trackers import make_tracker
 
+_LEAST_SIZE = 1e-6  # return
+
 
 @command("tune", TuneConfig)
 def main(config: TuneConfig, out: Path) -> None:
@@ -42,24 +46,27 @@ def main(config: TuneConfig, out: Path) -> None:
     if not tunables:
         raise ValueError(f"policy {policy_label(config.policy)!r} declares no constants to tune")
     params = dict(config.policy.get("params", {}))
-    start, mean_return = _start(params, tunables), _evaluation(config)
+    start, returns_of = _start(params, tunables), _evaluation(config)
 
-    def score(candidate: Mapping[str, float]) -> float:
-        return mean_return(load_policy({**config.policy, "params": {**params, **candidate}}))
+    def returns(candidate: Mapping[str, float]) -> NDArray[np.float64]:
+        return returns_of(load_policy({**config.policy, "params": {**params, **candidate}}))
 
     rows: list[dict[str, float]] = []
+    sizes: NDArray[np.float64] = np.ones(config.seeds)
     with (
         make_tracker(config.tracker, out, dataclasses.asdict(config)) as tracker,
         progress_bar(config.evaluations + 1, f"tune {policy_label(config.policy)}", "candidate") as bar,
     ):
 
         def measured(candidate: Mapping[str, float]) -> float:
-            rows.append({**candidate, "return": score(candidate)})
+            rows.append({**candidate, "return": float((returns(candidate) / sizes).mean())})
             tracker.log(rows[-1], len(rows) - 1)
             bar.set_postfix_str(f"best return {max(row['return'] for row in rows):.4g}", refresh=False)
             bar.update()
             return rows[-1]["return"]
 
+        if config.relative:
+            sizes = np.maximum(np.abs(returns(start)), _LEAST_SIZE)
         measured(start)  # the constants as they are: the tuned ones are never worse on these episodes
         search(measured, tunables, start, config.evaluations, config.sigma, config.search_seed)
     best = max(rows, key=lambda row: row["return"])
@@ -73,16 +80,16 @@ def main(config: TuneConfig, out: Path) -> None:
     print_results_in(out)
 
 
-def _evaluation(config: TuneConfig) -> Callable[[Policy], float]:
-    """Mean return of a policy on the episodes of the tuning; side by side where it can decide for many at once."""
+def _evaluation(config: TuneConfig) -> Callable[[Policy], NDArray[np.float64]]:
+    """Returns of a policy on the episodes of the tuning; side by side where it can decide for many at once."""
     env: Any = make_configured_env(config)
     if not isinstance(load_policy(config.policy), BatchPolicy):
-        return lambda policy: float(
-            np.mean([run_episode(env, policy, seed).metrics["return"] for seed in config.seed_range])
+        return lambda policy: np.array(
+            [run_episode(env, policy, seed).metrics["return"] for seed in config.seed_range]
         )
     batch = make_vector_env(config.env["name"], config.seeds, **env_arguments(config))
-    return lambda policy: float(
-        episode_returns(batch, cast(BatchPolicy, policy), env.policy_spec, config.seed_range).mean()
+    return lambda policy: episode_returns(
+        batch, cast(BatchPolicy, policy), env.policy_spec, config.seed_range
     )
 
 
@@ -102,7 +109,8 @@ def _write(
 ) -> None:
     words = [str(word) for word in HydraConfig.get().overrides.task]
     found_by = shlex.join(["python", "-m", "runners.tune", *words])
-    figures = f"mean return {before['return']:.5g} before, {best['return']:.5g} tuned"
+    figure = "mean share of the first return" if config.relative else "mean return"
+    figures = f"{figure} {before['return']:.5g} before, {best['return']:.5g} tuned"
     where = f"{config.workload.name}, {config.split} split, {config.seeds} seeds from {config.first_seed}"
     header = f"# Tuned on {where}: {figures}.\n# {found_by}\n"
     text = header + yaml.safe_dump({"name": config.policy["name"], "params": dict(params)}, sort_keys=False)

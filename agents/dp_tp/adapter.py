@@ -19,6 +19,7 @@ from agents.dp_tp.counterfactuals import DPTPCounterfactuals
 from agents.dp_tp.layout_network import LayoutNetwork, layout_ranks
 from agents.dp_tp.score_policy import ScorePolicy
 from agents.dp_tp.setting import check_setting
+from agents.dp_tp.width_network import WidthNetwork
 from agents.learner import Task
 from agents.networks import DecisionNetwork
 from agents.score_network import TrainableNetwork
@@ -96,6 +97,12 @@ class DPTPAdapter(Adapter):
             return super().network(observation, action, config, outputs, memory_size)
         return LayoutNetwork(observation, config, memory_size)
 
+    def search_network(
+        self, observation: spaces.Dict, action: ActionSpace, config: NetworkConfig
+    ) -> WidthNetwork:
+        """How wide engines should be; it has no widths of its own to configure."""
+        return WidthNetwork(observation)
+
     def counterfactuals(self, config: APIConfig, task: Task, rng: np.random.Generator) -> DPTPCounterfactuals:
         """One episode, forked once for each of a few layouts."""
         return DPTPCounterfactuals(config, task, rng)
@@ -103,9 +110,8 @@ class DPTPAdapter(Adapter):
     def score_network(self, observation: spaces.Dict, config: APIConfig) -> TrainableNetwork:
         """Scores of candidate layouts."""
         num_base, _ = observation["engines"].shape or (0, 0)
-        (cluster_size,) = observation["cluster"].shape or (0,)
         started = config.start is not None
-        sizes = state_size(num_base, cluster_size), action_size(num_base, started)
+        sizes = state_size(num_base), action_size(num_base, started)
         return TrainableNetwork(*sizes, config.hidden, started)
 
     def score_policy(

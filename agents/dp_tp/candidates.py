@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from envs.backend import Redeploy, SetLayout, SwitchMode
 from envs.dp_tp.action import NUM_MODES, encode_action
-from envs.dp_tp.observation import ENGINE_FEATURES
+from envs.dp_tp.observation import CLASS_FEATURES, CLUSTER_FEATURES, ENGINE_FEATURES
 from envs.layout import Layout, all_layouts, groups_of
 
 _LOAD = tuple(
@@ -31,6 +31,7 @@ _LOAD = tuple(
     )
 )
 _FLAGS = tuple(ENGINE_FEATURES.index(name) for name in ("group_width", "draining", "speculative", "down"))
+_CLUSTER, _CLASS = len(CLUSTER_FEATURES), len(CLASS_FEATURES)
 _MOVED = tuple(ENGINE_FEATURES.index(name) for name in ("num_running", "num_waiting", "context_tokens"))
 
 
@@ -39,9 +40,9 @@ def num_ranks(num_base: int) -> int:
     return num_base.bit_length()
 
 
-def state_size(num_base: int, cluster_size: int) -> int:
+def state_size(num_base: int) -> int:
     """Length of the state vector."""
-    return 2 * len(_LOAD) + len(_FLAGS) + num_ranks(num_base) + cluster_size
+    return 2 * len(_LOAD) + len(_FLAGS) + num_ranks(num_base) + len(CLUSTER_FEATURES) + len(CLASS_FEATURES)
 
 
 def action_size(num_base: int, started: bool = False) -> int:
@@ -118,10 +119,10 @@ def nearest_action(action: object, target: Layout, mask: NDArray[np.bool_]) -> i
 def encode_state(
     engines: NDArray[np.float32], cluster: NDArray[np.float32], target: Layout
 ) -> NDArray[np.float32]:
-    """(state_size,), the observation pooled over base engines, and how wide they are meant to be."""
+    """(state_size,), the observation pooled over base engines and classes, and how wide engines are meant to be."""
     num_base = sum(target)
     _, rank = layout_tables(num_base)
-    out = np.empty(state_size(num_base, len(cluster)), np.float32)
+    out = np.empty(state_size(num_base), np.float32)
     _pool(engines, cluster, rank[all_layouts(num_base).index(target)], _LOAD, _FLAGS, out)
     return out
 
@@ -163,8 +164,11 @@ def _pool(
         k += 1
     for base in range(num_base):
         out[k + rank[base]] += 1.0 / num_base
-    begin = len(out) - len(cluster)
-    out[begin:] = cluster
+    begin = len(out) - _CLUSTER - _CLASS
+    out[begin : begin + _CLUSTER] = cluster[:_CLUSTER]
+    begin += _CLUSTER
+    for column in range(_CLASS):  # the highest of all classes
+        out[begin + column] = cluster[_CLUSTER + column :: _CLASS].max()
 
 
 @njit(cache=True)

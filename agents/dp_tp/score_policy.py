@@ -107,7 +107,7 @@ class ScorePolicy:
     def act(self, observation: Observation, state: ClusterState) -> Action:
         """The action with the highest score."""
         if not self._checked and self.observation is not None:
-            check_observation(self.name, self.observation, observation)
+            check_observation(self.name, self.observation, observation, any_length=("cluster",))
             self._checked = True
         mask = action_mask(state, sum(state.target_layout), self._can_switch)
         options = find_options(observation, state, mask, self.start)

@@ -131,9 +131,9 @@ class WorkloadSource:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Request classes that episodes may hold, in the order of ``class_id``."""
+        """Request classes that episodes may hold, in the order of ``class_id``; of a mixture, those of all parts."""
         if self.spec.name == MIXTURE:
-            return _parts(self.spec)[0].classes
+            return tuple(dict.fromkeys(name for part in _parts(self.spec) for name in part.classes))
         classes = self._source().classes
         if self._priority_share() > 0:
             classes = (PRIORITY_CLASS, NORMAL_CLASS, *classes[1:])
@@ -179,7 +179,7 @@ class WorkloadSource:
         rng = stream(seed, self.spec.name, chosen)
         if self.spec.name == MIXTURE:
             parts = _parts(self.spec)
-            return parts[int(rng.integers(len(parts)))].sample(seed, chosen)
+            return parts[int(rng.integers(len(parts)))].sample(seed, chosen).with_classes(self.classes)
         source, length = self._source(), self.spec.num_requests
         if isinstance(source, _TraceWindows):
             workload = source.window(length, chosen, rng)
@@ -375,7 +375,7 @@ def _parts(spec: WorkloadSpec) -> tuple[WorkloadSource, ...]:
     """Sources of a mixture's parts; what a part leaves out it takes from the mixture.
 
     Raises:
-        ValueError: no parts, a part that is not a specification, or parts that differ in their classes.
+        ValueError: no parts, or a part that is not a specification.
     """
     parts = spec.params.get("parts")
     if not parts:
@@ -393,9 +393,6 @@ def _parts(spec: WorkloadSpec) -> tuple[WorkloadSource, ...]:
             raise ValueError("a part of workload 'mixture' cannot be a mixture")
         inherited = {"num_requests": spec.num_requests, "split": spec.split}
         sources.append(WorkloadSource(WorkloadSpec(**(inherited | dict(part)))))
-    classes = {source.classes for source in sources}
-    if len(classes) > 1:
-        raise ValueError(f"parts of workload 'mixture' differ in their classes: {sorted(classes)}")
     return tuple(sources)
 
 

@@ -170,6 +170,23 @@ class Workload:
             raise ValueError(f"rate scale must be a positive number, got {factor}")
         return replace(self, arrival_s=self.arrival_s / factor)
 
+    def with_classes(self, classes: tuple[str, ...]) -> Workload:
+        """Same requests, their classes numbered anew.
+
+        Args:
+            classes: all that there are from now on, those of this workload among them.
+
+        Raises:
+            ValueError: one of this workload's is not among them.
+        """
+        if classes == self.classes:
+            return self
+        missing = [name for name in self.classes if name not in classes]
+        if missing:
+            raise ValueError(f"classes of workload {self.name!r} that are not among {classes}: {missing}")
+        numbers = np.array([classes.index(name) for name in self.classes], np.int32)
+        return replace(self, class_id=numbers[self.class_id], classes=classes)
+
     def shifted(self, offset_s: float) -> Workload:
         """Same requests, every one ``offset_s`` seconds later (earlier where negative).
 

@@ -5,6 +5,7 @@ from baselines.common.hysteresis import HysteresisLadder
 from baselines.common.layouts import compose, free_regions, parse_layout, requests_by_base, with_regions
 from baselines.common.load_threshold import LoadThresholdConfig, LoadThresholdPolicy
 from baselines.common.random import RandomPolicy
+from baselines.common.rate_threshold import RateThresholdConfig, RateThresholdPolicy
 from baselines.common.signals import in_flight_by_class, mean_prompt_tokens, without_first_token
 from baselines.common.static import ShiftParallelismPolicy, StaticDPPolicy, StaticLayoutPolicy, StaticTPPolicy
 from envs.backend import Redeploy, SetLayout, SwitchMode, Transition
@@ -142,6 +143,62 @@ def test_load_threshold_follows_the_load(spec, make_state):
         (1,) * 8, SwitchMode.SEQUENTIAL
     )
     assert policy.act(None, _loaded(make_state, (1,) * 8, 15, 22.0)) == SetLayout((2,) * 4, SwitchMode.SOFT)
+
+
+def test_load_threshold_splits_in_a_way_of_its_own(spec, make_state):
+    policy = LoadThresholdPolicy(LoadThresholdConfig(layouts=[8, "8x1"], split_mode="hard"))
+    policy.reset(spec, 0)
+    assert policy.act(None, _loaded(make_state, (8,), 17, 1.0)) == SetLayout((1,) * 8, SwitchMode.HARD)
+    assert policy.act(None, _loaded(make_state, (1,) * 8, 1, 20.0)) == SetLayout((8,), SwitchMode.SOFT)
+
+
+def _arrived(make_state, layout, tokens, now_s):
+    return make_state(layout, now_s=now_s, totals={0: {"arrived_tokens": tokens}})
+
+
+def test_rate_threshold_follows_what_arrives(spec, make_state):
+    """Over 8 GPUs: 8,000 tokens a second are 1,000 each, and an average of one second keeps 1/e of what it was."""
+    config = RateThresholdConfig(
+        layouts=[8, "4x2", "8x1"],
+        threshold_tokens_per_gpu_s=600.0,
+        threshold_growth_ratio=2.0,
+        hysteresis_ratio=0.5,
+        smoothing_s=1.0,
+        dwell_s=2.0,
+    )
+    policy = RateThresholdPolicy(config)
+    policy.reset(spec, 0)
+    assert policy.act(None, _arrived(make_state, (8,), 0, 0.0)) == Redeploy((8,), weights="whole")
+    # 1000 (1 - 1/e) = 632 is above 600
+    assert policy.act(None, _arrived(make_state, (8,), 8_000, 1.0)) == SetLayout((2,) * 4, SwitchMode.HARD)
+    # 632 / e + 4000 (1 - 1/e) = 2761 is above 1200, but it dwells
+    assert policy.act(None, _arrived(make_state, (2,) * 4, 40_000, 2.0)) is None
+    assert policy.act(None, _arrived(make_state, (2,) * 4, 72_000, 3.0)) == SetLayout(
+        (1,) * 8, SwitchMode.HARD
+    )
+    # 2761 / e + 4000 (1 - 1/e) = 3544; nothing arrives for two seconds and two more: 480, below 1200 / 2, and 65
+    assert policy.act(None, _arrived(make_state, (1,) * 8, 72_000, 5.0)) == SetLayout(
+        (2,) * 4, SwitchMode.SOFT
+    )
+    assert policy.act(None, _arrived(make_state, (2,) * 4, 72_000, 7.0)) == SetLayout((8,), SwitchMode.SOFT)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"threshold_tokens_per_gpu_s": 0.0},
+        {"smoothing_s": 0.0},
+        {"threshold_growth_ratio": 0.5},
+        {"hysteresis_ratio": 1.0},
+        {"dwell_s": -1.0},
+        {"merge_mode": "gentle"},
+        {"split_mode": "gentle"},
+        {"layouts": ["5"]},
+    ],
+)
+def test_rate_threshold_names_what_is_wrong(params):
+    with pytest.raises(ValueError, match="covers 5 base engines|" + next(iter(params))):
+        RateThresholdConfig(**params)
 
 
 def test_load_threshold_leaves_transitions_alone(spec, make_state):

@@ -94,6 +94,15 @@ def test_tune_never_ends_below_where_it_began(tmp_path: Path) -> None:
     assert len(pd.read_parquet(tmp_path / "candidates.parquet")) == 4
 
 
+def test_tuning_by_shares_begins_at_one(tmp_path: Path) -> None:
+    words = ["policy=rate_threshold", "evaluations=2", "workload.num_requests=40", "seeds=2", "relative=true"]
+    assert tune.main([*words, f"out={tmp_path}"]) == 0
+    report = json.loads((tmp_path / "tuning.json").read_text())
+    assert report["before"]["return"] == pytest.approx(-1.0)
+    assert report["tuned"]["return"] >= -1.0
+    assert "mean share of the first return -1 before" in (tmp_path / "tuned.yaml").read_text()
+
+
 def test_simulate(tmp_path: Path) -> None:
     words = [
         "workload=azure_conv_fitted",

@@ -207,7 +207,7 @@ def test_every_name_has_a_config_and_every_config_a_name():
 # Files of another name than their workload's; of the others all are weeks.
 USES = {
     "routing_mixture": "mixture",
-    "bursts": "mixture",
+    "layout_mixture": "mixture",
     "tiers_swinging": "sageserve_tiers",
     "tiers_swinging_small": "sageserve_tiers",
 }
@@ -267,6 +267,35 @@ def test_mixture_draws_each_episode_from_one_of_its_parts():
     assert source.classes == ("standard",)
 
 
+def test_mixture_has_the_classes_of_all_its_parts():
+    parts = [
+        {"name": "flying_bursty"},
+        {"name": "flying_priority"},
+        {"name": "flying_bursty", "long_share": 0.5},
+    ]
+    source = WorkloadSource(WorkloadSpec(name="mixture", num_requests=50, params={"parts": parts}))
+    assert source.classes == ("standard", "priority", "normal", "long")
+    seen = set()
+    for seed in range(20):
+        episode = source.sample(seed)
+        assert episode.classes == source.classes
+        seen.add(frozenset(np.array(source.classes)[episode.class_id].tolist()))
+    assert seen == {
+        frozenset({"standard"}),
+        frozenset({"priority", "normal"}),
+        frozenset({"standard", "long"}),
+    }
+
+
+def test_classes_numbered_anew_keep_their_names():
+    workload = make_workload(WorkloadSpec(name="flying_priority", num_requests=50), 0)
+    anew = workload.with_classes(("long", "normal", "priority"))
+    assert [anew.classes[i] for i in anew.class_id] == [workload.classes[i] for i in workload.class_id]
+    assert workload.with_classes(workload.classes) is workload
+    with pytest.raises(ValueError, match="normal"):
+        workload.with_classes(("priority", "long"))
+
+
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
@@ -274,7 +303,6 @@ def test_mixture_draws_each_episode_from_one_of_its_parts():
         (["azure_conv"], "must be a mapping"),
         ([{"nmae": "azure_conv"}], "name"),
         ([{"name": "mixture"}], "cannot be a mixture"),
-        ([{"name": "flying_bursty"}, {"name": "flying_priority"}], "differ in their classes"),
     ],
 )
 def test_mixture_refuses_what_it_cannot_draw_from(parts, message):

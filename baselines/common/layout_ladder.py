@@ -1,0 +1,85 @@
+"""Layouts from light to heavy load, and the switches between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from baselines.common.hysteresis import HysteresisLadder
+from baselines.common.layouts import (
+    check_layout,
+    free_regions,
+    parse_layout,
+    power_of_two_lengths,
+    uniform_layout,
+    with_regions,
+)
+from baselines.policy import Action
+from envs.backend import ClusterState, Redeploy, SetLayout, SwitchMode
+from envs.layout import Layout, groups_of
+
+
+def check_thresholds(growth_ratio: float, hysteresis_ratio: float, dwell_s: float) -> None:
+    """Refuses thresholds that make no ladder.
+
+    Raises:
+        ValueError: names the constant and what is allowed.
+    """
+    if not growth_ratio >= 1:
+        raise ValueError(f"threshold_growth_ratio must be at least 1, got {growth_ratio}")
+    if not 0 <= hysteresis_ratio < 1:
+        raise ValueError(f"hysteresis_ratio must lie in [0, 1), got {hysteresis_ratio}")
+    if not dwell_s >= 0:
+        raise ValueError(f"dwell_s must not be negative, got {dwell_s}")
+
+
+class LayoutLadder:
+    """Deploys at time zero, then follows the load; regions that are being reconfigured are left alone.
+
+    Args:
+        layouts: From light to heavy load, as written in configs; empty: every uniform layout, the widest first.
+        num_base: Base engines of the node.
+        first: Load at which the first layout is left for the second.
+        growth_ratio: Each further threshold is so many times the one before.
+        hysteresis_ratio: A layout is returned to below this share of the threshold it was left at.
+        dwell_s: Least time between two changes, seconds.
+        merge_mode: How requests are treated that run where engines are merged.
+        split_mode: And where none is merged.
+    """
+
+    def __init__(
+        self,
+        layouts: Sequence[str | int],
+        num_base: int,
+        first: float,
+        growth_ratio: float,
+        hysteresis_ratio: float,
+        dwell_s: float,
+        merge_mode: SwitchMode,
+        split_mode: SwitchMode,
+    ) -> None:
+        self.layouts = _layouts_of(layouts, num_base)
+        self.merge_mode, self.split_mode = merge_mode, split_mode
+        up = tuple(first * growth_ratio**i for i in range(len(self.layouts) - 1))
+        down = tuple(threshold * hysteresis_ratio for threshold in up)
+        self._rungs = HysteresisLadder(up, down, dwell_s)
+        self._fresh = True
+
+    def act(self, state: ClusterState, load: float) -> Action:
+        """What is to be done under a load."""
+        wanted = self.layouts[self._rungs.step(state.now_s, load)]
+        fresh, self._fresh = self._fresh, False
+        if fresh and state.now_s == 0.0:
+            return Redeploy(wanted, weights="whole")
+        regions = free_regions(state, wanted)
+        if not regions:
+            return None
+        merges = any(region in groups_of(wanted) for region in regions)
+        mode = self.merge_mode if merges else self.split_mode
+        return SetLayout(with_regions(state, wanted, regions), mode)
+
+
+def _layouts_of(names: Sequence[str | int], num_base: int) -> tuple[Layout, ...]:
+    layouts = tuple(parse_layout(name) for name in names)
+    for layout in layouts:
+        check_layout(layout, num_base)
+    return layouts or tuple(uniform_layout(num_base, length) for length in power_of_two_lengths(num_base))
