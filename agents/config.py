@@ -338,6 +338,8 @@ class SearchConfig(AgentConfig):
         sigma: Size of the first steps, in units of a parameter (of its range, where a heuristic's are searched).
         relative: Whether the return of an episode counts as a share of what the parameters that the search began with
             return on it, so that quiet episodes count as much as busy ones; they play every round besides.
+        reference: Policy that plays every round besides and in whose returns those of the episodes are counted instead:
+            one that is good at all of them, where the first parameters are not. None: none.
         network: The network whose parameters are searched.
     """
 
@@ -346,6 +348,7 @@ class SearchConfig(AgentConfig):
     episodes: int = 8
     sigma: float = 0.1
     relative: bool = False
+    reference: Any = None
     network: NetworkConfig = field(
         default_factory=lambda: NetworkConfig(
             row_width=8, place_width=2, hidden_widths=(8,), stay_probability=0.05
@@ -447,7 +450,7 @@ class DAggerConfig(ImitationConfig):
 
 
 # Settings that name a policy, and those of them that must.
-POLICY_KEYS = ("teacher", "baseline", "heuristic", "start")
+POLICY_KEYS = ("teacher", "baseline", "heuristic", "start", "reference")
 REQUIRED_POLICIES = ("teacher", "baseline")
 
 

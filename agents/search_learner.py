@@ -26,6 +26,7 @@ from agents.network_policy import NetworkPolicy, scores_of
 from agents.networks import DecisionNetwork
 from agents.playing import Stage
 from agents.spaces import ActionSpace, read_spaces
+from agents.teacher import make_teacher
 from baselines.policy import Policy
 from baselines.ranges import from_unit, to_unit
 from baselines.registry import make_policy
@@ -224,6 +225,8 @@ class SearchLearner:
         self.candidates = _candidates(
             config, task.env, self.stage.scalar.observation_space, self.stage.scalar.action_space
         )
+        reference = config.reference
+        self.reference = None if reference is None else make_teacher(reference, "agent.reference")
         self.search: ARSSearch | CMASearch
         if isinstance(config, ARSConfig):
             self.search = ARSSearch(config, self.candidates.start, self.rng)
@@ -243,11 +246,14 @@ class SearchLearner:
         return {"mean_return": float(means.mean()), "best_return": float(means.max())}
 
     def _sizes(self, seeds: list[int]) -> FloatArray:
-        """(episodes,), what the return of each episode is counted in: that of the parameters the search began with."""
-        if not self.config.relative:
+        """(episodes,), what the return of each is counted in: that of the reference, or of the first parameters."""
+        if self.reference is not None:
+            measure = self.reference
+        elif self.config.relative:
+            measure = self.candidates.policy(self.candidates.start, self.config.name)
+        else:
             return np.ones(len(seeds))
-        begun = self.candidates.policy(self.candidates.start, self.config.name)
-        return np.maximum(np.abs(self.stage.returns(begun, seeds)), _LEAST_SIZE)
+        return np.maximum(np.abs(self.stage.returns(measure, seeds)), _LEAST_SIZE)
 
     def policy(self) -> Policy:
         """That of the search's present mean."""

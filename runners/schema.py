@@ -340,8 +340,8 @@ class TuneConfig(RunConfig):
         evaluations: candidates to try, each on every seed.
         sigma: first step size, as a share of each constant's range.
         search_seed: seed of the search itself.
-        relative: whether returns count as shares of what the constants as they are return on the same episode, so
-            that hard and easy episodes count alike.
+        reference: a policy of whose returns, episode by episode, the returns count as shares, so that hard and easy
+            episodes count alike; null: they count as they are.
         save: whether to write `configs/policy/NAME_tuned.yaml` as well.
     """
 
@@ -349,7 +349,7 @@ class TuneConfig(RunConfig):
     evaluations: int = 100
     sigma: float = 0.25
     search_seed: int = 0
-    relative: bool = False
+    reference: str | None = None
     save: bool = False
 
     def __post_init__(self) -> None:

@@ -4,7 +4,7 @@
 
 Writes `tuned.yaml` (a file for `configs/policy`), `tuning.json` and `candidates.parquet`; with `save=true` also
 `configs/policy/NAME_tuned.yaml`. Every candidate runs on the same seeds; the score is the mean return, with
-`relative=true` in shares of what the constants as they are return on each.
+`reference=static_dp` in shares of what that policy returns on each.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main(config: TuneConfig, out: Path) -> None:
     if not tunables:
         raise ValueError(f"policy {policy_label(config.policy)!r} declares no constants to tune")
     params = dict(config.policy.get("params", {}))
-    start, returns_of = _start(params, tunables), _evaluation(config)
+    start, returns_of = _start(params, tunables), _evaluation(config, load_policy(config.policy))
 
     def returns(candidate: Mapping[str, float]) -> NDArray[np.float64]:
         return returns_of(load_policy({**config.policy, "params": {**params, **candidate}}))
@@ -65,8 +65,9 @@ def main(config: TuneConfig, out: Path) -> None:
             bar.update()
             return rows[-1]["return"]
 
-        if config.relative:
-            sizes = np.maximum(np.abs(returns(start)), _LEAST_SIZE)
+        if config.reference is not None:
+            reference = load_policy(config.reference)
+            sizes = np.maximum(np.abs(_evaluation(config, reference)(reference)), _LEAST_SIZE)
         measured(start)  # the constants as they are: the tuned ones are never worse on these episodes
         search(measured, tunables, start, config.evaluations, config.sigma, config.search_seed)
     best = max(rows, key=lambda row: row["return"])
@@ -80,10 +81,10 @@ def main(config: TuneConfig, out: Path) -> None:
     print_results_in(out)
 
 
-def _evaluation(config: TuneConfig) -> Callable[[Policy], NDArray[np.float64]]:
-    """Returns of a policy on the episodes of the tuning; side by side where it can decide for many at once."""
+def _evaluation(config: TuneConfig, kind: Policy) -> Callable[[Policy], NDArray[np.float64]]:
+    """Returns of a policy on the episodes of the tuning; side by side where its kind can decide for many at once."""
     env: Any = make_configured_env(config)
-    if not isinstance(load_policy(config.policy), BatchPolicy):
+    if not isinstance(kind, BatchPolicy):
         return lambda policy: np.array(
             [run_episode(env, policy, seed).metrics["return"] for seed in config.seed_range]
         )
@@ -109,7 +110,7 @@ def _write(
 ) -> None:
     words = [str(word) for word in HydraConfig.get().overrides.task]
     found_by = shlex.join(["python", "-m", "runners.tune", *words])
-    figure = "mean share of the first return" if config.relative else "mean return"
+    figure = "mean return" if config.reference is None else f"mean share of {config.reference}'s return"
     figures = f"{figure} {before['return']:.5g} before, {best['return']:.5g} tuned"
     where = f"{config.workload.name}, {config.split} split, {config.seeds} seeds from {config.first_seed}"
     header = f"# Tuned on {where}: {figures}.\n# {found_by}\n"

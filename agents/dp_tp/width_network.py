@@ -1,8 +1,8 @@
 """A network that says how wide engines should be: for searches over parameters, of which it has few.
 
-The width that is wanted (log2 of base engines per engine) is linear in what is seen, most of which is logarithms of
-loads. Each way a band says how far from it the present layout may be. A layout is as wide as its base engines are in
-the mean; what it mixes widths costs it.
+The width that is wanted (log2 of base engines per engine) is linear in what is seen, most of it logarithms of loads. Each
+way a band says how far from it the present layout may be. A layout is as wide as its base engines are in the mean; what it
+mixes widths costs it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agents.dp_tp.layout_network import layout_ranks
 from agents.networks import DecisionNetwork, Observation, Rows
 from envs.backend import SwitchMode
 from envs.dp_tp.action import NUM_MODES
-from envs.dp_tp.observation import CLASS_FEATURES, CLUSTER_FEATURES, ENGINE_FEATURES
+from envs.dp_tp.observation import CLASS_FEATURES, CLUSTER_FEATURES, ENGINE_FEATURES, ObservationScales
 
 _RATES = (
     "num_in_flight",
@@ -34,7 +34,13 @@ _HIGHEST = ("prefill_backlog_s", "num_running", "kv_usage", "context_tokens")  #
 
 _MISSES = ("ttft_misses_short", "tpot_misses_short")  # the highest of all classes of requests
 
-INPUTS = ("one", *_RATES, *_HIGHEST, *_MISSES)
+INPUTS = (
+    "one",
+    *_RATES,
+    *_HIGHEST,
+    *_MISSES,
+    "stay",  # t / (1 + t), t the seconds that requests stay: how many are in flight over how many arrive (Little's law)
+)
 # Before any search: the whole node for next to no load, narrower from tens of thousands of prompt tokens a second on
 _BEGIN = {"one": 6.0, "token_rate_now": -0.6, "token_rate_short": -0.6}
 _BANDS = (0.6, 0.6)  # halvings that are let be, when wider engines are wanted and when narrower ones are
@@ -42,6 +48,8 @@ _MIXED = 1.0  # what a standard deviation of one halving costs
 _CLUSTER = [CLUSTER_FEATURES.index(name) for name in _RATES]
 _CLASSES = [CLASS_FEATURES.index(name) for name in _MISSES]
 _ENGINES = [ENGINE_FEATURES.index(name) for name in _HIGHEST]
+_SCALES = ObservationScales()
+_IN_FLIGHT, _RATE = CLUSTER_FEATURES.index("num_in_flight"), CLUSTER_FEATURES.index("request_rate_long")
 _TARGET_WIDTH = ENGINE_FEATURES.index("target_width")
 _LESS = 1e-3  # by which one way of switching is better than the next
 
@@ -73,7 +81,10 @@ class WidthNetwork(DecisionNetwork):
         one = torch.ones_like(cluster[:, :1])
         classes = cluster[:, len(CLUSTER_FEATURES) :].reshape(len(cluster), -1, len(CLASS_FEATURES))
         highest = engines[:, :, _ENGINES].amax(dim=1), classes[:, :, _CLASSES].amax(dim=1)
-        inputs = torch.cat([one, cluster[:, _CLUSTER], *highest], dim=1)
+        in_flight = _SCALES.requests * torch.expm1(cluster[:, _IN_FLIGHT, None])
+        rate = _SCALES.request_rate * torch.expm1(cluster[:, _RATE, None])
+        stay = in_flight / (in_flight + rate).clamp(min=_LESS)
+        inputs = torch.cat([one, cluster[:, _CLUSTER], *highest, stay], dim=1)
         present = torch.round(engines[:, :, _TARGET_WIDTH] * self.most)
         return (inputs, present), cluster.new_zeros(len(cluster), 0)
 

@@ -9,10 +9,13 @@ import torch
 from agents.config import CMAESConfig
 from agents.dp_tp.width_network import INPUTS, WidthNetwork
 from agents.learner import Budget, Task, make_learner
+from agents.search_learner import SearchLearner
+from baselines.registry import make_policy
 from envs.dp_tp.action import decode_action
 from envs.dp_tp.observation import CLASS_FEATURES, CLUSTER_FEATURES, ENGINE_FEATURES
 from envs.layout import groups_of
 from envs.registration import make_env
+from envs.side_by_side import MAX_SEED
 from envs.workload.registry import WorkloadSpec
 
 BURSTY = WorkloadSpec(name="flying_bursty", num_requests=60)
@@ -55,13 +58,18 @@ def chosen(network, observation):
 
 
 def test_what_is_wanted_by_hand(env):
-    names = ("one", "token_rate_now", "num_in_flight", "prefill_backlog_s", "tpot_misses_short")
-    network = network_of(env, dict(zip(names, (2.5, -0.5, 0.25, -0.125, -1.0), strict=True)))
+    names = ("one", "token_rate_now", "num_in_flight", "prefill_backlog_s", "tpot_misses_short", "stay")
+    network = network_of(env, dict(zip(names, (2.5, -0.5, 0.25, -0.125, -1.0, 0.5), strict=True)))
     engines = [(0, "prefill_backlog_s", 1.0), (5, "prefill_backlog_s", 2.0)]
-    observation = seen((4, 2, 1, 1), engines, token_rate_now=1.0, num_in_flight=2.0)
+    observation = seen((4, 2, 1, 1), engines, token_rate_now=1.0, num_in_flight=np.log(4.0))
+    observation["cluster"][0, CLUSTER_FEATURES.index("request_rate_long")] = np.log(
+        5.0
+    )  # 8 a second, 24 in flight
     observation["cluster"][0, -1] = 0.125  # of the last class
     (inputs, present), _ = network.encode(observation)
-    assert network.wanted(inputs).item() == pytest.approx(2.5 - 0.5 + 0.5 - 0.25 - 0.125)
+    assert network.wanted(inputs).item() == pytest.approx(
+        2.5 - 0.5 + 0.25 * np.log(4.0) - 0.25 - 0.125 + 0.5 * 0.75
+    )
     assert present[0].tolist() == [2, 2, 2, 2, 1, 1, 0, 0]
 
 
@@ -96,3 +104,20 @@ def test_it_may_be_searched_and_serves_other_classes_too(env):
     observation, _ = other.reset(seed=0)
     policy.reset(other.policy_spec, 0)
     assert other.action_masks()[policy.act(observation, other.state)]
+
+
+def test_returns_may_count_as_shares_of_a_policys():
+    """Each episode of a candidate over what the reference returns on it."""
+    task = Task("dp_tp", {"workload": BURSTY}, num_envs=2)
+    config = CMAESConfig(population=4, episodes=2, sigma=1e-9, reference="static_tp")
+    learner = make_learner(config, task)
+    assert isinstance(learner, SearchLearner)
+    seen = []
+    learner.search.tell = lambda tried, returns: seen.extend(returns)
+    seeds = np.random.default_rng(0)
+    learner.rng = np.random.default_rng(0)
+    learner.improve(Budget(200))
+    drawn = seeds.integers(MAX_SEED, size=2).tolist()
+    stage = learner.stage
+    ours, theirs = stage.returns(learner.policy(), drawn), stage.returns(make_policy("static_tp"), drawn)
+    np.testing.assert_allclose(seen, (ours / np.abs(theirs)).mean(), rtol=1e-6)

@@ -94,13 +94,17 @@ def test_tune_never_ends_below_where_it_began(tmp_path: Path) -> None:
     assert len(pd.read_parquet(tmp_path / "candidates.parquet")) == 4
 
 
-def test_tuning_by_shares_begins_at_one(tmp_path: Path) -> None:
-    words = ["policy=rate_threshold", "evaluations=2", "workload.num_requests=40", "seeds=2", "relative=true"]
-    assert tune.main([*words, f"out={tmp_path}"]) == 0
-    report = json.loads((tmp_path / "tuning.json").read_text())
-    assert report["before"]["return"] == pytest.approx(-1.0)
-    assert report["tuned"]["return"] >= -1.0
-    assert "mean share of the first return -1 before" in (tmp_path / "tuned.yaml").read_text()
+def test_tuning_by_shares_of_a_reference(tmp_path: Path) -> None:
+    """Shares of itself are one; beside the batched policies of routing, whose reference decides alone."""
+    for policy in ("rate_threshold", "linear_score"):
+        env = ["env=routing"] if policy == "linear_score" else []
+        words = [*env, f"policy={policy}", f"reference={policy}", "evaluations=2"]
+        assert tune.main([*words, "workload.num_requests=40", "seeds=2", f"out={tmp_path / policy}"]) == 0
+        report = json.loads((tmp_path / policy / "tuning.json").read_text())
+        assert report["before"]["return"] == pytest.approx(-1.0)
+        assert report["tuned"]["return"] >= report["before"]["return"]
+        text = (tmp_path / policy / "tuned.yaml").read_text()
+        assert f"mean share of {policy}'s return -1 before" in text
 
 
 def test_simulate(tmp_path: Path) -> None:
