@@ -1,8 +1,8 @@
 """A network that says how wide engines should be: for searches over parameters, of which it has few.
 
-The width that is wanted (log2 of base engines per engine) is linear in what is seen, most of it logarithms of loads. Each
-way a band says how far from it the present layout may be. A layout is as wide as its base engines are in the mean; what it
-mixes widths costs it.
+The width that is wanted (log2 of base engines per engine) is linear in what is seen, most of it logarithms of loads.
+Each way a band says how far from it the present layout may be. A layout is as wide as its base engines are in the mean;
+what it mixes widths costs it.
 """
 
 from __future__ import annotations
