@@ -43,10 +43,11 @@ class FirstFitPolicy(SharingPolicy):
 
     Places in their order: instances of the request's model, the one with most running requests first; then new ones on
     nodes that are used; then on the others, in the nodes' order; then, where that is possible, in the place of idle
-    instances of other models, the one that has been idle for the longest first. A place will do where one decode iteration of every
-    instance of its node, the request included, stays within its TPOT promise, and all prefills that wait on the node
-    and its own, once the place is ready, within what is left of its TTFT promise. A request that is overdue has the
-    first of these alone to pass. Memory is left to the environment's manager, iterations to its token scheduler.
+    instances of other models, the one that has been idle for the longest first. A place will do where one decode
+    iteration of every instance of its node, the request included, stays within its TPOT promise, and all prefills that
+    wait on the node and its own, once the place is ready, within what is left of its TTFT promise. A request that is
+    overdue has the first of these alone to pass. Memory is left to the environment's manager, iterations to its token
+    scheduler.
     """
 
     name = "first_fit"

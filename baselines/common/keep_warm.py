@@ -58,16 +58,16 @@ class KeepWarmConfig:
 
 
 class KeepWarmPolicy(SharingPolicy):
-    """Sends a request to an instance of its model; where that is full to a new one, in the place of what is worth least.
+    """Sends a request to an instance of its model, else to a new one, in the place of what is worth least.
 
     In this order: instances of the model on nodes that are not full; new instances on such nodes; on such nodes idle
     instances of other models, least worth first; then the same on nodes that are full. Of instances and of new ones the
     one whose node has the shortest cycle is taken, a decode iteration of each of its instances with the request.
 
     What an idle instance is worth is what is known of keeping functions warm. "greedy_dual" is FaasCache (Fuerst and
-    Sharma, ASPLOS 2021, section 4.1): clock + frequency x cost / size, the clock of an instance's last use; the clock
-    goes to the priority of what is evicted; the frequency is a function's since it was last without an instance. The
-    cost is the load time, the size weights and KV pool. "belady" knows when each model is asked for again (Belady 1966).
+    Sharma, ASPLOS 2021): clock + frequency x cost / size, with the clock of its last use; the clock goes to the
+    priority of what is evicted; the frequency is a function's since it was last without an instance. The cost is the
+    load time, the size weights and KV pool. "belady" knows when each model is asked for again (Belady 1966).
     """
 
     name = "keep_warm"

@@ -45,11 +45,11 @@ class PlaceScoreConfig:
     kv_demand: float = 0.5
     new: float = 0.2
     new_node: float = 0.5
-    replaces: float = 1.0
+    replaces: float = 12.0
     keep_asked_s: float = 0.0
     keep_gap_30s: float = 0.0
     keep_gap_3m: float = 0.0
-    keep_gap_30m: float = 0.5
+    keep_gap_30m: float = 1.0
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -59,7 +59,8 @@ class PlaceScoreConfig:
     @staticmethod
     def tunables() -> dict[str, Tunable]:
         """Ranges of the constants."""
-        return {item.name: Tunable(-1.0, 4.0) for item in fields(PlaceScoreConfig)}
+        ranges = {item.name: Tunable(-1.0, 4.0) for item in fields(PlaceScoreConfig)}
+        return ranges | {"replaces": Tunable(0.0, 40.0)}
 
 
 class PlaceScorePolicy(SharingPolicy):

@@ -210,7 +210,8 @@ def _give(world: SharingWorld, tables: SharingTables, n: int, action: int) -> in
 def act(world: SharingWorld, tables: SharingTables, action: int) -> int:
     """Carries out an agent's action at the present event. Returns why not, an index of `REASONS`.
 
-    At PLACEMENT it is a slot (of an idle instance of another model: that one is replaced), S + a node, or S + N to hold; at ITERATION the slot that runs.
+    At PLACEMENT it is a slot (that of an idle instance of another model, which is replaced, included), S + a node, or
+    S + N to hold; at ITERATION the slot that runs.
     """
     clock, num_slots = world.clock[0], len(world.instances)
     r = clock.event_request

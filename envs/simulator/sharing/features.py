@@ -116,7 +116,7 @@ CLUSTER_FEATURES = ("held", "in_system", "running", "instances")  # and the shar
     _,
 ) = range(len(PLACE_FEATURES))
 _REQUESTS, _TOKENS, _LATENCY_S, _ITERATION_S = range(4)  # scales, in the order of `SharingScales`
-_LEAST_RATE = 1e-6  # 1/s, of requests of a model
+_LEAST_RATE = 1e-4  # 1/s, of requests of a model
 HIGHEST = 64.0  # of any feature: ratios are cut there, logarithms of 64-bit numbers do not reach it
 
 
