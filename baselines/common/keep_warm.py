@@ -41,7 +41,7 @@ class KeepWarmConfig:
             counts as full. Source: ours.
     """
 
-    keep: str = Keep.GREEDY_DUAL.value
+    keep: str = Keep.LFU.value
     half_life_s: float = 600.0
     fill: float = 0.8
 
@@ -138,33 +138,28 @@ class KeepWarmPolicy(SharingPolicy):
 
     def _cycles(self, state: SharingState, request: Any) -> NDArray[np.float64]:
         """(S + N,) seconds of a decode iteration of every instance of a place's node, with the request there."""
-        setting, width = self.setting, self.setting.slots_per_node
-        tokens = int(request["input_tokens"] + request["generated_tokens"])
-        size = int(self._sizes[request["model"]])
-        cycles = np.zeros(setting.num_slots + setting.num_nodes)
-        for node in range(setting.num_nodes):
-            kind = int(setting.node_kinds[node])
-            total = 0.0
-            slots = slice(node * width, (node + 1) * width)
-            mine = state.requests["instance"]
-            alone = setting.iteration_s(kind, size, 1, tokens)
-            joining = np.full(width, alone)
-            for slot in range(node * width, (node + 1) * width):
-                rows = state.requests[mine == slot]
-                instance = state.instances[slot]
-                joins = int(instance["model"]) == int(request["model"])
-                if not len(rows):
-                    continue
-                own = int(self._sizes[instance["model"]])
-                context = int((rows["input_tokens"] + rows["generated_tokens"]).sum())
-                batch = min(len(rows), setting.max_num_seqs)
-                now_s = setting.iteration_s(kind, own, batch, context / batch)
-                total += now_s
-                if joins:
-                    more = min(batch + 1, setting.max_num_seqs)
-                    joining[slot - node * width] = (
-                        setting.iteration_s(kind, own, more, (context + tokens) / more) - now_s
-                    )
-            cycles[slots] = total + joining
-            cycles[setting.num_slots + node] = total + alone
+        setting, number = self.setting, self.setting.num_slots
+        tokens, size = int(request["input_tokens"] + request["generated_tokens"]), self._sizes[request["model"]]
+        rows = state.requests[state.requests["instance"] >= 0]
+        context = np.bincount(
+            rows["instance"], rows["input_tokens"] + rows["generated_tokens"], minlength=number
+        )
+        batch = np.bincount(rows["instance"], minlength=number)
+        model = state.instances["model"]
+        joins = (model == request["model"]) & (batch > 0)
+        own = np.where(model >= 0, self._sizes[model], size)
+        kind = np.repeat(setting.node_kinds, setting.slots_per_node)
+
+        def iteration_s(more: int) -> NDArray[np.float64]:
+            running = np.minimum(batch + more, setting.max_num_seqs)
+            return setting.decode_s[kind, own, running] + setting.context_s[kind, own] * (
+                context + more * tokens
+            )
+
+        now_s = np.where(batch > 0, iteration_s(0), 0.0)
+        total = now_s.reshape(setting.num_nodes, -1).sum(axis=1)
+        alone = setting.decode_s[setting.node_kinds, size, 1]
+        alone = alone + setting.context_s[setting.node_kinds, size] * tokens
+        added = np.where(joins, iteration_s(1) - now_s, np.repeat(alone, setting.slots_per_node))
+        cycles: NDArray[np.float64] = np.append(np.repeat(total, setting.slots_per_node) + added, total + alone)
         return cycles

@@ -100,7 +100,7 @@ def test_what_has_requests_stays():
     env.step(NODE)
     env.step(NODE)
     assert env.state.now_s > float(env.core.setting.load_s[0, 0]), "the third is offered when one is idle"
-    assert env.state.totals[0, TOTALS.index("finished")] == 1
+    assert env.state.totals[0, TOTALS.index("finished")] >= 1
     _, _, _, _, info = env.step(2)
     assert info["refused"] == "the instance is empty or being unloaded"
 
