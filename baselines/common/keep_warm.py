@@ -139,7 +139,10 @@ class KeepWarmPolicy(SharingPolicy):
     def _cycles(self, state: SharingState, request: Any) -> NDArray[np.float64]:
         """(S + N,) seconds of a decode iteration of every instance of a place's node, with the request there."""
         setting, number = self.setting, self.setting.num_slots
-        tokens, size = int(request["input_tokens"] + request["generated_tokens"]), self._sizes[request["model"]]
+        tokens, size = (
+            int(request["input_tokens"] + request["generated_tokens"]),
+            self._sizes[request["model"]],
+        )
         rows = state.requests[state.requests["instance"] >= 0]
         context = np.bincount(
             rows["instance"], rows["input_tokens"] + rows["generated_tokens"], minlength=number
@@ -161,5 +164,7 @@ class KeepWarmPolicy(SharingPolicy):
         alone = setting.decode_s[setting.node_kinds, size, 1]
         alone = alone + setting.context_s[setting.node_kinds, size] * tokens
         added = np.where(joins, iteration_s(1) - now_s, np.repeat(alone, setting.slots_per_node))
-        cycles: NDArray[np.float64] = np.append(np.repeat(total, setting.slots_per_node) + added, total + alone)
+        cycles: NDArray[np.float64] = np.append(
+            np.repeat(total, setting.slots_per_node) + added, total + alone
+        )
         return cycles
