@@ -95,6 +95,9 @@ POLICIES = {
     "first_fit": PolicyEntry(
         "baselines.common.first_fit:FirstFitPolicy", "baselines.common.first_fit:FirstFitConfig"
     ),
+    "keep_warm": PolicyEntry(
+        "baselines.common.keep_warm:KeepWarmPolicy", "baselines.common.keep_warm:KeepWarmConfig"
+    ),
     "place_score": PolicyEntry(
         "baselines.common.place_score:PlaceScorePolicy", "baselines.common.place_score:PlaceScoreConfig"
     ),

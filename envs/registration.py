@@ -86,7 +86,7 @@ ENVS = {
         "envs.sharing.env:SharingEnv",
         "envs.sharing.vector:SharingVectorEnv",
         "envs.sharing.config:SharingConfig",
-        ("random", "first_fit", "place_score", "sllm", "sllm_cpu", "llm_mesh"),
+        ("random", "first_fit", "place_score", "keep_warm", "sllm", "sllm_cpu", "llm_mesh"),
     ),
 }
 

@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 from baselines.common.sharing import SharingPolicy
 from baselines.policy import Action, Tunable
 from envs.sharing.state import Event, InstanceStatus, RequestPhase, SharingState
+from envs.simulator.sharing.features import PLACE_FEATURES
 
+_REPLACES = PLACE_FEATURES.index("replaces")
 _EMPTY, _WAITING = int(InstanceStatus.EMPTY), int(RequestPhase.WAITING)
 
 
@@ -40,10 +42,12 @@ class FirstFitPolicy(SharingPolicy):
     """Sends a request to the first place that can take it and keeps, by a plain estimate, everybody's promises.
 
     Places in their order: instances of the request's model, the one with most running requests first; then new ones on
-    nodes that are used; then on the others, in the nodes' order. A place will do where one decode iteration of every
-    instance of its node, the request included, stays within its TPOT promise, and all prefills that wait on the node
-    and its own, once the place is ready, within what is left of its TTFT promise. A request that is overdue has the
-    first of these alone to pass. Memory is left to the environment's manager, iterations to its token scheduler.
+    nodes that are used; then on the others, in the nodes' order; then, where that is possible, in the place of idle
+    instances of other models, the one that has been idle for the longest first. A place will do where one decode
+    iteration of every instance of its node, the request included, stays within its TPOT promise, and all prefills that
+    wait on the node and its own, once the place is ready, within what is left of its TTFT promise. A request that is
+    overdue has the first of these alone to pass. Memory is left to the environment's manager, iterations to its token
+    scheduler.
     """
 
     name = "first_fit"
@@ -60,6 +64,7 @@ class FirstFitPolicy(SharingPolicy):
         if state.event != Event.PLACEMENT:
             return None
         able = observation["places"][:, 0] > 0
+        self._replaces = observation["places"][:, _REPLACES] > 0
         request = state.requests[state.offered]
         slack_s = float(request["arrival_s"] + request["ttft_slo_s"] - state.now_s)
         for place, node in self._places(able, state):
@@ -72,13 +77,16 @@ class FirstFitPolicy(SharingPolicy):
     def _places(self, able: NDArray[np.bool_], state: SharingState) -> Iterator[tuple[int, int]]:
         """Actions that are possible, each with its node, in the order in which they are tried."""
         slots, width = self.setting.num_slots, self.setting.slots_per_node
-        there = np.flatnonzero(able[:slots])
+        there = np.flatnonzero(able[:slots] & ~self._replaces[:slots])
         for slot in there[np.argsort(-state.instances["num_running"][there], kind="stable")].tolist():
             yield slot, slot // width
         nodes = np.flatnonzero(able[slots : slots + self.setting.num_nodes])
         unused = state.nodes["num_instances"][nodes] == 0
         for node in nodes[np.argsort(unused, kind="stable")].tolist():
             yield slots + node, node
+        idle = np.flatnonzero(able[:slots] & self._replaces[:slots])
+        for slot in idle[np.argsort(-state.instances["idle_s"][idle], kind="stable")].tolist():
+            yield slot, slot // width
 
     def _load(self, state: SharingState, node: int, place: int, request: Any) -> tuple[float, float]:
         """Seconds of a decode iteration of every instance of a node, and until the request would be prefilled."""
@@ -86,7 +94,7 @@ class FirstFitPolicy(SharingPolicy):
         kind = int(setting.node_kinds[node])
         size, tokens = int(self._sizes[request["model"]]), int(request["input_tokens"])
         prefill = setting.prefill_s[kind]
-        joins = place < setting.num_slots
+        joins = place < setting.num_slots and not self._replaces[place]
         own_s = float(prefill[size, tokens + int(request["generated_tokens"])])
         cycle_s = 0.0 if joins else setting.iteration_s(kind, size, 1, tokens)
         wait_s = max(float(state.nodes["due_s"][node]) - state.now_s, 0.0) + own_s
@@ -101,12 +109,12 @@ class FirstFitPolicy(SharingPolicy):
         for slot in (node * width + np.flatnonzero(there)).tolist():
             instance = state.instances[slot]
             mine = rows["instance"] == slot
-            batch = int(mine.sum()) + (slot == place)
-            if slot == place:
+            batch = int(mine.sum()) + (joins and slot == place)
+            if joins and slot == place:
                 ready_s = max(float(instance["operation_due_s"]) - state.now_s, 0.0)
             if batch:
                 context = int((rows["input_tokens"] + rows["generated_tokens"])[mine].sum())
-                context += tokens if slot == place else 0
+                context += tokens if joins and slot == place else 0
                 own = int(self._sizes[instance["model"]])
                 cycle_s += setting.iteration_s(kind, own, min(batch, setting.max_num_seqs), context / batch)
         return cycle_s, max(wait_s, ready_s + own_s)

@@ -15,7 +15,8 @@ from envs.sharing.state import Event, SharingState
 from envs.simulator.sharing.features import PLACE_FEATURES
 
 _COLUMNS = {name: PLACE_FEATURES.index(name) for name in PLACE_FEATURES}
-_NEW, _NODE_USED = _COLUMNS["new"], _COLUMNS["node_used"]
+_NEW, _NODE_USED, _REPLACES = (_COLUMNS[name] for name in ("new", "node_used", "replaces"))
+_KEPT = "keep_"  # before the names of features that count against what is replaced
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,11 @@ class PlaceScoreConfig:
         kv_demand: Of what its requests require of its pool.
         new: Of a new instance.
         new_node: Of a new instance on a node that has none.
+        replaces: Of unloading an idle instance of another model for the request.
+        keep_asked_s: What it saves that nobody has asked for that model for a while.
+        keep_gap_30s: What it saves that requests of that model come rarely, as the last 30 s say.
+        keep_gap_3m: The same, as the last 3 minutes say.
+        keep_gap_30m: The same, as the last 30 minutes say.
     """
 
     node_cycle_s: float = 1.0
@@ -39,6 +45,11 @@ class PlaceScoreConfig:
     kv_demand: float = 0.5
     new: float = 0.2
     new_node: float = 0.5
+    replaces: float = 12.0
+    keep_asked_s: float = 0.0
+    keep_gap_30s: float = 0.0
+    keep_gap_3m: float = 0.0
+    keep_gap_30m: float = 1.0
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -48,7 +59,8 @@ class PlaceScoreConfig:
     @staticmethod
     def tunables() -> dict[str, Tunable]:
         """Ranges of the constants."""
-        return {item.name: Tunable(-1.0, 4.0) for item in fields(PlaceScoreConfig)}
+        ranges = {item.name: Tunable(-1.0, 4.0) for item in fields(PlaceScoreConfig)}
+        return ranges | {"replaces": Tunable(0.0, 40.0)}
 
 
 class PlaceScorePolicy(SharingPolicy):
@@ -62,6 +74,9 @@ class PlaceScorePolicy(SharingPolicy):
         for name, weight in asdict(self.config).items():
             if name in _COLUMNS:
                 self._weights[_COLUMNS[name]] = weight
+        kept = {name: w for name, w in asdict(self.config).items() if name.startswith(_KEPT)}
+        self._kept_columns = [_COLUMNS[name.removeprefix(_KEPT)] for name in kept]
+        self._kept = np.array(list(kept.values()), np.float32)
 
     def act(self, observation: Any, state: SharingState) -> int | None:
         """The place of least cost, or None: hold."""
@@ -78,6 +93,9 @@ class PlaceScorePolicy(SharingPolicy):
         places = observation["places"]
         costs = places @ self._weights
         costs += self.config.new_node * places[:, :, _NEW] * (1.0 - places[:, :, _NODE_USED])
+        replacing = places[:, :, _REPLACES]
+        if replacing.any():
+            costs -= replacing * (places[:, :, self._kept_columns] @ self._kept)
         costs = np.where(masks[:, :-1], costs, np.inf)
         best = costs.argmin(axis=1)
         return np.where(masks[:, :-1].any(axis=1), best, masks.shape[1] - 1).astype(np.int64)

@@ -51,15 +51,17 @@ class SharingEnv(PlacingEnv):
     the policy manages memory. Masked (`action_masks()`, `info["action_mask"]`) are instances of other models, nodes
     without room, and instances whose node has no memory for the KV pool that they would need; one that is chosen anyway
     is counted in `info["num_refused"]` and holds the request. The environment's memory manager sizes KV pools
-    (`envs.simulator.sharing.manager`). With `token_scheduler="policy"` decisions are asked for where a node is to give
-    its next iteration and two or more of its instances have one to run: a slot of that node, or the last action (the
-    shortest headroom decides). `step` also takes None (hold) and a `Share` with commands of
-    `envs.sharing.state`: these reach everything, KV pools, evictions and token schedulers, and a policy that
-    configures `manages_memory` is asked at more events.
+    (`envs.simulator.sharing.manager`). With `manager.replace_idle` the slot of an idle instance of another model is
+    possible too where the node then has room: that instance is unloaded, a new one of the request's model is loaded in
+    its slot, and until that is done the larger of both is held. With `token_scheduler="policy"` decisions are asked for
+    where a node is to give its next iteration and two or more of its instances have one to run: a slot of that node, or
+    the last action (the shortest headroom decides). `step` also takes None (hold) and a `Share` with commands of
+    `envs.sharing.state`: these reach everything but such replacements, KV pools, evictions and token schedulers, and a
+    policy that configures `manages_memory` is asked at more events.
 
     ## Observation space
 
-    `Dict(places=(S + N, 25), request=(10,), cluster=(4 + kinds,))`, float32 in [0, 64]: a row for each action but the
+    `Dict(places=(S + N, 31), request=(13,), cluster=(4 + kinds,))`, float32 in [0, 64]: a row for each action but the
     last, zero where a slot is empty. Rows and units are named in `envs.simulator.sharing.features`: counts, tokens and
     seconds are log1p(value / scale) with fixed scales, ratios are ratios. The true output length is nowhere in it.
 

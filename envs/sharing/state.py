@@ -248,6 +248,8 @@ class SharingState:
     num_held: int  # HELD requests, the offered one included
     num_ooms: int  # instances that died of an allocation, since the episode began
     totals: FloatArray  # (C, len(TOTALS)), since the episode began
+    # (models,), when the next request of each comes, infinity: never: the future, for clairvoyant references alone.
+    coming_s: FloatArray
 
 
 @dataclass(frozen=True, slots=True)

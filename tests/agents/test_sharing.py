@@ -9,7 +9,7 @@ from agents.api.config import APIConfig
 from agents.api.counterfactuals import Batch
 from agents.api.learner import APILearner
 from agents.checkpoint import load_policy, replacing, write_description
-from agents.config import DQNConfig, NetworkConfig, PPOConfig
+from agents.config import DAggerConfig, DQNConfig, NetworkConfig, PPOConfig
 from agents.learner import Budget, Task, make_learner
 from agents.sharing.adapter import SharingAdapter
 from baselines.common.place_score import PlaceScoreConfig, PlaceScorePolicy
@@ -28,6 +28,9 @@ LIGHT = {
 NETWORK = NetworkConfig(row_width=8, hidden_widths=(16,))
 CONFIGS = {
     "maskable_ppo": PPOConfig(rollout_steps=8, batch_size=8, epochs=1, group_size=2, network=NETWORK),
+    "dagger": DAggerConfig(
+        teacher={"name": "keep_warm", "params": {"keep": "belady"}}, iterations=1, epochs=1, network=NETWORK
+    ),
     "dqn": DQNConfig(buffer_size=500, warm_up_steps=8, batch_size=8, network=NETWORK),
     "api": APIConfig(iterations=1, horizon=5, sample_every=1, epochs=2, hidden=8),
 }

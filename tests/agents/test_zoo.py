@@ -150,3 +150,21 @@ def test_the_shipped_autoscaler_beats_the_one_that_practitioners_would_pick() ->
     ours, theirs = (np.array([each["return"] for each in episodes[name]]) for name in episodes)
     assert (1.0 - ours / theirs).mean() > 0.01
     assert all(each["commands_refused"] == each["unfinished"] == 0 for each in episodes["zoo/autoscaling"])
+
+
+def test_the_shipped_placement_keeps_warm_what_is_asked_for_again() -> None:
+    """It lies between what knows how often models have been asked for and what knows when they will be."""
+    env = make_configured_env(
+        composed("compare", CompareConfig, ("experiment=sharing_warm", "split=validation"))
+    )
+    names = ("zoo/sharing", "place_score_warm_tuned", "keep_warm", "belady")
+    episodes = {
+        name: [run_episode(env, load_policy(name), seed) for seed in range(300, 303)] for name in names
+    }
+    ours, *heuristics, clairvoyant = (
+        np.array([episode.metrics["return"] for episode in each]) for each in episodes.values()
+    )
+    assert (ours < clairvoyant).all()
+    for theirs in heuristics:
+        assert (1.0 - ours / theirs).mean() > 0.01
+    assert all(episode.metrics["commands_refused"] == 0 for episode in episodes["zoo/sharing"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "impatient": {**BASE, "manager": ManagerSpec(patience_s=1.0, retry_s=0.1)},
     "in_turn": {**BASE, "token_scheduler": "round_robin"},
     "tokens": {**BASE, "token_scheduler": "policy"},
+    "replacing": {
+        **BASE,
+        "manager": ManagerSpec(replace_idle=True),
+        "cluster": replace(SMALL, keep_alive_s=600.0, load_bytes_per_s=3.31e9),
+    },
 }
 
 
@@ -85,7 +91,7 @@ def test_spaces_have_the_documented_shapes(env):
         "request": (len(REQUEST_FEATURES),),
         "cluster": (len(CLUSTER_FEATURES) + 2,),
     }
-    assert (len(PLACE_FEATURES), len(REQUEST_FEATURES), len(CLUSTER_FEATURES)) == (25, 10, 4)
+    assert (len(PLACE_FEATURES), len(REQUEST_FEATURES), len(CLUSTER_FEATURES)) == (31, 13, 4)
     assert env.action_space.n == 16
 
 

@@ -197,8 +197,13 @@ def check_shared(config: SharingConfig) -> None:
     """Refuses what launched servers cannot be.
 
     Raises:
-        ValueError: iterations are to be a decision.
+        ValueError: iterations are to be a decision, or idle instances to be replaced.
     """
+    if config.manager.replace_idle:
+        raise ValueError(
+            "env.manager.replace_idle=true is not to be had on live servers: there idle instances are unloaded after "
+            "cluster.keep_alive_s"
+        )
     if config.token_scheduler == TokenScheduler.POLICY:
         raise ValueError(
             "env.token_scheduler=policy is not to be had on live servers: vLLM gives out its iterations itself"

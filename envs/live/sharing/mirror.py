@@ -19,6 +19,7 @@ from envs.sharing.episode import SharingEpisode
 from envs.sharing.state import Event, InstanceStatus
 from envs.simulator.sharing.arrays import (
     COMING,
+    DEMAND_S,
     EMPTY,
     GONE,
     HELD,
@@ -124,6 +125,9 @@ class Mirror:
         world, tables, fleet = self.episode.simulator.world, self.episode.simulator.tables, self.fleet
         requests, clock, arrived = world.requests, world.clock[0], ledger.arrived
         known = requests[:arrived]
+        world.demand[:] = demand_of(
+            tables.arrival_ps[:arrived] / PS_PER_S, tables.model[:arrived], len(world.demand)
+        )
         requests["phase"][arrived:] = COMING
         known["phase"] = np.where(ledger.outcome[:arrived] == UNFINISHED, HELD, GONE)
         known["outcome"] = ledger.outcome[:arrived]
@@ -216,6 +220,23 @@ class Mirror:
             row["busy_ps"] = round(float(busy_s[slots].max()) * PS_PER_S)
             row["used_ps"], row["used_since_ps"] = round(float(used_s[node]) * PS_PER_S), NEVER
             row["at_work"] = row["prefilling"] = -1
+
+
+def demand_of(arrival_s: NDArray[np.float64], model: NDArray[np.int64], models: int) -> NDArray[np.float64]:
+    """`SharingWorld.demand` after these requests.
+
+    Args:
+        arrival_s: (N,), rising.
+        model: (N,), what each asks for.
+        models: Number of models.
+    """
+    demand = np.zeros((models, 2 + len(DEMAND_S)))
+    demand[model[::-1], 0] = arrival_s[::-1]  # of several the last one stays
+    demand[model, 1] = arrival_s
+    ago_s = demand[model, 1] - arrival_s
+    for k, constant_s in enumerate(DEMAND_S):
+        demand[:, 2 + k] = np.bincount(model, np.exp(-ago_s / constant_s), models)
+    return demand
 
 
 def _picoseconds(times_s: NDArray[np.float64]) -> NDArray[np.int64]:

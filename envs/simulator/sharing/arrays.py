@@ -119,6 +119,12 @@ REQUEST_ROW_DTYPE = np.dtype(
 S_WAIT_W, S_WAIT_WS, S_DECODE_W, S_DECODE_WS, S_CLOSED = (len(TOTALS) + i for i in range(5))
 NUM_STATS = len(TOTALS) + 5
 
+DEMAND_S = (
+    30.0,
+    180.0,
+    1800.0,
+)  # time constants by which the requests of a model are forgotten; source: ours
+
 PARAMETERS_DTYPE = np.dtype(
     [
         ("slots_per_node", np.int64),
@@ -135,6 +141,10 @@ PARAMETERS_DTYPE = np.dtype(
         ("least_tokens", np.int64),
         ("mean_output", np.float64),  # before anything has ended
         ("mean_weight", np.float64),  # requests that this counts for
+        (
+            "replace_idle",
+            np.int64,
+        ),  # whether a request may take the place of an idle instance of another model
     ]
 )
 
@@ -151,6 +161,9 @@ class SharingWorld(NamedTuple):
     ]  # (M + 1,), what `envs.sharing.state.Retry.AFTER_RELEASE` waits for: of each model, of all
     finished: NDArray[np.int64]  # (R,), requests that have ended since the last decision
     outputs: NDArray[np.float64]  # (M, 2), requests of each model that have ended, and their output tokens
+    # (M, 2 + len(DEMAND_S)), when the first and the last request of each model came, s, and how many have come,
+    # forgotten by each of DEMAND_S, as of the last.
+    demand: NDArray[np.float64]
     stats: NDArray[np.float64]  # (C, NUM_STATS)
 
 
@@ -212,6 +225,7 @@ def new_world(
         np.zeros(num_models + 1, np.int64),
         np.zeros(num_requests, np.int64),
         np.zeros((num_models, 2)),
+        np.zeros((num_models, 2 + len(DEMAND_S))),
         np.zeros((num_classes, NUM_STATS)),
     )
 

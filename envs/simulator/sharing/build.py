@@ -129,6 +129,7 @@ class ManagerSpec:
         mean_weight: Finished requests that the training split's mean answer counts for. Source: ours.
         retry_s: After which a held request is offered again. Source: ours.
         patience_s: After which a held request is refused. Source: ours.
+        replace_idle: Whether a request may be sent to an idle instance of another model, which is unloaded for it.
     """
 
     watermark: float = 0.25
@@ -136,6 +137,7 @@ class ManagerSpec:
     mean_weight: float = 8.0
     retry_s: float = 0.25
     patience_s: float = 30.0
+    replace_idle: bool = False
 
     def __post_init__(self) -> None:
         for name in ("watermark", "mean_weight"):
@@ -169,6 +171,7 @@ def build_tables(
     parameters["least_tokens"] = manager.least_tokens
     parameters["mean_output"] = setting.mean_output_tokens
     parameters["mean_weight"] = max(manager.mean_weight, 1e-9)
+    parameters["replace_idle"] = manager.replace_idle
     limits = np.array([slo.ttft_limits_s(workload.input_tokens) for slo in slos])  # (C, N)
     ttft_s = limits[workload.class_id, np.arange(len(workload))]
     tpot_s = np.array([slo.tpot_s for slo in slos])[workload.class_id]

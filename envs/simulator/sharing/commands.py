@@ -17,9 +17,10 @@ from envs.simulator.sharing.arrays import (
 )
 from envs.simulator.sharing.engine import wait
 from envs.simulator.sharing.iterations import is_runnable
-from envs.simulator.sharing.manager import can_start, can_take, fit_pool, new_pool
+from envs.simulator.sharing.manager import can_start, can_take, fit_pool, new_pool, replacing_pool
 from envs.simulator.sharing.memory import (
     begin_load,
+    begin_replacement,
     begin_resize,
     begin_unload,
     empty_slot,
@@ -145,6 +146,16 @@ def _to_new(world: SharingWorld, tables: SharingTables, r: int, n: int, kv: int)
     return FINE
 
 
+@compiled
+def _replace(world: SharingWorld, tables: SharingTables, r: int, i: int) -> int:
+    """Sends a request to a new instance in the place of an idle one of another model."""
+    kv = replacing_pool(world, tables, i, r)
+    evict(world, tables, r)
+    begin_replacement(world, tables, i, tables.model[r], kv)
+    queue(world, r, i, False)
+    return FINE
+
+
 @entry
 def command(world: SharingWorld, tables: SharingTables, what: int, r: int, where: int, kv: int) -> int:
     """Begins to carry out a command. Returns why not, an index of `REASONS`.
@@ -199,7 +210,8 @@ def _give(world: SharingWorld, tables: SharingTables, n: int, action: int) -> in
 def act(world: SharingWorld, tables: SharingTables, action: int) -> int:
     """Carries out an agent's action at the present event. Returns why not, an index of `REASONS`.
 
-    At PLACEMENT it is a slot, S + a node, or S + N to hold; at ITERATION the slot that runs.
+    At PLACEMENT it is a slot (that of an idle instance of another model, which is replaced, included), S + a node, or
+    S + N to hold; at ITERATION the slot that runs.
     """
     clock, num_slots = world.clock[0], len(world.instances)
     r = clock.event_request
@@ -216,6 +228,8 @@ def act(world: SharingWorld, tables: SharingTables, action: int) -> int:
             reason = NO_ROOM
         if can_take(world, tables, action, r):
             reason = _to_instance(world, tables, r, action)
+        elif replacing_pool(world, tables, action, r) > 0:
+            reason = _replace(world, tables, r, action)
     elif action < num_slots + len(world.nodes):
         n = action - num_slots
         if empty_slot(world, tables, n) < 0:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from envs.simulator.kernel.compiled import compiled, int64
 from envs.simulator.sharing.arrays import (
+    DEMAND_S,
     EMPTY,
     ITERATION,
     LOADING,
@@ -25,6 +26,7 @@ from envs.simulator.sharing.manager import (
     can_start,
     can_take,
     mean_output,
+    replacing_pool,
     required,
     unfinished_tokens,
 )
@@ -56,6 +58,12 @@ PLACE_FEATURES = (
     "node_free",  # memory that is not held, ratio
     "node_busy_s",  # until the iteration under way ends
     "node_used",  # whether the node has an instance
+    "replaces",  # whether the action is to unload an idle instance of another model for the request
+    "asked_s",  # since the last request of its model; of the request's model for new ones, as what follows
+    "known_s",  # since the first request of its model
+    "gap_30s",  # mean time between requests of its model, as the last 30 s say
+    "gap_3m",
+    "gap_30m",
 )
 REQUEST_FEATURES = (
     "placing",  # whether a request is offered; else an iteration is given
@@ -68,6 +76,9 @@ REQUEST_FEATURES = (
     "instances",  # of its model
     "weights",  # of its model, GB over 10, ratio
     "token_bytes",  # of KV cache, MB, ratio
+    "gap_30s",  # mean time between requests of its model, as the last 30 s say
+    "gap_3m",
+    "gap_30m",
 )
 CLUSTER_FEATURES = ("held", "in_system", "running", "instances")  # and the share of each kind's nodes in use
 
@@ -97,8 +108,15 @@ CLUSTER_FEATURES = ("held", "in_system", "running", "instances")  # and the shar
     _NODE_FREE,
     _NODE_BUSY,
     _NODE_USED,
+    _REPLACES,
+    _ASKED,
+    _KNOWN,
+    _GAP,
+    _,
+    _,
 ) = range(len(PLACE_FEATURES))
 _REQUESTS, _TOKENS, _LATENCY_S, _ITERATION_S = range(4)  # scales, in the order of `SharingScales`
+_LEAST_RATE = 1e-4  # 1/s, of requests of a model
 HIGHEST = 64.0  # of any feature: ratios are cut there, logarithms of 64-bit numbers do not reach it
 
 
@@ -192,6 +210,22 @@ def _write_node(
 
 
 @compiled
+def _write_demand(
+    world: SharingWorld, scale: float, model: int, asked: int, known: int, gap: int, row: NDArray[np.float32]
+) -> None:
+    """How often a model is asked for, from the columns given on; those below 0 are left out."""
+    demand, now_s = world.demand[model], _seconds(world.clock[0].now_ps)
+    since = now_s - demand[1]
+    if demand[2] > 0:
+        if asked >= 0:
+            row[asked] = _log(since, scale)
+            row[known] = _log(now_s - demand[0], scale)
+        for k in range(len(DEMAND_S)):
+            rate = demand[2 + k] * np.exp(-since / DEMAND_S[k]) / DEMAND_S[k]
+            row[gap + k] = _log(1.0 / max(rate, _LEAST_RATE), scale)
+
+
+@compiled
 def _write_instance(
     world: SharingWorld,
     tables: SharingTables,
@@ -225,6 +259,16 @@ def _write_instance(
         row[_OWN_PREFILL] = _log(_seconds(tables.prefill_ps[kind, size, tokens]), scales[_LATENCY_S])
         decode = _decode_s(world, tables, i, 1, tokens)
         demand += tokens + mean_output(world, tables, instance.model)
+    elif clock.event == PLACEMENT and replacing_pool(world, tables, i, r) > 0:
+        model = tables.model[r]
+        tokens = tables.input_tokens[r] + world.requests[r].generated
+        row[_CAN_TAKE] = row[_REPLACES] = 1.0
+        load = tables.load_ps[kind, tables.size[model]] + tables.parameters[0].unload_ps
+        row[_READY] = _log(_seconds(load), scales[_LATENCY_S])
+        own = _seconds(tables.prefill_ps[kind, tables.size[model], tokens])
+        row[_OWN_PREFILL] = _log(own, scales[_LATENCY_S])
+        decode = _own_decode_s(tables, kind, tables.size[model], tokens)
+    _write_demand(world, scales[_LATENCY_S], instance.model, _ASKED, _KNOWN, _GAP, row)
     row[_DECODE] = _log(decode, scales[_ITERATION_S])
     row[_NODE_CYCLE] = _log(cycle + decode - alone, scales[_ITERATION_S])
     pool = max(instance.kv, instance.target) / tables.token_bytes[instance.model]
@@ -252,6 +296,7 @@ def _write_new(
     row[_OWN_PREFILL] = _log(_seconds(tables.prefill_ps[kind, size, tokens]), scales[_LATENCY_S])
     row[_DECODE] = _log(own, scales[_ITERATION_S])
     row[_NODE_CYCLE] = _log(cycle + own, scales[_ITERATION_S])
+    _write_demand(world, scales[_LATENCY_S], model, _ASKED, _KNOWN, _GAP, row)
 
 
 @compiled
@@ -276,6 +321,7 @@ def _write_request(
     row[7] = _log(instances, scales[_REQUESTS])
     row[8] = min(tables.weights[model] / 1e10, HIGHEST)
     row[9] = min(tables.token_bytes[model] / 1e6, HIGHEST)
+    _write_demand(world, scales[_LATENCY_S], model, -1, -1, 10, row)
 
 
 @compiled

@@ -8,7 +8,7 @@ It never allocates what the node does not hold free now.
 from __future__ import annotations
 
 from envs.simulator.kernel.compiled import compiled
-from envs.simulator.sharing.arrays import LOADING, RESIZING, SERVING, SharingTables, SharingWorld
+from envs.simulator.sharing.arrays import LOADING, NEVER, RESIZING, SERVING, SharingTables, SharingWorld
 from envs.simulator.sharing.iterations import is_stuck, missing_blocks, prefill_tokens
 from envs.simulator.sharing.memory import begin_resize, empty_slot, node_of
 from envs.simulator.sharing.requests import evict, hold
@@ -55,12 +55,29 @@ def _free(world: SharingWorld, tables: SharingTables, i: int) -> int:
 @compiled
 def new_pool(world: SharingWorld, tables: SharingTables, n: int, model: int, r: int) -> int:
     """KV pool of a new instance for one request, bytes; -1 where the node has no room for it."""
-    node, parameters = world.nodes[n], tables.parameters[0]
+    return _pool_within(world, tables, world.nodes[n].memory - world.nodes[n].held, model, r)
+
+
+@compiled
+def replacing_pool(world: SharingWorld, tables: SharingTables, i: int, r: int) -> int:
+    """KV pool of a new instance for one request in the place of an idle one, bytes; -1: that cannot be."""
+    instance, n = world.instances[i], node_of(tables, i)
+    idle = instance.status == SERVING and instance.idle_ps < NEVER and world.nodes[n].at_work != i
+    if not tables.parameters[0].replace_idle or not idle or instance.model == tables.model[r]:
+        return -1
+    room = world.nodes[n].memory - world.nodes[n].held + instance.held
+    return _pool_within(world, tables, room, tables.model[r], r)
+
+
+@compiled
+def _pool_within(world: SharingWorld, tables: SharingTables, room: int, model: int, r: int) -> int:
+    """KV pool of a new instance for one request where it may take some bytes; -1: they are too few."""
+    parameters = tables.parameters[0]
     tokens = tables.input_tokens[r] + max(
         float(world.requests[r].generated + 1), mean_output(world, tables, model)
     )
     tokens = max(tokens, float(parameters.least_tokens))
-    free = node.memory - node.held - tables.weights[model]
+    free = room - tables.weights[model]
     ample = _rounded(tables, model, tokens * (1.0 + parameters.watermark))
     if ample <= free:
         return ample
@@ -144,7 +161,7 @@ def can_start(world: SharingWorld, tables: SharingTables, n: int, r: int) -> boo
 def has_place(world: SharingWorld, tables: SharingTables, r: int) -> bool:
     """Whether some instance may be given a request, or some node a new one for it."""
     for i in range(len(world.instances)):
-        if can_take(world, tables, i, r):
+        if can_take(world, tables, i, r) or replacing_pool(world, tables, i, r) > 0:
             return True
     found = False
     for n in range(len(world.nodes)):

@@ -140,6 +140,20 @@ def begin_load(world: SharingWorld, tables: SharingTables, i: int, model: int, k
 
 
 @compiled
+def begin_replacement(world: SharingWorld, tables: SharingTables, i: int, model: int, kv: int) -> None:
+    """Unloads an idle instance and then loads one of another model in its slot, for which there must be room.
+
+    It holds the larger of what both take until it is done.
+    """
+    instance, parameters = world.instances[i], tables.parameters[0]
+    held = instance.held
+    _vacate(world, tables, i)
+    begin_load(world, tables, i, model, kv)
+    instance.due_ps += parameters.unload_ps
+    _hold_memory(world, tables, i, max(held, instance.held))
+
+
+@compiled
 def _begins_at(world: SharingWorld, tables: SharingTables, i: int) -> int:
     """When an operation on an instance can begin: an iteration of it that is under way ends first."""
     node, now = world.nodes[node_of(tables, i)], world.clock[0].now_ps

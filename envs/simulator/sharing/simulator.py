@@ -103,6 +103,7 @@ class SharingSimulator:
             round(self.spec.keep_alive_s * PS_PER_S),
         )
         self.world.clock["scheduler"] = SCHEDULERS.index(self.scheduler)
+        self._coming_s = _coming(workload)
         self.refused_commands = 0
 
     # -- time ----------------------------------------------------------------------------------------------------------
@@ -229,6 +230,7 @@ class SharingSimulator:
             num_held=int(clock["num_held"]),
             num_ooms=int(clock["num_ooms"]),
             totals=world.stats[:, : len(TOTALS)].copy(),
+            coming_s=self._coming_s[int(clock["next_arrival"])],
         )
 
     def used_ps(self) -> NDArray[np.int64]:
@@ -272,6 +274,13 @@ class SharingSimulator:
         copy.__dict__.update(self.__dict__)
         copy.world = fork_world(self.world)
         return copy
+
+
+def _coming(workload: Workload) -> NDArray[np.float64]:
+    """(R + 1, models), after so many requests, when the next one of each model comes, s; infinity: never."""
+    coming_s = np.full((len(workload) + 1, len(workload.models)), np.inf)
+    coming_s[np.arange(len(workload)), workload.model_id] = workload.arrival_s
+    return np.minimum.accumulate(coming_s[::-1])[::-1]
 
 
 def _seconds(times_ps: NDArray[np.int64]) -> NDArray[np.float64]:
