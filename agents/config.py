@@ -11,6 +11,7 @@ from baselines.registry import policy_tunables
 from envs.workload.registry import check_choice
 
 SCHEDULES = ("constant", "linear")
+CHECKPOINT = "checkpoint"  # what a setting that names a policy has as its name where that is a checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,6 +339,8 @@ class SearchConfig(AgentConfig):
         sigma: Size of the first steps, in units of a parameter (of its range, where a heuristic's are searched).
         relative: Whether the return of an episode counts as a share of what the parameters that the search began with
             return on it, so that quiet episodes count as much as busy ones; they play every round besides.
+        start: Checkpoint whose parameters the search begins with, of the same environment and network: `name:
+            checkpoint` and its `path`. None: those of an untrained network.
         network: The network whose parameters are searched.
     """
 
@@ -346,6 +349,7 @@ class SearchConfig(AgentConfig):
     episodes: int = 8
     sigma: float = 0.1
     relative: bool = False
+    start: Any = None
     network: NetworkConfig = field(
         default_factory=lambda: NetworkConfig(
             row_width=8, place_width=2, hidden_widths=(8,), stay_probability=0.05
@@ -356,6 +360,11 @@ class SearchConfig(AgentConfig):
         super().__post_init__()
         _check("agent.episodes", self.episodes, self.episodes >= 1, "at least 1")
         _check("agent.sigma", self.sigma, self.sigma > 0, "positive")
+        if self.start is not None:
+            name = self.start["name"] if isinstance(self.start, Mapping) else self.start
+            _check(
+                "agent.start", repr(name), name == CHECKPOINT, f"a checkpoint of agent={self.name}, or null"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -402,6 +411,8 @@ class CMAESConfig(SearchConfig):
         _check("agent.population", population, population is None or population >= 4, "at least 4, or null")
         if isinstance(self.heuristic, Mapping):
             searched_constants(self.heuristic)
+        both = self.heuristic is not None and self.start is not None
+        _check("agent.start", self.start, not both, "null where agent.heuristic says where the search begins")
 
 
 @dataclass(frozen=True, kw_only=True)
