@@ -11,6 +11,7 @@ from baselines.registry import policy_tunables
 from envs.workload.registry import check_choice
 
 SCHEDULES = ("constant", "linear")
+CHECKPOINT = "checkpoint"  # what a setting that names a policy has as its name where that is a checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,6 +341,8 @@ class SearchConfig(AgentConfig):
             return on it, so that quiet episodes count as much as busy ones; they play every round besides.
         reference: Policy that plays every round besides and in whose returns those of the episodes are counted instead:
             one that is good at all of them, where the first parameters are not. None: none.
+        start: Checkpoint whose parameters the search begins with, of the same environment and network: `name:
+            checkpoint` and its `path`. None: those of an untrained network.
         network: The network whose parameters are searched.
     """
 
@@ -349,6 +352,7 @@ class SearchConfig(AgentConfig):
     sigma: float = 0.1
     relative: bool = False
     reference: Any = None
+    start: Any = None
     network: NetworkConfig = field(
         default_factory=lambda: NetworkConfig(
             row_width=8, place_width=2, hidden_widths=(8,), stay_probability=0.05
@@ -359,6 +363,11 @@ class SearchConfig(AgentConfig):
         super().__post_init__()
         _check("agent.episodes", self.episodes, self.episodes >= 1, "at least 1")
         _check("agent.sigma", self.sigma, self.sigma > 0, "positive")
+        if self.start is not None:
+            name = self.start["name"] if isinstance(self.start, Mapping) else self.start
+            _check(
+                "agent.start", repr(name), name == CHECKPOINT, f"a checkpoint of agent={self.name}, or null"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -405,6 +414,8 @@ class CMAESConfig(SearchConfig):
         _check("agent.population", population, population is None or population >= 4, "at least 4, or null")
         if isinstance(self.heuristic, Mapping):
             searched_constants(self.heuristic)
+        both = self.heuristic is not None and self.start is not None
+        _check("agent.start", self.start, not both, "null where agent.heuristic says where the search begins")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from agents.adapter import Adapter, adapter_of
+from agents.checkpoint import find_checkpoint, read_config
 from agents.config import ARSConfig, CMAESConfig, SearchConfig, searched_constants
 from agents.learner import Budget, Task, build_agent_config
 from agents.network_policy import NetworkPolicy, scores_of
@@ -41,10 +42,7 @@ _LEAST_SIZE = 1e-6  # return
 class Candidates(Protocol):
     """What is searched."""
 
-    @property
-    def start(self) -> FloatArray:
-        """Where the search begins."""
-        ...
+    start: FloatArray  # where the search begins
 
     @property
     def bounds(self) -> tuple[float, float] | None:
@@ -213,7 +211,7 @@ class SearchLearner:
         task: What is to be learned.
 
     Raises:
-        ValueError: a heuristic without constants.
+        ValueError: a heuristic without constants; a checkpoint to begin with that is of something else.
     """
 
     def __init__(self, config: SearchConfig, task: Task) -> None:
@@ -227,6 +225,8 @@ class SearchLearner:
         )
         reference = config.reference
         self.reference = None if reference is None else make_teacher(reference, "agent.reference")
+        if config.start is not None:
+            self.candidates.start = _parameters_of(config.start["path"], task.env, len(self.candidates.start))
         self.search: ARSSearch | CMASearch
         if isinstance(config, ARSConfig):
             self.search = ARSSearch(config, self.candidates.start, self.rng)
@@ -282,6 +282,37 @@ def _candidates(config: SearchConfig, env: str, observation: Any, action: Any) -
     return NetworkCandidates(config, adapter_of(env), observation, action)
 
 
+def _parameters_of(checkpoint: str, env: str, number: int) -> FloatArray:
+    """The parameters of a checkpoint that a search is to begin with.
+
+    Args:
+        checkpoint: `zoo/NAME`, its folder, or that of the run which wrote it.
+        env: The environment.
+        number: Parameters that are searched.
+
+    Raises:
+        ValueError: they are none of such a search.
+    """
+    folder = find_checkpoint(checkpoint)
+    said = read_config(folder)
+    if not (folder / PARAMETERS).is_file() or said["agent"].get("heuristic") is not None:
+        raise ValueError(
+            f"agent.start must be a network's parameters that agent=ars or cma_es found; {checkpoint!r} is of "
+            f"agent={said['agent']['name']}"
+        )
+    if said["env"]["name"] != env:
+        raise ValueError(f"agent.start must be of env={env}, {checkpoint!r} is of env={said['env']['name']}")
+    found = _read(folder)
+    if len(found) != number:
+        raise ValueError(f"agent.start must have {number} parameters, {checkpoint!r} has {len(found)}")
+    return found
+
+
+def _read(folder: Path) -> FloatArray:
+    """Parameters of a checkpoint."""
+    return np.array(json.loads((folder / PARAMETERS).read_text(encoding="utf-8"))["parameters"], np.float64)
+
+
 def load(folder: Path, config: Mapping[str, Any], name: str) -> Policy:
     """The policy of a checkpoint.
 
@@ -289,8 +320,16 @@ def load(folder: Path, config: Mapping[str, Any], name: str) -> Policy:
         folder: Of the checkpoint.
         config: Its settings.
         name: What the policy is called.
+
+    Raises:
+        ValueError: it has another number of parameters than such a policy.
     """
-    parameters = json.loads((folder / PARAMETERS).read_text(encoding="utf-8"))["parameters"]
     settings = build_agent_config(config["agent"])
     candidates = _candidates(settings, config["env"]["name"], *read_spaces(folder))
-    return candidates.policy(np.array(parameters), name)
+    parameters = _read(folder)
+    if len(parameters) != len(candidates.start):
+        raise ValueError(
+            f"{name} has {len(parameters)} parameters, its network {len(candidates.start)}: it was trained by "
+            "another version"
+        )
+    return candidates.policy(parameters, name)

@@ -10,14 +10,12 @@ from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
 from agents.adapter import Adapter
-from agents.config import no_policy
+from agents.config import CHECKPOINT, no_policy
 from agents.learner import Task
 from agents.serial_env import SerialVectorEnv
 from baselines.policy import BatchPolicy, Policy
 from baselines.registry import make_policy
 from envs.registration import make_env, make_vector_env
-
-_CHECKPOINT = "checkpoint"
 
 
 def make_teacher(config: str | Mapping[str, Any] | None, key: str) -> Policy:
@@ -34,7 +32,7 @@ def make_teacher(config: str | Mapping[str, Any] | None, key: str) -> Policy:
         raise no_policy(key)
     if isinstance(config, str):
         return make_policy(config)
-    if config["name"] == _CHECKPOINT:
+    if config["name"] == CHECKPOINT:
         from agents.checkpoint import load_policy
 
         return load_policy(config["path"])

@@ -1,8 +1,8 @@
 """A network that says how many instances are wanted: for searches over parameters, of which it has few.
 
 A number of instances that is wanted is linear in what is seen of an endpoint, loads counted in instances. Enough more
-than there are must be wanted for one to come, and enough less for one to go. Instances come from vacant machines and
-leave them vacant; non-interactive requests are released as freely as before.
+than there are must be wanted for one to come, and enough less for one to go; how much is enough is linear in the load.
+Instances come from vacant machines and leave them vacant; non-interactive requests are released as freely as before.
 """
 
 from __future__ import annotations
@@ -38,11 +38,26 @@ INPUTS = (
     "root",  # of the load of the last interval: what is kept in reserve grows with it (Halfin and Whitt 1981)
     "busy",  # KV memory in use, in instances
     "running_requests",  # over the scale of requests
-    "late",  # share of requests that missed a promise
+    "late",  # requests in ten that missed a promise
 )
-# Before any search: somewhat more than is needed for half of what is there now and half of what is usual at this time.
-_BEGIN = {"one": 0.4, "load_minute": 0.3, "load_interval": 0.7, "usual": 0.7}
-_BANDS = (0.4, 0.9)  # instances that must be wanted or superfluous for one to come or to go
+BAND_INPUTS = ("one", "load_minute", "load_interval", "usual")
+# Before any search: what one of twelve minutes of processor time, with bands of one number each, came to on
+# experiment=autoscaling_day.
+_BEGIN = {
+    "one": 0.48,
+    "load_minute": 0.40,
+    "load_interval": 0.51,
+    "forecast_interval": -0.05,
+    "forecast_hour": -0.02,
+    "usual": 0.54,
+    "niw_load_hour": 0.10,
+    "root": 0.11,
+    "busy": -0.19,
+    "running_requests": 0.09,
+    "late": 0.01,
+}
+_BANDS = (0.37, 0.95)  # instances that must be wanted or superfluous for one to come or to go
+_IN_TEN = 10.0
 
 
 class TargetNetwork(DecisionNetwork):
@@ -58,15 +73,17 @@ class TargetNetwork(DecisionNetwork):
         super().__init__()
         self.changes, self.ways, self.levels = entries(action)[:LEVERS]
         self.weights = nn.Parameter(torch.tensor([_BEGIN.get(name, 0.0) for name in INPUTS]))
-        self.bands = nn.Parameter(torch.tensor(_BANDS))
+        self.bands = nn.Parameter(torch.zeros(len(BAND_INPUTS), len(_BANDS)))
+        with torch.no_grad():
+            self.bands[BAND_INPUTS.index("one")] = torch.tensor(_BANDS)
 
     def encode(self, observation: Observation) -> tuple[Rows, torch.Tensor]:
         """The rows of the endpoints as they are, and nothing of all together."""
         rows = observation["endpoints"]
         return (rows,), rows.new_zeros(len(rows), 0)
 
-    def wanted(self, endpoints: torch.Tensor) -> torch.Tensor:
-        """(batch, P), instances that are wanted.
+    def inputs(self, endpoints: torch.Tensor) -> torch.Tensor:
+        """(batch, P, INPUTS), what the numbers are linear in.
 
         Args:
             endpoints: (batch, P, features).
@@ -77,20 +94,21 @@ class TargetNetwork(DecisionNetwork):
             loads[:, :, _LOADS.index("load_interval")].sqrt(),
             endpoints[:, :, _COLUMN["kv_usage"]] * running,
             torch.expm1(endpoints[:, :, _COLUMN["running_requests"]]),
-            endpoints[:, :, _COLUMN["late"]],
+            _IN_TEN * endpoints[:, :, _COLUMN["late"]],
         )
-        one = torch.ones_like(loads[:, :, :1])
-        return torch.cat([one, loads, torch.stack(others, dim=2)], dim=2) @ self.weights
+        return torch.cat([torch.ones_like(loads[:, :, :1]), loads, torch.stack(others, dim=2)], dim=2)
 
     def scores(self, rows: Rows, pooled: torch.Tensor) -> torch.Tensor:
         """(batch, entries of all levers, 1): minus what stays wanted or superfluous beyond the bands."""
         (endpoints,) = rows
+        seen = self.inputs(endpoints)
         counts = torch.expm1(endpoints[:, :, [_COLUMN["running"], _COLUMN["starting"]]])
-        gap = self.wanted(endpoints) - _SCALE * counts.sum(dim=2)
+        gap = seen @ self.weights - _SCALE * counts.sum(dim=2)
         most = self.changes // 2
         change = torch.arange(-most, most + 1, device=gap.device)
         left = gap.unsqueeze(2) - change
-        up, down = self.bands.abs()
+        bands = torch.relu(seen[:, :, [INPUTS.index(name) for name in BAND_INPUTS]] @ self.bands)
+        up, down = bands.unsqueeze(2).unbind(dim=3)
         of_changes = -torch.relu(left - up) - torch.relu(-left - down) - _FEWER_CHANGES * change.abs()
         of_ways = torch.zeros(*gap.shape, self.ways)
         of_ways[:, :, MACHINE] = 1.0

@@ -12,7 +12,7 @@ from agents.api.counterfactuals import Batch
 from agents.api.learner import APILearner
 from agents.autoscaling.counterfactuals import AutoscalingCounterfactuals
 from agents.autoscaling.features import ACTION_FEATURES, STATE_SIZE, encode_actions, encode_state, options
-from agents.autoscaling.target_network import INPUTS, TargetNetwork
+from agents.autoscaling.target_network import BAND_INPUTS, INPUTS, TargetNetwork
 from agents.config import CMAESConfig, NetworkConfig, PPOConfig
 from agents.learner import Budget, Task, make_learner
 from baselines.registry import make_policy
@@ -141,11 +141,11 @@ def test_a_policy_of_other_levers_is_refused(env):
 
 
 def target_network(env, weights, bands):
-    """A network with these weights by name."""
+    """A network with these weights by name, and of the bands upwards and downwards."""
     network = TargetNetwork(env.action_space)
     with torch.no_grad():
         network.weights.copy_(torch.tensor([weights.get(name, 0.0) for name in INPUTS]))
-        network.bands.copy_(torch.tensor(bands))
+        network.bands.copy_(torch.tensor([bands.get(name, (0.0, 0.0)) for name in BAND_INPUTS]))
     return network
 
 
@@ -161,7 +161,7 @@ def test_what_is_wanted_by_hand(env):
     """Half an instance, 0.4 x 2 by the last interval, 0.3 as usual, a root of 2, KV of 0.75 instances, and so on."""
     names = ("one", "load_interval", "usual", "root", "busy", "running_requests", "late")
     network = target_network(
-        env, dict(zip(names, (0.5, 0.4, 0.3, 0.1, 0.2, 0.1, 2.0), strict=True)), (0.5, 1.0)
+        env, dict(zip(names, (0.5, 0.4, 0.3, 0.1, 0.2, 0.1, 0.2), strict=True)), {"one": (0.5, 1.0)}
     )
     row = endpoint_row(
         load_interval=np.log(3.0),
@@ -172,7 +172,7 @@ def test_what_is_wanted_by_hand(env):
         late=0.1,
     )
     expected = 0.5 + 0.8 + 0.3 + 0.1 * np.sqrt(2.0) + 0.2 * 0.75 + 0.1 + 0.2
-    assert network.wanted(row).item() == pytest.approx(expected, rel=1e-5)
+    assert (network.inputs(row) @ network.weights).item() == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_what_is_wanted_by_hand(env):
 )
 def test_instances_come_and_go_beyond_the_bands(env, wanted, change):
     """Of three, one of which starts, with half an instance to spare upwards and a whole one downwards."""
-    network = target_network(env, {"one": wanted}, (0.5, -1.0))
+    network = target_network(env, {"one": wanted}, {"one": (0.5, 1.0)})
     row = endpoint_row(running=np.log1p(2 / 2), starting=np.log1p(1 / 2), release_level=0.5)
     changes, ways, levels = env.action_space.nvec[:3]
     scores = network({"endpoints": row})[0, :, 0].detach().numpy()
@@ -188,6 +188,21 @@ def test_instances_come_and_go_beyond_the_bands(env, wanted, change):
     assert scores[:changes].argmax() - changes // 2 == change
     assert scores[changes : changes + ways].argmax() == MACHINE
     assert scores[changes + ways :].argmax() == 1  # the level stays
+
+
+@pytest.mark.parametrize(("wanted", "change"), [(5.7, 1), (5.5, 0), (3.0, 0), (2.0, -1)])
+def test_bands_grow_with_the_load(env, wanted, change):
+    """Of four, under a load of three: 0.1 + 0.5 x 3 = 1.6 upwards, 0.5 x 3 = 1.5 downwards; none is below nothing."""
+    row = endpoint_row(running=np.log1p(4 / 2), load_interval=np.log(4.0))
+    bands = {"one": (0.1, 0.0), "load_interval": (0.5, 0.5)}
+    changes = env.action_space.nvec[0]
+
+    def change_by(bands, wanted):
+        network = target_network(env, {"one": wanted}, bands)
+        return int(network({"endpoints": row})[0, :changes, 0].argmax()) - changes // 2
+
+    assert change_by(bands, wanted) == change
+    assert change_by({"one": (-5.0, 9.0)}, 4.5) == 1
 
 
 def test_a_search_learns_that_instances_without_work_cost_money():
