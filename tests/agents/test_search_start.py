@@ -20,8 +20,8 @@ from runners.policies import policy_config
 from runners.train_config import TrainConfig, register_agents
 from tests.autoscaling.samples import ONE
 
-BURSTS = {"workload": WorkloadSpec(name="flying_bursty", num_requests=60)}
-PLACES = {"dp_tp": BURSTS, "autoscaling": ONE}
+CHAT = {"workload": WorkloadSpec(name="azure_conv_fitted", num_requests=200, rate_scale=10.0)}
+PLACES = {"routing": CHAT, "autoscaling": ONE}
 WIDE = NetworkConfig(row_width=4, hidden_widths=(12,))
 CONFIGS = {
     "ars": ARSConfig(episodes=1, directions=2, kept_directions=1),
@@ -29,7 +29,7 @@ CONFIGS = {
 }
 
 
-def checkpoint(folder: Path, config: SearchConfig, env: str = "dp_tp") -> SearchLearner:
+def checkpoint(folder: Path, config: SearchConfig, env: str = "routing") -> SearchLearner:
     """Writes what a search has found after a round."""
     learner = SearchLearner(config, Task(env, PLACES[env], seed=1))
     learner.improve(Budget(10_000))
@@ -41,7 +41,7 @@ def checkpoint(folder: Path, config: SearchConfig, env: str = "dp_tp") -> Search
     return learner
 
 
-def beginning_with(folder: Path, config: SearchConfig, env: str = "dp_tp") -> SearchLearner:
+def beginning_with(folder: Path, config: SearchConfig, env: str = "routing") -> SearchLearner:
     start = {"name": "checkpoint", "path": str(folder)}
     return SearchLearner(dataclasses.replace(config, start=start), Task(env, PLACES[env]))
 
@@ -53,7 +53,7 @@ def test_a_search_begins_with_what_another_has_found(agent: str, found_by: str, 
     learner = beginning_with(tmp_path / "found", CONFIGS[agent])
     np.testing.assert_array_equal(learner.search.mean, found)
     np.testing.assert_array_equal(learner.candidates.start, found)
-    assert not np.array_equal(found, SearchLearner(CONFIGS[agent], Task("dp_tp", BURSTS)).search.mean)
+    assert not np.array_equal(found, SearchLearner(CONFIGS[agent], Task("routing", CHAT)).search.mean)
 
 
 def test_shares_are_of_what_it_begins_with(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     checkpoint(tmp_path / "wide", dataclasses.replace(CONFIGS["ars"], network=WIDE))
     with pytest.raises(ValueError, match=r"agent\.start must have \d+ parameters, .*wide' has \d+"):
         beginning_with(tmp_path / "wide", CONFIGS["ars"])
-    with pytest.raises(ValueError, match=r"agent\.start must be of env=autoscaling, .*wide' is of env=dp_tp"):
+    with pytest.raises(ValueError, match=r"agent\.start must be of env=autoscaling, .*wide' is of env=routing"):
         beginning_with(tmp_path / "wide", CONFIGS["ars"], "autoscaling")
     with pytest.raises(ValueError, match=r"ars or cma_es found; 'zoo/dp_tp' is of agent="):
         beginning_with(Path("zoo/dp_tp"), CONFIGS["ars"])
