@@ -77,7 +77,9 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     checkpoint(tmp_path / "wide", dataclasses.replace(CONFIGS["ars"], network=WIDE))
     with pytest.raises(ValueError, match=r"agent\.start must have \d+ parameters, .*wide' has \d+"):
         beginning_with(tmp_path / "wide", CONFIGS["ars"])
-    with pytest.raises(ValueError, match=r"agent\.start must be of env=autoscaling, .*wide' is of env=routing"):
+    with pytest.raises(
+        ValueError, match=r"agent\.start must be of env=autoscaling, .*wide' is of env=routing"
+    ):
         beginning_with(tmp_path / "wide", CONFIGS["ars"], "autoscaling")
     with pytest.raises(ValueError, match=r"ars or cma_es found; 'zoo/dp_tp' is of agent="):
         beginning_with(Path("zoo/dp_tp"), CONFIGS["ars"])
