@@ -25,8 +25,13 @@ class Scored(Protocol):
 
 
 def column(episodes: Sequence[Scored], metric: str) -> FloatArray:
-    """One figure over episodes, (episodes,)."""
-    return np.array([episode.metrics[metric] for episode in episodes])
+    """One figure over episodes, (episodes,); NaN in those that do not have it: not all have the same classes."""
+    return np.array([episode.metrics.get(metric, np.nan) for episode in episodes])
+
+
+def names_of(episodes: Sequence[Scored]) -> tuple[str, ...]:
+    """Figures that some episode has, in the order in which they occur."""
+    return tuple(dict.fromkeys(name for episode in episodes for name in episode.metrics))
 
 
 def aggregate(episodes: Sequence[Scored], strata: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
@@ -38,7 +43,7 @@ def aggregate(episodes: Sequence[Scored], strata: Sequence[str] | None = None) -
     """
     labels = np.array(["" for _ in episodes] if strata is None else list(strata))
     summary = {}
-    for metric in episodes[0].metrics:
+    for metric in names_of(episodes):
         values = column(episodes, metric)
         said = ~np.isnan(values)
         groups = [values[said & (labels == label)] for label in dict.fromkeys(labels.tolist())]

@@ -16,7 +16,7 @@ import numpy as np
 
 from envs.workload.registry import WorkloadSource
 from envs.workload.schema import Workload
-from runners.aggregate import Scored, aggregate, column
+from runners.aggregate import Scored, aggregate, column, names_of
 from runners.statistics import (
     FloatArray,
     holm,
@@ -180,12 +180,14 @@ def _gates(results: Results, name: str, best: str) -> dict[str, Any]:
     """Whether a policy is no worse than the best heuristic where it must not be."""
 
     def iqm(policy: str, metric: str) -> float:
-        return float(interquartile_mean(column(results[policy], metric)))
+        values = column(results[policy], metric)
+        said = values[~np.isnan(values)]
+        return float(interquartile_mean(said)) if said.size else math.nan
 
     def total(policy: str) -> float:
         return float(sum(column(results[policy], key).sum() for key in ("refused", "failed", "unfinished")))
 
-    classes = [key for key in results[name][0].metrics if key.startswith("slowdown/")]
+    classes = [key for key in names_of(results[name]) if key.startswith("slowdown/")]
     tail = _ratio(iqm(name, "ttft_p99_s"), iqm(best, "ttft_p99_s"))
     loss = iqm(best, "slo_attainment") - iqm(name, "slo_attainment")
     worst = max((_ratio(iqm(name, key), iqm(best, key)) for key in classes), default=1.0)

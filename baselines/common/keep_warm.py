@@ -128,7 +128,7 @@ class KeepWarmPolicy(SharingPolicy):
             forgotten: NDArray[np.float64] = 0.5 ** ((state.now_s - self._asked_s) / self.config.half_life_s)
             return self._counts * forgotten
         if self.config.keep == Keep.BELADY:
-            return -np.minimum(state.coming_s, _NEVER_S)
+            return -np.minimum(state.coming_s(), _NEVER_S)
         rate = np.zeros(len(self._counts))
         for instance in state.instances[state.instances["model"] >= 0]:
             kind = self.setting.node_kinds[instance["node"]]

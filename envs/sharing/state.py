@@ -8,6 +8,7 @@ policy's: it says so in commands. A policy that only places leaves memory to the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
@@ -248,8 +249,8 @@ class SharingState:
     num_held: int  # HELD requests, the offered one included
     num_ooms: int  # instances that died of an allocation, since the episode began
     totals: FloatArray  # (C, len(TOTALS)), since the episode began
-    # (models,), when the next request of each comes, infinity: never: the future, for clairvoyant references alone.
-    coming_s: FloatArray
+    # (models,), when the next request of each comes, infinity: never. The future, for clairvoyant references alone.
+    coming_s: Callable[[], FloatArray]
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,5 +134,5 @@ def state(
         num_held=len(waiting),
         num_ooms=0,
         totals=np.zeros((1, len(TOTALS))),
-        coming_s=np.zeros(0),
+        coming_s=lambda: np.zeros(0),
     )

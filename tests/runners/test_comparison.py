@@ -88,6 +88,23 @@ def test_gates_keep_a_bought_return_from_counting(
     assert comparison["badge"] == "none"
 
 
+def test_workloads_may_differ_in_their_classes(
+    results: dict[str, list[Episode]], make_episode: MakeEpisode
+) -> None:
+    """A class that half of the episodes have is worse off by a tenth there."""
+    for name in ("plain", "good"):
+        for episode in results[name][5:]:
+            del episode.metrics["slowdown/standard"]
+            episode.metrics["slowdown/priority"] = 1.1 if name == "good" else 1.0
+    strata = ["one"] * 5 + ["another"] * 5
+    names = {name: results[name] for name in ("plain", "good")}
+    comparison = compare_results(names, Kinds(learned=frozenset({"good"})), strata=strata)
+    gate = comparison["gates"]["good"]["worst_class_slowdown_ratio"]
+    assert gate["value"] == pytest.approx(1.1)
+    assert not gate["holds"]
+    assert comparison["policies"]["good"]["metrics"]["slowdown/priority"]["iqm"] == pytest.approx(1.1)
+
+
 def test_a_clairvoyant_policy_shows_the_room_left(results: dict[str, list[Episode]]) -> None:
     comparison = compare_results(results, Kinds(clairvoyant=frozenset({"good"})))
     assert comparison["best_heuristic"] == "plain"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -103,7 +104,7 @@ class SharingSimulator:
             round(self.spec.keep_alive_s * PS_PER_S),
         )
         self.world.clock["scheduler"] = SCHEDULERS.index(self.scheduler)
-        self._coming_s = _coming(workload)
+        self._coming: NDArray[np.float64] | None = None
         self.refused_commands = 0
 
     # -- time ----------------------------------------------------------------------------------------------------------
@@ -230,8 +231,14 @@ class SharingSimulator:
             num_held=int(clock["num_held"]),
             num_ooms=int(clock["num_ooms"]),
             totals=world.stats[:, : len(TOTALS)].copy(),
-            coming_s=self._coming_s[int(clock["next_arrival"])],
+            coming_s=partial(self._coming_s, int(clock["next_arrival"])),
         )
+
+    def _coming_s(self, arrived: int) -> NDArray[np.float64]:
+        """(models,), when the next request of each comes after so many requests, s; infinity: never."""
+        if self._coming is None:
+            self._coming = _coming(self.workload)
+        return self._coming[arrived]
 
     def used_ps(self) -> NDArray[np.int64]:
         """(N,), for which each node has had an instance."""
