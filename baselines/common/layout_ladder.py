@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from baselines.common.hysteresis import HysteresisLadder
 from baselines.common.layouts import (
@@ -13,55 +14,71 @@ from baselines.common.layouts import (
     uniform_layout,
     with_regions,
 )
-from baselines.policy import Action
+from baselines.policy import Action, Tunable
 from envs.backend import ClusterState, Redeploy, SetLayout, SwitchMode
 from envs.layout import Layout, groups_of
 
 
-def check_thresholds(growth_ratio: float, hysteresis_ratio: float, dwell_s: float) -> None:
-    """Refuses thresholds that make no ladder.
+@dataclass(frozen=True)
+class LadderConfig:
+    """What policies that climb a ladder of layouts have in common; all ours.
 
-    Raises:
-        ValueError: names the constant and what is allowed.
+    Attributes:
+        layouts: From light to heavy load, as written in configs; empty: every uniform layout, the widest first.
+        threshold_growth_ratio: Each further threshold is so many times the one before.
+        hysteresis_ratio: A layout is returned to below this share of the threshold it was left at, 0 to 1.
+        dwell_s: Least time between two changes, seconds.
     """
-    if not growth_ratio >= 1:
-        raise ValueError(f"threshold_growth_ratio must be at least 1, got {growth_ratio}")
-    if not 0 <= hysteresis_ratio < 1:
-        raise ValueError(f"hysteresis_ratio must lie in [0, 1), got {hysteresis_ratio}")
-    if not dwell_s >= 0:
-        raise ValueError(f"dwell_s must not be negative, got {dwell_s}")
+
+    layouts: Sequence[str | int] = ()
+    threshold_growth_ratio: float = 2.0
+    hysteresis_ratio: float = 0.5
+    dwell_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not self.threshold_growth_ratio >= 1:
+            raise ValueError(f"threshold_growth_ratio must be at least 1, got {self.threshold_growth_ratio}")
+        if not 0 <= self.hysteresis_ratio < 1:
+            raise ValueError(f"hysteresis_ratio must lie in [0, 1), got {self.hysteresis_ratio}")
+        if not self.dwell_s >= 0:
+            raise ValueError(f"dwell_s must not be negative, got {self.dwell_s}")
+        for layout in self.layouts:
+            parse_layout(layout)
+
+    @staticmethod
+    def tunables() -> dict[str, Tunable]:
+        """Constants that a tuner may search."""
+        return {
+            "threshold_growth_ratio": Tunable(1.0, 8.0, log=True),
+            "hysteresis_ratio": Tunable(0.1, 0.95),
+            "dwell_s": Tunable(1.0, 60.0, log=True),
+        }
 
 
 class LayoutLadder:
     """Deploys at time zero, then follows the load; regions that are being reconfigured are left alone.
 
     Args:
-        layouts: From light to heavy load, as written in configs; empty: every uniform layout, the widest first.
+        config: Layouts, and how thresholds follow from the first.
         num_base: Base engines of the node.
         first: Load at which the first layout is left for the second.
-        growth_ratio: Each further threshold is so many times the one before.
-        hysteresis_ratio: A layout is returned to below this share of the threshold it was left at.
-        dwell_s: Least time between two changes, seconds.
         merge_mode: How requests are treated that run where engines are merged.
         split_mode: And where none is merged.
     """
 
     def __init__(
         self,
-        layouts: Sequence[str | int],
+        config: LadderConfig,
         num_base: int,
         first: float,
-        growth_ratio: float,
-        hysteresis_ratio: float,
-        dwell_s: float,
         merge_mode: SwitchMode,
         split_mode: SwitchMode,
     ) -> None:
-        self.layouts = _layouts_of(layouts, num_base)
+        self.layouts = _layouts_of(config.layouts, num_base)
         self.merge_mode, self.split_mode = merge_mode, split_mode
-        up = tuple(first * growth_ratio**i for i in range(len(self.layouts) - 1))
-        down = tuple(threshold * hysteresis_ratio for threshold in up)
-        self._rungs = HysteresisLadder(up, down, dwell_s)
+        up = tuple(first * config.threshold_growth_ratio**i for i in range(len(self.layouts) - 1))
+        down = tuple(threshold * config.hysteresis_ratio for threshold in up)
+        self._rungs = HysteresisLadder(up, down, config.dwell_s)
         self._fresh = True
 
     def act(self, state: ClusterState, load: float) -> Action:
