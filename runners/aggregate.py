@@ -25,7 +25,12 @@ class Scored(Protocol):
 
 
 def column(episodes: Sequence[Scored], metric: str) -> FloatArray:
-    """One figure over episodes, (episodes,); NaN in those that do not have it: not all have the same classes."""
+    """One figure over episodes, (episodes,)."""
+    return np.array([episode.metrics[metric] for episode in episodes])
+
+
+def column_of_some(episodes: Sequence[Scored], metric: str) -> FloatArray:
+    """The same of a figure that not all have, such as one of a class of requests; NaN in those that do not."""
     return np.array([episode.metrics.get(metric, np.nan) for episode in episodes])
 
 
@@ -44,7 +49,7 @@ def aggregate(episodes: Sequence[Scored], strata: Sequence[str] | None = None) -
     labels = np.array(["" for _ in episodes] if strata is None else list(strata))
     summary = {}
     for metric in names_of(episodes):
-        values = column(episodes, metric)
+        values = column_of_some(episodes, metric)
         said = ~np.isnan(values)
         groups = [values[said & (labels == label)] for label in dict.fromkeys(labels.tolist())]
         values, groups = values[said], [group for group in groups if group.size]

@@ -16,7 +16,7 @@ import numpy as np
 
 from envs.workload.registry import WorkloadSource
 from envs.workload.schema import Workload
-from runners.aggregate import Scored, aggregate, column, names_of
+from runners.aggregate import Scored, aggregate, column, column_of_some, names_of
 from runners.statistics import (
     FloatArray,
     holm,
@@ -180,7 +180,12 @@ def _gates(results: Results, name: str, best: str) -> dict[str, Any]:
     """Whether a policy is no worse than the best heuristic where it must not be."""
 
     def iqm(policy: str, metric: str) -> float:
-        values = column(results[policy], metric)
+        return float(interquartile_mean(column(results[policy], metric)))
+
+    def iqm_where_any(
+        policy: str, metric: str
+    ) -> float:  # arrivals are the same: where one has none, all have none
+        values = column_of_some(results[policy], metric)
         said = values[~np.isnan(values)]
         return float(interquartile_mean(said)) if said.size else math.nan
 
@@ -190,7 +195,7 @@ def _gates(results: Results, name: str, best: str) -> dict[str, Any]:
     classes = [key for key in names_of(results[name]) if key.startswith("slowdown/")]
     tail = _ratio(iqm(name, "ttft_p99_s"), iqm(best, "ttft_p99_s"))
     loss = iqm(best, "slo_attainment") - iqm(name, "slo_attainment")
-    worst = max((_ratio(iqm(name, key), iqm(best, key)) for key in classes), default=1.0)
+    worst = max((_ratio(iqm_where_any(name, key), iqm_where_any(best, key)) for key in classes), default=1.0)
     lost = total(name) - total(best)
     gates: dict[str, Any] = {
         "ttft_p99_ratio": _gate(tail, TTFT_P99_RATIO),

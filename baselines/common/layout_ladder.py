@@ -10,6 +10,7 @@ from baselines.common.layouts import (
     check_layout,
     free_regions,
     parse_layout,
+    parse_mode,
     power_of_two_lengths,
     uniform_layout,
     with_regions,
@@ -53,6 +54,17 @@ class LadderConfig:
             "hysteresis_ratio": Tunable(0.1, 0.95),
             "dwell_s": Tunable(1.0, 60.0, log=True),
         }
+
+
+def parse_split_mode(name: str) -> SwitchMode:
+    """The mode of switches that merge nothing, by name.
+
+    Raises:
+        ValueError: there is no such mode; nothing can be done speculatively in DP while a group is being split.
+    """
+    if name == SwitchMode.SOFT.name.lower():
+        raise ValueError(f"split_mode must be one of sequential, hard, got {name!r}")
+    return parse_mode(name, "split_mode")
 
 
 class LayoutLadder:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from baselines.common.layout_ladder import LadderConfig, LayoutLadder
+from baselines.common.layout_ladder import LadderConfig, LayoutLadder, parse_split_mode
 from baselines.common.layouts import parse_mode
 from baselines.common.signals import requests_in_system
 from baselines.policy import Action, PolicySpec, Tunable
@@ -20,7 +20,7 @@ class LoadThresholdConfig(LadderConfig):
         threshold_requests_per_gpu: Requests in the system per GPU at which the first layout is left for the second.
         mode: How running requests are treated: sequential, soft or hard.
         split_mode: The same where engines are only split, sequential or hard; empty: as `mode`, and sequential for
-            soft, since nothing can be done speculatively in DP while a group is being split.
+            soft.
     """
 
     threshold_requests_per_gpu: float = 2.0
@@ -35,7 +35,7 @@ class LoadThresholdConfig(LadderConfig):
             )
         parse_mode(self.mode, "mode")
         if self.split_mode:
-            parse_mode(self.split_mode, "split_mode")
+            parse_split_mode(self.split_mode)
 
     @staticmethod
     def tunables() -> dict[str, Tunable]:
@@ -61,7 +61,7 @@ class LoadThresholdPolicy:
         config = self.config
         mode = parse_mode(config.mode, "mode")
         as_mode = SwitchMode.SEQUENTIAL if mode == SwitchMode.SOFT else mode
-        split_mode = parse_mode(config.split_mode, "split_mode") if config.split_mode else as_mode
+        split_mode = parse_split_mode(config.split_mode) if config.split_mode else as_mode
         self._num_gpus = spec.node.num_gpus
         first = config.threshold_requests_per_gpu
         self._ladder = LayoutLadder(config, spec.num_base, first, mode, split_mode)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from baselines.common.layout_ladder import LadderConfig, LayoutLadder
+from baselines.common.layout_ladder import LadderConfig, LayoutLadder, parse_split_mode
 from baselines.common.layouts import parse_mode
 from baselines.policy import Action, PolicySpec, Tunable
 from envs.backend import TOTALS, ClusterState
@@ -38,7 +38,7 @@ class RateThresholdConfig(LadderConfig):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
         parse_mode(self.merge_mode, "merge_mode")
-        parse_mode(self.split_mode, "split_mode")
+        parse_split_mode(self.split_mode)
 
     @staticmethod
     def tunables() -> dict[str, Tunable]:
@@ -72,7 +72,7 @@ class RateThresholdPolicy:
             spec.num_base,
             config.threshold_tokens_per_gpu_s,
             parse_mode(config.merge_mode, "merge_mode"),
-            parse_mode(config.split_mode, "split_mode"),
+            parse_split_mode(config.split_mode),
         )
 
     def act(self, observation: Any, state: ClusterState) -> Action:

@@ -193,6 +193,7 @@ def test_rate_threshold_follows_what_arrives(spec, make_state):
         {"dwell_s": -1.0},
         {"merge_mode": "gentle"},
         {"split_mode": "gentle"},
+        {"split_mode": "soft"},
         {"layouts": ["5"]},
     ],
 )
@@ -218,6 +219,7 @@ def test_load_threshold_leaves_transitions_alone(spec, make_state):
         {"hysteresis_ratio": 1.0},
         {"dwell_s": -1.0},
         {"mode": "gentle"},
+        {"split_mode": "soft"},
         {"layouts": ["5"]},
     ],
 )

@@ -71,6 +71,7 @@ def test_solved_is_three_per_cent_clear_of_zero(
     [
         ({"ttft_p99_s": 1.06}, "ttft_p99_ratio"),
         ({"ttft_p99_s": math.inf}, "ttft_p99_ratio"),
+        ({"ttft_p99_s": math.nan}, "ttft_p99_ratio"),
         ({"slo_attainment": 0.99}, "slo_attainment_loss"),
         ({"slowdown/standard": 1.06}, "worst_class_slowdown_ratio"),
         ({"refused": 1.0}, "extra_requests_lost"),

@@ -119,11 +119,8 @@ REQUEST_ROW_DTYPE = np.dtype(
 S_WAIT_W, S_WAIT_WS, S_DECODE_W, S_DECODE_WS, S_CLOSED = (len(TOTALS) + i for i in range(5))
 NUM_STATS = len(TOTALS) + 5
 
-DEMAND_S = (
-    30.0,
-    180.0,
-    1800.0,
-)  # time constants by which the requests of a model are forgotten; source: ours
+# Time constants by which the requests of a model are forgotten, s; source: ours.
+DEMAND_S = (30.0, 180.0, 1800.0)
 
 PARAMETERS_DTYPE = np.dtype(
     [
@@ -141,10 +138,7 @@ PARAMETERS_DTYPE = np.dtype(
         ("least_tokens", np.int64),
         ("mean_output", np.float64),  # before anything has ended
         ("mean_weight", np.float64),  # requests that this counts for
-        (
-            "replace_idle",
-            np.int64,
-        ),  # whether a request may take the place of an idle instance of another model
+        ("replace_idle", np.int64),  # whether a request may take the place of another model's idle instance
     ]
 )
 
