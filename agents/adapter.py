@@ -125,6 +125,16 @@ class Adapter:
             ValueError: says what differs.
         """
 
+    # -- observations --------------------------------------------------------------------------------------------------
+
+    def summary(self, observation: Observation) -> NDArray[np.float32]:
+        """(size,), what is seen, whatever number of rows it has: mean and maximum of rows, vectors as they are."""
+        parts = []
+        for name in sorted(observation):
+            part = np.asarray(observation[name], np.float32)
+            parts += [part.mean(axis=0), part.max(axis=0)] if part.ndim > 1 else [part.reshape(-1)]
+        return np.concatenate(parts)
+
     # -- networks ------------------------------------------------------------------------------------------------------
 
     def network(

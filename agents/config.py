@@ -463,6 +463,7 @@ class DAggerConfig(ImitationConfig):
 # Settings that name a policy, and those of them that must.
 POLICY_KEYS = ("teacher", "baseline", "heuristic", "start", "reference")
 REQUIRED_POLICIES = ("teacher", "baseline")
+POLICY_LISTS = ("policies",)  # settings that name several
 
 
 def searched_constants(heuristic: Mapping[str, Any]) -> dict[str, Tunable]:

@@ -155,6 +155,11 @@ AGENTS: dict[str, AgentEntry] = {
     "api": AgentEntry(
         "agents.api.config:APIConfig", "agents.api.learner:APILearner", "agents.api.learner:load"
     ),
+    "portfolio": AgentEntry(
+        "agents.portfolio.config:PortfolioConfig",
+        "agents.portfolio.learner:PortfolioLearner",
+        "agents.portfolio.learner:load",
+    ),
 }
 
 

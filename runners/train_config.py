@@ -13,7 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from agents.checkpoint import plain, read_config, standing
-from agents.config import POLICY_KEYS, REQUIRED_POLICIES, AgentConfig, no_policy
+from agents.config import POLICY_KEYS, POLICY_LISTS, REQUIRED_POLICIES, AgentConfig, no_policy
 from agents.learner import AGENTS, agent_config_class
 from envs.registration import usual_policies
 from runners.policies import policy_config
@@ -80,7 +80,12 @@ class TrainConfig(RunConfig):
                 raise no_policy(key)
         named = {key: self.agent[key] for key in POLICY_KEYS if isinstance(self.agent.get(key), str)}
         policies = {key: policy_config(name) for key, name in named.items()}
-        object.__setattr__(self, "agent", {**self.agent, **policies})
+        lists = {
+            key: [policy_config(each) if isinstance(each, str) else each for each in self.agent[key]]
+            for key in POLICY_LISTS
+            if self.agent.get(key)
+        }
+        object.__setattr__(self, "agent", {**self.agent, **policies, **lists})
         for name in ("num_envs", "validations", "validation_seeds"):
             check_least(name, getattr(self, name), 1)
         check_least("seed", self.seed, 0)

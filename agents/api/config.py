@@ -13,7 +13,55 @@ CONTINUATIONS = ("present", "start")
 
 
 @dataclass(frozen=True, kw_only=True)
-class APIConfig(AgentConfig):
+class PolicyIterationConfig(AgentConfig):
+    """What agents that improve a policy by rollouts from sampled states have in common.
+
+    Attributes:
+        iterations: Policy improvements; each gets an equal share of the budget.
+        sample_every: Decisions between two sampled states, on average.
+        exploration: Probability of a random possible action while data is gathered.
+        kept_iterations: Iterations whose data the network is trained on.
+        hidden: Width of the network.
+        epochs: Passes over the data after each iteration.
+        entropy_weights: Of the policy's entropy, in the first and in the last epoch.
+        trust: Added to the advantage of what the present policy would do, in spreads of the advantages: the next policy
+            departs from it only where that promises more than so much. Returns of single rollouts are mostly chance,
+            and what pays for one decision may not if all decisions change at once.
+        worst: Relative advantages are not taken to be less: an action that multiplies the cost is bad enough. Not in
+            routing and sharing.
+        least_cost: Added to a state's cost before advantages are taken relative to it (to its root in routing), in
+            units of reward.
+    """
+
+    iterations: int = 3
+    sample_every: int = 4
+    exploration: float = 0.1
+    kept_iterations: int = 3
+    hidden: int = 64
+    epochs: int = 150
+    entropy_weights: tuple[float, float] = (0.3, 0.003)
+    trust: float = 0.0
+    worst: float = -3.0
+    least_cost: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("iterations", "sample_every", "kept_iterations", "hidden", "epochs"):
+            check_at_least_one(name, getattr(self, name))
+        if not 0.0 <= self.exploration <= 1.0:
+            raise ValueError(f"agent.exploration must be in [0, 1], got {self.exploration}")
+        if self.trust < 0:
+            raise ValueError(f"agent.trust must not be negative, got {self.trust}")
+        if self.least_cost < 0:
+            raise ValueError(f"agent.least_cost must not be negative, got {self.least_cost}")
+        if self.worst >= 0:
+            raise ValueError(f"agent.worst must be negative, got {self.worst}")
+        if min(self.entropy_weights) <= 0:
+            raise ValueError(f"agent.entropy_weights must be positive, got {self.entropy_weights}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class APIConfig(PolicyIterationConfig):
     """Approximate policy iteration by counterfactual rollouts.
 
     Attributes:
@@ -24,7 +72,6 @@ class APIConfig(AgentConfig):
         continuation: What rollouts follow after their action: "present" (the present policy) or "start" (the policy
             that was started from, in all iterations: an improvement of that one alone, at a fraction of the cost where
             the network's decisions take longer). Not in routing and sharing.
-        iterations: Policy improvements; each gets an equal share of the budget.
         horizon: Decision intervals that a rollout looks ahead; in routing, arrivals.
         stays: A rollout ends earlier, after as many stays of a request as this: by Little's law as many requests arrive
             while one stays as are in the system. None: after the horizon. routing only.
@@ -33,19 +80,6 @@ class APIConfig(AgentConfig):
         stride: Decision intervals between two decisions inside a rollout; more makes rollouts cheaper and coarser.
             dp_tp only.
         candidates: Most actions compared at a state; staying and the present policy's choice are always among them.
-        sample_every: Decisions between two sampled states, on average.
-        exploration: Probability of a random possible action while data is gathered.
-        kept_iterations: Iterations whose data the network is trained on.
-        hidden: Width of the network.
-        epochs: Passes over the data after each iteration.
-        entropy_weights: Of the policy's entropy, in the first and in the last epoch.
-        trust: Added to the advantage of what the present policy would do, in spreads of the advantages: the next policy
-            departs from it only where that promises more than so much. Returns of single rollouts are mostly chance,
-            and what pays for one decision may not if all decisions change at once.
-        worst: Relative advantages are not taken to be less: an action that multiplies the cost is bad enough. dp_tp
-            and deployment only.
-        least_cost: Added to a state's cost before advantages are taken relative to it (to its root in routing), in
-            units of reward.
         tail: What minus the sum over requests of (TTFT / SLO) squared weighs beside the objective: its advantages, in
             their spreads, are added to those of the objective in theirs. For a router that is not to buy quicker
             answers with late first tokens. routing only.
@@ -56,53 +90,33 @@ class APIConfig(AgentConfig):
     learning_rate: float = 2e-3
     start: Any = None
     continuation: str = "present"
-    iterations: int = 3
     horizon: int = 20
     stays: float | None = None
     commit: int = 20
     stride: int = 2
     candidates: int = 8
-    sample_every: int = 4
-    exploration: float = 0.1
-    kept_iterations: int = 3
-    hidden: int = 64
-    epochs: int = 150
-    entropy_weights: tuple[float, float] = (0.3, 0.003)
-    trust: float = 0.0
-    worst: float = -3.0
-    least_cost: float = 1.0
     tail: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        least = {
-            "iterations": 1,
-            "horizon": 1,
-            "commit": 1,
-            "stride": 1,
-            "candidates": 2,
-            "sample_every": 1,
-            "kept_iterations": 1,
-            "hidden": 1,
-            "epochs": 1,
-        }
-        for name, lowest in least.items():
-            if getattr(self, name) < lowest:
-                raise ValueError(f"agent.{name} must be at least {lowest}, got {getattr(self, name)}")
+        for name in ("horizon", "commit", "stride"):
+            check_at_least_one(name, getattr(self, name))
+        if self.candidates < 2:
+            raise ValueError(f"agent.candidates must be at least 2, got {self.candidates}")
         check_choice("agent.continuation", self.continuation, CONTINUATIONS)
         if self.continuation == "start" and self.start is None:
             raise ValueError("agent.continuation=start needs a policy to start from: set agent.start")
-        if not 0.0 <= self.exploration <= 1.0:
-            raise ValueError(f"agent.exploration must be in [0, 1], got {self.exploration}")
         if self.stays is not None and not self.stays > 0:
             raise ValueError(f"agent.stays must be positive, got {self.stays}")
-        if self.trust < 0:
-            raise ValueError(f"agent.trust must not be negative, got {self.trust}")
         if not 0 <= self.tail < math.inf:
             raise ValueError(f"agent.tail must be finite and not negative, got {self.tail}")
-        if self.least_cost < 0:
-            raise ValueError(f"agent.least_cost must not be negative, got {self.least_cost}")
-        if self.worst >= 0:
-            raise ValueError(f"agent.worst must be negative, got {self.worst}")
-        if min(self.entropy_weights) <= 0:
-            raise ValueError(f"agent.entropy_weights must be positive, got {self.entropy_weights}")
+
+
+def check_at_least_one(name: str, value: int) -> None:
+    """Refuses a setting that must be at least 1.
+
+    Raises:
+        ValueError: it is less.
+    """
+    if value < 1:
+        raise ValueError(f"agent.{name} must be at least 1, got {value}")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
+from torch import nn
 
-from agents.learner import Budget
+from agents.learner import Budget, Task
 from agents.spaces import ActionSpace
 from baselines.policy import Policy
 
@@ -67,4 +68,22 @@ class Counterfactuals(Protocol):
 
     def advantages(self, returns: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
         """What counts of the returns at each state, (K,) each; NaN stays."""
+        ...
+
+
+class Improvable(Protocol):
+    """What says how the policies of an environment are improved; `config` is that of the agent."""
+
+    def counterfactuals(self, config: Any, task: Task, rng: np.random.Generator) -> Counterfactuals:
+        """The world that is played in."""
+        ...
+
+    def score_network(self, observation: spaces.Dict, config: Any) -> nn.Module:
+        """The network that is trained: scores of actions from a state and from theirs."""
+        ...
+
+    def score_policy(
+        self, network: nn.Module, observation: spaces.Dict, action: ActionSpace, config: Any, name: str
+    ) -> Policy:
+        """A policy that is greedy in such a network."""
         ...

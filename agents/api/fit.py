@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from agents.api.config import APIConfig
+from agents.api.config import PolicyIterationConfig
 
 
 def fit(
@@ -16,7 +16,7 @@ def fit(
     actions: NDArray[np.float32],
     advantages: NDArray[np.float32],
     valid: NDArray[np.bool_],
-    config: APIConfig,
+    config: PolicyIterationConfig,
     generator: torch.Generator,
     batch_size: int = 256,
 ) -> float:

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from agents.adapter import adapter_of
-from agents.api.config import APIConfig
-from agents.api.counterfactuals import Batch
+from agents.api.config import APIConfig, PolicyIterationConfig
+from agents.api.counterfactuals import Batch, Improvable
 from agents.api.fit import fit
 from agents.api.start import NEVER, calibrated_margin
 from agents.learner import Budget, Task, build_agent_config
@@ -57,24 +57,19 @@ class _Data:
         return _Data(self.states[rows], self.actions[rows], self.gains[rows], self.valid[rows])
 
 
-class APILearner:
+class PolicyIterationLearner:
     """Learns a policy; a policy improvement takes several rounds.
 
     Args:
         config: Its settings.
         task: What is to be learned.
-
-    Raises:
-        ValueError: no agent learns in the environment, or a setting is for another.
+        adapter: Makes the world, the network and the policy.
     """
 
-    def __init__(self, config: APIConfig, task: Task) -> None:
-        if config.tail and task.env != "routing":
-            raise ValueError(
-                f"agent.tail is for env=routing alone, got {config.tail} in env={task.env}; leave it 0"
-            )
-        self.config = config
-        self.adapter = adapter_of(task.env)
+    tail = 0.0  # weight of late first tokens beside the objective
+
+    def __init__(self, config: PolicyIterationConfig, task: Task, adapter: Improvable) -> None:
+        self.config, self.adapter = config, adapter
         self.rng = np.random.default_rng(np.random.SeedSequence([task.seed, _STREAM]))
         self.generator = torch.Generator().manual_seed(task.seed)
         torch.manual_seed(task.seed)
@@ -125,9 +120,9 @@ class APILearner:
         kinds = np.array([kind for batch in self.batches for kind in batch.kinds])
         gains = in_spreads(self.world.advantages(returns), kinds, widest)
         valid = ~np.isnan(gains)
-        if self.config.tail:
+        if self.tail:
             late = in_spreads(self.world.advantages([-value for value in squares]), kinds, widest)
-            gains = in_spreads(list(gains + self.config.tail * late), kinds, widest)
+            gains = in_spreads(list(gains + self.tail * late), kinds, widest)
         gains[np.arange(len(rows)), self._chosen(states, actions, valid)] += self.config.trust
         data = _Data(states, actions, np.nan_to_num(gains), valid)
         margin = self._margin(data) if self._started else 0.0
@@ -221,6 +216,26 @@ class APILearner:
             self.world.follow(self.policy())
 
 
+class APILearner(PolicyIterationLearner):
+    """Learns what to do at a decision.
+
+    Args:
+        config: Its settings.
+        task: What is to be learned.
+
+    Raises:
+        ValueError: no agent learns in the environment, or a setting is for another.
+    """
+
+    def __init__(self, config: APIConfig, task: Task) -> None:
+        if config.tail and task.env != "routing":
+            raise ValueError(
+                f"agent.tail is for env=routing alone, got {config.tail} in env={task.env}; leave it 0"
+            )
+        self.tail = config.tail
+        super().__init__(config, task, adapter_of(task.env))
+
+
 def in_spreads(
     values: Sequence[NDArray[np.floating[Any]]], kinds: NDArray[np.str_], widest: int
 ) -> NDArray[np.float32]:
@@ -263,9 +278,20 @@ def load(folder: Path, config: Mapping[str, Any], name: str) -> Policy:
         config: Its settings.
         name: What the policy is called.
     """
-    adapter = adapter_of(config["env"]["name"])
+    return load_with(adapter_of(config["env"]["name"]), folder, config, name)
+
+
+def load_with(adapter: Improvable, folder: Path, config: Mapping[str, Any], name: str) -> Policy:
+    """The same of any agent that improves a policy by rollouts.
+
+    Args:
+        adapter: Makes the network and the policy.
+        folder: Of the checkpoint.
+        config: Its settings.
+        name: What the policy is called.
+    """
     observation, action = read_spaces(folder)
-    agent: APIConfig = build_agent_config(config["agent"])
+    agent = build_agent_config(config["agent"])
     network = adapter.score_network(observation, agent)
     network.load_state_dict(torch.load(folder / WEIGHTS, weights_only=True))
     return adapter.score_policy(network, observation, action, agent, name)

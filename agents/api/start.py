@@ -35,14 +35,15 @@ class Start:
 
     Args:
         policy: The baseline.
+        key: What the setting that names it is called, for messages.
 
     Raises:
         ValueError: It looks at the future, which a learned policy may not.
     """
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, key: str = KEY) -> None:
         if policy.clairvoyant:
-            raise ValueError(f"{KEY} must not be clairvoyant, got {policy.name!r}")
+            raise ValueError(f"{key} must not be clairvoyant, got {policy.name!r}")
         self.policy = policy
         self._known: tuple[object, ...] = ()
 

@@ -27,7 +27,7 @@ from agents.spaces import ActionSpace
 from baselines.policy import Action
 from envs.backend import ClusterState
 from envs.dp_tp.action import action_mask, num_actions
-from envs.dp_tp.observation import ENGINE_FEATURES
+from envs.dp_tp.observation import CLASS_FEATURES, CLUSTER_FEATURES, ENGINE_FEATURES
 from envs.layout import all_layouts
 from envs.policy_spec import PolicySpec
 
@@ -77,6 +77,15 @@ class DPTPAdapter(Adapter):
             here = int(np.abs(engines[:, _TARGET_WIDTH] - scaled).max(axis=1).argmin())
             rows[i] = encode_actions(engines, layouts[here], actions)
         return rows
+
+    def summary(self, observation: Observation) -> NDArray[np.float32]:
+        """The same, of classes of requests as well: there may be any number of them."""
+        cluster = observation["cluster"]
+        number, each = len(CLUSTER_FEATURES), len(CLASS_FEATURES)
+        classes = cluster[number:].reshape(-1, each)
+        return super().summary(
+            {"engines": observation["engines"], "cluster": cluster[:number], "classes": classes}
+        )
 
     def check_setting(
         self, name: str, observation: spaces.Dict, action: ActionSpace, spec: PolicySpec

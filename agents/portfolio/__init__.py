@@ -1,0 +1,1 @@
+"""An agent that learns whom of several policies to follow."""

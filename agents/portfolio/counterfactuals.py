@@ -1,0 +1,101 @@
+"""Counterfactual rollouts of following each of several policies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from agents.adapter import Adapter
+from agents.api.counterfactuals import Batch
+from agents.learner import Budget, Task
+from agents.portfolio.config import PortfolioConfig
+from agents.portfolio.members import members_of
+from agents.portfolio.panel import Panel
+from agents.portfolio.policy import PortfolioPolicy
+from agents.spaces import ActionSpace
+from baselines.policy import Policy
+from envs.registration import make_env
+from envs.side_by_side import MAX_SEED
+
+
+class PortfolioCounterfactuals:
+    """Plays one episode after another; at sampled choices it is forked once for each policy, which is followed on.
+
+    The first choices of an episode, which bind longest and know least, are sampled more often than others: the i-th
+    with a probability of 1 / min(i, `sample_every`).
+
+    Args:
+        config: Settings of the agent.
+        task: What is to be learned.
+        adapter: Of the environment.
+        rng: Of episodes, sampling and exploration.
+
+    Raises:
+        ValueError: the environment cannot be forked, or a policy does not fit it.
+    """
+
+    def __init__(
+        self, config: PortfolioConfig, task: Task, adapter: Adapter, rng: np.random.Generator
+    ) -> None:
+        self.config, self.rng = config, rng
+        self.env = cast(Any, make_env(task.env, **task.training_arguments))
+        self.observation: spaces.Dict = self.env.observation_space
+        self.action: ActionSpace = self.env.action_space
+        self.panel = Panel(members_of(config), adapter.summary)
+        self.present: PortfolioPolicy | None = None  # None: the first policy is followed
+        self.over = True
+        self.choices = 0  # of the episode so far
+
+    def follow(self, policy: Policy) -> None:
+        """From now on this one chooses."""
+        assert isinstance(policy, PortfolioPolicy)
+        self.present = policy
+
+    def play(self, budget: Budget, batch: Batch) -> None:
+        """A choice, and the decisions up to the next one; the choice is sampled now and then."""
+        if self.over:
+            self._begin()
+        panel = self.panel
+        chosen = 0 if self.present is None else self.present.choose(panel)
+        self.choices += 1
+        if self.rng.random() * min(self.choices, self.config.sample_every) < 1.0:
+            returns = [self._rollout(member, budget) for member in range(len(panel.members))]
+            batch.add(panel.state(), panel.rows(), np.array(returns), chosen)
+        explores = self.rng.random() < self.config.exploration
+        panel.followed = int(self.rng.integers(len(panel.members))) if explores else chosen
+        for _ in range(self.config.every):
+            observation, _, terminated, truncated, _ = self.env.step(panel.said[panel.followed])
+            budget.count(1)
+            self.over = terminated or truncated
+            if self.over:
+                return
+            panel.see(observation, self.env.state)
+
+    def _begin(self) -> None:
+        observation, _ = self.env.reset(seed=int(self.rng.integers(MAX_SEED)))
+        self.panel.reset(self.env.policy_spec, int(self.rng.integers(MAX_SEED)))
+        self.panel.see(observation, self.env.state)
+        self.over, self.choices = False, 0
+
+    def _rollout(self, number: int, budget: Budget) -> float:
+        """Return of following a member, on the arrivals that really come."""
+        env, member = self.env.fork(), self.panel.members[number].fork()
+        action, total, steps = self.panel.said[number], 0.0, 0
+        while True:
+            observation, reward, terminated, truncated, _ = env.step(action)
+            total, steps = total + reward, steps + 1
+            if terminated or truncated or steps == self.config.horizon:
+                budget.count(steps)
+                return total
+            action = member.says(observation, env.state)
+
+    def advantages(self, returns: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
+        """Relative to what the best member costs at a state, so that quiet hours count as much as busy ones."""
+        return [
+            np.maximum((value - value.max()) / (abs(value.max()) + self.config.least_cost), self.config.worst)
+            for value in returns
+        ]

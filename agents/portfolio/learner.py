@@ -1,0 +1,96 @@
+"""Learning whom to follow: policy switching by what can be seen.
+
+At sampled choices the world is forked once for each of several policies, and each fork follows its own to the end on
+the arrivals that really come: what Chang, Givan and Chong (2004, "Parallel rollout for online solution of partially
+observable Markov decision processes", policy switching) estimate by simulation at every decision, is learned here
+beforehand. A network that sees the episode so far is trained to put its probability on the policy that came out best;
+how much more than the first another must promise is found on states held out. To choose one of several algorithms by
+what an instance looks like is algorithm selection (Rice 1976).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from torch import nn
+
+from agents.adapter import Adapter, adapter_of
+from agents.api.learner import PolicyIterationLearner, load_with
+from agents.learner import Task
+from agents.portfolio.config import PortfolioConfig
+from agents.portfolio.counterfactuals import PortfolioCounterfactuals
+from agents.portfolio.members import members_of
+from agents.portfolio.panel import choices, state_size
+from agents.portfolio.policy import PortfolioPolicy
+from agents.score_network import TrainableNetwork
+from agents.spaces import ActionSpace
+from baselines.policy import Policy
+
+
+class Choosing:
+    """Choices among policies, in place of decisions.
+
+    Args:
+        adapter: Of the environment.
+    """
+
+    def __init__(self, adapter: Adapter) -> None:
+        self.adapter = adapter
+
+    def counterfactuals(
+        self, config: PortfolioConfig, task: Task, rng: np.random.Generator
+    ) -> PortfolioCounterfactuals:
+        """One episode, forked once for each policy."""
+        return PortfolioCounterfactuals(config, task, self.adapter, rng)
+
+    def score_network(self, observation: spaces.Dict, config: PortfolioConfig) -> TrainableNetwork:
+        """Scores of the policies."""
+        members = len(config.policies)
+        blank = {name: np.zeros(box.shape or (), np.float32) for name, box in observation.items()}
+        size = state_size(len(self.adapter.summary(blank)), members)
+        return TrainableNetwork(size, choices(members).shape[1], config.hidden, started=True)
+
+    def score_policy(
+        self,
+        network: nn.Module,
+        observation: spaces.Dict,
+        action: ActionSpace,
+        config: PortfolioConfig,
+        name: str,
+    ) -> PortfolioPolicy:
+        """Greedy in such a network."""
+        assert isinstance(network, TrainableNetwork)
+        members = members_of(config)
+        return PortfolioPolicy(
+            network.export(), members, config.every, self.adapter, name, observation, action
+        )
+
+
+class PortfolioLearner(PolicyIterationLearner):
+    """Learns whom to follow.
+
+    Args:
+        config: Its settings.
+        task: What is to be learned.
+
+    Raises:
+        ValueError: a policy looks at the future or does not fit the environment.
+    """
+
+    def __init__(self, config: PortfolioConfig, task: Task) -> None:
+        super().__init__(config, task, Choosing(adapter_of(task.env)))
+
+
+def load(folder: Path, config: Mapping[str, Any], name: str) -> Policy:
+    """The policy of a checkpoint.
+
+    Args:
+        folder: Of the checkpoint.
+        config: Its settings.
+        name: What the policy is called.
+    """
+    return load_with(Choosing(adapter_of(config["env"]["name"])), folder, config, name)

@@ -1,0 +1,71 @@
+"""The learned policy: it follows one of several, and chooses anew from time to time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from agents.adapter import Adapter
+from agents.api.start import Start
+from agents.portfolio.panel import Panel
+from agents.score_network import ScoreNetwork
+from agents.spaces import ActionSpace
+from baselines.policy import Action
+from envs.policy_spec import PolicySpec
+
+Observation = Mapping[str, NDArray[np.float32]]
+
+
+class PortfolioPolicy:
+    """Follows the member with the highest score.
+
+    Args:
+        network: Scores of the members.
+        members: The policies.
+        every: Decisions between two choices.
+        adapter: Of the environment.
+        name: What it is called in results.
+        observation: What it was trained to see.
+        action: What was chosen from in training.
+    """
+
+    clairvoyant = False
+
+    def __init__(
+        self,
+        network: ScoreNetwork,
+        members: Sequence[Start],
+        every: int,
+        adapter: Adapter,
+        name: str,
+        observation: spaces.Dict,
+        action: ActionSpace,
+    ) -> None:
+        self.network, self.every, self.adapter, self.name = network, every, adapter, name
+        self.observation, self.action = observation, action
+        self.panel = Panel(members, adapter.summary)
+
+    def reset(self, spec: PolicySpec, seed: int) -> None:
+        """Looks at the setting.
+
+        Raises:
+            ValueError: it, or one of its members, was not made for the setting.
+        """
+        self.adapter.check_setting(self.name, self.observation, self.action, spec)
+        self.panel.reset(spec, seed)
+
+    def act(self, observation: Observation, state: Any) -> Action:
+        """What the one that is followed says."""
+        panel = self.panel
+        panel.see(observation, state)
+        if (panel.seen - 1) % self.every == 0:
+            panel.followed = self.choose(panel)
+        return panel.said[panel.followed]
+
+    def choose(self, panel: Panel) -> int:
+        """Number of the member to follow, by what a panel remembers."""
+        return int(np.argmax(self.network.scores(panel.state(), panel.rows())))

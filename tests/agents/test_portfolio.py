@@ -1,0 +1,169 @@
+"""The choice among policies: it learns an instance whose optimum is known, and its rollouts are the policies' own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agents.adapter import adapter_of
+from agents.api.counterfactuals import Batch
+from agents.api.start import Start
+from agents.checkpoint import load_policy, replacing, write_description
+from agents.learner import Budget, Task, make_learner
+from agents.portfolio.config import PortfolioConfig
+from agents.portfolio.panel import Panel, choices, state_size
+from baselines.registry import make_policy
+from envs.backend import ClusterSpec
+from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec
+from envs.registration import make_env
+from envs.workload.registry import WorkloadSpec
+from runners.rollout import run_episode
+
+APART = {"name": "load_threshold", "params": {"layouts": ["2x1"]}}
+MERGED = {"name": "load_threshold", "params": {"layouts": ["2"]}}
+TWO_GPUS = {
+    "workload": WorkloadSpec(name="flying_bursty", num_requests=200, rate_scale=0.3),
+    "cluster": ClusterSpec(num_gpus=2),
+}
+H100 = GroupSpec(ReplicaSpec("llama-3.1-8b", "H100"), 2)
+FLEET = {
+    "workload": WorkloadSpec(name="azure_conv_fitted", num_requests=60),
+    "cluster": FleetConfig(groups=(H100,)),
+}
+
+
+def config(**changes: Any) -> PortfolioConfig:
+    return PortfolioConfig(**{"policies": (APART, MERGED), "every": 4, "sample_every": 2, **changes})
+
+
+def returned(policy: Any, seed: int, arguments: dict[str, Any] = TWO_GPUS, env: str = "dp_tp") -> float:
+    return run_episode(make_env(env, **arguments), policy, seed).metrics["return"]
+
+
+def test_it_learns_whom_to_follow() -> None:
+    """Under light load one engine over both GPUs is quicker; the portfolio begins with the other."""
+    apart, merged = (make_policy(each["name"], **each["params"]) for each in (APART, MERGED))
+    learner = make_learner(config(), Task("dp_tp", TWO_GPUS, seed=1))
+    for seed in range(2):
+        assert returned(merged, seed) > returned(apart, seed), "the instance is what it is meant to be"
+        assert returned(learner.policy(), seed) == returned(apart, seed), "it knows already"
+    budget = Budget(20_000)
+    while not budget.over:
+        learner.improve(budget)
+    for seed in range(2):
+        assert returned(learner.policy(), seed) == returned(merged, seed)
+
+
+@pytest.mark.parametrize(
+    ("env", "arguments", "policies"),
+    [
+        ("dp_tp", TWO_GPUS, (APART, MERGED)),
+        ("routing", FLEET, ({"name": "round_robin"}, {"name": "random"})),
+    ],
+)
+def test_a_rollout_from_the_first_decision_is_the_episode_of_the_policy(env, arguments, policies) -> None:
+    """What policies remember, random generators among it, goes with their forks."""
+    learner: Any = make_learner(config(policies=policies, sample_every=1), Task(env, arguments))
+    world, batch = learner.world, Batch()
+    world.play(Budget(10_000), batch)
+    seeds = np.random.default_rng(np.random.SeedSequence([0, 0xA91])).integers(2**31 - 1, size=2)
+    training = {**arguments, "split": "train"}
+    for policy, value in zip(policies, batch.returns[0], strict=True):
+        alone = make_policy(policy["name"], **policy.get("params", {}))
+        episode = make_env(env, **training)
+        observation, _ = episode.reset(seed=int(seeds[0]))
+        alone.reset(episode.unwrapped.policy_spec, int(seeds[1]))
+        total, over = 0.0, False
+        while not over:
+            action = alone.act(observation, episode.unwrapped.state)
+            observation, reward, terminated, truncated, _ = episode.step(action)
+            total, over = total + float(reward), terminated or truncated
+        assert value == pytest.approx(total, rel=1e-12)
+    assert len(set(batch.returns[0])) == 2
+
+
+def test_a_horizon_ends_rollouts() -> None:
+    learner: Any = make_learner(config(horizon=3, sample_every=1, every=1), Task("dp_tp", TWO_GPUS))
+    budget = Budget(1000)
+    learner.world.play(budget, Batch())
+    assert budget.steps == 2 * 3 + 1
+
+
+def test_a_panel_remembers_the_mean_and_the_maximum() -> None:
+    class Says:
+        name, clairvoyant = "says", False
+
+        def reset(self, spec: Any, seed: int) -> None:
+            self.asked = 0
+
+        def act(self, observation: Any, state: Any) -> int:
+            self.asked += 1
+            return self.asked
+
+    panel = Panel([Start(Says()), Start(Says())], lambda seen: seen["x"])
+    panel.members[0].policy.reset(None, 0)
+    panel.members[1].policy.reset(None, 0)
+    panel.seen, panel.followed = 0, 1
+    for x in ([1.0, 8.0], [3.0, 2.0]):
+        panel.see({"x": np.array(x, np.float32)}, None)
+    # now, mean, maximum, log(1 + 2 / 64), whom is followed
+    expected = [3.0, 2.0, 2.0, 5.0, 3.0, 8.0, np.log1p(2 / 64), 0.0, 1.0]
+    np.testing.assert_allclose(panel.state(), expected, rtol=1e-6)
+    assert len(expected) == state_size(2, 2)
+    assert panel.said == [2, 2]
+    np.testing.assert_array_equal(choices(2), [[1, 0, 1], [0, 1, 0]])
+
+
+def test_summaries_do_not_depend_on_how_many_rows_there_are() -> None:
+    rows = np.array([[1.0, 4.0], [3.0, 0.0]], np.float32)
+    seen = {"places": rows, "cluster": np.array([7.0], np.float32)}
+    np.testing.assert_array_equal(adapter_of("routing").summary(seen), [7.0, 2.0, 2.0, 3.0, 4.0])
+    twice = {**seen, "places": np.concatenate([rows, rows])}
+    np.testing.assert_array_equal(adapter_of("routing").summary(twice), [7.0, 2.0, 2.0, 3.0, 4.0])
+
+
+def test_classes_of_requests_are_summed_up_in_dp_tp() -> None:
+    """A policy that was trained with one class of requests serves several."""
+    env: Any = make_env("dp_tp", **TWO_GPUS)
+    observation, _ = env.reset(seed=0)
+    adapter = adapter_of("dp_tp")
+    more = {**observation, "cluster": np.concatenate([observation["cluster"], observation["cluster"][-3:]])}
+    np.testing.assert_array_equal(adapter.summary(more), adapter.summary(observation))
+
+
+def test_what_is_saved_comes_back(tmp_path) -> None:
+    task = Task("dp_tp", TWO_GPUS, seed=1)
+    learner: Any = make_learner(config(iterations=1, epochs=5), task)
+    budget = Budget(4_000)
+    while not budget.over:
+        learner.improve(budget)
+    learner.network.margin.fill_(0.0)
+    with replacing(tmp_path / "checkpoint") as folder:
+        learner.save_policy(folder)
+        learner.save_training(folder)
+        settings = {"agent": config(), "env": {"name": "dp_tp"}, "workload": TWO_GPUS["workload"]}
+        write_description(folder, settings, learner.world.observation, learner.world.action, {})
+    policy = load_policy(tmp_path)
+    assert returned(policy, 3) == returned(learner.policy(), 3) == returned(policy, 3)
+    copy: Any = make_learner(config(iterations=1, epochs=5), task)
+    copy.restore(tmp_path / "checkpoint")
+    assert returned(copy.policy(), 3) == returned(policy, 3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"policies": ()}, r"agent.policies must name at least two policies, .* got 0"),
+        ({"policies": (APART,)}, "at least two policies, .* got 1"),
+        ({"policies": (APART, {"name": "load_treshold"})}, "load_threshold"),
+        ({"policies": (APART, {"name": "clairvoyant_scaling"})}, "agent.policies must not be clairvoyant"),
+        ({"every": 0}, "agent.every must be at least 1, got 0"),
+        ({"horizon": 0}, "agent.horizon must be at least 1, got 0"),
+        ({"iterations": 0}, "agent.iterations must be at least 1, got 0"),
+    ],
+)
+def test_mistakes_get_one_sentence(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make_learner(config(**changes), Task("dp_tp", TWO_GPUS))
