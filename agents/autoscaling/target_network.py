@@ -39,6 +39,8 @@ INPUTS = (
     "busy",  # KV memory in use, in instances
     "running_requests",  # over the scale of requests
     "late",  # requests in ten that missed a promise
+    "off_usual",  # by how much the load of the last hour differs from what is usual
+    "off_hour",  # by how much that of the last interval differs from that of the last hour
 )
 BAND_INPUTS = ("one", "load_minute", "load_interval", "usual")
 # Before any search: what one of twelve minutes of processor time, with bands of one number each, came to on
@@ -90,11 +92,16 @@ class TargetNetwork(DecisionNetwork):
         """
         loads = torch.expm1(endpoints[:, :, [_COLUMN[name] for name in _LOADS]])
         running = _SCALE * torch.expm1(endpoints[:, :, _COLUMN["running"]])
+        interval, hour, usual = (
+            loads[:, :, _LOADS.index(name)] for name in ("load_interval", "load_hour", "usual")
+        )
         others = (
-            loads[:, :, _LOADS.index("load_interval")].sqrt(),
+            interval.sqrt(),
             endpoints[:, :, _COLUMN["kv_usage"]] * running,
             torch.expm1(endpoints[:, :, _COLUMN["running_requests"]]),
             _IN_TEN * endpoints[:, :, _COLUMN["late"]],
+            (hour - usual).abs(),
+            (interval - hour).abs(),
         )
         return torch.cat([torch.ones_like(loads[:, :, :1]), loads, torch.stack(others, dim=2)], dim=2)
 

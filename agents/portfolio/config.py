@@ -16,8 +16,8 @@ class PortfolioConfig(PolicyIterationConfig):
         policies: At least two, each by name and parameters as in `configs/policy`, or `name: checkpoint` and its
             `path`. The first is followed until another one promises more.
         every: Decisions between two choices.
-        sample_every: Choices between two sampled states, on average, late in an episode; the first is always sampled, the
-            i-th every i episodes.
+        sample_every: Choices between two sampled states, on average, late in an episode; the first is always sampled,
+            the i-th every i episodes.
         horizon: Decisions that a rollout looks ahead; None: to the end of the episode.
     """
 

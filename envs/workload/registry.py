@@ -176,10 +176,9 @@ class WorkloadSource:
         """
         chosen = self.spec.split if split is None else split
         check_choice("split", chosen, SPLITS)
-        rng = stream(seed, self.spec.name, chosen)
         if self.spec.name == MIXTURE:
-            parts = _parts(self.spec)
-            return parts[int(rng.integers(len(parts)))].sample(seed, chosen).with_classes(self.classes)
+            return self._part(seed, chosen).sample(seed, chosen).with_classes(self.classes)
+        rng = stream(seed, self.spec.name, chosen)
         source, length = self._source(), self.spec.num_requests
         if isinstance(source, _TraceWindows):
             workload = source.window(length, chosen, rng)
@@ -201,8 +200,9 @@ class WorkloadSource:
     ) -> RequestStream:
         """Requests of one episode of a given length, piece by piece, with their past.
 
-        A generator that streams draws them so; rates are scaled as they are, hours of the day stay. Any other workload
-        is sampled whole, as `sample` does, its past from the training split.
+        A generator that streams draws them so; rates are scaled as they are, hours of the day stay. A mixture's part
+        with all of its classes is streamed as it would be alone. Any other workload is sampled whole, as `sample` does,
+        its past from the training split.
 
         Args:
             seed: which episode; at least 0.
@@ -215,6 +215,8 @@ class WorkloadSource:
         """
         chosen = self.spec.split if split is None else split
         check_choice("split", chosen, SPLITS)
+        if self.spec.name == MIXTURE and self._part(seed, chosen).classes == self.classes:
+            return self._part(seed, chosen).stream(seed, chosen, past_s, duration_s)
         source: object = None if self.spec.name == MIXTURE else self._source()
         plain = self._priority_share() == 0 and self._long_share() == 0
         if plain and isinstance(source, Streaming):
@@ -223,6 +225,11 @@ class WorkloadSource:
             )
         before = replace(self, spec=replace(self.spec, split="train")).sample(_PAST_SEED)
         return WholeStream(self.sample(seed, chosen), before, 0.0, duration_s)
+
+    def _part(self, seed: int, split: str) -> WorkloadSource:
+        """Of a mixture, the part that an episode is of."""
+        parts = _parts(self.spec)
+        return parts[int(stream(seed, self.spec.name, split).integers(len(parts)))]
 
     def _factor(self) -> float:
         target = self.spec.rate_rps
