@@ -267,6 +267,28 @@ def test_mixture_draws_each_episode_from_one_of_its_parts():
     assert source.classes == ("standard",)
 
 
+def test_parts_of_a_mixture_stream_as_they_would_alone():
+    """A day of a mixture is a day of one of its parts, with that part's past."""
+    parts = [
+        {"name": "week", "params": {"requests_per_week": 50_000.0}},
+        {"name": "sageserve_tiers", "params": {"mean_rps": 0.05}},
+    ]
+    mixture = WorkloadSource(WorkloadSpec(name="mixture", params={"parts": parts}))
+    seen = set()
+    for seed in range(6):
+        drawn = mixture.stream(seed, past_s=7200.0, duration_s=36_000.0)
+        alone = [
+            WorkloadSource(WorkloadSpec(**part)).stream(seed, past_s=7200.0, duration_s=36_000.0)
+            for part in parts
+        ]
+        pieces = [[each.piece(i) for i in range(each.num_pieces)] for each in (drawn, *alone)]
+        arrivals = [np.concatenate([piece.arrival_s for piece in each]) for each in pieces]
+        same = [np.array_equal(arrivals[0], other) for other in arrivals[1:]]
+        assert sum(same) == 1
+        seen.add(same.index(True))
+    assert seen == {0, 1}
+
+
 def test_mixture_has_the_classes_of_all_its_parts():
     parts = [
         {"name": "flying_bursty"},
