@@ -119,6 +119,20 @@ def test_routing_with_what_the_agent_has_otherwise_there(agent, tmp_path, capsys
     assert compare.main(words) == 0
 
 
+def test_the_policies_of_a_portfolio_are_named_on_the_command_line(tmp_path, capsys):
+    words = [word for word in TINY if not word.startswith("baselines=")]
+    words += ["agent=portfolio", "agent.epochs=2", "agent.horizon=5", "baselines=[]"]
+    chosen = "agent.policies=[load_threshold,{name: load_threshold, params: {layouts: [2x4]}}]"
+    assert train.main([*words, chosen, "total_steps=1000", f"out={tmp_path / 'run'}"]) == 0
+    settings = yaml.safe_load((tmp_path / "run" / "checkpoint" / "config.yaml").read_text())["agent"]
+    assert [each["params"]["layouts"] for each in settings["policies"]] == [[], ["2x4"]]
+    again = [f"policies=[static_dp,{tmp_path}/run/checkpoint]", "workload.num_requests=60", "seeds=1"]
+    assert compare.main(["env=dp_tp", *again, "plots=false", f"out={tmp_path / 'c'}"]) == 0
+    capsys.readouterr()
+    assert train.main([*words, "agent.policies=[load_treshold,static_dp]", f"out={tmp_path / 'no'}"]) == 2
+    assert "load_threshold" in capsys.readouterr().err
+
+
 SMALL = {
     "recurrent_ppo": SMALL_PPO,
     "ppo_lagrangian": SMALL_PPO,
@@ -130,6 +144,7 @@ SMALL = {
     "cma_es": ["agent.heuristic=load_threshold", "agent.episodes=2"],
     "bc": ["agent.teacher=load_threshold", "agent.epochs=1"],
     "dagger": ["agent.epochs=1"],
+    "portfolio": ["agent.policies=[load_threshold,static_dp]", "agent.epochs=2", "agent.horizon=5"],
 }
 
 
