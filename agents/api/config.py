@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from agents.config import AgentConfig
+from agents.routing.guard import read_guard
 from envs.workload.registry import check_choice
 
 CONTINUATIONS = ("present", "start")
@@ -49,6 +51,9 @@ class APIConfig(AgentConfig):
         tail: What minus the sum over requests of (TTFT / SLO) squared weighs beside the objective: its advantages, in
             their spreads, are added to those of the objective in theirs. For a router that is not to buy quicker
             answers with late first tokens. routing only.
+        guard: Settings of a guard on late first tokens (`agents.routing.guard.GuardConfig`), in training and
+            afterwards; None: the network may choose any place that can take the request. It reads the observation in
+            its usual scales. routing only.
     """
 
     name: str = "api"
@@ -72,6 +77,7 @@ class APIConfig(AgentConfig):
     worst: float = -3.0
     least_cost: float = 1.0
     tail: float = 0.0
+    guard: Any = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,6 +95,8 @@ class APIConfig(AgentConfig):
         for name, lowest in least.items():
             if getattr(self, name) < lowest:
                 raise ValueError(f"agent.{name} must be at least {lowest}, got {getattr(self, name)}")
+        if isinstance(self.guard, Mapping):
+            object.__setattr__(self, "guard", read_guard(self.guard))
         check_choice("agent.continuation", self.continuation, CONTINUATIONS)
         if self.continuation == "start" and self.start is None:
             raise ValueError("agent.continuation=start needs a policy to start from: set agent.start")

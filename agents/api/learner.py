@@ -29,6 +29,7 @@ from agents.api.counterfactuals import Batch
 from agents.api.fit import fit
 from agents.api.start import NEVER, calibrated_margin
 from agents.learner import Budget, Task, build_agent_config
+from agents.routing.guard import check_guard
 from agents.score_network import TrainableNetwork
 from agents.spaces import read_spaces
 from baselines.policy import Policy
@@ -73,6 +74,8 @@ class APILearner:
             raise ValueError(
                 f"agent.tail is for env=routing alone, got {config.tail} in env={task.env}; leave it 0"
             )
+        if config.guard is not None:
+            check_guard(task.env, task.arguments.get("scales"))
         self.config = config
         self.adapter = adapter_of(task.env)
         self.rng = np.random.default_rng(np.random.SeedSequence([task.seed, _STREAM]))
@@ -262,10 +265,15 @@ def load(folder: Path, config: Mapping[str, Any], name: str) -> Policy:
         folder: Of the checkpoint.
         config: Its settings.
         name: What the policy is called.
+
+    Raises:
+        ValueError: it has a guard, and another environment or other scales than that reads.
     """
     adapter = adapter_of(config["env"]["name"])
     observation, action = read_spaces(folder)
     agent: APIConfig = build_agent_config(config["agent"])
+    if agent.guard is not None:
+        check_guard(config["env"]["name"], config["env"].get("scales"))
     network = adapter.score_network(observation, agent)
     network.load_state_dict(torch.load(folder / WEIGHTS, weights_only=True))
     return adapter.score_policy(network, observation, action, agent, name)

@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
+from torch import nn
 
 from agents.adapter import Observation
 from agents.api.config import APIConfig
 from agents.learner import Task
+from agents.network_policy import NetworkPolicy
 from agents.place_adapter import PlaceAdapter
 from agents.routing.counterfactuals import RoutingCounterfactuals
+from agents.routing.policy import GuardedRouter
 from agents.spaces import ActionSpace
 from baselines.common.routers.linear_score import LinearScorePolicy
 from baselines.policy import Action
@@ -62,3 +65,14 @@ class RoutingAdapter(PlaceAdapter):
     ) -> RoutingCounterfactuals:
         """Episodes side by side, forked once for each of a few places."""
         return RoutingCounterfactuals(config, task, rng)
+
+    def score_policy(
+        self, network: nn.Module, observation: spaces.Dict, action: ActionSpace, config: APIConfig, name: str
+    ) -> NetworkPolicy:
+        """Greedy in such a network, over the places that pass the guard, where there is one."""
+        policy = super().score_policy(network, observation, action, config, name)
+        if config.guard is None:
+            return policy
+        return GuardedRouter(
+            policy.scores, self, name, observation, action, in_kernel=policy.in_kernel, guard=config.guard
+        )

@@ -1,0 +1,103 @@
+"""A guard on the tail of first tokens, in front of what a network chooses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.routing.config import RoutingScales
+from envs.simulator.kernel.place_guard import GUARD, narrow_many
+from envs.workload.registry import check_choice
+
+
+@dataclass(frozen=True)
+class GuardConfig:
+    """Which places a network may choose from: none where the first token would come much later than need be.
+
+    At each place that can take the request the first token is expected after the prompts that wait there, its own
+    without what is cached, and an iteration of the engine. The network chooses among the places where that is at most
+    the larger of `times_least` times the least of these times, and `times_usual` times what the mean prompt of the last
+    minute takes to prefill on the fastest of these places.
+
+    So whatever the network has learned, a first token is expected late only where it would be late everywhere. The
+    place of the least time always passes, and nothing is held that some place can take. No latency is promised: prompts
+    that come later, preemption, stale observations and a slow engine of which the router is not told are not foreseen,
+    and time per token is left to the network.
+
+    Attributes:
+        times_least: At least 1.
+        times_usual: At least 0.
+    """
+
+    times_least: float = 1.3
+    times_usual: float = 11.0
+
+    def __post_init__(self) -> None:
+        if not 1.0 <= self.times_least < math.inf:
+            raise ValueError(f"agent.guard.times_least must be finite and at least 1, got {self.times_least}")
+        if not 0.0 <= self.times_usual < math.inf:
+            raise ValueError(f"agent.guard.times_usual must be finite and at least 0, got {self.times_usual}")
+
+    def numbers(self) -> NDArray[np.float64]:
+        """What the kernel knows of it, (len(GUARD),), with the usual scales of the observation."""
+        values = asdict(self) | asdict(RoutingScales())
+        return np.array([values[name] for name in GUARD], np.float64)
+
+
+def read_guard(values: Mapping[str, Any]) -> GuardConfig:
+    """A guard from plain values, as a command or a checkpoint has them.
+
+    Raises:
+        ValueError: a setting that a guard does not have, or a value that is not allowed.
+    """
+    for key in values:
+        check_choice(
+            "key", f"agent.guard.{key}", [f"agent.guard.{each.name}" for each in fields(GuardConfig)]
+        )
+    return GuardConfig(**values)
+
+
+def check_guard(env: str, scales: RoutingScales | Mapping[str, float] | None) -> None:
+    """Refuses a guard where it cannot be.
+
+    Args:
+        env: Name of the environment.
+        scales: Of its observation; None: the usual ones.
+
+    Raises:
+        ValueError: the environment is not routing, or its observation has other scales.
+    """
+    if env != "routing":
+        raise ValueError(f"agent.guard is for env=routing alone, got env={env}; leave it null")
+    if isinstance(scales, Mapping):
+        scales = RoutingScales(**scales)
+    if scales not in (None, RoutingScales()):
+        raise ValueError(
+            "agent.guard needs the usual scales of the observation; leave env.scales as they are"
+        )
+
+
+def guarded(
+    guard: NDArray[np.float64],
+    places: NDArray[np.float32],
+    request: NDArray[np.float32],
+    cluster: NDArray[np.float32],
+    masks: NDArray[np.bool_],
+) -> NDArray[np.bool_]:
+    """The possible actions that pass, of N observations, (N, R + 1); to hold a request passes wherever it is possible.
+
+    Args:
+        guard: (len(GUARD),).
+        places: (N, R, F).
+        request: (N, features).
+        cluster: (N, features).
+        masks: (N, R + 1), which are possible.
+    """
+    passing = masks.copy()
+    narrow_many(guard, *(np.ascontiguousarray(part) for part in (places, request, cluster)), passing)
+    return passing
