@@ -83,21 +83,18 @@ def check_guard(env: str, scales: RoutingScales | Mapping[str, float] | None) ->
 
 
 def guarded(
-    guard: NDArray[np.float64],
-    places: NDArray[np.float32],
-    request: NDArray[np.float32],
-    cluster: NDArray[np.float32],
-    masks: NDArray[np.bool_],
+    guard: NDArray[np.float64], observation: Mapping[str, NDArray[np.float32]], masks: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
-    """The possible actions that pass, of N observations, (N, R + 1); to hold a request passes wherever it is possible.
+    """The possible actions that pass, (N, R + 1); to hold a request passes wherever it is possible.
 
     Args:
         guard: (len(GUARD),).
-        places: (N, R, F).
-        request: (N, features).
-        cluster: (N, features).
+        observation: N first, R places.
         masks: (N, R + 1), which are possible.
     """
+    places, request, cluster = (
+        np.ascontiguousarray(observation[name]) for name in ("places", "request", "cluster")
+    )
     passing = masks.copy()
-    narrow_many(guard, *(np.ascontiguousarray(part) for part in (places, request, cluster)), passing)
+    narrow_many(guard, places, request, cluster, passing)
     return passing

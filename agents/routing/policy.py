@@ -27,5 +27,4 @@ class GuardedRouter(NetworkPolicy):
 
     def _best(self, observation: Observation, masks: NDArray[np.bool_] | None) -> NDArray[np.int64]:
         assert masks is not None
-        parts = (observation[name] for name in ("places", "request", "cluster"))
-        return super()._best(observation, guarded(self._guard, *parts, masks))
+        return super()._best(observation, guarded(self._guard, observation, masks))

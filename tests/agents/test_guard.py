@@ -95,7 +95,7 @@ def test_it_leaves_out_what_would_be_much_later(times_least, times_usual, able, 
     seen = example()
     masks = np.array([[*able, 1]], bool)
     guard = GuardConfig(times_least, times_usual).numbers()
-    allowed = guarded(guard, seen["places"], seen["request"], seen["cluster"], masks)
+    allowed = guarded(guard, seen, masks)
     assert allowed[0].tolist() == [*map(bool, passing), True]
     assert masks[0].tolist() == [*map(bool, able), True], "what it is given stays as it is"
 
@@ -104,7 +104,7 @@ def test_where_all_is_cached_the_least_alone_counts() -> None:
     seen = example()
     seen["places"][0, :, PLACE_FEATURES.index("prefix_hit")] = 1.0
     seen["places"][0, :, PLACE_FEATURES.index("own_prefill_s")] = 0.0
-    allowed = guarded(GuardConfig(1.0, 100.0).numbers(), **seen, masks=np.ones((1, 4), bool))
+    allowed = guarded(GuardConfig(1.0, 100.0).numbers(), seen, np.ones((1, 4), bool))
     assert allowed[0].tolist() == [True, False, False, True]
 
 
