@@ -183,7 +183,8 @@ class APILearner:
             return np.array([row for batch in self.batches for row in batch.chosen], np.int64)
         with torch.no_grad():
             scores = self.network(torch.from_numpy(states), torch.from_numpy(actions)).numpy()
-        chosen: NDArray[np.int64] = np.where(valid, scores, -np.inf).argmax(axis=1)
+        passing = self.adapter.passing(states, actions, valid, self.config)
+        chosen: NDArray[np.int64] = np.where(passing, scores, -np.inf).argmax(axis=1)
         return chosen
 
     def save_policy(self, folder: Path) -> None:

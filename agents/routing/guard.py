@@ -85,12 +85,12 @@ def check_guard(env: str, scales: RoutingScales | Mapping[str, float] | None) ->
 def guarded(
     guard: NDArray[np.float64], observation: Mapping[str, NDArray[np.float32]], masks: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
-    """The possible actions that pass, (N, R + 1); to hold a request passes wherever it is possible.
+    """The possible actions that pass, as `masks`; to hold a request passes wherever it is possible.
 
     Args:
         guard: (len(GUARD),).
         observation: N first, R places.
-        masks: (N, R + 1), which are possible.
+        masks: (N, R), or (N, R + 1) with holding, which are possible.
     """
     places, request, cluster = (
         np.ascontiguousarray(observation[name]) for name in ("places", "request", "cluster")

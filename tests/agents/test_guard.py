@@ -108,6 +108,15 @@ def test_where_all_is_cached_the_least_alone_counts() -> None:
     assert allowed[0].tolist() == [True, False, False, True]
 
 
+def test_what_a_training_takes_for_the_present_choice_passes_too() -> None:
+    seen, valid = example(), np.ones((1, 3), bool)
+    states = np.concatenate([seen["request"], seen["cluster"]], axis=1)
+    adapter = RoutingAdapter()
+    narrow = adapter.passing(states, seen["places"], valid, replace(SMALL, guard=GuardConfig(1.25, 0.0)))
+    assert narrow.tolist() == [[True, False, True]]
+    np.testing.assert_array_equal(adapter.passing(states, seen["places"], valid, SMALL), valid)
+
+
 def policy(guard: GuardConfig | None, deciders: Deciders):
     torch.manual_seed(1)
     observation, action = make_spaces(deciders.episodes[0])
