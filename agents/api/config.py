@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,7 +94,7 @@ class APIConfig(AgentConfig):
         for name, lowest in least.items():
             if getattr(self, name) < lowest:
                 raise ValueError(f"agent.{name} must be at least {lowest}, got {getattr(self, name)}")
-        if isinstance(self.guard, Mapping):
+        if self.guard is not None:
             object.__setattr__(self, "guard", read_guard(self.guard))
         check_choice("agent.continuation", self.continuation, CONTINUATIONS)
         if self.continuation == "start" and self.start is None:

@@ -34,7 +34,7 @@ class GuardConfig:
         times_usual: At least 0.
     """
 
-    times_least: float = 1.3
+    times_least: float = 1.5
     times_usual: float = 11.0
 
     def __post_init__(self) -> None:
@@ -49,16 +49,24 @@ class GuardConfig:
         return np.array([values[name] for name in GUARD], np.float64)
 
 
-def read_guard(values: Mapping[str, Any]) -> GuardConfig:
+def read_guard(values: Any) -> GuardConfig:
     """A guard from plain values, as a command or a checkpoint has them.
 
     Raises:
-        ValueError: a setting that a guard does not have, or a value that is not allowed.
+        ValueError: no settings, one that a guard does not have, or a value that is not allowed.
     """
+    if isinstance(values, GuardConfig):
+        return values
+    if not isinstance(values, Mapping):
+        raise ValueError(
+            f"agent.guard must be null or have times_least and times_usual, as {{times_least: 1.5}}, got {values!r}"
+        )
     for key in values:
         check_choice(
             "key", f"agent.guard.{key}", [f"agent.guard.{each.name}" for each in fields(GuardConfig)]
         )
+        if not isinstance(values[key], int | float):
+            raise ValueError(f"agent.guard.{key} must be a number, got {values[key]!r}")
     return GuardConfig(**values)
 
 

@@ -191,9 +191,11 @@ def first_of(deciders: Deciders, chosen_by) -> np.ndarray:
         ({"times_usual": -1.0}, "agent.guard.times_usual must be finite and at least 0, got -1.0"),
         ({"times_usual": float("nan")}, "agent.guard.times_usual must be finite"),
         ({"times_usually": 3.0}, "agent.guard.times_usual"),
+        ({"times_usual": "many"}, "agent.guard.times_usual must be a number, got 'many'"),
+        (2.0, "agent.guard must be null or have times_least and times_usual"),
     ],
 )
-def test_settings_that_are_refused(values: dict[str, float], message: str) -> None:
+def test_settings_that_are_refused(values: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build_agent_config({"name": "api", "guard": values})
 
