@@ -188,6 +188,23 @@ class Adapter:
         """The network that approximate policy iteration trains: scores of actions from a state and from theirs."""
         raise NotImplementedError
 
+    def passing(
+        self,
+        states: NDArray[np.float32],
+        actions: NDArray[np.float32],
+        valid: NDArray[np.bool_],
+        config: APIConfig,
+    ) -> NDArray[np.bool_]:
+        """Which actions the greedy policy chooses among, (N, K).
+
+        Args:
+            states: (N, S), as `score_network` takes them.
+            actions: (N, K, F), likewise.
+            valid: (N, K), which of them there are.
+            config: Settings of the agent.
+        """
+        return valid
+
     def score_policy(
         self, network: nn.Module, observation: spaces.Dict, action: ActionSpace, config: APIConfig, name: str
     ) -> Policy:

@@ -83,8 +83,8 @@ class NetworkPolicy:
             self._checked = True
         mask = self.adapter.mask(observation, state, self._spec) if self.masked else None
         masks = None if mask is None else mask[None]
-        scores = self.scores({key: value[None] for key, value in observation.items()})
-        return plain_action(highest(scores, masks, self.action)[0])
+        one = {key: value[None] for key, value in observation.items()}
+        return plain_action(self._best(one, masks)[0])
 
     def act_batch(self, observation: Observation, masks: NDArray[np.bool_]) -> NDArray[np.int64]:
         """The best action in each of N episodes, (N,) or (N, levers).
@@ -93,7 +93,10 @@ class NetworkPolicy:
             observation: N first.
             masks: (N, entries).
         """
-        return highest(self.scores(observation), masks if self.masked else None, self.action)
+        return self._best(observation, masks if self.masked else None)
+
+    def _best(self, observation: Observation, masks: NDArray[np.bool_] | None) -> NDArray[np.int64]:
+        return highest(self.scores(observation), masks, self.action)
 
 
 def scores_of(network: DecisionNetwork) -> Scores:

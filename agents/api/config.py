@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agents.config import AgentConfig
+from agents.routing.guard import read_guard
 from envs.workload.registry import check_choice
 
 CONTINUATIONS = ("present", "start")
@@ -83,6 +84,9 @@ class APIConfig(PolicyIterationConfig):
         tail: What minus the sum over requests of (TTFT / SLO) squared weighs beside the objective: its advantages, in
             their spreads, are added to those of the objective in theirs. For a router that is not to buy quicker
             answers with late first tokens. routing only.
+        guard: Settings of a guard on late first tokens (`agents.routing.guard.GuardConfig`), in training and
+            afterwards; None: the network may choose any place that can take the request. It reads the observation in
+            its usual scales. routing only.
     """
 
     name: str = "api"
@@ -96,6 +100,7 @@ class APIConfig(PolicyIterationConfig):
     stride: int = 2
     candidates: int = 8
     tail: float = 0.0
+    guard: Any = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -103,6 +108,8 @@ class APIConfig(PolicyIterationConfig):
             check_at_least_one(name, getattr(self, name))
         if self.candidates < 2:
             raise ValueError(f"agent.candidates must be at least 2, got {self.candidates}")
+        if self.guard is not None:
+            object.__setattr__(self, "guard", read_guard(self.guard))
         check_choice("agent.continuation", self.continuation, CONTINUATIONS)
         if self.continuation == "start" and self.start is None:
             raise ValueError("agent.continuation=start needs a policy to start from: set agent.start")

@@ -82,6 +82,16 @@ class Improvable(Protocol):
         """The network that is trained: scores of actions from a state and from theirs."""
         ...
 
+    def passing(
+        self,
+        states: NDArray[np.float32],
+        actions: NDArray[np.float32],
+        valid: NDArray[np.bool_],
+        config: Any,
+    ) -> NDArray[np.bool_]:
+        """Which actions the greedy policy chooses among."""
+        ...
+
     def score_policy(
         self, network: nn.Module, observation: spaces.Dict, action: ActionSpace, config: Any, name: str
     ) -> Policy:

@@ -29,6 +29,7 @@ from agents.api.counterfactuals import Batch, Improvable
 from agents.api.fit import fit
 from agents.api.start import NEVER, calibrated_margin
 from agents.learner import Budget, Task, build_agent_config
+from agents.routing.guard import check_guard
 from agents.score_network import TrainableNetwork
 from agents.spaces import read_spaces
 from baselines.policy import Policy
@@ -175,7 +176,8 @@ class PolicyIterationLearner:
             return np.array([row for batch in self.batches for row in batch.chosen], np.int64)
         with torch.no_grad():
             scores = self.network(torch.from_numpy(states), torch.from_numpy(actions)).numpy()
-        chosen: NDArray[np.int64] = np.where(valid, scores, -np.inf).argmax(axis=1)
+        passing = self.adapter.passing(states, actions, valid, self.config)
+        chosen: NDArray[np.int64] = np.where(passing, scores, -np.inf).argmax(axis=1)
         return chosen
 
     def save_policy(self, folder: Path) -> None:
@@ -232,6 +234,8 @@ class APILearner(PolicyIterationLearner):
             raise ValueError(
                 f"agent.tail is for env=routing alone, got {config.tail} in env={task.env}; leave it 0"
             )
+        if config.guard is not None:
+            check_guard(task.env, task.arguments.get("scales"))
         self.tail = config.tail
         super().__init__(config, task, adapter_of(task.env))
 
@@ -277,8 +281,14 @@ def load(folder: Path, config: Mapping[str, Any], name: str) -> Policy:
         folder: Of the checkpoint.
         config: Its settings.
         name: What the policy is called.
+
+    Raises:
+        ValueError: it has a guard, and another environment or other scales than that reads.
     """
-    return load_with(adapter_of(config["env"]["name"]), folder, config, name)
+    env = config["env"]
+    if config["agent"].get("guard") is not None:
+        check_guard(env["name"], env.get("scales"))
+    return load_with(adapter_of(env["name"]), folder, config, name)
 
 
 def load_with(adapter: Improvable, folder: Path, config: Mapping[str, Any], name: str) -> Policy:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from numpy.typing import NDArray
 from torch import nn
 
 from agents.adapter import Adapter, adapter_of
@@ -53,6 +54,16 @@ class Choosing:
         blank = {name: np.zeros(box.shape or (), np.float32) for name, box in observation.items()}
         size = state_size(len(self.adapter.summary(blank)), members)
         return TrainableNetwork(size, choices(members).shape[1], config.hidden, started=True)
+
+    def passing(
+        self,
+        states: NDArray[np.float32],
+        actions: NDArray[np.float32],
+        valid: NDArray[np.bool_],
+        config: PortfolioConfig,
+    ) -> NDArray[np.bool_]:
+        """All of them."""
+        return valid
 
     def score_policy(
         self,

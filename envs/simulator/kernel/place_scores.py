@@ -2,7 +2,7 @@
 
 The network is that of `agents.set_network.SetScorer` with one hidden layer behind the rows: every place is seen through
 the same two layers, with the context; their mean and maximum over the places in service and what became of a place
-itself give its score.
+itself give its score. A guard may leave places out beforehand (`place_guard`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 
 from envs.simulator.kernel.compiled import inlined, int64
 from envs.simulator.kernel.features import PLACE_FEATURES
+from envs.simulator.kernel.place_guard import narrow
 
 _IN_SERVICE = PLACE_FEATURES.index("in_service")
 _NONE = np.zeros(0, np.float32)
+_NO_GUARD = np.zeros(0)
 _NO_LAYER = np.zeros((0, 0), np.float32)
 
 Vector = NDArray[np.float32]
@@ -39,6 +41,9 @@ class PlaceScore(NamedTuple):
     score_pool: Matrix = _NO_LAYER  # (2 W + C, H): mean, maximum, context
     score_pool_bias: Vector = _NONE  # (H,)
     score: Vector = _NONE  # (H,)
+    guard: NDArray[np.float64] = (
+        _NO_GUARD  # (len(GUARD),); empty: all places that can take the request are compared
+    )
 
 
 class ScoreSpace(NamedTuple):
@@ -134,7 +139,7 @@ def best_place(
     mask: NDArray[np.bool_],
     nowhere: int,
 ) -> int:
-    """The place with the highest score among those that can take the request; `nowhere` where none can.
+    """The place with the highest score among those that can take the request and pass the guard.
 
     Args:
         score: How places are scored.
@@ -142,9 +147,11 @@ def best_place(
         places: (R, F).
         request: (features,).
         cluster: (features,).
-        mask: (at least R,), the places that can take the request.
+        mask: (at least R,), the places that can take the request; those that do not pass are taken out.
         nowhere: What to return where none can.
     """
+    if len(score.guard) > 0:
+        narrow(score.guard, places, request, cluster, mask)
     linear = len(score.weights) > 0
     if not linear:
         _see_places(score, space, places, request, cluster)

@@ -1,0 +1,108 @@
+"""A guard on the tail of first tokens, in front of what a network chooses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.routing.config import RoutingScales
+from envs.simulator.kernel.place_guard import GUARD, narrow_many
+from envs.workload.registry import check_choice
+
+
+@dataclass(frozen=True)
+class GuardConfig:
+    """Which places a network may choose from: none where the first token would come much later than need be.
+
+    At each place that can take the request the first token is expected after the prompts that wait there, its own
+    without what is cached, and an iteration of the engine. The network chooses among the places where that is at most
+    the larger of `times_least` times the least of these times, and `times_usual` times what the mean prompt of the last
+    minute takes to prefill on the fastest of these places.
+
+    So whatever the network has learned, a first token is expected late only where it would be late everywhere. The
+    place of the least time always passes, and nothing is held that some place can take. No latency is promised: prompts
+    that come later, preemption, stale observations and a slow engine of which the router is not told are not foreseen,
+    and time per token is left to the network.
+
+    Attributes:
+        times_least: At least 1.
+        times_usual: At least 0.
+    """
+
+    times_least: float = 1.5
+    times_usual: float = 11.0
+
+    def __post_init__(self) -> None:
+        if not 1.0 <= self.times_least < math.inf:
+            raise ValueError(f"agent.guard.times_least must be finite and at least 1, got {self.times_least}")
+        if not 0.0 <= self.times_usual < math.inf:
+            raise ValueError(f"agent.guard.times_usual must be finite and at least 0, got {self.times_usual}")
+
+    def numbers(self) -> NDArray[np.float64]:
+        """What the kernel knows of it, (len(GUARD),), with the usual scales of the observation."""
+        values = asdict(self) | asdict(RoutingScales())
+        return np.array([values[name] for name in GUARD], np.float64)
+
+
+def read_guard(values: Any) -> GuardConfig:
+    """A guard from plain values, as a command or a checkpoint has them.
+
+    Raises:
+        ValueError: no settings, one that a guard does not have, or a value that is not allowed.
+    """
+    if isinstance(values, GuardConfig):
+        return values
+    if not isinstance(values, Mapping):
+        raise ValueError(
+            f"agent.guard must be null or have times_least and times_usual, as {{times_least: 1.5}}, got {values!r}"
+        )
+    for key in values:
+        check_choice(
+            "key", f"agent.guard.{key}", [f"agent.guard.{each.name}" for each in fields(GuardConfig)]
+        )
+        if not isinstance(values[key], int | float):
+            raise ValueError(f"agent.guard.{key} must be a number, got {values[key]!r}")
+    return GuardConfig(**values)
+
+
+def check_guard(env: str, scales: RoutingScales | Mapping[str, float] | None) -> None:
+    """Refuses a guard where it cannot be.
+
+    Args:
+        env: Name of the environment.
+        scales: Of its observation; None: the usual ones.
+
+    Raises:
+        ValueError: the environment is not routing, or its observation has other scales.
+    """
+    if env != "routing":
+        raise ValueError(f"agent.guard is for env=routing alone, got env={env}; leave it null")
+    if isinstance(scales, Mapping):
+        scales = RoutingScales(**scales)
+    if scales not in (None, RoutingScales()):
+        raise ValueError(
+            "agent.guard needs the usual scales of the observation; leave env.scales as they are"
+        )
+
+
+def guarded(
+    guard: NDArray[np.float64], observation: Mapping[str, NDArray[np.float32]], masks: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """The possible actions that pass, as `masks`; to hold a request passes wherever it is possible.
+
+    Args:
+        guard: (len(GUARD),).
+        observation: N first, R places.
+        masks: (N, R), or (N, R + 1) with holding, which are possible.
+    """
+    places, request, cluster = (
+        np.ascontiguousarray(observation[name]) for name in ("places", "request", "cluster")
+    )
+    passing = masks.copy()
+    narrow_many(guard, places, request, cluster, passing)
+    return passing

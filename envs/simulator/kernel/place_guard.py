@@ -1,0 +1,98 @@
+"""A guard in front of a score of places: those where the first token would be much later than need be are left out."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.simulator.kernel.compiled import entry, inlined
+from envs.simulator.kernel.features import CLUSTER_FEATURES, PLACE_FEATURES, REQUEST_FEATURES
+
+GUARD = (  # what a guard's numbers are
+    "times_least",
+    "times_usual",
+    "iteration_s",  # scales of the observation from here on
+    "prefill_s",
+    "prompt_tokens",
+    "request_rate",
+    "token_rate",
+)
+_LEAST, _USUAL, _ITERATION_S, _PREFILL_S, _PROMPT_TOKENS, _REQUEST_RATE, _TOKEN_RATE = range(len(GUARD))
+
+_BACKLOG = PLACE_FEATURES.index("prefill_backlog_s")
+_ITERATION = PLACE_FEATURES.index("iteration_s")
+_OWN_PREFILL = PLACE_FEATURES.index("own_prefill_s")
+_PREFIX_HIT = PLACE_FEATURES.index("prefix_hit")
+_INPUT = REQUEST_FEATURES.index("input_tokens")
+_REQUESTS = CLUSTER_FEATURES.index("requests_long")
+_PROMPTS = CLUSTER_FEATURES.index("prompt_tokens_long")
+
+
+@inlined
+def _value(feature: float, scale: float) -> float:
+    """What a feature shows as log1p(value / scale)."""
+    return (np.exp(feature) - 1.0) * scale
+
+
+@inlined
+def _first_token_s(guard: NDArray[np.float64], place: NDArray[np.float32]) -> float:
+    """When the first token is to be expected there, seconds from now."""
+    prefill_s = _value(place[_BACKLOG], guard[_PREFILL_S]) + _value(place[_OWN_PREFILL], guard[_PREFILL_S])
+    return prefill_s + _value(place[_ITERATION], guard[_ITERATION_S])
+
+
+@inlined
+def narrow(
+    guard: NDArray[np.float64],
+    places: NDArray[np.float32],
+    request: NDArray[np.float32],
+    cluster: NDArray[np.float32],
+    mask: NDArray[np.bool_],
+) -> None:
+    """Takes the places that the guard leaves out from those that can take the request; the best first token stays.
+
+    Args:
+        guard: (len(GUARD),).
+        places: (R, F).
+        request: (features,).
+        cluster: (features,).
+        mask: (at least R,), the places that can take the request; changed.
+    """
+    least_s, per_token_s = np.inf, np.inf
+    prompt = _value(request[_INPUT], guard[_PROMPT_TOKENS])
+    for e in range(len(places)):
+        if mask[e]:
+            least_s = min(least_s, _first_token_s(guard, places[e]))
+            computed = prompt * (1.0 - places[e, _PREFIX_HIT])
+            if computed > 0.0:
+                own_s = _value(places[e, _OWN_PREFILL], guard[_PREFILL_S])
+                per_token_s = min(per_token_s, own_s / computed)
+    requests = _value(cluster[_REQUESTS], guard[_REQUEST_RATE])
+    latest_s = guard[_LEAST] * least_s
+    if requests > 0.0 and per_token_s < np.inf:
+        usual_s = per_token_s * _value(cluster[_PROMPTS], guard[_TOKEN_RATE]) / requests
+        latest_s = max(latest_s, guard[_USUAL] * usual_s)
+    for e in range(len(places)):
+        if mask[e] and _first_token_s(guard, places[e]) > latest_s:
+            mask[e] = False
+
+
+@entry
+def narrow_many(
+    guard: NDArray[np.float64],
+    places: NDArray[np.float32],
+    request: NDArray[np.float32],
+    cluster: NDArray[np.float32],
+    masks: NDArray[np.bool_],
+) -> None:
+    """`narrow` in each of N episodes.
+
+    Args:
+        guard: (len(GUARD),).
+        places: (N, R, F).
+        request: (N, features).
+        cluster: (N, features).
+        masks: (N, at least R); changed.
+    """
+    for i in range(len(places)):
+        narrow(guard, places[i], request[i], cluster[i], masks[i])

@@ -1,0 +1,220 @@
+"""The guard on late first tokens: what passes, inside the kernel and outside, and where it is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from agents.api.config import APIConfig
+from agents.api.learner import APILearner
+from agents.checkpoint import load_policy, replacing, write_description
+from agents.learner import Task, build_agent_config
+from agents.routing.adapter import RoutingAdapter
+from agents.routing.guard import GuardConfig, guarded
+from envs.backend import ClusterSpec
+from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec
+from envs.registration import make_env
+from envs.routing.config import RoutingConfig, RoutingScales
+from envs.routing.deciders import Deciders
+from envs.routing.env import make_spaces
+from envs.routing.episode import Episode
+from envs.simulator.kernel.features import CLUSTER_FEATURES, PLACE_FEATURES, REQUEST_FEATURES
+from envs.simulator.kernel.place_guard import narrow_many
+from envs.workload.registry import WorkloadSpec
+from runners.rollout import run_episode
+
+UNEQUAL = FleetConfig(
+    groups=(
+        GroupSpec(ReplicaSpec("llama-3.1-8b", "A100-80GB"), 2),
+        GroupSpec(ReplicaSpec("llama-3.1-8b", "H100", tp_size=2), 1),
+    )
+)
+BUSY = {
+    "workload": WorkloadSpec(name="azure_code_fitted", num_requests=150, rate_rps=8.0),
+    "cluster": UNEQUAL,
+    "split": "test",
+}
+SMALL = APIConfig(iterations=1, horizon=5, sample_every=1, epochs=2, hidden=8)
+SCALES = RoutingScales()
+
+
+def shown(value: float, scale: float) -> float:
+    return float(np.log1p(value / scale))
+
+
+def example() -> dict[str, np.ndarray]:
+    """A prompt of 1000 tokens and three places; the last minute's mean prompt is one of 500.
+
+    First tokens are expected after
+
+    | place | prompts that wait | its own | an iteration | in all |
+    |---|---|---|---|---|
+    | 0, slow | 0 s | 0.2 s | 0.02 s | 0.22 s |
+    | 1, fast | 0.5 s | 0.1 s | 0.02 s | 0.62 s |
+    | 2, fast, half of it cached | 0.2 s | 0.05 s | 0.02 s | 0.27 s |
+
+    and the fast ones prefill 500 tokens in 0.05 s.
+    """
+    places = np.zeros((1, 3, len(PLACE_FEATURES)), np.float32)
+    rows = ((0.0, 0.2, 0.0), (0.5, 0.1, 0.0), (0.2, 0.05, 0.5))
+    for place, (backlog_s, own_s, hit) in zip(places[0], rows, strict=True):
+        place[PLACE_FEATURES.index("prefill_backlog_s")] = shown(backlog_s, SCALES.prefill_s)
+        place[PLACE_FEATURES.index("own_prefill_s")] = shown(own_s, SCALES.prefill_s)
+        place[PLACE_FEATURES.index("iteration_s")] = shown(0.02, SCALES.iteration_s)
+        place[PLACE_FEATURES.index("prefix_hit")] = hit
+    request = np.zeros((1, len(REQUEST_FEATURES) + 1), np.float32)
+    request[0, REQUEST_FEATURES.index("input_tokens")] = shown(1000, SCALES.prompt_tokens)
+    cluster = np.zeros((1, len(CLUSTER_FEATURES)), np.float32)
+    cluster[0, CLUSTER_FEATURES.index("requests_long")] = shown(4.0, SCALES.request_rate)
+    cluster[0, CLUSTER_FEATURES.index("prompt_tokens_long")] = shown(2000.0, SCALES.token_rate)
+    return {"places": places, "request": request, "cluster": cluster}
+
+
+@pytest.mark.parametrize(
+    ("times_least", "times_usual", "able", "passing"),
+    [
+        (1.0, 0.0, (1, 1, 1), (1, 0, 0)),  # 0.22 s
+        (1.2, 0.0, (1, 1, 1), (1, 0, 0)),  # 0.264 s
+        (1.25, 0.0, (1, 1, 1), (1, 0, 1)),  # 0.275 s
+        (2.9, 0.0, (1, 1, 1), (1, 1, 1)),  # 0.638 s
+        (1.0, 5.0, (1, 1, 1), (1, 0, 0)),  # 5 x 0.05 s = 0.25 s
+        (1.0, 6.0, (1, 1, 1), (1, 0, 1)),  # 0.3 s
+        (1.0, 13.0, (1, 1, 1), (1, 1, 1)),  # 0.65 s
+        (1.0, 0.0, (0, 1, 1), (0, 0, 1)),  # the least of those that can
+        (1.0, 0.0, (0, 1, 0), (0, 1, 0)),
+        (1.0, 2.8, (1, 0, 0), (1, 0, 0)),  # the fastest that can is the slow one: 500 tokens take it 0.1 s
+        (1.0, 6.3, (1, 1, 0), (1, 0, 0)),  # 0.315 s: without the cache the other is as fast
+        (1.0, 13.0, (0, 0, 0), (0, 0, 0)),
+    ],
+)
+def test_it_leaves_out_what_would_be_much_later(times_least, times_usual, able, passing) -> None:
+    seen = example()
+    masks = np.array([[*able, 1]], bool)
+    guard = GuardConfig(times_least, times_usual).numbers()
+    allowed = guarded(guard, seen, masks)
+    assert allowed[0].tolist() == [*map(bool, passing), True]
+    assert masks[0].tolist() == [*map(bool, able), True], "what it is given stays as it is"
+
+
+def test_where_all_is_cached_the_least_alone_counts() -> None:
+    seen = example()
+    seen["places"][0, :, PLACE_FEATURES.index("prefix_hit")] = 1.0
+    seen["places"][0, :, PLACE_FEATURES.index("own_prefill_s")] = 0.0
+    allowed = guarded(GuardConfig(1.0, 100.0).numbers(), seen, np.ones((1, 4), bool))
+    assert allowed[0].tolist() == [True, False, False, True]
+
+
+def test_what_a_training_takes_for_the_present_choice_passes_too() -> None:
+    seen, valid = example(), np.ones((1, 3), bool)
+    states = np.concatenate([seen["request"], seen["cluster"]], axis=1)
+    adapter = RoutingAdapter()
+    narrow = adapter.passing(states, seen["places"], valid, replace(SMALL, guard=GuardConfig(1.25, 0.0)))
+    assert narrow.tolist() == [[True, False, True]]
+    np.testing.assert_array_equal(adapter.passing(states, seen["places"], valid, SMALL), valid)
+
+
+def policy(guard: GuardConfig | None, deciders: Deciders):
+    torch.manual_seed(1)
+    observation, action = make_spaces(deciders.episodes[0])
+    adapter, config = RoutingAdapter(), replace(SMALL, guard=guard)
+    network = adapter.score_network(observation, config)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.mul_(3.0)  # so that scores differ
+    return adapter.score_policy(network, observation, action, config, "x")
+
+
+def played(chosen_by, deciders: Deciders, first: np.ndarray) -> tuple[np.ndarray, list[list[int]]]:
+    """Returns of episodes that are decided outside the kernel, and the places that each was sent to."""
+    rewards, actions, chosen = np.zeros(len(first)), first, []
+    while not deciders.done.all():
+        seen, outcomes = deciders.step(actions)
+        rewards += outcomes.rewards(deciders.episodes[0].config.objective)
+        observation = {"places": seen.places, "request": seen.request, "cluster": seen.cluster}
+        actions = chosen_by.act_batch(observation, seen.masks)
+        chosen.append(actions.tolist())
+    return rewards, chosen
+
+
+def test_it_decides_inside_the_kernel_as_outside_and_one_that_lets_all_pass_changes_nothing() -> None:
+    deciders = Deciders([Episode(RoutingConfig(**BUSY)) for _ in range(2)])
+    deciders.reset([0, 1], [1, 2])
+    first, forever = np.zeros(2, np.int64), np.full(2, np.inf)
+    returns = {}
+    for name, guard in {"none": None, "wide": GuardConfig(1e6, 1e6), "narrow": GuardConfig(1.1, 3.0)}.items():
+        one = policy(guard, deciders)
+        rolled, _ = deciders.branch([0, 1]).roll(first, one.in_kernel, forever, 1 << 40)
+        returns[name] = rolled.rewards(deciders.episodes[0].config.objective)
+        outside, chosen = played(one, deciders.branch([0, 1]), first)
+        np.testing.assert_allclose(outside, returns[name], rtol=1e-9)
+        assert len(np.unique(chosen)) > 1
+    np.testing.assert_array_equal(returns["none"], returns["wide"])
+    assert (returns["none"] != returns["narrow"]).all()
+    assert len(narrow_many.signatures) == 1
+
+
+def test_it_is_saved_with_the_network_and_decides_alone_as_in_a_batch(tmp_path) -> None:
+    env = make_env("routing", **BUSY)
+    config = replace(SMALL, guard=GuardConfig(1.1, 3.0))
+    learner = APILearner(config, Task("routing", BUSY))
+    for name, agent in {"guarded": config, "plain": replace(config, guard=None)}.items():
+        with replacing(tmp_path / name) as folder:
+            learner.save_policy(folder)
+            settings = {"env": {"name": "routing"}, "agent": agent, "workload": BUSY["workload"]}
+            write_description(folder, settings, env.observation_space, env.action_space, {})
+    saved = yaml.safe_load((tmp_path / "guarded" / "config.yaml").read_text(encoding="utf-8"))
+    assert saved["agent"]["guard"] == {"times_least": 1.1, "times_usual": 3.0}
+    ours, plain = load_policy(tmp_path / "guarded"), load_policy(tmp_path / "plain")
+    episode = run_episode(env, ours, 1)
+    batched, chosen = played(ours, begun := Deciders([Episode(RoutingConfig(**BUSY))]), first_of(begun, ours))
+    assert episode.metrics["return"] == pytest.approx(batched[0], rel=1e-6)
+    assert episode.metrics["return"] != run_episode(env, plain, 1).metrics["return"]
+    assert len(np.unique(chosen)) > 1
+
+
+def first_of(deciders: Deciders, chosen_by) -> np.ndarray:
+    """Begins episode 1 and says where its first request goes."""
+    seen = deciders.reset([0], [1])
+    observation = {"places": seen.places, "request": seen.request, "cluster": seen.cluster}
+    return np.asarray(chosen_by.act_batch(observation, seen.masks))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"times_least": 0.9}, "agent.guard.times_least must be finite and at least 1, got 0.9"),
+        ({"times_least": float("inf")}, "agent.guard.times_least must be finite"),
+        ({"times_usual": -1.0}, "agent.guard.times_usual must be finite and at least 0, got -1.0"),
+        ({"times_usual": float("nan")}, "agent.guard.times_usual must be finite"),
+        ({"times_usually": 3.0}, "agent.guard.times_usual"),
+        ({"times_usual": "many"}, "agent.guard.times_usual must be a number, got 'many'"),
+        (2.0, "agent.guard must be null or have times_least and times_usual"),
+    ],
+)
+def test_settings_that_are_refused(values: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build_agent_config({"name": "api", "guard": values})
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (
+            Task(
+                "dp_tp", {"workload": WorkloadSpec(name="flying_bursty"), "cluster": ClusterSpec(num_gpus=2)}
+            ),
+            "agent.guard is for env=routing alone, got env=dp_tp",
+        ),
+        (
+            Task("routing", {**BUSY, "scales": RoutingScales(prefill_s=0.2)}),
+            "agent.guard needs the usual scales of the observation",
+        ),
+    ],
+)
+def test_where_it_is_refused(task: Task, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        APILearner(replace(SMALL, guard=GuardConfig()), task)
