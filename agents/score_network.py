@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 FloatArray = NDArray[np.float32]
+_BEYOND = 0.25  # of a feature's range in training; what is further outside is strange
+_LEAST_ROOM = 1e-4
 
 
 @dataclass
@@ -24,6 +26,8 @@ class ScoreNetwork:
         middle_bias: (hidden,).
         out_weight: (hidden,).
         margin: Added to the score of the action whose last feature is 1: what others must promise beyond it.
+        low: (state_size,); where a feature of the state lies below, that action has the highest score. None: no limits.
+        high: (state_size,), likewise above.
     """
 
     state_weight: FloatArray
@@ -33,6 +37,8 @@ class ScoreNetwork:
     middle_bias: FloatArray
     out_weight: FloatArray
     margin: float = 0.0
+    low: FloatArray | None = None
+    high: FloatArray | None = None
 
     def scores(self, state: FloatArray, actions: FloatArray) -> FloatArray:
         """(num_actions,), one score an action.
@@ -41,6 +47,12 @@ class ScoreNetwork:
             state: (state_size,).
             actions: (num_actions, action_size).
         """
+        if (
+            self.low is not None
+            and self.high is not None
+            and ((state < self.low) | (state > self.high)).any()
+        ):
+            return actions[:, -1]
         hidden = np.maximum(
             actions @ self.action_weight + (state @ self.state_weight + self.hidden_bias), 0.0
         )
@@ -57,16 +69,21 @@ class TrainableNetwork(nn.Module):
         action_size: Length of an action vector.
         hidden: Width.
         started: Whether the last feature of an action says that the policy that was started from would do it. The
-            network then has a margin in its favour, which is set and not trained.
+            network then has a margin in its favour, which is set and not trained, and does as it does in states that
+            are unlike all that it was trained on.
     """
 
     margin: torch.Tensor
+    low: torch.Tensor
+    high: torch.Tensor
 
     def __init__(self, state_size: int, action_size: int, hidden: int, started: bool = False) -> None:
         super().__init__()
         self.started = started
         if started:
             self.register_buffer("margin", torch.zeros(()))
+            self.register_buffer("low", torch.full((state_size,), -torch.inf))
+            self.register_buffer("high", torch.full((state_size,), torch.inf))
         self.state = nn.Linear(state_size, hidden)
         self.action = nn.Linear(action_size, hidden, bias=False)
         self.middle = nn.Linear(hidden, hidden)
@@ -76,7 +93,22 @@ class TrainableNetwork(nn.Module):
         """(batch, num_actions) scores from (batch, state_size) and (batch, num_actions, action_size)."""
         hidden = torch.relu(self.state(state)[:, None, :] + self.action(actions))
         scores: torch.Tensor = self.out(torch.relu(self.middle(hidden))).squeeze(-1)
-        return scores + self.margin * actions[:, :, -1] if self.started else scores
+        if not self.started:
+            return scores
+        usual = actions[:, :, -1]
+        strange = ((state < self.low) | (state > self.high)).any(dim=1, keepdim=True)
+        return torch.where(strange, usual, scores + self.margin * usual)
+
+    def know(self, states: FloatArray) -> None:
+        """From now on, states are strange that have a feature far beyond its range in these.
+
+        Args:
+            states: (N, state_size).
+        """
+        low, high = states.min(axis=0), states.max(axis=0)
+        room = _BEYOND * (high - low) + _LEAST_ROOM
+        self.low.copy_(torch.from_numpy(low - room))
+        self.high.copy_(torch.from_numpy(high + room))
 
     def export(self) -> ScoreNetwork:
         """A copy that runs without torch."""
@@ -92,4 +124,6 @@ class TrainableNetwork(nn.Module):
             middle_bias=array(self.middle.bias),
             out_weight=array(self.out.weight[0]),
             margin=float(self.margin) if self.started else 0.0,
+            low=self.low.numpy().copy() if self.started else None,
+            high=self.high.numpy().copy() if self.started else None,
         )

@@ -68,6 +68,7 @@ class PolicyIterationLearner:
     """
 
     tail = 0.0  # weight of late first tokens beside the objective
+    knows_limits = True  # whether it does as the start in states that are unlike those of the training
 
     def __init__(self, config: PolicyIterationConfig, task: Task, adapter: Improvable) -> None:
         self.config, self.adapter = config, adapter
@@ -129,6 +130,8 @@ class PolicyIterationLearner:
         margin = self._margin(data) if self._started else 0.0
         self.network, gain = self._fitted(data)
         self._set_margin(margin)
+        if self.knows_limits and isinstance(self.network, TrainableNetwork) and self.network.started:
+            self.network.know(states)
         self.world.follow(self.policy())
         return gain
 

@@ -92,6 +92,8 @@ class PortfolioLearner(PolicyIterationLearner):
         ValueError: a policy looks at the future or does not fit the environment.
     """
 
+    knows_limits = False  # choices are few, and what they remember differs from episode to episode
+
     def __init__(self, config: PortfolioConfig, task: Task) -> None:
         super().__init__(config, task, Choosing(adapter_of(task.env)))
 

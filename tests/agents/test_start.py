@@ -16,6 +16,7 @@ from agents.api.learner import APILearner, load
 from agents.api.start import NEVER, Seen, Start, calibrated_margin, compared, flagged, start_of
 from agents.deployment.proposal import Proposals
 from agents.learner import Budget, Task
+from agents.score_network import TrainableNetwork
 from agents.spaces import FILE, spaces_to_json
 from baselines.registry import make_policy
 from envs.backend import ClusterSpec
@@ -104,6 +105,40 @@ def test_a_learner_that_has_learned_nothing_is_the_baseline() -> None:
     env = make_env("dp_tp", **CASES["dp_tp"][0])
     own = run_episode(env, make_policy("flying_serving"), 1).metrics["return"]
     assert run_episode(env, learner_of("dp_tp").policy(), 1).metrics["return"] == own
+
+
+def test_in_strange_states_it_is_followed_whatever_others_promise() -> None:
+    """Features in [0, 4] and [2, 2]: a quarter of the range further out is still known, beyond it is not."""
+    torch.manual_seed(0)
+    network = TrainableNetwork(2, 3, 8, started=True)
+    network.margin.fill_(-NEVER)  # anything but what it says
+    network.know(np.array([[0.0, 2.0], [4.0, 2.0], [1.0, 2.0]], np.float32))
+    rows = flagged(np.eye(2, dtype=np.float32), np.ones(2, np.float32))
+    exported = network.export()
+    for state, strange in (
+        ([-0.9, 2.0], False),
+        ([4.9, 2.0], False),
+        ([-1.1, 2.0], True),
+        ([1.0, 2.1], True),
+    ):
+        seen = np.array(state, np.float32)
+        scores = exported.scores(seen, rows)
+        assert (int(scores.argmax()) == 2) == strange
+        with torch.no_grad():
+            same = network(torch.from_numpy(seen[None]), torch.from_numpy(rows[None]))[0].numpy()
+        np.testing.assert_allclose(same, scores, rtol=1e-5)
+
+
+@pytest.mark.parametrize("env", CASES)
+def test_what_it_was_trained_on_is_not_strange(env: str) -> None:
+    learner = learner_of(env)
+    budget = Budget(1_000)
+    while learner.iteration < 1:
+        learner.improve(budget)
+    network = learner.network
+    for state in learner.batches[-1].states:
+        assert (network.low.numpy() < state).all()
+        assert (state < network.high.numpy()).all()
 
 
 def test_half_of_what_is_compared_is_most_like_it() -> None:
