@@ -8,8 +8,8 @@ action is described to the network as the numbered action nearest to it, with on
 Where the learned policy departs from it, it is asked on: it answers to a world that it did not make. How much a
 departure must promise is found on held-out states (`calibrated_margin`): as few samples are enough to see that most
 departures are mistakes, and not to see which are none, the margin begins high and falls as more is known. In a state
-that is unlike all those of the training (`TrainableNetwork.know`) there is no departure at all: a network that never saw
-an overload, or twice as many machines, does not know what pays there.
+that is unlike all those of the training (`TrainableNetwork.know`) there is no departure at all: a network that has not
+seen an overload, or twice as many machines, does not know what pays there.
 """
 
 from __future__ import annotations
