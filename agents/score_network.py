@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -98,6 +99,13 @@ class TrainableNetwork(nn.Module):
         usual = actions[:, :, -1]
         strange = ((state < self.low) | (state > self.high)).any(dim=1, keepdim=True)
         return torch.where(strange, usual, scores + self.margin * usual)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Weights without limits have none."""
+        if self.started:
+            for name in ("low", "high"):
+                state_dict.setdefault(prefix + name, getattr(self, name))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def know(self, states: FloatArray) -> None:
         """From now on, states are strange that have a feature far beyond its range in these.

@@ -83,7 +83,7 @@ class TrainConfig(RunConfig):
         lists = {
             key: [policy_config(each) if isinstance(each, str) else each for each in self.agent[key]]
             for key in POLICY_LISTS
-            if self.agent.get(key)
+            if isinstance(self.agent.get(key), list | tuple)
         }
         object.__setattr__(self, "agent", {**self.agent, **policies, **lists})
         for name in ("num_envs", "validations", "validation_seeds"):

@@ -69,7 +69,8 @@ class APIConfig(PolicyIterationConfig):
         start: Policy that the first rollouts follow, name and parameters as in `configs/policy`, or `name: checkpoint`
             and its `path`; None: all stays as it is, or requests follow an untuned score. What it would do is always
             among the actions compared; but for routing and sharing, where it must be a score that decides inside the
-            kernel or by the observation alone, it is also among the learned policy's (`agents.api.start`).
+            kernel or by the observation alone, it is also among the learned policy's (`agents.api.start`), and all that
+            this does in states that are unlike those of the training.
         continuation: What rollouts follow after their action: "present" (the present policy) or "start" (the policy
             that was started from, in all iterations: an improvement of that one alone, at a fraction of the cost where
             the network's decisions take longer). Not in routing and sharing.
@@ -84,9 +85,9 @@ class APIConfig(PolicyIterationConfig):
         tail: What minus the sum over requests of (TTFT / SLO) squared weighs beside the objective: its advantages, in
             their spreads, are added to those of the objective in theirs. For a router that is not to buy quicker
             answers with late first tokens. routing only.
-        guard: Settings of a guard on late first tokens (`agents.routing.guard.GuardConfig`), in training and
-            afterwards; None: the network may choose any place that can take the request. It reads the observation in
-            its usual scales. routing only.
+        guard: Settings of a guard on late first tokens (`agents.routing.guard.GuardConfig`), in front of every
+            network: afterwards, and in training from the second iteration on; None: it may choose any place that can
+            take the request. The observation must have its usual scales. routing only.
     """
 
     name: str = "api"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +15,16 @@ class PortfolioConfig(PolicyIterationConfig):
 
     Attributes:
         policies: At least two, each by name and parameters as in `configs/policy`, or `name: checkpoint` and its
-            `path`. The first is followed until another one promises more.
+            `path`, where it is read whenever the portfolio is. The first is followed until another one promises more.
+            Layouts that are deployed once, at the start, cannot be followed later.
         every: Decisions between two choices.
         sample_every: Choices between two sampled states, on average, late in an episode; the first is always sampled,
             the i-th every i episodes.
-        horizon: Decisions that a rollout looks ahead; None: to the end of the episode.
+        exploration: Probability that any of them is followed up to the next choice while data is gathered.
+        worst: Relative advantages are not taken to be less.
+        least_cost: Added to a state's cost before advantages are taken relative to it, in units of reward.
+        horizon: Decisions that a rollout looks ahead; None: to the end of the episode, which in routing is as many
+            decisions as requests are still to come, for each policy.
     """
 
     name: str = "portfolio"
@@ -34,6 +40,13 @@ class PortfolioConfig(PolicyIterationConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not isinstance(self.policies, list | tuple):
+            raise ValueError(f"agent.policies must be a list of policies, got {self.policies!r}")
+        for policy in self.policies:
+            if not isinstance(policy, str) and not (isinstance(policy, Mapping) and "name" in policy):
+                raise ValueError(
+                    f"agent.policies must hold names of policies, or mappings with a name and params, got {policy!r}"
+                )
         check_at_least_one("every", self.every)
         if self.horizon is not None:
             check_at_least_one("horizon", self.horizon)

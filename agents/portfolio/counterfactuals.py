@@ -35,7 +35,7 @@ class PortfolioCounterfactuals:
         rng: Of episodes, sampling and exploration.
 
     Raises:
-        ValueError: the environment cannot be forked, or a policy does not fit it.
+        ValueError: a policy does not fit the environment.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class PortfolioCounterfactuals:
         self.observation: spaces.Dict = self.env.observation_space
         self.action: ActionSpace = self.env.action_space
         self.panel = Panel(members_of(config), adapter.summary)
+        self.panel.reset(self.env.policy_spec, task.seed)
         self.present: PortfolioPolicy | None = None  # None: the first policy is followed
         self.over = True
         self.choices = 0  # of the episode so far

@@ -57,14 +57,31 @@ class PortfolioPolicy:
         """
         self.adapter.check_setting(self.name, self.observation, self.action, spec)
         self.panel.reset(spec, seed)
+        self._checked = False
 
     def act(self, observation: Observation, state: Any) -> Action:
-        """What the one that is followed says."""
+        """What the one that is followed says.
+
+        Raises:
+            ValueError: the observation says other things than those trained on.
+        """
         panel = self.panel
+        if not self._checked:
+            self._check(observation)
         panel.see(observation, state)
         if (panel.seen - 1) % self.every == 0:
             panel.followed = self.choose(panel)
         return panel.said[panel.followed]
+
+    def _check(self, observation: Observation) -> None:
+        blank = {name: np.zeros(box.shape or (), np.float32) for name, box in self.observation.items()}
+        trained, here = (len(self.panel.summary(seen)) for seen in (blank, observation))
+        if trained != here:
+            raise ValueError(
+                f"{self.name} was trained on observations that come to {trained} numbers, here they come to {here}: "
+                "other classes of requests, or types, than in training"
+            )
+        self._checked = True
 
     def choose(self, panel: Panel) -> int:
         """Number of the member to follow, by what a panel remembers."""

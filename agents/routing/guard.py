@@ -27,7 +27,8 @@ class GuardConfig:
     So whatever the network has learned, a first token is expected late only where it would be late everywhere. The
     place of the least time always passes, and nothing is held that some place can take. No latency is promised: prompts
     that come later, preemption, stale observations and a slow engine of which the router is not told are not foreseen,
-    and time per token is left to the network.
+    and time per token is left to the network. Where an observation has other scales than the usual ones, times are
+    misread; training and loading refuse that, a policy in use is not told.
 
     Attributes:
         times_least: At least 1.

@@ -11,7 +11,7 @@ from envs.backend import ClusterState, Redeploy
 from envs.layout import Layout, format_layout
 
 
-class _DeployOncePolicy:
+class DeployOncePolicy:
     """Deploys at time zero and keeps what it has.
 
     Where it takes over a cluster that has been running, it leaves it as it is: to deploy would be a cold restart.
@@ -38,7 +38,7 @@ class _DeployOncePolicy:
         return deployment if state.now_s == 0.0 else None
 
 
-class StaticLayoutPolicy(_DeployOncePolicy):
+class StaticLayoutPolicy(DeployOncePolicy):
     """Keeps one layout.
 
     Args:
@@ -66,7 +66,7 @@ class StaticLayoutPolicy(_DeployOncePolicy):
         return self.layout
 
 
-class StaticDPPolicy(_DeployOncePolicy):
+class StaticDPPolicy(DeployOncePolicy):
     """Data parallelism: every base engine on its own with the full model. A baseline of Flying Serving (6.1.2)."""
 
     name = "static_dp"
@@ -76,7 +76,7 @@ class StaticDPPolicy(_DeployOncePolicy):
         return uniform_layout(num_base, 1)
 
 
-class StaticTPPolicy(_DeployOncePolicy):
+class StaticTPPolicy(DeployOncePolicy):
     """Tensor parallelism: one engine over the whole node, weights sharded. A baseline of Flying Serving (6.1.2)."""
 
     name = "static_tp"
@@ -86,7 +86,7 @@ class StaticTPPolicy(_DeployOncePolicy):
         return (num_base,)
 
 
-class ShiftParallelismPolicy(_DeployOncePolicy):
+class ShiftParallelismPolicy(DeployOncePolicy):
     """Shift Parallelism (arXiv 2509.16495): tensor-parallel under low load, sequence-parallel in bursts.
 
     The engine shifts by itself, iteration by iteration: batches above a number of tokens run sequence-parallel. That

@@ -152,6 +152,16 @@ def test_what_is_saved_comes_back(tmp_path) -> None:
     assert returned(copy.policy(), 3) == returned(policy, 3)
 
 
+def test_observations_of_other_classes_are_refused() -> None:
+    policies = ({"name": "round_robin"}, {"name": "random"})
+    learner = make_learner(config(policies=policies), Task("routing", FLEET))
+    env = make_env("routing", **{**FLEET, "workload": WorkloadSpec(name="flying_priority", num_requests=20)})
+    with pytest.raises(
+        ValueError, match=r"trained on observations that come to .* other classes of requests"
+    ):
+        run_episode(env, learner.policy(), 0)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -159,6 +169,14 @@ def test_what_is_saved_comes_back(tmp_path) -> None:
         ({"policies": (APART,)}, "at least two policies, .* got 1"),
         ({"policies": (APART, {"name": "load_treshold"})}, "load_threshold"),
         ({"policies": (APART, {"name": "clairvoyant_scaling"})}, "agent.policies must not be clairvoyant"),
+        ({"policies": "jsq"}, "agent.policies must be a list of policies, got 'jsq'"),
+        ({"policies": None}, "agent.policies must be a list of policies, got None"),
+        (
+            {"policies": (APART, {"path": "x"})},
+            "must hold names of policies, or mappings .* got {'path': 'x'}",
+        ),
+        ({"policies": (APART, {"name": "static_tp"})}, "'static_tp' deploys once at the start"),
+        ({"policies": (APART, {"name": "jsq"})}, "decides where requests go"),
         ({"every": 0}, "agent.every must be at least 1, got 0"),
         ({"horizon": 0}, "agent.horizon must be at least 1, got 0"),
         ({"iterations": 0}, "agent.iterations must be at least 1, got 0"),

@@ -136,6 +136,8 @@ def test_what_it_was_trained_on_is_not_strange(env: str) -> None:
     while learner.iteration < 1:
         learner.improve(budget)
     network = learner.network
+    assert np.isfinite(network.low.numpy()).all()
+    assert np.isfinite(network.high.numpy()).all()
     for state in learner.batches[-1].states:
         assert (network.low.numpy() < state).all()
         assert (state < network.high.numpy()).all()

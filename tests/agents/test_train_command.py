@@ -129,7 +129,9 @@ def test_the_policies_of_a_portfolio_are_named_on_the_command_line(tmp_path, cap
     again = [f"policies=[static_dp,{tmp_path}/run/checkpoint]", "workload.num_requests=60", "seeds=1"]
     assert compare.main(["env=dp_tp", *again, "plots=false", f"out={tmp_path / 'c'}"]) == 0
     capsys.readouterr()
-    assert train.main([*words, "agent.policies=[load_treshold,static_dp]", f"out={tmp_path / 'no'}"]) == 2
+    assert (
+        train.main([*words, "agent.policies=[load_treshold,flying_serving]", f"out={tmp_path / 'no'}"]) == 2
+    )
     assert "load_threshold" in capsys.readouterr().err
 
 
@@ -144,7 +146,7 @@ SMALL = {
     "cma_es": ["agent.heuristic=load_threshold", "agent.episodes=2"],
     "bc": ["agent.teacher=load_threshold", "agent.epochs=1"],
     "dagger": ["agent.epochs=1"],
-    "portfolio": ["agent.policies=[load_threshold,static_dp]", "agent.epochs=2", "agent.horizon=5"],
+    "portfolio": ["agent.policies=[load_threshold,flying_serving]", "agent.epochs=2", "agent.horizon=5"],
 }
 
 
@@ -156,6 +158,7 @@ def test_every_agent_on_every_environment_by_config_alone(agent, env, tmp_path):
     own = list(SMALL[agent])
     if env == "routing":
         own = [w.replace("load_threshold", "linear_score").replace("static_dp", "jsq") for w in own]
+        own = [w.replace("flying_serving", "jsq") for w in own]
     compared = "static_dp" if env == "dp_tp" else "round_robin"
     words += [f"env={env}", f"agent={agent}", f"baselines=[{compared}]", "total_steps=128"]
     assert train.main([*words, *own, f"out={tmp_path}"]) == 0
