@@ -135,6 +135,12 @@ class Adapter:
             parts += [part.mean(axis=0), part.max(axis=0)] if part.ndim > 1 else [part.reshape(-1)]
         return np.concatenate(parts)
 
+    def summary_size(self, observation: spaces.Dict) -> int:
+        """Numbers that an observation comes to in `summary`."""
+        return len(
+            self.summary({name: np.zeros(box.shape or (), np.float32) for name, box in observation.items()})
+        )
+
     # -- networks ------------------------------------------------------------------------------------------------------
 
     def network(
@@ -187,23 +193,6 @@ class Adapter:
     def score_network(self, observation: spaces.Dict, config: APIConfig) -> nn.Module:
         """The network that approximate policy iteration trains: scores of actions from a state and from theirs."""
         raise NotImplementedError
-
-    def passing(
-        self,
-        states: NDArray[np.float32],
-        actions: NDArray[np.float32],
-        valid: NDArray[np.bool_],
-        config: APIConfig,
-    ) -> NDArray[np.bool_]:
-        """Which actions the greedy policy chooses among, (N, K).
-
-        Args:
-            states: (N, S), as `score_network` takes them.
-            actions: (N, K, F), likewise.
-            valid: (N, K), which of them there are.
-            config: Settings of the agent.
-        """
-        return valid
 
     def score_policy(
         self, network: nn.Module, observation: spaces.Dict, action: ActionSpace, config: APIConfig, name: str

@@ -11,6 +11,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import nn
 
+from agents.api.config import PolicyIterationConfig
 from agents.learner import Budget, Task
 from agents.spaces import ActionSpace
 from baselines.policy import Policy
@@ -71,6 +72,21 @@ class Counterfactuals(Protocol):
         ...
 
 
+def relative_advantages(
+    returns: Sequence[NDArray[np.float64]], config: PolicyIterationConfig
+) -> list[NDArray[np.float64]]:
+    """Relative to what the best action costs at a state, so that quiet hours count as much as busy ones; (K,) each.
+
+    Args:
+        returns: (K,) each, of the actions that were tried at a state.
+        config: Of the agent: what is added to the cost, and what is the worst.
+    """
+    return [
+        np.maximum((value - value.max()) / (abs(value.max()) + config.least_cost), config.worst)
+        for value in returns
+    ]
+
+
 class Improvable(Protocol):
     """What says how the policies of an environment are improved; `config` is that of the agent."""
 
@@ -80,16 +96,6 @@ class Improvable(Protocol):
 
     def score_network(self, observation: spaces.Dict, config: Any) -> nn.Module:
         """The network that is trained: scores of actions from a state and from theirs."""
-        ...
-
-    def passing(
-        self,
-        states: NDArray[np.float32],
-        actions: NDArray[np.float32],
-        valid: NDArray[np.bool_],
-        config: Any,
-    ) -> NDArray[np.bool_]:
-        """Which actions the greedy policy chooses among."""
         ...
 
     def score_policy(

@@ -29,7 +29,7 @@ from agents.api.counterfactuals import Batch, Improvable
 from agents.api.fit import fit
 from agents.api.start import NEVER, calibrated_margin
 from agents.learner import Budget, Task, build_agent_config
-from agents.routing.guard import check_guard
+from agents.routing.guard import check_guard, passing
 from agents.score_network import TrainableNetwork
 from agents.spaces import read_spaces
 from baselines.policy import Policy
@@ -179,9 +179,15 @@ class PolicyIterationLearner:
             return np.array([row for batch in self.batches for row in batch.chosen], np.int64)
         with torch.no_grad():
             scores = self.network(torch.from_numpy(states), torch.from_numpy(actions)).numpy()
-        passing = self.adapter.passing(states, actions, valid, self.config)
-        chosen: NDArray[np.int64] = np.where(passing, scores, -np.inf).argmax(axis=1)
+        able = self._passing(states, actions, valid)
+        chosen: NDArray[np.int64] = np.where(able, scores, -np.inf).argmax(axis=1)
         return chosen
+
+    def _passing(
+        self, states: NDArray[np.float32], actions: NDArray[np.float32], valid: NDArray[np.bool_]
+    ) -> NDArray[np.bool_]:
+        """Which of the actions that were tried the policy chooses among."""
+        return valid
 
     def save_policy(self, folder: Path) -> None:
         """Writes the weights."""
@@ -239,8 +245,14 @@ class APILearner(PolicyIterationLearner):
             )
         if config.guard is not None:
             check_guard(task.env, task.arguments.get("scales"))
-        self.tail = config.tail
+        self.tail, self.guard = config.tail, config.guard
         super().__init__(config, task, adapter_of(task.env))
+
+    def _passing(
+        self, states: NDArray[np.float32], actions: NDArray[np.float32], valid: NDArray[np.bool_]
+    ) -> NDArray[np.bool_]:
+        """Those that pass the guard, where there is one."""
+        return valid if self.guard is None else passing(self.guard, states, actions, valid)
 
 
 def in_spreads(

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from agents.api.config import APIConfig
-from agents.api.counterfactuals import Batch
+from agents.api.counterfactuals import Batch, relative_advantages
 from agents.api.start import Seen, Start, compared, start_of
 from agents.autoscaling.features import Actions, encode_actions, encode_state
 from agents.autoscaling.policy import LeversPolicy, Observation, Options, find_options
@@ -140,11 +140,8 @@ class AutoscalingCounterfactuals:
         return possible.action(self.present.choose(observation, possible))
 
     def advantages(self, returns: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
-        """Relative to what the best action costs at a state, so that quiet hours count as much as busy ones."""
-        return [
-            np.maximum((value - value.max()) / (abs(value.max()) + self.config.least_cost), self.config.worst)
-            for value in returns
-        ]
+        """In shares of what the best costs."""
+        return relative_advantages(returns, self.config)
 
 
 def _plain(episode: Episode, possible: Options) -> list[int]:

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from agents.api.config import APIConfig
-from agents.api.counterfactuals import Batch
+from agents.api.counterfactuals import Batch, relative_advantages
 from agents.api.start import Seen, Start, compared, start_of
 from agents.deployment.features import encode_actions, encode_state
 from agents.deployment.policy import ChoicePolicy, usual_row
@@ -145,8 +145,5 @@ class DeploymentCounterfactuals:
         return self._action(self._choose(observation, rows), rows, said)
 
     def advantages(self, returns: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
-        """Relative to what the best choice costs at a state, so that quiet hours count as much as busy ones."""
-        return [
-            np.maximum((value - value.max()) / (abs(value.max()) + self.config.least_cost), self.config.worst)
-            for value in returns
-        ]
+        """In shares of what the best costs."""
+        return relative_advantages(returns, self.config)

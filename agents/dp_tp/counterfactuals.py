@@ -10,7 +10,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from agents.api.config import APIConfig
-from agents.api.counterfactuals import Batch
+from agents.api.counterfactuals import Batch, relative_advantages
 from agents.api.start import Seen, Start, compared, start_of
 from agents.dp_tp.candidates import encode_state
 from agents.dp_tp.score_policy import Observation, Options, ScorePolicy, find_options
@@ -135,11 +135,8 @@ class DPTPCounterfactuals:
         return options.actions[self.present.choose(observation, core.state, options)]
 
     def advantages(self, returns: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
-        """Relative to what the best action costs at a state, so that quiet hours count as much as bursts."""
-        return [
-            np.maximum((value - value.max()) / (abs(value.max()) + self.config.least_cost), self.config.worst)
-            for value in returns
-        ]
+        """In shares of what the best costs."""
+        return relative_advantages(returns, self.config)
 
 
 def _observed(core: DPTPCore, arrays: dict[str, FloatArray]) -> Observation:

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from agents.adapter import Adapter
-from agents.api.counterfactuals import Batch
+from agents.api.counterfactuals import Batch, relative_advantages
 from agents.learner import Budget, Task
 from agents.portfolio.config import PortfolioConfig
 from agents.portfolio.members import members_of
@@ -95,8 +95,5 @@ class PortfolioCounterfactuals:
             action = member.says(observation, env.state)
 
     def advantages(self, returns: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
-        """Relative to what the best member costs at a state, so that quiet hours count as much as busy ones."""
-        return [
-            np.maximum((value - value.max()) / (abs(value.max()) + self.config.least_cost), self.config.worst)
-            for value in returns
-        ]
+        """In shares of what the best costs."""
+        return relative_advantages(returns, self.config)

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-from numpy.typing import NDArray
 from torch import nn
 
 from agents.adapter import Adapter, adapter_of
@@ -51,19 +50,8 @@ class Choosing:
     def score_network(self, observation: spaces.Dict, config: PortfolioConfig) -> TrainableNetwork:
         """Scores of the policies."""
         members = len(config.policies)
-        blank = {name: np.zeros(box.shape or (), np.float32) for name, box in observation.items()}
-        size = state_size(len(self.adapter.summary(blank)), members)
+        size = state_size(self.adapter.summary_size(observation), members)
         return TrainableNetwork(size, choices(members).shape[1], config.hidden, started=True)
-
-    def passing(
-        self,
-        states: NDArray[np.float32],
-        actions: NDArray[np.float32],
-        valid: NDArray[np.bool_],
-        config: PortfolioConfig,
-    ) -> NDArray[np.bool_]:
-        """All of them."""
-        return valid
 
     def score_policy(
         self,

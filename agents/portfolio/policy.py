@@ -74,8 +74,8 @@ class PortfolioPolicy:
         return panel.said[panel.followed]
 
     def _check(self, observation: Observation) -> None:
-        blank = {name: np.zeros(box.shape or (), np.float32) for name, box in self.observation.items()}
-        trained, here = (len(self.panel.summary(seen)) for seen in (blank, observation))
+        trained = self.adapter.summary_size(self.observation)
+        here = len(self.panel.summary(observation))
         if trained != here:
             raise ValueError(
                 f"{self.name} was trained on observations that come to {trained} numbers, here they come to {here}: "

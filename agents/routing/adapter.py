@@ -16,7 +16,6 @@ from agents.learner import Task
 from agents.network_policy import NetworkPolicy
 from agents.place_adapter import PlaceAdapter
 from agents.routing.counterfactuals import RoutingCounterfactuals
-from agents.routing.guard import guarded
 from agents.routing.policy import GuardedRouter
 from agents.spaces import ActionSpace
 from baselines.common.routers.linear_score import LinearScorePolicy
@@ -24,7 +23,7 @@ from baselines.policy import Action
 from envs.policy_spec import PolicySpec
 from envs.routing.config import RoutingConfig
 from envs.routing.state import Dispatch, RoutingState
-from envs.simulator.kernel.features import CLUSTER_FEATURES, PLACE_FEATURES
+from envs.simulator.kernel.features import PLACE_FEATURES
 from envs.workload.registry import WorkloadSource
 
 
@@ -66,20 +65,6 @@ class RoutingAdapter(PlaceAdapter):
     ) -> RoutingCounterfactuals:
         """Episodes side by side, forked once for each of a few places."""
         return RoutingCounterfactuals(config, task, rng)
-
-    def passing(
-        self,
-        states: NDArray[np.float32],
-        actions: NDArray[np.float32],
-        valid: NDArray[np.bool_],
-        config: APIConfig,
-    ) -> NDArray[np.bool_]:
-        """Those that pass the guard, where there is one."""
-        if config.guard is None:
-            return valid
-        request, cluster = np.split(states, [states.shape[1] - len(CLUSTER_FEATURES)], axis=1)
-        seen = {"places": actions, "request": request, "cluster": cluster}
-        return guarded(config.guard.numbers(), seen, valid)
 
     def score_policy(
         self, network: nn.Module, observation: spaces.Dict, action: ActionSpace, config: APIConfig, name: str

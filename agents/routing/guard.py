@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.routing.config import RoutingScales
+from envs.simulator.kernel.features import CLUSTER_FEATURES
 from envs.simulator.kernel.place_guard import GUARD, narrow_many
 from envs.workload.registry import check_choice
 
@@ -66,7 +67,7 @@ def read_guard(values: Any) -> GuardConfig:
         check_choice(
             "key", f"agent.guard.{key}", [f"agent.guard.{each.name}" for each in fields(GuardConfig)]
         )
-        if not isinstance(values[key], int | float):
+        if isinstance(values[key], bool) or not isinstance(values[key], int | float):
             raise ValueError(f"agent.guard.{key} must be a number, got {values[key]!r}")
     return GuardConfig(**values)
 
@@ -104,6 +105,21 @@ def guarded(
     places, request, cluster = (
         np.ascontiguousarray(observation[name]) for name in ("places", "request", "cluster")
     )
-    passing = masks.copy()
-    narrow_many(guard, places, request, cluster, passing)
-    return passing
+    kept = masks.copy()
+    narrow_many(guard, places, request, cluster, kept)
+    return kept
+
+
+def passing(
+    guard: GuardConfig, states: NDArray[np.float32], actions: NDArray[np.float32], valid: NDArray[np.bool_]
+) -> NDArray[np.bool_]:
+    """The same of states as `agent=api` keeps them, (N, K).
+
+    Args:
+        guard: The guard.
+        states: (N, S), the request's part of an observation and the cluster's.
+        actions: (N, K, F), places.
+        valid: (N, K), which of them there are.
+    """
+    request, cluster = np.split(states, [states.shape[1] - len(CLUSTER_FEATURES)], axis=1)
+    return guarded(guard.numbers(), {"places": actions, "request": request, "cluster": cluster}, valid)

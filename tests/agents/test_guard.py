@@ -14,7 +14,7 @@ from agents.api.learner import APILearner
 from agents.checkpoint import load_policy, replacing, write_description
 from agents.learner import Task, build_agent_config
 from agents.routing.adapter import RoutingAdapter
-from agents.routing.guard import GuardConfig, guarded
+from agents.routing.guard import GuardConfig, guarded, passing
 from envs.backend import ClusterSpec
 from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec
 from envs.registration import make_env
@@ -111,10 +111,11 @@ def test_where_all_is_cached_the_least_alone_counts() -> None:
 def test_what_a_training_takes_for_the_present_choice_passes_too() -> None:
     seen, valid = example(), np.ones((1, 3), bool)
     states = np.concatenate([seen["request"], seen["cluster"]], axis=1)
-    adapter = RoutingAdapter()
-    narrow = adapter.passing(states, seen["places"], valid, replace(SMALL, guard=GuardConfig(1.25, 0.0)))
+    narrow = passing(GuardConfig(1.25, 0.0), states, seen["places"], valid)
     assert narrow.tolist() == [[True, False, True]]
-    np.testing.assert_array_equal(adapter.passing(states, seen["places"], valid, SMALL), valid)
+    for guard, expected in ((GuardConfig(1.25, 0.0), narrow), (None, valid)):
+        learner = APILearner(replace(SMALL, guard=guard), Task("routing", BUSY))
+        np.testing.assert_array_equal(learner._passing(states, seen["places"], valid), expected)
 
 
 def policy(guard: GuardConfig | None, deciders: Deciders):
@@ -191,6 +192,7 @@ def first_of(deciders: Deciders, chosen_by) -> np.ndarray:
         ({"times_usual": -1.0}, "agent.guard.times_usual must be finite and at least 0, got -1.0"),
         ({"times_usual": float("nan")}, "agent.guard.times_usual must be finite"),
         ({"times_usually": 3.0}, "agent.guard.times_usual"),
+        ({"times_least": True}, "agent.guard.times_least must be a number, got True"),
         ({"times_usual": "many"}, "agent.guard.times_usual must be a number, got 'many'"),
         (2.0, "agent.guard must be null or have times_least and times_usual"),
     ],
