@@ -43,7 +43,9 @@ class PortfolioConfig(PolicyIterationConfig):
         if not isinstance(self.policies, list | tuple):
             raise ValueError(f"agent.policies must be a list of policies, got {self.policies!r}")
         for policy in self.policies:
-            if not isinstance(policy, str) and not (isinstance(policy, Mapping) and "name" in policy):
+            if not isinstance(policy, str) and not (
+                isinstance(policy, Mapping) and isinstance(policy.get("name"), str)
+            ):
                 raise ValueError(
                     f"agent.policies must hold names of policies, or mappings with a name and params, got {policy!r}"
                 )

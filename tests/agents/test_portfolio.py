@@ -175,6 +175,7 @@ def test_observations_of_other_classes_are_refused() -> None:
             {"policies": (APART, {"path": "x"})},
             "must hold names of policies, or mappings .* got {'path': 'x'}",
         ),
+        ({"policies": (APART, {"name": 5})}, "must hold names of policies, or mappings .* got {'name': 5}"),
         ({"policies": (APART, {"name": "static_tp"})}, "'static_tp' deploys once at the start"),
         ({"policies": (APART, {"name": "jsq"})}, "decides where requests go"),
         ({"every": 0}, "agent.every must be at least 1, got 0"),
