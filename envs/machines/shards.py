@@ -99,21 +99,25 @@ def model_shards(model: ModelSpec, before: Deployment, after: Deployment) -> tup
         after: Target strategy.
     """
     edges = cuts((before, after))
+    widths = [float(end - start) for start, end in pairwise(edges)]
     sizes = layer_bytes(model)
-    keys = [
-        tuple(_stage_of(d, model.num_layers, layer) for d in (before, after)) for layer in range(len(sizes))
-    ]
+    places: dict[tuple[int, ...], list[tuple[tuple[int, ...], tuple[int, ...]]]] = {}
     shards = []
-    for start, end in pairwise(edges):
-        places: dict[tuple[int, ...], tuple[tuple[int, ...], tuple[int, ...]]] = {}
-        for layer, (size, key) in enumerate(zip(sizes, keys, strict=True)):
-            if key not in places:
-                places[key] = (
+    for layer, size in enumerate(sizes):
+        key = tuple(_stage_of(d, model.num_layers, layer) for d in (before, after))
+        if key not in places:
+            places[key] = [
+                (
                     holders(before.replicas, model.num_layers, layer, start),
                     holders(after.replicas, model.num_layers, layer, start),
                 )
-            shards.append(Shard(layer, start, end, size * float(end - start), *places[key]))
-    return tuple(sorted(shards, key=lambda shard: (shard.layer, shard.start)))
+                for start in edges[:-1]
+            ]
+        for (start, end), width, (sources, targets) in zip(
+            pairwise(edges), widths, places[key], strict=True
+        ):
+            shards.append(Shard(layer, start, end, size * width, sources, targets))
+    return tuple(shards)
 
 
 def _stage_of(deployment: Deployment, num_layers: int, layer: int) -> int:

@@ -53,14 +53,28 @@ def greedy_switch_plan(
         raise ValueError(f"balance={balance!r} is not allowed; choose one of {', '.join(BALANCES)}")
     load: defaultdict[tuple[int, int], float] = defaultdict(float)  # C_{s->t}
     plan = []
+    ways: dict[tuple[tuple[int, ...], tuple[int, ...]], list[tuple[int, list[int]]]] = {}
     for m, shard in enumerate(shards):
-        for t in shard.targets:
-            if t in shard.sources:
-                continue
-            intra = [s for s in shard.sources if cluster.machine_of(s) == cluster.machine_of(t)]
-            candidates = intra or list(shard.sources) or [STORAGE]
+        held = (shard.sources, shard.targets)
+        if held not in ways:
+            ways[held] = _ways(cluster, *held)
+        for t, candidates in ways[held]:
             counted = t if balance == "pair" else STORAGE  # one counter a pair, or one a source
-            source = min(candidates, key=lambda s: (load[s, counted], s))
+            source = candidates[0]
+            if len(candidates) > 1:
+                source = min(candidates, key=lambda s: (load[s, counted], s))
             load[source, counted] += shard.size_bytes
             plan.append(Transfer(m, source, t, shard.size_bytes))
     return tuple(plan)
+
+
+def _ways(
+    cluster: Cluster, sources: tuple[int, ...], targets: tuple[int, ...]
+) -> list[tuple[int, list[int]]]:
+    """Targets that lack a shard, each with the GPUs that it may come from."""
+    found = []
+    for t in targets:
+        if t not in sources:
+            near = [s for s in sources if cluster.machine_of(s) == cluster.machine_of(t)]
+            found.append((t, near or list(sources) or [STORAGE]))
+    return found
