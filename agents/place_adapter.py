@@ -26,12 +26,14 @@ class PlaceAdapter(Adapter):
     Attributes:
         features: Names of the columns of the rows.
         plain: An untuned score of places.
+        direct: Whether networks add a weighted sum of features to their scores, so that they may begin as such a score.
         network_policy: What decides by a network's scores.
     """
 
     rows = "places"
     features: ClassVar[tuple[str, ...]]
     plain: Policy
+    direct: ClassVar[bool] = False
     network_policy: ClassVar[type[NetworkPolicy]] = NetworkPolicy
 
     def plain_action(self, observation: Observation, state: object) -> Action:
@@ -53,7 +55,14 @@ class PlaceAdapter(Adapter):
     def score_network(self, observation: spaces.Dict, config: APIConfig) -> SetNetwork:
         """Scores of places."""
         context_size = sum((observation[key].shape or (0,))[0] for key in _CONTEXT)
-        return SetNetwork(context_size, len(self.features), config.hidden, (config.hidden,), self.present)
+        return SetNetwork(
+            context_size,
+            len(self.features),
+            config.hidden,
+            (config.hidden,),
+            self.present,
+            direct=self.direct,
+        )
 
     def score_policy(
         self, network: nn.Module, observation: spaces.Dict, action: ActionSpace, config: APIConfig, name: str

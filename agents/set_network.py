@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,6 +35,7 @@ class SetNetwork(nn.Module):
         present: Feature that is positive in a row that counts.
         memory_size: Numbers that are given to `row_scores` and `hold_score` besides, behind what `encode` gives.
         outputs: Numbers that a score consists of.
+        direct: Whether a weighted sum of a row's features is added to its score (`lean_on`).
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class SetNetwork(nn.Module):
         present: int,
         memory_size: int = 0,
         outputs: int = 1,
+        direct: bool = False,
     ) -> None:
         super().__init__()
         self.present = present
@@ -58,6 +61,45 @@ class SetNetwork(nn.Module):
         self.score = _head(hidden_widths, outputs)
         self.hold_pool = nn.Linear(pooled_size, hidden_widths[0])
         self.hold = _head(hidden_widths, outputs)
+        self.direct = nn.Parameter(torch.zeros(row_size)) if direct else None
+
+    def lean_on(self, weights: FloatArray) -> None:
+        """Makes a weighted sum of features all of the score, to begin with.
+
+        Args:
+            weights: (row_size,).
+        """
+        assert self.direct is not None
+        last = self.score[-1]
+        assert isinstance(last, nn.Linear)
+        with torch.no_grad():
+            self.direct.copy_(torch.from_numpy(weights))
+            last.weight.zero_()
+            last.bias.zero_()
+
+    def adopt(self, score: PlaceScore) -> None:
+        """Takes over the weights of what decides in the kernel; if that is of other widths, nothing changes.
+
+        Args:
+            score: What decides.
+        """
+        pairs = [
+            (self.row_place.weight, score.row_place.T),
+            (self.row_context.weight, score.row_context.T),
+            (self.row_context.bias, score.row_context_bias),
+            (self.row.weight, score.row.T),
+            (self.row.bias, score.row_bias),
+            (self.score_row.weight, score.score_row.T),
+            (self.score_pool.weight, score.score_pool.T),
+            (self.score_pool.bias, score.score_pool_bias),
+            (next(self.score[-1].parameters()), score.score[None]),
+        ]
+        if self.direct is not None and len(score.weights):
+            pairs.append((self.direct, score.weights))
+        if all(own.shape == other.shape for own, other in pairs):
+            with torch.no_grad():
+                for own, other in pairs:
+                    own.copy_(torch.from_numpy(np.ascontiguousarray(other)))
 
     def forward(self, context: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """(batch, R) scores of the rows, where a score is one number.
@@ -66,7 +108,8 @@ class SetNetwork(nn.Module):
             context: (batch, context_size).
             rows: (batch, R, row_size).
         """
-        return self.row_scores(*self.encode(context, rows)).squeeze(2)
+        scores = self.row_scores(*self.encode(context, rows)).squeeze(2)
+        return scores if self.direct is None else scores + rows @ self.direct
 
     def encode(self, context: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What is made of each row, (batch, R, row_width), and of all, (batch, 2 row_width + context_size)."""
@@ -103,7 +146,14 @@ class SetNetwork(nn.Module):
             hold_pool=_layer(self.hold_pool),
             hold=_layers(self.hold),
             present=self.present,
+            direct=None if self.direct is None else _array(self.direct),
         )
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Weights without a direct sum have one of zeros."""
+        if self.direct is not None:
+            state_dict.setdefault(prefix + "direct", torch.zeros_like(self.direct))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 def _head(widths: tuple[int, ...], outputs: int) -> nn.Sequential:
@@ -146,6 +196,7 @@ class SetScorer:
     hold_pool: Layer
     hold: tuple[Layer, ...]
     present: int
+    direct: FloatArray | None = None
 
     def scores(self, context: FloatArray, places: FloatArray, hold: bool) -> FloatArray:
         """(N, R) scores of the rows, or (N, R + 1) with that of the action which is no row.
@@ -169,6 +220,8 @@ class SetScorer:
             :, None
         ]
         scores = _finish(self.score, hidden.reshape(number * num_rows, -1)).reshape(number, num_rows)
+        if self.direct is not None:
+            scores += places @ self.direct
         if not hold:
             return scores
         return np.concatenate([scores, _finish(self.hold, _apply(self.hold_pool, pooled))], axis=1)
@@ -178,7 +231,7 @@ class SetScorer:
         if len(self.score) != 1:
             return None
         return PlaceScore(
-            weights=np.zeros(0, np.float32),
+            weights=np.zeros(0, np.float32) if self.direct is None else self.direct,
             row_place=self.row_place,
             row_context=self.row_context[0],
             row_context_bias=self.row_context[1],

@@ -24,6 +24,9 @@ class PolicyIterationConfig(AgentConfig):
         kept_iterations: Iterations whose data the network is trained on.
         hidden: Width of the network.
         epochs: Passes over the data after each iteration.
+        batch_size: States a step of the optimizer.
+        warm: Whether each network begins with the weights of the last one, in routing the first with those of the
+            checkpoint that is started from if it is as wide; otherwise each is trained anew.
         entropy_weights: Of the policy's entropy, in the first and in the last epoch.
         trust: Added to the advantage of what the present policy would do, in spreads of the advantages: the next policy
             departs from it only where that promises more than so much. Returns of single rollouts are mostly chance,
@@ -40,6 +43,8 @@ class PolicyIterationConfig(AgentConfig):
     kept_iterations: int = 3
     hidden: int = 64
     epochs: int = 150
+    batch_size: int = 256
+    warm: bool = False
     entropy_weights: tuple[float, float] = (0.3, 0.003)
     trust: float = 0.0
     worst: float = -3.0
@@ -47,7 +52,7 @@ class PolicyIterationConfig(AgentConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("iterations", "sample_every", "kept_iterations", "hidden", "epochs"):
+        for name in ("iterations", "sample_every", "kept_iterations", "hidden", "epochs", "batch_size"):
             check_at_least_one(name, getattr(self, name))
         if not 0.0 <= self.exploration <= 1.0:
             raise ValueError(f"agent.exploration must be in [0, 1], got {self.exploration}")

@@ -18,7 +18,6 @@ def fit(
     valid: NDArray[np.bool_],
     config: PolicyIterationConfig,
     generator: torch.Generator,
-    batch_size: int = 256,
 ) -> float:
     """Makes the softmax of the scores maximise the expected advantage; returns the last epoch's mean of it.
 
@@ -32,10 +31,10 @@ def fit(
         actions: (num_states, num_candidates, action_size), padded.
         advantages: (num_states, num_candidates).
         valid: (num_states, num_candidates), which candidates are real.
-        config: Epochs, learning rate (it falls to a tenth) and weights of the entropy. A policy that is sure too early
-            stops learning where states differ, so the entropy's weight falls geometrically from first to last epoch.
+        config: Epochs, states a step, learning rate (it falls to a tenth) and weights of the entropy. A policy that is
+            sure too early stops learning where states differ, so the entropy's weight falls geometrically from first to
+            last epoch.
         generator: Shuffles.
-        batch_size: States a step.
     """
     x, a = torch.from_numpy(states), torch.from_numpy(actions)
     y, m = torch.from_numpy(advantages), torch.from_numpy(valid)
@@ -45,7 +44,7 @@ def fit(
     for weight in np.geomspace(*config.entropy_weights, config.epochs):
         order = torch.randperm(len(x), generator=generator)
         total = 0.0
-        for batch in torch.split(order, batch_size):
+        for batch in torch.split(order, config.batch_size):
             log_probs = torch.log_softmax(network(x[batch], a[batch]).masked_fill(~m[batch], -1e9), dim=1)
             probs = log_probs.exp()
             gain = (probs * y[batch]).sum(1).mean()

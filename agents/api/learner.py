@@ -13,6 +13,7 @@ What an action is, how it is described to the network and how a rollout goes is 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +30,10 @@ from agents.api.counterfactuals import Batch, Improvable
 from agents.api.fit import fit
 from agents.api.start import NEVER, calibrated_margin
 from agents.learner import Budget, Task, build_agent_config
+from agents.routing.counterfactuals import RoutingCounterfactuals
 from agents.routing.guard import check_guard, passing
 from agents.score_network import TrainableNetwork
+from agents.set_network import SetNetwork
 from agents.spaces import read_spaces
 from baselines.policy import Policy
 
@@ -38,6 +41,7 @@ WEIGHTS, DATA, STATE = "weights.pt", "data.npz", "training.json"
 _SLICE = 0.04  # share of the budget between two chances to save
 _LEAST_STATES = 64  # no iteration learns from fewer
 _GATHERING = 0.95  # share of an iteration's budget; the rest is for training the network
+_MOST_FITTING = 0.5  # of it; training takes time, but no decisions
 _FOLDS = 4  # parts of the states, each held out once to find the margin
 _STREAM = 0xA91
 _COLUMNS = ("states", "actions", "returns", "squares")
@@ -81,6 +85,7 @@ class PolicyIterationLearner:
         self.batches: list[Batch] = []
         self.gathered = Batch()
         self.iteration = 0
+        self._fitting = 0.0  # share of the budget that training a network takes, by the last one
 
     def _new_network(self) -> nn.Module:
         return self.adapter.score_network(self.world.observation, self.config)
@@ -88,9 +93,11 @@ class PolicyIterationLearner:
     def improve(self, budget: Budget) -> dict[str, float]:
         """Gathers data with the present policy; when its share of the budget is used up, trains the next one."""
         last = self.iteration >= self.config.iterations - 1
-        end = 1.0 if last else (self.iteration + _GATHERING) / self.config.iterations
+        end = (1.0 if last else (self.iteration + _GATHERING) / self.config.iterations) - self._fitting
+        if self.iteration >= self.config.iterations and budget.progress >= end:
+            end = math.inf  # what is left of the budget is too little to train another network
         until = min(end, budget.progress + _SLICE)
-        while budget.progress < until:
+        while budget.progress < until and not budget.over:
             self.world.play(budget, self.gathered)
         figures = {"iteration": float(self.iteration), "states": float(len(self.gathered.states))}
         if budget.progress < end:
@@ -99,7 +106,9 @@ class PolicyIterationLearner:
             self.world.play(budget, self.gathered)
         self.batches = [*self.batches, self.gathered][-self.config.kept_iterations :]
         self.gathered = Batch()
+        before = budget.progress
         gain = self._train()
+        self._fitting = min(budget.progress - before, _MOST_FITTING / self.config.iterations)
         self.iteration += 1
         return figures | {"expected_gain": gain} | self._margin_figure()
 
@@ -150,9 +159,15 @@ class PolicyIterationLearner:
     def _fitted(self, data: _Data) -> tuple[nn.Module, float]:
         """A network trained on some states, and the gain that it expects."""
         network = self._new_network()
+        self._begin(network, data)
         return network, fit(
             network, data.states, data.actions, data.gains, data.valid, self.config, self.generator
         )
+
+    def _begin(self, network: nn.Module, data: _Data) -> None:
+        """What a network is before it is trained: as it comes, or the last one."""
+        if self.config.warm and self.iteration:
+            network.load_state_dict(self.network.state_dict())
 
     def _margin(self, data: _Data) -> float:
         """What a departure from the start must promise, by states that networks of the same kind have not seen."""
@@ -248,6 +263,18 @@ class APILearner(PolicyIterationLearner):
         self.tail, self.guard = config.tail, config.guard
         super().__init__(config, task, adapter_of(task.env))
 
+    def _begin(self, network: nn.Module, data: _Data) -> None:
+        """A router's first network is what it starts from: a weighted sum, as steep as explains most of the gains."""
+        super()._begin(network, data)
+        if self.iteration or not isinstance(network, SetNetwork) or network.direct is None:
+            return
+        assert isinstance(self.world, RoutingCounterfactuals)
+        score = self.world.score
+        if not len(score.score):
+            network.lean_on(score.weights * steepness(data.actions @ score.weights, data.gains, data.valid))
+        elif self.config.warm:
+            network.adopt(score)
+
     def _passing(
         self, states: NDArray[np.float32], actions: NDArray[np.float32], valid: NDArray[np.bool_]
     ) -> NDArray[np.bool_]:
@@ -271,6 +298,22 @@ def in_spreads(
     for kind in np.unique(kinds):
         table[kinds == kind] /= float(np.nanstd(table[kinds == kind])) or 1.0
     return table
+
+
+def steepness(
+    scores: NDArray[np.float32], gains: NDArray[np.float32], valid: NDArray[np.bool_]
+) -> np.float32:
+    """What scores must be multiplied by to differ as gains do, by least squares; not negative.
+
+    Args:
+        scores: (N, K).
+        gains: (N, K).
+        valid: (N, K), which there are.
+    """
+    number = np.maximum(valid.sum(axis=1, keepdims=True), 1)
+    x, y = (np.where(valid, v, 0.0) for v in (scores, gains))
+    x = np.where(valid, x - x.sum(axis=1, keepdims=True) / number, 0.0)
+    return np.float32(max(float((x * y).sum()), 0.0) / (float(np.square(x).sum()) or 1.0))
 
 
 def _packed(rows: list[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:

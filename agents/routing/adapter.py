@@ -32,6 +32,7 @@ class RoutingAdapter(PlaceAdapter):
 
     features = PLACE_FEATURES
     present = PLACE_FEATURES.index("in_service")
+    direct = True
 
     def __init__(self, env: str = "routing") -> None:
         super().__init__(env)

@@ -23,6 +23,7 @@ from envs.routing.deciders import Deciders
 from envs.routing.env import make_spaces
 from envs.routing.episode import Episode
 from envs.side_by_side import MAX_SEED
+from envs.simulator.kernel.place_scores import PlaceScore
 
 _LARGEST_BATCH = 64  # forks of one call
 _LEAST_ARRIVALS = 16  # of a rollout
@@ -77,13 +78,18 @@ class RoutingCounterfactuals:
     def _seen(self, seen: Observations) -> None:
         self._seen_of[self._turn] = seen
 
+    @property
+    def score(self) -> PlaceScore:
+        """What rollouts follow, as the kernel has it."""
+        assert isinstance(self.present, LinearScorePolicy | NetworkPolicy)
+        assert self.present.in_kernel is not None
+        return self.present.in_kernel
+
     def _compile(self, routing: RoutingConfig) -> None:
         """Compiles what rollouts need, before any training time counts."""
         tried = Deciders([Episode(routing)])
         tried.reset([0], [0])
-        assert isinstance(self.present, LinearScorePolicy | NetworkPolicy)
-        assert self.present.in_kernel is not None
-        tried.roll(np.full(1, tried.hold), self.present.in_kernel, np.zeros(1), 1)
+        tried.roll(np.full(1, tried.hold), self.score, np.zeros(1), 1)
 
     def follow(self, policy: Policy) -> None:
         """From now on this is the present policy."""
@@ -173,11 +179,9 @@ class RoutingCounterfactuals:
         Returns:
             Returns, (M,), and what `agent.tail` weighs, (M,).
         """
-        assert isinstance(self.present, LinearScorePolicy | NetworkPolicy)
-        assert self.present.in_kernel is not None
         window_s = np.array([self._window_s(i) for i in owners])
         forks = self.deciders.branch(owners.tolist())
-        outcomes, decisions = forks.roll(first, self.present.in_kernel, window_s, _MOST_DECISIONS)
+        outcomes, decisions = forks.roll(first, self.score, window_s, _MOST_DECISIONS)
         budget.count(decisions)
         return outcomes.rewards(self.objective), outcomes.squares
 

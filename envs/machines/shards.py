@@ -113,9 +113,7 @@ def model_shards(model: ModelSpec, before: Deployment, after: Deployment) -> tup
                 )
                 for start in edges[:-1]
             ]
-        for (start, end), width, (sources, targets) in zip(
-            pairwise(edges), widths, places[key], strict=True
-        ):
+        for (start, end), width, (sources, targets) in zip(pairwise(edges), widths, places[key], strict=True):
             shards.append(Shard(layer, start, end, size * width, sources, targets))
     return tuple(shards)
 

@@ -285,6 +285,8 @@ class Deciders:
         copy = Deciders([self.episodes[i].fork() for i in rows])
         copy._status, copy._before = self._status[rows], self._before[rows]
         copy._pending = self._pending[rows]
+        copy._handles = tuple(handles[rows] for handles in self._handles)  # arrivals and tables are shared
+        copy._kept = [self._kept[i] for i in rows]
         for i in range(len(rows)):
             copy.look_at(i)
         return copy

@@ -8,7 +8,7 @@ import torch
 
 from agents.api.config import APIConfig
 from agents.api.counterfactuals import Batch
-from agents.api.learner import APILearner
+from agents.api.learner import APILearner, steepness
 from agents.checkpoint import load_policy, replacing, write_description
 from agents.config import DQNConfig, NetworkConfig, PPOConfig
 from agents.factory import make_policy_network
@@ -84,6 +84,86 @@ def test_rows_without_a_place_change_nothing(network):
     padded = np.concatenate([places, np.zeros((2, 5, 20), np.float32)], axis=1)
     scores, with_padding = (all_scores(network, context, rows) for rows in (places, padded))
     np.testing.assert_allclose(with_padding[:, [0, 1, 2, 8]], scores, rtol=1e-5, atol=1e-6)
+
+
+def direct_network():
+    torch.manual_seed(0)
+    return SetNetwork(20, 20, 8, (16,), IN_SERVICE, direct=True)
+
+
+def test_a_network_can_begin_as_a_weighted_sum():
+    network, weights = direct_network(), np.linspace(-1.0, 1.0, 20, dtype=np.float32)
+    context, places = random_fleet(np.random.default_rng(5), 2, 4)
+    network.lean_on(weights)
+    with torch.no_grad():
+        scores = network(torch.from_numpy(context), torch.from_numpy(places)).numpy()
+    np.testing.assert_allclose(scores, places @ weights, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(network.export().scores(context, places, hold=False), scores, rtol=1e-5)
+
+
+def test_a_network_adopts_what_decides_in_the_kernel_if_it_is_as_wide():
+    context, places = random_fleet(np.random.default_rng(6), 2, 4)
+    known = direct_network()
+    with torch.no_grad():
+        known.direct.copy_(torch.linspace(-1.0, 1.0, 20))
+    torch.manual_seed(1)
+    new, wider = (SetNetwork(20, 20, width, (16,), IN_SERVICE, direct=True) for width in (8, 9))
+    before = wider.row.weight.clone()
+    for network in (new, wider):
+        network.adopt(known.export().in_kernel())
+    scores = [each.export().scores(context, places, hold=False) for each in (known, new)]
+    np.testing.assert_allclose(np.diff(scores[1]), np.diff(scores[0]), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(wider.row.weight, before)
+
+
+def test_weights_from_before_there_was_a_sum_have_one_of_zeros():
+    network, weights = direct_network(), direct_network().state_dict()
+    del weights["direct"]
+    network.lean_on(np.ones(20, np.float32))
+    network.load_state_dict(weights)
+    assert not network.direct.any()
+    with pytest.raises(RuntimeError, match=r"score_row\.weight"):
+        network.load_state_dict({})
+
+
+def test_a_sum_is_as_steep_as_explains_the_gains():
+    scores = np.array([[1.0, 3.0, 99.0], [0.0, 4.0, 8.0]])
+    valid = np.array([[True, True, False], [True, True, True]])
+    assert steepness(scores, 0.5 * scores + 7.0, valid) == pytest.approx(0.5)
+    assert steepness(scores, -scores, valid) == 0.0, "never turned round"
+    assert steepness(np.ones((2, 3)), scores, valid) == 0.0
+
+
+def test_the_first_network_of_a_router_begins_as_the_sum_it_starts_from():
+    """Trained for no more than a step, it still decides like it; by itself it does not."""
+    env = make_env("routing", **LIGHT)
+    start = make_policy("linear_score")
+    expected = [run_episode(env, start, seed, "start").metrics["return"] for seed in range(3)]
+    config = APIConfig(iterations=1, horizon=5, sample_every=1, epochs=1, hidden=8, learning_rate=1e-9)
+    learner = make_learner(config, Task("routing", LIGHT, num_envs=2))
+    budget = Budget(64)
+    while not budget.over:
+        learner.improve(budget)
+    policy = learner.policy()
+    assert [run_episode(env, policy, seed, "api").metrics["return"] for seed in range(3)] == expected
+    learner.network.direct.data.zero_()
+    assert [
+        run_episode(env, learner.policy(), seed, "api").metrics["return"] for seed in range(3)
+    ] != expected
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_networks_go_on_from_the_last_one_or_begin_anew(warm):
+    config = APIConfig(
+        iterations=2, horizon=5, sample_every=1, epochs=1, hidden=8, learning_rate=1e-9, warm=warm
+    )
+    learner, budget, seen = make_learner(config, Task("routing", LIGHT, num_envs=2)), Budget(4000), []
+    while not budget.over:
+        learner.improve(budget)
+        if learner.iteration > len(seen):
+            seen.append(learner.network.row.weight.detach().clone())
+    assert len(seen) == 2
+    assert torch.allclose(*seen, atol=1e-6) == warm
 
 
 def test_masks_are_respected(network):

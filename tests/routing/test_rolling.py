@@ -50,25 +50,27 @@ def episodes(**changes):
     return deciders, deciders.reset(range(3), [1, 2, 3])
 
 
-def network_policy(deciders):
+def network_policy(deciders, direct=False):
     torch.manual_seed(1)
     observation, action = make_spaces(deciders.episodes[0])
     context = observation["request"].shape[0] + observation["cluster"].shape[0]
     adapter = RoutingAdapter()
-    network = SetNetwork(context, observation["places"].shape[1], 16, (8,), adapter.present)
+    network = SetNetwork(context, observation["places"].shape[1], 16, (8,), adapter.present, direct=direct)
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.mul_(3.0)  # so that scores differ
+        if network.direct is not None:
+            network.direct.copy_(torch.linspace(-1.0, 1.0, len(network.direct)))
     scorer = network.export()
     scores = place_scores(scorer, ("request", "cluster"))
     return NetworkPolicy(scores, adapter, "x", observation, action, in_kernel=scorer.in_kernel())
 
 
-@pytest.mark.parametrize("kind", ["sum", "network"])
+@pytest.mark.parametrize("kind", ["sum", "network", "both"])
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_it_is_what_deciding_outside_brings(setting, kind):
     deciders, seen = episodes(**SETTINGS[setting])
-    policy = make_policy("linear_score") if kind == "sum" else network_policy(deciders)
+    policy = make_policy("linear_score") if kind == "sum" else network_policy(deciders, kind == "both")
     window_s = np.array([0.5, np.inf, np.inf])
     forks = deciders.branch([0, 1, 2])
     first = np.where(seen.masks[:, 0], 0, deciders.hold)

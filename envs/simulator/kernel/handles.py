@@ -34,11 +34,11 @@ def write_handle(handle: NDArray[np.int64], arrays: Sequence[NDArray[Any]]) -> N
         handle: (handle_width,) integers.
         arrays: What it stands for.
     """
-    column = 0
+    row: list[int] = []
     for array in arrays:
-        handle[column] = array.ctypes.data
-        handle[column + 1 : column + 1 + array.ndim] = array.shape
-        column += 1 + array.ndim
+        row.append(array.ctypes.data)
+        row.extend(array.shape)
+    handle[:] = row
 
 
 def reader_of(kind: type[Arrays], like: Sequence[NDArray[Any]]) -> Callable[[NDArray[np.int64], int], Arrays]:

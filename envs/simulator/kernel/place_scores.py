@@ -152,19 +152,18 @@ def best_place(
     """
     if len(score.guard) > 0:
         narrow(score.guard, places, request, cluster, mask)
-    linear = len(score.weights) > 0
-    if not linear:
+    network = len(score.score) > 0
+    if network:
         _see_places(score, space, places, request, cluster)
     best, highest = int64(nowhere), -np.inf
     for e in range(len(places)):
         if not mask[e]:
             continue
         value = 0.0
-        if linear:
-            for k in range(len(score.weights)):
-                value += score.weights[k] * places[e, k]
-        else:
-            value = _network_score(score, space, int64(e))
+        for k in range(len(score.weights)):
+            value += score.weights[k] * places[e, k]
+        if network:
+            value += _network_score(score, space, int64(e))
         if value > highest:
             best, highest = int64(e), value
     return best

@@ -19,7 +19,7 @@ from envs.backend import ENGINE_STATE_DTYPE, TOTALS
 
 PS_PER_S = 1_000_000_000_000
 NEVER = np.iinfo(np.int64).max
-_LOG_MARGIN = 64  # arrivals that a fresh log has room for
+_LOG_MARGIN = 160  # arrivals that a fresh log has room for
 NUM_LEVELS = 8  # distinct priority values an engine's queue can hold apart
 
 # Engine status. ACTIVE and SPECULATIVE take new requests; DRAINING finishes what it has; PAUSED keeps its KV and
