@@ -12,7 +12,7 @@ from torch import nn
 
 FloatArray = NDArray[np.float32]
 _BEYOND = 0.25  # of a feature's range in training; what is further outside is strange
-_LEAST_ROOM = 1e-4
+_LEAST_ROOM = 0.1  # of features whose scales make 1 a lot
 
 
 @dataclass

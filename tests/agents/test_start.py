@@ -108,7 +108,7 @@ def test_a_learner_that_has_learned_nothing_is_the_baseline() -> None:
 
 
 def test_in_strange_states_it_is_followed_whatever_others_promise() -> None:
-    """Features in [0, 4] and [2, 2]: a quarter of the range further out is still known, beyond it is not."""
+    """Features in [0, 4] and [2, 2]: a quarter of the range and a tenth further out is still known, beyond it is not."""
     torch.manual_seed(0)
     network = TrainableNetwork(2, 3, 8, started=True)
     network.margin.fill_(-NEVER)  # anything but what it says
@@ -116,10 +116,10 @@ def test_in_strange_states_it_is_followed_whatever_others_promise() -> None:
     rows = flagged(np.eye(2, dtype=np.float32), np.ones(2, np.float32))
     exported = network.export()
     for state, strange in (
-        ([-0.9, 2.0], False),
-        ([4.9, 2.0], False),
-        ([-1.1, 2.0], True),
-        ([1.0, 2.1], True),
+        ([-1.0, 2.0], False),
+        ([5.0, 2.05], False),
+        ([-1.2, 2.0], True),
+        ([1.0, 2.2], True),
     ):
         seen = np.array(state, np.float32)
         scores = exported.scores(seen, rows)
