@@ -200,10 +200,9 @@ class RoutingCounterfactuals:
 
     def advantages(self, returns: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
         """Returns less their mean at each state, over the root of its cost: chance grows with the load."""
-        return [
-            (value - np.nanmean(value)) / np.sqrt(abs(np.nanmax(value)) + self.config.least_cost)
-            for value in returns
-        ]
+        table = np.stack(returns)
+        cost = np.abs(np.nanmax(table, axis=1, keepdims=True)) + self.config.least_cost
+        return list((table - np.nanmean(table, axis=1, keepdims=True)) / np.sqrt(cost))
 
 
 def _check_alike(fleets: Sequence[Deciders]) -> None:

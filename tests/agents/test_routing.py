@@ -152,6 +152,23 @@ def test_the_first_network_of_a_router_begins_as_the_sum_it_starts_from():
     ] != expected
 
 
+def test_time_for_the_last_network_is_put_by_and_what_is_left_of_it_trains_no_other(monkeypatch):
+    config = APIConfig(iterations=2, horizon=5, sample_every=1, epochs=1, hidden=8)
+    learner, budget = make_learner(config, Task("routing", LIGHT, num_envs=2)), Budget(8000)
+    train, began = learner._train, []
+
+    def slowly():
+        began.append(budget.progress)
+        budget.steps += 800  # as if training took a tenth of all time
+        return train()
+
+    monkeypatch.setattr(learner, "_train", slowly)
+    while not budget.over:
+        learner.improve(budget)
+    assert began == pytest.approx([0.475, 0.9], abs=0.05)
+    assert learner.iteration == 2
+
+
 @pytest.mark.parametrize("warm", [False, True])
 def test_networks_go_on_from_the_last_one_or_begin_anew(warm):
     config = APIConfig(
