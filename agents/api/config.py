@@ -26,7 +26,8 @@ class PolicyIterationConfig(AgentConfig):
         epochs: Passes over the data after each iteration.
         batch_size: States a step of the optimizer.
         warm: Whether each network begins with the weights of the last one, in routing the first with those of the
-            checkpoint that is started from if it is as wide; otherwise each is trained anew.
+            checkpoint that is started from if it is as wide; otherwise each is trained anew. Not where the policy that
+            was started from is among the actions: its margin is found on states that the last network has seen.
         entropy_weights: Of the policy's entropy, in the first and in the last epoch.
         trust: Added to the advantage of what the present policy would do, in spreads of the advantages: the next policy
             departs from it only where that promises more than so much. Returns of single rollouts are mostly chance,

@@ -166,7 +166,7 @@ class PolicyIterationLearner:
 
     def _begin(self, network: nn.Module, data: _Data) -> None:
         """What a network is before it is trained: as it comes, or the last one."""
-        if self.config.warm and self.iteration:
+        if self.config.warm and self.iteration and not self._started:
             network.load_state_dict(self.network.state_dict())
 
     def _margin(self, data: _Data) -> float:

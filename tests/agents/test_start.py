@@ -108,7 +108,7 @@ def test_a_learner_that_has_learned_nothing_is_the_baseline() -> None:
 
 
 def test_in_strange_states_it_is_followed_whatever_others_promise() -> None:
-    """Features in [0, 4] and [2, 2]: a quarter of the range and a tenth further out is still known, beyond it is not."""
+    """Features in [0, 4] and [2, 2]: a quarter of the range and a tenth further out is known, beyond it is not."""
     torch.manual_seed(0)
     network = TrainableNetwork(2, 3, 8, started=True)
     network.margin.fill_(-NEVER)  # anything but what it says

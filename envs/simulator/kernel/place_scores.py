@@ -1,4 +1,4 @@
-"""Scores of places that the kernel can compute: a weighted sum of features, or a small network over the set of places.
+"""Scores of places that the kernel can compute: a weighted sum of features, a small network over their set, or both.
 
 The network is that of `agents.set_network.SetScorer` with one hidden layer behind the rows: every place is seen through
 the same two layers, with the context; their mean and maximum over the places in service and what became of a place
@@ -31,7 +31,7 @@ class PlaceScore(NamedTuple):
     F features of a place, C of the context (the request's, then the cluster's), widths W and H.
     """
 
-    weights: Vector  # (F,) of a sum; empty: the network scores
+    weights: Vector  # (F,) of a sum; empty: none
     row_place: Matrix = _NO_LAYER  # (F, W)
     row_context: Matrix = _NO_LAYER  # (C, W)
     row_context_bias: Vector = _NONE  # (W,)
@@ -40,7 +40,7 @@ class PlaceScore(NamedTuple):
     score_row: Matrix = _NO_LAYER  # (W, H)
     score_pool: Matrix = _NO_LAYER  # (2 W + C, H): mean, maximum, context
     score_pool_bias: Vector = _NONE  # (H,)
-    score: Vector = _NONE  # (H,)
+    score: Vector = _NONE  # (H,); empty: there is no network
     guard: NDArray[np.float64] = (
         _NO_GUARD  # (len(GUARD),); empty: all places that can take the request are compared
     )
