@@ -35,7 +35,8 @@ class SetNetwork(nn.Module):
         present: Feature that is positive in a row that counts.
         memory_size: Numbers that are given to `row_scores` and `hold_score` besides, behind what `encode` gives.
         outputs: Numbers that a score consists of.
-        direct: Whether a weighted sum of a row's features is added to its score (`lean_on`).
+        direct: Whether a weighted sum of a row's features is added to its score (`lean_on`); such a network scores rows
+            alone.
     """
 
     def __init__(
@@ -221,6 +222,7 @@ class SetScorer:
         ]
         scores = _finish(self.score, hidden.reshape(number * num_rows, -1)).reshape(number, num_rows)
         if self.direct is not None:
+            assert not hold, "what is no row has no features that a sum could weigh"
             scores += places @ self.direct
         if not hold:
             return scores

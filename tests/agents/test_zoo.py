@@ -121,9 +121,9 @@ def test_the_shipped_router_keeps_long_contexts_moving() -> None:
 @pytest.mark.parametrize(
     ("agent", "gradual", "least_gain"),
     [
-        ("deployment", True, 0.01),
-        ("deployment", False, -0.02),
-        ("deployment_promises", True, 0.01),
+        ("deployment", True, 0.02),
+        ("deployment", False, -0.01),
+        ("deployment_promises", True, 0.02),
         ("deployment_promises", False, 0.01),
     ],
 )
@@ -135,7 +135,7 @@ def test_the_shipped_planners_beat_the_one_that_they_were_started_from(
     config = composed("compare", CompareConfig, words)
     env = make_configured_env(replace(config, cluster=cluster_of(config.cluster)))
     ours, theirs = (
-        np.mean([run_episode(env, load_policy(name), seed).metrics["return"] for seed in range(204, 208)])
+        np.mean([run_episode(env, load_policy(name), seed).metrics["return"] for seed in range(200, 210)])
         for name in (f"zoo/{agent}", "dynamo_tuned")
     )
     assert ours - theirs > least_gain * abs(theirs)
