@@ -220,6 +220,6 @@ def _start(config: APIConfig) -> LinearScorePolicy | NetworkPolicy:
     if not isinstance(policy, LinearScorePolicy | NetworkPolicy) or policy.in_kernel is None:
         raise ValueError(
             f"{KEY} must be a policy whose score runs inside the kernel, linear_score or a checkpoint of agent=api, "
-            f"got {config.start['name']!r}"
+            f"got {config.start.get('path', config.start['name'])!r}"
         )
     return policy

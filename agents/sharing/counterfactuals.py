@@ -85,6 +85,6 @@ def _start(config: APIConfig) -> BatchPolicy:
     if not isinstance(policy, BatchPolicy):
         raise ValueError(
             f"{KEY} must be a policy that decides by the observation alone, as place_score does, "
-            f"got {config.start['name']!r}"
+            f"got {config.start.get('path', config.start['name'])!r}"
         )
     return policy
