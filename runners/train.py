@@ -24,6 +24,8 @@ from typing import Any
 
 from agents.checkpoint import load_policy, plain
 from agents.learner import Task, make_learner
+from envs.routing.config import RoutingConfig
+from envs.workload.registry import for_larger
 from runners.cli import command, use_one_thread
 from runners.comparison import Kinds, compare_results
 from runners.environments import env_arguments, make_configured_env
@@ -50,10 +52,7 @@ def main(config: TrainConfig, out: Path) -> None:
         config = resumed(config)
     baselines = {name: load_named_policy(name) for name in config.compared}
     agent = config.agent_config
-    also = tuple(
-        env_arguments(replace(config, cluster=composed_file("cluster", each)))
-        for each in config.also_clusters
-    )
+    also = tuple(env_arguments(_elsewhere(config, each)) for each in config.also_clusters)
     make_configured_env(config)  # says what is wrong with it before anything takes time
     limit = "" if config.minutes is None else f", at most {config.minutes:g} minutes"
     _say(
@@ -86,6 +85,17 @@ def main(config: TrainConfig, out: Path) -> None:
         )
     _print(config, agent.name, comparison)
     print_results_in(out)
+
+
+def _elsewhere(config: TrainConfig, cluster: str) -> TrainConfig:
+    """The same on another fleet, where as many more requests come as it has engines."""
+    other = replace(config, cluster=composed_file("cluster", cluster))
+    factor = _replicas(other) / _replicas(config)
+    return replace(other, workload=for_larger(config.workload, factor))
+
+
+def _replicas(config: TrainConfig) -> int:
+    return sum(group.count for group in RoutingConfig(**env_arguments(config)).cluster.groups)
 
 
 def _compare(config: TrainConfig, policies: dict[str, Any]) -> dict[str, Any]:

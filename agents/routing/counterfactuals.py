@@ -33,7 +33,8 @@ _MOST_DECISIONS = 1 << 40  # of a rollout: its window alone ends it
 class RoutingCounterfactuals:
     """Plays episodes side by side; at sampled states they are forked once for each candidate place.
 
-    Where there are several fleets (`Task.also`), it plays a decision on each in turn.
+    Where there are several fleets (`Task.also`), it plays a decision on each in turn; on one of more replicas a rollout
+    looks as many more arrivals ahead.
 
     All forks of a step run in one call of the kernel, in which the present policy decides as well. A request is never
     held where some place can take it.
@@ -44,7 +45,7 @@ class RoutingCounterfactuals:
         rng: Of episodes, sampling and exploration.
 
     Raises:
-        ValueError: the policy to start from does not decide inside the kernel, or fleets differ in their places.
+        ValueError: the policy to start from does not decide inside the kernel.
     """
 
     observation: spaces.Dict  # what the environment shows
@@ -57,7 +58,8 @@ class RoutingCounterfactuals:
         self._fleets = [Deciders([Episode(each) for _ in range(task.num_envs)]) for each in routings]
         self._seen_of: list[Observations | None] = [None] * len(routings)
         self._turn = 0
-        _check_alike(self._fleets)
+        replicas = [sum(group.count for group in each.cluster.groups) for each in routings]
+        self._larger = [each / replicas[0] for each in replicas]
         observation, self.action = make_spaces(self.deciders.episodes[0])
         assert isinstance(observation, spaces.Dict)
         self.observation = observation
@@ -157,7 +159,7 @@ class RoutingCounterfactuals:
             returns[rows], squares[rows] = self._rollouts(*rows, budget)
         for i in sampled:
             state = np.concatenate([seen.request[i], seen.cluster[i]])
-            kind = self.deciders.episodes[i].simulator.workload.name
+            kind = f"{self.deciders.episodes[i].simulator.workload.name} on fleet {self._turn}"
             batch.add(state, seen.places[i].copy(), returns[i], int(actions[i]), kind, squares[i])
 
     def _candidates(self, able: NDArray[np.bool_], present: int) -> NDArray[np.int64]:
@@ -180,8 +182,9 @@ class RoutingCounterfactuals:
             Returns, (M,), and what `agent.tail` weighs, (M,).
         """
         window_s = np.array([self._window_s(i) for i in owners])
-        forks = self.deciders.branch(owners.tolist())
-        outcomes, decisions = forks.roll(first, self.score, window_s, _MOST_DECISIONS)
+        outcomes, decisions = self.deciders.roll_branches(
+            owners.tolist(), first, self.score, window_s, _MOST_DECISIONS
+        )
         budget.count(decisions)
         return outcomes.rewards(self.objective), outcomes.squares
 
@@ -189,7 +192,7 @@ class RoutingCounterfactuals:
         """Time to the arrival at which a rollout ends: the same for all forks of an episode."""
         episode = self.deciders.episodes[i]
         simulator = episode.simulator
-        arrivals = self.config.horizon
+        arrivals = round(self.config.horizon * self._larger[self._turn])
         if self.config.stays is not None:
             in_system = int(episode.desk.places["in_flight"].sum())
             arrivals = min(arrivals, max(_LEAST_ARRIVALS, math.ceil(self.config.stays * in_system)))
@@ -200,17 +203,13 @@ class RoutingCounterfactuals:
 
     def advantages(self, returns: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
         """Returns less their mean at each state, over the root of its cost: chance grows with the load."""
-        table = np.stack(returns)
+        lengths = [len(row) for row in returns]
+        table = np.full((len(returns), max(lengths)), np.nan)
+        for row, values in zip(table, returns, strict=True):
+            row[: len(values)] = values
         cost = np.abs(np.nanmax(table, axis=1, keepdims=True)) + self.config.least_cost
-        return list((table - np.nanmean(table, axis=1, keepdims=True)) / np.sqrt(cost))
-
-
-def _check_alike(fleets: Sequence[Deciders]) -> None:
-    rows = {fleet.num_rows for fleet in fleets}
-    if len(rows) > 1:
-        raise ValueError(
-            f"fleets of one training must have equally many places, got {sorted(rows)}; set env.max_places"
-        )
+        relative = (table - np.nanmean(table, axis=1, keepdims=True)) / np.sqrt(cost)
+        return [row[:length] for row, length in zip(relative, lengths, strict=True)]
 
 
 def _start(config: APIConfig) -> LinearScorePolicy | NetworkPolicy:

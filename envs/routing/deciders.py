@@ -12,14 +12,15 @@ from numpy.typing import NDArray
 from envs.objective import Objective
 from envs.placing import Observations
 from envs.reward import Interval
-from envs.routing.episode import Episode
+from envs.routing.episode import Episode, unfinished_in
+from envs.routing.scratch import Scratch
 from envs.simulator.kernel.decisions import HANDLE_WIDTHS, OUTCOMES, decide_many
 from envs.simulator.kernel.desk import ENDED, HOLD, NO_ACTION
 from envs.simulator.kernel.features import CLUSTER_FEATURES, PLACE_FEATURES, REQUEST_FEATURES
 from envs.simulator.kernel.handles import write_handle
-from envs.simulator.kernel.place_scores import PlaceScore, score_space
-from envs.simulator.kernel.rollouts import roll_many
-from envs.simulator.kernel.state import REACHED
+from envs.simulator.kernel.place_scores import PlaceScore
+from envs.simulator.kernel.rollouts import roll_copies, roll_many, room_for
+from envs.simulator.kernel.state import NEED_SLOTS, REACHED, STAT_NAMES
 
 _DT, _LATENCY, _GOOD, _LOST, _SQUARE = range(len(OUTCOMES))
 
@@ -55,6 +56,11 @@ class Outcomes:
             left = objective.ttft_attainment + objective.tpot_attainment + objective.abandoned
             rewards -= left * self.unfinished.sum(axis=1)
         return np.asarray(objective.scale * rewards)
+
+    def put(self, rows: NDArray[np.intp], outcomes: Outcomes) -> None:
+        """Replaces some rows."""
+        self.table[rows], self.unfinished[rows] = outcomes.table, outcomes.unfinished
+        self.terminated[rows], self.truncated[rows] = outcomes.terminated, outcomes.truncated
 
     def interval(self, i: int) -> Interval:
         """The terms of one episode."""
@@ -93,10 +99,11 @@ class Deciders:
         self._kept: list[tuple[Sequence[NDArray[Any]], ...]] = [() for _ in self.episodes]
         self._until = np.zeros(number, np.int64)
         self._touched = np.ones(number, np.bool_)
+        self._scratch, self._slots = Scratch(number), 0
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the addresses of arrays, which hold in this process only."""
-        return {**self.__dict__, "_handles": (), "_kept": [], "_until": None}
+        return {**self.__dict__, "_handles": (), "_kept": [], "_until": None, "_scratch": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Looks for the arrays anew."""
@@ -177,17 +184,13 @@ class Deciders:
         Returns:
             What all of it brought, and how many decisions were taken.
         """
-        number, rows, classes = len(self.episodes), self.num_rows, self.num_classes
+        number = len(self.episodes)
         last = np.where(actions == self.hold, HOLD, actions).astype(np.int64)
         left = np.full(number, most_decisions, np.int64)
         totals = self._before.copy()
         going = self._status != ENDED
-        space = score_space(score, rows)
+        room = room_for(score, self.num_rows, self.num_classes)
         worlds, traffics, tables, desks = self._handles
-        places = np.zeros((rows, len(PLACE_FEATURES)), np.float32)
-        request = np.zeros(len(REQUEST_FEATURES) + classes, np.float32)
-        cluster, mask = np.zeros(len(CLUSTER_FEATURES), np.float32), np.zeros(rows + 1, np.bool_)
-        outcome = np.zeros(totals.shape[1])
         while roll_many(
             worlds,
             traffics,
@@ -201,12 +204,7 @@ class Deciders:
             window_s,
             left,
             score,
-            space,
-            places,
-            request,
-            cluster,
-            mask,
-            outcome,
+            room,
             totals,
         ):
             for i in np.flatnonzero(going).tolist():
@@ -216,6 +214,78 @@ class Deciders:
         self._before[:] = 0.0
         self._pending[:] = False
         return self._outcomes(totals), number * most_decisions - int(left.sum())
+
+    def roll_branches(
+        self,
+        owners: Sequence[int],
+        actions: NDArray[np.int64],
+        score: PlaceScore,
+        window_s: NDArray[np.float64],
+        most_decisions: int,
+    ) -> tuple[Outcomes, int]:
+        """`branch` and `roll` in one: what copies of some of its episodes bring, which are forgotten afterwards.
+
+        They are made and rolled on one after another inside the kernel; only those that need their control plane become
+        forks.
+
+        Args:
+            owners: (M,), which episode each is a copy of.
+            actions: (M,), as of `roll`, like the rest.
+            score: What decides.
+            window_s: (M,).
+            most_decisions: As of `roll`.
+        """
+        rows = np.asarray(owners, np.int64)
+        for i in np.unique(rows).tolist():
+            self._make_room(i)
+            self._scratch.fit(i, self.episodes[i].simulator.world, self.episodes[i].desk)
+        last = np.where(actions == self.hold, HOLD, actions).astype(np.int64)
+        status, totals = self._status[rows], self._before[rows]
+        going, left = status != ENDED, np.full(len(rows), most_decisions, np.int64)
+        stats = np.zeros((len(rows), self.num_classes, len(STAT_NAMES)))
+        _, traffics, tables, _ = self._handles
+        roll_copies(
+            self._scratch.worlds,
+            traffics,
+            tables,
+            self._scratch.desks,
+            self._scratch.copies,
+            rows,
+            last,
+            self._until[rows],
+            going,
+            self._touched[rows],
+            status,
+            window_s,
+            left,
+            score,
+            room_for(score, self.num_rows, self.num_classes),
+            totals,
+            stats,
+        )
+        ended = status == ENDED
+        unfinished = np.where(ended[:, None], unfinished_in(stats), 0.0)
+        truncated = np.asarray(unfinished.any(axis=1))
+        outcomes = Outcomes(totals, unfinished, ended & ~truncated, truncated)
+        needy = np.flatnonzero(going)
+        for i in rows[needy[status[needy] == NEED_SLOTS]].tolist():
+            self._slots = max(self._slots, 2 * len(self.episodes[i].simulator.world.requests))
+        left[needy] = most_decisions
+        decisions = len(rows) * most_decisions - int(left.sum())
+        if len(needy):
+            forks = self.branch(rows[needy].tolist())
+            theirs, taken = forks.roll(actions[needy], score, window_s[needy], most_decisions)
+            outcomes.put(needy, theirs)
+            decisions += taken
+        return outcomes, decisions
+
+    def _make_room(self, i: int) -> None:
+        """Gives an episode as much room for requests as copies have come to need, so that they seldom do again."""
+        simulator = self.episodes[i].simulator
+        if len(simulator.world.requests) < self._slots:
+            while len(simulator.world.requests) < self._slots:
+                simulator.grow(NEED_SLOTS)
+            self.look_at(i)
 
     def _outcomes(self, table: NDArray[np.float64]) -> Outcomes:
         """What the kernel has booked, and what episodes that have ended left in the system."""

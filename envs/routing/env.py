@@ -165,7 +165,7 @@ class RoutingEnv(PlacingEnv):
             score: What decides afterwards.
             most_decisions: Decisions after which a fork is rolled no further.
         """
-        forks = self._deciders.branch([0] * len(actions))
-        first = np.array([forks.hold if action is None else action for action in actions], np.int64)
-        outcomes, _ = forks.roll(first, score, np.full(len(actions), np.inf), most_decisions)
+        first = np.array([self._deciders.hold if action is None else action for action in actions], np.int64)
+        forever = np.full(len(actions), np.inf)
+        outcomes, _ = self._deciders.roll_branches([0] * len(actions), first, score, forever, most_decisions)
         return outcomes.rewards(self.config.objective)

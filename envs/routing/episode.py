@@ -215,9 +215,7 @@ class Episode:
 
     def unfinished(self) -> NDArray[np.float64]:
         """Requests of each class that are still in the system, (C,)."""
-        stats = self.simulator.world.stats
-        gone = sum(stats[:, TOTALS.index(name)] for name in ("refused", "failed", "finished"))
-        return np.asarray(stats[:, TOTALS.index("arrived")] - gone)
+        return unfinished_in(self.simulator.world.stats)
 
     def fork(self) -> Episode:
         """A copy that continues to the same numbers."""
@@ -226,3 +224,13 @@ class Episode:
         copy.simulator = self.simulator.fork()
         copy.desk = fork_desk(self.desk)
         return copy
+
+
+def unfinished_in(stats: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Requests of each class that are still in the system, (..., C).
+
+    Args:
+        stats: (..., C, len(STAT_NAMES)).
+    """
+    gone = sum(stats[..., TOTALS.index(name)] for name in ("refused", "failed", "finished"))
+    return np.asarray(stats[..., TOTALS.index("arrived")] - gone)

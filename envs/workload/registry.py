@@ -262,6 +262,33 @@ def workload_names() -> tuple[str, ...]:
     return (*TRACES, *_GENERATORS, FILE, MIXTURE)
 
 
+def for_larger(spec: WorkloadSpec, factor: float) -> WorkloadSpec:
+    """The same traffic for a cluster that is so many times as large: as many times the requests, and the rate.
+
+    Args:
+        spec: the traffic.
+        factor: positive.
+    """
+    scale, rate_rps = spec.rate_scale, spec.rate_rps
+    if rate_rps is None:
+        scale *= factor
+    else:
+        rate_rps *= factor
+    number = None if spec.num_requests is None else max(1, round(spec.num_requests * factor))
+    params = dict(spec.params)
+    if spec.name == MIXTURE:
+        params["parts"] = [_larger_part(part, factor) for part in params["parts"]]
+    return replace(spec, num_requests=number, params=params, rate_scale=scale, rate_rps=rate_rps)
+
+
+def _larger_part(part: Mapping[str, Any], factor: float) -> dict[str, Any]:
+    """Of a part; what it does not say it goes on taking from its mixture."""
+    larger = for_larger(WorkloadSpec(**part), factor)
+    rate = {"rate_scale": larger.rate_scale} if larger.rate_rps is None else {"rate_rps": larger.rate_rps}
+    number = {"num_requests": larger.num_requests} if "num_requests" in part else {}
+    return {**part, **rate, **number}
+
+
 def check_spec(spec: WorkloadSpec) -> None:
     """Checks every field that can be checked without reading the workload.
 

@@ -341,10 +341,19 @@ def test_fleets_take_turns():
     assert speeds[fast].max() < speeds[~fast].min()
 
 
-def test_fleets_of_one_training_have_as_many_places():
-    elsewhere = {**LIGHT, "cluster": FleetConfig(groups=(SLOW,))}
-    with pytest.raises(ValueError, match="equally many places"):
-        APILearner(APIConfig(), Task("routing", LIGHT, also=(elsewhere,)))
+def test_fleets_of_one_training_may_differ_in_size():
+    """Rollouts look ahead as far in time, and the network learns from states of either size."""
+    three = {**LIGHT, "cluster": FleetConfig(groups=(SLOW, SLOW, FAST))}
+    config = APIConfig(horizon=40, sample_every=1, exploration=0.0, iterations=1, epochs=1)
+    learner = APILearner(config, Task("routing", LIGHT, num_envs=2, also=(three,)))
+    batch = Batch()
+    for _ in range(4):
+        learner.world.play(Budget(10**6), batch)
+    assert {len(places) for places in batch.actions} == {2, 3}
+    assert len(set(batch.kinds)) == 2
+    assert learner.world._larger == [1.0, 1.5]
+    learner.batches = [batch]
+    assert np.isfinite(learner._train())
 
 
 def test_it_learns_that_the_fast_engine_is_better():

@@ -139,3 +139,27 @@ def test_squares_weigh_late_first_tokens_also_of_requests_that_still_wait():
             here = records.arrival_s <= until[i]
             waited = np.minimum(records.ttft_s[here], until[i] - records.arrival_s[here])
             assert square[i] == pytest.approx(np.sum((waited / promise.ttft_s) ** 2), rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["sum", "network"])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_copies_in_the_kernel_bring_what_forks_bring(setting, kind):
+    """Also where requests come and go between two calls, and where the control plane is needed."""
+    deciders, _ = episodes(**SETTINGS[setting])
+    score = (make_policy("linear_score") if kind == "sum" else network_policy(deciders)).in_kernel
+    objective = deciders.episodes[0].config.objective
+    owners = np.array([0, 0, 1, 2, 2, 1])
+    window_s = np.array([0.5, 0.3, np.inf, np.inf, 1.0, 0.2])
+    for step in range(40):
+        first = np.where(np.arange(6) % 2, 0, step % 2).astype(np.int64)
+        if step % 8 == 0:
+            forks, decisions = deciders.branch(owners.tolist()).roll(first, score, window_s, MOST)
+            copies, also = deciders.roll_branches(owners.tolist(), first, score, window_s, MOST)
+            np.testing.assert_array_equal(copies.table, forks.table)
+            np.testing.assert_array_equal(copies.unfinished, forks.unfinished)
+            np.testing.assert_array_equal(copies.rewards(objective), forks.rewards(objective))
+            assert copies.truncated.tolist() == forks.truncated.tolist()
+            assert copies.terminated.tolist() == forks.terminated.tolist()
+            assert decisions == also
+        deciders.step(np.full(3, step % 2))
+    assert not deciders.done.all()

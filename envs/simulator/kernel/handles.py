@@ -74,6 +74,22 @@ def reader_of(kind: type[Arrays], like: Sequence[NDArray[Any]]) -> Callable[[NDA
     return cast(Callable[[NDArray[np.int64], int], Arrays], read)
 
 
+def _copy_bytes(typing_context: _Any, source: _Any, target: _Any, number: _Any) -> _Any:
+
+    def generate(context: _Any, builder: _Any, signature: _Any, arguments: _Any) -> _Any:
+        byte = cgutils.voidptr_t
+        begin, end = (builder.inttoptr(address, byte) for address in arguments[:2])
+        copy: _Any = cgutils.raw_memcpy
+        copy(builder, end, begin, arguments[2], 1)
+        return context.get_dummy_value()
+
+    return types.none(types.int64, types.int64, types.int64), generate
+
+
+# A kernel function (source, target, number): copies so many bytes from one address to another.
+copy_bytes = cast(Callable[[int, int, int], None], intrinsic(_copy_bytes))
+
+
 def _array_at(context: _Any, builder: _Any, kind: _Any, address: _Any, shape: list[_Any]) -> _Any:
     """A C-contiguous array over memory that somebody else keeps alive."""
     array = context.make_array(kind)(context, builder)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.simulator.kernel.compiled import entry, int64
+from envs.simulator.kernel.compiled import entry, inlined, int64
 from envs.simulator.kernel.decisions import (
+    OUTCOMES,
     close_interval,
     read_desk,
     read_tables,
@@ -14,15 +17,88 @@ from envs.simulator.kernel.decisions import (
     read_world,
     run_to_decision,
 )
-from envs.simulator.kernel.desk import DECIDE, ENDED, HOLD
-from envs.simulator.kernel.features import write_observation
+from envs.simulator.kernel.desk import DECIDE, ENDED, HOLD, Desk
+from envs.simulator.kernel.features import (
+    CLUSTER_FEATURES,
+    PLACE_FEATURES,
+    REQUEST_FEATURES,
+    write_observation,
+)
+from envs.simulator.kernel.handles import copy_bytes
 from envs.simulator.kernel.offers import settle
-from envs.simulator.kernel.place_scores import PlaceScore, ScoreSpace, best_place
+from envs.simulator.kernel.place_scores import PlaceScore, ScoreSpace, best_place, score_space
 from envs.simulator.kernel.router_view import look_at_places
-from envs.simulator.kernel.state import REACHED
+from envs.simulator.kernel.state import REACHED, Tables, Traffic, World
+
+
+class Room(NamedTuple):
+    """Where one world after another is observed and decided in."""
+
+    scores: ScoreSpace
+    places: NDArray[np.float32]  # (at least E, features), as the three that follow those of an observation
+    request: NDArray[np.float32]  # (features,)
+    cluster: NDArray[np.float32]  # (features,)
+    mask: NDArray[np.bool_]  # (at least E + 1,)
+    outcome: NDArray[np.float64]  # (len(OUTCOMES) + 2 C,), what a decision brought
+
+
+def room_for(score: PlaceScore, num_rows: int, num_classes: int) -> Room:
+    """Room for worlds of at most so many places, with so many classes."""
+    return Room(
+        score_space(score, num_rows),
+        np.zeros((num_rows, len(PLACE_FEATURES)), np.float32),
+        np.zeros(len(REQUEST_FEATURES) + num_classes, np.float32),
+        np.zeros(len(CLUSTER_FEATURES), np.float32),
+        np.zeros(num_rows + 1, np.bool_),
+        np.zeros(len(OUTCOMES) + 2 * num_classes),
+    )
+
 
 _DT = 0  # column of `decisions.OUTCOMES`
 _EARLY_S = 1e-9  # so much before its window's end a world has reached it: times are sums
+
+
+@inlined
+def _roll(
+    world: World,
+    traffic: Traffic,
+    table: Tables,
+    desk: Desk,
+    i: int,
+    actions: NDArray[np.int64],
+    until: int,
+    going: NDArray[np.bool_],
+    touched: NDArray[np.bool_],
+    status: NDArray[np.int64],
+    window_s: NDArray[np.float64],
+    left: NDArray[np.int64],
+    score: PlaceScore,
+    room: Room,
+    totals: NDArray[np.float64],
+) -> bool:
+    """Rolls one world on, row i of what is of several. Returns whether it needs the control plane; see `roll_many`."""
+    places = room.places[: len(world.engines)]
+    while True:
+        reason = settle(world, traffic, table, desk, actions[i])
+        if reason == REACHED:
+            reason = run_to_decision(world, traffic, table, desk, until, touched[i])
+        status[i] = reason
+        if reason != DECIDE and reason != ENDED:
+            return True
+        touched[i] = False
+        close_interval(world, desk, room.outcome)
+        for k in range(len(room.outcome)):
+            totals[i, k] += room.outcome[k]
+        left[i] -= 1
+        if reason == ENDED or left[i] <= 0 or totals[i, _DT] >= window_s[i] - _EARLY_S:
+            going[i] = False
+            return False
+        look_at_places(world, table, desk)
+        places[:], room.request[:], room.cluster[:], room.mask[:] = 0.0, 0.0, 0.0, False
+        write_observation(world, traffic, table, desk, places, room.request, room.cluster, room.mask)
+        actions[i] = best_place(
+            score, room.scores, places, room.request, room.cluster, room.mask, int64(HOLD)
+        )
 
 
 @entry
@@ -39,12 +115,7 @@ def roll_many(
     window_s: NDArray[np.float64],
     left: NDArray[np.int64],
     score: PlaceScore,
-    space: ScoreSpace,
-    place_rows: NDArray[np.float32],
-    request: NDArray[np.float32],
-    cluster: NDArray[np.float32],
-    mask: NDArray[np.bool_],
-    outcome: NDArray[np.float64],
+    room: Room,
     totals: NDArray[np.float64],
 ) -> int:
     """Rolls N worlds on, one after another. Returns how many need the control plane.
@@ -64,39 +135,75 @@ def roll_many(
         window_s: (N,) time after which a rollout ends, seconds.
         left: (N,) decisions after which it ends; afterwards those that were not taken.
         score: What decides.
-        space: Where it computes.
-        place_rows: (at least E, features), room for an observation, as the three that follow.
-        request: (features,).
-        cluster: (features,).
-        mask: (at least E + 1,).
-        outcome: (len(OUTCOMES) + 2 C,), room for what a decision brought.
+        room: Where it computes.
         totals: (N, len(OUTCOMES) + 2 C), to which what all of them brought is added.
     """
     waiting = int64(0)
     for i in range(len(worlds)):
-        if not going[i]:
-            continue
+        if going[i]:
+            world, traffic = read_world(worlds, i), read_traffic(traffics, i)
+            table, desk = read_tables(tables, i), read_desk(desks, i)
+            waiting += _roll(
+                world, traffic, table, desk, int64(i), actions, until[i], going, touched, status, window_s, left, score,
+                room, totals,
+            )  # fmt: skip
+    return waiting
+
+
+@entry
+def roll_copies(
+    worlds: NDArray[np.int64],
+    traffics: NDArray[np.int64],
+    tables: NDArray[np.int64],
+    desks: NDArray[np.int64],
+    copies: NDArray[np.int64],
+    owners: NDArray[np.int64],
+    actions: NDArray[np.int64],
+    until: NDArray[np.int64],
+    going: NDArray[np.bool_],
+    touched: NDArray[np.bool_],
+    status: NDArray[np.int64],
+    window_s: NDArray[np.float64],
+    left: NDArray[np.int64],
+    score: PlaceScore,
+    room: Room,
+    totals: NDArray[np.float64],
+    stats: NDArray[np.float64],
+) -> None:
+    """Rolls M copies of N worlds on, one after another in the same memory.
+
+    One that comes to need the control plane is given up and stays `going`.
+
+    Args:
+        worlds: (N, width) handles of the memory of a copy of each, as the three that follow.
+        traffics: The arrivals.
+        tables: What engines cost.
+        desks: The routers' desks.
+        copies: (N, arrays, 3), from where to where how many bytes are copied.
+        owners: (M,) which world each is a copy of; as the rest, which is as in `roll_many`.
+        actions: See there.
+        until: See there.
+        going: See there.
+        touched: See there.
+        status: See there.
+        window_s: See there.
+        left: See there.
+        score: See there.
+        room: See there.
+        totals: See there.
+        stats: (M, C, len(STAT_NAMES)), the copy's at its end.
+    """
+    for j in range(len(owners)):
+        i = owners[j]
+        for k in range(copies.shape[1]):
+            copy_bytes(copies[i, k, 0], copies[i, k, 1], copies[i, k, 2])
         world, traffic = read_world(worlds, i), read_traffic(traffics, i)
         table, desk = read_tables(tables, i), read_desk(desks, i)
-        places = place_rows[: len(world.engines)]
-        while True:
-            reason = settle(world, traffic, table, desk, actions[i])
-            if reason == REACHED:
-                reason = run_to_decision(world, traffic, table, desk, until[i], touched[i])
-            status[i] = reason
-            if reason != DECIDE and reason != ENDED:
-                waiting += 1
-                break
-            touched[i] = False
-            close_interval(world, desk, outcome)
-            for k in range(len(outcome)):
-                totals[i, k] += outcome[k]
-            left[i] -= 1
-            if reason == ENDED or left[i] <= 0 or totals[i, _DT] >= window_s[i] - _EARLY_S:
-                going[i] = False
-                break
-            look_at_places(world, table, desk)
-            places[:], request[:], cluster[:], mask[:] = 0.0, 0.0, 0.0, False
-            write_observation(world, traffic, table, desk, places, request, cluster, mask)
-            actions[i] = best_place(score, space, places, request, cluster, mask, int64(HOLD))
-    return waiting
+        world.cluster[0].log_length = 0  # what is in it is for the owner to tell
+        _roll(
+            world, traffic, table, desk, int64(j), actions, until[j], going, touched, status, window_s, left, score,
+            room, totals,
+        )  # fmt: skip
+        for c in range(stats.shape[1]):
+            for k in range(stats.shape[2]):
+                stats[j, c, k] = world.stats[c, k]
