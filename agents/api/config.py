@@ -29,6 +29,8 @@ class PolicyIterationConfig(AgentConfig):
             checkpoint that is started from if it is as wide; otherwise each is trained anew. Not where the policy that
             was started from is among the actions: its margin is found on states that the last network has seen.
         entropy_weights: Of the policy's entropy, in the first and in the last epoch.
+        averaged: Share of the steps, the last ones, over which the network's weights are averaged; 0: they are those of
+            the last step.
         trust: Added to the advantage of what the present policy would do, in spreads of the advantages: the next policy
             departs from it only where that promises more than so much. Returns of single rollouts are mostly chance,
             and what pays for one decision may not if all decisions change at once.
@@ -47,6 +49,7 @@ class PolicyIterationConfig(AgentConfig):
     batch_size: int = 256
     warm: bool = False
     entropy_weights: tuple[float, float] = (0.3, 0.003)
+    averaged: float = 0.0
     trust: float = 0.0
     worst: float = -3.0
     least_cost: float = 1.0
@@ -57,6 +60,8 @@ class PolicyIterationConfig(AgentConfig):
             check_at_least_one(name, getattr(self, name))
         if not 0.0 <= self.exploration <= 1.0:
             raise ValueError(f"agent.exploration must be in [0, 1], got {self.exploration}")
+        if not 0.0 <= self.averaged <= 1.0:
+            raise ValueError(f"agent.averaged must be in [0, 1], got {self.averaged}")
         if self.trust < 0:
             raise ValueError(f"agent.trust must not be negative, got {self.trust}")
         if self.least_cost < 0:
@@ -91,6 +96,8 @@ class APIConfig(PolicyIterationConfig):
         tail: What minus the sum over requests of (TTFT / SLO) squared weighs beside the objective: its advantages, in
             their spreads, are added to those of the objective in theirs. For a router that is not to buy quicker
             answers with late first tokens. routing only.
+        largest_fleet: Networks are trained as if half of the states were of larger fleets, up to so many times, asked for
+            as much more (`agents.routing.larger`); 1: as they are. routing only.
         guard: Settings of a guard on late first tokens (`agents.routing.guard.GuardConfig`), in front of every
             network: afterwards, and in training from the second iteration on; None: it may choose any place that can
             take the request. The observation must have its usual scales. routing only.
@@ -107,6 +114,7 @@ class APIConfig(PolicyIterationConfig):
     stride: int = 2
     candidates: int = 8
     tail: float = 0.0
+    largest_fleet: float = 1.0
     guard: Any = None
 
     def __post_init__(self) -> None:
@@ -124,6 +132,8 @@ class APIConfig(PolicyIterationConfig):
             raise ValueError(f"agent.stays must be positive, got {self.stays}")
         if not 0 <= self.tail < math.inf:
             raise ValueError(f"agent.tail must be finite and not negative, got {self.tail}")
+        if not 1.0 <= self.largest_fleet < math.inf:
+            raise ValueError(f"agent.largest_fleet must be finite and at least 1, got {self.largest_fleet}")
 
 
 def check_at_least_one(name: str, value: int) -> None:

@@ -16,6 +16,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,12 @@ from torch import nn
 from agents.adapter import adapter_of
 from agents.api.config import APIConfig, PolicyIterationConfig
 from agents.api.counterfactuals import Batch, Improvable
-from agents.api.fit import fit
+from agents.api.fit import Vary, fit
 from agents.api.start import NEVER, calibrated_margin
 from agents.learner import Budget, Task, build_agent_config
 from agents.routing.counterfactuals import RoutingCounterfactuals
 from agents.routing.guard import check_guard, passing
+from agents.routing.larger import as_of_larger
 from agents.score_network import TrainableNetwork
 from agents.set_network import SetNetwork
 from agents.spaces import read_spaces
@@ -72,6 +74,7 @@ class PolicyIterationLearner:
     """
 
     tail = 0.0  # weight of late first tokens beside the objective
+    vary: Vary | None = None  # other states for which the same actions are as good
     knows_limits = True  # whether it does as the start in states that are unlike those of the training
 
     def __init__(self, config: PolicyIterationConfig, task: Task, adapter: Improvable) -> None:
@@ -161,7 +164,7 @@ class PolicyIterationLearner:
         network = self._new_network()
         self._begin(network, data)
         return network, fit(
-            network, data.states, data.actions, data.gains, data.valid, self.config, self.generator
+            network, data.states, data.actions, data.gains, data.valid, self.config, self.generator, self.vary
         )
 
     def _begin(self, network: nn.Module, data: _Data) -> None:
@@ -258,6 +261,13 @@ class APILearner(PolicyIterationLearner):
             raise ValueError(
                 f"agent.tail is for env=routing alone, got {config.tail} in env={task.env}; leave it 0"
             )
+        if config.largest_fleet > 1.0:
+            if task.env != "routing":
+                raise ValueError(
+                    f"agent.largest_fleet is for env=routing alone, got {config.largest_fleet} in env={task.env}; "
+                    "leave it 1"
+                )
+            self.vary = partial(as_of_larger, largest=config.largest_fleet)
         if config.guard is not None:
             check_guard(task.env, task.arguments.get("scales"))
         self.tail, self.guard = config.tail, config.guard
