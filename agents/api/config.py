@@ -96,8 +96,8 @@ class APIConfig(PolicyIterationConfig):
         tail: What minus the sum over requests of (TTFT / SLO) squared weighs beside the objective: its advantages, in
             their spreads, are added to those of the objective in theirs. For a router that is not to buy quicker
             answers with late first tokens. routing only.
-        largest_fleet: Networks are trained as if half of the states were of larger fleets, up to so many times, asked for
-            as much more (`agents.routing.larger`); 1: as they are. routing only.
+        largest_fleet: Networks are trained as if half of the states were of larger fleets, up to so many times, that
+            are asked for as much more (`agents.routing.larger`); 1: as they are. routing only.
         guard: Settings of a guard on late first tokens (`agents.routing.guard.GuardConfig`), in front of every
             network: afterwards, and in training from the second iteration on; None: it may choose any place that can
             take the request. The observation must have its usual scales. routing only.

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from agents.api.config import APIConfig
 from agents.api.fit import fit
@@ -167,6 +168,66 @@ def test_advantages_are_in_the_spreads_of_their_own_kind() -> None:
     np.testing.assert_allclose(table[:2], table[2:], rtol=1e-6)
     np.testing.assert_allclose(table[0], [-1 / 5**0.5, 1 / 5**0.5, np.nan], rtol=1e-6)
     assert np.isnan(table[1, 2])
+
+
+def test_the_last_weights_are_averaged_and_states_varied() -> None:
+    """With a rate of learning that is too high weights jump about; their mean over the end lies between them."""
+    rng = np.random.default_rng(0)
+    data = (
+        rng.normal(size=(64, 2)).astype(np.float32),
+        rng.normal(size=(64, 3, 2)).astype(np.float32),
+        rng.normal(size=(64, 3)).astype(np.float32),
+        np.ones((64, 3), bool),
+    )
+    weights, seen = {}, []
+
+    def vary(states: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        seen.append(len(states))
+        return states
+
+    for averaged, epochs in ((0.0, 3), (0.0, 4), (0.5, 4)):
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+        scorer = _Joined(network)
+        config = APIConfig(epochs=epochs, batch_size=64, learning_rate=0.1, averaged=averaged)
+        fit(scorer, *data, config, torch.Generator().manual_seed(0), vary)
+        weights[averaged, epochs] = torch.cat([each.detach().flatten() for each in network.parameters()])
+    assert seen == [64] * 11
+    assert (weights[0.5, 4] != weights[0.0, 4]).any()
+    start, end = weights[0.0, 3], weights[0.0, 4]
+    assert (weights[0.5, 4] - end).abs().mean() < (start - end).abs().mean()
+
+
+class _Joined(nn.Module):
+    """Scores of actions from a state and theirs by one network."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, states: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        rows = torch.cat([states.unsqueeze(1).expand(-1, actions.shape[1], -1), actions], dim=2)
+        return self.network(rows).squeeze(2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"averaged": 1.5}, "agent.averaged must be in"),
+        ({"largest_fleet": 0.5}, "agent.largest_fleet must be finite and at least 1"),
+        ({"largest_fleet": float("inf")}, "agent.largest_fleet must be finite and at least 1"),
+    ],
+)
+def test_what_is_not_allowed_is_said(settings, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        APIConfig(**settings)
+
+
+def test_larger_fleets_are_for_routing_alone() -> None:
+    with pytest.raises(
+        ValueError, match=r"agent.largest_fleet is for env=routing alone, got 4.0 in env=dp_tp"
+    ):
+        APILearner(APIConfig(largest_fleet=4.0), Task("dp_tp", arguments()))
 
 
 @pytest.mark.parametrize("tail", [-1.0, float("nan"), float("inf")])

@@ -15,11 +15,12 @@ from agents.factory import make_policy_network
 from agents.learner import Budget, Task, make_learner
 from agents.network_policy import NetworkPolicy, place_scores
 from agents.routing.adapter import RoutingAdapter
+from agents.routing.larger import as_of_larger
 from agents.set_network import SetNetwork
 from baselines.registry import make_policy
 from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec
 from envs.registration import make_env, make_vector_env
-from envs.simulator.kernel.features import PLACE_FEATURES
+from envs.simulator.kernel.features import CLUSTER_FEATURES, PLACE_FEATURES
 from envs.workload.registry import WorkloadSpec
 from runners.rollout import episode_returns, run_episode
 
@@ -354,6 +355,25 @@ def test_fleets_of_one_training_may_differ_in_size():
     assert learner.world._larger == [1.0, 1.5]
     learner.batches = [batch]
     assert np.isfinite(learner._train())
+
+
+def test_on_a_larger_fleet_rates_alone_are_other_ones():
+    rates = [
+        f"{name}_{span}"
+        for name in ("requests", "prompt_tokens", "predicted_tokens")
+        for span in ("short", "long")
+    ]
+    columns = [CLUSTER_FEATURES.index(name) - len(CLUSTER_FEATURES) for name in rates]
+    states = torch.rand((400, 9 + len(CLUSTER_FEATURES)), generator=torch.Generator().manual_seed(1))
+    larger = as_of_larger(states, torch.Generator().manual_seed(2), largest=8.0)
+    others = np.setdiff1d(np.arange(states.shape[1]), np.array(columns) + states.shape[1])
+    assert torch.equal(larger[:, others], states[:, others])
+    factors = torch.expm1(larger[:, columns]) / torch.expm1(states[:, columns])
+    assert torch.allclose(factors, factors[:, :1].expand_as(factors), rtol=1e-4)
+    as_they_are = (factors[:, 0] - 1.0).abs() < 1e-5
+    assert 0.4 < as_they_are.float().mean() < 0.6
+    assert factors.max() <= 8.001
+    assert 2.0 < factors[~as_they_are, 0].log().exp().median() < 4.0  # the root of 8
 
 
 def test_it_learns_that_the_fast_engine_is_better():

@@ -18,6 +18,7 @@ from envs.workload.registry import (
     SPLITS,
     WorkloadSource,
     WorkloadSpec,
+    for_larger,
     make_workload,
     split_rows,
     workload_names,
@@ -89,6 +90,18 @@ def test_scaling_keeps_the_requests(path, changes):
     assert factor == pytest.approx(changes.get("rate_scale", 20.0 / plain.rate_rps))
     assert np.allclose(scaled.sample(4).arrival_s * factor, plain.sample(4).arrival_s)
     assert np.array_equal(scaled.sample(4).input_tokens, plain.sample(4).input_tokens)
+
+
+def test_a_larger_cluster_is_asked_for_as_much_more():
+    parts = [{"name": "azure_conv_fitted", "rate_rps": 3.0}, {"name": "azure_code_fitted", "num_requests": 7}]
+    mixture = WorkloadSpec(name="mixture", num_requests=10, params={"parts": parts})
+    for spec in (mixture, WorkloadSpec(rate_scale=2.0), WorkloadSpec(rate_rps=5.0, num_requests=3)):
+        larger = for_larger(spec, 4.0)
+        assert WorkloadSource(larger).rate_rps == pytest.approx(4.0 * WorkloadSource(spec).rate_rps)
+        assert larger.num_requests == (None if spec.num_requests is None else 4 * spec.num_requests)
+    lengths = {len(make_workload(for_larger(mixture, 4.0), seed)) for seed in range(8)}
+    assert lengths == {40, 28}
+    assert parts[0] == {"name": "azure_conv_fitted", "rate_rps": 3.0}, "what it is given stays as it is"
 
 
 def test_splits_are_apart_in_time(path):
