@@ -27,7 +27,7 @@ from runners.measurements.deployment import deployment_steps
 from runners.measurements.environments import env_steps, policies
 from runners.measurements.measurement import Measurement
 from runners.measurements.processes import first_answer, imports
-from runners.measurements.routing import routers, routing_steps
+from runners.measurements.routing import routers, routing_forks, routing_steps
 from runners.measurements.sharing import half_hour, sharing_steps
 from runners.measurements.simulation import fork, oracle, scaling, simulate, week
 from runners.measurements.training import training_steps
@@ -40,7 +40,7 @@ _KIB_PER_MIB = 1024
 _MEASUREMENTS: dict[str, Callable[[BenchConfig], Iterable[Measurement]]] = {
     "simulate.requests_per_s": simulate,
     "oracle.requests_per_s": oracle,
-    "fork.us": fork,
+    "fork.us": lambda config: (*fork(config), *routing_forks(config)),
     "env.steps_per_s": lambda config: (
         *env_steps(config),
         *routing_steps(config),

@@ -37,7 +37,7 @@ class GuardConfig:
     """
 
     times_least: float = 1.7
-    times_usual: float = 7.0
+    times_usual: float = 6.0
 
     def __post_init__(self) -> None:
         if not 1.0 <= self.times_least < math.inf:

@@ -28,6 +28,7 @@ _SCALAR_STEPS = 3000
 _ENGINES = (4, 16)
 _IN_KERNEL = ("linear_score_tuned", "zoo/routing")  # what can decide inside the kernel
 _ROLLED = 8  # episodes
+_COPIES = 64
 _POLICY_ENGINES, _POLICY_REQUESTS = 16, 1500
 _POLICIES = ("round_robin", "least_request", "jsq", "llm_d", "preserve", "llumnix", "sia")
 _BACKLOG, _DRAIN = PLACE_FEATURES.index("prefill_backlog_s"), PLACE_FEATURES.index("drain_s")
@@ -99,6 +100,35 @@ def routing_steps(config: BenchConfig) -> Iterator[Measurement]:
 
             inside = {**params, "batched": True, "num_envs": _ROLLED, "router": router, "in_kernel": True}
             yield Measurement("env.steps_per_s", "1/s", inside, rolled)
+
+
+def routing_forks(config: BenchConfig) -> Iterator[Measurement]:
+    """Copies of episodes inside the kernel, each with the one decision that it is made for."""
+    for engines in _ENGINES:
+        arguments = _arguments(config, engines)
+
+        def copies(arguments: dict[str, Any] = arguments) -> float:
+            policy: Any = load_policy(_IN_KERNEL[0])
+            deciders = Deciders([Episode(RoutingConfig(**arguments)) for _ in range(_ROLLED)])
+            deciders.reset(range(_ROLLED), range(_ROLLED))
+            first, forever = np.zeros(_ROLLED, np.int64), np.full(_ROLLED, np.inf)
+            deciders.roll(first, policy.in_kernel, forever, _SCALAR_STEPS)
+            owners = np.repeat(np.arange(_ROLLED), _COPIES // _ROLLED).tolist()
+            branch = (owners, np.zeros(_COPIES, np.int64), policy.in_kernel, np.full(_COPIES, np.inf), 1)
+            deciders.roll_branches(*branch)
+            begun = time.process_time()
+            for _ in range(_STEPS):
+                deciders.roll_branches(*branch)
+            return (time.process_time() - begun) / (_STEPS * _COPIES) * 1e6
+
+        params = {
+            "env": "routing",
+            "engines": engines,
+            "load": config.load,
+            "in_kernel": True,
+            "decisions": 1,
+        }
+        yield Measurement("fork.us", "us", params, copies)
 
 
 def routers(config: BenchConfig) -> Iterator[Measurement]:
