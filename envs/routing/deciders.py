@@ -19,8 +19,8 @@ from envs.simulator.kernel.desk import ENDED, HOLD, NO_ACTION
 from envs.simulator.kernel.features import CLUSTER_FEATURES, PLACE_FEATURES, REQUEST_FEATURES
 from envs.simulator.kernel.handles import write_handle
 from envs.simulator.kernel.place_scores import PlaceScore
-from envs.simulator.kernel.rollouts import roll_copies, roll_many, room_for
-from envs.simulator.kernel.state import NEED_SLOTS, REACHED, STAT_NAMES
+from envs.simulator.kernel.rollouts import Rollouts, roll_copies, roll_many, room_for
+from envs.simulator.kernel.state import NEED_SLOTS, REACHED
 
 _DT, _LATENCY, _GOOD, _LOST, _SQUARE = range(len(OUTCOMES))
 
@@ -185,35 +185,40 @@ class Deciders:
             What all of it brought, and how many decisions were taken.
         """
         number = len(self.episodes)
-        last = np.where(actions == self.hold, HOLD, actions).astype(np.int64)
-        left = np.full(number, most_decisions, np.int64)
-        totals = self._before.copy()
-        going = self._status != ENDED
+        rollouts = self._rollouts(slice(None), actions, window_s, most_decisions)
         room = room_for(score, self.num_rows, self.num_classes)
         worlds, traffics, tables, desks = self._handles
-        while roll_many(
-            worlds,
-            traffics,
-            tables,
-            desks,
-            last,
-            self._until,
-            going,
-            self._touched,
-            self._status,
-            window_s,
-            left,
-            score,
-            room,
-            totals,
-        ):
-            for i in np.flatnonzero(going).tolist():
-                self.episodes[i].attend(int(self._status[i]), int(last[i]))
+        while roll_many(worlds, traffics, tables, desks, rollouts, score, room):
+            self._status[:], self._touched[:] = rollouts.status, rollouts.touched
+            for i in np.flatnonzero(rollouts.going).tolist():
+                self.episodes[i].attend(int(self._status[i]), int(rollouts.actions[i]))
                 self.look_at(i)
-            last[going] = NO_ACTION
+            rollouts.actions[rollouts.going] = NO_ACTION
+            rollouts.until[:], rollouts.touched[:] = self._until, self._touched
+        self._status[:], self._touched[:] = rollouts.status, rollouts.touched
         self._before[:] = 0.0
         self._pending[:] = False
-        return self._outcomes(totals), number * most_decisions - int(left.sum())
+        return self._outcomes(rollouts.totals), number * most_decisions - int(rollouts.left.sum())
+
+    def _rollouts(
+        self,
+        rows: slice | NDArray[np.int64],
+        actions: NDArray[np.int64],
+        window_s: NDArray[np.float64],
+        most_decisions: int,
+    ) -> Rollouts:
+        """Rollouts that begin where some of the episodes are."""
+        status = self._status[rows].copy()
+        return Rollouts(
+            actions=np.where(actions == self.hold, HOLD, actions).astype(np.int64),
+            until=self._until[rows].copy(),
+            going=status != ENDED,
+            touched=self._touched[rows].copy(),
+            status=status,
+            window_s=window_s,
+            left=np.full(len(status), most_decisions, np.int64),
+            totals=self._before[rows].copy(),
+        )
 
     def roll_branches(
         self,
@@ -239,39 +244,31 @@ class Deciders:
         for i in np.unique(rows).tolist():
             self._make_room(i)
             self._scratch.fit(i, self.episodes[i].simulator.world, self.episodes[i].desk)
-        last = np.where(actions == self.hold, HOLD, actions).astype(np.int64)
-        status, totals = self._status[rows], self._before[rows]
-        going, left = status != ENDED, np.full(len(rows), most_decisions, np.int64)
-        stats = np.zeros((len(rows), self.num_classes, len(STAT_NAMES)))
+        rollouts = self._rollouts(rows, actions, window_s, most_decisions)
+        stats = np.stack([self.episodes[i].simulator.world.stats for i in rows.tolist()])
         _, traffics, tables, _ = self._handles
+        scratch, room = self._scratch, room_for(score, self.num_rows, self.num_classes)
         roll_copies(
-            self._scratch.worlds,
+            scratch.worlds,
             traffics,
             tables,
-            self._scratch.desks,
-            self._scratch.copies,
+            scratch.desks,
+            scratch.copies,
             rows,
-            last,
-            self._until[rows],
-            going,
-            self._touched[rows],
-            status,
-            window_s,
-            left,
+            rollouts,
             score,
-            room_for(score, self.num_rows, self.num_classes),
-            totals,
+            room,
             stats,
         )
-        ended = status == ENDED
+        ended = rollouts.status == ENDED
         unfinished = np.where(ended[:, None], unfinished_in(stats), 0.0)
         truncated = np.asarray(unfinished.any(axis=1))
-        outcomes = Outcomes(totals, unfinished, ended & ~truncated, truncated)
-        needy = np.flatnonzero(going)
-        for i in rows[needy[status[needy] == NEED_SLOTS]].tolist():
+        outcomes = Outcomes(rollouts.totals, unfinished, ended & ~truncated, truncated)
+        needy = np.flatnonzero(rollouts.going)
+        for i in rows[needy[rollouts.status[needy] == NEED_SLOTS]].tolist():
             self._slots = max(self._slots, 2 * len(self.episodes[i].simulator.world.requests))
-        left[needy] = most_decisions
-        decisions = len(rows) * most_decisions - int(left.sum())
+        rollouts.left[needy] = most_decisions
+        decisions = len(rows) * most_decisions - int(rollouts.left.sum())
         if len(needy):
             forks = self.branch(rows[needy].tolist())
             theirs, taken = forks.roll(actions[needy], score, window_s[needy], most_decisions)

@@ -162,4 +162,10 @@ def test_copies_in_the_kernel_bring_what_forks_bring(setting, kind):
             assert copies.terminated.tolist() == forks.terminated.tolist()
             assert decisions == also
         deciders.step(np.full(3, step % 2))
-    assert not deciders.done.all()
+    deciders.roll(np.zeros(3, np.int64), score, np.full(3, np.inf), 1 << 40)
+    assert deciders.done.all()
+    forks, none = deciders.branch(owners.tolist()).roll(first, score, window_s, MOST)
+    copies, also = deciders.roll_branches(owners.tolist(), first, score, window_s, MOST)
+    assert none == also == 0
+    np.testing.assert_array_equal(copies.rewards(objective), forks.rewards(objective))
+    np.testing.assert_array_equal(copies.unfinished, forks.unfinished)

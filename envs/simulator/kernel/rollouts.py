@@ -54,6 +54,19 @@ def room_for(score: PlaceScore, num_rows: int, num_classes: int) -> Room:
     )
 
 
+class Rollouts(NamedTuple):
+    """N rollouts, a row each; C classes."""
+
+    actions: NDArray[np.int64]  # what each begins with; afterwards its last decision
+    until: NDArray[np.int64]  # when the control plane is next due, ps
+    going: NDArray[np.bool_]  # which to move; those that come to their end stop going
+    touched: NDArray[np.bool_]  # whether the control plane has acted since the last decision
+    status: NDArray[np.int64]  # why each stopped, as in `decide_many`
+    window_s: NDArray[np.float64]  # time after which a rollout ends, seconds
+    left: NDArray[np.int64]  # decisions after which it ends; afterwards those that were not taken
+    totals: NDArray[np.float64]  # (N, len(OUTCOMES) + 2 C), to which what all decisions brought is added
+
+
 _DT = 0  # column of `decisions.OUTCOMES`
 _EARLY_S = 1e-9  # so much before its window's end a world has reached it: times are sums
 
@@ -64,39 +77,33 @@ def _roll(
     traffic: Traffic,
     table: Tables,
     desk: Desk,
+    rollouts: Rollouts,
     i: int,
-    actions: NDArray[np.int64],
-    until: int,
-    going: NDArray[np.bool_],
-    touched: NDArray[np.bool_],
-    status: NDArray[np.int64],
-    window_s: NDArray[np.float64],
-    left: NDArray[np.int64],
     score: PlaceScore,
     room: Room,
-    totals: NDArray[np.float64],
 ) -> bool:
-    """Rolls one world on, row i of what is of several. Returns whether it needs the control plane; see `roll_many`."""
+    """Rolls one world on, by row i of the rollouts. Returns whether it needs the control plane."""
     places = room.places[: len(world.engines)]
     while True:
-        reason = settle(world, traffic, table, desk, actions[i])
+        reason = settle(world, traffic, table, desk, rollouts.actions[i])
         if reason == REACHED:
-            reason = run_to_decision(world, traffic, table, desk, until, touched[i])
-        status[i] = reason
+            reason = run_to_decision(world, traffic, table, desk, rollouts.until[i], rollouts.touched[i])
+        rollouts.status[i] = reason
         if reason != DECIDE and reason != ENDED:
             return True
-        touched[i] = False
+        rollouts.touched[i] = False
         close_interval(world, desk, room.outcome)
         for k in range(len(room.outcome)):
-            totals[i, k] += room.outcome[k]
-        left[i] -= 1
-        if reason == ENDED or left[i] <= 0 or totals[i, _DT] >= window_s[i] - _EARLY_S:
-            going[i] = False
+            rollouts.totals[i, k] += room.outcome[k]
+        rollouts.left[i] -= 1
+        over = rollouts.totals[i, _DT] >= rollouts.window_s[i] - _EARLY_S
+        if reason == ENDED or rollouts.left[i] <= 0 or over:
+            rollouts.going[i] = False
             return False
         look_at_places(world, table, desk)
         places[:], room.request[:], room.cluster[:], room.mask[:] = 0.0, 0.0, 0.0, False
         write_observation(world, traffic, table, desk, places, room.request, room.cluster, room.mask)
-        actions[i] = best_place(
+        rollouts.actions[i] = best_place(
             score, room.scores, places, room.request, room.cluster, room.mask, int64(HOLD)
         )
 
@@ -107,16 +114,9 @@ def roll_many(
     traffics: NDArray[np.int64],
     tables: NDArray[np.int64],
     desks: NDArray[np.int64],
-    actions: NDArray[np.int64],
-    until: NDArray[np.int64],
-    going: NDArray[np.bool_],
-    touched: NDArray[np.bool_],
-    status: NDArray[np.int64],
-    window_s: NDArray[np.float64],
-    left: NDArray[np.int64],
+    rollouts: Rollouts,
     score: PlaceScore,
     room: Room,
-    totals: NDArray[np.float64],
 ) -> int:
     """Rolls N worlds on, one after another. Returns how many need the control plane.
 
@@ -127,26 +127,16 @@ def roll_many(
         traffics: The arrivals.
         tables: What engines cost.
         desks: The routers' desks.
-        actions: (N,) what each begins with; afterwards its last decision.
-        until: (N,) when the control plane is next due, ps.
-        going: (N,) which worlds to move; those that come to their end stop going.
-        touched: (N,) whether the control plane has acted since the last decision.
-        status: (N,) why each stopped, as in `decide_many`.
-        window_s: (N,) time after which a rollout ends, seconds.
-        left: (N,) decisions after which it ends; afterwards those that were not taken.
+        rollouts: N of them.
         score: What decides.
         room: Where it computes.
-        totals: (N, len(OUTCOMES) + 2 C), to which what all of them brought is added.
     """
     waiting = int64(0)
     for i in range(len(worlds)):
-        if going[i]:
+        if rollouts.going[i]:
             world, traffic = read_world(worlds, i), read_traffic(traffics, i)
             table, desk = read_tables(tables, i), read_desk(desks, i)
-            waiting += _roll(
-                world, traffic, table, desk, int64(i), actions, until[i], going, touched, status, window_s, left, score,
-                room, totals,
-            )  # fmt: skip
+            waiting += _roll(world, traffic, table, desk, rollouts, int64(i), score, room)
     return waiting
 
 
@@ -158,16 +148,9 @@ def roll_copies(
     desks: NDArray[np.int64],
     copies: NDArray[np.int64],
     owners: NDArray[np.int64],
-    actions: NDArray[np.int64],
-    until: NDArray[np.int64],
-    going: NDArray[np.bool_],
-    touched: NDArray[np.bool_],
-    status: NDArray[np.int64],
-    window_s: NDArray[np.float64],
-    left: NDArray[np.int64],
+    rollouts: Rollouts,
     score: PlaceScore,
     room: Room,
-    totals: NDArray[np.float64],
     stats: NDArray[np.float64],
 ) -> None:
     """Rolls M copies of N worlds on, one after another in the same memory.
@@ -180,30 +163,22 @@ def roll_copies(
         tables: What engines cost.
         desks: The routers' desks.
         copies: (N, arrays, 3), from where to where how many bytes are copied.
-        owners: (M,) which world each is a copy of; as the rest, which is as in `roll_many`.
-        actions: See there.
-        until: See there.
-        going: See there.
-        touched: See there.
-        status: See there.
-        window_s: See there.
-        left: See there.
-        score: See there.
-        room: See there.
-        totals: See there.
+        owners: (M,) which world each is a copy of.
+        rollouts: M of them.
+        score: What decides.
+        room: Where it computes.
         stats: (M, C, len(STAT_NAMES)), the copy's at its end.
     """
     for j in range(len(owners)):
+        if not rollouts.going[j]:
+            continue
         i = owners[j]
         for k in range(copies.shape[1]):
             copy_bytes(copies[i, k, 0], copies[i, k, 1], copies[i, k, 2])
         world, traffic = read_world(worlds, i), read_traffic(traffics, i)
         table, desk = read_tables(tables, i), read_desk(desks, i)
         world.cluster[0].log_length = 0  # what is in it is for the owner to tell
-        _roll(
-            world, traffic, table, desk, int64(j), actions, until[j], going, touched, status, window_s, left, score,
-            room, totals,
-        )  # fmt: skip
+        _roll(world, traffic, table, desk, rollouts, int64(j), score, room)
         for c in range(stats.shape[1]):
             for k in range(stats.shape[2]):
                 stats[j, c, k] = world.stats[c, k]
