@@ -36,7 +36,7 @@ class GuardConfig:
         times_usual: At least 0.
     """
 
-    times_least: float = 1.7
+    times_least: float = 1.5
     times_usual: float = 6.0
 
     def __post_init__(self) -> None:
