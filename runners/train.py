@@ -52,7 +52,7 @@ def main(config: TrainConfig, out: Path) -> None:
         config = resumed(config)
     baselines = {name: load_named_policy(name) for name in config.compared}
     agent = config.agent_config
-    also = tuple(env_arguments(_elsewhere(config, each)) for each in config.also_clusters)
+    also = tuple(_elsewhere(config, each) for each in config.also_clusters)
     make_configured_env(config)  # says what is wrong with it before anything takes time
     limit = "" if config.minutes is None else f", at most {config.minutes:g} minutes"
     _say(
@@ -87,15 +87,12 @@ def main(config: TrainConfig, out: Path) -> None:
     print_results_in(out)
 
 
-def _elsewhere(config: TrainConfig, cluster: str) -> TrainConfig:
-    """The same on another fleet, where as many more requests come as it has engines."""
-    other = replace(config, cluster=composed_file("cluster", cluster))
-    factor = _replicas(other) / _replicas(config)
-    return replace(other, workload=for_larger(config.workload, factor))
-
-
-def _replicas(config: TrainConfig) -> int:
-    return sum(group.count for group in RoutingConfig(**env_arguments(config)).cluster.groups)
+def _elsewhere(config: TrainConfig, cluster: str) -> dict[str, Any]:
+    """Arguments of the same environment on another fleet, where as many more requests come as it has places."""
+    here = RoutingConfig(**env_arguments(config)).cluster.num_places
+    arguments = env_arguments(replace(config, cluster=composed_file("cluster", cluster)))
+    factor = RoutingConfig(**arguments).cluster.num_places / here
+    return {**arguments, "workload": for_larger(config.workload, factor)}
 
 
 def _compare(config: TrainConfig, policies: dict[str, Any]) -> dict[str, Any]:

@@ -50,7 +50,8 @@ class TrainConfig(RunConfig):
         max_minutes: time to train for, minutes; None: five where `total_steps` is not given, else no limit.
         num_envs: episodes side by side.
         also_clusters: files in configs/cluster; as many training episodes are played on each of these fleets as on
-            `cluster`, where validation episodes are. agent=api in env=routing alone.
+            `cluster`, where validation episodes are. As many more requests come as a fleet has more places than that.
+            agent=api in env=routing alone.
         validations: times that the policy is tried on validation episodes.
         validation_seeds: episodes each time.
         save_every_s: time between saves from which training can go on, seconds.

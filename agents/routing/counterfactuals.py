@@ -33,7 +33,7 @@ _MOST_DECISIONS = 1 << 40  # of a rollout: its window alone ends it
 class RoutingCounterfactuals:
     """Plays episodes side by side; at sampled states they are forked once for each candidate place.
 
-    Where there are several fleets (`Task.also`), it plays a decision on each in turn; on one of more replicas a rollout
+    Where there are several fleets (`Task.also`), it plays a decision on each in turn; on one of more places a rollout
     looks as many more arrivals ahead.
 
     All forks of a step run in one call of the kernel, in which the present policy decides as well. A request is never
@@ -58,8 +58,7 @@ class RoutingCounterfactuals:
         self._fleets = [Deciders([Episode(each) for _ in range(task.num_envs)]) for each in routings]
         self._seen_of: list[Observations | None] = [None] * len(routings)
         self._turn = 0
-        replicas = [sum(group.count for group in each.cluster.groups) for each in routings]
-        self._larger = [each / replicas[0] for each in replicas]
+        self._larger = [each.cluster.num_places / routings[0].cluster.num_places for each in routings]
         observation, self.action = make_spaces(self.deciders.episodes[0])
         assert isinstance(observation, spaces.Dict)
         self.observation = observation

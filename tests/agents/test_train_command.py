@@ -16,6 +16,7 @@ from hydra import compose, initialize_config_dir
 
 from runners import compare, evaluate, train
 from runners.cli import USER_ERROR
+from runners.composed import composed
 from runners.policies import CONFIG_DIR
 from runners.schema import register_command, register_schemas
 from runners.train_config import TrainConfig
@@ -278,3 +279,13 @@ def test_mistakes_get_one_sentence(words, expected, tmp_path, capsys):
 )
 def test_other_clusters_to_train_on_are_fleets_of_a_router(words, said, capsys):
     assert said in failure(words, capsys)
+
+
+def test_more_requests_come_to_a_larger_fleet() -> None:
+    words = ["env=routing", "agent=api", "workload=routing_mixture", "cluster=fleet_mixed_x4"]
+    config = composed("train", TrainConfig, [*words, "also_clusters=[fleet_h100_x4,fleet_mixed_x16]"])
+    as_large, larger = (train._elsewhere(config, cluster) for cluster in config.also_clusters)
+    assert as_large["workload"] == config.workload
+    assert larger["workload"].num_requests == 4 * config.workload.num_requests
+    rates = [[part["rate_rps"] for part in each["workload"].params["parts"]] for each in (as_large, larger)]
+    assert rates[1] == [4.0 * rate for rate in rates[0]]
