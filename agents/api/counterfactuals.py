@@ -72,6 +72,19 @@ class Counterfactuals(Protocol):
         ...
 
 
+def padded(rows: Sequence[NDArray[np.floating[Any]]], widest: int) -> NDArray[np.float64]:
+    """(N, widest), values one state a row; NaN where there are none.
+
+    Args:
+        rows: (K,) each, K at most `widest`.
+        widest: Columns.
+    """
+    table = np.full((len(rows), widest), np.nan)
+    for filled, values in zip(table, rows, strict=True):
+        filled[: len(values)] = values
+    return table
+
+
 def relative_advantages(
     returns: Sequence[NDArray[np.float64]], config: PolicyIterationConfig
 ) -> list[NDArray[np.float64]]:

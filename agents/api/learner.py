@@ -27,7 +27,7 @@ from torch import nn
 
 from agents.adapter import adapter_of
 from agents.api.config import APIConfig, PolicyIterationConfig
-from agents.api.counterfactuals import Batch, Improvable
+from agents.api.counterfactuals import Batch, Improvable, padded
 from agents.api.fit import Vary, fit
 from agents.api.start import NEVER, calibrated_margin
 from agents.learner import Budget, Task, build_agent_config
@@ -302,9 +302,7 @@ def in_spreads(
         kinds: (N,), of each state.
         widest: Columns.
     """
-    table = np.full((len(values), widest), np.nan, np.float32)
-    for row, value in zip(table, values, strict=True):
-        row[: len(value)] = value
+    table = padded(values, widest).astype(np.float32)
     for kind in np.unique(kinds):
         table[kinds == kind] /= float(np.nanstd(table[kinds == kind])) or 1.0
     return table

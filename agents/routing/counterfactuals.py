@@ -10,7 +10,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from agents.api.config import APIConfig
-from agents.api.counterfactuals import Batch
+from agents.api.counterfactuals import Batch, padded
 from agents.api.start import KEY
 from agents.learner import Budget, Task
 from agents.network_policy import NetworkPolicy
@@ -203,9 +203,7 @@ class RoutingCounterfactuals:
     def advantages(self, returns: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
         """Returns less their mean at each state, over the root of its cost: chance grows with the load."""
         lengths = [len(row) for row in returns]
-        table = np.full((len(returns), max(lengths)), np.nan)
-        for row, values in zip(table, returns, strict=True):
-            row[: len(values)] = values
+        table = padded(returns, max(lengths))
         cost = np.abs(np.nanmax(table, axis=1, keepdims=True)) + self.config.least_cost
         relative = (table - np.nanmean(table, axis=1, keepdims=True)) / np.sqrt(cost)
         return [row[:length] for row, length in zip(relative, lengths, strict=True)]

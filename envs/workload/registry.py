@@ -263,7 +263,7 @@ def workload_names() -> tuple[str, ...]:
 
 
 def for_larger(spec: WorkloadSpec, factor: float) -> WorkloadSpec:
-    """The same traffic for a cluster that is so many times as large: as many times the requests, and the rate.
+    """The same traffic for a cluster that is so many times as large: as many times the requests, at that rate.
 
     Args:
         spec: the traffic.
@@ -275,18 +275,21 @@ def for_larger(spec: WorkloadSpec, factor: float) -> WorkloadSpec:
     else:
         rate_rps *= factor
     number = None if spec.num_requests is None else max(1, round(spec.num_requests * factor))
+    clients = math.ceil(spec.num_clients * factor)
     params = dict(spec.params)
     if spec.name == MIXTURE:
         params["parts"] = [_larger_part(part, factor) for part in params["parts"]]
-    return replace(spec, num_requests=number, params=params, rate_scale=scale, rate_rps=rate_rps)
+    return replace(
+        spec, num_requests=number, params=params, rate_scale=scale, rate_rps=rate_rps, num_clients=clients
+    )
 
 
 def _larger_part(part: Mapping[str, Any], factor: float) -> dict[str, Any]:
     """Of a part; what it does not say it goes on taking from its mixture."""
     larger = for_larger(WorkloadSpec(**part), factor)
     rate = {"rate_scale": larger.rate_scale} if larger.rate_rps is None else {"rate_rps": larger.rate_rps}
-    number = {"num_requests": larger.num_requests} if "num_requests" in part else {}
-    return {**part, **rate, **number}
+    said = {name: getattr(larger, name) for name in ("num_requests", "num_clients") if name in part}
+    return {**part, **rate, **said}
 
 
 def check_spec(spec: WorkloadSpec) -> None:

@@ -101,6 +101,7 @@ def test_a_larger_cluster_is_asked_for_as_much_more():
         assert larger.num_requests == (None if spec.num_requests is None else 4 * spec.num_requests)
     lengths = {len(make_workload(for_larger(mixture, 4.0), seed)) for seed in range(8)}
     assert lengths == {40, 28}
+    assert for_larger(WorkloadSpec(num_clients=3), 4.0).num_clients == 12
     assert parts[0] == {"name": "azure_conv_fitted", "rate_rps": 3.0}, "what it is given stays as it is"
 
 
