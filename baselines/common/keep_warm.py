@@ -67,7 +67,8 @@ class KeepWarmPolicy(SharingPolicy):
     What an idle instance is worth is what is known of keeping functions warm. "greedy_dual" is FaasCache (Fuerst and
     Sharma, ASPLOS 2021): clock + frequency x cost / size, with the clock of its last use; the clock goes to the
     priority of what is evicted; the frequency is a function's since it was last without an instance. The cost is the
-    load time, the size weights and KV pool. "belady" knows when each model is asked for again (Belady 1966).
+    load time, the size weights and KV pool. "belady" knows when each model is asked for again (Belady 1966). Where one
+    instance does not make enough room, others of its node go with it; what those are worth does not count.
     """
 
     name = "keep_warm"

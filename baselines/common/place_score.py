@@ -31,7 +31,7 @@ class PlaceScoreConfig:
         kv_demand: Of what its requests require of its pool.
         new: Of a new instance.
         new_node: Of a new instance on a node that has none.
-        replaces: Of unloading an idle instance of another model for the request.
+        replaces: Of each idle instance of another model that is unloaded for the request.
         keep_asked_s: What it saves that nobody has asked for that model for a while.
         keep_gap_30s: What it saves that requests of that model come rarely, as the last 30 s say.
         keep_gap_3m: The same, as the last 3 minutes say.

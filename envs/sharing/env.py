@@ -53,11 +53,12 @@ class SharingEnv(PlacingEnv):
     is counted in `info["num_refused"]` and holds the request. The environment's memory manager sizes KV pools
     (`envs.simulator.sharing.manager`). With `manager.replace_idle` the slot of an idle instance of another model is
     possible too where the node then has room: that instance is unloaded, a new one of the request's model is loaded in
-    its slot, and until that is done the larger of both is held. With `token_scheduler="policy"` decisions are asked for
-    where a node is to give its next iteration and two or more of its instances have one to run: a slot of that node, or
-    the last action (the shortest headroom decides). `step` also takes None (hold) and a `Share` with commands of
-    `envs.sharing.state`: these reach everything but such replacements, KV pools, evictions and token schedulers, and a
-    policy that configures `manages_memory` is asked at more events.
+    its slot, and until that is done the larger of both is held. Where its memory is not enough, other idle instances of
+    the node go with it, those that have been idle the longest first. With `token_scheduler="policy"` decisions are
+    asked for where a node is to give its next iteration and two or more of its instances have one to run: a slot of
+    that node, or the last action (the shortest headroom decides). `step` also takes None (hold) and a `Share` with
+    commands of `envs.sharing.state`: these reach everything but such replacements, KV pools, evictions and token
+    schedulers, and a policy that configures `manages_memory` is asked at more events.
 
     ## Observation space
 

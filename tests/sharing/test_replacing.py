@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,12 +34,14 @@ NODE = 4  # the action behind the slots
 COLUMN = {name: i for i, name in enumerate(PLACE_FEATURES)}
 
 
-def begun(*rows: tuple[float, int], replace_idle: bool = True) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+def begun(
+    *rows: tuple[float, int], replace_idle: bool = True, cluster: SharingSpec = TWO, **params: Any
+) -> tuple[Any, dict[str, Any], dict[str, Any]]:
     """Requests of (arrival, model), each of 1000 tokens with two to answer: environment, observation and info."""
     env: Any = make_env(
         "sharing",
-        workload=WorkloadSpec("functions_fitted", params={"num_models": 4}),
-        cluster=TWO,
+        workload=WorkloadSpec("functions_fitted", params={"num_models": 4} | params),
+        cluster=cluster,
         manager=ManagerSpec(replace_idle=replace_idle),
     ).unwrapped
     arrival_s, model = np.array(rows).T
@@ -93,6 +96,30 @@ def test_nothing_is_replaced_where_that_is_not_allowed():
     _, _, terminated, _, _ = env.step(NODE)
     assert terminated, "nobody is asked about the third"
     assert env.records().finished.tolist() == [True, True, False]
+
+
+def test_as_many_go_as_it_takes_those_that_have_been_idle_the_longest_first():
+    # Models 0, 2 and 3 have 3B parameters, model 1 has 13B: it fits where two of the three have gone.
+    larger = replace(TWO, nodes=(NodeSpec("gpu", "A100-80GB", 1, 42.0),))
+    asked = ((0.0, 0), (10.0, 2), (20.0, 3), (30.0, 1), (40.0, 1))
+    env, _, _ = begun(*asked, cluster=larger, sizes=["llama-3.2-3b", "llama-2-13b"], ratio=[2, 1])
+    env.step(NODE)
+    env.step(NODE)
+    observation, _, _, _, info = env.step(NODE)
+    assert info["action_mask"].tolist() == [True, True, True, False, False, True]
+    np.testing.assert_array_equal(observation["places"][:, COLUMN["replaces"]], [2, 2, 2, 0, 0])
+    env.step(2)
+    assert env.state.instances["model"][:3].tolist() == [-1, 2, 1], (
+        "the newest goes as told, with it the oldest"
+    )
+    nodes, instances = env.state.nodes[0], env.state.instances
+    used = instances["weights_bytes"].sum() + instances["kv_bytes"].sum()
+    assert used <= nodes["held_bytes"] <= nodes["memory_bytes"]
+    env.step(2)
+    assert env.state.event == Event.END
+    assert env.core.num_refused == 0
+    waited_s = TWO.unload_s + env.core.setting.load_s[0, 1] + env.core.setting.prefill_s[0, 1, 1000]
+    assert env.records().first_token_s[3] == pytest.approx(30.0 + waited_s)
 
 
 def test_what_has_requests_stays():

@@ -129,7 +129,8 @@ class ManagerSpec:
         mean_weight: Finished requests that the training split's mean answer counts for. Source: ours.
         retry_s: After which a held request is offered again. Source: ours.
         patience_s: After which a held request is refused. Source: ours.
-        replace_idle: Whether a request may be sent to an idle instance of another model, which is unloaded for it.
+        replace_idle: Whether a request may be sent to an idle instance of another model, which is unloaded for it, and
+            with it as many others of its node as it takes.
     """
 
     watermark: float = 0.25

@@ -17,10 +17,9 @@ from envs.simulator.sharing.arrays import (
 )
 from envs.simulator.sharing.engine import wait
 from envs.simulator.sharing.iterations import is_runnable
-from envs.simulator.sharing.manager import can_start, can_take, fit_pool, new_pool, replacing_pool
+from envs.simulator.sharing.manager import can_start, can_take, fit_pool, new_pool, replace, replaced
 from envs.simulator.sharing.memory import (
     begin_load,
-    begin_replacement,
     begin_resize,
     begin_unload,
     empty_slot,
@@ -149,9 +148,8 @@ def _to_new(world: SharingWorld, tables: SharingTables, r: int, n: int, kv: int)
 @compiled
 def _replace(world: SharingWorld, tables: SharingTables, r: int, i: int) -> int:
     """Sends a request to a new instance in the place of an idle one of another model."""
-    kv = replacing_pool(world, tables, i, r)
     evict(world, tables, r)
-    begin_replacement(world, tables, i, tables.model[r], kv)
+    replace(world, tables, i, r)
     queue(world, r, i, False)
     return FINE
 
@@ -228,7 +226,7 @@ def act(world: SharingWorld, tables: SharingTables, action: int) -> int:
             reason = NO_ROOM
         if can_take(world, tables, action, r):
             reason = _to_instance(world, tables, r, action)
-        elif replacing_pool(world, tables, action, r) > 0:
+        elif replaced(world, tables, action, r) > 0:
             reason = _replace(world, tables, r, action)
     elif action < num_slots + len(world.nodes):
         n = action - num_slots

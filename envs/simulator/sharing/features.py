@@ -26,7 +26,7 @@ from envs.simulator.sharing.manager import (
     can_start,
     can_take,
     mean_output,
-    replacing_pool,
+    replaced,
     required,
     unfinished_tokens,
 )
@@ -58,7 +58,7 @@ PLACE_FEATURES = (
     "node_free",  # memory that is not held, ratio
     "node_busy_s",  # until the iteration under way ends
     "node_used",  # whether the node has an instance
-    "replaces",  # whether the action is to unload an idle instance of another model for the request
+    "replaces",  # idle instances of other models that the action unloads for the request
     "asked_s",  # since the last request of its model; of the request's model for new ones, as what follows
     "known_s",  # since the first request of its model
     "gap_30s",  # mean time between requests of its model, as the last 30 s say
@@ -259,10 +259,10 @@ def _write_instance(
         row[_OWN_PREFILL] = _log(_seconds(tables.prefill_ps[kind, size, tokens]), scales[_LATENCY_S])
         decode = _decode_s(world, tables, i, 1, tokens)
         demand += tokens + mean_output(world, tables, instance.model)
-    elif clock.event == PLACEMENT and replacing_pool(world, tables, i, r) > 0:
+    elif clock.event == PLACEMENT and replaced(world, tables, i, r) > 0:
         model = tables.model[r]
         tokens = tables.input_tokens[r] + world.requests[r].generated
-        row[_CAN_TAKE] = row[_REPLACES] = 1.0
+        row[_CAN_TAKE], row[_REPLACES] = 1.0, replaced(world, tables, i, r)
         load = tables.load_ps[kind, tables.size[model]] + tables.parameters[0].unload_ps
         row[_READY] = _log(_seconds(load), scales[_LATENCY_S])
         own = _seconds(tables.prefill_ps[kind, tables.size[model], tokens])

@@ -10,7 +10,7 @@ from __future__ import annotations
 from envs.simulator.kernel.compiled import compiled
 from envs.simulator.sharing.arrays import LOADING, NEVER, RESIZING, SERVING, SharingTables, SharingWorld
 from envs.simulator.sharing.iterations import is_stuck, missing_blocks, prefill_tokens
-from envs.simulator.sharing.memory import begin_resize, empty_slot, node_of
+from envs.simulator.sharing.memory import begin_replacement, begin_resize, empty_slot, node_of, vacate
 from envs.simulator.sharing.requests import evict, hold
 
 
@@ -59,14 +59,77 @@ def new_pool(world: SharingWorld, tables: SharingTables, n: int, model: int, r: 
 
 
 @compiled
-def replacing_pool(world: SharingWorld, tables: SharingTables, i: int, r: int) -> int:
-    """KV pool of a new instance for one request in the place of an idle one, bytes; -1: that cannot be."""
-    instance, n = world.instances[i], node_of(tables, i)
-    idle = instance.status == SERVING and instance.idle_ps < NEVER and world.nodes[n].at_work != i
-    if not tables.parameters[0].replace_idle or not idle or instance.model == tables.model[r]:
-        return -1
-    room = world.nodes[n].memory - world.nodes[n].held + instance.held
-    return _pool_within(world, tables, room, tables.model[r], r)
+def is_idle(world: SharingWorld, tables: SharingTables, i: int) -> bool:
+    """Whether an instance serves and has nothing to do."""
+    instance = world.instances[i]
+    return (
+        instance.status == SERVING
+        and instance.idle_ps < NEVER
+        and world.nodes[node_of(tables, i)].at_work != i
+    )
+
+
+@compiled
+def _idle_next(
+    world: SharingWorld, tables: SharingTables, i: int, model: int, after_ps: int, after: int
+) -> int:
+    """Another idle instance of i's node, of another model, that has been idle the longest; -1: there is none.
+
+    Args:
+        world: The world.
+        tables: What things take.
+        i: The instance.
+        model: The other model.
+        after_ps: Only such count as have been idle since later than this, or as long and have a later slot.
+        after: That slot.
+    """
+    width, found = tables.parameters[0].slots_per_node, -1
+    for j in range(i // width * width, (i // width + 1) * width):
+        if j == i or world.instances[j].model == model or not is_idle(world, tables, j):
+            continue
+        since_ps = world.instances[j].idle_ps
+        later = since_ps > after_ps or (since_ps == after_ps and j > after)
+        if later and (found < 0 or since_ps < world.instances[found].idle_ps):
+            found = j
+    return found
+
+
+@compiled
+def replaced(world: SharingWorld, tables: SharingTables, i: int, r: int) -> int:
+    """How many idle instances a new one for a request takes the place of, an idle one among them; 0: that cannot be.
+
+    Where what that one holds is not enough, others of its node go as well, those that have been idle the longest first.
+    """
+    model, node = tables.model[r], world.nodes[node_of(tables, i)]
+    if not tables.parameters[0].replace_idle or not is_idle(world, tables, i):
+        return 0
+    if world.instances[i].model == model:
+        return 0
+    room, number, last_ps, last = node.memory - node.held + world.instances[i].held, 1, -1, -1
+    while _pool_within(world, tables, room, model, r) < 0:
+        last = _idle_next(world, tables, i, model, last_ps, last)
+        if last < 0:
+            return 0
+        room, number, last_ps = (
+            room + world.instances[last].held,
+            number + 1,
+            world.instances[last].idle_ps,
+        )
+    return number
+
+
+@compiled
+def replace(world: SharingWorld, tables: SharingTables, i: int, r: int) -> None:
+    """Loads a new instance for a request in the slot of an idle one, which is unloaded; see `replaced`."""
+    model, n = tables.model[r], node_of(tables, i)
+    others = replaced(world, tables, i, r) - 1
+    freed = 0
+    for _ in range(others):
+        j = _idle_next(world, tables, i, model, -1, -1)
+        freed += world.instances[j].held
+        vacate(world, tables, j)
+    room = world.nodes[n].memory - world.nodes[n].held + world.instances[i].held
+    begin_replacement(world, tables, i, model, _pool_within(world, tables, room, model, r), freed)
 
 
 @compiled
@@ -161,7 +224,7 @@ def can_start(world: SharingWorld, tables: SharingTables, n: int, r: int) -> boo
 def has_place(world: SharingWorld, tables: SharingTables, r: int) -> bool:
     """Whether some instance may be given a request, or some node a new one for it."""
     for i in range(len(world.instances)):
-        if can_take(world, tables, i, r) or replacing_pool(world, tables, i, r) > 0:
+        if can_take(world, tables, i, r) or replaced(world, tables, i, r) > 0:
             return True
     found = False
     for n in range(len(world.nodes)):

@@ -73,7 +73,7 @@ def _end_iteration(world: SharingWorld, n: int) -> None:
 
 
 @compiled
-def _vacate(world: SharingWorld, tables: SharingTables, i: int) -> None:
+def vacate(world: SharingWorld, tables: SharingTables, i: int) -> None:
     """Empties a slot without requests."""
     instance, node, now = world.instances[i], world.nodes[node_of(tables, i)], world.clock[0].now_ps
     _hold_memory(world, tables, i, 0)
@@ -113,7 +113,7 @@ def _run_out_of_memory(world: SharingWorld, tables: SharingTables, i: int) -> No
         r = instance.waiting_head
         take_out(world, tables, r)
         lose(world, tables, r)
-    _vacate(world, tables, i)
+    vacate(world, tables, i)
 
 
 @compiled
@@ -140,14 +140,24 @@ def begin_load(world: SharingWorld, tables: SharingTables, i: int, model: int, k
 
 
 @compiled
-def begin_replacement(world: SharingWorld, tables: SharingTables, i: int, model: int, kv: int) -> None:
+def begin_replacement(
+    world: SharingWorld, tables: SharingTables, i: int, model: int, kv: int, freed: int
+) -> None:
     """Unloads an idle instance and then loads one of another model in its slot, for which there must be room.
 
-    It holds the larger of what both take until it is done.
+    It holds the larger of what it and those that go for it take until it is done.
+
+    Args:
+        world: The world.
+        tables: What things take.
+        i: The slot.
+        model: What is loaded.
+        kv: Bytes of its KV pool.
+        freed: Bytes of other instances that have just been vacated for it.
     """
     instance, parameters = world.instances[i], tables.parameters[0]
-    held = instance.held
-    _vacate(world, tables, i)
+    held = instance.held + freed
+    vacate(world, tables, i)
     begin_load(world, tables, i, model, kv)
     instance.due_ps += parameters.unload_ps
     _hold_memory(world, tables, i, max(held, instance.held))
@@ -190,7 +200,7 @@ def end_operation(world: SharingWorld, tables: SharingTables, i: int) -> None:
     instance.operated = 1
     instance.due_ps = NEVER
     if instance.status == UNLOADING:
-        _vacate(world, tables, i)
+        vacate(world, tables, i)
         return
     instance.kv, instance.status = instance.target, SERVING
     instance.shortage_ps = 0
