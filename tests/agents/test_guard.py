@@ -57,7 +57,8 @@ def example() -> dict[str, np.ndarray]:
     | 1, fast | 0.5 s | 0.1 s | 0.02 s | 0.62 s |
     | 2, fast, half of it cached | 0.2 s | 0.05 s | 0.02 s | 0.27 s |
 
-    and the slow one prefills 5000 tokens a second, the fast ones 10,000: at their mean speed 500 tokens take 0.06 s.
+    and the slow one prefills 5000 tokens a second, the fast ones 10,000: at the mean of these, each counted as often as
+    it is fast, 225 / 25 = 9 thousand, 500 tokens take 1/18 s.
     """
     places = np.zeros((1, 3, len(PLACE_FEATURES)), np.float32)
     rows = ((0.0, 0.2, 0.0), (0.5, 0.1, 0.0), (0.2, 0.05, 0.5))
@@ -81,14 +82,19 @@ def example() -> dict[str, np.ndarray]:
         (1.2, 0.0, (1, 1, 1), (1, 0, 0)),  # 0.264 s
         (1.25, 0.0, (1, 1, 1), (1, 0, 1)),  # 0.275 s
         (2.9, 0.0, (1, 1, 1), (1, 1, 1)),  # 0.638 s
-        (1.0, 4.4, (1, 1, 1), (1, 0, 0)),  # 4.4 x 0.06 s = 0.264 s
-        (1.0, 4.6, (1, 1, 1), (1, 0, 1)),  # 0.276 s
-        (1.0, 10.2, (1, 1, 1), (1, 0, 1)),  # 0.612 s
-        (1.0, 10.5, (1, 1, 1), (1, 1, 1)),  # 0.63 s
+        (1.0, 4.8, (1, 1, 1), (1, 0, 0)),  # 4.8 / 18 s = 0.267 s
+        (1.0, 4.9, (1, 1, 1), (1, 0, 1)),  # 0.272 s
+        (1.0, 11.1, (1, 1, 1), (1, 0, 1)),  # 0.617 s
+        (1.0, 11.2, (1, 1, 1), (1, 1, 1)),  # 0.622 s
         (1.0, 0.0, (0, 1, 1), (0, 0, 1)),  # the least of those that can
         (1.0, 0.0, (0, 1, 0), (0, 1, 0)),
-        (1.0, 9.2, (1, 1, 0), (1, 0, 0)),  # 0.613 s: of the two that can the mean speed is 7500 tokens/s
-        (1.0, 9.4, (1, 1, 0), (1, 1, 0)),  # 0.627 s
+        (
+            1.0,
+            10.3,
+            (1, 1, 0),
+            (1, 0, 0),
+        ),  # 0.618 s: of the two that can it is 125 / 15 thousand tokens/s, so 0.06 s
+        (1.0, 10.4, (1, 1, 0), (1, 1, 0)),  # 0.624 s
         (1.0, 13.0, (0, 0, 0), (0, 0, 0)),
     ],
 )

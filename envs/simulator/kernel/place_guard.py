@@ -58,19 +58,20 @@ def narrow(
         cluster: (features,).
         mask: (at least R,), the places that can take the request; changed.
     """
-    least_s, speed, able = np.inf, 0.0, 0
+    least_s, speeds, squares = np.inf, 0.0, 0.0
     prompt = _value(request[_INPUT], guard[_PROMPT_TOKENS])
     for e in range(len(places)):
         if mask[e]:
             least_s = min(least_s, _first_token_s(guard, places[e]))
             own_s = _value(places[e, _OWN_PREFILL], guard[_PREFILL_S])
             if own_s > 0.0:
-                speed += prompt * (1.0 - places[e, _PREFIX_HIT]) / own_s
-                able += 1
+                speed = prompt * (1.0 - places[e, _PREFIX_HIT]) / own_s
+                speeds += speed
+                squares += speed * speed
     requests = _value(cluster[_REQUESTS], guard[_REQUEST_RATE])
     latest_s = guard[_LEAST] * least_s
-    if requests > 0.0 and speed > 0.0:
-        usual_s = _value(cluster[_PROMPTS], guard[_TOKEN_RATE]) / requests * able / speed
+    if requests > 0.0 and speeds > 0.0:
+        usual_s = _value(cluster[_PROMPTS], guard[_TOKEN_RATE]) / requests * speeds / squares
         latest_s = max(latest_s, guard[_USUAL] * usual_s)
     for e in range(len(places)):
         if mask[e] and _first_token_s(guard, places[e]) > latest_s:
