@@ -96,6 +96,15 @@ class Adapter:
             )
         return int(action) if mask[action] else int(mask.argmax())
 
+    def is_obvious(self, observation: Observation, answers: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """(N,), answers that are a matter of course, of which an imitator need not see all.
+
+        Args:
+            observation: N first.
+            answers: (N,) or (N, levers), actions.
+        """
+        return np.zeros(len(answers), bool)
+
     def candidates(self, observation: Observation, state: Any, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Numbers of the possible actions that are worth comparing."""
         return np.flatnonzero(mask)

@@ -431,6 +431,7 @@ class ImitationConfig(AgentConfig):
         epochs: Passes over all data after each iteration.
         batch_size: Decisions in a gradient step.
         most_decisions: Decisions kept; older ones are dropped at random.
+        obvious_share: Share of the answers that are a matter of course (`Adapter.is_obvious`) which is kept.
         network: The network.
     """
 
@@ -442,12 +443,15 @@ class ImitationConfig(AgentConfig):
     epochs: int = 20
     batch_size: int = 256
     most_decisions: int = 200_000
+    obvious_share: float = 1.0
     network: NetworkConfig = field(default_factory=NetworkConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("iterations", "epochs", "batch_size", "most_decisions"):
             _check(f"agent.{name}", getattr(self, name), getattr(self, name) >= 1, "at least 1")
+        share = self.obvious_share
+        _check("agent.obvious_share", share, 0.0 <= share <= 1.0, "in [0, 1]")
         if self.name == "bc":
             _check("agent.iterations", self.iterations, self.iterations == 1, "1 for agent=bc")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from agents.adapter import adapter_of
 from agents.config import ImitationConfig
 from agents.learner import Budget, Task, build_agent_config
 from agents.network_policy import NetworkPolicy, scores_of
-from agents.networks import IMPOSSIBLE
+from agents.networks import IMPOSSIBLE, RowNetwork
 from agents.spaces import entries, read_spaces
 from agents.teacher import Teacher
 from baselines.policy import Policy
@@ -38,7 +38,8 @@ class ImitationLearner:
         task: What is to be learned.
 
     Raises:
-        ValueError: no teacher is named, or what it says has no number.
+        ValueError: no teacher is named, what it says has no number, or the places that are trained on do not show as
+            much.
     """
 
     def __init__(self, config: ImitationConfig, task: Task) -> None:
@@ -47,16 +48,20 @@ class ImitationLearner:
         self.rng = np.random.default_rng([task.seed, _STREAM])
         self.generator = torch.Generator().manual_seed(task.seed)
         torch.manual_seed(task.seed)
-        self.teacher = Teacher(config.teacher, "teacher", task, self.adapter, task.training_arguments)
-        self.env = self.teacher.env
-        observation, action = self.env.single_observation_space, self.env.single_action_space
+        self.teachers = [
+            Teacher(config.teacher, "teacher", task, self.adapter, arguments) for arguments in task.places
+        ]
+        observation, action = _spaces_of(self.teachers)
         assert isinstance(observation, spaces.Dict)
         assert isinstance(action, spaces.Discrete | spaces.MultiDiscrete)
         self.observation, self.action = observation, action
         self.network = self._new_network()
         self.iteration = 0
         self.gathered: dict[str, list[NDArray[Any]]] = {}
-        self._seen: dict[str, NDArray[np.float32]] | None = None
+        self._seen: list[tuple[dict[str, NDArray[np.float32]], NDArray[np.bool_]] | None] = [None] * len(
+            self.teachers
+        )
+        self._turn = 0
 
     def _new_network(self) -> nn.Module:
         network = self.adapter.network(self.observation, self.action, self.config.network)
@@ -85,19 +90,24 @@ class ImitationLearner:
         return sum(len(answers) for answers in self.gathered.get(_ANSWERS, []))
 
     def _play(self, player: NetworkPolicy | None) -> None:
-        """A decision in every episode, the teacher's or the network's, and what the teacher would have done."""
-        if self._seen is None:
+        """A decision in every episode of one place, the teacher's or the network's, and what the teacher would do."""
+        self._turn = (self._turn + 1) % len(self.teachers)
+        teacher, begun = self.teachers[self._turn], self._seen[self._turn]
+        if begun is None:
             seeds: Any = self.rng.integers(MAX_SEED, size=self.task.num_envs).tolist()
-            self._seen, info = self.env.reset(seed=seeds)
-            self._masks = info["action_mask"]
-            self.teacher.begin(np.arange(self.task.num_envs))
-        answers = self.teacher.actions(self._seen, self._masks)
-        for name, part in {**self._seen, _MASKS: self._masks, _ANSWERS: answers}.items():
-            self.gathered.setdefault(name, []).append(np.array(part))
-        actions = answers if player is None else player.act_batch(self._seen, self._masks)
-        self._seen, _, terminated, truncated, info = self.env.step(actions)
-        self._masks = info["action_mask"]
-        self.teacher.begin(np.flatnonzero(terminated | truncated))
+            seen, info = teacher.env.reset(seed=seeds)
+            teacher.begin(np.arange(self.task.num_envs))
+            begun = seen, info["action_mask"]
+        seen, masks = begun
+        answers = teacher.actions(seen, masks)
+        obvious = self.adapter.is_obvious(seen, answers)
+        kept = ~obvious | (self.rng.random(len(answers)) < self.config.obvious_share)
+        for name, part in {**seen, _MASKS: masks, _ANSWERS: answers}.items():
+            self.gathered.setdefault(name, []).append(np.array(part[kept]))
+        actions = answers if player is None else player.act_batch(seen, masks)
+        seen, _, terminated, truncated, info = teacher.env.step(actions)
+        self._seen[self._turn] = seen, info["action_mask"]
+        teacher.begin(np.flatnonzero(terminated | truncated))
 
     def _train(self) -> dict[str, float]:
         """Fits the network to all answers by cross-entropy over the possible actions."""
@@ -108,6 +118,8 @@ class ImitationLearner:
         self.gathered = {name: [part] for name, part in data.items()}
         tensors = {name: torch.from_numpy(part) for name, part in data.items()}
         answers, masks = tensors.pop(_ANSWERS), tensors.pop(_MASKS)
+        if isinstance(self.network, RowNetwork):
+            self.network.know(tensors)
         config, sizes = self.config, entries(self.action)
         optimizer = torch.optim.Adam(self.network.parameters(), config.learning_rate)
         schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, config.epochs)
@@ -162,6 +174,20 @@ class ImitationLearner:
         self.generator.set_state(torch.tensor(state["torch"], dtype=torch.uint8))
         with np.load(folder / DATA) as data:
             self.gathered = {name: [data[name]] for name in data.files}
+
+
+def _spaces_of(teachers: Sequence[Teacher]) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
+    """What the environments of all teachers show and take.
+
+    Raises:
+        ValueError: it is not the same.
+    """
+    found = [(teacher.env.single_observation_space, teacher.env.single_action_space) for teacher in teachers]
+    if any(each != found[0] for each in found):
+        raise ValueError(
+            "also_clusters and also_workloads must show as much as the setting itself, as many places"
+        )
+    return found[0]
 
 
 def load(folder: Path, config: Mapping[str, Any], name: str) -> Policy:

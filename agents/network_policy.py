@@ -104,10 +104,19 @@ def scores_of(network: DecisionNetwork) -> Scores:
     if isinstance(network, RowNetwork) and not network.context.sets and network.outputs * network.levers == 1:
         scorer, part, vectors = network.network.export(), network.part, network.context.vectors
         holds = network.holds
+        limits = {
+            name: tuple(limit.numpy().copy() for limit in own)
+            for name in (part, *vectors)
+            if (own := network.limits(name)) is not None
+        }
 
         def exported(observation: Observation) -> NDArray[np.float32]:
-            context = np.concatenate([observation[name] for name in vectors], axis=1)
-            return scorer.scores(context, observation[part], holds)
+            known = {
+                name: np.clip(observation[name], *limits[name]) if limits else observation[name]
+                for name in (part, *vectors)
+            }
+            context = np.concatenate([known[name] for name in vectors], axis=1)
+            return scorer.scores(context, known[part], holds)
 
         return exported
     frozen = copy.deepcopy(network).eval()

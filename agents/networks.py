@@ -8,6 +8,7 @@ distributional one quantiles. `RowNetwork` is for environments in which actions 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from gymnasium import spaces
@@ -21,6 +22,7 @@ Rows = tuple[torch.Tensor, ...]  # batch first
 MASK, BASELINE = "action_mask", "baseline"  # parts that learners add to an observation
 IMPOSSIBLE = -1e9  # logit
 HOLD_BIAS = -4.0  # an untrained actor seldom takes an action that is no row
+_LOW, _HIGH = "low_", "high_"  # before the name of a part: least and largest values of its features
 _LOGIT_GAIN = 0.01  # of an actor's last layers, as Stable-Baselines3 has it
 
 
@@ -199,9 +201,46 @@ class RowNetwork(DecisionNetwork):
         )
         self.pooled_size = self.network.pooled_size
 
+    def know(self, observation: Observation) -> None:
+        """From now on, features count as no less and no more than they are in these observations.
+
+        What never differed has taught the network nothing: its weights there are those that it began with. What lies
+        beyond has not been seen.
+
+        Args:
+            observation: (N, ...) each.
+        """
+        for name, part in observation.items():
+            flat = part.reshape(-1, part.shape[-1])
+            self.register_buffer(_LOW + name, flat.amin(dim=0))
+            self.register_buffer(_HIGH + name, flat.amax(dim=0))
+
+    def limits(self, name: str) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Least and largest values of the features of a part; None: there are no limits.
+
+        Args:
+            name: Of the part.
+        """
+        limits = (self._buffers.get(_LOW + name), self._buffers.get(_HIGH + name))
+        return None if limits[0] is None or limits[1] is None else (limits[0], limits[1])
+
+    def _within(self, observation: Observation) -> Observation:
+        limits = {name: self.limits(name) for name in observation}
+        return {
+            name: part if (own := limits[name]) is None else part.clamp(*own)
+            for name, part in observation.items()
+        }
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Limits are there where the weights have some."""
+        for key in [key for key in state_dict if key.startswith((prefix + _LOW, prefix + _HIGH))]:
+            self.register_buffer(key.removeprefix(prefix), torch.zeros_like(state_dict[key]))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
     def encode(self, observation: Observation) -> tuple[Rows, torch.Tensor]:
         """What is made of each row, and of all."""
-        seen, pooled = self.network.encode(self.context(observation), observation[self.part])
+        known = self._within(observation)
+        seen, pooled = self.network.encode(self.context(known), known[self.part])
         return (seen,), pooled
 
     def scores(self, rows: Rows, pooled: torch.Tensor) -> torch.Tensor:

@@ -25,7 +25,7 @@ from typing import Any
 from agents.checkpoint import load_policy, plain
 from agents.learner import Task, make_learner
 from envs.routing.config import RoutingConfig
-from envs.workload.registry import for_larger
+from envs.workload.registry import WorkloadSpec, for_larger
 from runners.cli import command, use_one_thread
 from runners.comparison import Kinds, compare_results
 from runners.environments import env_arguments, make_configured_env
@@ -52,7 +52,10 @@ def main(config: TrainConfig, out: Path) -> None:
         config = resumed(config)
     baselines = {name: load_named_policy(name) for name in config.compared}
     agent = config.agent_config
-    also = tuple(_elsewhere(config, each) for each in config.also_clusters)
+    also = (
+        *(_elsewhere(config, each) for each in config.also_clusters),
+        *(_with_workload(config, each) for each in config.also_workloads),
+    )
     make_configured_env(config)  # says what is wrong with it before anything takes time
     limit = "" if config.minutes is None else f", at most {config.minutes:g} minutes"
     _say(
@@ -88,11 +91,18 @@ def main(config: TrainConfig, out: Path) -> None:
 
 
 def _elsewhere(config: TrainConfig, cluster: str) -> dict[str, Any]:
-    """Arguments of the same environment on another fleet, where as many more requests come as it has places."""
+    """Arguments of the same environment on another cluster; to a fleet as many more requests come as it has places."""
+    if config.env["name"] != "routing":
+        return env_arguments(replace(config, cluster=composed_file("cluster", cluster)))
     here = RoutingConfig(**env_arguments(config)).cluster.num_places
     arguments = env_arguments(replace(config, cluster=composed_file("cluster", cluster)))
     factor = RoutingConfig(**arguments).cluster.num_places / here
     return {**arguments, "workload": for_larger(config.workload, factor)}
+
+
+def _with_workload(config: TrainConfig, workload: str) -> dict[str, Any]:
+    """Arguments of the same environment where other requests come."""
+    return env_arguments(replace(config, workload=WorkloadSpec(**composed_file("workload", workload))))
 
 
 def _compare(config: TrainConfig, policies: dict[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from runners.typed import build, schema_of
 
 DEFAULT_MINUTES = 5.0
 LAST = "last"
+IMITATORS = ("bc", "dagger")
 
 # What may be another when a training is resumed.
 _FREE = (
@@ -51,7 +52,8 @@ class TrainConfig(RunConfig):
         num_envs: episodes side by side.
         also_clusters: files in configs/cluster; as many training episodes are played on each of these fleets as on
             `cluster`, where validation episodes are. As many more requests come as a fleet has more places than that.
-            agent=api in env=routing alone.
+            agent=api in env=routing, and agent=bc and dagger.
+        also_workloads: files in configs/workload, likewise beside `workload`; agent=bc and dagger alone.
         validations: times that the policy is tried on validation episodes.
         validation_seeds: episodes each time.
         save_every_s: time between saves from which training can go on, seconds.
@@ -67,6 +69,7 @@ class TrainConfig(RunConfig):
     max_minutes: float | None = None
     num_envs: int = 32
     also_clusters: tuple[str, ...] = ()
+    also_workloads: tuple[str, ...] = ()
     validations: int = 10
     validation_seeds: int = 6
     save_every_s: float = 20.0
@@ -90,8 +93,14 @@ class TrainConfig(RunConfig):
         for name in ("num_envs", "validations", "validation_seeds"):
             check_least(name, getattr(self, name), 1)
         check_least("seed", self.seed, 0)
-        if self.also_clusters and (self.agent["name"], self.env["name"]) != ("api", "routing"):
-            raise ValueError("also_clusters is for agent=api in env=routing alone; leave it empty")
+        imitates = self.agent["name"] in IMITATORS
+        routes = (self.agent["name"], self.env["name"]) == ("api", "routing")
+        if self.also_clusters and not (imitates or routes):
+            raise ValueError(
+                "also_clusters is for agent=api in env=routing and for agent=bc and dagger alone; leave it empty"
+            )
+        if self.also_workloads and not imitates:
+            raise ValueError("also_workloads is for agent=bc and dagger alone; leave it empty")
         if self.total_steps is not None:
             check_least("total_steps", self.total_steps, 1)
         for name in ("max_minutes", "save_every_s"):

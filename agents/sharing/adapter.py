@@ -23,7 +23,7 @@ from envs.sharing.state import SharingState
 from envs.simulator.sharing.features import PLACE_FEATURES
 from envs.workload.registry import WorkloadSource
 
-_CAN_TAKE = 0  # column of the places
+_CAN_TAKE, _REPLACES = 0, PLACE_FEATURES.index("replaces")  # columns of the places
 
 
 class SharingAdapter(PlaceAdapter):
@@ -44,6 +44,12 @@ class SharingAdapter(PlaceAdapter):
     def mask(self, observation: Observation, state: SharingState, spec: PolicySpec) -> NDArray[np.bool_]:
         """The places that can take the request, and to hold it."""
         return np.append(observation["places"][:, _CAN_TAKE] > 0, True)
+
+    def is_obvious(self, observation: Observation, answers: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Those for which no idle instance goes."""
+        replaces = observation["places"][:, :, _REPLACES] > 0
+        nobody = np.zeros((len(answers), 1), bool)
+        return ~np.concatenate([replaces, nobody], axis=1)[np.arange(len(answers)), answers]
 
     def check_setting(
         self, name: str, observation: spaces.Dict, action: ActionSpace, spec: PolicySpec

@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
 from agents.config import NetworkConfig, PPOConfig
 from agents.dp_tp.adapter import DPTPAdapter
 from agents.dp_tp.layout_network import layout_ranks
 from agents.factory import make_policy_network
-from agents.networks import Pooling
+from agents.network_policy import scores_of
+from agents.networks import Pooling, RowNetwork
 from envs.backend import ClusterSpec
 from envs.layout import all_layouts
 from envs.registration import make_env
@@ -67,3 +69,40 @@ def test_ranks_of_layouts():
     ranks = layout_ranks(8)
     assert ranks.shape == (26, 8)
     assert len({tuple(row) for row in ranks}) == 26
+
+
+def small_rows(seed: int) -> RowNetwork:
+    torch.manual_seed(seed)
+    shown = spaces.Dict({"rows": spaces.Box(0.0, 9.0, (3, 4)), "all": spaces.Box(0.0, 9.0, (2,))})
+    return RowNetwork(shown, 4, "rows", 0, NetworkConfig(row_width=8, hidden_widths=(8,)))
+
+
+def test_what_lies_beyond_what_was_seen_counts_as_its_border() -> None:
+    network = small_rows(0)
+    known = {"rows": 1.0 + torch.rand(5, 3, 4), "all": 1.0 + torch.rand(5, 2)}
+    known["rows"][:, :, 2] = 1.5  # never differs
+    before = network(known)
+    network.know(known)
+    torch.testing.assert_close(network(known), before)
+    beyond = {name: part.clone() for name, part in known.items()}
+    beyond["rows"][:, :, 2] = torch.tensor([0.0, 5.0, 9.0])
+    torch.testing.assert_close(network(beyond), before)
+    beyond["rows"][:, 0, 1], beyond["all"][:, 1] = 9.0, 0.0
+    border = {name: part.clone() for name, part in known.items()}
+    border["rows"][:, 0, 1] = known["rows"][:, :, 1].max()
+    border["all"][:, 1] = known["all"][:, 1].min()
+    torch.testing.assert_close(network(beyond), network(border))
+    again = small_rows(1)
+    again.load_state_dict(network.state_dict())
+    torch.testing.assert_close(again(beyond), network(beyond))
+    in_numpy = scores_of(again)({name: part.numpy() for name, part in beyond.items()})
+    np.testing.assert_allclose(in_numpy, network(beyond).detach().numpy()[:, :, 0], rtol=1e-5, atol=1e-6)
+    without = small_rows(1)
+    without.load_state_dict(
+        {
+            key: value
+            for key, value in network.state_dict().items()
+            if "_rows" not in key and "_all" not in key
+        }
+    )
+    assert not torch.allclose(without(beyond), network(beyond))

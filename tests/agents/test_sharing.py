@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -10,11 +13,13 @@ from agents.api.counterfactuals import Batch
 from agents.api.learner import APILearner
 from agents.checkpoint import load_policy, replacing, write_description
 from agents.config import DAggerConfig, DQNConfig, NetworkConfig, PPOConfig
+from agents.imitation import ImitationLearner
 from agents.learner import Budget, Task, make_learner
 from agents.sharing.adapter import SharingAdapter
 from baselines.common.place_score import PlaceScoreConfig, PlaceScorePolicy
 from envs.registration import make_env, make_vector_env
 from envs.sharing.spec import SharingSpec
+from envs.simulator.sharing.build import ManagerSpec
 from envs.simulator.sharing.features import PLACE_FEATURES
 from envs.workload.registry import WorkloadSpec
 from runners.rollout import episode_returns, run_episode
@@ -57,6 +62,51 @@ def test_round_trip_and_another_cluster(name, tmp_path):
     assert together[0] == pytest.approx(ours.metrics["return"], rel=1e-6)
     wider = SharingSpec(nodes=(SMALL.nodes[0], GPU), slots_per_node=6)
     assert run_episode(make_env("sharing", **LIGHT | {"cluster": wider}), policy, 3).decisions
+
+
+WARM = {
+    **LIGHT,
+    "cluster": replace(
+        SMALL, nodes=(replace(GPU, memory_gb=24.0),), keep_alive_s=600.0, load_bytes_per_s=3.31e9
+    ),
+    "manager": ManagerSpec(replace_idle=True),
+}
+
+
+def imitator(obvious_share: float, also: tuple[dict[str, Any], ...] = ()) -> ImitationLearner:
+    config = replace(CONFIGS["dagger"], obvious_share=obvious_share)
+    return ImitationLearner(config, Task("sharing", WARM, num_envs=2, also=also))
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_an_imitator_need_not_see_what_is_a_matter_of_course(share):
+    learner = imitator(share)
+    budget = Budget(120)
+    while budget.progress < 0.9:
+        learner.improve(budget)
+    places, answers = (np.concatenate(learner.gathered[name]) for name in ("places", "answer"))
+    replaces = np.append(places[:, :, PLACE_FEATURES.index("replaces")], np.zeros((len(places), 1)), axis=1)
+    goes = replaces[np.arange(len(answers)), answers] > 0
+    assert goes.any()
+    assert goes.all() == (share == 0.0)
+    assert (len(goes) == budget.steps) == (share == 1.0)
+
+
+def test_an_imitator_plays_everywhere_in_turn():
+    slow = {**WARM, "cluster": replace(WARM["cluster"], load_bytes_per_s=1e9)}
+    learner = imitator(1.0, (slow,))
+    for _ in range(2 * 6):
+        learner._play(None)
+    ready = np.stack(learner.gathered["places"])[:, :, -1, PLACE_FEATURES.index("ready_s")]
+    assert (
+        len(
+            {round(float(value), 3) for value in ready[::2].ravel()}
+            & {round(float(value), 3) for value in ready[1::2].ravel()} - {0.0}
+        )
+        == 0
+    ), "loads take longer in every second one"
+    with pytest.raises(ValueError, match="must show as much as the setting itself, as many places"):
+        imitator(1.0, ({**WARM, "cluster": SMALL},))
 
 
 def test_a_rollout_of_the_present_choice_is_what_then_happens():

@@ -272,13 +272,29 @@ def test_mistakes_get_one_sentence(words, expected, tmp_path, capsys):
     [
         (
             ["agent=api", "also_clusters=[fleet_h100_x4]"],
-            "also_clusters is for agent=api in env=routing alone",
+            "also_clusters is for agent=api in env=routing and for agent=bc and dagger alone",
         ),
+        (
+            ["env=routing", "agent=api", "also_workloads=[azure_conv]"],
+            "also_workloads is for agent=bc and dagger alone",
+        ),
+        (["env=sharing", "agent=dagger", "also_workloads=[functions_2091]"], "did you mean 'functions_2019'"),
         (["env=routing", "agent=api", "also_clusters=[fleet_h100_x5]"], "did you mean 'fleet_h100_x4'"),
     ],
 )
 def test_other_clusters_to_train_on_are_fleets_of_a_router(words, said, capsys):
     assert said in failure(words, capsys)
+
+
+def test_an_imitator_is_trained_on_other_nodes_and_requests_as_they_are() -> None:
+    words = ["also_clusters=[nodes_warm_slow]", "also_workloads=[functions_mostly_large]"]
+    config = composed("train", TrainConfig, ["experiment=sharing_warm", "agent=dagger", *words])
+    slower = train._elsewhere(config, config.also_clusters[0])
+    assert slower["workload"] == config.workload
+    assert slower["cluster"].load_bytes_per_s < config.cluster["load_bytes_per_s"]
+    larger = train._with_workload(config, config.also_workloads[0])
+    assert larger["workload"].params["ratio"] == [1, 1, 4]
+    assert larger["cluster"].load_bytes_per_s == config.cluster["load_bytes_per_s"]
 
 
 def test_more_requests_come_to_a_larger_fleet() -> None:
