@@ -23,8 +23,8 @@ class GuardConfig:
     At each place that can take the request the first token is expected after the prompts that wait there, its own
     without what is cached, and an iteration of the engine. The network chooses among the places where that is at most
     the larger of `times_least` times the least of these times, and `times_usual` times what the mean prompt of the last
-    minute takes to prefill at the mean speed of these places, each counted as often as it is fast: so it is of tokens,
-    most of which go to fast engines.
+    minute takes to prefill at the mean speed of these places, each counted as often as it is fast: tokens, not engines,
+    are what is counted, and most go to fast ones.
 
     So whatever the network has learned, a first token is expected late only where it would be late everywhere. The
     place of the least time always passes, and nothing is held that some place can take. No latency is promised: prompts
