@@ -82,6 +82,11 @@ class ImitationLearner:
             return figures
         if not self._number:
             self._play(player)
+        if not self._number:
+            raise ValueError(
+                f"agent.obvious_share={self.config.obvious_share} left no answer to learn from in "
+                f"{budget.steps} decisions; raise it, or total_steps"
+            )
         self.iteration += 1
         return figures | self._train()
 

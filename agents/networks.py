@@ -212,8 +212,11 @@ class RowNetwork(DecisionNetwork):
         """
         for name, part in observation.items():
             flat = part.reshape(-1, part.shape[-1])
-            self.register_buffer(_LOW + name, flat.amin(dim=0))
-            self.register_buffer(_HIGH + name, flat.amax(dim=0))
+            low, high = flat.amin(dim=0), flat.amax(dim=0)
+            if name == self.part:  # whether a row counts is no matter of degree
+                low[self.network.present], high[self.network.present] = -torch.inf, torch.inf
+            self.register_buffer(_LOW + name, low)
+            self.register_buffer(_HIGH + name, high)
 
     def limits(self, name: str) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Least and largest values of the features of a part; None: there are no limits.

@@ -83,6 +83,15 @@ def test_what_lies_beyond_what_was_seen_counts_as_its_border() -> None:
     known["rows"][:, :, 2] = 1.5  # never differs
     before = network(known)
     network.know(known)
+    absent = {**known, "rows": known["rows"] * torch.tensor([1.0, 0.0, 1.0])[None, :, None]}
+    lacking = {**known, "rows": known["rows"].clone()}
+    lacking["rows"][:, 1] = torch.cat(
+        [torch.zeros(5, 1), known["rows"].amin(dim=(0, 1))[1:].expand(5, 3)], dim=1
+    )
+    torch.testing.assert_close(network(absent)[:, [0, 2]], network(lacking)[:, [0, 2]])
+    assert not torch.allclose(network(absent)[:, [0, 2]], before[:, [0, 2]]), (
+        "a row that does not count stays out"
+    )
     torch.testing.assert_close(network(known), before)
     beyond = {name: part.clone() for name, part in known.items()}
     beyond["rows"][:, :, 2] = torch.tensor([0.0, 5.0, 9.0])

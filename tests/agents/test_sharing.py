@@ -92,6 +92,12 @@ def test_an_imitator_need_not_see_what_is_a_matter_of_course(share):
     assert (len(goes) == budget.steps) == (share == 1.0)
 
 
+def test_an_imitator_that_saw_nothing_says_so():
+    learner = imitator(0.0)
+    with pytest.raises(ValueError, match=r"obvious_share=0\.0 left no answer to learn from in 2 decisions"):
+        learner.improve(Budget(2))
+
+
 def test_an_imitator_plays_everywhere_in_turn():
     slow = {**WARM, "cluster": replace(WARM["cluster"], load_bytes_per_s=1e9)}
     learner = imitator(1.0, (slow,))
