@@ -224,6 +224,8 @@ USES = {
     "layout_mixture": "mixture",
     "tiers_swinging": "sageserve_tiers",
     "tiers_swinging_small": "sageserve_tiers",
+    "functions_mostly_small": "functions_fitted",
+    "functions_mostly_large": "functions_fitted",
 }
 
 
