@@ -31,6 +31,7 @@ Results = Mapping[str, Sequence[Scored]]
 # Non-inferiority to the best heuristic.
 TTFT_P99_RATIO = 1.05
 SLO_ATTAINMENT_LOSS = 0.002
+_ROUNDING = 1e-9  # of differences of shares, so that what is lost to the digit is not too much
 WORST_CLASS_RATIO = 1.05
 
 SOLVED_GAIN = 0.03
@@ -207,7 +208,7 @@ def _gates(results: Results, name: str, best: str) -> dict[str, Any]:
 
 
 def _gate(value: float, limit: float) -> dict[str, Any]:
-    return {"value": value, "limit": limit, "holds": bool(value <= limit)}
+    return {"value": value, "limit": limit, "holds": bool(value <= limit + _ROUNDING)}
 
 
 def _ratio(ours: float, theirs: float) -> float:

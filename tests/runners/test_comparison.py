@@ -89,6 +89,18 @@ def test_gates_keep_a_bought_return_from_counting(
     assert comparison["badge"] == "none"
 
 
+def test_what_is_lost_to_the_digit_is_not_too_much(
+    results: dict[str, list[Episode]], make_episode: MakeEpisode
+) -> None:
+    for name, attained in (("plain", 0.914), ("good", 0.912)):
+        results[name] = [
+            make_episode(name, e.seed, **{"return": e.metrics["return"]}, slo_attainment=attained)
+            for e in results[name]
+        ]
+    assert 0.914 - 0.912 > 0.002, "as floating-point numbers have it"
+    assert compare_results(results, Kinds(learned=frozenset({"good"})))["gates"]["good"]["holds"]
+
+
 def test_workloads_may_differ_in_their_classes(
     results: dict[str, list[Episode]], make_episode: MakeEpisode
 ) -> None:
