@@ -190,7 +190,7 @@ def _spaces_of(teachers: Sequence[Teacher]) -> tuple[spaces.Space[Any], spaces.S
     found = [(teacher.env.single_observation_space, teacher.env.single_action_space) for teacher in teachers]
     if any(each != found[0] for each in found):
         raise ValueError(
-            "also_clusters and also_workloads must show as much as the setting itself, as many places"
+            "every cluster in also_clusters must have as many places as `cluster`, so that it shows as much"
         )
     return found[0]
 

@@ -111,7 +111,7 @@ def test_an_imitator_plays_everywhere_in_turn():
         )
         == 0
     ), "loads take longer in every second one"
-    with pytest.raises(ValueError, match="must show as much as the setting itself, as many places"):
+    with pytest.raises(ValueError, match="also_clusters must have as many places as `cluster`"):
         imitator(1.0, ({**WARM, "cluster": SMALL},))
 
 
