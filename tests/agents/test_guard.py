@@ -88,12 +88,7 @@ def example() -> dict[str, np.ndarray]:
         (1.0, 11.2, (1, 1, 1), (1, 1, 1)),  # 0.622 s
         (1.0, 0.0, (0, 1, 1), (0, 0, 1)),  # the least of those that can
         (1.0, 0.0, (0, 1, 0), (0, 1, 0)),
-        (
-            1.0,
-            10.3,
-            (1, 1, 0),
-            (1, 0, 0),
-        ),  # 0.618 s: of the two that can it is 125 / 15 thousand tokens/s, so 0.06 s
+        (1.0, 10.3, (1, 1, 0), (1, 0, 0)),  # 0.618 s: of the two that can, 125 / 15 thousand tokens/s
         (1.0, 10.4, (1, 1, 0), (1, 1, 0)),  # 0.624 s
         (1.0, 13.0, (0, 0, 0), (0, 0, 0)),
     ],

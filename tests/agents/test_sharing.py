@@ -104,13 +104,9 @@ def test_an_imitator_plays_everywhere_in_turn():
     for _ in range(2 * 6):
         learner._play(None)
     ready = np.stack(learner.gathered["places"])[:, :, -1, PLACE_FEATURES.index("ready_s")]
-    assert (
-        len(
-            {round(float(value), 3) for value in ready[::2].ravel()}
-            & {round(float(value), 3) for value in ready[1::2].ravel()} - {0.0}
-        )
-        == 0
-    ), "loads take longer in every second one"
+    turns = [{round(float(value), 3) for value in ready[begin::2].ravel()} - {0.0} for begin in (0, 1)]
+    assert all(turns)
+    assert turns[0].isdisjoint(turns[1]), "loads take longer in every second one"
     with pytest.raises(ValueError, match="also_clusters must have as many places as `cluster`"):
         imitator(1.0, ({**WARM, "cluster": SMALL},))
 

@@ -252,6 +252,7 @@ def _write_instance(
     row[_CAN_PREFILL] = to_prefill(world, tables, i, True) >= 0
     alone = _decode_s(world, tables, i, 0, 0)
     decode, demand = alone, required(world, tables, i)
+    going = replaced(world, tables, i, r) if clock.event == PLACEMENT else 0
     if clock.event == PLACEMENT and instance.model == tables.model[r]:
         tokens = tables.input_tokens[r] + world.requests[r].generated
         row[_OF_MODEL] = 1.0
@@ -259,10 +260,10 @@ def _write_instance(
         row[_OWN_PREFILL] = _log(_seconds(tables.prefill_ps[kind, size, tokens]), scales[_LATENCY_S])
         decode = _decode_s(world, tables, i, 1, tokens)
         demand += tokens + mean_output(world, tables, instance.model)
-    elif clock.event == PLACEMENT and replaced(world, tables, i, r) > 0:
+    elif going > 0:
         model = tables.model[r]
         tokens = tables.input_tokens[r] + world.requests[r].generated
-        row[_CAN_TAKE], row[_REPLACES] = 1.0, replaced(world, tables, i, r)
+        row[_CAN_TAKE], row[_REPLACES] = 1.0, going
         load = tables.load_ps[kind, tables.size[model]] + tables.parameters[0].unload_ps
         row[_READY] = _log(_seconds(load), scales[_LATENCY_S])
         own = _seconds(tables.prefill_ps[kind, tables.size[model], tokens])
