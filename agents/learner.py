@@ -160,6 +160,11 @@ AGENTS: dict[str, AgentEntry] = {
         "agents.portfolio.learner:PortfolioLearner",
         "agents.portfolio.learner:load",
     ),
+    "reuse": AgentEntry(
+        "agents.reuse.config:ReuseConfig",
+        "agents.reuse.learner:ReuseLearner",
+        "agents.reuse.learner:load",
+    ),
 }
 
 

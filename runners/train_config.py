@@ -53,7 +53,7 @@ class TrainConfig(RunConfig):
         also_clusters: files in configs/cluster; as many training episodes are played on each of these fleets as on
             `cluster`, where validation episodes are. As many more requests come as a fleet has more places than that.
             agent=api in env=routing, and agent=bc and dagger.
-        also_workloads: files in configs/workload, likewise beside `workload`; agent=bc and dagger alone.
+        also_workloads: files in configs/workload, likewise beside `workload`; agent=bc, dagger and reuse alone.
         validations: times that the policy is tried on validation episodes.
         validation_seeds: episodes each time.
         save_every_s: time between saves from which training can go on, seconds.
@@ -99,8 +99,8 @@ class TrainConfig(RunConfig):
             raise ValueError(
                 "also_clusters is for agent=api in env=routing and for agent=bc and dagger alone; leave it empty"
             )
-        if self.also_workloads and not imitates:
-            raise ValueError("also_workloads is for agent=bc and dagger alone; leave it empty")
+        if self.also_workloads and not (imitates or self.agent["name"] == "reuse"):
+            raise ValueError("also_workloads is for agent=bc, dagger and reuse alone; leave it empty")
         if self.total_steps is not None:
             check_least("total_steps", self.total_steps, 1)
         for name in ("max_minutes", "save_every_s"):

@@ -2,6 +2,7 @@
 
 A number of instances that is wanted is linear in what is seen of an endpoint, loads counted in instances. Enough more
 than there are must be wanted for one to come, and enough less for one to go; how much is enough is linear in the load.
+All of it is once for loads that were calm in the last day and once for restless ones, with all shades between them.
 Instances come from vacant machines and leave them vacant; non-interactive requests are released as freely as before.
 """
 
@@ -59,6 +60,9 @@ _BEGIN = {
     "late": 0.01,
 }
 _BANDS = (0.37, 0.95)  # instances that must be wanted or superfluous for one to come or to go
+# Unrest up to which loads are calm and from which on they are restless: days of workload=week have 0.09 to 0.17, of
+# workload=tiers_swinging 0.28 to 0.38.
+_CALM, _RESTLESS = 0.17, 0.25
 _IN_TEN = 10.0
 
 
@@ -74,10 +78,10 @@ class TargetNetwork(DecisionNetwork):
     def __init__(self, action: spaces.MultiDiscrete) -> None:
         super().__init__()
         self.changes, self.ways, self.levels = entries(action)[:LEVERS]
-        self.weights = nn.Parameter(torch.tensor([_BEGIN.get(name, 0.0) for name in INPUTS]))
-        self.bands = nn.Parameter(torch.zeros(len(BAND_INPUTS), len(_BANDS)))
+        self.weights = nn.Parameter(torch.tensor([[_BEGIN.get(name, 0.0) for name in INPUTS]] * 2))
+        self.bands = nn.Parameter(torch.zeros(2, len(BAND_INPUTS), len(_BANDS)))
         with torch.no_grad():
-            self.bands[BAND_INPUTS.index("one")] = torch.tensor(_BANDS)
+            self.bands[:, BAND_INPUTS.index("one")] = torch.tensor(_BANDS)
 
     def encode(self, observation: Observation) -> tuple[Rows, torch.Tensor]:
         """The rows of the endpoints as they are, and nothing of all together."""
@@ -110,11 +114,14 @@ class TargetNetwork(DecisionNetwork):
         (endpoints,) = rows
         seen = self.inputs(endpoints)
         counts = torch.expm1(endpoints[:, :, [_COLUMN["running"], _COLUMN["starting"]]])
-        gap = seen @ self.weights - _SCALE * counts.sum(dim=2)
+        restless = ((endpoints[:, :, _COLUMN["unrest"], None] - _CALM) / (_RESTLESS - _CALM)).clamp(0.0, 1.0)
+        shares = torch.cat([1.0 - restless, restless], dim=2)
+        gap = (shares * (seen @ self.weights.T)).sum(dim=2) - _SCALE * counts.sum(dim=2)
         most = self.changes // 2
         change = torch.arange(-most, most + 1, device=gap.device)
         left = gap.unsqueeze(2) - change
-        bands = torch.relu(seen[:, :, [INPUTS.index(name) for name in BAND_INPUTS]] @ self.bands)
+        of_band = seen[:, :, [INPUTS.index(name) for name in BAND_INPUTS]]
+        bands = torch.relu(torch.einsum("bps,bpi,sio->bpo", shares, of_band, self.bands))
         up, down = bands.unsqueeze(2).unbind(dim=3)
         of_changes = -torch.relu(left - up) - torch.relu(-left - down) - _FEWER_CHANGES * change.abs()
         of_ways = torch.zeros(*gap.shape, self.ways)

@@ -101,7 +101,7 @@ class KeepWarmPolicy(SharingPolicy):
         free = cycles <= self.config.fill * float(request["tpot_slo_s"])
         worth = np.full(len(rows), np.inf)
         replaces = able & (rows[:, _REPLACES] > 0)
-        worth[replaces] = self._worth(state)[state.instances["model"][np.flatnonzero(replaces)]]
+        worth[replaces] = self.lost(rows, state, np.flatnonzero(replaces))
         own = able & (rows[:, _OF_MODEL] > 0) & ~(rows[:, _NEW] > 0)
         new = able & (rows[:, _NEW] > 0)
         for allowed in (free, np.ones(len(rows), bool)):
@@ -120,6 +120,19 @@ class KeepWarmPolicy(SharingPolicy):
         since_s = state.now_s - self._asked_s[model]
         self._counts[model] = 1.0 + self._counts[model] * 0.5 ** (since_s / self.config.half_life_s)
         self._asked_s[model], self._used_at[model] = state.now_s, self._clock
+
+    def lost(
+        self, rows: NDArray[np.float32], state: SharingState, slots: NDArray[np.intp]
+    ) -> NDArray[np.float64]:
+        """What is lost where idle instances make room, (K,); the least goes.
+
+        Args:
+            rows: (S + N, features), the places of the observation.
+            state: What is known.
+            slots: (K,), the instances.
+        """
+        worth: NDArray[np.float64] = self._worth(state)[state.instances["model"][slots]]
+        return worth
 
     def _worth(self, state: SharingState) -> NDArray[np.float64]:
         """What it is worth to keep each model, (models,)."""

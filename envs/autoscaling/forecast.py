@@ -9,7 +9,7 @@ FloatArray = NDArray[np.float64]
 
 DAY_S, WEEK_S, HOUR_S = 86_400.0, 7 * 86_400.0, 3600.0
 LEAST_RATIO, MOST_RATIO = 0.25, 4.0  # of this hour to the same hour a season ago; source: ours
-WINDOW_S = 900.0  # over which rates are averaged before the largest is taken; source: ours
+WINDOW_S = 900.0  # over which rates are averaged before they are compared; source: ours
 
 
 def season_s(known_s: float) -> float:
@@ -55,3 +55,19 @@ def usual_tps(tokens: FloatArray, bin_s: float) -> FloatArray:
     period = round(season_s(tokens.shape[1] * bin_s) / bin_s)
     now = tokens.shape[1] - period if period else tokens.shape[1]
     return np.asarray(tokens[:, max(0, now - hour) : now + hour].mean(axis=1) / bin_s, np.float64)
+
+
+def unrest(tokens: FloatArray, bin_s: float) -> FloatArray:
+    """(P,), root mean square of the log ratio of the load of one window to that of the next, in the last day.
+
+    Args:
+        tokens: (P, T) tokens in bins that end now.
+        bin_s: Length of a bin.
+    """
+    each = max(1, round(WINDOW_S / bin_s))
+    whole = min(tokens.shape[1], round(DAY_S / bin_s)) // each * each
+    if whole < 2 * each:
+        return np.zeros(len(tokens))
+    windows = tokens[:, tokens.shape[1] - whole :].reshape(len(tokens), -1, each).sum(axis=2)
+    steps = np.diff(np.log1p(windows), axis=1)
+    return np.asarray(np.sqrt(np.square(steps).mean(axis=1)), np.float64)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.autoscaling.config import AutoscalingConfig
-from envs.autoscaling.forecast import HOUR_S, forecast_tps, usual_tps
+from envs.autoscaling.forecast import HOUR_S, forecast_tps, unrest, usual_tps
 from envs.autoscaling.state import AutoscalingSpec
 from envs.backend import EngineStatus
 from envs.scaling import TRAFFIC_DTYPE
@@ -51,6 +51,7 @@ ENDPOINT_FEATURES = (
     "forecast_hour",  # ... in the next hour
     "usual",  # ... at this time a week ago, mean of two hours
     "niw_load_hour",  # non-interactive prompt tokens/s of the last hour over what one instance serves
+    "unrest",  # by how much the load of a quarter of an hour differs from that of the one before, in the last day
     "output_rate",  # tokens/s that answers of the last interval came to; log over scales.token_rate
     "late",  # share of the last interval's interactive requests that missed a promise, at most 1
     "ttft",  # mean of the last interval over the strictest promise; log
@@ -156,6 +157,7 @@ class Constants:
             },
             "usual": log_of(usual_tps(prompts, bin_s), capacity),
             "niw_load_hour": log_of(rate("niw_input_tokens", HOUR_S), capacity),
+            "unrest": unrest(prompts, bin_s),
             "output_rate": log_of(rate("output_tokens", config.decision_interval_s), self.scales.token_rate),
             "late": np.minimum(last[:, _COLUMN["violations"]] / arrived, 1.0),
             "ttft": log_of(last[:, _COLUMN["ttft_sum_s"]] / np.maximum(first, 1.0), self.ttft_s),

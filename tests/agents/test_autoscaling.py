@@ -141,7 +141,7 @@ def test_a_policy_of_other_levers_is_refused(env):
 
 
 def target_network(env, weights, bands):
-    """A network with these weights by name, and of the bands upwards and downwards."""
+    """A network with these weights by name, and of the bands upwards and downwards, whether loads are calm or not."""
     network = TargetNetwork(env.action_space)
     with torch.no_grad():
         network.weights.copy_(torch.tensor([weights.get(name, 0.0) for name in INPUTS]))
@@ -172,7 +172,20 @@ def test_what_is_wanted_by_hand(env):
         late=0.1,
     )
     expected = 0.5 + 0.8 + 0.3 + 0.1 * np.sqrt(2.0) + 0.2 * 0.75 + 0.1 + 0.2
-    assert (network.inputs(row) @ network.weights).item() == pytest.approx(expected, rel=1e-5)
+    for weights in network.weights:
+        assert (network.inputs(row) @ weights).item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(("unrest", "change"), [(0.0, 0), (0.16, 0), (0.21, 1), (0.26, 2), (9.0, 2)])
+def test_calm_and_restless_loads_have_numbers_of_their_own(env, unrest, change):
+    """Of three instances three are wanted while loads are calm and five while they are not, with all between."""
+    network = target_network(env, {}, {})
+    with torch.no_grad():
+        network.weights[:, INPUTS.index("one")] = torch.tensor([3.0, 5.0])
+        network.bands[1, BAND_INPUTS.index("one"), 0] = 0.4  # none while calm
+    row = endpoint_row(running=np.log1p(3 / 2), release_level=0.5, unrest=unrest)
+    scores = network({"endpoints": row}).reshape(-1)[: env.action_space.nvec[0]]
+    assert int(scores.argmax()) - env.action_space.nvec[0] // 2 == change
 
 
 @pytest.mark.parametrize(

@@ -276,7 +276,7 @@ def test_mistakes_get_one_sentence(words, expected, tmp_path, capsys):
         ),
         (
             ["env=routing", "agent=api", "also_workloads=[azure_conv]"],
-            "also_workloads is for agent=bc and dagger alone",
+            "also_workloads is for agent=bc, dagger and reuse alone",
         ),
         (["env=sharing", "agent=dagger", "also_workloads=[functions_2091]"], "did you mean 'functions_2019'"),
         (["env=routing", "agent=api", "also_clusters=[fleet_h100_x5]"], "did you mean 'fleet_h100_x4'"),

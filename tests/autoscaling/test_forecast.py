@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from envs.autoscaling.forecast import forecast_tps, usual_tps
+from envs.autoscaling.forecast import forecast_tps, unrest, usual_tps
 
 HOUR, WEEK = 3600.0, 7 * 24
 
@@ -24,3 +24,16 @@ def test_what_is_expected_is_last_week_by_the_last_hour():
     tokens = np.full((1, WEEK + 1), 3600.0)
     tokens[0, 0], tokens[0, 1], tokens[0, -1] = 1800.0, 2700.0, 3600.0
     np.testing.assert_allclose(forecast_tps(tokens, HOUR, HOUR), [1.5])
+
+
+def test_unrest_is_how_far_quarters_of_an_hour_differ():
+    """Bins of five minutes. The first endpoint has e times as much in every other quarter; the second is even."""
+    swings = np.tile(np.repeat([1e6, 1e6 * np.e], 3), 10)
+    tokens = np.stack([swings, np.full(60, 1e6)])
+    np.testing.assert_allclose(unrest(tokens, 300.0), [1.0, 0.0], atol=1e-6)
+    a_day = np.concatenate([swings, np.full(288, 1e6)])[None]
+    np.testing.assert_allclose(unrest(a_day, 300.0), [0.0], atol=1e-6, err_msg="more than a day ago")
+
+
+def test_of_half_an_hour_at_least_is_unrest_known():
+    np.testing.assert_array_equal(unrest(np.array([[1.0, 1e6, 1.0, 1e6, 1e6]]), 300.0), [0.0])

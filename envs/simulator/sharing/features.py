@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from envs.simulator.kernel.compiled import compiled, int64
 from envs.simulator.sharing.arrays import (
-    DEMAND_S,
     EMPTY,
     ITERATION,
     LOADING,
@@ -21,6 +20,7 @@ from envs.simulator.sharing.arrays import (
     SharingTables,
     SharingWorld,
 )
+from envs.simulator.sharing.demand import log_of, write_demand
 from envs.simulator.sharing.iterations import is_runnable, to_prefill
 from envs.simulator.sharing.manager import (
     can_start,
@@ -116,13 +116,7 @@ CLUSTER_FEATURES = ("held", "in_system", "running", "instances")  # and the shar
     _,
 ) = range(len(PLACE_FEATURES))
 _REQUESTS, _TOKENS, _LATENCY_S, _ITERATION_S = range(4)  # scales, in the order of `SharingScales`
-_LEAST_RATE = 1e-4  # 1/s, of requests of a model
 HIGHEST = 64.0  # of any feature: ratios are cut there, logarithms of 64-bit numbers do not reach it
-
-
-@compiled
-def _log(value: float, scale: float) -> float:
-    return np.log(np.float32(1.0 + max(value, 0.0) / scale))
 
 
 @compiled
@@ -175,8 +169,8 @@ def _backlog_s(world: SharingWorld, tables: SharingTables, i: int) -> float:
 def _write_headroom(world: SharingWorld, deadline: int, scale: float, row: NDArray[np.float32]) -> None:
     now = world.clock[0].now_ps
     if deadline < NEVER:
-        row[_HEADROOM] = _log(_seconds(deadline - now), scale)
-        row[_OVERDUE] = _log(_seconds(now - deadline), scale)
+        row[_HEADROOM] = log_of(_seconds(deadline - now), scale)
+        row[_OVERDUE] = log_of(_seconds(now - deadline), scale)
 
 
 @compiled
@@ -197,32 +191,16 @@ def _write_node(
             backlog += _backlog_s(world, tables, i)
             cycle += _decode_s(world, tables, i, 0, 0)
             least = min(least, _least_deadline(world, i))
-    row[_NODE_INSTANCES] = _log(node.num_instances, scales[_REQUESTS])
-    row[_NODE_RUNNING] = _log(running, scales[_REQUESTS])
-    row[_NODE_BACKLOG] = _log(backlog, scales[_LATENCY_S])
+    row[_NODE_INSTANCES] = log_of(node.num_instances, scales[_REQUESTS])
+    row[_NODE_RUNNING] = log_of(running, scales[_REQUESTS])
+    row[_NODE_BACKLOG] = log_of(backlog, scales[_LATENCY_S])
     if least < NEVER:
-        row[_NODE_HEADROOM] = _log(_seconds(least - now), scales[_LATENCY_S])
+        row[_NODE_HEADROOM] = log_of(_seconds(least - now), scales[_LATENCY_S])
     row[_NODE_FREE] = 1.0 - node.held / node.memory
     if node.at_work >= 0:
-        row[_NODE_BUSY] = _log(_seconds(node.due_ps - now), scales[_ITERATION_S])
+        row[_NODE_BUSY] = log_of(_seconds(node.due_ps - now), scales[_ITERATION_S])
     row[_NODE_USED] = node.num_instances > 0
     return cycle
-
-
-@compiled
-def _write_demand(
-    world: SharingWorld, scale: float, model: int, asked: int, known: int, gap: int, row: NDArray[np.float32]
-) -> None:
-    """How often a model is asked for, from the columns given on; those below 0 are left out."""
-    demand, now_s = world.demand[model], _seconds(world.clock[0].now_ps)
-    since = now_s - demand[1]
-    if demand[2] > 0:
-        if asked >= 0:
-            row[asked] = _log(since, scale)
-            row[known] = _log(now_s - demand[0], scale)
-        for k in range(len(DEMAND_S)):
-            rate = demand[2 + k] * np.exp(-since / DEMAND_S[k]) / DEMAND_S[k]
-            row[gap + k] = _log(1.0 / max(rate, _LEAST_RATE), scale)
 
 
 @compiled
@@ -242,12 +220,12 @@ def _write_instance(
     row[_LOADING] = instance.status == LOADING
     row[_RESIZING] = instance.status == RESIZING
     if instance.due_ps < NEVER:
-        row[_READY] = _log(_seconds(instance.due_ps - now), scales[_LATENCY_S])
-    row[_RUNNING] = _log(instance.num_running, scales[_REQUESTS])
-    row[_WAITING] = _log(instance.num_waiting, scales[_REQUESTS])
+        row[_READY] = log_of(_seconds(instance.due_ps - now), scales[_LATENCY_S])
+    row[_RUNNING] = log_of(instance.num_running, scales[_REQUESTS])
+    row[_WAITING] = log_of(instance.num_waiting, scales[_REQUESTS])
     row[_USAGE] = instance.used_blocks / max(instance.pool_blocks, 1)
     if instance.idle_ps < NEVER:
-        row[_IDLE] = _log(_seconds(now - instance.idle_ps), scales[_LATENCY_S])
+        row[_IDLE] = log_of(_seconds(now - instance.idle_ps), scales[_LATENCY_S])
     _write_headroom(world, _least_deadline(world, i), scales[_LATENCY_S], row)
     row[_CAN_PREFILL] = to_prefill(world, tables, i, True) >= 0
     alone = _decode_s(world, tables, i, 0, 0)
@@ -257,7 +235,7 @@ def _write_instance(
         tokens = tables.input_tokens[r] + world.requests[r].generated
         row[_OF_MODEL] = 1.0
         row[_CAN_TAKE] = can_take(world, tables, i, r)
-        row[_OWN_PREFILL] = _log(_seconds(tables.prefill_ps[kind, size, tokens]), scales[_LATENCY_S])
+        row[_OWN_PREFILL] = log_of(_seconds(tables.prefill_ps[kind, size, tokens]), scales[_LATENCY_S])
         decode = _decode_s(world, tables, i, 1, tokens)
         demand += tokens + mean_output(world, tables, instance.model)
     elif going > 0:
@@ -265,13 +243,14 @@ def _write_instance(
         tokens = tables.input_tokens[r] + world.requests[r].generated
         row[_CAN_TAKE], row[_REPLACES] = 1.0, going
         load = tables.load_ps[kind, tables.size[model]] + tables.parameters[0].unload_ps
-        row[_READY] = _log(_seconds(load), scales[_LATENCY_S])
+        row[_READY] = log_of(_seconds(load), scales[_LATENCY_S])
         own = _seconds(tables.prefill_ps[kind, tables.size[model], tokens])
-        row[_OWN_PREFILL] = _log(own, scales[_LATENCY_S])
+        row[_OWN_PREFILL] = log_of(own, scales[_LATENCY_S])
         decode = _own_decode_s(tables, kind, tables.size[model], tokens)
-    _write_demand(world, scales[_LATENCY_S], instance.model, _ASKED, _KNOWN, _GAP, row)
-    row[_DECODE] = _log(decode, scales[_ITERATION_S])
-    row[_NODE_CYCLE] = _log(cycle + decode - alone, scales[_ITERATION_S])
+    latency = scales[_LATENCY_S]
+    write_demand(world.demand[instance.model], _seconds(now), latency, _ASKED, _KNOWN, _GAP, row)
+    row[_DECODE] = log_of(decode, scales[_ITERATION_S])
+    row[_NODE_CYCLE] = log_of(cycle + decode - alone, scales[_ITERATION_S])
     pool = max(instance.kv, instance.target) / tables.token_bytes[instance.model]
     row[_DEMAND] = min(demand / max(pool, 1.0), HIGHEST)
 
@@ -293,11 +272,12 @@ def _write_new(
     own = _own_decode_s(tables, kind, size, tokens)
     row[_CAN_TAKE] = empty_slot(world, tables, n) >= 0 and can_start(world, tables, n, r)
     row[_OF_MODEL] = 1.0
-    row[_READY] = _log(_seconds(tables.load_ps[kind, size]), scales[_LATENCY_S])
-    row[_OWN_PREFILL] = _log(_seconds(tables.prefill_ps[kind, size, tokens]), scales[_LATENCY_S])
-    row[_DECODE] = _log(own, scales[_ITERATION_S])
-    row[_NODE_CYCLE] = _log(cycle + own, scales[_ITERATION_S])
-    _write_demand(world, scales[_LATENCY_S], model, _ASKED, _KNOWN, _GAP, row)
+    row[_READY] = log_of(_seconds(tables.load_ps[kind, size]), scales[_LATENCY_S])
+    row[_OWN_PREFILL] = log_of(_seconds(tables.prefill_ps[kind, size, tokens]), scales[_LATENCY_S])
+    row[_DECODE] = log_of(own, scales[_ITERATION_S])
+    row[_NODE_CYCLE] = log_of(cycle + own, scales[_ITERATION_S])
+    now_s = _seconds(world.clock[0].now_ps)
+    write_demand(world.demand[model], now_s, scales[_LATENCY_S], _ASKED, _KNOWN, _GAP, row)
 
 
 @compiled
@@ -313,16 +293,16 @@ def _write_request(
     for i in range(len(world.instances)):
         instances += world.instances[i].status != EMPTY and world.instances[i].model == model
     row[0] = 1.0
-    row[1] = _log(tables.input_tokens[r], scales[_TOKENS])
-    row[2] = _log(mean_output(world, tables, model), scales[_TOKENS])
-    row[3] = _log(request.generated, scales[_TOKENS])
-    row[4] = _log(_seconds(now - tables.arrival_ps[r]), scales[_LATENCY_S])
+    row[1] = log_of(tables.input_tokens[r], scales[_TOKENS])
+    row[2] = log_of(mean_output(world, tables, model), scales[_TOKENS])
+    row[3] = log_of(request.generated, scales[_TOKENS])
+    row[4] = log_of(_seconds(now - tables.arrival_ps[r]), scales[_LATENCY_S])
     row[5] = min(max(request.deadline_ps - now, int64(0)) / promise, HIGHEST)
-    row[6] = _log((now - request.deadline_ps) / promise, 1.0)
-    row[7] = _log(instances, scales[_REQUESTS])
+    row[6] = log_of((now - request.deadline_ps) / promise, 1.0)
+    row[7] = log_of(instances, scales[_REQUESTS])
     row[8] = min(tables.weights[model] / 1e10, HIGHEST)
     row[9] = min(tables.token_bytes[model] / 1e6, HIGHEST)
-    _write_demand(world, scales[_LATENCY_S], model, -1, -1, 10, row)
+    write_demand(world.demand[model], _seconds(now), scales[_LATENCY_S], -1, -1, 10, row)
 
 
 @compiled
@@ -332,10 +312,10 @@ def _write_cluster(world: SharingWorld, scales: NDArray[np.float64], row: NDArra
     for i in range(len(world.instances)):
         running += world.instances[i].num_running
         instances += world.instances[i].status != EMPTY
-    row[0] = _log(clock.num_held, scales[_REQUESTS])
-    row[1] = _log(clock.num_in_system, scales[_REQUESTS])
-    row[2] = _log(running, scales[_REQUESTS])
-    row[3] = _log(instances, scales[_REQUESTS])
+    row[0] = log_of(clock.num_held, scales[_REQUESTS])
+    row[1] = log_of(clock.num_in_system, scales[_REQUESTS])
+    row[2] = log_of(running, scales[_REQUESTS])
+    row[3] = log_of(instances, scales[_REQUESTS])
     first = len(CLUSTER_FEATURES)
     for k in range(len(row) - first):
         count, used = 0, 0

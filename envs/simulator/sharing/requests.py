@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
 from envs.backend import TOTALS
 from envs.metrics import FAILED, FINISHED, REFUSED
 from envs.simulator.kernel.compiled import compiled
 from envs.simulator.sharing.arrays import (
     ALWAYS,
-    DEMAND_S,
     GONE,
     HELD,
     NEVER,
@@ -26,6 +22,7 @@ from envs.simulator.sharing.arrays import (
     SharingTables,
     SharingWorld,
 )
+from envs.simulator.sharing.demand import note_demand
 
 _ARRIVED, _PROMPTS = TOTALS.index("arrived"), TOTALS.index("arrived_tokens")
 _REFUSED, _FAILED = TOTALS.index("refused"), TOTALS.index("failed")
@@ -201,16 +198,6 @@ def _stop_decoding(world: SharingWorld, tables: SharingTables, r: int) -> None:
 
 
 @compiled
-def _note_demand(demand: NDArray[np.float64], now_s: float) -> None:
-    """Another request of a model has come."""
-    if demand[2] == 0:
-        demand[0] = now_s
-    for k in range(len(DEMAND_S)):
-        demand[2 + k] = demand[2 + k] * np.exp((demand[1] - now_s) / DEMAND_S[k]) + 1.0
-    demand[1] = now_s
-
-
-@compiled
 def book_arrival(world: SharingWorld, tables: SharingTables, r: int) -> None:
     """A request has arrived."""
     stats, weight = world.stats[tables.class_id[r]], _wait_weight(tables, r)
@@ -219,7 +206,7 @@ def book_arrival(world: SharingWorld, tables: SharingTables, r: int) -> None:
     stats[S_WAIT_W] += weight
     stats[S_WAIT_WS] += weight * (tables.arrival_ps[r] / PS_PER_S)
     world.clock[0].num_in_system += 1
-    _note_demand(world.demand[tables.model[r]], tables.arrival_ps[r] / PS_PER_S)
+    note_demand(world.demand[tables.model[r]], tables.arrival_ps[r] / PS_PER_S)
 
 
 @compiled

@@ -1,0 +1,99 @@
+"""The learned policy: who goes for a newcomer is who is worth least."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from agents.reuse.moments import DEMAND
+from agents.reuse.network import ReuseScorer
+from agents.spaces import check_observation
+from baselines.common.keep_warm import KeepWarmConfig, KeepWarmPolicy
+from baselines.policy import Action
+from envs.policy_spec import PolicySpec
+from envs.sharing.state import InstanceStatus, SharingState
+from envs.simulator.sharing.features import PLACE_FEATURES
+
+_REPLACES = PLACE_FEATURES.index("replaces")
+_LONGER_IDLE = (
+    1e-9  # of the worth, a second: of instances worth the same the one that has been idle the longest goes
+)
+
+
+class ReusePolicy(KeepWarmPolicy):
+    """Places as `KeepWarmPolicy` does; of idle instances those whose going costs least go.
+
+    What an instance is worth is what loading it again would take, times the hits for a second of keeping that the
+    network promises. One of a model that has another instance is worth nothing. Where others of its node go as well,
+    those are lost too.
+
+    Args:
+        scorer: Says who is asked for again.
+        name: What it is called in results.
+        observation: What there was to see in training.
+        fill: As `KeepWarmConfig.fill`.
+    """
+
+    def __init__(self, scorer: ReuseScorer, name: str, observation: spaces.Dict, fill: float) -> None:
+        super().__init__(KeepWarmConfig(fill=fill))
+        self.scorer, self.name, self.observation = scorer, name, observation
+
+    def reset(self, spec: PolicySpec, seed: int) -> None:
+        """Looks at the setting.
+
+        Raises:
+            ValueError: it has no shared nodes.
+        """
+        super().reset(spec, seed)
+        self._checked = False
+
+    def act(self, observation: Any, state: SharingState) -> Action:
+        """Places the offered request; it is held where no place can take it.
+
+        Raises:
+            ValueError: the observation is of another shape than in training.
+        """
+        if not self._checked:
+            check_observation(self.name, self.observation, observation, rows_of="places")
+            self._checked = True
+        return super().act(observation, state)
+
+    def lost(
+        self, rows: NDArray[np.float32], state: SharingState, slots: NDArray[np.intp]
+    ) -> NDArray[np.float64]:
+        """What loading who goes would take, times how soon it would be, (K,).
+
+        Args:
+            rows: (S + N, features), the places of the observation.
+            state: What is known.
+            slots: (K,), the instances.
+        """
+        instances, requested = state.instances, state.requests["model"][state.offered]
+        worth = self._worths(rows, state)
+        lost = worth[slots]
+        idle = (instances["status"] == InstanceStatus.SERVING) & (instances["idle_s"] > 0)
+        for k in np.flatnonzero(rows[slots, _REPLACES] > 1):
+            others = (
+                idle & (instances["node"] == instances["node"][slots[k]]) & (instances["model"] != requested)
+            )
+            others[slots[k]] = False
+            number = int(rows[slots[k], _REPLACES]) - 1
+            first = np.argsort(np.where(others, -instances["idle_s"], np.inf), kind="stable")[:number]
+            lost[k] += worth[first].sum()
+        return lost
+
+    def _worths(self, rows: NDArray[np.float32], state: SharingState) -> NDArray[np.float64]:
+        """(S,), of every instance; 0 where there is none."""
+        instances = state.instances
+        there = np.flatnonzero(instances["model"] >= 0)
+        models = instances["model"][there]
+        kinds = self.setting.node_kinds[instances["node"][there]]
+        load_s = self.setting.load_s[kinds, self._sizes[models]]
+        number = np.bincount(models, minlength=len(self._sizes))[models]
+        worth = np.zeros(len(instances))
+        worth[there] = np.where(number > 1, 0.0, load_s * self.scorer.worth(rows[there, DEMAND]))
+        worth[there] -= _LONGER_IDLE * instances["idle_s"][there]
+        return worth
