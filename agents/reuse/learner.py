@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium import spaces
 
 from agents.learner import Budget, Task, build_agent_config
 from agents.reuse.config import ReuseConfig
@@ -24,10 +25,10 @@ from agents.reuse.network import ReuseNetwork, loss_of, targets
 from agents.reuse.policy import ReusePolicy
 from agents.spaces import read_spaces
 from baselines.policy import Policy
-from envs.registration import make_env
 from envs.sharing.config import SharingConfig
+from envs.sharing.env import make_spaces
+from envs.sharing.episode import SharingEpisode
 from envs.side_by_side import MAX_SEED
-from envs.workload.registry import WorkloadSource
 
 WEIGHTS, OPTIMIZER, STATE = "weights.pt", "optimizer.pt", "training.json"
 _STREAM = 0x2EC5E
@@ -42,7 +43,7 @@ class ReuseLearner:
         task: What is to be learned.
 
     Raises:
-        ValueError: the environment has no instances that make room for others.
+        ValueError: the environment has no instances that make room for others, or a workload names no models.
     """
 
     def __init__(self, config: ReuseConfig, task: Task) -> None:
@@ -51,10 +52,12 @@ class ReuseLearner:
                 f"agent=reuse learns which instances to keep, which env=sharing alone asks, got env={task.env}"
             )
         self.config = config
-        settings = [SharingConfig(**arguments) for arguments in task.places]
-        self.sources = [WorkloadSource(each.workload) for each in settings]
-        self.scale = settings[0].scales.latency_s
-        self.observation: Any = make_env("sharing", **task.training_arguments).observation_space
+        places = [SharingEpisode(SharingConfig(**arguments)) for arguments in task.places]
+        self.sources = [place.source for place in places]
+        self.scale = places[0].config.scales.latency_s
+        observation, _ = make_spaces(places[0])
+        assert isinstance(observation, spaces.Dict)
+        self.observation = observation
         self.rng = np.random.default_rng([task.seed, _STREAM])
         self.generator = torch.Generator().manual_seed(task.seed)
         torch.manual_seed(task.seed)

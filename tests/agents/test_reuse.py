@@ -19,6 +19,7 @@ from envs.sharing.deciders import SharingDeciders
 from envs.sharing.episode import SharingEpisode
 from envs.sharing.state import Event, InstanceStatus
 from envs.simulator.sharing.features import PLACE_FEATURES
+from envs.workload.registry import WorkloadSpec
 from envs.workload.schema import Workload
 from runners.rollout import run_episode
 from tests.agents.test_sharing import WARM
@@ -184,6 +185,9 @@ def test_training_goes_on_where_it_was(tmp_path):
 def test_it_is_about_shared_nodes():
     with pytest.raises(ValueError, match=r"agent=reuse learns which instances to keep.* got env=routing"):
         ReuseLearner(QUICK, Task("routing", {}))
+    chat = {**WARM, "workload": WorkloadSpec("azure_conv_fitted", num_requests=30)}
+    with pytest.raises(ValueError, match="workload 'azure_conv_fitted' names no models"):
+        ReuseLearner(QUICK, Task("sharing", WARM, also=(chat,)))
     with pytest.raises(ValueError, match="width must be at least 1"):
         ReuseConfig(width=0)
     with pytest.raises(ValueError, match="fill must be positive"):

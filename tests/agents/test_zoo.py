@@ -163,7 +163,7 @@ def test_the_shipped_autoscaler_beats_the_one_that_practitioners_would_pick() ->
 
 
 def test_the_shipped_placement_keeps_warm_what_is_asked_for_again() -> None:
-    """It lies between what knows how often models have been asked for and what knows when they will be."""
+    """It lies between what counts how often models have been asked for and what knows when they will be."""
     env = make_configured_env(
         composed("compare", CompareConfig, ("experiment=sharing_warm", "split=validation"))
     )
@@ -176,5 +176,5 @@ def test_the_shipped_placement_keeps_warm_what_is_asked_for_again() -> None:
     )
     assert (ours < clairvoyant).all()
     for theirs in heuristics:
-        assert (1.0 - ours / theirs).mean() > 0.01
+        assert (1.0 - ours / theirs).mean() > 0.03
     assert all(episode.metrics["commands_refused"] == 0 for episode in episodes["zoo/sharing"])
