@@ -3,8 +3,8 @@
 Whom to evict from a cache has an answer that needs the future (Belady 1966). To learn how far off each next request is
 and act on it is learned relaxed Belady (Song et al., NSDI 2020, "Learning relaxed Belady for content distribution
 network caching"); here a network learns how likely each model is to be asked for in each span of time to come, and an
-index is made of that (`agents.reuse.network`). Nothing of it depends on who is kept, so that no state is strange to
-what was learned, however another policy, cluster or load fills the memory.
+index is made of that (`agents.reuse.network`). Who asks does not depend on who is kept, so that what was learned holds
+for any nodes, and whatever fills their memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gymnasium import spaces
 
 from agents.learner import Budget, Task, build_agent_config
 from agents.reuse.config import ReuseConfig
-from agents.reuse.moments import Moments, draw_moments, joined
+from agents.reuse.moments import SCALE_S, Moments, draw_moments, joined
 from agents.reuse.network import ReuseNetwork, loss_of, targets
 from agents.reuse.policy import ReusePolicy
 from agents.spaces import read_spaces
@@ -30,7 +30,7 @@ from envs.sharing.env import make_spaces
 from envs.sharing.episode import SharingEpisode
 from envs.side_by_side import MAX_SEED
 
-WEIGHTS, OPTIMIZER, STATE = "weights.pt", "optimizer.pt", "training.json"
+WEIGHTS, OPTIMIZER, DATA, STATE = "weights.pt", "optimizer.pt", "data.npz", "training.json"
 _STREAM = 0x2EC5E
 _LEAST_RATE = 0.05  # of the learning rate, in the end
 
@@ -53,8 +53,9 @@ class ReuseLearner:
             )
         self.config = config
         places = [SharingEpisode(SharingConfig(**arguments)) for arguments in task.places]
+        for place in places:
+            check_replacing(place.config)
         self.sources = [place.source for place in places]
-        self.scale = places[0].config.scales.latency_s
         observation, _ = make_spaces(places[0])
         assert isinstance(observation, spaces.Dict)
         self.observation = observation
@@ -83,7 +84,7 @@ class ReuseLearner:
         source = self.sources[self._turn % len(self.sources)]
         self._turn += 1
         seed = int(self.rng.integers(MAX_SEED))
-        return draw_moments(source, seed, self.config.moments, self.scale, self.rng)
+        return draw_moments(source, seed, self.config.moments, self.rng)
 
     def _learn(self, steps: int) -> float:
         """So many steps; returns their mean loss."""
@@ -108,8 +109,10 @@ class ReuseLearner:
         torch.save(self.network.state_dict(), folder / WEIGHTS)
 
     def save_training(self, folder: Path) -> None:
-        """Writes the optimizer and the random generators; moments are drawn anew."""
+        """Writes the optimizer, the moments that are kept and the random generators."""
         torch.save(self.optimizer.state_dict(), folder / OPTIMIZER)
+        if self.moments is not None:
+            np.savez(folder / DATA, **vars(self.moments))
         state = {
             "turn": self._turn,
             "rng": self.rng.bit_generator.state,
@@ -121,10 +124,30 @@ class ReuseLearner:
         """Goes on from there."""
         self.network.load_state_dict(torch.load(folder / WEIGHTS, weights_only=True))
         self.optimizer.load_state_dict(torch.load(folder / OPTIMIZER, weights_only=True))
+        if (folder / DATA).is_file():
+            with np.load(folder / DATA) as data:
+                self.moments = Moments(**data)
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
         self._turn = state["turn"]
         self.rng.bit_generator.state = state["rng"]
         self.generator.set_state(torch.tensor(state["torch"], dtype=torch.uint8))
+
+
+def check_replacing(config: SharingConfig) -> None:
+    """Refuses a setting in which nobody is asked who goes, or in which time shows otherwise than is learned here.
+
+    Raises:
+        ValueError: says what to set.
+    """
+    if not config.manager.replace_idle:
+        raise ValueError(
+            "agent=reuse learns who goes for a newcomer, which nobody is asked with env.manager.replace_idle=false; "
+            "set it to true, as experiment=sharing_warm does"
+        )
+    if config.scales.latency_s != SCALE_S:
+        raise ValueError(
+            f"agent=reuse reads times with env.scales.latency_s={SCALE_S}, got {config.scales.latency_s}"
+        )
 
 
 def load(folder: Path, config: Mapping[str, Any], name: str) -> Policy:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from envs.sharing.config import SharingScales
 from envs.simulator.sharing.arrays import DEMAND_S
 from envs.simulator.sharing.demand import demand_at
 from envs.simulator.sharing.features import PLACE_FEATURES
@@ -18,6 +19,7 @@ from envs.workload.registry import WorkloadSource
 from envs.workload.schema import Workload
 
 DEMAND_FEATURES = ("asked_s", "known_s", "gap_30s", "gap_3m", "gap_30m")
+SCALE_S = SharingScales().latency_s  # of what is seen, which are logarithms
 DEMAND = slice(PLACE_FEATURES.index(DEMAND_FEATURES[0]), PLACE_FEATURES.index(DEMAND_FEATURES[-1]) + 1)
 
 
@@ -55,22 +57,19 @@ def joined(parts: Sequence[Moments], most: int) -> Moments:
     return Moments(seen, until_s, np.concatenate([part.asked for part in parts])[-most:])
 
 
-def draw_moments(
-    source: WorkloadSource, seed: int, number: int, scale: float, rng: np.random.Generator
-) -> Moments:
+def draw_moments(source: WorkloadSource, seed: int, number: int, rng: np.random.Generator) -> Moments:
     """Moments of an episode of the training split, drawn evenly from the time since each model was first asked for.
 
     Args:
         source: Of episodes.
         seed: Which episode.
         number: Of each model that is asked for at all.
-        scale: Of seconds in what is seen.
         rng: Draws the moments.
     """
-    return moments_of(source.sample(seed, "train"), number, scale, rng)
+    return moments_of(source.sample(seed, "train"), number, rng)
 
 
-def moments_of(workload: Workload, number: int, scale: float, rng: np.random.Generator) -> Moments:
+def moments_of(workload: Workload, number: int, rng: np.random.Generator) -> Moments:
     """The same of an episode at hand."""
     end_s = float(workload.arrival_s[-1])
     order = np.argsort(workload.model_id, kind="stable")
@@ -84,6 +83,6 @@ def moments_of(workload: Workload, number: int, scale: float, rng: np.random.Gen
         rows = slice(i * number, (i + 1) * number)
         demand = np.zeros(2 + len(DEMAND_S))
         demand_at(
-            arrival_s, at_s, end_s, scale, demand, found.seen[rows], found.until_s[rows], found.asked[rows]
+            arrival_s, at_s, end_s, SCALE_S, demand, found.seen[rows], found.until_s[rows], found.asked[rows]
         )
     return found

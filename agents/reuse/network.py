@@ -21,7 +21,7 @@ from agents.reuse.moments import DEMAND_FEATURES, Moments
 # Ends of the spans, s; source: ours.
 SPANS_S = np.array([2, 4, 8, 16, 30, 45, 60, 75, 100, 140, 200, 280, 400, 560, 800, 1200, 1800], np.float64)
 _BEGINS_S = np.concatenate([[0.0], SPANS_S[:-1]])
-_CENTRE, _SPREAD = 4.0, 2.0  # of what is seen; logarithms of half seconds
+_CENTRE, _SPREAD = 4.0, 2.0  # of what is seen, about
 
 Layer = tuple[NDArray[np.float32], NDArray[np.float32]]
 

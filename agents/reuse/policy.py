@@ -71,19 +71,26 @@ class ReusePolicy(KeepWarmPolicy):
             state: What is known.
             slots: (K,), the instances.
         """
-        instances, requested = state.instances, state.requests["model"][state.offered]
         worth = self._worths(rows, state)
         lost = worth[slots]
-        idle = (instances["status"] == InstanceStatus.SERVING) & (instances["idle_s"] > 0)
         for k in np.flatnonzero(rows[slots, _REPLACES] > 1):
-            others = (
-                idle & (instances["node"] == instances["node"][slots[k]]) & (instances["model"] != requested)
-            )
-            others[slots[k]] = False
-            number = int(rows[slots[k], _REPLACES]) - 1
-            first = np.argsort(np.where(others, -instances["idle_s"], np.inf), kind="stable")[:number]
-            lost[k] += worth[first].sum()
+            companions = self._companions(state, int(slots[k]), int(rows[slots[k], _REPLACES]) - 1)
+            lost[k] += worth[companions].sum()
         return lost
+
+    def _companions(self, state: SharingState, slot: int, number: int) -> NDArray[np.intp]:
+        """Who goes with an instance: of the idle ones of its node those that have been so the longest."""
+        instances = state.instances
+        node = instances["node"][slot]
+        idle = (instances["status"] == InstanceStatus.SERVING) & (instances["node"] == node)
+        idle &= (instances["num_running"] == 0) & (instances["num_waiting"] == 0)
+        idle &= instances["model"] != state.requests["model"][state.offered]
+        idle[slot] = False
+        if (at_work := state.nodes["at_work"][node]) >= 0:
+            idle[at_work] = False
+        others = np.flatnonzero(idle)
+        longest: NDArray[np.intp] = others[np.argsort(-instances["idle_s"][others], kind="stable")]
+        return longest[:number]
 
     def _worths(self, rows: NDArray[np.float32], state: SharingState) -> NDArray[np.float64]:
         """(S,), of every instance; 0 where there is none."""

@@ -1,8 +1,8 @@
 """What a learned policy sees: a row an endpoint, and the clock.
 
-Counts, rates and times are log(1 + value / scale), shares are shares; all lie in [0, HIGH]. What is true of an endpoint
-follows from `AutoscalingState`, save for the environment's own forecast. The set of endpoints has no order that means
-anything.
+Counts, rates and times are log(1 + value / scale), shares and log ratios as they are; all lie in [0, HIGH]. What is
+true of an endpoint follows from `AutoscalingState`, save for the environment's own forecast. The set of endpoints has
+no order that means anything.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ ENDPOINT_FEATURES = (
     "niw_queued_tokens",
     "niw_oldest",  # age of the oldest over the time it has, share
     "release_level",  # number of the level over the number of levels less one
-    "load_minute",  # interactive prompt tokens/s of the last minute over what one instance serves; log, as the next 7
+    "load_minute",  # interactive prompt tokens/s of the last minute over what one instance serves; log, as the next 6
     "load_interval",  # ... of the last decision interval
     "load_hour",  # ... of the last hour
     "forecast_interval",  # the same, expected in the next decision interval
     "forecast_hour",  # ... in the next hour
     "usual",  # ... at this time a week ago, mean of two hours
     "niw_load_hour",  # non-interactive prompt tokens/s of the last hour over what one instance serves
-    "unrest",  # by how much the load of a quarter of an hour differs from that of the one before, in the last day
+    "unrest",  # root mean square of log ratios of one quarter of an hour's load to the next's in the last day
     "output_rate",  # tokens/s that answers of the last interval came to; log over scales.token_rate
     "late",  # share of the last interval's interactive requests that missed a promise, at most 1
     "ttft",  # mean of the last interval over the strictest promise; log

@@ -15,7 +15,6 @@ from agents.checkpoint import load_policy, replacing, write_description
 from agents.config import DAggerConfig, DQNConfig, NetworkConfig, PPOConfig
 from agents.imitation import ImitationLearner
 from agents.learner import Budget, Task, make_learner
-from agents.reuse.config import ReuseConfig
 from agents.sharing.adapter import SharingAdapter
 from baselines.common.place_score import PlaceScoreConfig, PlaceScorePolicy
 from envs.registration import make_env, make_vector_env
@@ -39,7 +38,6 @@ CONFIGS = {
     ),
     "dqn": DQNConfig(buffer_size=500, warm_up_steps=8, batch_size=8, network=NETWORK),
     "api": APIConfig(iterations=1, horizon=5, sample_every=1, epochs=2, hidden=8),
-    "reuse": ReuseConfig(width=8, episodes=2, passes=1, batch_size=16),
 }
 
 
@@ -60,9 +58,8 @@ def test_round_trip_and_another_cluster(name, tmp_path):
     assert ours.metrics["return"] == theirs.metrics["return"]
     if name != "dqn":
         assert ours.metrics["commands_refused"] == 0
-    if name != "reuse":  # who goes depends on what the observation alone does not show
-        together = episode_returns(make_vector_env("sharing", 2, **LIGHT), policy, env.policy_spec, [3, 4])
-        assert together[0] == pytest.approx(ours.metrics["return"], rel=1e-6)
+    together = episode_returns(make_vector_env("sharing", 2, **LIGHT), policy, env.policy_spec, [3, 4])
+    assert together[0] == pytest.approx(ours.metrics["return"], rel=1e-6)
     wider = SharingSpec(nodes=(SMALL.nodes[0], GPU), slots_per_node=6)
     assert run_episode(make_env("sharing", **LIGHT | {"cluster": wider}), policy, 3).decisions
 

@@ -27,10 +27,10 @@ def test_what_is_expected_is_last_week_by_the_last_hour():
 
 
 def test_unrest_is_how_far_quarters_of_an_hour_differ():
-    """Bins of five minutes. The first endpoint has e times as much in every other quarter; the second is even."""
-    swings = np.tile(np.repeat([1e6, 1e6 * np.e], 3), 10)
+    """Bins of five minutes. The first endpoint's quarters differ by factors of e, of e^3 or not at all."""
+    swings = np.repeat(1e6 * np.exp(np.cumsum([0, 1, -3, 3, -1] * 4)), 3)
     tokens = np.stack([swings, np.full(60, 1e6)])
-    np.testing.assert_allclose(unrest(tokens, 300.0), [1.0, 0.0], atol=1e-6)
+    np.testing.assert_allclose(unrest(tokens, 300.0), [np.sqrt(80 / 19), 0.0], atol=1e-5)
     a_day = np.concatenate([swings, np.full(288, 1e6)])[None]
     np.testing.assert_allclose(unrest(a_day, 300.0), [0.0], atol=1e-6, err_msg="more than a day ago")
 
