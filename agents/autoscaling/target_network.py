@@ -2,7 +2,8 @@
 
 A number of instances that is wanted is linear in what is seen of an endpoint, loads counted in instances. Enough more
 than there are must be wanted for one to come, and enough less for one to go; how much is enough is linear in the load.
-All of it is once for loads that were calm in the last day and once for restless ones, with all shades between them.
+All of it is once for loads that were calm in the last day and once for restless ones, with all shades between them; a
+search on loads of one kind leaves the numbers of the other to chance.
 Instances come from vacant machines and leave them vacant; non-interactive requests are released as freely as before.
 """
 
