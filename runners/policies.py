@@ -163,7 +163,7 @@ def composed_file(group: str, name: str) -> dict[str, Any]:
     """A file of a config group with its own defaults.
 
     Raises:
-        ValueError: the group has no such file; names the nearest.
+        ValueError: the group has no such file, naming the nearest; or it leaves something to be given.
     """
     names = sorted(path.stem for path in (CONFIG_DIR / group).glob("*.yaml"))
     if name not in names:
@@ -173,6 +173,11 @@ def composed_file(group: str, name: str) -> dict[str, Any]:
     else:
         with initialize_config_dir(version_base="1.3", config_dir=str(CONFIG_DIR)):
             config = compose(f"{group}/{name}")
+    if missing := sorted(OmegaConf.missing_keys(config[group])):
+        raise ValueError(
+            f"{group} {name!r} leaves {', '.join(missing)} to be given, which its name alone does not do; "
+            f"write a file in configs/{group} that says it"
+        )
     return cast(dict[str, Any], OmegaConf.to_container(config[group], resolve=True))
 
 

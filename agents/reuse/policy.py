@@ -71,12 +71,16 @@ class ReusePolicy(KeepWarmPolicy):
             state: What is known.
             slots: (K,), the instances.
         """
-        worth = self._worths(rows, state)
-        lost = worth[slots]
+        worth, models = self._worths(rows, state), state.instances["model"]
+        copies = np.bincount(models[models >= 0], minlength=len(self._sizes))
+        lost = np.where(copies[models[slots]] > 1, 0.0, worth[slots])
         for k in np.flatnonzero(rows[slots, _REPLACES] > 1):
             companions = self._companions(state, int(slots[k]), int(rows[slots[k], _REPLACES]) - 1)
-            lost[k] += worth[companions].sum()
-        return lost
+            going = np.append(companions, slots[k])
+            gone, first, number = np.unique(models[going], return_index=True, return_counts=True)
+            lost[k] = worth[going[first]][number == copies[gone]].sum()
+        longer: NDArray[np.float64] = lost - _LONGER_IDLE * state.instances["idle_s"][slots]
+        return longer
 
     def _companions(self, state: SharingState, slot: int, number: int) -> NDArray[np.intp]:
         """Who goes with an instance: of the idle ones of its node those that have been so the longest."""
@@ -93,14 +97,10 @@ class ReusePolicy(KeepWarmPolicy):
         return longest[:number]
 
     def _worths(self, rows: NDArray[np.float32], state: SharingState) -> NDArray[np.float64]:
-        """(S,), of every instance; 0 where there is none."""
-        instances = state.instances
-        there = np.flatnonzero(instances["model"] >= 0)
-        models = instances["model"][there]
-        kinds = self.setting.node_kinds[instances["node"][there]]
-        load_s = self.setting.load_s[kinds, self._sizes[models]]
-        number = np.bincount(models, minlength=len(self._sizes))[models]
-        worth = np.zeros(len(instances))
-        worth[there] = np.where(number > 1, 0.0, load_s * self.scorer.worth(rows[there, DEMAND]))
-        worth[there] -= _LONGER_IDLE * instances["idle_s"][there]
+        """(S,), of every instance if its model has no other; 0 where there is none."""
+        there = np.flatnonzero(state.instances["model"] >= 0)
+        instances = state.instances[there]
+        kinds, sizes = self.setting.node_kinds[instances["node"]], self._sizes[instances["model"]]
+        worth = np.zeros(len(state.instances))
+        worth[there] = self.setting.load_s[kinds, sizes] * self.scorer.worth(rows[there, DEMAND])
         return worth

@@ -151,6 +151,12 @@ def test_a_spare_goes_first():
     lost = policy.lost(rows, replace(state, instances=instances), np.arange(3))
     assert lost[1] < lost[2] < lost[0], "of two of a model the one that has been idle longer"
     assert lost[1] == pytest.approx(0.0, abs=1e-6)
+    rows[:3, PLACE_FEATURES.index("replaces")] = 3
+    together = policy.lost(rows, replace(state, instances=instances), np.arange(3))
+    alone = replace(state, instances=np.where(np.arange(len(instances)) == 1, state.instances, instances))
+    rows[:3, PLACE_FEATURES.index("replaces")] = 1
+    each = policy.lost(rows, alone, np.array([0, 2]))
+    np.testing.assert_allclose(together, each.sum(), rtol=1e-5, err_msg="of two that go together one counts")
 
 
 def test_who_goes_with_an_instance_is_who_the_environment_unloads():

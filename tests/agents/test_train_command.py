@@ -279,6 +279,10 @@ def test_mistakes_get_one_sentence(words, expected, tmp_path, capsys):
             "also_workloads is for agent=bc, dagger and reuse alone",
         ),
         (["env=sharing", "agent=dagger", "also_workloads=[functions_2091]"], "did you mean 'functions_2019'"),
+        (
+            ["env=sharing", "agent=dagger", "also_workloads=[file]"],
+            "workload 'file' leaves workload.path to be given",
+        ),
         (["env=routing", "agent=api", "also_clusters=[fleet_h100_x5]"], "did you mean 'fleet_h100_x4'"),
     ],
 )
