@@ -30,6 +30,9 @@ class ClairvoyantSearchPolicy:
         candidates: Most actions compared; more are drawn from. Where a decision has several levers, an action that is
             compared differs from the base's in those of one row of the observation.
         every: Decisions between two searches; in between, the base decides.
+        hold: Whether candidates are also kept to: rollouts in which nothing else is done are compared as well, one of
+            them in which all is left as it is from the start. Where one of these comes out best, nothing else is done
+            up to the next search. A base that takes back what it would not have done itself hides what that brings.
 
     Raises:
         ValueError: the environment cannot be forked, or takes other actions than numbers.
@@ -46,17 +49,19 @@ class ClairvoyantSearchPolicy:
         horizon: int = 100,
         candidates: int = 8,
         every: int = 1,
+        hold: bool = False,
     ) -> None:
         if not hasattr(env.unwrapped, "fork"):
             raise ValueError(f"env {env_name!r} cannot be forked, which a clairvoyant search needs")
         if not isinstance(env.action_space, (spaces.Discrete, spaces.MultiDiscrete)):
             raise ValueError(f"env {env_name!r} does not take numbers, which a clairvoyant search tries")
         self.env, self.base, self.adapter = env.unwrapped, base, adapter_of(env_name)
-        self.horizon, self.candidates, self.every = horizon, candidates, every
+        self.horizon, self.candidates, self.every, self.hold = horizon, candidates, every, hold
 
     def reset(self, spec: PolicySpec, seed: int) -> None:
         """Prepares the base."""
         self._rng, self._decisions, self._spec = np.random.default_rng(seed), 0, spec
+        self._held = False
         if self.base is not None:
             self.base.reset(spec, seed)
 
@@ -65,9 +70,16 @@ class ClairvoyantSearchPolicy:
         usual = None if self.base is None else self.base.act(observation, state)
         self._decisions += 1
         if (self._decisions - 1) % self.every:
-            return usual
-        actions = [usual, *self._options(usual, observation, state)]
-        return actions[int(np.argmax(self._values(actions)))]
+            return None if self._held else usual
+        options = self._options(usual, observation, state)
+        actions = [usual, *options]
+        values = self._values(actions)
+        if self.hold:
+            actions += [None, *options]
+            values = np.append(values, [self._rollout(action, None) for action in (None, *options)])
+        best = int(np.argmax(values))
+        self._held = best > len(options)
+        return actions[best]
 
     def _values(self, actions: list[Action]) -> NDArray[np.float64]:
         """Return of each action and what the base does after it; inside the kernel where both can be there."""
@@ -75,7 +87,7 @@ class ClairvoyantSearchPolicy:
         if score is not None and hasattr(self.env, "roll_forks"):
             values: NDArray[np.float64] = self.env.roll_forks(actions, score, self.horizon)
             return values
-        return np.array([self._rollout(action) for action in actions])
+        return np.array([self._rollout(action, self.base) for action in actions])
 
     def _options(self, usual: Action, observation: Any, state: Any) -> list[Any]:
         """Actions to compare with the base's."""
@@ -101,9 +113,14 @@ class ClairvoyantSearchPolicy:
             varied[lever] = self._rng.choice(np.flatnonzero(own))
         return varied
 
-    def _rollout(self, action: Action) -> float:
-        """Return of an action and what the base does after it, less what the world would charge for work in line."""
-        env, base = self.env.fork(), copy.deepcopy(self.base)
+    def _rollout(self, action: Action, base: Policy | None) -> float:
+        """Return of an action and what a policy does after it, less what the world would charge for work in line.
+
+        Args:
+            action: What is done first.
+            base: The policy; None: all is left as it is.
+        """
+        env, base = self.env.fork(), copy.deepcopy(base)
         total = 0.0
         for _ in range(self.horizon):
             observation, reward, terminated, truncated, _ = env.step(action)

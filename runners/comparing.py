@@ -116,6 +116,12 @@ def search(config: CompareConfig, settings: SearchConfig, seed: int) -> float:
     env: Any = make_configured_env(config)
     base = None if settings.base is None else load_policy(settings.base)
     policy = ClairvoyantSearchPolicy(
-        env, config.env["name"], base, settings.horizon, settings.candidates, settings.every
+        env,
+        config.env["name"],
+        base,
+        settings.horizon,
+        settings.candidates,
+        settings.every,
+        settings.hold,
     )
     return run_episode(env, policy, seed).metrics["return"]

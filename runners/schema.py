@@ -203,6 +203,7 @@ class SearchConfig:
         horizon: decisions that a rollout looks ahead.
         candidates: most actions compared.
         every: decisions between two searches.
+        hold: whether candidates are also kept to, up to the next search.
         seeds: of how many of the first seeds; 0: none.
     """
 
@@ -210,6 +211,7 @@ class SearchConfig:
     horizon: int = 100
     candidates: int = 8
     every: int = 1
+    hold: bool = False
     seeds: int = 0
 
     def __post_init__(self) -> None:

@@ -133,6 +133,21 @@ def test_the_search_inside_the_kernel_is_the_one_outside(monkeypatch):
     assert inside.metrics["return"] == outside.metrics["return"]
 
 
+def test_a_search_that_keeps_to_its_candidates_sees_what_its_base_takes_back():
+    """At a request a second one engine of all GPUs answers soonest; a base that wants eight apart splits it again."""
+    env = make_env("dp_tp", workload=chat(60, rate_rps=1.0), split="test")
+
+    def searched(**settings):
+        base = load_policy({"name": "load_threshold", "params": {"layouts": ["8x1"]}})
+        search = ClairvoyantSearchPolicy(env, "dp_tp", base, horizon=10, candidates=32, **settings)
+        return run_episode(env, search, 0).metrics["return"]
+
+    whole = run_episode(env, load_policy("static_tp"), 0).metrics["return"]
+    taken_back, held = searched(every=4), searched(every=4, hold=True)
+    assert held >= whole
+    assert held > 0.9 * taken_back  # costs: a tenth less
+
+
 def test_faster_places_raise_the_bound():
     fleet = FleetConfig(groups=(GroupSpec(ReplicaSpec("llama-3.1-8b", "H100"), 2),))
     faster = replace(fleet, slow_nodes=tuple(SlowNode(0.0, place, 0.8) for place in range(2)))
