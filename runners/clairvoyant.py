@@ -29,7 +29,7 @@ class ClairvoyantSearchPolicy:
         horizon: Decisions that a rollout looks ahead.
         candidates: Most actions compared; more are drawn from. Where a decision has several levers, an action that is
             compared differs from the base's in those of one row of the observation.
-        every: Decisions between two searches; in between, the base decides.
+        every: Decisions between two searches; in between, the base decides, or nothing else is done (`hold`).
         hold: Whether candidates are also kept to: rollouts in which nothing else is done are compared as well, one of
             them in which all is left as it is from the start. Where one of these comes out best, nothing else is done
             up to the next search. A base that takes back what it would not have done itself hides what that brings.
