@@ -32,7 +32,8 @@ class ClairvoyantSearchPolicy:
         every: Decisions between two searches; in between, the base decides, or nothing else is done (`hold`).
         hold: Whether candidates are also kept to: rollouts in which nothing else is done are compared as well, one of
             them in which all is left as it is from the start. Where one of these comes out best, nothing else is done
-            up to the next search. A base that takes back what it would not have done itself hides what that brings.
+            up to the next search. A base that takes back what it would not have done itself hides what that brings. In
+            routing and sharing, where every request asks for a decision, nothing else means that requests are held.
 
     Raises:
         ValueError: the environment cannot be forked, or takes other actions than numbers.
