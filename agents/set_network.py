@@ -78,6 +78,23 @@ class SetNetwork(nn.Module):
             last.weight.zero_()
             last.bias.zero_()
 
+    def disregard(self, context: NDArray[np.intp], row: NDArray[np.intp]) -> None:
+        """Takes away the weights of features, but for those of the direct sum.
+
+        A feature that is zero in all that is learned from has no gradient: its weights would stay as they were drawn
+        and decide by chance once it is seen.
+
+        Args:
+            context: Columns of all that is no row.
+            row: Columns of a row.
+        """
+        behind = self.pooled_size - self.row_context.in_features
+        with torch.no_grad():
+            self.row_place.weight[:, row] = 0.0
+            self.row_context.weight[:, context] = 0.0
+            for layer in (self.score_pool, self.hold_pool):
+                layer.weight[:, behind + context] = 0.0
+
     def adopt(self, score: PlaceScore) -> None:
         """Takes over the weights of what decides in the kernel; if that is of other widths, nothing changes.
 

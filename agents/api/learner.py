@@ -168,9 +168,11 @@ class PolicyIterationLearner:
         )
 
     def _begin(self, network: nn.Module, data: _Data) -> None:
-        """What a network is before it is trained: as it comes, or the last one."""
+        """What a network is before it is trained: as it comes, or the last one. A feature never seen weighs nothing."""
         if self.config.warm and self.iteration and not self._started:
             network.load_state_dict(self.network.state_dict())
+        elif isinstance(network, SetNetwork):
+            network.disregard(_never_seen(data.states), _never_seen(data.actions[data.valid]))
 
     def _margin(self, data: _Data) -> float:
         """What a departure from the start must promise, by states that networks of the same kind have not seen."""
@@ -290,6 +292,11 @@ class APILearner(PolicyIterationLearner):
     ) -> NDArray[np.bool_]:
         """Those that pass the guard, where there is one."""
         return valid if self.guard is None else passing(self.guard, states, actions, valid)
+
+
+def _never_seen(rows: NDArray[np.float32]) -> NDArray[np.intp]:
+    """Columns that are zero in all rows."""
+    return np.flatnonzero(~np.any(rows != 0.0, axis=0))
 
 
 def in_spreads(

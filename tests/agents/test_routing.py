@@ -117,6 +117,27 @@ def test_a_network_adopts_what_decides_in_the_kernel_if_it_is_as_wide():
     torch.testing.assert_close(wider.row.weight, before)
 
 
+def test_a_feature_that_is_disregarded_counts_only_in_the_sum():
+    torch.manual_seed(0)
+    network, plain = direct_network(), SetNetwork(20, 20, 8, (16,), IN_SERVICE)
+    context, places = random_fleet(np.random.default_rng(7), 2, 4)
+    seen_context, seen_places = context.copy(), places.copy()
+    seen_context[:, 3] += 2.0
+    seen_places[:, :, 5] += 2.0
+    for each, hold in ((network, False), (plain, True)):
+        score = each.export().scores
+        assert not np.allclose(score(seen_context, places, hold), score(context, places, hold))
+        assert not np.allclose(score(context, seen_places, hold), score(context, places, hold))
+        each.disregard(np.array([3]), np.array([5]))
+        score = each.export().scores
+        np.testing.assert_array_equal(score(seen_context, seen_places, hold), score(context, places, hold))
+    network.lean_on(np.ones(20, np.float32))
+    score = network.export().scores
+    np.testing.assert_allclose(
+        score(context, seen_places, False), score(context, places, False) + 2.0, rtol=1e-5
+    )
+
+
 def test_weights_from_before_there_was_a_sum_have_one_of_zeros():
     network, weights = direct_network(), direct_network().state_dict()
     del weights["direct"]
@@ -151,6 +172,23 @@ def test_the_first_network_of_a_router_begins_as_the_sum_it_starts_from():
     assert [
         run_episode(env, learner.policy(), seed, "api").metrics["return"] for seed in range(3)
     ] != expected
+
+
+def test_what_was_never_seen_in_training_weighs_nothing():
+    """Gauges are fresh, nothing is held and nobody shares a prefix: by chance such a feature would decide one day."""
+    config = APIConfig(iterations=1, horizon=5, sample_every=1, epochs=1, hidden=8)
+    learner, budget = make_learner(config, Task("routing", LIGHT, num_envs=2)), Budget(64)
+    while not budget.over:
+        learner.improve(budget)
+    network, first = learner.network, learner.network.row_context.in_features - len(CLUSTER_FEATURES)
+    for name in ("gauge_age_s", "held"):
+        column = first + CLUSTER_FEATURES.index(name)
+        assert not network.row_context.weight[:, column].any()
+        assert not network.score_pool.weight[:, 2 * 8 + column].any()
+    assert not network.row_place.weight[:, PLACE_FEATURES.index("prefix_hit")].any()
+    for name in ("requests_long", "unsent_tokens"):
+        assert network.row_context.weight[:, first + CLUSTER_FEATURES.index(name)].all()
+    assert network.row_place.weight[:, PLACE_FEATURES.index("in_flight")].all()
 
 
 def test_time_for_the_last_network_is_put_by_and_what_is_left_of_it_trains_no_other(monkeypatch):
