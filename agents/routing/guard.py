@@ -22,9 +22,9 @@ class GuardConfig:
 
     At each place that can take the request the first token is expected after the prompts that wait there, its own
     without what is cached, and an iteration of the engine. The network chooses among the places where that is at most
-    the larger of `times_least` times the least of these times, and `times_usual` times what the mean prompt of the last
-    minute takes to prefill at the mean speed of these places, each counted as often as it is fast: tokens, not engines,
-    are what is counted, and most go to fast ones.
+    the largest of `times_least` times the least of these times, of `times_usual` times what the mean prompt of the last
+    minute takes to prefill at the mean speed of these places, each counted as often as it is fast (tokens, not engines,
+    are what is counted, and most go to fast ones), and of `soon_s`, which nobody minds.
 
     So whatever the network has learned, a first token is expected late only where it would be late everywhere. The
     place of the least time always passes, and nothing is held that some place can take. No latency is promised: prompts
@@ -35,16 +35,21 @@ class GuardConfig:
     Attributes:
         times_least: At least 1.
         times_usual: At least 0.
+        soon_s: Seconds, at least 0.
     """
 
     times_least: float = 1.5
     times_usual: float = 7.5
+    soon_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not 1.0 <= self.times_least < math.inf:
             raise ValueError(f"agent.guard.times_least must be finite and at least 1, got {self.times_least}")
-        if not 0.0 <= self.times_usual < math.inf:
-            raise ValueError(f"agent.guard.times_usual must be finite and at least 0, got {self.times_usual}")
+        for name in ("times_usual", "soon_s"):
+            if not 0.0 <= getattr(self, name) < math.inf:
+                raise ValueError(
+                    f"agent.guard.{name} must be finite and at least 0, got {getattr(self, name)}"
+                )
 
     def numbers(self) -> NDArray[np.float64]:
         """What the kernel knows of it, (len(GUARD),), with the usual scales of the observation."""
@@ -62,7 +67,8 @@ def read_guard(values: Any) -> GuardConfig:
         return values
     if not isinstance(values, Mapping):
         raise ValueError(
-            f"agent.guard must be null or have times_least and times_usual, as {{times_least: 1.5}}, got {values!r}"
+            "agent.guard must be null or have some of times_least, times_usual and soon_s, as {times_least: 1.5}, "
+            f"got {values!r}"
         )
     for key in values:
         check_choice(

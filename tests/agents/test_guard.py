@@ -76,27 +76,31 @@ def example() -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    ("times_least", "times_usual", "able", "passing"),
+    ("times_least", "times_usual", "soon_s", "able", "passing"),
     [
-        (1.0, 0.0, (1, 1, 1), (1, 0, 0)),  # 0.22 s
-        (1.2, 0.0, (1, 1, 1), (1, 0, 0)),  # 0.264 s
-        (1.25, 0.0, (1, 1, 1), (1, 0, 1)),  # 0.275 s
-        (2.9, 0.0, (1, 1, 1), (1, 1, 1)),  # 0.638 s
-        (1.0, 4.8, (1, 1, 1), (1, 0, 0)),  # 4.8 / 18 s = 0.267 s
-        (1.0, 4.9, (1, 1, 1), (1, 0, 1)),  # 0.272 s
-        (1.0, 11.1, (1, 1, 1), (1, 0, 1)),  # 0.617 s
-        (1.0, 11.2, (1, 1, 1), (1, 1, 1)),  # 0.622 s
-        (1.0, 0.0, (0, 1, 1), (0, 0, 1)),  # the least of those that can
-        (1.0, 0.0, (0, 1, 0), (0, 1, 0)),
-        (1.0, 10.3, (1, 1, 0), (1, 0, 0)),  # 0.618 s: of the two that can, 125 / 15 thousand tokens/s
-        (1.0, 10.4, (1, 1, 0), (1, 1, 0)),  # 0.624 s
-        (1.0, 13.0, (0, 0, 0), (0, 0, 0)),
+        (1.0, 0.0, 0.0, (1, 1, 1), (1, 0, 0)),  # 0.22 s
+        (1.2, 0.0, 0.0, (1, 1, 1), (1, 0, 0)),  # 0.264 s
+        (1.25, 0.0, 0.0, (1, 1, 1), (1, 0, 1)),  # 0.275 s
+        (2.9, 0.0, 0.0, (1, 1, 1), (1, 1, 1)),  # 0.638 s
+        (1.0, 4.8, 0.0, (1, 1, 1), (1, 0, 0)),  # 4.8 / 18 s = 0.267 s
+        (1.0, 4.9, 0.0, (1, 1, 1), (1, 0, 1)),  # 0.272 s
+        (1.0, 11.1, 0.0, (1, 1, 1), (1, 0, 1)),  # 0.617 s
+        (1.0, 11.2, 0.0, (1, 1, 1), (1, 1, 1)),  # 0.622 s
+        (1.0, 0.0, 0.0, (0, 1, 1), (0, 0, 1)),  # the least of those that can
+        (1.0, 0.0, 0.0, (0, 1, 0), (0, 1, 0)),
+        (1.0, 10.3, 0.0, (1, 1, 0), (1, 0, 0)),  # 0.618 s: of the two that can, 125 / 15 thousand tokens/s
+        (1.0, 10.4, 0.0, (1, 1, 0), (1, 1, 0)),  # 0.624 s
+        (1.0, 13.0, 0.0, (0, 0, 0), (0, 0, 0)),
+        (1.0, 0.0, 0.26, (1, 1, 1), (1, 0, 0)),  # soon enough is what comes within so long
+        (1.0, 0.0, 0.28, (1, 1, 1), (1, 0, 1)),
+        (1.0, 4.9, 0.1, (1, 1, 1), (1, 0, 1)),
+        (1.0, 4.9, 0.63, (1, 1, 1), (1, 1, 1)),
     ],
 )
-def test_it_leaves_out_what_would_be_much_later(times_least, times_usual, able, passing) -> None:
+def test_it_leaves_out_what_would_be_much_later(times_least, times_usual, soon_s, able, passing) -> None:
     seen = example()
     masks = np.array([[*able, 1]], bool)
-    guard = GuardConfig(times_least, times_usual).numbers()
+    guard = GuardConfig(times_least, times_usual, soon_s).numbers()
     allowed = guarded(guard, seen, masks)
     assert allowed[0].tolist() == [*map(bool, passing), True]
     assert masks[0].tolist() == [*map(bool, able), True], "what it is given stays as it is"
@@ -170,7 +174,7 @@ def test_it_is_saved_with_the_network_and_decides_alone_as_in_a_batch(tmp_path) 
             settings = {"env": {"name": "routing"}, "agent": agent, "workload": BUSY["workload"]}
             write_description(folder, settings, env.observation_space, env.action_space, {})
     saved = yaml.safe_load((tmp_path / "guarded" / "config.yaml").read_text(encoding="utf-8"))
-    assert saved["agent"]["guard"] == {"times_least": 1.1, "times_usual": 3.0}
+    assert saved["agent"]["guard"] == {"times_least": 1.1, "times_usual": 3.0, "soon_s": 0.0}
     ours, plain = load_policy(tmp_path / "guarded"), load_policy(tmp_path / "plain")
     episode = run_episode(env, ours, 1)
     batched, chosen = played(ours, begun := Deciders([Episode(RoutingConfig(**BUSY))]), first_of(begun, ours))
@@ -192,11 +196,12 @@ def first_of(deciders: Deciders, chosen_by) -> np.ndarray:
         ({"times_least": 0.9}, "agent.guard.times_least must be finite and at least 1, got 0.9"),
         ({"times_least": float("inf")}, "agent.guard.times_least must be finite"),
         ({"times_usual": -1.0}, "agent.guard.times_usual must be finite and at least 0, got -1.0"),
+        ({"soon_s": -0.1}, "agent.guard.soon_s must be finite and at least 0, got -0.1"),
         ({"times_usual": float("nan")}, "agent.guard.times_usual must be finite"),
         ({"times_usually": 3.0}, "agent.guard.times_usual"),
         ({"times_least": True}, "agent.guard.times_least must be a number, got True"),
         ({"times_usual": "many"}, "agent.guard.times_usual must be a number, got 'many'"),
-        (2.0, "agent.guard must be null or have times_least and times_usual"),
+        (2.0, "agent.guard must be null or have some of times_least, times_usual and soon_s"),
     ],
 )
 def test_settings_that_are_refused(values: object, message: str) -> None:

@@ -11,13 +11,16 @@ from envs.simulator.kernel.features import CLUSTER_FEATURES, PLACE_FEATURES, REQ
 GUARD = (  # what a guard's numbers are
     "times_least",
     "times_usual",
+    "soon_s",
     "iteration_s",  # scales of the observation from here on
     "prefill_s",
     "prompt_tokens",
     "request_rate",
     "token_rate",
 )
-_LEAST, _USUAL, _ITERATION_S, _PREFILL_S, _PROMPT_TOKENS, _REQUEST_RATE, _TOKEN_RATE = range(len(GUARD))
+_LEAST, _USUAL, _SOON, _ITERATION_S, _PREFILL_S, _PROMPT_TOKENS, _REQUEST_RATE, _TOKEN_RATE = range(
+    len(GUARD)
+)
 
 _BACKLOG = PLACE_FEATURES.index("prefill_backlog_s")
 _ITERATION = PLACE_FEATURES.index("iteration_s")
@@ -69,7 +72,7 @@ def narrow(
                 speeds += speed
                 squares += speed * speed
     requests = _value(cluster[_REQUESTS], guard[_REQUEST_RATE])
-    latest_s = guard[_LEAST] * least_s
+    latest_s = max(guard[_LEAST] * least_s, guard[_SOON])
     if requests > 0.0 and speeds > 0.0:
         usual_s = _value(cluster[_PROMPTS], guard[_TOKEN_RATE]) / requests * speeds / squares
         latest_s = max(latest_s, guard[_USUAL] * usual_s)
