@@ -341,6 +341,8 @@ class SearchConfig(AgentConfig):
             return on it, so that quiet episodes count as much as busy ones; they play every round besides.
         reference: Policy that plays every round besides and in whose returns those of the episodes are counted instead:
             one that is good at all of them, where the first parameters are not. None: none.
+        clip: By what share the return of an episode may differ from the one that it is counted in; more does not count,
+            so that no kind of episode decides alone. None: by any.
         start: Checkpoint whose parameters the search begins with, of the same environment and network: `name:
             checkpoint` and its `path`. None: those of an untrained network.
         network: The network whose parameters are searched.
@@ -352,6 +354,7 @@ class SearchConfig(AgentConfig):
     sigma: float = 0.1
     relative: bool = False
     reference: Any = None
+    clip: float | None = None
     start: Any = None
     network: NetworkConfig = field(
         default_factory=lambda: NetworkConfig(
@@ -363,6 +366,12 @@ class SearchConfig(AgentConfig):
         super().__post_init__()
         _check("agent.episodes", self.episodes, self.episodes >= 1, "at least 1")
         _check("agent.sigma", self.sigma, self.sigma > 0, "positive")
+        if self.clip is not None:
+            _check("agent.clip", self.clip, self.clip > 0, "positive, or null")
+            if self.reference is None and not self.relative:
+                raise ValueError(
+                    "agent.clip needs agent.reference or agent.relative=true: shares are what is clipped"
+                )
         if self.start is not None:
             name = self.start["name"] if isinstance(self.start, Mapping) else self.start
             _check(

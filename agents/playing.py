@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from agents.learner import Task
 from baselines.policy import BatchPolicy, Policy
 from envs.registration import make_env, make_vector_env
+from envs.side_by_side import OneByOne
 
 
 class Stage:
@@ -33,6 +34,8 @@ class Stage:
             return np.array([self._alone(policy, seed) for seed in seeds])
         if self._batch is None:
             self._batch = make_vector_env(self.task.env, self.episodes, **self.task.training_arguments)
+            if isinstance(self._batch, OneByOne):
+                self._batch.begins_anew = False
         policy.reset(self.scalar.policy_spec, seeds[0])
         observation, info = self._batch.reset(seed=list(seeds))
         returns, over = np.zeros(len(seeds)), np.zeros(len(seeds), bool)

@@ -241,19 +241,22 @@ class SearchLearner:
         tried = self.search.ask()
         policies = (self.candidates.policy(each, self.config.name) for each in tried)
         returns = np.array([self.stage.returns(policy, seeds) for policy in policies])
-        self.search.tell(tried, (returns / self._sizes(seeds)).mean(axis=1))
+        self.search.tell(tried, self._counted(returns, seeds).mean(axis=1))
         means = returns.mean(axis=1)
         return {"mean_return": float(means.mean()), "best_return": float(means.max())}
 
-    def _sizes(self, seeds: list[int]) -> FloatArray:
-        """(episodes,), what the return of each is counted in: that of the reference, or of the first parameters."""
+    def _counted(self, returns: FloatArray, seeds: list[int]) -> FloatArray:
+        """Returns, (candidates, episodes), as they are or in shares of the reference's, or of the first parameters'."""
         if self.reference is not None:
             measure = self.reference
         elif self.config.relative:
             measure = self.candidates.policy(self.candidates.start, self.config.name)
         else:
-            return np.ones(len(seeds))
-        return np.maximum(np.abs(self.stage.returns(measure, seeds)), _LEAST_SIZE)
+            return returns
+        usual = self.stage.returns(measure, seeds)
+        differences = (returns - usual) / np.maximum(np.abs(usual), _LEAST_SIZE)
+        limit = math.inf if self.config.clip is None else self.config.clip
+        return np.sign(usual) + np.clip(differences, -limit, limit)
 
     def policy(self) -> Policy:
         """That of the search's present mean."""

@@ -141,9 +141,16 @@ class Playable(Protocol):
 
 
 class OneByOne(SideBySide):
-    """Many episodes that are moved on one after another; equal to the scalar environment step by step."""
+    """Many episodes that are moved on one after another; equal to the scalar environment step by step.
+
+    Attributes:
+        episodes: The episodes.
+        begins_anew: Whether an episode that ends is followed by another. Otherwise its place stands still until the
+            next reset: it is over, at no reward, and what is seen of it is zero.
+    """
 
     episodes: Sequence[Playable]
+    begins_anew: bool = True
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
@@ -153,6 +160,7 @@ class OneByOne(SideBySide):
         `options={"split": ...}` chooses where these and the episodes that follow them are drawn from.
         """
         observation = self._empty()
+        self._standing = np.zeros(self.num_envs, bool)
         for i, own in enumerate(self._seeds(seed, options)):
             self._begin(i, own, observation)
         return observation, {"action_mask": self.action_masks()}
@@ -163,18 +171,21 @@ class OneByOne(SideBySide):
         """Takes one decision in every place, (num_envs,) or (num_envs, levers)."""
         observation = self._empty()
         rewards, dt_s = np.zeros(self.num_envs), np.zeros(self.num_envs)
-        terminated, truncated = np.zeros(self.num_envs, bool), np.zeros(self.num_envs, bool)
-        for i, episode in enumerate(self.episodes):
-            outcome = episode.step(actions[i])
+        terminated, truncated = self._standing.copy(), np.zeros(self.num_envs, bool)
+        for i in np.flatnonzero(~self._standing).tolist():
+            outcome = self.episodes[i].step(actions[i])
             rewards[i], dt_s[i] = outcome.reward, outcome.dt_s
             terminated[i], truncated[i] = outcome.terminated, outcome.truncated
             self._observe(i, observation)
         infos: dict[str, Any] = {"dt": dt_s}
-        over = np.flatnonzero(terminated | truncated).tolist()
+        over = np.flatnonzero((terminated | truncated) & ~self._standing).tolist()
         if over:
             self._keep_last(over, observation, np.stack([self.episodes[i].mask() for i in over]), infos)
+        if self.begins_anew:
             for i in over:
                 self._begin(i, self._draw(i), observation)
+        else:
+            self._standing[over] = True
         infos["action_mask"] = self.action_masks()
         return observation, rewards, terminated, truncated, infos
 
@@ -184,7 +195,7 @@ class OneByOne(SideBySide):
 
     def _empty(self) -> BatchObservation:
         parts: Any = self.single_observation_space
-        return {name: np.empty((self.num_envs, *box.shape), np.float32) for name, box in parts.items()}
+        return {name: np.zeros((self.num_envs, *box.shape), np.float32) for name, box in parts.items()}
 
     def _begin(self, i: int, seed: int, observation: BatchObservation) -> None:
         self.episodes[i].reset(seed, self._split)

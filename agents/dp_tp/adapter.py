@@ -16,10 +16,10 @@ from agents.api.start import start_of
 from agents.config import AgentConfig, NetworkConfig, SB3Config
 from agents.dp_tp.candidates import action_size, encode_actions, nearest_action, shortlist, state_size
 from agents.dp_tp.counterfactuals import DPTPCounterfactuals
+from agents.dp_tp.ladder_network import LadderNetwork
 from agents.dp_tp.layout_network import LayoutNetwork, layout_ranks
 from agents.dp_tp.score_policy import ScorePolicy
 from agents.dp_tp.setting import check_setting
-from agents.dp_tp.width_network import WidthNetwork
 from agents.learner import Task
 from agents.networks import DecisionNetwork
 from agents.score_network import TrainableNetwork
@@ -108,9 +108,9 @@ class DPTPAdapter(Adapter):
 
     def search_network(
         self, observation: spaces.Dict, action: ActionSpace, config: NetworkConfig
-    ) -> WidthNetwork:
-        """How wide engines should be; it has no widths of its own to configure."""
-        return WidthNetwork(observation)
+    ) -> LadderNetwork:
+        """A ladder of layouts; it has no widths of its own to configure."""
+        return LadderNetwork(observation)
 
     def counterfactuals(self, config: APIConfig, task: Task, rng: np.random.Generator) -> DPTPCounterfactuals:
         """One episode, forked once for each of a few layouts."""

@@ -104,6 +104,26 @@ def test_gymnasiums_own_vectorisation_agrees():
     theirs.close()
 
 
+def test_a_place_stands_still_where_no_episode_follows():
+    """The others go on as they would, and a reset begins all anew."""
+    plain, batched = (make_vector_env("dp_tp", 3, workload=BURSTY) for _ in range(2))
+    batched.begins_anew = False
+    for _ in range(2):
+        over, actions = np.zeros(3, bool), np.zeros(3, int)
+        plain.reset(seed=[3, 4, 5])
+        _, info = batched.reset(seed=[3, 4, 5])
+        while not over.all():
+            _, rewards, terminated, truncated, _ = plain.step(actions)
+            observation, own, ends, cut, info = batched.step(actions)
+            np.testing.assert_array_equal(own, np.where(over, 0.0, rewards))
+            np.testing.assert_array_equal((ends | cut)[~over], (terminated | truncated)[~over])
+            assert (ends | cut)[over].all()
+            assert not observation["cluster"][over].any()
+            assert [bool(mask.any()) for mask in info["action_mask"]] == [True] * 3
+            over |= ends | cut
+        assert not batched.step(actions)[1].any()
+
+
 def test_places_have_episodes_of_their_own_and_seeds_may_be_shared():
     batched = make_vector_env("dp_tp", 3, workload=BURSTY)
     batched.reset(seed=[7, 7, 8])

@@ -222,6 +222,7 @@ def test_every_name_has_a_config_and_every_config_a_name():
 USES = {
     "routing_mixture": "mixture",
     "layout_mixture": "mixture",
+    "layout_priority_mixture": "mixture",
     "tiers_swinging": "sageserve_tiers",
     "tiers_swinging_small": "sageserve_tiers",
     "functions_mostly_small": "functions_fitted",
