@@ -37,14 +37,12 @@ INPUTS = (  # each about 1 or less where it matters; rates are arrivals a second
     "other_classes",  # share of arrivals that are not of the first class
 )
 _IN_FLIGHT, _RATE, _PROMPT = 25.0, 20.0, 1000.0
-_FEWEST = 200.0  # prompt tokens a second, and as many a fifth of a request
+_FEWEST = 200.0  # prompt tokens a second that count as if they always came, in prompts of a thousand
 _LESS = 1e-3  # by which one way of switching is better than the next
 _STAY = 0.5  # rungs: below a step, above none
 _NEVER = 100.0  # rungs; what is not a rung
-_BEGIN_REQUESTS, _BEGIN_GROWTH = (
-    24.0,
-    80.0,
-)  # requests at which the second rung is left, and how many times that next
+_BEGIN_REQUESTS = 24.0  # in the system, at which the second rung is left
+_BEGIN_GROWTH = 80.0  # times as many, for the next one
 _BAND = -math.log(0.4)
 
 _CLUSTER = {name: CLUSTER_FEATURES.index(name) for name in CLUSTER_FEATURES}
