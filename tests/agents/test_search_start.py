@@ -59,7 +59,9 @@ def test_a_search_begins_with_what_another_has_found(agent: str, found_by: str, 
 def test_shares_are_of_what_it_begins_with(tmp_path: Path) -> None:
     found = checkpoint(tmp_path / "found", CONFIGS["cma_es"])
     learner = beginning_with(tmp_path / "found", dataclasses.replace(CONFIGS["cma_es"], relative=True))
-    np.testing.assert_allclose(learner._sizes([7]), np.abs(found.stage.returns(found.policy(), [7])))
+    usual = found.stage.returns(found.policy(), [7])
+    returns = np.array([usual, 1.5 * usual, 0.5 * usual])
+    np.testing.assert_allclose(learner._counted(returns, [7]), returns / np.abs(usual), rtol=1e-6)
 
 
 def test_what_it_leaves_does_not_need_what_it_began_with(tmp_path: Path) -> None:
