@@ -66,13 +66,25 @@ def test_a_node_of_another_size_is_refused() -> None:
         load_policy("zoo/dp_tp").reset(env.policy_spec, seed=0)
 
 
-def test_the_shipped_router_beats_every_heuristic_that_minds_the_tail() -> None:
+def test_the_shipped_router_beats_the_heuristics() -> None:
+    """What was tuned on this very traffic it equals, to 2 %, with a tail much shorter."""
     env = make_env("routing", **ROUTING, split="test")
-    returns = {
-        name: np.array([run_episode(env, load_policy(name), seed).metrics["return"] for seed in SEEDS])
-        for name in ("zoo/routing", "linear_score_mixture_tuned", "llumnix", "preserve", "jsq")
-    }
+    names = (
+        "zoo/routing",
+        "linear_score_tuned",
+        "linear_score_mixture_tuned",
+        "llumnix",
+        "preserve",
+        "jsq",
+    )
+    metrics = {name: [run_episode(env, load_policy(name), seed).metrics for seed in SEEDS] for name in names}
+    returns, tails = (
+        {name: np.array([one[key] for one in each]) for name, each in metrics.items()}
+        for key in ("return", "ttft_p99_s")
+    )
     ours = returns.pop("zoo/routing")
+    assert ours.mean() > 1.02 * returns.pop("linear_score_tuned").mean()
+    assert (tails["zoo/routing"] / tails["linear_score_tuned"]).mean() < 0.7
     for name, theirs in returns.items():
         assert ours.mean() > theirs.mean(), name
         assert (ours > theirs).mean() > 0.8, name
