@@ -54,8 +54,8 @@ _SCALES = ObservationScales()
 class LadderNetwork(DecisionNetwork):
     """Scores of layouts by how many rungs they are from the one that is called for.
 
-    Requests that run are treated as nobody is made to wait who could go on: merges are soft, splits hard. Quantities are
-    read with the usual scales of the observation; with others, thresholds mean other quantities.
+    Requests that run are treated as nobody is made to wait who could go on: merges are soft, splits hard. Quantities
+    are read with the usual scales of the observation; with others, thresholds mean other quantities.
 
     Args:
         observation: What is seen: `engines` and `cluster`.
