@@ -94,7 +94,7 @@ class SB3Learner:
             progress=lambda: self._budget.progress,
         )
         self.agent.set_logger(Logger(folder=None, output_formats=[]))
-        self._seed_environments(0)
+        self._seed(0)
         self._callbacks: list[BaseCallback] = [_Counter(self)]
         if isinstance(config, PPOConfig):
             self._callbacks.append(ElapsedTimeCallback(interval_s))
@@ -118,10 +118,11 @@ class SB3Learner:
             return ShowsMask(env), seen
         return (Weighted(env, self.adapter) if isinstance(config, SACConfig) else env), seen
 
-    def _seed_environments(self, steps: int) -> None:
-        """Seeds of the next episodes, the same for the members of a group; later starts get other episodes."""
+    def _seed(self, steps: int) -> None:
+        """Seeds of the next episodes, the same for the members of a group, and of the exploration; others later."""
         size = getattr(self.config, "group_size", 1)
         root = np.random.SeedSequence([self.task.seed, steps])
+        self.agent.action_space.seed(int(root.spawn(1)[0].generate_state(1)[0]))
         seeds = root.generate_state(self.task.num_envs) >> 1
         self.env.set_seeds([int(seeds[i // size]) for i in range(self.task.num_envs)])
 
@@ -221,7 +222,7 @@ class SB3Learner:
         version, internal, gauss = state["python"]
         random.setstate((version, tuple(internal), gauss))
         torch.set_rng_state(torch.tensor(state["torch"], dtype=torch.uint8))
-        self._seed_environments(state["steps"])
+        self._seed(state["steps"])
 
 
 class _Counter(BaseCallback):

@@ -62,14 +62,15 @@ OFF_POLICY = {
     "buffer_size": 5000, "warm_up_steps": 300, "batch_size": 64, "discount": 0.5, "learning_rate": 5e-3,
     "disturbance": 0.0, "training_stride": 1.0, "network": SMALL,
 }  # fmt: skip
+VALUES = {**OFF_POLICY, "learning_rate": 8e-3, "batch_size": 256}
 LEARNERS = {
     "maskable_ppo": (PPOConfig(**ON_POLICY), 4096),
     "recurrent_ppo": (RecurrentPPOConfig(**ON_POLICY, memory_width=8), 4096),
     "ppo_lagrangian": (LagrangianConfig(**ON_POLICY), 4096),
     "residual": (ResidualConfig(**ON_POLICY, baseline=TO_THE_SLOW, confidence=2.0), 8192),
     "residual_serial": (ResidualConfig(**ON_POLICY, baseline="round_robin", confidence=1.0), 4096),
-    "qr_dqn": (QRDQNConfig(**OFF_POLICY, num_quantiles=5, target_update_steps=64), 12_288),
-    "sac": (SACConfig(**{**OFF_POLICY, "learning_rate": 1e-3}, gradient_steps=4), 3072),
+    "qr_dqn": (QRDQNConfig(**VALUES, num_quantiles=5, target_update_steps=64), 20_480),
+    "sac": (SACConfig(**{**OFF_POLICY, "learning_rate": 3e-3}, gradient_steps=2), 8192),
     "tqc": (TQCConfig(**OFF_POLICY), 6144),
     "ars": (ARSConfig(episodes=2, directions=4, kept_directions=2, sigma=0.5, learning_rate=0.5), 20_000),
     "cma_es": (CMAESConfig(episodes=2, population=8, sigma=0.5), 16_000),
@@ -167,6 +168,18 @@ def test_what_is_saved_comes_back_and_goes_on(name, env_name, tmp_path):
         batch = make_vector_env(env_name, 2, **task.arguments)
         returns = episode_returns(batch, policy, env.policy_spec, [3, 4])
         assert returns[0] == pytest.approx(episode.metrics["return"], rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["maskable_ppo", *tiny_configs("routing")])
+def test_the_seed_decides_what_is_learned(name, tmp_path):
+    config = {"maskable_ppo": PPOConfig(**ROLLOUTS), **tiny_configs("routing")}[name]
+    learned = []
+    for run, seed in enumerate([3, 3, 4]):
+        learner = trained(make_learner(config, Task("routing", UNEQUAL, num_envs=2, seed=seed)), 256)
+        (tmp_path / str(run)).mkdir()
+        learner.save_policy(tmp_path / str(run))
+        learned.append({each.name: each.read_bytes() for each in (tmp_path / str(run)).iterdir()})
+    assert learned[0] == learned[1] != learned[2]
 
 
 @pytest.mark.parametrize("name", ["recurrent_ppo", "residual", "qr_dqn", "sac"])
