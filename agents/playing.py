@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,25 @@ from agents.learner import Task
 from baselines.policy import BatchPolicy, Policy
 from envs.registration import make_env, make_vector_env
 from envs.side_by_side import OneByOne
+
+
+_LEAST_SIZE = 1e-6  # return
+
+
+def shares(
+    returns: NDArray[np.float64], usual: NDArray[np.float64], clip: float | None = None
+) -> NDArray[np.float64]:
+    """Returns in shares of what is usual on the same episodes, so that long and short ones count alike.
+
+    Args:
+        returns: (..., episodes).
+        usual: (episodes,), of a reference.
+        clip: By what share a return may differ from the usual one; more does not count. None: any.
+    """
+    differences = (returns - usual) / np.maximum(np.abs(usual), _LEAST_SIZE)
+    limit = math.inf if clip is None else clip
+    counted: NDArray[np.float64] = np.sign(usual) + np.clip(differences, -limit, limit)
+    return counted
 
 
 class Stage:

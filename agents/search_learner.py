@@ -25,7 +25,7 @@ from agents.config import ARSConfig, CMAESConfig, SearchConfig, searched_constan
 from agents.learner import Budget, Task, build_agent_config
 from agents.network_policy import NetworkPolicy, scores_of
 from agents.networks import DecisionNetwork
-from agents.playing import Stage
+from agents.playing import Stage, shares
 from agents.spaces import ActionSpace, read_spaces
 from agents.teacher import make_teacher
 from baselines.policy import Policy
@@ -36,7 +36,6 @@ from envs.side_by_side import MAX_SEED
 FloatArray = NDArray[np.float64]
 PARAMETERS, STATE = "parameters.json", "search.pkl"
 _STREAM = 0x5EA2C
-_LEAST_SIZE = 1e-6  # return
 
 
 class Candidates(Protocol):
@@ -253,10 +252,7 @@ class SearchLearner:
             measure = self.candidates.policy(self.candidates.start, self.config.name)
         else:
             return returns
-        usual = self.stage.returns(measure, seeds)
-        differences = (returns - usual) / np.maximum(np.abs(usual), _LEAST_SIZE)
-        limit = math.inf if self.config.clip is None else self.config.clip
-        return np.sign(usual) + np.clip(differences, -limit, limit)
+        return shares(returns, self.stage.returns(measure, seeds), self.config.clip)
 
     def policy(self) -> Policy:
         """That of the search's present mean."""

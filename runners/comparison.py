@@ -115,8 +115,14 @@ def compare_results(
     }
 
 
+def _unmixed(source: WorkloadSource) -> WorkloadSource:
+    """The same windows of a trace, or draws of a generator, with no priorities and long prompts mixed in."""
+    return WorkloadSource(replace(source.spec, priority_share=0.0, long_share=0.0))
+
+
 def disjoint_blocks(source: WorkloadSource, split: str, seeds: int) -> int:
     """How many of the episodes can be independent: all of a generator's, but windows of one trace overlap."""
+    source = _unmixed(source)
     whole = WorkloadSource(replace(source.spec, num_requests=None))
     if not whole.sample(0, split).equals(whole.sample(1, split)):
         return seeds
@@ -134,6 +140,7 @@ def disjoint_seeds(source: WorkloadSource, split: str, number: int, first: int) 
         number: seeds wanted.
         first: least seed.
     """
+    source = _unmixed(source)
     whole = WorkloadSource(replace(source.spec, num_requests=None))
     rows = whole.sample(first, split)
     if not rows.equals(whole.sample(first + 1, split)):

@@ -344,6 +344,7 @@ class TuneConfig(RunConfig):
         search_seed: seed of the search itself.
         reference: a policy of whose returns, episode by episode, the returns count as shares, so that hard and easy
             episodes count alike; null: they count as they are.
+        clip: by what share an episode's return may differ from that policy's; more does not count; null: any.
         save: whether to write `configs/policy/NAME_tuned.yaml` as well.
     """
 
@@ -352,6 +353,7 @@ class TuneConfig(RunConfig):
     sigma: float = 0.25
     search_seed: int = 0
     reference: str | None = None
+    clip: float | None = None
     save: bool = False
 
     def __post_init__(self) -> None:
@@ -359,6 +361,11 @@ class TuneConfig(RunConfig):
         check_least("evaluations", self.evaluations, 1)
         if not 0 < self.sigma <= 1:
             raise ValueError(f"sigma must be above 0 and at most 1, got {self.sigma}")
+        if self.clip is not None:
+            if not self.clip > 0:
+                raise ValueError(f"clip must be positive or null, got {self.clip}")
+            if self.reference is None:
+                raise ValueError("clip needs reference: what is clipped are shares of its returns")
 
 
 @dataclass(frozen=True)

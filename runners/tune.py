@@ -22,6 +22,7 @@ import yaml
 from hydra.core.hydra_config import HydraConfig
 from numpy.typing import NDArray
 
+from agents.playing import shares
 from baselines.policy import BatchPolicy, Policy, Tunable
 from baselines.registry import policy_tunables
 from envs.registration import make_vector_env
@@ -35,8 +36,6 @@ from runners.schema import TuneConfig
 from runners.search import search
 from runners.tables import print_results_in, print_table
 from runners.trackers import make_tracker
-
-_LEAST_SIZE = 1e-6  # return
 
 
 @command("tune", TuneConfig)
@@ -52,14 +51,16 @@ def main(config: TuneConfig, out: Path) -> None:
         return returns_of(load_policy({**config.policy, "params": {**params, **candidate}}))
 
     rows: list[dict[str, float]] = []
-    sizes: NDArray[np.float64] = np.ones(config.seeds)
+    usual = None
     with (
         make_tracker(config.tracker, out, dataclasses.asdict(config)) as tracker,
         progress_bar(config.evaluations + 1, f"tune {policy_label(config.policy)}", "candidate") as bar,
     ):
 
         def measured(candidate: Mapping[str, float]) -> float:
-            rows.append({**candidate, "return": float((returns(candidate) / sizes).mean())})
+            found = returns(candidate)
+            counted = found if usual is None else shares(found, usual, config.clip)
+            rows.append({**candidate, "return": float(counted.mean())})
             tracker.log(rows[-1], len(rows) - 1)
             bar.set_postfix_str(f"best return {max(row['return'] for row in rows):.4g}", refresh=False)
             bar.update()
@@ -67,7 +68,7 @@ def main(config: TuneConfig, out: Path) -> None:
 
         if config.reference is not None:
             reference = load_policy(config.reference)
-            sizes = np.maximum(np.abs(_evaluation(config, reference)(reference)), _LEAST_SIZE)
+            usual = _evaluation(config, reference)(reference)
         measured(start)  # the constants as they are: the tuned ones are never worse on these episodes
         search(measured, tunables, start, config.evaluations, config.sigma, config.search_seed)
     best = max(rows, key=lambda row: row["return"])
@@ -111,6 +112,8 @@ def _write(
     words = [str(word) for word in HydraConfig.get().overrides.task]
     found_by = shlex.join(["python", "-m", "runners.tune", *words])
     figure = "mean return" if config.reference is None else f"mean share of {config.reference}'s return"
+    if config.clip is not None:
+        figure += f" (within {config.clip:g} of it)"
     figures = f"{figure} {before['return']:.5g} before, {best['return']:.5g} tuned"
     where = f"{config.workload.name}, {config.split} split, {config.seeds} seeds from {config.first_seed}"
     header = f"# Tuned on {where}: {figures}.\n# {found_by}\n"

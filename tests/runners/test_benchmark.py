@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -46,6 +47,10 @@ def test_blocks_of_a_trace_have_no_request_in_common(tmp_path):
     path.write_text(f"arrival_s,input_tokens,output_tokens\n{rows}\n", encoding="utf-8")
     source = WorkloadSource(WorkloadSpec("file", path=str(path), num_requests=30))
     seeds = disjoint_seeds(source, "test", 4, first=50)
+    mixed = WorkloadSource(replace(source.spec, priority_share=0.3, long_share=0.1))
+    assert (
+        disjoint_seeds(mixed, "test", 4, first=50) == seeds
+    )  # some requests are others; arrivals are the trace's
     assert len(seeds) == 4
     assert min(seeds) >= 50
     whole = WorkloadSource(WorkloadSpec("file", path=str(path))).sample(0, "test")

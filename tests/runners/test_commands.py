@@ -107,6 +107,31 @@ def test_tuning_by_shares_of_a_reference(tmp_path: Path) -> None:
         assert f"mean share of {policy}'s return -1 before" in text
 
 
+def test_no_episode_counts_for_more_than_the_clip(tmp_path: Path) -> None:
+    """In short episodes static_tp is far better than these thresholds."""
+    words = [
+        "policy=load_threshold",
+        "workload.num_requests=200",
+        "seeds=3",
+        "evaluations=2",
+        f"out={tmp_path}",
+    ]
+    assert tune.main([*words, "reference=static_tp", "clip=0.001"]) == 0
+    returns = pd.read_parquet(tmp_path / "candidates.parquet")["return"]
+    assert returns.iloc[0] == pytest.approx(-1.001)
+    assert ((returns > -1.001 - 1e-9) & (returns < -0.999 + 1e-9)).all()
+    assert "static_tp's return (within 0.001 of it)" in (tmp_path / "tuned.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(["clip=0.1"], "clip needs reference"), (["reference=static_tp", "clip=0"], "clip must be positive")],
+)
+def test_only_shares_are_clipped(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tune.main(["policy=load_threshold", *words]) == USER_ERROR
+    assert message in capsys.readouterr().err
+
+
 def test_simulate(tmp_path: Path) -> None:
     words = [
         "workload=azure_conv_fitted",
