@@ -14,7 +14,6 @@ from baselines.policy import BatchPolicy, Policy
 from envs.registration import make_env, make_vector_env
 from envs.side_by_side import OneByOne
 
-
 _LEAST_SIZE = 1e-6  # return
 
 
