@@ -118,6 +118,7 @@ class Engine:
     away: list[Request] = field(default_factory=list)  # in no batch, but with blocks and a place in this one
     kept: dict[Request, list[Block]] = field(default_factory=dict)  # blocks (and a place) for those to come
     ends_ps: int | None = None
+    tries_again_ps: int | None = None  # stands idle as who is next has no room: when another may be next
     steps: int = 0
     busy_ps: int = 0
     preemptions: int = 0
@@ -153,6 +154,11 @@ class Engine:
         return not self.waiting and not self.running
 
     @property
+    def due_ps(self) -> int | None:
+        """When its iteration ends, or it tries to begin one."""
+        return self.tries_again_ps if self.ends_ps is None else self.ends_ps
+
+    @property
     def has_news(self) -> bool:
         """Whether it was asked to tell and has nothing left to run, or stands still as told."""
         done = self.empty and not self.away and not self.kept
@@ -167,7 +173,7 @@ class Engine:
 
     def begin(self, now: int) -> None:
         """Begins an iteration if there is anything to run."""
-        self.scheduled, self.ends_ps = {}, None
+        self.scheduled, self.ends_ps, self.tries_again_ps = {}, None, None
         if self.held or not self.steps_allowed or self.empty:
             return
         preempted = True
@@ -176,6 +182,7 @@ class Engine:
             if not preempted:
                 self._admit(now)
         if not self.scheduled:
+            self.tries_again_ps = self._next_change(now)
             return
         duration = self._duration_ps()
         for request, tokens in self.scheduled.items():
@@ -205,8 +212,8 @@ class Engine:
         return done
 
     def give_up_running(self, now: int) -> list[Request]:
-        """Drops all running requests with their KV and the iteration in flight."""
-        dropped = list(self.running)
+        """Drops all running requests with their KV, the last first, and the iteration in flight."""
+        dropped = self.running[::-1]
         for request in dropped:
             self._drop(request)
         if self.ends_ps is not None:
@@ -324,6 +331,14 @@ class Engine:
             return min(self.waiting, key=lambda waiting: self._dpa_rank(waiting, now))
         return self.waiting[0]
 
+    def _next_change(self, now: int) -> int | None:
+        """When the rank of a waiting request changes next, with nothing but time passing."""
+        if self.settings.order != "dpa":
+            return None
+        after_deadline = (-self.settings.urgent_ps, 1, self.settings.expired_ps + 1)
+        changes = [waiting.deadline_ps + after for waiting in self.waiting for after in after_deadline]
+        return min((at for at in changes if at > now), default=None)
+
     def _dpa_rank(self, request: Request, now: int) -> tuple[int, ...]:
         """SageServe, section 6.5: severely expired, urgent by tier, not urgent by tier, recently expired."""
         left = request.deadline_ps - now
@@ -427,7 +442,7 @@ class Cluster:
         if self._news_now():
             return True
         while True:
-            ends = [engine.ends_ps for engine in self.engines if engine.ends_ps is not None]
+            ends = [engine.due_ps for engine in self.engines if engine.due_ps is not None]
             if self.arrived < len(self.arrivals):
                 ends.append(self.arrivals[self.arrived].arrival_ps)
             if not ends or min(ends) > until:
@@ -504,8 +519,9 @@ class Cluster:
 
     def _end_iterations(self) -> None:
         for engine in self.engines:
-            if engine.ends_ps == self.now:
-                engine.end(self.now)
+            if engine.due_ps == self.now:
+                if engine.ends_ps is not None:
+                    engine.end(self.now)
                 engine.begin(self.now)
 
     def _let_arrive(self) -> None:

@@ -119,7 +119,38 @@ def test_a_request_that_gives_way_to_itself(levels: tuple[int, int, int], capaci
     assert {request.fate for request in cluster.arrivals} == {"finished"}
 
 
-ACTIONS = ("pool_waiting", "pool_running", "fail_running", "send", "abort", "set")
+@pytest.mark.parametrize(
+    ("urgent_ps", "expired_ps", "ttft_slos_ps", "begins_ps"),
+    [
+        pytest.param(30, 1000, (2000, 100), 70, id="it becomes urgent"),
+        pytest.param(1000, 1000, (10, 50), 11, id="the first one expires"),
+        pytest.param(1000, 20, (1000, 10), 31, id="it expires severely"),
+    ],
+)
+def test_who_is_next_changes_while_an_engine_stands_idle(
+    urgent_ps: int, expired_ps: int, ttft_slos_ps: tuple[int, int], begins_ps: int
+) -> None:
+    """DPA: the engine has no room for the one that is next, and nothing but time brings the other one to the front."""
+    case = Case(
+        kinds=(Kind([1] * 7, [1] * 7, 0, 0, 0, block_size=1, max_num_seqs=3, max_batched_tokens=6),),
+        slots=(Slot(0, 4),),
+        rows=(Row(0, 3, 1, 1, level=0, class_id=0), Row(0, 1, 1, 1, level=1, class_id=1)),
+        settings=Settings(order="dpa", urgent_ps=urgent_ps, expired_ps=expired_ps),
+        slos_ps=tuple((ttft_ps, 50) for ttft_ps in ttft_slos_ps),
+    )
+    wish = {"serves": True, "steps_allowed": True, "held": True, "notify": False, "capacity_percent": 100}
+    kernel, cluster = Kernel(case), build_oracle(case)
+    intervene(kernel, cluster, "set", 0, wish)
+    advance_both(kernel, cluster, 0)
+    intervene(kernel, cluster, "set", 0, wish | {"held": False, "capacity_percent": 50})
+    kernel.dispatch()
+    cluster.dispatch()
+    advance_both(kernel, cluster, HORIZON_PS)
+    assert [request.first_scheduled_ps for request in cluster.arrivals] == [-1, begins_ps]
+
+
+MOVES = ("pool_waiting", "pool_running", "fail_running", "send", "abort")
+ACTIONS = (*MOVES, "set")
 MIGRATIONS = ("leave", "leave", "leave", "join", "join", "requeue")
 
 
@@ -240,7 +271,7 @@ def test_every_number_is_the_oracles_when_requests_migrate(
 @thorough
 @given(
     cases().flatmap(sharing),
-    st.lists(st.tuples(st.integers(0, 60), interventions(MIGRATIONS)), min_size=6, max_size=24),
+    st.lists(st.tuples(st.integers(0, 60), interventions((*MOVES, *MIGRATIONS))), min_size=6, max_size=24),
 )
 def test_every_number_is_the_oracles_when_requests_migrate_with_prefix_caching(
     case: Case, plan: list[tuple[int, tuple[str, int, dict[str, bool | int]]]]

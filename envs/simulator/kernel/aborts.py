@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from envs.simulator.kernel.accounting import book_abort
-from envs.simulator.kernel.blocks import forget
 from envs.simulator.kernel.compiled import compiled, entry, int64
 from envs.simulator.kernel.engine import drop_running, find_next_finish
 from envs.simulator.kernel.queues import tokens_to_prefill, unlink
@@ -35,7 +34,6 @@ def abort(world: World, tables: Tables, slot: int) -> None:
         catch_up(world, tables, e, now)
         if world.requests[slot].phase == WAITING:
             unlink(world, e, slot)
-            forget(world, e, slot)
             world.engines[e].pending_prefill_tokens -= tokens_to_prefill(world, slot)
         else:
             _abort_running(world, tables, e, slot)

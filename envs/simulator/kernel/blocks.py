@@ -112,9 +112,9 @@ def _copy_at(world: World, e: int, node: int, position: int) -> tuple[int, int]:
     until = NEVER
     while x >= 0:
         extent = world.extents[x]
-        if extent.start <= position and position < extent.end:
+        if extent.engine == e and extent.start <= position and position < extent.end:
             return x, min(until, int64(extent.end))
-        if extent.start > position:
+        if extent.engine == e and extent.start > position:
             until = min(until, int64(extent.start))
         x = int64(extent.sibling)
     return int64(-1), position
@@ -245,7 +245,7 @@ def stop_sharing(world: World, e: int, slot: int) -> None:
 
 
 @compiled
-def _release(world: World, e: int, x: int, stays: int) -> None:
+def _release(world: World, e: int, x: int, goes_on: int) -> None:
     """Takes a user from an extent."""
     extent = world.extents[x]
     extent.refs -= 1
@@ -253,7 +253,7 @@ def _release(world: World, e: int, x: int, stays: int) -> None:
         return
     size = int64(extent.end) - extent.start
     world.engines[e].used_blocks -= size
-    if extent.node < ANONYMOUS and not stays:
+    if extent.node < ANONYMOUS and not goes_on:
         make_anonymous(world, e, x)
         drop_extent(world, x)
         free_anonymous(world, e, size, int64(0))
@@ -262,7 +262,7 @@ def _release(world: World, e: int, x: int, stays: int) -> None:
 
 
 @compiled
-def _release_held(world: World, e: int, slot: int, stays: int) -> None:
+def _release_held(world: World, e: int, slot: int, goes_on: int) -> None:
     """Takes a request from the users of all extents it holds, last blocks first."""
     cluster, request = world.cluster[0], world.requests[slot]
     entry = int64(request.holds)
@@ -272,7 +272,7 @@ def _release_held(world: World, e: int, slot: int, stays: int) -> None:
         while more:
             more = world.extents[x].start > start
             earlier = int64(world.extents[x].before)
-            _release(world, e, x, stays)
+            _release(world, e, x, goes_on)
             x = earlier
         following = int64(world.holds[entry].next)
         world.holds[entry].next = cluster.first_hold
@@ -295,10 +295,10 @@ def _free_shared(world: World, e: int, start: int, end: int, first: int, last: i
 
 
 @compiled
-def give_back(world: World, tables: Tables, e: int, slot: int, tokens: int, stays: int) -> None:
+def give_back(world: World, tables: Tables, e: int, slot: int, tokens: int, goes_on: int) -> None:
     """Gives back the blocks of a running request whose KV holds `tokens` tokens.
 
-    `stays` says that it comes back to this engine (a preemption) and may find its own blocks again.
+    `goes_on` says that the request is not over: it may come back to this engine and find its own blocks again.
     """
     block_size = tables.kinds[world.engines[e].kind].block_size
     total = blocks_for(tokens, block_size)
@@ -311,18 +311,17 @@ def give_back(world: World, tables: Tables, e: int, slot: int, tokens: int, stay
     first, last = _chain(world, tables, e, slot)
     shared = max(min(full, _chain_blocks(world, first, last)), held)
     free_anonymous(world, e, total - full, int64(1))
-    if stays and full > shared:
+    if goes_on and full > shared:
         free_extent(world, e, add_extent(world, e, own_node(slot), shared, full, int64(0)))
     else:
         free_anonymous(world, e, full - shared, int64(0))
     _free_shared(world, e, held, shared, first, last)
-    _release_held(world, e, slot, stays)
-    if not stays:
-        forget(world, e, slot)
+    _release_held(world, e, slot, goes_on)
 
 
 @compiled
-def forget(world: World, e: int, slot: int) -> None:
-    """Forgets whose the blocks are that a preemption left in the cache: the request is not coming back for them."""
+def forget(world: World, slot: int) -> None:
+    """Forgets whose the blocks are that a request has left in caches: it is over, and not coming back for them."""
     while world.requests[slot].own_extents >= 0:
-        make_anonymous(world, e, int64(world.requests[slot].own_extents))
+        x = int64(world.requests[slot].own_extents)
+        make_anonymous(world, int64(world.extents[x].engine), x)

@@ -24,7 +24,7 @@ from envs.simulator.kernel.blocks import (
     take_hit,
 )
 from envs.simulator.kernel.compiled import compiled, entry, inlined, int64
-from envs.simulator.kernel.queues import head_of, put_back, tokens_to_prefill, unlink
+from envs.simulator.kernel.queues import head_of, next_change, put_back, tokens_to_prefill, unlink
 from envs.simulator.kernel.state import (
     ACTIVE,
     DECODE,
@@ -140,16 +140,16 @@ def cache_decoded(world: World, tables: Tables, e: int) -> None:
 
 
 @compiled
-def drop_running(world: World, tables: Tables, e: int, i: int, planned: int, stays: int) -> int:
+def drop_running(world: World, tables: Tables, e: int, i: int, planned: int, goes_on: int) -> int:
     """Takes entry `i` out of the running list and frees its KV; returns its slot, all its tokens to be computed again.
 
     What the iteration in flight would have given it is lost, and so are `planned` tokens of one that is being put
-    together. `stays` says that it comes back to this engine.
+    together. `goes_on` says that the request is not over.
     """
     engine = world.engines[e]
     slot = int64(world.running[e, i])
     request = world.requests[slot]
-    give_back(world, tables, e, slot, computed_tokens(world, slot) + planned, stays)
+    give_back(world, tables, e, slot, computed_tokens(world, slot) + planned, goes_on)
     if request.phase == DECODE:
         request.generated = decoding_progress(world, slot)
         _leave_decode(world, tables, e, slot)
@@ -442,14 +442,16 @@ def _queue_may_move(world: World, tables: Tables, e: int) -> bool:
 
 @inlined
 def schedule(world: World, tables: Tables, e: int, now: int) -> None:
-    """Begins an iteration at `now` if there is anything to run."""
+    """Begins an iteration at `now` if there is anything to run, or says when to look again if nothing has room."""
     engine = world.engines[e]
     engine.step_end_ps = -1
+    engine.begin_ps = NEVER
     engine.steady = 0
     if engine.num_running + engine.num_waiting == 0 or not takes_steps(world, e):
         return
     scheduled, context = _pick_tokens(world, tables, e, now)
     if scheduled == 0:
+        engine.begin_ps = next_change(world, e, now)
         return
     kind = engine.kind
     engine.prefills = 0

@@ -18,7 +18,7 @@ def own_node(slot: int) -> int:
 
 
 @compiled
-def _take_extent(world: World, node: int, start: int, end: int, refs: int) -> int:
+def _take_extent(world: World, e: int, node: int, start: int, end: int, refs: int) -> int:
     """An unused record, filled in and linked nowhere; the caller has made sure there is one."""
     cluster = world.cluster[0]
     x = int64(cluster.first_extent)
@@ -29,6 +29,7 @@ def _take_extent(world: World, node: int, start: int, end: int, refs: int) -> in
     extent.start = start
     extent.end = end
     extent.refs = refs
+    extent.engine = e
     extent.next = -1
     extent.prev = -1
     extent.sibling = -1
@@ -50,7 +51,7 @@ def drop_extent(world: World, x: int) -> None:
 
 @compiled
 def first_extent(world: World, e: int, node: int) -> int:
-    """The extent of a node that was cached first in this engine, or -1."""
+    """The extent of a node that was cached first in this engine, or -1; of a request's own, first in any engine."""
     if node >= 0:
         return int64(world.node_extents[e, node])
     return int64(world.requests[-2 - node].own_extents)
@@ -66,7 +67,7 @@ def _set_first_extent(world: World, e: int, node: int, x: int) -> None:
 
 @compiled
 def last_extent(world: World, e: int, node: int) -> int:
-    """The extent of a node that was cached last in this engine, or -1."""
+    """The extent of a node that was cached last in this engine, or -1; of a request's own, last in any engine."""
     x = first_extent(world, e, node)
     while x >= 0 and world.extents[x].sibling >= 0:
         x = int64(world.extents[x].sibling)
@@ -76,7 +77,7 @@ def last_extent(world: World, e: int, node: int) -> int:
 @compiled
 def add_extent(world: World, e: int, node: int, start: int, end: int, refs: int) -> int:
     """Caches positions of a node behind all copies it has; returns the extent."""
-    x = _take_extent(world, node, start, end, refs)
+    x = _take_extent(world, e, node, start, end, refs)
     last = last_extent(world, e, node)
     if last < 0:
         _set_first_extent(world, e, node, x)
@@ -109,7 +110,7 @@ def make_anonymous(world: World, e: int, x: int) -> None:
 def split(world: World, e: int, x: int, at: int) -> int:
     """Cuts an extent before position `at`; returns the new record of its beginning. `x` keeps the end."""
     extent = world.extents[x]
-    beginning = _take_extent(world, int64(extent.node), int64(extent.start), at, int64(extent.refs))
+    beginning = _take_extent(world, e, int64(extent.node), int64(extent.start), at, int64(extent.refs))
     world.extents[beginning].before = extent.before
     world.extents[beginning].sibling = extent.sibling
     extent.before = beginning
@@ -173,7 +174,7 @@ def free_anonymous(world: World, e: int, count: int, at_once: int) -> None:
     if neighbour >= 0 and world.extents[neighbour].node == ANONYMOUS:
         world.extents[neighbour].end += count
         return
-    x = _take_extent(world, int64(ANONYMOUS), int64(0), count, int64(0))
+    x = _take_extent(world, e, int64(ANONYMOUS), int64(0), count, int64(0))
     _link_free(world, e, x, int64(-1) if at_once else neighbour)
 
 

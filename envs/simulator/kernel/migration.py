@@ -8,7 +8,7 @@ control plane's affair. All of these are called between two `advance`s, when eng
 
 from __future__ import annotations
 
-from envs.simulator.kernel.blocks import cache_chunk, forget, free_blocks, give_back, take_blocks
+from envs.simulator.kernel.blocks import cache_chunk, free_blocks, give_back, take_blocks
 from envs.simulator.kernel.compiled import compiled, entry, int64
 from envs.simulator.kernel.engine import enter_decode, let_migrating_go
 from envs.simulator.kernel.queues import enqueue, tokens_to_prefill, unlink
@@ -72,7 +72,7 @@ def join(world: World, tables: Tables, slot: int, e: int) -> None:
     left = int64(request.engine)
     world.engines[left].num_kept -= 1
     if e != left:
-        give_back(world, tables, left, slot, int64(request.computed), int64(0))
+        give_back(world, tables, left, slot, int64(request.computed), int64(1))
         _look_again(world, tables, left)
         engine.num_kept -= 1
         request.engine = e
@@ -90,7 +90,6 @@ def requeue(world: World, tables: Tables, slot: int, e: int) -> None:
     """Moves a waiting request without KV from one engine's queue to another's."""
     left = int64(world.requests[slot].engine)
     unlink(world, left, slot)
-    forget(world, left, slot)
     world.engines[left].pending_prefill_tokens -= tokens_to_prefill(world, slot)
     enqueue(world, e, slot)
     _look_again(world, tables, left)

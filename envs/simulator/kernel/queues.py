@@ -13,12 +13,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from envs.simulator.kernel.blocks import forget
 from envs.simulator.kernel.compiled import compiled, int64
 from envs.simulator.kernel.state import (
     DPA,
     EDF,
     FCFS,
     FREE,
+    NEVER,
     NUM_LEVELS,
     PRIORITY,
     WAITING,
@@ -72,6 +74,7 @@ def release_slot(world: World, slot: int) -> None:
     """Returns a slot to the free list."""
     cluster = world.cluster[0]
     request = world.requests[slot]
+    forget(world, slot)
     request.phase = FREE
     request.next = cluster.free_head
     cluster.free_head = slot
@@ -247,6 +250,27 @@ def _by_deadline_and_priority(world: World, row: int, now: int) -> int:
         if relaxed < 0:
             relaxed = slot
     return relaxed if relaxed >= 0 else oldest
+
+
+@compiled
+def next_change(world: World, row: int, now: int) -> int:
+    """When the mere passing of time may next bring another request of a queue to its head, or NEVER.
+
+    Under DPA, that is when one becomes urgent, when it has just expired, and when it has severely.
+    """
+    cluster = world.cluster[0]
+    soonest = NEVER
+    if cluster.order != DPA:
+        return soonest
+    for level in range(NUM_LEVELS):
+        slot = int64(world.queues[row, level, 0])
+        while slot >= 0:
+            deadline = int64(world.requests[slot].deadline_ps)
+            for at in (deadline - cluster.urgent_ps, deadline + 1, deadline + cluster.expired_ps + 1):
+                if at > now:
+                    soonest = min(soonest, at)
+            slot = int64(world.requests[slot].next)
+    return soonest
 
 
 @compiled

@@ -13,7 +13,7 @@ import numpy as np
 from envs.simulator.kernel.blocks import take_blocks
 from envs.simulator.kernel.compiled import compiled, inlined, int64
 from envs.simulator.kernel.engine import cache_decoded, complete, schedule, takes_steps
-from envs.simulator.kernel.state import ACTIVE, LEAST_REQUESTS, NEVER, SPECULATIVE, Tables, World
+from envs.simulator.kernel.state import ACTIVE, LEAST_REQUESTS, SPECULATIVE, Tables, World
 
 
 @compiled
@@ -59,11 +59,9 @@ def _affordable(world: World, tables: Tables, e: int, most: int) -> int:
 
 @compiled
 def _due(world: World, e: int) -> int:
-    """When an engine is due that has no run before it: at the end of its iteration, or now if it begins one."""
+    """When an engine is due that has no run before it: at the end of its iteration, or when it tries to begin one."""
     engine = world.engines[e]
-    if engine.step_end_ps >= 0:
-        return int64(engine.step_end_ps)
-    return int64(world.cluster[0].now_ps) if engine.begins else NEVER
+    return int64(engine.step_end_ps) if engine.step_end_ps >= 0 else int64(engine.begin_ps)
 
 
 @inlined
@@ -152,7 +150,6 @@ def step(world: World, tables: Tables, e: int) -> None:
         if engine.run_left > 0:
             _cross(world, tables, e, engine.run_left)
         complete(world, tables, e, now)
-    engine.begins = 0
     engine.changes += 1
     schedule(world, tables, e, now)
     plan_run(world, tables, e)
@@ -163,5 +160,5 @@ def kick(world: World, e: int) -> None:
     """Makes an engine that stands idle with something to do due at this instant."""
     engine = world.engines[e]
     if engine.step_end_ps < 0 and engine.num_running + engine.num_waiting > 0:
-        engine.begins = 1
+        engine.begin_ps = world.cluster[0].now_ps
         world.due_ps[e] = _due(world, e)

@@ -57,6 +57,7 @@ ENGINE_DTYPE = np.dtype(
         ("run_left", np.int64),  # further iterations of the run, all like the one in flight
         ("tick", np.int64),  # iterations scheduled so far; a decoding request gains one token a tick
         ("next_finish_tick", np.int64),  # earliest tick at which a decoding request ends
+        ("begin_ps", np.int64),  # when it tries to begin an iteration if it stands idle, or NEVER
         ("decode_context", np.int64),  # sum of computed tokens over decoding requests
         ("prefill_context", np.int64),  # sum of computed tokens over partly prefilled requests
         (
@@ -105,7 +106,6 @@ ENGINE_DTYPE = np.dtype(
             np.int32,
         ),  # 1: only decoding requests with a chunk get a token from the iteration in flight
         ("changes", np.int32),  # counts what is more than another iteration of a run
-        ("begins", np.int32),  # 1: stands idle and begins an iteration at this instant
         ("prefills", np.int32),  # 1: the iteration in flight has prefill
         (
             "free_first",
@@ -146,7 +146,7 @@ REQUEST_DTYPE = np.dtype(
         ("holds", np.int32),  # prefix caching: first entry of its list of held extents, -1 if none
         ("held_blocks", np.int32),  # blocks that list covers; what it has beyond is its own and implicit
         ("sharing", np.int32),  # prefix caching: 1 while it decodes blocks that its chain names
-        ("own_extents", np.int32),  # its own blocks left in the cache by a preemption, -1 if none
+        ("own_extents", np.int32),  # its own blocks that it has left in caches, of any engine; -1 if none
         ("next", np.int32),
         ("prev", np.int32),
         (
@@ -182,6 +182,7 @@ EXTENT_DTYPE = np.dtype(
         ("node", np.int32),  # whose content: a node of the prefix tree, ANONYMOUS, or a request's own
         ("start", np.int32),  # first position
         ("end", np.int32),  # behind the last position
+        ("engine", np.int32),  # in whose cache
         ("refs", np.int32),  # running requests that use it; 0: it stands in the engine's list of free blocks
         ("next", np.int32),  # towards the end of that list, where blocks are freed; also links unused records
         ("prev", np.int32),
@@ -459,7 +460,7 @@ def new_world(
         world.cluster["prefix_caching"] = 1
         world.cluster["longest_chain"] = chains.longest
     world.engines["step_end_ps"] = -1
-    world.engines["next_finish_tick"] = NEVER
+    world.engines["next_finish_tick"] = world.engines["begin_ps"] = NEVER
     world.cluster["free_head"] = -1
     _link_free(world, 0)
     return with_more_extents(world, 4 * num_engines) if chains is not None else world

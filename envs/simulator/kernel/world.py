@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from envs.simulator.kernel.accounting import book_arrival, book_failure, book_refusal, latency_cost
-from envs.simulator.kernel.blocks import flush_cache, forget
+from envs.simulator.kernel.blocks import flush_cache
 from envs.simulator.kernel.compiled import compiled, entry, inlined, int64
 from envs.simulator.kernel.engine import decoding_progress, drop_running
 from envs.simulator.kernel.observe import show_engines
@@ -369,7 +369,6 @@ def pool_waiting(world: World, e: int) -> None:
     while world.engines[e].num_waiting > 0:
         slot = head_of(world, e, world.cluster[0].now_ps)
         unlink(world, e, slot)
-        forget(world, e, slot)
         world.engines[e].pending_prefill_tokens -= tokens_to_prefill(world, slot)
         world.requests[slot].computed = 0  # what it brought along stays behind
         enqueue(world, len(world.engines), slot)
@@ -396,7 +395,7 @@ def pool_running(world: World, tables: Tables, e: int) -> None:
         world.requests[slot].computed = 0
         enqueue(world, len(world.engines), slot)
     while world.engines[e].num_running > 0:
-        slot = drop_running(world, tables, e, world.engines[e].num_running - 1, int64(0), int64(0))
+        slot = drop_running(world, tables, e, world.engines[e].num_running - 1, int64(0), int64(1))
         enqueue(world, len(world.engines), slot)
     _break_off(world, e)
 
