@@ -79,10 +79,12 @@ class DPTPAdapter(Adapter):
         return rows
 
     def summary(self, observation: Observation) -> NDArray[np.float32]:
-        """The same, of classes of requests as well: there may be any number of them."""
+        """The same, of classes of requests as well: of however many there are, those that have come."""
         cluster = observation["cluster"]
         number, each = len(CLUSTER_FEATURES), len(CLASS_FEATURES)
         classes = cluster[number:].reshape(-1, each)
+        come = classes.any(axis=1)
+        classes = classes[come] if come.any() else classes[:1]
         return super().summary(
             {"engines": observation["engines"], "cluster": cluster[:number], "classes": classes}
         )

@@ -34,7 +34,7 @@ INPUTS = (  # each about 1 or less where it matters; rates are arrivals a second
     "tpot_misses",
     "stay",  # t / (1 + t), t the seconds that requests stay: how many are in flight over how many arrive (Little's law)
     "context_tokens",
-    "other_classes",  # share of arrivals that are not of the first class
+    "other_classes",  # share of arrivals that are not of the class with the most
 )
 _IN_FLIGHT, _RATE, _PROMPT = 25.0, 20.0, 1000.0
 _FEWEST = 200.0  # prompt tokens a second that count as if they always came, in prompts of a thousand
@@ -113,7 +113,7 @@ class LadderNetwork(DecisionNetwork):
             "tpot_misses": classes[:, :, _CLASS["tpot_misses_short"]].amax(dim=1),
             "stay": in_flight / (in_flight + long).clamp(min=_LESS),
             "context_tokens": highest("context_tokens"),
-            "other_classes": (every - of_classes[:, 0]) / every.clamp(min=_LESS),
+            "other_classes": (every - of_classes.amax(dim=1)) / every.clamp(min=_LESS),
         }
         inputs = torch.stack([values[name] for name in INPUTS], dim=1)
         present = torch.round(engines[:, :, _ENGINE["target_width"]] * self.most)

@@ -92,6 +92,8 @@ def test_what_thresholds_depend_on_by_hand(env):
     }
     assert dict(zip(INPUTS, inputs[0].tolist(), strict=True)) == pytest.approx(expected, abs=1e-5)
     assert present[0].tolist() == [2, 2, 2, 2, 1, 1, 0, 0]
+    cluster[0, -6:] = cluster[0, -6:].reshape(2, 3).flip(0).flatten()  # classes in the other order
+    torch.testing.assert_close(LadderNetwork(env.observation_space).encode(observation)[0][0], inputs)
 
 
 @pytest.mark.parametrize(

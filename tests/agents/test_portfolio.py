@@ -16,6 +16,7 @@ from agents.portfolio.config import PortfolioConfig
 from agents.portfolio.panel import Panel, choices, state_size
 from baselines.registry import make_policy
 from envs.backend import ClusterSpec
+from envs.dp_tp.observation import CLUSTER_FEATURES
 from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec
 from envs.registration import make_env
 from envs.workload.registry import WorkloadSpec
@@ -125,12 +126,23 @@ def test_summaries_do_not_depend_on_how_many_rows_there_are() -> None:
 
 
 def test_classes_of_requests_are_summed_up_in_dp_tp() -> None:
-    """A policy that was trained with one class of requests serves several."""
+    """Trained with one class of requests or with several, in any order, of which some never come."""
     env: Any = make_env("dp_tp", **TWO_GPUS)
     observation, _ = env.reset(seed=0)
     adapter = adapter_of("dp_tp")
-    more = {**observation, "cluster": np.concatenate([observation["cluster"], observation["cluster"][-3:]])}
-    np.testing.assert_array_equal(adapter.summary(more), adapter.summary(observation))
+
+    def summary(*classes: tuple[float, float, float]) -> Any:
+        of_classes = np.array(classes, np.float32).ravel()
+        cluster = np.concatenate([observation["cluster"][: len(CLUSTER_FEATURES)], of_classes])
+        return adapter.summary({**observation, "cluster": cluster})
+
+    one, other, none = (2.0, 0.25, 0.5), (1.0, 0.75, 0.0), (0.0, 0.0, 0.0)
+    np.testing.assert_array_equal(summary(one), summary(one, one))
+    np.testing.assert_array_equal(summary(one), summary(none, one, none))
+    np.testing.assert_array_equal(summary(one, other), summary(none, other, none, one))
+    np.testing.assert_array_equal(summary(none), summary(none, none))
+    assert {1.5, 0.5, 0.25, 2.0, 0.75} <= set(summary(one, other).tolist())
+    assert len(summary(none)) == len(summary(one, other))
 
 
 def test_what_is_saved_comes_back(tmp_path) -> None:
