@@ -2,7 +2,8 @@
 
 Rungs are the layouts of equal engines, the widest first. Between two neighbours a sum of what is seen, weighted, says
 whether the narrower one is called for; a band keeps what is there. An untrained one is what a practitioner would write
-(`baselines.common.load_threshold`): few wide engines until so many requests are in the system.
+(`baselines.common.load_threshold`): few wide engines until so many requests are in the system. It is compiled and has
+no gradient.
 """
 
 from __future__ import annotations
@@ -10,16 +11,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+import numpy as np
 import torch
 from gymnasium import spaces
+from numba import njit
+from numpy.typing import NDArray
 from torch import nn
 
 from agents.dp_tp.layout_network import layout_ranks
-from agents.networks import DecisionNetwork, Observation, Rows
+from agents.networks import DecisionNetwork, Observation
 from envs.backend import SwitchMode
 from envs.dp_tp.action import NUM_MODES
 from envs.dp_tp.observation import CLASS_FEATURES, CLUSTER_FEATURES, ENGINE_FEATURES, ObservationScales
 
+FloatArray = NDArray[np.float32]
 INPUTS = (  # each about 1 or less where it matters; rates are arrivals a second, prompts their mean tokens
     "one",
     "in_flight",  # log of requests in the system over 25
@@ -45,10 +50,22 @@ _BEGIN_REQUESTS = 24.0  # in the system, at which the second rung is left
 _BEGIN_GROWTH = 80.0  # times as many, for the next one
 _BAND = -math.log(0.4)
 
-_CLUSTER = {name: CLUSTER_FEATURES.index(name) for name in CLUSTER_FEATURES}
-_ENGINE = {name: ENGINE_FEATURES.index(name) for name in ENGINE_FEATURES}
-_CLASS = {name: CLASS_FEATURES.index(name) for name in CLASS_FEATURES}
-_SCALES = ObservationScales()
+_NUM_CLUSTER, _NUM_CLASS = len(CLUSTER_FEATURES), len(CLASS_FEATURES)
+_NUM_IN_FLIGHT = CLUSTER_FEATURES.index("num_in_flight")
+_RATE_NOW, _RATE_SHORT, _RATE_LONG = (
+    CLUSTER_FEATURES.index(f"request_rate_{span}") for span in ("now", "short", "long")
+)
+_TOKENS_SHORT, _TOKENS_LONG = (CLUSTER_FEATURES.index(f"token_rate_{span}") for span in ("short", "long"))
+_KV_USAGE, _BACKLOG, _CONTEXT, _WIDTH = (
+    ENGINE_FEATURES.index(name)
+    for name in ("kv_usage", "prefill_backlog_s", "context_tokens", "target_width")
+)
+_CLASS_RATE, _TTFT_MISSES, _TPOT_MISSES = (
+    CLASS_FEATURES.index(name) for name in ("request_rate_short", "ttft_misses_short", "tpot_misses_short")
+)
+_REQUESTS_SCALE = ObservationScales().requests
+_REQUEST_RATE_SCALE, _TOKEN_RATE_SCALE = ObservationScales().request_rate, ObservationScales().token_rate
+_BEGUN = INPUTS.index("rate_long")
 
 
 class LadderNetwork(DecisionNetwork):
@@ -67,86 +84,115 @@ class LadderNetwork(DecisionNetwork):
     def __init__(self, observation: spaces.Dict) -> None:
         super().__init__()
         num_base = (observation["engines"].shape or (0,))[0]
-        ranks = torch.as_tensor(layout_ranks(num_base), dtype=torch.float32)
-        self.most = int(ranks.max())
-        self.ranks: torch.Tensor
-        self.rungs: torch.Tensor
-        self.register_buffer("ranks", ranks)
-        even = ranks.std(dim=1, correction=0) == 0
-        self.register_buffer("rungs", torch.where(even, self.most - ranks[:, 0], _NEVER))
+        self.ranks = layout_ranks(num_base).astype(np.float32)
+        self.most = int(self.ranks.max())
+        even = self.ranks.std(axis=1) == 0
+        self.rungs = np.where(even, self.most - self.ranks[:, 0], _NEVER).astype(np.float32)
         self.weights = nn.Parameter(_begin(self.most))
         self.bands = nn.Parameter(torch.full((self.most,), _BAND))
 
-    def encode(self, observation: Observation) -> tuple[Rows, torch.Tensor]:
-        """What thresholds depend on, the target width of every base engine, and nothing of all together."""
-        cluster, engines = observation["cluster"], observation["engines"]
-        classes = cluster[:, len(CLUSTER_FEATURES) :].reshape(len(cluster), -1, len(CLASS_FEATURES))
-
-        def quantity(name: str, scale: float) -> torch.Tensor:
-            return scale * torch.expm1(cluster[:, _CLUSTER[name]])
-
-        def highest(name: str) -> torch.Tensor:
-            return engines[:, :, _ENGINE[name]].amax(dim=1)
-
-        def prompt(span: str) -> torch.Tensor:
-            tokens = quantity(f"token_rate_{span}", _SCALES.token_rate) + _FEWEST
-            requests = quantity(f"request_rate_{span}", _SCALES.request_rate) + _FEWEST / _PROMPT
-            return torch.log(tokens / requests / _PROMPT)
-
-        in_flight = quantity("num_in_flight", _SCALES.requests)
-        now, short, long = (
-            quantity(f"request_rate_{span}", _SCALES.request_rate) for span in ("now", "short", "long")
-        )
-        of_classes = torch.expm1(classes[:, :, _CLASS["request_rate_short"]])
-        every = of_classes.sum(dim=1)
-        values = {
-            "one": torch.ones_like(in_flight),
-            "in_flight": torch.log((in_flight + 1.0) / _IN_FLIGHT),
-            "growth": torch.log((now + 1.0) / (short + 1.0)),
-            "rate_short": torch.log((short + 1.0) / _RATE),
-            "rate_long": torch.log((long + 1.0) / _RATE),
-            "prompt_short": prompt("short"),
-            "prompt_long": prompt("long"),
-            "kv_usage": highest("kv_usage"),
-            "prefill_backlog_s": highest("prefill_backlog_s"),
-            "ttft_misses": classes[:, :, _CLASS["ttft_misses_short"]].amax(dim=1),
-            "tpot_misses": classes[:, :, _CLASS["tpot_misses_short"]].amax(dim=1),
-            "stay": in_flight / (in_flight + long).clamp(min=_LESS),
-            "context_tokens": highest("context_tokens"),
-            "other_classes": (every - of_classes.amax(dim=1)) / every.clamp(min=_LESS),
-        }
-        inputs = torch.stack([values[name] for name in INPUTS], dim=1)
-        present = torch.round(engines[:, :, _ENGINE["target_width"]] * self.most)
-        return (inputs, present), cluster.new_zeros(len(cluster), 0)
-
-    def wanted(self, inputs: torch.Tensor, present: torch.Tensor) -> torch.Tensor:
-        """(batch,), the rung that is called for: how many thresholds are passed.
-
-        Args:
-            inputs: (batch, INPUTS).
-            present: (batch, base engines), log2 of target widths.
-        """
-        rung = self.most - present.mean(dim=1, keepdim=True)
-        begun = inputs[:, INPUTS.index("rate_long"), None] > math.log(1.0 / _RATE)
-        passed = torch.arange(self.most) < torch.round(rung)
-        sums = inputs @ self.weights.T + self.bands.abs() * (passed & begun)
-        return (sums > 0.0).sum(dim=1)
-
-    def scores(self, rows: Rows, pooled: torch.Tensor) -> torch.Tensor:
+    def forward(self, observation: Observation) -> torch.Tensor:
         """(batch, actions, 1): minus how far a layout is from the rung that is called for."""
-        inputs, present = rows
-        wanted = self.wanted(inputs, present).unsqueeze(1)
-        same = (present.unsqueeze(1) == self.ranks).all(dim=2)
-        off = (self.rungs - wanted).abs()
-        off = torch.where(same & (off > 0), torch.full_like(off, _STAY), off)
-        merges = (self.ranks > present.unsqueeze(1)).any(dim=2)
-        ways = torch.where(merges.unsqueeze(2), _ORDER_MERGE, _ORDER_SPLIT)
-        ways = torch.where(same.unsqueeze(2), _ORDER_STAY, ways)
-        return (-off.unsqueeze(2) - _LESS * ways).flatten(1).unsqueeze(2)
+        cluster, engines = observation["cluster"].numpy(), observation["engines"].numpy()
+        weights, bands = self.weights.detach().numpy(), self.bands.detach().numpy()
+        scores = np.empty((len(cluster), len(self.ranks) * NUM_MODES, 1), np.float32)
+        for i in range(len(cluster)):
+            _score(
+                ladder_inputs(cluster[i], engines[i]),
+                engines[i],
+                weights,
+                bands,
+                self.ranks,
+                self.rungs,
+                scores[i],
+            )
+        return torch.from_numpy(scores)
 
     def last_layers(self) -> Iterable[nn.Module]:
         """None: it begins as a rule that serves."""
         return ()
+
+
+@njit(cache=True)
+def ladder_inputs(cluster: FloatArray, engines: FloatArray) -> NDArray[np.float64]:
+    """(INPUTS,), what thresholds depend on.
+
+    Args:
+        cluster: (figures,), of the observation; those of classes, however many, come last.
+        engines: (base engines, figures), of the observation.
+    """
+    in_flight = _REQUESTS_SCALE * np.expm1(cluster[_NUM_IN_FLIGHT])
+    now = _REQUEST_RATE_SCALE * np.expm1(cluster[_RATE_NOW])
+    short = _REQUEST_RATE_SCALE * np.expm1(cluster[_RATE_SHORT])
+    long = _REQUEST_RATE_SCALE * np.expm1(cluster[_RATE_LONG])
+    every, largest, ttft_misses, tpot_misses = 0.0, 0.0, 0.0, 0.0
+    for first in range(_NUM_CLUSTER, len(cluster), _NUM_CLASS):
+        rate = np.expm1(cluster[first + _CLASS_RATE])
+        every += rate
+        largest = max(largest, rate)
+        ttft_misses = max(ttft_misses, cluster[first + _TTFT_MISSES])
+        tpot_misses = max(tpot_misses, cluster[first + _TPOT_MISSES])
+    return np.array(
+        [
+            1.0,
+            np.log((in_flight + 1.0) / _IN_FLIGHT),
+            np.log((now + 1.0) / (short + 1.0)),
+            np.log((short + 1.0) / _RATE),
+            np.log((long + 1.0) / _RATE),
+            _log_prompt(cluster[_TOKENS_SHORT], short),
+            _log_prompt(cluster[_TOKENS_LONG], long),
+            engines[:, _KV_USAGE].max(),
+            engines[:, _BACKLOG].max(),
+            ttft_misses,
+            tpot_misses,
+            in_flight / max(in_flight + long, _LESS),
+            engines[:, _CONTEXT].max(),
+            (every - largest) / max(every, _LESS),
+        ]
+    )
+
+
+@njit(cache=True)
+def _log_prompt(tokens: float, rate: float) -> float:
+    """Log of the mean prompt over a thousand tokens, from its figure in the observation and a rate of requests."""
+    tokens = _TOKEN_RATE_SCALE * np.expm1(tokens) + _FEWEST
+    return float(np.log(tokens / (rate + _FEWEST / _PROMPT) / _PROMPT))
+
+
+@njit(cache=True)
+def _score(
+    inputs: NDArray[np.float64],
+    engines: FloatArray,
+    weights: FloatArray,
+    bands: FloatArray,
+    ranks: FloatArray,
+    rungs: FloatArray,
+    scores: FloatArray,
+) -> None:
+    """Writes down the scores of actions: layouts, and the ways to get there."""
+    most = len(bands)
+    present = np.empty(len(engines))
+    for base in range(len(engines)):
+        present[base] = np.round(engines[base, _WIDTH] * most)
+    rung = np.round(most - present.mean())
+    begun = inputs[_BEGUN] > np.log(1.0 / _RATE)  # before any request came no band counts
+    wanted = 0
+    for i in range(most):
+        total = np.abs(bands[i]) if begun and i < rung else 0.0
+        for j in range(len(inputs)):
+            total += inputs[j] * weights[i, j]
+        wanted += total > 0.0
+    for layout in range(len(ranks)):
+        merges, same = False, True
+        for base in range(len(present)):
+            merges |= ranks[layout, base] > present[base]
+            same &= ranks[layout, base] == present[base]
+        off = np.abs(rungs[layout] - wanted)
+        if same and off > 0.0:
+            off = _STAY
+        order = _ORDER_STAY if same else _ORDER_MERGE if merges else _ORDER_SPLIT
+        for mode in range(NUM_MODES):
+            scores[layout * NUM_MODES + mode, 0] = -off - _LESS * order[mode]
 
 
 def _begin(most: int) -> torch.Tensor:
@@ -161,11 +207,9 @@ def _begin(most: int) -> torch.Tensor:
     return weights
 
 
-def _order(*modes: SwitchMode) -> torch.Tensor:
+def _order(*modes: SwitchMode) -> tuple[float, ...]:
     """(modes,), place of each in an order."""
-    places = torch.zeros(NUM_MODES)
-    places[list(modes)] = torch.arange(NUM_MODES, dtype=torch.float32)
-    return places
+    return tuple(float(modes.index(mode)) for mode in sorted(modes))
 
 
 _ORDER_MERGE = _order(SwitchMode.SOFT, SwitchMode.SEQUENTIAL, SwitchMode.HARD)
