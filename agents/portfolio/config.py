@@ -23,6 +23,8 @@ class PortfolioConfig(PolicyIterationConfig):
         exploration: Probability that any of them is followed up to the next choice while data is gathered.
         worst: Relative advantages are not taken to be less.
         least_cost: Added to a state's cost before advantages are taken relative to it, in units of reward.
+        pooled: Whether advantages are the mean ones of the part of a mixture of workloads that an episode is of; parts
+            are played in turn. Single advantages are mostly chance where a few requests decide.
         horizon: Decisions that a rollout looks ahead; None: to the end of the episode, which in routing is as many
             decisions as requests are still to come, for each policy.
     """
@@ -32,6 +34,7 @@ class PortfolioConfig(PolicyIterationConfig):
     learning_rate: float = 2e-3
     policies: Any = ()
     every: int = 2
+    pooled: bool = False
     horizon: int | None = None
     iterations: int = 2
     sample_every: int = 50

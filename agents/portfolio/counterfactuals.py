@@ -20,13 +20,15 @@ from agents.spaces import ActionSpace
 from baselines.policy import Policy
 from envs.registration import make_env
 from envs.side_by_side import MAX_SEED
+from envs.workload.registry import MIXTURE, WorkloadSource, WorkloadSpec
 
 
 class PortfolioCounterfactuals:
     """Plays one episode after another; at sampled choices it is forked once for each policy, which is followed on.
 
     The first choices of an episode, which bind longest and know least, are sampled more often than others: the i-th
-    with a probability of 1 / min(i, `sample_every`).
+    with a probability of 1 / min(i, `sample_every`). Where advantages are pooled, episodes are of one part of the
+    workload after another.
 
     Args:
         config: Settings of the agent.
@@ -42,7 +44,9 @@ class PortfolioCounterfactuals:
         self, config: PortfolioConfig, task: Task, adapter: Adapter, rng: np.random.Generator
     ) -> None:
         self.config, self.rng = config, rng
-        self.env = cast(Any, make_env(task.env, **task.training_arguments))
+        places = _parts(task) if config.pooled else [task.training_arguments]
+        self._envs = [cast(Any, make_env(task.env, **place)) for place in places]
+        self.env, self.part = self._envs[0], -1
         self.observation: spaces.Dict = self.env.observation_space
         self.action: ActionSpace = self.env.action_space
         self.panel = Panel(members_of(config), adapter.summary)
@@ -65,7 +69,7 @@ class PortfolioCounterfactuals:
         self.choices += 1
         if self.rng.random() * min(self.choices, self.config.sample_every) < 1.0:
             returns = [self._rollout(member, budget) for member in range(len(panel.members))]
-            batch.add(panel.state(), panel.rows(), np.array(returns), chosen)
+            batch.add(panel.state(), panel.rows(), np.array(returns), chosen, str(self.part))
         explores = self.rng.random() < self.config.exploration
         panel.followed = int(self.rng.integers(len(panel.members))) if explores else chosen
         for _ in range(self.config.every):
@@ -77,6 +81,8 @@ class PortfolioCounterfactuals:
             panel.see(observation, self.env.state)
 
     def _begin(self) -> None:
+        self.part = (self.part + 1) % len(self._envs)
+        self.env = self._envs[self.part]
         observation, _ = self.env.reset(seed=int(self.rng.integers(MAX_SEED)))
         self.panel.reset(self.env.policy_spec, int(self.rng.integers(MAX_SEED)))
         self.panel.see(observation, self.env.state)
@@ -97,3 +103,18 @@ class PortfolioCounterfactuals:
     def advantages(self, returns: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
         """In shares of what the best costs."""
         return relative_advantages(returns, self.config)
+
+
+def _parts(task: Task) -> list[dict[str, Any]]:
+    """Keyword arguments of the environment for each part of a mixture of workloads.
+
+    Raises:
+        ValueError: the workload is none.
+    """
+    workload = task.arguments.get("workload")
+    if not isinstance(workload, WorkloadSpec) or workload.name != MIXTURE:
+        name = workload.name if isinstance(workload, WorkloadSpec) else workload
+        raise ValueError(
+            f"agent.pooled needs workload=mixture, or a file in configs/workload that is one, got {name}"
+        )
+    return [{**task.training_arguments, "workload": part.spec} for part in WorkloadSource(workload).parts]

@@ -10,16 +10,17 @@ what an instance looks like is algorithm selection (Rice 1976).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
+from numpy.typing import NDArray
 from torch import nn
 
 from agents.adapter import Adapter, adapter_of
-from agents.api.learner import PolicyIterationLearner, load_with
+from agents.api.learner import PolicyIterationLearner, in_spreads, load_with
 from agents.learner import Task
 from agents.portfolio.config import PortfolioConfig
 from agents.portfolio.counterfactuals import PortfolioCounterfactuals
@@ -84,6 +85,18 @@ class PortfolioLearner(PolicyIterationLearner):
 
     def __init__(self, config: PortfolioConfig, task: Task) -> None:
         super().__init__(config, task, Choosing(adapter_of(task.env)))
+        self.pooled = config.pooled
+
+    def _gains(
+        self, advantages: Sequence[NDArray[np.float64]], kinds: NDArray[np.str_], widest: int
+    ) -> NDArray[np.float32]:
+        """Advantages in spreads; where they are pooled, the mean ones of a state's part of the workload."""
+        if not self.pooled:
+            return super()._gains(advantages, kinds, widest)
+        table = np.array(advantages)
+        for kind in np.unique(kinds):
+            table[kinds == kind] = table[kinds == kind].mean(axis=0)
+        return in_spreads(list(table), np.zeros_like(kinds), widest)
 
 
 def load(folder: Path, config: Mapping[str, Any], name: str) -> Policy:

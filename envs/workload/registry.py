@@ -130,6 +130,11 @@ class WorkloadSource:
         return self._source().rate_rps * self._factor()
 
     @property
+    def parts(self) -> tuple[WorkloadSource, ...]:
+        """Those of a mixture; else itself alone."""
+        return _parts(self.spec) if self.spec.name == MIXTURE else (self,)
+
+    @property
     def classes(self) -> tuple[str, ...]:
         """Request classes that episodes may hold, in the order of ``class_id``; of a mixture, those of all parts."""
         if self.spec.name == MIXTURE:

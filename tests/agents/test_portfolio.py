@@ -19,7 +19,7 @@ from envs.backend import ClusterSpec
 from envs.dp_tp.observation import CLUSTER_FEATURES
 from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec
 from envs.registration import make_env
-from envs.workload.registry import WorkloadSpec
+from envs.workload.registry import WorkloadSource, WorkloadSpec
 from runners.rollout import run_episode
 
 APART = {"name": "load_threshold", "params": {"layouts": ["2x1"]}}
@@ -83,6 +83,51 @@ def test_a_rollout_from_the_first_decision_is_the_episode_of_the_policy(env, arg
             total, over = total + float(reward), terminated or truncated
         assert value == pytest.approx(total, rel=1e-12)
     assert len(set(batch.returns[0])) == 2
+
+
+MIXED = {
+    **TWO_GPUS,
+    "workload": WorkloadSpec(
+        name="mixture",
+        num_requests=200,
+        params={
+            "parts": [
+                {"name": "flying_bursty", "rate_scale": 0.3},
+                {"name": "azure_conv_fitted", "rate_rps": 60.0, "num_requests": 600, "priority_share": 0.2},
+            ]
+        },
+    ),
+}
+
+
+def test_advantages_of_a_part_of_the_workload_are_pooled() -> None:
+    """The parts are played in turn, each with its own classes of requests, and what counts is the mean of a part."""
+    learner: Any = make_learner(config(pooled=True, sample_every=1), Task("dp_tp", MIXED, seed=1))
+    batch = Batch()
+    while set(batch.kinds) != {"0", "1"} or batch.kinds[-1] != "0":
+        learner.world.play(Budget(10_000), batch)
+    assert "".join(batch.kinds).strip("0").strip("1") == "", "one episode after another"
+    advantages = [np.array(each) for each in ([0.0, -0.2], [-0.4, 0.0], [0.0, -1.0])]
+    gains = learner._gains(advantages, np.array(["0", "0", "1"]), 2)
+    expected = np.array([[-0.2, -0.1], [-0.2, -0.1], [0.0, -1.0]])
+    np.testing.assert_allclose(gains, expected / expected.std(), rtol=1e-6)
+
+
+def test_it_tells_the_parts_of_a_workload_apart() -> None:
+    light, heavy = (
+        {**MIXED, "workload": part.spec}
+        for part in WorkloadSource(MIXED["workload"]).parts  # type: ignore[arg-type]
+    )
+    apart, merged = (make_policy(each["name"], **each["params"]) for each in (APART, MERGED))
+    learner = make_learner(config(pooled=True, every=2), Task("dp_tp", MIXED, seed=1))
+    budget = Budget(40_000)
+    while not budget.over:
+        learner.improve(budget)
+    for seed in range(3):
+        for arguments, better, worse in ((light, merged, apart), (heavy, apart, merged)):
+            best, other = returned(better, seed, arguments), returned(worse, seed, arguments)
+            assert best > other, "the instance is what it is meant to be"
+            assert returned(learner.policy(), seed, arguments) > best + 0.3 * (other - best)
 
 
 def test_a_horizon_ends_rollouts() -> None:
@@ -191,6 +236,7 @@ def test_observations_of_other_classes_are_refused() -> None:
         ({"policies": (APART, {"name": "static_tp"})}, "'static_tp' deploys once at the start"),
         ({"policies": (APART, {"name": "jsq"})}, "decides where requests go"),
         ({"every": 0}, "agent.every must be at least 1, got 0"),
+        ({"pooled": True}, "agent.pooled needs workload=mixture, .* got flying_bursty"),
         ({"horizon": 0}, "agent.horizon must be at least 1, got 0"),
         ({"iterations": 0}, "agent.iterations must be at least 1, got 0"),
     ],
