@@ -132,7 +132,7 @@ class PolicyIterationLearner:
         for i, row in enumerate(rows):
             actions[i, : len(row)] = row
         kinds = np.array([kind for batch in self.batches for kind in batch.kinds])
-        gains = self._gains(self.world.advantages(returns), kinds, widest)
+        gains = self._gains(returns, kinds, widest)
         valid = ~np.isnan(gains)
         if self.tail:
             late = in_spreads(self.world.advantages([-value for value in squares]), kinds, widest)
@@ -192,10 +192,10 @@ class PolicyIterationLearner:
         return calibrated_margin(scores, data.gains, data.valid, usual)
 
     def _gains(
-        self, advantages: Sequence[NDArray[np.float64]], kinds: NDArray[np.str_], widest: int
+        self, returns: Sequence[NDArray[np.float64]], kinds: NDArray[np.str_], widest: int
     ) -> NDArray[np.float32]:
-        """(N, widest), what is gained by actions; NaN where there is none."""
-        return in_spreads(advantages, kinds, widest)
+        """(N, widest), advantages of actions in spreads; NaN where there are none."""
+        return in_spreads(self.world.advantages(returns), kinds, widest)
 
     def _chosen(
         self, states: NDArray[np.float32], actions: NDArray[np.float32], valid: NDArray[np.bool_]

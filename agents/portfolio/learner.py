@@ -88,14 +88,15 @@ class PortfolioLearner(PolicyIterationLearner):
         self.pooled = config.pooled
 
     def _gains(
-        self, advantages: Sequence[NDArray[np.float64]], kinds: NDArray[np.str_], widest: int
+        self, returns: Sequence[NDArray[np.float64]], kinds: NDArray[np.str_], widest: int
     ) -> NDArray[np.float32]:
-        """Advantages in spreads; where they are pooled, the mean ones of a state's part of the workload."""
+        """Advantages in spreads; where they are pooled, the mean ones of a state's part, by what is at stake."""
         if not self.pooled:
-            return super()._gains(advantages, kinds, widest)
-        table = np.array(advantages)
+            return super()._gains(returns, kinds, widest)
+        table = np.array(self.world.advantages(returns))
+        stakes = np.abs(np.max(returns, axis=1))
         for kind in np.unique(kinds):
-            table[kinds == kind] = table[kinds == kind].mean(axis=0)
+            table[kinds == kind] = np.average(table[kinds == kind], axis=0, weights=stakes[kinds == kind])
         return in_spreads(list(table), np.zeros_like(kinds), widest)
 
 
