@@ -31,6 +31,8 @@ from agents.score_network import TrainableNetwork
 from agents.spaces import ActionSpace
 from baselines.policy import Policy
 
+_LEAST_STAKE = 1e-9  # reward
+
 
 class Choosing:
     """Choices among policies, in place of decisions.
@@ -94,7 +96,7 @@ class PortfolioLearner(PolicyIterationLearner):
         if not self.pooled:
             return super()._gains(returns, kinds, widest)
         table = np.array(self.world.advantages(returns))
-        stakes = np.abs(np.max(returns, axis=1))
+        stakes = np.maximum(np.abs(np.max(returns, axis=1)), _LEAST_STAKE)
         for kind in np.unique(kinds):
             table[kinds == kind] = np.average(table[kinds == kind], axis=0, weights=stakes[kinds == kind])
         return in_spreads(list(table), np.zeros_like(kinds), widest)

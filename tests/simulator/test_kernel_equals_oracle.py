@@ -247,6 +247,27 @@ def migrate(kernel: Kernel, cluster: Cluster, action: str, number: int, broken_o
             cluster.join(request, target)
 
 
+def test_a_request_finds_its_own_blocks_again_where_it_has_left_them() -> None:
+    """Prefix caching: it goes from engine 0 to engine 1 and back; nobody else has its tokens."""
+    case = Case(
+        kinds=(Kind([1] * 4, [1] * 9, 0, 0, 0, block_size=4, max_num_seqs=3, max_batched_tokens=8),),
+        slots=(Slot(0, 50), Slot(0, 50)),
+        rows=(Row(0, 6, 40, 40, hash_ids=(0, 1)),),
+        settings=Settings(router="hold", prefix_caching=True, hash_block_tokens=4),
+    )
+    kernel, cluster = Kernel(case), build_oracle(case)
+    advance_both(kernel, cluster, 0)
+    for number, until in ((0, 11), (1, 22), (0, 1000)):
+        kernel.send_first(number)
+        cluster.send(cluster.pool[0], number)
+        advance_both(kernel, cluster, until)
+        kernel.pool_running(number)
+        cluster.pool_running(number)
+        assert_equal(kernel, cluster)
+    assert [engine.hit_tokens for engine in cluster.engines] == [16, 0]
+    assert [request.fate for request in cluster.arrivals] == ["finished"]
+
+
 @thorough
 @given(cases(), st.lists(st.tuples(st.integers(0, 200), interventions()), max_size=12))
 def test_every_number_is_the_oracles_under_a_control_plane(
