@@ -109,9 +109,8 @@ def test_advantages_of_a_part_of_the_workload_are_pooled() -> None:
     assert "".join(batch.kinds).strip("0").strip("1") == "", "one episode after another"
     returns = [np.array(each) for each in ([-9.0, -12.0], [-4.0, -1.0], [-3.0, -7.0])]
     gains = learner._gains(returns, np.array(["0", "0", "1"]), 2)
-    first = np.average(
-        [[0.0, -0.3], [-1.5, 0.0]], axis=0, weights=[9.0, 1.0]
-    )  # shares of the best's cost and one more
+    shares = [[0.0, -0.3], [-1.5, 0.0]]  # of what the best costs, and one more
+    first = np.average(shares, axis=0, weights=[9.0, 1.0])
     expected = np.array([first, first, [0.0, -1.0]])
     np.testing.assert_allclose(gains, expected / expected.std(), rtol=1e-6)
 
