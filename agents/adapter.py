@@ -9,7 +9,7 @@ forked for `agent=api`, has a subclass in `agents/ENV/adapter.py` and an entry i
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from envs.policy_spec import PolicySpec
 
 Observation = Mapping[str, NDArray[np.float32]]
+Describe = Callable[[Any, Observation, Any], NDArray[np.float32]]
 
 
 class Adapter:
@@ -149,6 +150,18 @@ class Adapter:
         return len(
             self.summary({name: np.zeros(box.shape or (), np.float32) for name, box in observation.items()})
         )
+
+    def describer(self, spec: PolicySpec) -> Describe:
+        """Of what a policy says, an observation and the state: numbers, (described_size,), by which it can be judged.
+
+        Args:
+            spec: The setting.
+        """
+        return lambda said, observation, state: np.zeros(0, np.float32)
+
+    def described_size(self, observation: spaces.Dict) -> int:
+        """Numbers that describe what a policy says; 0: who says it is all there is."""
+        return 0
 
     # -- networks ------------------------------------------------------------------------------------------------------
 

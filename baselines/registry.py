@@ -109,6 +109,10 @@ POLICIES = {
     ),
     "llumnix_deployment": PolicyEntry("baselines.llumnix.deployment:LlumnixDeploymentPolicy"),
     "dynamo": PolicyEntry("baselines.oserve.dynamo:DynamoPolicy", "baselines.oserve.dynamo:DynamoConfig"),
+    "dynamo_two_widths": PolicyEntry(
+        "baselines.oserve.dynamo_two_widths:DynamoTwoWidthsPolicy",
+        "baselines.oserve.dynamo_two_widths:DynamoTwoWidthsConfig",
+    ),
     "clairvoyant_deployment": PolicyEntry(
         "baselines.oserve.clairvoyant:ClairvoyantDeploymentPolicy",
         "baselines.oserve.clairvoyant:ClairvoyantConfig",

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.metrics import RequestRecords
+from envs.seen import Seen
 from envs.side_by_side import MAX_SEED
 
 Observed = TypeVar("Observed")
@@ -65,6 +66,15 @@ class Simulated(OneEpisode[Observed]):
     def action_masks(self) -> NDArray[np.bool_]:
         """Which actions are possible now."""
 
+    def advance(self, action: Any) -> tuple[Any, float, bool]:
+        """`step` for those who may not look: what is seen, the reward, and whether the episode is over.
+
+        Args:
+            action: The decision.
+        """
+        observation, reward, terminated, truncated, _ = self.step(action)
+        return observation, float(reward), terminated or truncated
+
     def records(self) -> RequestRecords:
         """What happened to every request that has arrived.
 
@@ -115,6 +125,15 @@ class StepByStep(Simulated[Observed]):
             self._renderer.record(self.core.state)
         info = self._info(outcome.dt_s, outcome.terms, outcome.refused)
         return self.core.observe(), outcome.reward, outcome.terminated, outcome.truncated, info
+
+    def advance(self, action: Any) -> tuple[Any, float, bool]:
+        """`step` for those who may not look: what is seen is made when somebody does; no picture is kept.
+
+        Args:
+            action: The decision.
+        """
+        outcome = self.core.step(action)
+        return Seen(self.core.observe), outcome.reward, outcome.terminated or outcome.truncated
 
     def action_masks(self) -> NDArray[np.bool_]:
         """(actions,), which are possible now; of several levers, their entries one after another."""

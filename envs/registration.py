@@ -51,6 +51,7 @@ ENVS = {
             "llumnix_deployment",
             "dynamo",
             "dynamo_tuned",
+            "dynamo_two_widths_tuned",
             "oserve",
             "oserve_tuned",
             "clairvoyant_deployment",

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,34 +68,6 @@ class Start:
         twin._known = self._known
         twin.policy = copy.deepcopy(self.policy, {id(known): known for known in self._known})
         return twin
-
-
-class Seen(Mapping[str, FloatArray]):
-    """An observation that is made when somebody looks; most baselines look at the state alone.
-
-    Args:
-        observe: Makes it.
-    """
-
-    def __init__(self, observe: Callable[[], Mapping[str, FloatArray]]) -> None:
-        self._observe = observe
-        self._made: Mapping[str, FloatArray] | None = None
-
-    @property
-    def made(self) -> Mapping[str, FloatArray]:
-        """The observation."""
-        if self._made is None:
-            self._made = self._observe()
-        return self._made
-
-    def __getitem__(self, key: str) -> FloatArray:
-        return self.made[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.made)
-
-    def __len__(self) -> int:
-        return len(self.made)
 
 
 def start_of(config: Mapping[str, Any] | None) -> Start | None:

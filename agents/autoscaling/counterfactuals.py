@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from agents.api.config import APIConfig
 from agents.api.counterfactuals import Batch, relative_advantages
-from agents.api.start import Seen, Start, compared, start_of
+from agents.api.start import Start, compared, start_of
 from agents.autoscaling.features import Actions, encode_actions, encode_state
 from agents.autoscaling.policy import LeversPolicy, Observation, Options, find_options
 from agents.learner import Budget, Task
@@ -19,6 +19,7 @@ from baselines.policy import Policy
 from envs.autoscaling.action import LEVERS
 from envs.autoscaling.env import AutoscalingEnv
 from envs.autoscaling.episode import Episode
+from envs.seen import Seen
 from envs.side_by_side import MAX_SEED
 
 

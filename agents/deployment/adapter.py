@@ -10,12 +10,13 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import nn
 
-from agents.adapter import Adapter, Observation
+from agents.adapter import Adapter, Describe, Observation
 from agents.api.config import APIConfig
 from agents.api.start import start_of
 from agents.deployment.counterfactuals import DeploymentCounterfactuals
-from agents.deployment.features import EXISTS, action_size, state_size
-from agents.deployment.policy import ChoicePolicy
+from agents.deployment.features import EXISTS, action_size, encode_state, state_size
+from agents.deployment.policy import ChoicePolicy, usual_row
+from agents.deployment.proposal import Proposals
 from agents.learner import Task
 from agents.score_network import TrainableNetwork
 from agents.spaces import ActionSpace
@@ -70,6 +71,25 @@ class DeploymentAdapter(Adapter):
     ) -> DeploymentCounterfactuals:
         """One episode, forked once for each of a few choices."""
         return DeploymentCounterfactuals(config, task, rng)
+
+    def summary(self, observation: Observation) -> NDArray[np.float32]:
+        """The cluster, the types in their order, and the replicas' mean and maximum."""
+        return encode_state(observation)
+
+    def describer(self, spec: PolicySpec) -> Describe:
+        """As the environment describes what can be chosen."""
+        proposals: list[Proposals] = []
+
+        def describe(said: Action, observation: Observation, state: DeploymentState) -> NDArray[np.float32]:
+            if not proposals:
+                proposals.append(Proposals(spec, len(observation["replicas"])))
+            return usual_row(observation, state, said, proposals[0])
+
+        return describe
+
+    def described_size(self, observation: spaces.Dict) -> int:
+        """A row of the choices."""
+        return action_size(observation)
 
     def score_network(self, observation: spaces.Dict, config: APIConfig) -> TrainableNetwork:
         """Scores of choices."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from agents.api.config import APIConfig
 from agents.api.counterfactuals import Batch, relative_advantages
-from agents.api.start import Seen, Start, compared, start_of
+from agents.api.start import Start, compared, start_of
 from agents.deployment.features import encode_actions, encode_state
 from agents.deployment.policy import ChoicePolicy, usual_row
 from agents.deployment.proposal import Proposals
@@ -20,6 +20,7 @@ from baselines.policy import Action, Policy
 from envs.deployment.core import DeploymentCore
 from envs.deployment.env import DeploymentEnv
 from envs.deployment.state import Deploy
+from envs.seen import Seen
 from envs.side_by_side import MAX_SEED
 
 SPREAD = 0  # the first choice: to stay, requests spread over all replicas

@@ -11,13 +11,14 @@ from numpy.typing import NDArray
 
 from agents.api.config import APIConfig
 from agents.api.counterfactuals import Batch, relative_advantages
-from agents.api.start import Seen, Start, compared, start_of
+from agents.api.start import Start, compared, start_of
 from agents.dp_tp.candidates import encode_state
 from agents.dp_tp.score_policy import Observation, Options, ScorePolicy, find_options
 from agents.learner import Budget, Task
 from baselines.policy import Policy
 from envs.dp_tp.core import DPTPCore
 from envs.dp_tp.env import DPTPEnv
+from envs.seen import Seen
 from envs.side_by_side import MAX_SEED
 
 FloatArray = NDArray[np.float32]

@@ -18,13 +18,19 @@ class PortfolioConfig(PolicyIterationConfig):
             `path`, where it is read whenever the portfolio is. The first is followed until another one promises more.
             Layouts that are deployed once, at the start, cannot be followed later.
         every: Decisions between two choices.
+        memory: Whether it sees the mean and the maximum of all that was seen since the episode began, beside what is
+            seen now. Without, it keeps to the first policy in states that are unlike those of the training.
         sample_every: Choices between two sampled states, on average, late in an episode; the first is always sampled,
             the i-th every i episodes.
         exploration: Probability that any of them is followed up to the next choice while data is gathered.
         worst: Relative advantages are not taken to be less.
         least_cost: Added to a state's cost before advantages are taken relative to it, in units of reward.
-        pooled: Whether advantages are the mean ones of the part of a mixture of workloads that an episode is of; parts
-            are played in turn. Single advantages are mostly chance where a few requests decide.
+        by_part: Whether episodes are of one part of a mixture of workloads after another, each in an environment of its
+            own: what that finds out from the past, as deployment does, it finds from this part alone.
+        pooled: Likewise, and advantages are the mean ones of the part that an episode is of. Single advantages are
+            mostly chance where a few requests decide.
+        commit: Choices for which a rollout follows one policy, from the second improvement on, before it chooses as the
+            present portfolio does; None: all of them. Each costs several times as much.
         horizon: Decisions that a rollout looks ahead; None: to the end of the episode, which in routing is as many
             decisions as requests are still to come, for each policy.
     """
@@ -34,7 +40,10 @@ class PortfolioConfig(PolicyIterationConfig):
     learning_rate: float = 2e-3
     policies: Any = ()
     every: int = 2
+    memory: bool = True
+    by_part: bool = False
     pooled: bool = False
+    commit: int | None = None
     horizon: int | None = None
     iterations: int = 2
     sample_every: int = 50
@@ -53,5 +62,6 @@ class PortfolioConfig(PolicyIterationConfig):
                     f"agent.policies must hold names of policies, or mappings with a name and params, got {policy!r}"
                 )
         check_at_least_one("every", self.every)
-        if self.horizon is not None:
-            check_at_least_one("horizon", self.horizon)
+        for name in ("commit", "horizon"):
+            if getattr(self, name) is not None:
+                check_at_least_one(name, getattr(self, name))

@@ -27,8 +27,8 @@ class PortfolioCounterfactuals:
     """Plays one episode after another; at sampled choices it is forked once for each policy, which is followed on.
 
     The first choices of an episode, which bind longest and know least, are sampled more often than others: the i-th
-    with a probability of 1 / min(i, `sample_every`). Where advantages are pooled, episodes are of one part of the
-    workload after another.
+    with a probability of 1 / min(i, `sample_every`). Episodes are of one part of the workload after another where the
+    settings say so.
 
     Args:
         config: Settings of the agent.
@@ -44,12 +44,12 @@ class PortfolioCounterfactuals:
         self, config: PortfolioConfig, task: Task, adapter: Adapter, rng: np.random.Generator
     ) -> None:
         self.config, self.rng = config, rng
-        places = _parts(task) if config.pooled else [task.training_arguments]
+        places = _parts(task) if config.by_part or config.pooled else [task.training_arguments]
         self._envs = [cast(Any, make_env(task.env, **place)) for place in places]
         self.env, self.part = self._envs[0], -1
         self.observation: spaces.Dict = self.env.observation_space
         self.action: ActionSpace = self.env.action_space
-        self.panel = Panel(members_of(config), adapter.summary)
+        self.panel = Panel(members_of(config), adapter, config.memory)
         self.panel.reset(self.env.policy_spec, task.seed)
         self.present: PortfolioPolicy | None = None  # None: the first policy is followed
         self.over = True
@@ -90,15 +90,32 @@ class PortfolioCounterfactuals:
 
     def _rollout(self, number: int, budget: Budget) -> float:
         """Return of following a member, on the arrivals that really come."""
+        if self.config.commit is not None and self.present is not None:
+            return self._committed(number, self.config.commit, self.present, budget)
         env, member = self.env.fork(), self.panel.members[number].fork()
         action, total, steps = self.panel.said[number], 0.0, 0
         while True:
-            observation, reward, terminated, truncated, _ = env.step(action)
+            observation, reward, over = env.advance(action)
             total, steps = total + reward, steps + 1
-            if terminated or truncated or steps == self.config.horizon:
+            if over or steps == self.config.horizon:
                 budget.count(steps)
                 return total
             action = member.says(observation, env.state)
+
+    def _committed(self, number: int, commit: int, present: PortfolioPolicy, budget: Budget) -> float:
+        """Return of following a member for some choices, and then whom the portfolio follows."""
+        env, panel = self.env.fork(), self.panel.fork()
+        panel.followed, total, steps = number, 0.0, 0
+        while True:
+            observation, reward, over = env.advance(panel.said[panel.followed])
+            total, steps = total + reward, steps + 1
+            if over or steps == self.config.horizon:
+                budget.count(steps)
+                return total
+            panel.see(observation, env.state)
+            chosen, between = divmod(steps, self.config.every)
+            if not between and chosen >= commit:
+                panel.followed = present.choose(panel)
 
     def advantages(self, returns: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
         """In shares of what the best costs."""
@@ -115,6 +132,7 @@ def _parts(task: Task) -> list[dict[str, Any]]:
     if not isinstance(workload, WorkloadSpec) or workload.name != MIXTURE:
         name = workload.name if isinstance(workload, WorkloadSpec) else workload
         raise ValueError(
-            f"agent.pooled needs workload=mixture, or a file in configs/workload that is one, got {name}"
+            "agent.by_part and agent.pooled need workload=mixture, or a file in configs/workload that is one, got "
+            f"{name}"
         )
     return [{**task.training_arguments, "workload": part.spec} for part in WorkloadSource(workload).parts]

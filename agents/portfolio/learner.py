@@ -25,7 +25,7 @@ from agents.learner import Task
 from agents.portfolio.config import PortfolioConfig
 from agents.portfolio.counterfactuals import PortfolioCounterfactuals
 from agents.portfolio.members import members_of
-from agents.portfolio.panel import choices, state_size
+from agents.portfolio.panel import state_size
 from agents.portfolio.policy import PortfolioPolicy
 from agents.score_network import TrainableNetwork
 from agents.spaces import ActionSpace
@@ -53,8 +53,9 @@ class Choosing:
     def score_network(self, observation: spaces.Dict, config: PortfolioConfig) -> TrainableNetwork:
         """Scores of the policies."""
         members = len(config.policies)
-        size = state_size(self.adapter.summary_size(observation), members)
-        return TrainableNetwork(size, choices(members).shape[1], config.hidden, started=True)
+        size = state_size(self.adapter.summary_size(observation), members, config.memory)
+        described = self.adapter.described_size(observation)
+        return TrainableNetwork(size, members + described + 1, config.hidden, started=True)
 
     def score_policy(
         self,
@@ -68,7 +69,7 @@ class Choosing:
         assert isinstance(network, TrainableNetwork)
         members = members_of(config)
         return PortfolioPolicy(
-            network.export(), members, config.every, self.adapter, name, observation, action
+            network.export(), members, config.every, self.adapter, name, observation, action, config.memory
         )
 
 
@@ -83,11 +84,10 @@ class PortfolioLearner(PolicyIterationLearner):
         ValueError: a policy looks at the future or does not fit the environment.
     """
 
-    knows_limits = False  # choices are few, and what they remember differs from episode to episode
-
     def __init__(self, config: PortfolioConfig, task: Task) -> None:
         super().__init__(config, task, Choosing(adapter_of(task.env)))
         self.pooled = config.pooled
+        self.knows_limits = not config.memory  # what is remembered differs from episode to episode
 
     def _gains(
         self, returns: Sequence[NDArray[np.float64]], kinds: NDArray[np.str_], widest: int

@@ -1,4 +1,4 @@
-"""Several policies beside one episode, each asked at every decision, and what is remembered of it.
+"""Several policies beside one episode, each asked at every decision, and what is known of it.
 
 Whoever is not followed is asked as well: it answers to a world that it did not make, and knows what has been when it is
 followed again.
@@ -6,31 +6,33 @@ followed again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import copy
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from agents.adapter import Adapter
 from agents.api.start import Start
 from baselines.policy import Action
 from envs.policy_spec import PolicySpec
 
 FloatArray = NDArray[np.float32]
-Summary = Callable[[Mapping[str, FloatArray]], FloatArray]
 _LONG = 64.0  # decisions; an episode is long beyond
 
 
 class Panel:
-    """The policies and a memory: an observation's summary now, its mean and its maximum since the episode began.
+    """The policies, an observation's summary, what they say, and a memory.
 
     Args:
         members: The policies.
-        summary: Of an observation, (size,).
+        adapter: Of the environment; sums up observations and describes what is said.
+        memory: Whether the mean and the maximum of all summaries since the episode began are remembered.
     """
 
-    def __init__(self, members: Sequence[Start], summary: Summary) -> None:
-        self.members, self.summary = list(members), summary
+    def __init__(self, members: Sequence[Start], adapter: Adapter, memory: bool = True) -> None:
+        self.members, self.adapter, self.memory = list(members), adapter, memory
 
     def reset(self, spec: PolicySpec, seed: int) -> None:
         """Prepares for an episode.
@@ -40,43 +42,56 @@ class Panel:
         """
         for member in self.members:
             member.reset(spec, seed)
+        self._describe = self.adapter.describer(spec)
         self.seen, self.followed = 0, 0
         self.said: list[Action] = []
+        self._sum, self._most = np.zeros(()), np.full((), -np.inf)
+
+    def fork(self) -> Panel:
+        """A copy that goes on by itself."""
+        twin = copy.copy(self)
+        twin.members = [member.fork() for member in self.members]
+        return twin
 
     def see(self, observation: Mapping[str, FloatArray], state: Any) -> None:
         """Asks all of them; to be called once a decision."""
         self.said = [member.says(observation, state) for member in self.members]
-        now = self.summary(observation).astype(np.float64)
-        if self.seen == 0:
-            self._sum, self._most = np.zeros_like(now), now
-        self._now = now
-        self._sum, self._most = self._sum + now, np.maximum(self._most, now)
+        self._at = observation, state
+        if self.memory:
+            now = self._now()
+            self._sum, self._most = self._sum + now, np.maximum(self._most, now)
         self.seen += 1
 
+    def _now(self) -> NDArray[np.float64]:
+        return self.adapter.summary(self._at[0]).astype(np.float64)
+
     def state(self) -> FloatArray:
-        """(state_size(size, members),): what is remembered, how long it has been, and who is followed."""
-        length = np.log1p(self.seen / _LONG)
+        """(state_size(size, members, memory),): what is seen and remembered, and who is followed."""
         followed = np.arange(len(self.members)) == self.followed
-        parts = (self._now, self._sum / self.seen, self._most, [length], followed)
-        return np.concatenate(parts).astype(np.float32)
+        memory = (self._sum / self.seen, self._most, [np.log1p(self.seen / _LONG)]) if self.memory else ()
+        return np.concatenate((self._now(), *memory, followed)).astype(np.float32)
 
     def rows(self) -> FloatArray:
-        """(K, K + 1): which of the policies each is; the last column is 1 for the first, which is followed at first."""
-        return choices(len(self.members))
+        """(K, K + D + 1): who each of the policies is, what describes what it says, and whether it is the first."""
+        return choices(np.array([self._describe(said, *self._at) for said in self.said]))
 
 
-def state_size(summary_size: int, members: int) -> int:
-    """Length of what a panel remembers.
+def state_size(summary_size: int, members: int, memory: bool) -> int:
+    """Length of what a panel knows.
 
     Args:
         summary_size: Length of an observation's summary.
         members: Policies.
+        memory: Whether what has been is remembered.
     """
-    return 3 * summary_size + 1 + members
+    return (3 * summary_size + 1 if memory else summary_size) + members
 
 
-def choices(members: int) -> FloatArray:
-    """(K, K + 1), what describes following each of K policies; the last column is 1 for the first."""
-    rows = np.eye(members, members + 1, dtype=np.float32)
-    rows[0, -1] = 1.0
-    return rows
+def choices(described: FloatArray) -> FloatArray:
+    """(K, K + D + 1), what tells K policies apart; the last column is 1 for the first, which is followed at first.
+
+    Args:
+        described: (K, D), of what each says; D may be 0.
+    """
+    own = np.eye(len(described), dtype=np.float32)
+    return np.hstack([own, described.astype(np.float32), own[:, :1]])

@@ -31,6 +31,7 @@ class PortfolioPolicy:
         name: What it is called in results.
         observation: What it was trained to see.
         action: What was chosen from in training.
+        memory: Whether it remembers what has been.
     """
 
     clairvoyant = False
@@ -44,10 +45,11 @@ class PortfolioPolicy:
         name: str,
         observation: spaces.Dict,
         action: ActionSpace,
+        memory: bool = True,
     ) -> None:
         self.network, self.every, self.adapter, self.name = network, every, adapter, name
         self.observation, self.action = observation, action
-        self.panel = Panel(members, adapter.summary)
+        self.panel = Panel(members, adapter, memory)
 
     def reset(self, spec: PolicySpec, seed: int) -> None:
         """Looks at the setting.
@@ -75,7 +77,7 @@ class PortfolioPolicy:
 
     def _check(self, observation: Observation) -> None:
         trained = self.adapter.summary_size(self.observation)
-        here = len(self.panel.summary(observation))
+        here = len(self.adapter.summary(observation))
         if trained != here:
             raise ValueError(
                 f"{self.name} was trained on observations that come to {trained} numbers, here they come to {here}: "

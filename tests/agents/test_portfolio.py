@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from agents.adapter import adapter_of
 from agents.api.counterfactuals import Batch
@@ -13,14 +14,16 @@ from agents.api.start import Start
 from agents.checkpoint import load_policy, replacing, write_description
 from agents.learner import Budget, Task, make_learner
 from agents.portfolio.config import PortfolioConfig
-from agents.portfolio.panel import Panel, choices, state_size
+from agents.portfolio.panel import Panel, state_size
 from baselines.registry import make_policy
 from envs.backend import ClusterSpec
 from envs.dp_tp.observation import CLUSTER_FEATURES
 from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec
 from envs.registration import make_env
+from envs.seen import Seen
 from envs.workload.registry import WorkloadSource, WorkloadSpec
 from runners.rollout import run_episode
+from tests.deployment.samples import BASE
 
 APART = {"name": "load_threshold", "params": {"layouts": ["2x1"]}}
 MERGED = {"name": "load_threshold", "params": {"layouts": ["2"]}}
@@ -115,6 +118,20 @@ def test_advantages_of_a_part_of_the_workload_are_pooled() -> None:
     np.testing.assert_allclose(gains, expected / expected.std(), rtol=1e-6)
 
 
+def test_each_part_of_the_workload_has_an_environment_of_its_own() -> None:
+    """In deployment the types of requests are found from the past, of a part's own past where parts are apart."""
+    parts = [{"name": "type_mix", "params": {"mixes": [mix]}} for mix in ("generation", "reading")]
+    deployment = {**BASE, "workload": WorkloadSpec(name="mixture", num_requests=60, params={"parts": parts})}
+    policies = ({"name": "stay"}, {"name": "vllm_reload"})
+    kept = config(policies=policies, by_part=True, sample_every=1, horizon=1, every=1)
+    learner: Any = make_learner(kept, Task("deployment", deployment))
+    batch, types = Batch(), set()
+    while len(set(batch.kinds)) < 2:
+        learner.world.play(Budget(10_000), batch)
+        types.add(tuple(learner.world.env.unwrapped.policy_spec.setting.mean_tokens.ravel().tolist()))
+    assert len(types) == 2
+
+
 def test_it_tells_the_parts_of_a_workload_apart() -> None:
     light, heavy = (
         {**MIXED, "workload": part.spec}
@@ -139,6 +156,32 @@ def test_a_horizon_ends_rollouts() -> None:
     assert budget.steps == 2 * 3 + 1
 
 
+@pytest.mark.parametrize("memory", [True, False])
+def test_a_committed_rollout_goes_on_as_the_portfolio_does(memory: bool) -> None:
+    """Committed to the first choice, a rollout of what the portfolio would follow is its own episode from there."""
+    learner: Any = make_learner(
+        config(commit=1, sample_every=1, exploration=0.0, memory=memory, every=3),
+        Task("dp_tp", TWO_GPUS, seed=1),
+    )
+    world, batch = learner.world, Batch()
+    with torch.no_grad():
+        learner.network.out.weight.mul_(1e-3)  # so that it follows now one and now the other
+        learner.network.margin.fill_(0.0)
+    world.follow(learner.policy())
+    world.play(Budget(100_000), batch)
+    seeds = np.random.default_rng(np.random.SeedSequence([1, 0xA91])).integers(2**31 - 1, size=2)
+    episode: Any = make_env("dp_tp", **TWO_GPUS, split="train")
+    policy = learner.policy()
+    observation, _ = episode.reset(seed=int(seeds[0]))
+    policy.reset(episode.unwrapped.policy_spec, int(seeds[1]))
+    total, over = 0.0, False
+    while not over:
+        action = policy.act(observation, episode.unwrapped.state)
+        observation, reward, terminated, truncated, _ = episode.step(action)
+        total, over = total + float(reward), terminated or truncated
+    assert batch.returns[0][batch.chosen[0]] == pytest.approx(total, rel=1e-12)
+
+
 def test_a_panel_remembers_the_mean_and_the_maximum() -> None:
     class Says:
         name, clairvoyant = "says", False
@@ -150,18 +193,47 @@ def test_a_panel_remembers_the_mean_and_the_maximum() -> None:
             self.asked += 1
             return self.asked
 
-    panel = Panel([Start(Says()), Start(Says())], lambda seen: seen["x"])
-    panel.members[0].policy.reset(None, 0)
-    panel.members[1].policy.reset(None, 0)
-    panel.seen, panel.followed = 0, 1
-    for x in ([1.0, 8.0], [3.0, 2.0]):
-        panel.see({"x": np.array(x, np.float32)}, None)
-    # now, mean, maximum, log(1 + 2 / 64), whom is followed
-    expected = [3.0, 2.0, 2.0, 5.0, 3.0, 8.0, np.log1p(2 / 64), 0.0, 1.0]
-    np.testing.assert_allclose(panel.state(), expected, rtol=1e-6)
-    assert len(expected) == state_size(2, 2)
-    assert panel.said == [2, 2]
-    np.testing.assert_array_equal(choices(2), [[1, 0, 1], [0, 1, 0]])
+    spec = make_env("routing", **FLEET).unwrapped.policy_spec
+    now, mean, most, length, followed = [3.0, 2.0], [2.0, 5.0], [3.0, 8.0], [np.log1p(2 / 64)], [0.0, 1.0]
+    for memory, expected in ((True, now + mean + most + length + followed), (False, now + followed)):
+        panel = Panel([Start(Says()), Start(Says())], adapter_of("routing"), memory)
+        panel.reset(spec, 0)
+        panel.followed = 1
+        for x in ([1.0, 8.0], [3.0, 2.0]):
+            panel.see({"x": np.array(x, np.float32)}, None)
+        np.testing.assert_allclose(panel.state(), expected, rtol=1e-6)
+        assert len(expected) == state_size(2, 2, memory)
+        assert panel.said == [2, 2]
+        np.testing.assert_array_equal(panel.rows(), [[1, 0, 1], [0, 1, 0]])
+
+
+def test_what_each_says_is_described_in_deployment() -> None:
+    """By its room, its workers, and what the switch would cost, as the environment describes its choices."""
+    env: Any = make_env("deployment", **BASE)
+    observation, _ = env.reset(seed=0)
+    panel = Panel(
+        [Start(make_policy("stay")), Start(make_policy("random"))], adapter_of("deployment"), memory=False
+    )
+    panel.reset(env.unwrapped.policy_spec, 0)
+    panel.see(observation, env.unwrapped.state)
+    said = observation["candidates"][[int(number) for number in panel.said]]  # type: ignore[arg-type]
+    np.testing.assert_array_equal(panel.rows(), np.hstack([np.eye(2), said, [[1.0], [0.0]]]))
+    assert panel.rows().shape[1] == 2 + adapter_of("deployment").described_size(env.observation_space) + 1
+
+
+def test_a_rollout_does_not_look() -> None:
+    """What is seen there is made when a policy looks, and is what the environment shows."""
+    env: Any = make_env("deployment", **BASE)
+    env.reset(seed=0)
+    looking, other = env.fork(), env.fork()
+    for action in (0, 1, 0):
+        observation, reward, terminated, truncated, _ = looking.step(action)
+        seen, other_reward, over = other.advance(action)
+        assert (reward, terminated or truncated) == (other_reward, over)
+        assert isinstance(seen, Seen)
+        assert set(seen) == set(observation)
+        for name, part in observation.items():
+            np.testing.assert_array_equal(seen[name], part)
 
 
 def test_summaries_do_not_depend_on_how_many_rows_there_are() -> None:
@@ -238,7 +310,9 @@ def test_observations_of_other_classes_are_refused() -> None:
         ({"policies": (APART, {"name": "static_tp"})}, "'static_tp' deploys once at the start"),
         ({"policies": (APART, {"name": "jsq"})}, "decides where requests go"),
         ({"every": 0}, "agent.every must be at least 1, got 0"),
-        ({"pooled": True}, "agent.pooled needs workload=mixture, .* got flying_bursty"),
+        ({"by_part": True}, "agent.by_part and agent.pooled need workload=mixture, .* got flying_bursty"),
+        ({"pooled": True}, "need workload=mixture, .* got flying_bursty"),
+        ({"commit": 0}, "agent.commit must be at least 1, got 0"),
         ({"horizon": 0}, "agent.horizon must be at least 1, got 0"),
         ({"iterations": 0}, "agent.iterations must be at least 1, got 0"),
     ],

@@ -13,7 +13,7 @@ import torch
 from agents.api.config import APIConfig
 from agents.api.counterfactuals import Batch
 from agents.api.learner import APILearner, load
-from agents.api.start import NEVER, Seen, Start, calibrated_margin, compared, flagged, start_of
+from agents.api.start import NEVER, Start, calibrated_margin, compared, flagged, start_of
 from agents.deployment.proposal import Proposals
 from agents.learner import Budget, Task
 from agents.score_network import TrainableNetwork
@@ -23,6 +23,7 @@ from envs.backend import ClusterSpec
 from envs.deployment.env import DeploymentEnv
 from envs.deployment.state import Deploy
 from envs.registration import make_env
+from envs.seen import Seen
 from envs.workload.registry import WorkloadSpec
 from runners.composed import composed
 from runners.rollout import run_episode

@@ -218,6 +218,37 @@ def test_dynamo_takes_the_workers_and_the_weight_that_it_is_told():
         ready("dynamo", spec(table=table), decode=[4, 1])
 
 
+def test_wide_decode_workers_are_taken_and_kept_by_what_they_serve():
+    """Two prefill workers and a wide decode worker serve 15 requests a span of either type, or of both together."""
+    P, D, W = K(1, 1, "prefill"), K(1, 1, "decode"), K(2, 1, "decode")
+    table = CapacityTable((K(1), P, D, W), np.array([[10.0, 1.0], [30.0, 30.0], [10.0, 10.0], [15.0, 15.0]]))
+    wide = {"prefill": [1, 1], "decode": [2, 1], "enter": 1.5, "keep": 0.6}
+    policy, demands = ready("dynamo_two_widths", spec(table=table), **wide), (11, 10, 16, 17, 11, 10)
+    now, taken = ONES, []
+    for demand in demands:  # they serve 15 / demand times the demand: taken from 1.5 on, kept to 0.9
+        command = policy.act(None, state([demand / 2, demand / 2], now))
+        now = command.deployment if command is not None else now
+        taken.append(now.kinds.get(W, 0))
+    assert taken == [0, 1, 1, 0, 0, 1]
+    assert set(now.kinds) == {P, W}
+
+
+def test_without_wide_workers_it_is_the_planner():
+    cluster = dataclasses.replace(SMALL, disaggregation=True)
+    env = make_env("deployment", **BASE | {"cluster": cluster})
+    wide = {"prefill": [1, 1], "decode": [2, 1]}
+    returns = [
+        run_episode(env, make_policy(name, **params), seed=1).metrics["return"]
+        for name, params in (
+            ("dynamo", {}),
+            ("dynamo_two_widths", wide | {"enter": 1e9}),
+            ("dynamo", wide),
+            ("dynamo_two_widths", wide | {"enter": 1e-9}),
+        )
+    ]
+    assert returns[0] == returns[1] != returns[2] == returns[3]
+
+
 @pytest.mark.parametrize(
     ("name", "params"),
     [
@@ -269,6 +300,10 @@ def test_dynamo_in_a_whole_episode():
         ("dynamo", {"decode_weight": 0.0}, "decode_weight"),
         ("dynamo", {"prefill": [4]}, "prefill must be TP and PP"),
         ("dynamo", {"decode": "4x1"}, "decode must be TP and PP"),
+        ("dynamo_two_widths", {"decode": "8x1"}, "decode must be TP and PP"),
+        ("dynamo_two_widths", {"min_gain": -1.0}, "min_gain"),
+        ("dynamo_two_widths", {"enter": 0.0}, "enter must be a positive number"),
+        ("dynamo_two_widths", {"keep": 1.5}, r"keep must be in \[0, 1\]"),
     ],
 )
 def test_mistakes_are_named(name, params, words):
