@@ -158,12 +158,14 @@ def test_the_shipped_router_keeps_long_contexts_moving() -> None:
         ("deployment", False, -0.01),
         ("deployment_promises", True, 0.01),
         ("deployment_promises", False, 0.01),
+        ("deployment_planners", True, 0.03),
+        ("deployment_planners", False, -0.01),
     ],
 )
 def test_the_shipped_planners_beat_the_best_tuned_heuristic(
     agent: str, gradual: bool, least_gain: float
 ) -> None:
-    """Where the mix drifts; where it changes at once the first is no worse, the second better."""
+    """Where the mix drifts; where it changes at once the second is better too, the others are no worse."""
     words = ("env=deployment", "split=validation", f"workload.params.gradual={gradual}")
     config = composed("compare", CompareConfig, words)
     env = make_configured_env(replace(config, cluster=cluster_of(config.cluster)))
@@ -172,6 +174,24 @@ def test_the_shipped_planners_beat_the_best_tuned_heuristic(
         for name in (f"zoo/{agent}", "dynamo_tuned")
     )
     assert ours - theirs > least_gain * abs(theirs)
+
+
+def test_the_shipped_choice_of_planners_takes_wide_workers_where_there_is_room() -> None:
+    """With half the load, wide decode workers answer faster and serve all; a threshold sees it in most minutes."""
+    words = (
+        "env=deployment",
+        "split=validation",
+        "workload.params.mean_rps=8.0",
+        "workload.num_requests=14500",
+    )
+    config = composed("compare", CompareConfig, words)
+    env = make_configured_env(replace(config, cluster=cluster_of(config.cluster)))
+    ours, threshold, narrow = (
+        np.mean([run_episode(env, load_policy(name), seed).metrics["return"] for seed in (200, 201)])
+        for name in ("zoo/deployment_planners", "dynamo_two_widths_tuned", "dynamo_tuned")
+    )
+    assert 1.0 - ours / narrow > 0.2
+    assert 1.0 - ours / threshold > 0.03
 
 
 def test_the_shipped_planner_serves_a_cluster_of_another_size() -> None:
