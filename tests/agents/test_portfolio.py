@@ -46,6 +46,18 @@ def returned(policy: Any, seed: int, arguments: dict[str, Any] = TWO_GPUS, env: 
     return run_episode(make_env(env, **arguments), policy, seed).metrics["return"]
 
 
+def played(policy: Any, env: Any, seeds: Any) -> float:
+    """Return of an episode whose world and whose policy have seeds of their own."""
+    observation, _ = env.reset(seed=int(seeds[0]))
+    policy.reset(env.unwrapped.policy_spec, int(seeds[1]))
+    total, over = 0.0, False
+    while not over:
+        action = policy.act(observation, env.unwrapped.state)
+        observation, reward, terminated, truncated, _ = env.step(action)
+        total, over = total + float(reward), terminated or truncated
+    return total
+
+
 def test_it_learns_whom_to_follow() -> None:
     """Under light load one engine over both GPUs is quicker; the portfolio begins with the other."""
     apart, merged = (make_policy(each["name"], **each["params"]) for each in (APART, MERGED))
@@ -76,14 +88,7 @@ def test_a_rollout_from_the_first_decision_is_the_episode_of_the_policy(env, arg
     training = {**arguments, "split": "train"}
     for policy, value in zip(policies, batch.returns[0], strict=True):
         alone = make_policy(policy["name"], **policy.get("params", {}))
-        episode = make_env(env, **training)
-        observation, _ = episode.reset(seed=int(seeds[0]))
-        alone.reset(episode.unwrapped.policy_spec, int(seeds[1]))
-        total, over = 0.0, False
-        while not over:
-            action = alone.act(observation, episode.unwrapped.state)
-            observation, reward, terminated, truncated, _ = episode.step(action)
-            total, over = total + float(reward), terminated or truncated
+        total = played(alone, make_env(env, **training), seeds)
         assert value == pytest.approx(total, rel=1e-12)
     assert len(set(batch.returns[0])) == 2
 
@@ -170,15 +175,7 @@ def test_a_committed_rollout_goes_on_as_the_portfolio_does(memory: bool) -> None
     world.follow(learner.policy())
     world.play(Budget(100_000), batch)
     seeds = np.random.default_rng(np.random.SeedSequence([1, 0xA91])).integers(2**31 - 1, size=2)
-    episode: Any = make_env("dp_tp", **TWO_GPUS, split="train")
-    policy = learner.policy()
-    observation, _ = episode.reset(seed=int(seeds[0]))
-    policy.reset(episode.unwrapped.policy_spec, int(seeds[1]))
-    total, over = 0.0, False
-    while not over:
-        action = policy.act(observation, episode.unwrapped.state)
-        observation, reward, terminated, truncated, _ = episode.step(action)
-        total, over = total + float(reward), terminated or truncated
+    total = played(learner.policy(), make_env("dp_tp", **TWO_GPUS, split="train"), seeds)
     assert batch.returns[0][batch.chosen[0]] == pytest.approx(total, rel=1e-12)
 
 
