@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from baselines.common.deploying import DeployingPolicy
 from baselines.oserve.dynamo import DynamoConfig, DynamoPolicy
 from baselines.policy import Action, PolicySpec, Tunable
 from envs.deployment.division import rebalance
@@ -64,7 +65,7 @@ class DynamoTwoWidthsConfig:
         }
 
 
-class DynamoTwoWidthsPolicy:
+class DynamoTwoWidthsPolicy(DeployingPolicy):
     """Follows one of two planners, by what the wide workers of one would serve of the forecast.
 
     Args:
@@ -72,7 +73,6 @@ class DynamoTwoWidthsPolicy:
     """
 
     name = "dynamo_two_widths"
-    clairvoyant = False
 
     def __init__(self, config: DynamoTwoWidthsConfig | None = None) -> None:
         self.config = config or DynamoTwoWidthsConfig()
@@ -84,6 +84,7 @@ class DynamoTwoWidthsPolicy:
         Raises:
             ValueError: the cluster allows no prefill and decode workers, or not those that are asked for.
         """
+        super().reset(spec, seed)
         self.wide.reset(spec, seed)
         self.narrow.reset(spec, seed)
         self._is_wide = False
@@ -93,7 +94,7 @@ class DynamoTwoWidthsPolicy:
         if state.switch is None and state.forecast.sum() > 0:
             wide = self.wide
             _, times = rebalance(
-                wide.setting.cluster, wide.workers, wide.prefill, wide.decode, state.forecast
+                self.setting.cluster, wide.workers, wide.prefill, wide.decode, state.forecast
             )
             self._is_wide = times >= self.config.enter * (self.config.keep if self._is_wide else 1.0)
         return (self.wide if self._is_wide else self.narrow).act(observation, state)

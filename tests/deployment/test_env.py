@@ -18,7 +18,9 @@ from envs.machines.placement import place
 from envs.objective import Objective
 from envs.registration import make_env, make_vector_env
 from envs.workload.predictions import PredictionSpec
-from envs.workload.registry import WorkloadSpec
+from envs.workload.registry import WorkloadSource, WorkloadSpec
+from runners.composed import composed
+from runners.schema import EvaluateConfig
 from tests.deployment.samples import BASE, MIX, SMALL, masked_action, play
 
 VARIANTS = {
@@ -37,6 +39,19 @@ VARIANTS = {
 @pytest.fixture(params=sorted(VARIANTS))
 def env(request):
     return make_env("deployment", **VARIANTS[request.param])
+
+
+def test_the_commands_have_the_workload_of_the_environment_and_take_any_other():
+    usual, other = (
+        composed("evaluate", EvaluateConfig, ["env=deployment", "policy=stay", *words]).workload
+        for words in ((), ("workload=azure_conv_fitted",))
+    )
+    assert (
+        WorkloadSource(usual)
+        .sample(0, "test")
+        .equals(WorkloadSource(DeploymentConfig().workload).sample(0, "test"))
+    )
+    assert other.name == "azure_conv_fitted"
 
 
 def weight(config: DeploymentConfig, term: str) -> float:

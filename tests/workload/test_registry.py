@@ -223,6 +223,8 @@ USES = {
     "routing_mixture": "mixture",
     "layout_mixture": "mixture",
     "layout_priority_mixture": "mixture",
+    "types_mixture": "mixture",
+    "drifting_types": "type_mix",
     "tiers_swinging": "sageserve_tiers",
     "tiers_swinging_small": "sageserve_tiers",
     "functions_mostly_small": "functions_fitted",
