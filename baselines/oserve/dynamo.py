@@ -3,9 +3,9 @@
 Section 6.1: "dynamically rebalances GPUs"; Appendix H: it autoscales prefill and decode workers, "whereas Dynamo fixes
 per-worker parallelism". How Dynamo's planner counts is not in the text. Here: what arrives in a span keeps the workers
 of a phase busy for sum_j lambda_j / n_j of their spans, and GPUs are divided so that the phase with less room has most
-of it (source: ours; `envs.deployment.division`). A worker that could not hold the longest request of the past is not
-chosen: an engine does not start with a context longer than its KV memory. Both parallelisms are the best ones for the
-whole trace, as all baselines are given their best.
+of it (source: ours; `envs.deployment.division`). A worker that could not hold the longest request that clients may send,
+or the longest prompt if it prefills, is not chosen: an engine does not start with a context longer than its KV memory.
+Both parallelisms are the best ones for the whole trace, as all baselines are given their best.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class DynamoPolicy(DeployingPolicy):
         self.prefill, self.decode = best_workers(self.setting.cluster, self.workers, self.setting.past)
 
     def _offered(self, workers: CapacityTable) -> CapacityTable:
-        """Kinds to choose from: those that hold the longest request of the past, or the one that is asked for."""
+        """Kinds to choose from: those that hold their part of the longest request, or the one that is asked for."""
         chosen = {role: self.config.kind(role) for role in (PREFILL, DECODE)}
         for role, kind in chosen.items():
             if kind is not None and kind not in workers.kinds:

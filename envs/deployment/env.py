@@ -59,12 +59,12 @@ class DeploymentEnv(StepByStep[Observation]):
     ## Reward
 
     `objective.scale` times the weighted sum of the terms in `info["reward_terms"]` over the span: `p99` (minus the 99th
-    percentile of the latency of requests that ended, seconds), `throughput` (requests that ended), `switch` (minus GPUs
-    in replicas that come), `abandoned` (minus requests refused, failed or left unfinished), and with weight 0 unless
-    asked for, `latency` (minus the growth of the sum over requests of TTFT / SLO + TPOT / SLO), `ttft_attainment/CLASS`
-    and `tpot_attainment/CLASS` (minus the promises broken) and `goodput` (requests finished within both). `p99` and
-    `throughput` have their weights (1 and 0) in the environment's own arguments. `info["dt"]` is the time the step
-    took, seconds.
+    percentile of the latency of requests that ended, seconds), `ttft_attainment/CLASS` and `tpot_attainment/CLASS`
+    (minus the promises broken; one weighs as much as a second of a span's `p99`), `switch` (minus GPUs in replicas that
+    come), `abandoned` (minus requests refused, failed or left unfinished), and with weight 0 unless asked for,
+    `latency` (minus the growth of the sum over requests of TTFT / SLO + TPOT / SLO), `throughput` (requests that ended)
+    and `goodput` (requests finished within both promises). `p99` and `throughput` have their weights (1 and 0) in the
+    environment's own arguments. `info["dt"]` is the time the step took, seconds.
 
     ## The default task
 

@@ -31,6 +31,7 @@ class Typing:
     def __init__(self, config: DeploymentConfig, source: WorkloadSource) -> None:
         self.config = config
         self.past = _past(config, source)
+        self.longest_prompt_tokens = source.max_input_tokens
         self.longest_tokens = source.max_input_tokens + source.max_output_tokens
         self.sample = self.past.head(config.past_requests)
         self.types: WorkloadTypes | None = None
@@ -94,4 +95,5 @@ def make_setting(
         types=lengths,
         replica=config.cluster.replica,
         longest_tokens=typing.longest_tokens,
+        longest_prompt_tokens=typing.longest_prompt_tokens,
     )

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.deployment.division import Divisions
+from envs.deployment.division import PREFILL, Divisions
 from envs.deployment.profiling import CapacityTable, WorkloadType, profile
 from envs.deployment.strategies import Worth
 from envs.fleet import ReplicaSpec
@@ -49,8 +49,9 @@ class DeploymentSetting:
         past: (T, J), requests of each type in the spans of a training episode.
         types: (J,), lengths that were observed of each type, for a policy that profiles in its own way.
         replica: What is profiled, on one GPU; None: nothing but the table is known.
-        longest_tokens: Longest request that clients may send, prompt and declared answer; 0: not known. Workers that
+        longest_tokens: Longest request that clients may send, prompt and declared answer; 0: not known. Replicas that
             could not hold it would have it refused.
+        longest_prompt_tokens: Longest prompt, which is what prefill workers are to hold; 0: not known.
     """
 
     cluster: Cluster
@@ -61,6 +62,7 @@ class DeploymentSetting:
     types: tuple[WorkloadType, ...] = ()
     replica: ReplicaSpec | None = None
     longest_tokens: int = 0
+    longest_prompt_tokens: int = 0
 
     @property
     def num_types(self) -> int:
@@ -81,10 +83,10 @@ class DeploymentSetting:
         return self.table.of_role("mixed")
 
     def holds(self, kind: ReplicaKind) -> bool:
-        """Whether a replica of a kind has KV memory for the longest request."""
+        """Whether a replica of a kind has KV memory for what it does of the longest request."""
         if kind not in self._holds:
-            room = self.replica is None or kv_tokens(replica_spec(kind, self.replica)) >= self.longest_tokens
-            self._holds[kind] = room
+            longest = self.longest_prompt_tokens + 1 if kind.role == PREFILL else self.longest_tokens
+            self._holds[kind] = self.replica is None or kv_tokens(replica_spec(kind, self.replica)) >= longest
         return self._holds[kind]
 
     @cached_property

@@ -152,26 +152,18 @@ def test_the_shipped_router_keeps_long_contexts_moving() -> None:
 
 
 @pytest.mark.parametrize(
-    ("agent", "gradual", "least_gain"),
-    [
-        ("deployment", True, 0.01),
-        ("deployment", False, -0.01),
-        ("deployment_promises", True, 0.01),
-        ("deployment_promises", False, 0.01),
-        ("deployment_planners", True, 0.03),
-        ("deployment_planners", False, -0.01),
-    ],
+    ("gradual", "least_gain"), [(True, 0.02), (False, 0.1)], ids=["drifts", "at once"]
 )
-def test_the_shipped_planners_beat_the_best_tuned_heuristic(
-    agent: str, gradual: bool, least_gain: float
+def test_the_shipped_choice_of_planners_beats_the_best_tuned_heuristic(
+    gradual: bool, least_gain: float
 ) -> None:
-    """Where the mix drifts; where it changes at once the second is better too, the others are no worse."""
+    """Most where the mix changes at once: what the heuristic has divided for one mix breaks the promises of the next."""
     words = ("env=deployment", "split=validation", f"workload.params.gradual={gradual}")
     config = composed("compare", CompareConfig, words)
     env = make_configured_env(replace(config, cluster=cluster_of(config.cluster)))
     ours, theirs = (
         np.mean([run_episode(env, load_policy(name), seed).metrics["return"] for seed in range(200, 210)])
-        for name in (f"zoo/{agent}", "dynamo_tuned")
+        for name in ("zoo/deployment", "dynamo_tuned")
     )
     assert ours - theirs > least_gain * abs(theirs)
 
@@ -188,7 +180,7 @@ def test_the_shipped_choice_of_planners_takes_wide_workers_where_there_is_room()
     env = make_configured_env(replace(config, cluster=cluster_of(config.cluster)))
     ours, threshold, narrow = (
         np.mean([run_episode(env, load_policy(name), seed).metrics["return"] for seed in (200, 201)])
-        for name in ("zoo/deployment_planners", "dynamo_two_widths_tuned", "dynamo_tuned")
+        for name in ("zoo/deployment", "dynamo_two_widths_tuned", "dynamo_tuned")
     )
     assert 1.0 - ours / narrow > 0.2
     assert 1.0 - ours / threshold > 0.03

@@ -195,6 +195,20 @@ def test_requests_that_no_replica_could_hold_are_refused():
     assert sim.results().finished.tolist() == [True, False]
 
 
+def test_a_prefill_worker_holds_prompts_whatever_the_answers_grow_to_elsewhere():
+    """Of three requests one has a longer prompt than it holds, and one is longer than the decode worker holds."""
+    spec = dataclasses.replace(SPEC, model="llama-2-70b", disaggregation=True, gpus_per_machine=8)
+    sim = DeploymentSimulator(spec, SLOS)
+    narrow, wide = ReplicaKind(2, 1, "prefill"), ReplicaKind(4, 1, "decode")
+    room, most = (sim.factory.capacity_tokens(kind) for kind in (narrow, wide))
+    asked = requests((0.0, room - 1, 2), (0.0, room, 2), (0.0, room // 2, 2), (0.0, room // 2, 2))
+    sim.reset(dataclasses.replace(asked, max_output_tokens=np.array([room, 2, most, room], np.int32)))
+    layout = place(spec.cluster, {narrow: 2, wide: 1})
+    assert sim.deploy(layout, even(layout)).accepted
+    sim.run_to_completion()
+    assert sim.results().finished.tolist() == [True, False, False, True]
+
+
 @pytest.mark.parametrize(
     ("deployment", "shares", "switch", "words"),
     [

@@ -226,7 +226,7 @@ class DeploymentPlane(Plane):
                 if roles[e] == roles[request.source]
                 and blocks[e] >= needed
                 and places[e] > 0
-                and simulator.holds(simulator.standing[e].kind, int(row["prompt"]) + int(row["max_output"]))
+                and simulator.holds(simulator.standing[e].kind, int(row["prompt"]), int(row["max_output"]))
             ]
             shares = world.shares[row["endpoint"]]
             target = max(able, key=lambda e: (shares[e], blocks[e]), default=-1)

@@ -157,12 +157,17 @@ class DeploymentSimulator(Body):
         del self.standing[e]
 
     def _limit_requests(self) -> None:
-        """Refuses on arrival what no replica of the deployment could hold."""
+        """Refuses on arrival what no replica of the deployment could hold; prefill workers hold prompts alone.
+
+        Beside replicas that do both, which new requests may go to instead, they are to hold whole requests.
+        """
         tokens = {"prefill": 0, "decode": 0, "mixed": 0}
         for kind in self.deployment.kinds:
             tokens[kind.role] = max(tokens[kind.role], self.factory.capacity_tokens(kind))
-        limit = max(tokens["mixed"], min(tokens["prefill"], tokens["decode"]))
+        divided = bool(tokens["prefill"]) and not tokens["mixed"]
+        limit = tokens["decode"] if divided else max(tokens["mixed"], min(tokens["prefill"], tokens["decode"]))
         self.world.endpoints["max_request_tokens"] = limit
+        self.world.endpoints["max_prompt_tokens"] = tokens["prefill"] - 1 if divided else 0
 
     # -- what is seen --------------------------------------------------------------------------------------------------
 
@@ -177,9 +182,9 @@ class DeploymentSimulator(Body):
         """(K,), which replicas of `deployment` serve."""
         return np.asarray(self.world.engines["status"][self.slots] == EngineStatus.ACTIVE)
 
-    def holds(self, kind: ReplicaKind, tokens: int) -> bool:
-        """Whether a replica of a kind could hold a request of so many tokens."""
-        return tokens <= self.factory.capacity_tokens(kind)
+    def holds(self, kind: ReplicaKind, prompt: int, max_output: int) -> bool:
+        """Whether a replica of a kind could hold what it does of a request: its prompt, and what it may answer."""
+        return prompt + (1 if kind.role == "prefill" else max_output) <= self.factory.capacity_tokens(kind)
 
     def blocks_for(self, tokens: int) -> int:
         """KV blocks that hold `tokens` tokens."""

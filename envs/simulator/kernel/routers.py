@@ -107,7 +107,8 @@ def _as_shared_out(world: World, tables: Tables, number: int, most_tokens: int) 
 def route(world: World, tables: Tables, slot: int, most_tokens: int) -> int:
     """The built-in router's engine for a request, or -1 (none can take it, or the router holds).
 
-    WEIGHTED falls back on the lowest load where no engine with a share can take it.
+    WEIGHTED falls back on the lowest load where no engine with a share can take it. An engine that only prefills holds
+    what is computed there and the first token, whatever the answer grows to elsewhere.
 
     An engine that has not caught up shows less context than it has. If it looks best it catches up, and the choice is
     made again: what wins in the end has its true load, and the others have at least theirs.
@@ -117,6 +118,8 @@ def route(world: World, tables: Tables, slot: int, most_tokens: int) -> int:
     endpoint = int64(world.requests[slot].endpoint)
     if router == HOLD:
         return int64(-1)
+    if world.endpoints[endpoint].max_prompt_tokens > 0:
+        most_tokens = int64(world.requests[slot].prompt) + world.requests[slot].generated + 1
     if router == ROUND_ROBIN:
         return _next_in_turn(world, tables, endpoint, most_tokens)
     if router == WEIGHTED:

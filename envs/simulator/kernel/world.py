@@ -105,7 +105,8 @@ def _ingest(world: World, traffic: Traffic, tables: Tables, index: int) -> int:
     """Lets a request arrive. Returns the engine it went to if that stands idle, or -1."""
     slot = new_request(world, traffic, tables, index)
     most = most_tokens(world, slot)
-    if most > world.endpoints[world.requests[slot].endpoint].max_request_tokens:
+    endpoint = world.endpoints[world.requests[slot].endpoint]
+    if most > endpoint.max_request_tokens or 0 < endpoint.max_prompt_tokens < world.requests[slot].prompt:
         book_refusal(world, slot)
         return int64(-1)
     book_arrival(world, tables, slot)
