@@ -73,10 +73,10 @@ class DeploymentEnv(StepByStep[Observation]):
     ways. Long prompts hold up the answers beside them: prefill and decode workers spare them that, as long as their
     numbers fit the mix, and so does keeping types apart, as long as the mix is the one that was forecast. Wide replicas
     answer faster while there is room, narrower ones serve more when there is none. And what was switched too late
-    leaves a backlog. On six episodes of the test split the means are (return, 99th percentile of latency over an
-    episode): vLLM static -293, 124 s; Llumnix's dispatch -289, 122 s; OServe -357, 101 s, tuned
-    -272, 101 s; a planner like Dynamo's -202, 83 s, tuned -180, 64 s. OServe as published is behind
-    static, as its capacities do not add up where types are mixed (`envs.deployment.profiling`).
+    leaves a backlog. On six episodes of the test split the means are (return, share of requests with all promises
+    kept): vLLM static -619, 0.89; Llumnix's dispatch -646, 0.88; OServe -1813, 0.56; a planner like Dynamo's -1473,
+    0.56, tuned -247, 0.98. OServe as published is behind static, as its capacities do not add up where types are mixed
+    (`envs.deployment.profiling`).
 
     ## Start and end
 

@@ -151,9 +151,7 @@ def test_the_shipped_router_keeps_long_contexts_moving() -> None:
         assert (ours > theirs).all(), name
 
 
-@pytest.mark.parametrize(
-    ("gradual", "least_gain"), [(True, 0.02), (False, 0.1)], ids=["drifts", "at once"]
-)
+@pytest.mark.parametrize(("gradual", "least_gain"), [(True, 0.02), (False, 0.1)], ids=["drifts", "at once"])
 def test_the_shipped_choice_of_planners_beats_the_best_tuned_heuristic(
     gradual: bool, least_gain: float
 ) -> None:

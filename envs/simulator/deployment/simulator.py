@@ -165,7 +165,9 @@ class DeploymentSimulator(Body):
         for kind in self.deployment.kinds:
             tokens[kind.role] = max(tokens[kind.role], self.factory.capacity_tokens(kind))
         divided = bool(tokens["prefill"]) and not tokens["mixed"]
-        limit = tokens["decode"] if divided else max(tokens["mixed"], min(tokens["prefill"], tokens["decode"]))
+        limit = (
+            tokens["decode"] if divided else max(tokens["mixed"], min(tokens["prefill"], tokens["decode"]))
+        )
         self.world.endpoints["max_request_tokens"] = limit
         self.world.endpoints["max_prompt_tokens"] = tokens["prefill"] - 1 if divided else 0
 
