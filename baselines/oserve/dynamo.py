@@ -3,8 +3,8 @@
 Section 6.1: "dynamically rebalances GPUs"; Appendix H: it autoscales prefill and decode workers, "whereas Dynamo fixes
 per-worker parallelism". How Dynamo's planner counts is not in the text. Here: what arrives in a span keeps the workers
 of a phase busy for sum_j lambda_j / n_j of their spans, and GPUs are divided so that the phase with less room has most
-of it (source: ours; `envs.deployment.division`). A worker that could not hold the longest request that clients may send,
-or the longest prompt if it prefills, is not chosen: an engine does not start with a context longer than its KV memory.
+of it (source: ours; `envs.deployment.division`). A worker that could not hold the longest request that clients may
+send, or the longest prompt if it prefills, is not chosen: no engine starts with a context longer than its KV memory.
 Both parallelisms are the best ones for the whole trace, as all baselines are given their best.
 """
 

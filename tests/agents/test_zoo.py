@@ -155,7 +155,7 @@ def test_the_shipped_router_keeps_long_contexts_moving() -> None:
 def test_the_shipped_choice_of_planners_beats_the_best_tuned_heuristic(
     gradual: bool, least_gain: float
 ) -> None:
-    """Most where the mix changes at once: what the heuristic has divided for one mix breaks the promises of the next."""
+    """Most where the mix changes at once: what is divided for one mix breaks the promises of the next."""
     words = ("env=deployment", "split=validation", f"workload.params.gradual={gradual}")
     config = composed("compare", CompareConfig, words)
     env = make_configured_env(replace(config, cluster=cluster_of(config.cluster)))
