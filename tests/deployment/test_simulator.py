@@ -196,7 +196,7 @@ def test_requests_that_no_replica_could_hold_are_refused():
 
 
 def test_a_prefill_worker_holds_prompts_whatever_the_answers_grow_to_elsewhere():
-    """Of three requests one has a longer prompt than it holds, and one is longer than the decode worker holds."""
+    """Of four requests one has a longer prompt than it holds, and one may outgrow the decode worker."""
     spec = dataclasses.replace(SPEC, model="llama-2-70b", disaggregation=True, gpus_per_machine=8)
     sim = DeploymentSimulator(spec, SLOS)
     narrow, wide = ReplicaKind(2, 1, "prefill"), ReplicaKind(4, 1, "decode")

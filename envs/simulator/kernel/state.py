@@ -252,10 +252,7 @@ ENDPOINT_DTYPE = np.dtype(
         ("last_decode", np.int32),  # behind the last of them
         ("turn", np.int32),  # round robin's next engine, counted from the first
         ("max_request_tokens", np.int64),  # a request that may grow beyond this is refused on arrival
-        (
-            "max_prompt_tokens",
-            np.int64,
-        ),  # and one with a longer prompt, where all new ones are prefilled alone; else 0
+        ("max_prompt_tokens", np.int64),  # likewise its prompt, where engines only prefill; else 0
     ],
     align=True,
 )
