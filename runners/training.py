@@ -59,7 +59,7 @@ class Training:
             )
             bar.update(0)
 
-        self.env.reset(seed=0)  # the kernel may have to be compiled, which is no training
+        self._take_a_step()  # the kernel may have to be compiled, which is no training
         self.budget.on_progress = show
         self.budget.started_s = saved_s = time.monotonic()
         try:
@@ -77,6 +77,13 @@ class Training:
         except KeyboardInterrupt:
             self._save_last()
             raise
+
+    def _take_a_step(self) -> None:
+        """Begins a validation episode and decides once as the policy does."""
+        policy, core = self.learner.policy(), self.env.unwrapped
+        observation, _ = self.env.reset(seed=0)
+        policy.reset(core.policy_spec, 0)
+        self.env.step(policy.act(observation, core.state))
 
     def _validate(self, tracker: Tracker) -> None:
         """Tries the policy on the validation episodes and keeps it if it is the best so far."""

@@ -19,7 +19,7 @@ from envs.simulator.kernel.desk import ENDED, HOLD, NO_ACTION
 from envs.simulator.kernel.features import CLUSTER_FEATURES, PLACE_FEATURES, REQUEST_FEATURES
 from envs.simulator.kernel.handles import write_handle
 from envs.simulator.kernel.place_scores import PlaceScore
-from envs.simulator.kernel.rollouts import Rollouts, roll_copies, roll_many, room_for
+from envs.simulator.kernel.rollouts import Rollouts, roll_many, room_for
 from envs.simulator.kernel.state import NEED_SLOTS, REACHED
 
 _DT, _LATENCY, _GOOD, _LOST, _SQUARE = range(len(OUTCOMES))
@@ -188,7 +188,14 @@ class Deciders:
         rollouts = self._rollouts(slice(None), actions, window_s, most_decisions)
         room = room_for(score, self.num_rows, self.num_classes)
         worlds, traffics, tables, desks = self._handles
-        while roll_many(worlds, traffics, tables, desks, rollouts, score, room):
+        themselves, no_copies = np.arange(number), np.zeros((number, 0, 3), np.int64)
+        nobody_asks = np.zeros((number, 0, 0))
+        while True:
+            roll_many(
+                worlds, traffics, tables, desks, no_copies, themselves, rollouts, score, room, nobody_asks
+            )
+            if not rollouts.going.any():
+                break
             self._status[:], self._touched[:] = rollouts.status, rollouts.touched
             for i in np.flatnonzero(rollouts.going).tolist():
                 self.episodes[i].attend(int(self._status[i]), int(rollouts.actions[i]))
@@ -248,7 +255,7 @@ class Deciders:
         stats = np.stack([self.episodes[i].simulator.world.stats for i in rows.tolist()])
         _, traffics, tables, _ = self._handles
         scratch, room = self._scratch, room_for(score, self.num_rows, self.num_classes)
-        roll_copies(
+        roll_many(
             scratch.worlds,
             traffics,
             tables,

@@ -20,6 +20,7 @@ from agents.set_network import SetNetwork
 from baselines.registry import make_policy
 from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec
 from envs.registration import make_env, make_vector_env
+from envs.routing import deciders
 from envs.simulator.kernel.features import CLUSTER_FEATURES, PLACE_FEATURES
 from envs.workload.registry import WorkloadSpec
 from runners.rollout import episode_returns, run_episode
@@ -349,6 +350,19 @@ def test_a_rollout_of_the_present_choice_is_what_then_happens():
         total += np.where(over, 0.0, outcomes.rewards(again.objective))
         over = again.deciders.done
     np.testing.assert_allclose(expected, total, rtol=1e-9)
+
+
+def test_what_rollouts_need_is_compiled_before_any_training_time_counts(monkeypatch):
+    """Both the rollouts of forks and those of whole episodes go by one compiled function."""
+    called = []
+    compiled = deciders.roll_many
+    monkeypatch.setattr(deciders, "roll_many", lambda *args: called.append(compiled(*args)))
+    world = counterfactuals(horizon=1)
+    assert called
+    world._begin_ended()
+    called.clear()
+    world._rollouts(np.array([0]), np.array([1]), Budget(10**6))
+    assert called
 
 
 def test_rollouts_end_at_the_same_arrival():

@@ -20,6 +20,7 @@ from runners.composed import composed
 from runners.policies import CONFIG_DIR
 from runners.schema import register_command, register_schemas
 from runners.train_config import TrainConfig
+from runners.training import Training
 
 TINY = [
     "env=dp_tp",
@@ -194,6 +195,22 @@ def test_the_same_seed_gives_the_same_agent(tmp_path):
     assert (tmp_path / "a/checkpoint/weights.pt").read_bytes() == (
         tmp_path / "b/checkpoint/weights.pt"
     ).read_bytes()
+
+
+def test_the_clock_starts_when_the_kernel_is_compiled(tmp_path, monkeypatch):
+    """A step of an episode is taken before, which is what has all of the kernel compiled."""
+    seen = []
+
+    class Watched(Training):
+        def run(self, *args):
+            step = self.env.step
+            self.env.step = lambda action: (seen.append(time.monotonic()), step(action))[1]
+            super().run(*args)
+            seen.append(self.budget.started_s)
+
+    monkeypatch.setattr(train, "Training", Watched)
+    assert train.main([*TINY, *SMALL_PPO, "total_steps=64", f"out={tmp_path}"]) == 0
+    assert seen[0] < seen[-1]
 
 
 def test_a_killed_training_resumes_and_nothing_is_lost(tmp_path, capsys):

@@ -81,8 +81,8 @@ def _roll(
     i: int,
     score: PlaceScore,
     room: Room,
-) -> bool:
-    """Rolls one world on, by row i of the rollouts. Returns whether it needs the control plane."""
+) -> None:
+    """Rolls one world on, by row i of the rollouts. One that needs the control plane is still `going`."""
     places = room.places[: len(world.engines)]
     while True:
         reason = settle(world, traffic, table, desk, rollouts.actions[i])
@@ -90,7 +90,7 @@ def _roll(
             reason = run_to_decision(world, traffic, table, desk, rollouts.until[i], rollouts.touched[i])
         rollouts.status[i] = reason
         if reason != DECIDE and reason != ENDED:
-            return True
+            return
         rollouts.touched[i] = False
         close_interval(world, desk, room.outcome)
         for k in range(len(room.outcome)):
@@ -99,7 +99,7 @@ def _roll(
         over = rollouts.totals[i, _DT] >= rollouts.window_s[i] - _EARLY_S
         if reason == ENDED or rollouts.left[i] <= 0 or over:
             rollouts.going[i] = False
-            return False
+            return
         look_at_places(world, table, desk)
         places[:], room.request[:], room.cluster[:], room.mask[:] = 0.0, 0.0, 0.0, False
         write_observation(world, traffic, table, desk, places, room.request, room.cluster, room.mask)
@@ -114,38 +114,6 @@ def roll_many(
     traffics: NDArray[np.int64],
     tables: NDArray[np.int64],
     desks: NDArray[np.int64],
-    rollouts: Rollouts,
-    score: PlaceScore,
-    room: Room,
-) -> int:
-    """Rolls N worlds on, one after another. Returns how many need the control plane.
-
-    One that comes back from the control plane goes on with NO_ACTION.
-
-    Args:
-        worlds: (N, width) handles, as the three that follow.
-        traffics: The arrivals.
-        tables: What engines cost.
-        desks: The routers' desks.
-        rollouts: N of them.
-        score: What decides.
-        room: Where it computes.
-    """
-    waiting = int64(0)
-    for i in range(len(worlds)):
-        if rollouts.going[i]:
-            world, traffic = read_world(worlds, i), read_traffic(traffics, i)
-            table, desk = read_tables(tables, i), read_desk(desks, i)
-            waiting += _roll(world, traffic, table, desk, rollouts, int64(i), score, room)
-    return waiting
-
-
-@entry
-def roll_copies(
-    worlds: NDArray[np.int64],
-    traffics: NDArray[np.int64],
-    tables: NDArray[np.int64],
-    desks: NDArray[np.int64],
     copies: NDArray[np.int64],
     owners: NDArray[np.int64],
     rollouts: Rollouts,
@@ -153,21 +121,22 @@ def roll_copies(
     room: Room,
     stats: NDArray[np.float64],
 ) -> None:
-    """Rolls M copies of N worlds on, one after another in the same memory.
+    """Rolls worlds on, one after another: N themselves, or M copies of them, in the same memory if of the same.
 
-    One that comes to need the control plane is given up and stays `going`.
+    One that needs the control plane is still `going`, and what it is told of is in its log. A world goes on from there
+    with NO_ACTION; a copy is given up.
 
     Args:
-        worlds: (N, width) handles of the memory of a copy of each, as the three that follow.
+        worlds: (N, width) handles, of the memory of a copy where there are copies, as the three that follow.
         traffics: The arrivals.
         tables: What engines cost.
         desks: The routers' desks.
-        copies: (N, arrays, 3), from where to where how many bytes are copied.
-        owners: (M,) which world each is a copy of.
+        copies: (N, arrays, 3), from where to where how many bytes are copied first; no arrays: worlds themselves go on.
+        owners: (M,) which world each is.
         rollouts: M of them.
         score: What decides.
         room: Where it computes.
-        stats: (M, C, len(STAT_NAMES)), the copy's at its end.
+        stats: (M, C, len(STAT_NAMES)), a copy's at its end; C = 0: nobody asks.
     """
     for j in range(len(owners)):
         if not rollouts.going[j]:
@@ -177,7 +146,8 @@ def roll_copies(
             copy_bytes(copies[i, k, 0], copies[i, k, 1], copies[i, k, 2])
         world, traffic = read_world(worlds, i), read_traffic(traffics, i)
         table, desk = read_tables(tables, i), read_desk(desks, i)
-        world.cluster[0].log_length = 0  # what is in it is for the owner to tell
+        if copies.shape[1] > 0:
+            world.cluster[0].log_length = 0  # what is in it is for the owner to tell
         _roll(world, traffic, table, desk, rollouts, int64(j), score, room)
         for c in range(stats.shape[1]):
             for k in range(stats.shape[2]):
