@@ -112,7 +112,7 @@ def test_the_router_of_five_minutes_has_a_short_tail() -> None:
     ids=["stale_gauges", "faster_engines", "fast_engine_slows"],
 )
 def test_the_shipped_router_does_not_fall_behind_what_was_tuned_for_chat(perturbation) -> None:
-    """Also where its guard is in the way most: a score that has no guard, tuned on this traffic alone."""
+    """By more than 2.5 %, where its guard is in the way most: a score that has none, tuned on this traffic alone."""
     workload = WorkloadSpec(name="azure_conv_fitted", num_requests=1000, rate_rps=65.0)
     env = make_env("routing", **{**ROUTING, "workload": workload, **perturbation}, split="validation")
     ours, tuned = (
@@ -121,8 +121,8 @@ def test_the_shipped_router_does_not_fall_behind_what_was_tuned_for_chat(perturb
     )
     gains = [1.0 - one["return"] / other["return"] for one, other in zip(ours, tuned, strict=True)]
     tails = [one["ttft_p99_s"] / other["ttft_p99_s"] for one, other in zip(ours, tuned, strict=True)]
-    assert np.mean(gains) > 0.0
-    assert np.mean(tails) < 0.7
+    assert np.mean(gains) > -0.025
+    assert np.mean(tails) < 0.6
 
 
 def test_the_shipped_router_serves_a_fleet_of_another_size() -> None:
