@@ -82,9 +82,7 @@ class NetworkPolicy:
             )
             self._checked = True
         mask = self.adapter.mask(observation, state, self._spec) if self.masked else None
-        masks = None if mask is None else mask[None]
-        one = {key: value[None] for key, value in observation.items()}
-        return plain_action(self._best(one, masks)[0])
+        return self._choice(observation, mask)
 
     def act_batch(self, observation: Observation, masks: NDArray[np.bool_]) -> NDArray[np.int64]:
         """The best action in each of N episodes, (N,) or (N, levers).
@@ -94,6 +92,12 @@ class NetworkPolicy:
             masks: (N, entries).
         """
         return self._best(observation, masks if self.masked else None)
+
+    def _choice(self, observation: Observation, mask: NDArray[np.bool_] | None) -> Any:
+        """The best action of one decision."""
+        masks = None if mask is None else mask[None]
+        one = {key: value[None] for key, value in observation.items()}
+        return plain_action(self._best(one, masks)[0])
 
     def _best(self, observation: Observation, masks: NDArray[np.bool_] | None) -> NDArray[np.int64]:
         return highest(self.scores(observation), masks, self.action)

@@ -16,7 +16,7 @@ from agents.learner import Task
 from agents.network_policy import NetworkPolicy
 from agents.place_adapter import PlaceAdapter
 from agents.routing.counterfactuals import RoutingCounterfactuals
-from agents.routing.policy import GuardedRouter
+from agents.routing.policy import NetworkRouter
 from agents.spaces import ActionSpace
 from baselines.common.routers.linear_score import LinearScorePolicy
 from baselines.policy import Action
@@ -33,6 +33,7 @@ class RoutingAdapter(PlaceAdapter):
     features = PLACE_FEATURES
     present = PLACE_FEATURES.index("in_service")
     direct = True
+    network_policy = NetworkRouter
 
     def __init__(self, env: str = "routing") -> None:
         super().__init__(env)
@@ -74,6 +75,6 @@ class RoutingAdapter(PlaceAdapter):
         policy = super().score_policy(network, observation, action, config, name)
         if config.guard is None:
             return policy
-        return GuardedRouter(
+        return NetworkRouter(
             policy.scores, self, name, observation, action, in_kernel=policy.in_kernel, guard=config.guard
         )

@@ -1,4 +1,4 @@
-"""The learned router behind a guard."""
+"""The learned router, behind a guard where it has one."""
 
 from __future__ import annotations
 
@@ -9,22 +9,40 @@ from numpy.typing import NDArray
 
 from agents.network_policy import NetworkPolicy, Observation
 from agents.routing.guard import GuardConfig, guarded
+from envs.simulator.kernel.place_scores import ScoreSpace, choose_place, score_space
 
 
-class GuardedRouter(NetworkPolicy):
-    """Greedy in a network over the places that pass a guard.
+class NetworkRouter(NetworkPolicy):
+    """Greedy in a network over the places that can take a request, or over those of them that pass a guard.
+
+    A single decision is made by the kernel, where the network is one that it knows: NumPy's calls take several times as
+    long as what they compute. Many at once are made in NumPy, to the same result but for rounding.
 
     Args:
         settings: As of `NetworkPolicy`, like `named`.
-        guard: The guard.
+        guard: The guard; None: there is none.
     """
 
-    def __init__(self, *settings: Any, guard: GuardConfig, **named: Any) -> None:
+    def __init__(self, *settings: Any, guard: GuardConfig | None = None, **named: Any) -> None:
         super().__init__(*settings, **named)
-        self._guard = guard.numbers()
-        if self.in_kernel is not None:
+        self._guard = None if guard is None else guard.numbers()
+        if self._guard is not None and self.in_kernel is not None:
             self.in_kernel = self.in_kernel._replace(guard=self._guard)
+        self._space: ScoreSpace | None = None
+
+    def _choice(self, observation: Observation, mask: NDArray[np.bool_] | None) -> Any:
+        if self.in_kernel is None:
+            return super()._choice(observation, mask)
+        assert mask is not None
+        places, request, cluster = (
+            np.ascontiguousarray(observation[name]) for name in ("places", "request", "cluster")
+        )
+        if self._space is None or len(self._space.rows) < len(places):
+            self._space = score_space(self.in_kernel, len(places))
+        return int(choose_place(self.in_kernel, self._space, places, request, cluster, mask))
 
     def _best(self, observation: Observation, masks: NDArray[np.bool_] | None) -> NDArray[np.int64]:
-        assert masks is not None
-        return super()._best(observation, guarded(self._guard, observation, masks))
+        if self._guard is not None:
+            assert masks is not None
+            masks = guarded(self._guard, observation, masks)
+        return super()._best(observation, masks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -29,8 +30,18 @@ _ENGINES = (4, 16)
 _IN_KERNEL = ("linear_score_tuned", "zoo/routing")  # what can decide inside the kernel
 _ROLLED = 8  # episodes
 _COPIES = 64
-_POLICY_ENGINES, _POLICY_REQUESTS = 16, 1500
-_POLICIES = ("round_robin", "least_request", "jsq", "llm_d", "preserve", "llumnix", "sia")
+_POLICY_ENGINES, _POLICY_REQUESTS = (16, 64), 1500
+_POLICIES = (
+    "round_robin",
+    "least_request",
+    "jsq",
+    "llm_d",
+    "preserve",
+    "llumnix",
+    "sia",
+    "linear_score_tuned",
+    "zoo/routing",
+)
 _BACKLOG, _DRAIN = PLACE_FEATURES.index("prefill_backlog_s"), PLACE_FEATURES.index("drain_s")
 
 
@@ -133,11 +144,11 @@ def routing_forks(config: BenchConfig) -> Iterator[Measurement]:
 
 def routers(config: BenchConfig) -> Iterator[Measurement]:
     """Time a router takes to decide."""
-    arguments = _arguments(config, _POLICY_ENGINES, _POLICY_REQUESTS)
-    for name in _POLICIES:
+    for engines, name in itertools.product(_POLICY_ENGINES, _POLICIES):
+        arguments = _arguments(config, engines, _POLICY_REQUESTS)
 
-        def decide(name: str = name) -> float:
+        def decide(arguments: dict[str, Any] = arguments, name: str = name) -> float:
             return run_episode(make_env("routing", **arguments), load_policy(name), seed=0).us_per_decision
 
-        params = {"env": "routing", "policy": name, "engines": _POLICY_ENGINES, "load": config.load}
+        params = {"env": "routing", "policy": name, "engines": engines, "load": config.load}
         yield Measurement("policy.us_per_decision", "us", params, decide)

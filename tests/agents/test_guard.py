@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from envs.routing.env import make_spaces
 from envs.routing.episode import Episode
 from envs.simulator.kernel.features import CLUSTER_FEATURES, PLACE_FEATURES, REQUEST_FEATURES
 from envs.simulator.kernel.place_guard import narrow_many
+from envs.simulator.kernel.place_scores import choose_place
 from envs.workload.registry import WorkloadSpec
 from runners.rollout import run_episode
 
@@ -188,6 +190,27 @@ def first_of(deciders: Deciders, chosen_by) -> np.ndarray:
     seen = deciders.reset([0], [1])
     observation = {"places": seen.places, "request": seen.request, "cluster": seen.cluster}
     return np.asarray(chosen_by.act_batch(observation, seen.masks))
+
+
+@pytest.mark.parametrize("guard", [None, GuardConfig(1.1, 3.0, 0.1)])
+def test_one_decision_is_made_in_the_kernel_as_many_are_in_numpy(guard) -> None:
+    chooser = policy(guard, Deciders([Episode(RoutingConfig(**BUSY))]))
+    chooser.reset(make_env("routing", **BUSY).unwrapped.policy_spec, 0)
+    rng, chosen = np.random.default_rng(5), []
+    for places in (3, 64, 2, 16) * 10:
+        seen = {
+            "places": rng.random((places, len(PLACE_FEATURES)), np.float32),
+            "request": rng.random(chooser.observation["request"].shape, np.float32),
+            "cluster": rng.random(len(CLUSTER_FEATURES), np.float32),
+        }
+        able = rng.random(places) < rng.choice([0.0, 0.5, 1.0])
+        alone = chooser.act(seen, SimpleNamespace(can_take=able))
+        batch = {name: values[None] for name, values in seen.items()}
+        assert alone == chooser.act_batch(batch, np.array([[*able, True]]))[0]
+        assert able[alone] if able.any() else alone == places
+        chosen.append(alone)
+    assert len(set(chosen)) > 8
+    assert len(choose_place.signatures) == 1
 
 
 @pytest.mark.parametrize(

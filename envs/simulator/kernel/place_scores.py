@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.simulator.kernel.compiled import inlined, int64
+from envs.simulator.kernel.compiled import entry, inlined, int64
 from envs.simulator.kernel.features import PLACE_FEATURES
 from envs.simulator.kernel.place_guard import narrow
 
@@ -167,3 +167,16 @@ def best_place(
         if value > highest:
             best, highest = int64(e), value
     return best
+
+
+@entry
+def choose_place(
+    score: PlaceScore,
+    space: ScoreSpace,
+    places: Matrix,
+    request: Vector,
+    cluster: Vector,
+    mask: NDArray[np.bool_],
+) -> int:
+    """`best_place` of one decision, and the number of places where none can take the request."""
+    return best_place(score, space, places, request, cluster, mask, int64(len(places)))
