@@ -82,7 +82,7 @@ class NetworkPolicy:
             )
             self._checked = True
         mask = self.adapter.mask(observation, state, self._spec) if self.masked else None
-        return self._choice(observation, mask)
+        return self._best_alone(observation, mask)
 
     def act_batch(self, observation: Observation, masks: NDArray[np.bool_]) -> NDArray[np.int64]:
         """The best action in each of N episodes, (N,) or (N, levers).
@@ -93,7 +93,7 @@ class NetworkPolicy:
         """
         return self._best(observation, masks if self.masked else None)
 
-    def _choice(self, observation: Observation, mask: NDArray[np.bool_] | None) -> Any:
+    def _best_alone(self, observation: Observation, mask: NDArray[np.bool_] | None) -> Any:
         """The best action of one decision."""
         masks = None if mask is None else mask[None]
         one = {key: value[None] for key, value in observation.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium import spaces
@@ -34,7 +34,7 @@ class PlaceAdapter(Adapter):
     features: ClassVar[tuple[str, ...]]
     plain: Policy
     direct: ClassVar[bool] = False
-    network_policy: ClassVar[type[NetworkPolicy]] = NetworkPolicy
+    network_policy: ClassVar[type[NetworkPolicy]]
 
     def plain_action(self, observation: Observation, state: object) -> Action:
         """Where an untuned score sends the request."""
@@ -65,10 +65,16 @@ class PlaceAdapter(Adapter):
         )
 
     def score_policy(
-        self, network: nn.Module, observation: spaces.Dict, action: ActionSpace, config: APIConfig, name: str
+        self,
+        network: nn.Module,
+        observation: spaces.Dict,
+        action: ActionSpace,
+        config: APIConfig,
+        name: str,
+        **named: Any,
     ) -> NetworkPolicy:
-        """Greedy in such a network; it never holds a request that some place can take."""
+        """Greedy in such a network; it never holds a request that some place can take. `named` is for the policy."""
         assert isinstance(network, SetNetwork)
         scorer = network.export()
-        scores = place_scores(scorer, _CONTEXT)
-        return self.network_policy(scores, self, name, observation, action, in_kernel=scorer.in_kernel())
+        scores, in_kernel = place_scores(scorer, _CONTEXT), scorer.in_kernel()
+        return self.network_policy(scores, self, name, observation, action, in_kernel=in_kernel, **named)

@@ -61,7 +61,7 @@ def main(config: TrainConfig, out: Path) -> None:
     _say(
         f"Training {agent.name} on {config.env['name']} ({config.workload.name}): {config.steps:,} steps{limit}."
     )
-    _say("The simulator compiles itself on first use (half a minute to two), before any minute counts.")
+    _say("The simulator compiles itself on first use (30 s to 2 min), before any minute counts.")
     use_one_thread()
     task = Task(config.env["name"], env_arguments(config), config.num_envs, config.seed, also)
     training = Training(config, make_learner(agent, task), out)

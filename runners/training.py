@@ -59,7 +59,7 @@ class Training:
             )
             bar.update(0)
 
-        self._take_a_step()  # the kernel may have to be compiled, which is no training
+        self._compile()
         self.budget.on_progress = show
         self.budget.started_s = saved_s = time.monotonic()
         try:
@@ -78,8 +78,8 @@ class Training:
             self._save_last()
             raise
 
-    def _take_a_step(self) -> None:
-        """Begins a validation episode and decides once as the policy does."""
+    def _compile(self) -> None:
+        """Compiles what a validation episode needs, which is no training: begins one and decides once."""
         policy, core = self.learner.policy(), self.env.unwrapped
         observation, _ = self.env.reset(seed=0)
         policy.reset(core.policy_spec, 0)

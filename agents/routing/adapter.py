@@ -69,12 +69,13 @@ class RoutingAdapter(PlaceAdapter):
         return RoutingCounterfactuals(config, task, rng)
 
     def score_policy(
-        self, network: nn.Module, observation: spaces.Dict, action: ActionSpace, config: APIConfig, name: str
+        self,
+        network: nn.Module,
+        observation: spaces.Dict,
+        action: ActionSpace,
+        config: APIConfig,
+        name: str,
+        **named: Any,
     ) -> NetworkPolicy:
         """Greedy in such a network, over the places that pass the guard, where there is one."""
-        policy = super().score_policy(network, observation, action, config, name)
-        if config.guard is None:
-            return policy
-        return NetworkRouter(
-            policy.scores, self, name, observation, action, in_kernel=policy.in_kernel, guard=config.guard
-        )
+        return super().score_policy(network, observation, action, config, name, guard=config.guard, **named)

@@ -14,6 +14,7 @@ from agents.api.counterfactuals import Batch, padded
 from agents.api.start import KEY
 from agents.learner import Budget, Task
 from agents.network_policy import NetworkPolicy
+from agents.routing.guard import guarded
 from agents.teacher import make_teacher
 from baselines.common.routers.linear_score import LinearScorePolicy
 from baselines.policy import BatchPolicy, Policy
@@ -87,9 +88,12 @@ class RoutingCounterfactuals:
         return self.present.in_kernel
 
     def _compile(self, routing: RoutingConfig) -> None:
-        """Compiles what rollouts need, before any training time counts."""
+        """Compiles what playing and rollouts need, before any training time counts."""
         tried = Deciders([Episode(routing)])
-        tried.reset([0], [0])
+        seen = tried.reset([0], [0])
+        self._act(seen)
+        if self.config.guard is not None:
+            guarded(self.config.guard.numbers(), seen._asdict(), seen.masks)
         tried.roll(np.full(1, tried.hold), self.score, np.zeros(1), 1)
 
     def follow(self, policy: Policy) -> None:

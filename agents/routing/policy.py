@@ -16,7 +16,8 @@ class NetworkRouter(NetworkPolicy):
     """Greedy in a network over the places that can take a request, or over those of them that pass a guard.
 
     A single decision is made by the kernel, where the network is one that it knows: NumPy's calls take several times as
-    long as what they compute. Many at once are made in NumPy, to the same result but for rounding.
+    long as what they compute. Many at once are made in NumPy, to the same result but for rounding (and where scores are
+    not numbers, of which the kernel chooses none).
 
     Args:
         settings: As of `NetworkPolicy`, like `named`.
@@ -30,13 +31,14 @@ class NetworkRouter(NetworkPolicy):
             self.in_kernel = self.in_kernel._replace(guard=self._guard)
         self._space: ScoreSpace | None = None
 
-    def _choice(self, observation: Observation, mask: NDArray[np.bool_] | None) -> Any:
+    def _best_alone(self, observation: Observation, mask: NDArray[np.bool_] | None) -> Any:
         if self.in_kernel is None:
-            return super()._choice(observation, mask)
+            return super()._best_alone(observation, mask)
         assert mask is not None
         places, request, cluster = (
             np.ascontiguousarray(observation[name]) for name in ("places", "request", "cluster")
         )
+        assert len(request) + len(cluster) == len(self.in_kernel.row_context), "reset in another setting"
         if self._space is None or len(self._space.rows) < len(places):
             self._space = score_space(self.in_kernel, len(places))
         return int(choose_place(self.in_kernel, self._space, places, request, cluster, mask))

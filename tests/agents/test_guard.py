@@ -206,6 +206,7 @@ def test_one_decision_is_made_in_the_kernel_as_many_are_in_numpy(guard) -> None:
         able = rng.random(places) < rng.choice([0.0, 0.5, 1.0])
         alone = chooser.act(seen, SimpleNamespace(can_take=able))
         batch = {name: values[None] for name, values in seen.items()}
+        assert len(chooser._space.rows) >= places
         assert alone == chooser.act_batch(batch, np.array([[*able, True]]))[0]
         assert able[alone] if able.any() else alone == places
         chosen.append(alone)

@@ -353,7 +353,7 @@ def test_a_rollout_of_the_present_choice_is_what_then_happens():
 
 
 def test_what_rollouts_need_is_compiled_before_any_training_time_counts(monkeypatch):
-    """Both the rollouts of forks and those of whole episodes go by one compiled function."""
+    """Both the rollouts of forks and those of whole episodes go by one function, compiled for one kind of arguments."""
     called = []
     compiled = deciders.roll_many
     monkeypatch.setattr(deciders, "roll_many", lambda *args: called.append(compiled(*args)))
@@ -363,6 +363,7 @@ def test_what_rollouts_need_is_compiled_before_any_training_time_counts(monkeypa
     called.clear()
     world._rollouts(np.array([0]), np.array([1]), Budget(10**6))
     assert called
+    assert len(compiled.signatures) == 1
 
 
 def test_rollouts_end_at_the_same_arrival():

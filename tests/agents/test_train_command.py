@@ -198,7 +198,7 @@ def test_the_same_seed_gives_the_same_agent(tmp_path):
 
 
 def test_the_clock_starts_when_the_kernel_is_compiled(tmp_path, monkeypatch):
-    """A step of an episode is taken before, which is what has all of the kernel compiled."""
+    """A step of an episode is taken before, which is what has nearly all of the kernel compiled."""
     seen = []
 
     class Watched(Training):

@@ -103,16 +103,19 @@ def test_the_router_of_five_minutes_has_a_short_tail() -> None:
 
 
 @pytest.mark.parametrize(
-    "perturbation",
+    ("perturbation", "least_gain"),
     [
-        {"gauge_interval_s": 2.0},
-        {"cluster": replace(MIXED, slow_nodes=tuple(SlowNode(0.0, place, 0.8) for place in range(4)))},
-        {"cluster": replace(MIXED, slow_nodes=(SlowNode(0.0, 3, 1.2),))},
+        ({"gauge_interval_s": 2.0}, -0.025),
+        (
+            {"cluster": replace(MIXED, slow_nodes=tuple(SlowNode(0.0, place, 0.8) for place in range(4)))},
+            -0.01,
+        ),
+        ({"cluster": replace(MIXED, slow_nodes=(SlowNode(0.0, 3, 1.2),))}, -0.015),
     ],
     ids=["stale_gauges", "faster_engines", "fast_engine_slows"],
 )
-def test_the_shipped_router_does_not_fall_behind_what_was_tuned_for_chat(perturbation) -> None:
-    """By more than 2.5 %, where its guard is in the way most: a score that has none, tuned on this traffic alone."""
+def test_the_shipped_router_stays_close_to_what_was_tuned_for_chat(perturbation, least_gain) -> None:
+    """Where its guard is in the way most, beside a score that has none, tuned on this traffic alone."""
     workload = WorkloadSpec(name="azure_conv_fitted", num_requests=1000, rate_rps=65.0)
     env = make_env("routing", **{**ROUTING, "workload": workload, **perturbation}, split="validation")
     ours, tuned = (
@@ -121,7 +124,7 @@ def test_the_shipped_router_does_not_fall_behind_what_was_tuned_for_chat(perturb
     )
     gains = [1.0 - one["return"] / other["return"] for one, other in zip(ours, tuned, strict=True)]
     tails = [one["ttft_p99_s"] / other["ttft_p99_s"] for one, other in zip(ours, tuned, strict=True)]
-    assert np.mean(gains) > -0.025
+    assert np.mean(gains) > least_gain
     assert np.mean(tails) < 0.6
 
 
