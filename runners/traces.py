@@ -40,7 +40,21 @@ from envs.workload.fetch import fetch_trace
 from envs.workload.fitting import fit
 from envs.workload.formats import write_trace
 from envs.workload.generators import fitted_names, load_fitted
-from envs.workload.registry import FILE, WorkloadSpec, check_choice, check_spec, make_workload, workload_names
+from envs.workload.registry import (
+    FILE,
+    FUNCTIONS,
+    MIXTURE,
+    SEQUENCE,
+    SHAREGPT,
+    TIERS,
+    TYPE_MIX,
+    WEEK,
+    WorkloadSpec,
+    check_choice,
+    check_spec,
+    make_workload,
+    workload_names,
+)
 from envs.workload.schema import Workload
 from envs.workload.traces import TRACES, find_trace
 
@@ -220,6 +234,17 @@ def _provenance(words: Words) -> dict[str, Any]:
     }
 
 
+_WHAT = {
+    MIXTURE: "each episode of one of several workloads",
+    SEQUENCE: "several workloads, one after another",
+    TIERS: "tiers of Microsoft 365's services, after SageServe",
+    SHAREGPT: "lengths of conversations, Poisson arrivals",
+    TYPE_MIX: "drifting mixes of short and long prompts and answers",
+    WEEK: "days and weeks of several models in several regions",
+    **dict.fromkeys(FUNCTIONS, "many models, asked for as functions are"),
+}
+
+
 def _row(name: str) -> tuple[str, str, str, str, str]:
     """Kind, requests, licence, place and description of a workload."""
     if name in TRACES:
@@ -232,7 +257,7 @@ def _row(name: str) -> tuple[str, str, str, str, str]:
         return "fitted", "any", fitted.provenance["licence"], "built in", what
     if name == FILE:
         return "file", "", "", "path=FILE", "a trace file or a fitted generator of your own"
-    return "synthetic", "any", "", "built in", "Flying Serving's synthetic load"
+    return "synthetic", "any", "", "built in", _WHAT.get(name, "Flying Serving's synthetic load")
 
 
 def _needed(words: Words, key: str, verb: str) -> str:

@@ -18,6 +18,7 @@ Writes `checkpoint/` (the policy that did best on validation episodes: weights, 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from typing import Any
 from agents.checkpoint import load_policy, plain
 from agents.learner import Task, make_learner
 from envs.routing.config import RoutingConfig
-from envs.workload.registry import WorkloadSpec, for_larger
+from envs.workload.registry import WorkloadSpec, check_choice, for_larger
 from runners.cli import command, use_one_thread
 from runners.comparison import Kinds, compare_results
 from runners.environments import env_arguments, make_configured_env
@@ -54,6 +55,7 @@ def main(config: TrainConfig, out: Path) -> None:
     agent = config.agent_config
     also = (
         *(_elsewhere(config, each) for each in config.also_clusters),
+        *(_with_settings(config, each) for each in config.also_env),
         *(_with_workload(config, each) for each in config.also_workloads),
     )
     make_configured_env(config)  # says what is wrong with it before anything takes time
@@ -98,6 +100,13 @@ def _elsewhere(config: TrainConfig, cluster: str) -> dict[str, Any]:
     arguments = env_arguments(replace(config, cluster=composed_file("cluster", cluster)))
     factor = RoutingConfig(**arguments).cluster.num_places / here
     return {**arguments, "workload": for_larger(config.workload, factor)}
+
+
+def _with_settings(config: TrainConfig, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of the same environment with some of its settings changed."""
+    for name in settings:
+        check_choice("key", f"also_env.{name}", [f"also_env.{each}" for each in config.env if each != "name"])
+    return env_arguments(replace(config, env={**config.env, **settings}))
 
 
 def _with_workload(config: TrainConfig, workload: str) -> dict[str, Any]:

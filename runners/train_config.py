@@ -53,6 +53,8 @@ class TrainConfig(RunConfig):
         also_clusters: files in configs/cluster; as many training episodes are played on each of these fleets as on
             `cluster`, where validation episodes are. As many more requests come as a fleet has more places than that.
             agent=api in env=routing, and agent=bc and dagger.
+        also_env: settings of the environment, likewise: as many training episodes are played with each of these in
+            place of what `env` says, as `[{gauge_interval_s: 1.0}]`. agent=api in env=routing, and agent=bc and dagger.
         also_workloads: files in configs/workload, likewise beside `workload`; agent=bc, dagger and reuse alone.
         validations: times that the policy is tried on validation episodes.
         validation_seeds: episodes each time.
@@ -69,6 +71,7 @@ class TrainConfig(RunConfig):
     max_minutes: float | None = None
     num_envs: int = 32
     also_clusters: tuple[str, ...] = ()
+    also_env: tuple[dict[str, Any], ...] = ()
     also_workloads: tuple[str, ...] = ()
     validations: int = 10
     validation_seeds: int = 6
@@ -95,10 +98,11 @@ class TrainConfig(RunConfig):
         check_least("seed", self.seed, 0)
         imitates = self.agent["name"] in IMITATORS
         routes = (self.agent["name"], self.env["name"]) == ("api", "routing")
-        if self.also_clusters and not (imitates or routes):
-            raise ValueError(
-                "also_clusters is for agent=api in env=routing and for agent=bc and dagger alone; leave it empty"
-            )
+        for name in ("also_clusters", "also_env"):
+            if getattr(self, name) and not (imitates or routes):
+                raise ValueError(
+                    f"{name} is for agent=api in env=routing and for agent=bc and dagger alone; leave it empty"
+                )
         if self.also_workloads and not (imitates or self.agent["name"] == "reuse"):
             raise ValueError("also_workloads is for agent=bc, dagger and reuse alone; leave it empty")
         if self.total_steps is not None:

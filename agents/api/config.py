@@ -38,6 +38,8 @@ class PolicyIterationConfig(AgentConfig):
             routing and sharing.
         least_cost: Added to a state's cost before advantages are taken relative to it (to its root in routing), in
             units of reward.
+        cost_power: Power of a state's cost that advantages are relative to: with 1 quiet hours count as much as busy
+            ones, with 0 by how little they cost, with 0.5 by its root, as chance does. Not in routing and sharing.
     """
 
     iterations: int = 3
@@ -53,6 +55,7 @@ class PolicyIterationConfig(AgentConfig):
     trust: float = 0.0
     worst: float = -3.0
     least_cost: float = 1.0
+    cost_power: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,6 +71,8 @@ class PolicyIterationConfig(AgentConfig):
             raise ValueError(f"agent.least_cost must not be negative, got {self.least_cost}")
         if self.worst >= 0:
             raise ValueError(f"agent.worst must be negative, got {self.worst}")
+        if not 0.0 <= self.cost_power <= 1.0:
+            raise ValueError(f"agent.cost_power must be in [0, 1], got {self.cost_power}")
         if min(self.entropy_weights) <= 0:
             raise ValueError(f"agent.entropy_weights must be positive, got {self.entropy_weights}")
 
@@ -93,6 +98,11 @@ class APIConfig(PolicyIterationConfig):
         stride: Decision intervals between two decisions inside a rollout; more makes rollouts cheaper and coarser.
             dp_tp only.
         candidates: Most actions compared at a state; staying and the present policy's choice are always among them.
+        even: Whether only layouts of equal engines are compared and chosen, and what the policy that was started from
+            would do: with fewer actions more states can be tried, and layouts whose engines differ seldom pay where one
+            router serves them all. dp_tp only.
+        memory_s: Time constants over which the policy remembers what the traffic has been (`agents.dp_tp.memory`),
+            seconds; none: it goes by what the environment shows. dp_tp only.
         tail: What minus the sum over requests of (TTFT / SLO) squared weighs beside the objective: its advantages, in
             their spreads, are added to those of the objective in theirs. For a router that is not to buy quicker
             answers with late first tokens. routing only.
@@ -113,6 +123,8 @@ class APIConfig(PolicyIterationConfig):
     commit: int = 20
     stride: int = 2
     candidates: int = 8
+    even: bool = False
+    memory_s: tuple[float, ...] = ()
     tail: float = 0.0
     largest_fleet: float = 1.0
     guard: Any = None
@@ -123,6 +135,8 @@ class APIConfig(PolicyIterationConfig):
             check_at_least_one(name, getattr(self, name))
         if self.candidates < 2:
             raise ValueError(f"agent.candidates must be at least 2, got {self.candidates}")
+        if not all(0.0 < each < math.inf for each in self.memory_s):
+            raise ValueError(f"agent.memory_s must be positive numbers of seconds, got {list(self.memory_s)}")
         if self.guard is not None:
             object.__setattr__(self, "guard", read_guard(self.guard))
         check_choice("agent.continuation", self.continuation, CONTINUATIONS)

@@ -88,16 +88,19 @@ def padded(rows: Sequence[NDArray[np.floating[Any]]], widest: int) -> NDArray[np
 def relative_advantages(
     returns: Sequence[NDArray[np.float64]], config: PolicyIterationConfig
 ) -> list[NDArray[np.float64]]:
-    """Relative to what the best action costs at a state, so that quiet hours count as much as busy ones; (K,) each.
+    """Relative to what the best action costs at a state, or to a power of it; (K,) each.
 
     Args:
         returns: (K,) each, of the actions that were tried at a state.
-        config: Of the agent: what is added to the cost, and what is the worst.
+        config: Of the agent: what is added to the cost, what is the worst, and how much quiet hours count.
     """
-    return [
-        np.maximum((value - value.max()) / (abs(value.max()) + config.least_cost), config.worst)
-        for value in returns
-    ]
+
+    def counted(value: NDArray[np.float64]) -> NDArray[np.float64]:
+        cost = abs(value.max()) + config.least_cost
+        relative = np.maximum((value - value.max()) / cost, config.worst)
+        return np.asarray(relative * cost ** (1.0 - config.cost_power))
+
+    return [counted(value) for value in returns]
 
 
 class Improvable(Protocol):

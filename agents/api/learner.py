@@ -276,6 +276,11 @@ class APILearner(PolicyIterationLearner):
                     "leave it 1"
                 )
             self.vary = partial(as_of_larger, largest=config.largest_fleet)
+        for name in ("even", "memory_s"):
+            if getattr(config, name) and task.env != "dp_tp":
+                raise ValueError(
+                    f"agent.{name} is for env=dp_tp alone, got env={task.env}; leave it as it is"
+                )
         if config.guard is not None:
             check_guard(task.env, task.arguments.get("scales"))
         self.tail, self.guard = config.tail, config.guard

@@ -18,6 +18,7 @@ from agents.dp_tp.candidates import action_size, encode_actions, nearest_action,
 from agents.dp_tp.counterfactuals import DPTPCounterfactuals
 from agents.dp_tp.ladder_network import LadderNetwork
 from agents.dp_tp.layout_network import LayoutNetwork, layout_ranks
+from agents.dp_tp.memory import TrafficMemory, memory_size
 from agents.dp_tp.score_policy import ScorePolicy
 from agents.dp_tp.setting import check_setting
 from agents.learner import Task
@@ -122,7 +123,7 @@ class DPTPAdapter(Adapter):
         """Scores of candidate layouts."""
         num_base, _ = observation["engines"].shape or (0, 0)
         started = config.start is not None
-        sizes = state_size(num_base), action_size(num_base, started)
+        sizes = state_size(num_base) + memory_size(len(config.memory_s)), action_size(num_base, started)
         return TrainableNetwork(*sizes, config.hidden, started)
 
     def score_policy(
@@ -130,4 +131,12 @@ class DPTPAdapter(Adapter):
     ) -> ScorePolicy:
         """Greedy in such a network."""
         assert isinstance(network, TrainableNetwork)
-        return ScorePolicy(network.export(), name, observation, action, start_of(config.start))
+        return ScorePolicy(
+            network.export(),
+            name,
+            observation,
+            action,
+            start_of(config.start),
+            config.even,
+            TrafficMemory(config.memory_s),
+        )

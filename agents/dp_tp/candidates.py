@@ -32,6 +32,9 @@ _LOAD = tuple(
 )
 _FLAGS = tuple(ENGINE_FEATURES.index(name) for name in ("group_width", "draining", "speculative", "down"))
 _CLUSTER, _CLASS = len(CLUSTER_FEATURES), len(CLASS_FEATURES)
+_STAYING = (SwitchMode.SEQUENTIAL, SwitchMode.SOFT, SwitchMode.HARD)
+_MERGING = (SwitchMode.SOFT, SwitchMode.SEQUENTIAL, SwitchMode.HARD)
+_SPLITTING = (SwitchMode.HARD, SwitchMode.SEQUENTIAL, SwitchMode.SOFT)
 _MOVED = tuple(ENGINE_FEATURES.index(name) for name in ("num_running", "num_waiting", "context_tokens"))
 
 
@@ -69,12 +72,14 @@ def layout_tables(num_base: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 @lru_cache(maxsize=65536)
-def shortlist(target: Layout, mask: bytes) -> NDArray[np.int64]:
+def shortlist(target: Layout, mask: bytes, even: bool = False) -> NDArray[np.int64]:
     """Possible actions worth comparing: of layouts alike but for a permutation, the one that changes least.
 
     Args:
         target: The layout that staying means.
         mask: The action mask's bytes.
+        even: Whether but for that one only layouts of equal engines are, each reached in one way: merges are soft and
+            splits hard where they can be, so that nobody is made to wait who could go on.
     """
     allowed = np.frombuffer(mask, bool).reshape(-1, NUM_MODES)
     layouts = all_layouts(sum(target))
@@ -83,11 +88,30 @@ def shortlist(target: Layout, mask: bytes) -> NDArray[np.int64]:
     changed = ((first != first[here]) | (rank != rank[here])).sum(axis=1)
     best: dict[Layout, int] = {}
     for i in np.flatnonzero(allowed.any(axis=1)):
+        if even and i != here and len(set(layouts[i])) > 1:
+            continue
         kind = tuple(sorted(layouts[i]))
         if kind not in best or changed[i] < changed[best[kind]]:
             best[kind] = int(i)
-    chosen = [i * NUM_MODES + mode for i in sorted(best.values()) for mode in np.flatnonzero(allowed[i])]
-    return np.array(chosen, np.int64)
+    if even:
+        ways = {
+            i: [_gentlest(allowed[i], bool((rank[i] > rank[here]).any()), i == here)] for i in best.values()
+        }
+    else:
+        ways = {i: np.flatnonzero(allowed[i]).tolist() for i in best.values()}
+    return np.array([i * NUM_MODES + mode for i in sorted(ways) for mode in ways[i]], np.int64)
+
+
+def _gentlest(allowed: NDArray[np.bool_], merges: bool, stays: bool) -> int:
+    """The way to a layout that makes the fewest wait, of those that are possible.
+
+    Args:
+        allowed: (modes,), which are.
+        merges: Whether engines become wider.
+        stays: Whether it is the layout that there is.
+    """
+    order = _STAYING if stays else _MERGING if merges else _SPLITTING
+    return next(int(mode) for mode in order if allowed[mode])
 
 
 def stay_action(target: Layout) -> int:

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from agents.api.config import APIConfig
 from agents.api.counterfactuals import Batch, relative_advantages
 from agents.api.start import Start, compared, start_of
-from agents.dp_tp.candidates import encode_state
-from agents.dp_tp.score_policy import Observation, Options, ScorePolicy, find_options
+from agents.dp_tp.memory import TrafficMemory
+from agents.dp_tp.score_policy import Observation, Options, ScorePolicy, find_options, known_state
 from agents.learner import Budget, Task
 from baselines.policy import Policy
 from envs.dp_tp.core import DPTPCore
@@ -50,6 +50,7 @@ class DPTPCounterfactuals:
         if self.start is not None:
             self.start.reset(self.spec, task.seed)
         self.present: ScorePolicy | None = None  # None: what was started from, or to stay
+        self.memory = TrafficMemory(config.memory_s)
         self._arrays, self._rollout_arrays = self._new_arrays(), self._new_arrays()
 
     def _new_arrays(self) -> dict[str, FloatArray]:
@@ -65,26 +66,28 @@ class DPTPCounterfactuals:
         core = self.core
         if core.done:
             core.reset(int(self.rng.integers(MAX_SEED)))
+            self.memory.reset()
             if self.start is not None:
                 self.start.reset(self.spec, int(self.rng.integers(MAX_SEED)))
         observation = _observed(core, self._arrays)
-        options = find_options(observation, core.state, core.mask(), self.start)
-        chosen = self._choose(core, observation, options)
+        options = find_options(observation, core.state, core.mask(), self.start, self.config.even)
+        known = known_state(observation, core.state, self.memory)
+        chosen = self._choose(known, options)
         number = len(options.actions)
         if number > 1 and self.rng.random() * self.config.sample_every < 1.0:
-            budget.count(self._sample(observation, options, chosen, batch))
+            budget.count(self._sample(known, options, chosen, batch))
         if self.rng.random() < self.config.exploration:
             chosen = int(self.rng.integers(number))
         core.step(options.actions[chosen])
         budget.count(1)
 
-    def _choose(self, core: DPTPCore, observation: Observation, options: Options) -> int:
+    def _choose(self, known: FloatArray, options: Options) -> int:
         """Row that the present policy takes."""
         if self.present is not None:
-            return self.present.choose(observation, core.state, options)
+            return self.present.choose(known, options)
         return options.stay if self.start is None else len(options.actions) - 1
 
-    def _sample(self, observation: Observation, options: Options, chosen: int, batch: Batch) -> int:
+    def _sample(self, known: FloatArray, options: Options, chosen: int, batch: Batch) -> int:
         """Adds the present state, with the returns of some of its actions; returns the decisions that took."""
         usual = options.stay if self.start is None else len(options.actions) - 1
         musts = sorted({usual, chosen})
@@ -93,7 +96,7 @@ class DPTPCounterfactuals:
             return 0
         keeps = [self.start is None or row != usual for row in tried]
         batch.add(
-            encode_state(observation["engines"], observation["cluster"], self.core.state.target_layout),
+            known,
             options.features[tried],
             np.array(
                 [self._rollout(options.actions[row], kept) for row, kept in zip(tried, keeps, strict=True)]
@@ -109,7 +112,7 @@ class DPTPCounterfactuals:
             action: What is done first.
             keeps: Whether it is kept to for `commit` intervals.
         """
-        core = self.core.fork()
+        core, memory = self.core.fork(), self.memory.fork()
         start = None if self.start is None else self.start.fork()
         interval_s = core.config.decision_interval_s
         begin_s = core.state.now_s
@@ -122,18 +125,18 @@ class DPTPCounterfactuals:
             if core.state.now_s < commit_s - 1e-9:
                 total += core.step(None, min(commit_s, end_s) - core.state.now_s).reward
             else:
-                total += core.step(self._next(core, start), self.config.stride * interval_s).reward
+                total += core.step(self._next(core, start, memory), self.config.stride * interval_s).reward
         return total
 
-    def _next(self, core: DPTPCore, start: Start | None) -> Any:
+    def _next(self, core: DPTPCore, start: Start | None, memory: TrafficMemory) -> Any:
         """What the present policy does in a rollout."""
         from_start = self.present is None or self.config.continuation == "start"
         if from_start and start is not None:
             return start.says(Seen(lambda: _observed(core, self._new_arrays())), core.state)
         assert self.present is not None
         observation = _observed(core, self._rollout_arrays)
-        options = find_options(observation, core.state, core.mask(), start)
-        return options.actions[self.present.choose(observation, core.state, options)]
+        options = find_options(observation, core.state, core.mask(), start, self.config.even)
+        return options.actions[self.present.choose(known_state(observation, core.state, memory), options)]
 
     def advantages(self, returns: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
         """In shares of what the best costs."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from agents.api.start import Start, flagged
 from agents.dp_tp.candidates import encode_actions, encode_state, nearest_action, shortlist, stay_action
+from agents.dp_tp.memory import TrafficMemory
 from agents.dp_tp.setting import check_setting
 from agents.score_network import ScoreNetwork
 from agents.spaces import ActionSpace, check_observation
@@ -40,7 +41,11 @@ class Options:
 
 
 def find_options(
-    observation: Observation, state: ClusterState, mask: NDArray[np.bool_], start: Start | None
+    observation: Observation,
+    state: ClusterState,
+    mask: NDArray[np.bool_],
+    start: Start | None,
+    even: bool = False,
 ) -> Options:
     """What may be done now.
 
@@ -49,9 +54,10 @@ def find_options(
         state: What it is made of.
         mask: (actions,), which are possible.
         start: The policy that was started from; it is asked. None: there is none.
+        even: Whether only layouts of equal engines are considered (`shortlist`).
     """
     target, engines = state.target_layout, observation["engines"]
-    numbers = shortlist(target, mask.tobytes())
+    numbers = shortlist(target, mask.tobytes(), even)
     features = encode_actions(engines, target, numbers)
     actions: tuple[Any, ...] = tuple(numbers.tolist())
     stay = actions.index(stay_action(target))
@@ -66,6 +72,18 @@ def find_options(
     return Options((*actions, said), flagged(features, usual), stay)
 
 
+def known_state(observation: Observation, state: ClusterState, memory: TrafficMemory) -> FloatArray:
+    """What is seen and what is remembered, one after the other; once per decision.
+
+    Args:
+        observation: What is seen.
+        state: What it is made of.
+        memory: Takes note of it.
+    """
+    seen = encode_state(observation["engines"], observation["cluster"], state.target_layout)
+    return np.concatenate([seen, memory.follow(state)]) if memory.size else seen
+
+
 class ScorePolicy:
     """Greedy in a score network.
 
@@ -75,6 +93,8 @@ class ScorePolicy:
         observation: What it was trained to see; None: not checked.
         action: What it was trained to choose from.
         start: The policy that it was started from; what that would do is one more action. None: none.
+        even: Whether it considers only layouts of equal engines.
+        memory: What it remembers of the traffic; None: nothing.
     """
 
     clairvoyant = False
@@ -86,8 +106,11 @@ class ScorePolicy:
         observation: spaces.Dict | None = None,
         action: ActionSpace | None = None,
         start: Start | None = None,
+        even: bool = False,
+        memory: TrafficMemory | None = None,
     ) -> None:
-        self.network, self.name = network, name
+        self.network, self.name, self.even = network, name, even
+        self.memory = TrafficMemory(()) if memory is None else memory
         self.observation, self.action, self.start = observation, action, start
         self._checked, self._can_switch = True, True
 
@@ -101,6 +124,7 @@ class ScorePolicy:
             check_setting(self.name, self.observation, self.action, spec)
             self._checked = False
         self._can_switch = spec.node.weights == "whole"
+        self.memory.reset()
         if self.start is not None:
             self.start.reset(spec, seed)
 
@@ -110,18 +134,16 @@ class ScorePolicy:
             check_observation(self.name, self.observation, observation, any_length=("cluster",))
             self._checked = True
         mask = action_mask(state, sum(state.target_layout), self._can_switch)
-        options = find_options(observation, state, mask, self.start)
-        action: Action = options.actions[self.choose(observation, state, options)]
+        options = find_options(observation, state, mask, self.start, self.even)
+        known = known_state(observation, state, self.memory)
+        action: Action = options.actions[self.choose(known, options)]
         return action
 
-    def choose(self, observation: Observation, state: ClusterState, options: Options) -> int:
+    def choose(self, known: FloatArray, options: Options) -> int:
         """Row of the highest score.
 
         Args:
-            observation: What is seen.
-            state: What it is made of.
+            known: What is seen and remembered, as `known_state`.
             options: What may be done.
         """
-        target = state.target_layout
-        seen = encode_state(observation["engines"], observation["cluster"], target)
-        return int(np.argmax(self.network.scores(seen, options.features)))
+        return int(np.argmax(self.network.scores(known, options.features)))

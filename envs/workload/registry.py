@@ -27,6 +27,7 @@ from envs.workload.week import WeekTraffic
 SPLITS = ("train", "validation", "test", "all")
 FILE = "file"
 MIXTURE = "mixture"
+SEQUENCE = "sequence"
 TIERS = "sageserve_tiers"
 SHAREGPT = "sharegpt_poisson"
 TYPE_MIX = "type_mix"
@@ -37,6 +38,8 @@ PURGE_S = 60.0
 _MAX_PURGE_SHARE = 0.05
 _MAX_WINDOW_SHARE = 0.75
 _PAST_SEED = 0
+_MAX_SEED = 2**31
+_OF_PARTS = (MIXTURE, SEQUENCE)
 _NOT_PARAMS = ("name", "num_requests")
 _BOUNDS = {"train": (0.0, 0.6), "validation": (0.6, 0.8), "test": (0.8, 1.0), "all": (0.0, 1.0)}
 
@@ -70,7 +73,9 @@ class WorkloadSpec:
             :class:`~envs.workload.type_mix.TypeMix` for ``type_mix``, of
             :class:`~envs.workload.functions.FunctionTraffic` for ``functions_*``, of
             :class:`~envs.workload.week.WeekTraffic` for ``week``, ``spread_s`` for traces, ``parts`` for
-            ``mixture``: a list of specifications, of which each episode is drawn from one, all equally likely.
+            ``mixture`` and ``sequence``: a list of specifications. An episode of a mixture is drawn from one of
+            them, all equally likely; in one of a sequence ``length`` of them (all where it is None), chosen and
+            ordered anew, follow one another, each beginning where the one before has ended.
     """
 
     name: str = "azure_conv_fitted"
@@ -112,8 +117,9 @@ class WorkloadSource:
     def __post_init__(self) -> None:
         check_spec(self.spec)
         object.__setattr__(self, "spec", replace(self.spec, params=dict(self.spec.params)))
-        if self.spec.name == MIXTURE:
+        if self.spec.name in _OF_PARTS:
             _parts(self.spec)
+            _length(self.spec)
         elif self.spec.name not in TRACES and self.spec.name != FILE:
             self._source()
 
@@ -127,6 +133,8 @@ class WorkloadSource:
         """Long-run mean arrival rate after scaling, requests per second."""
         if self.spec.name == MIXTURE:
             return float(np.mean([part.rate_rps for part in _parts(self.spec)]))
+        if self.spec.name == SEQUENCE:
+            return _rate_in_turn(_parts(self.spec))
         return self._source().rate_rps * self._factor()
 
     @property
@@ -136,9 +144,12 @@ class WorkloadSource:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Request classes that episodes may hold, in the order of ``class_id``; of a mixture, those of all parts."""
-        if self.spec.name == MIXTURE:
-            return tuple(dict.fromkeys(name for part in _parts(self.spec) for name in part.classes))
+        """Request classes that episodes may hold, in the order of ``class_id``; of several parts, those of all."""
+        if self.spec.name in _OF_PARTS:
+            of_parts = [part.classes for part in _parts(self.spec)]
+            if self.spec.name == SEQUENCE and any(PRIORITY_CLASS in classes for classes in of_parts):
+                of_parts = [_with_levels(classes) for classes in of_parts]
+            return tuple(dict.fromkeys(name for classes in of_parts for name in classes))
         classes = self._source().classes
         if self._priority_share() > 0:
             classes = (PRIORITY_CLASS, NORMAL_CLASS, *classes[1:])
@@ -147,7 +158,7 @@ class WorkloadSource:
     @property
     def models(self) -> tuple[str, ...]:
         """Models that episodes ask for, in the order of ``model_id``; the one name "" is whichever is served."""
-        if self.spec.name == MIXTURE:
+        if self.spec.name in _OF_PARTS:
             return _parts(self.spec)[0].models
         source = self._source()
         if isinstance(source, _TraceWindows):
@@ -157,7 +168,7 @@ class WorkloadSource:
     @property
     def max_input_tokens(self) -> int:
         """Longest prompt an episode may hold, tokens."""
-        if self.spec.name == MIXTURE:
+        if self.spec.name in _OF_PARTS:
             return max(part.max_input_tokens for part in _parts(self.spec))
         longest = self._source().max_input_tokens
         return max(longest, self.spec.long_input_tokens) if self._long_share() > 0 else longest
@@ -165,7 +176,7 @@ class WorkloadSource:
     @property
     def max_output_tokens(self) -> int:
         """Largest cap a request may declare, tokens."""
-        if self.spec.name == MIXTURE:
+        if self.spec.name in _OF_PARTS:
             return max(part.max_output_tokens for part in _parts(self.spec))
         return self._source().max_output_tokens
 
@@ -183,6 +194,8 @@ class WorkloadSource:
         check_choice("split", chosen, SPLITS)
         if self.spec.name == MIXTURE:
             return self._part(seed, chosen).sample(seed, chosen).with_classes(self.classes)
+        if self.spec.name == SEQUENCE:
+            return self._in_turn(seed, chosen).with_classes(self.classes)
         rng = stream(seed, self.spec.name, chosen)
         source, length = self._source(), self.spec.num_requests
         if isinstance(source, _TraceWindows):
@@ -222,7 +235,7 @@ class WorkloadSource:
         check_choice("split", chosen, SPLITS)
         if self.spec.name == MIXTURE and self._part(seed, chosen).classes == self.classes:
             return self._part(seed, chosen).stream(seed, chosen, past_s, duration_s)
-        source: object = None if self.spec.name == MIXTURE else self._source()
+        source: object = None if self.spec.name in _OF_PARTS else self._source()
         plain = self._priority_share() == 0 and self._long_share() == 0
         if plain and isinstance(source, Streaming):
             return source.stream(
@@ -235,6 +248,17 @@ class WorkloadSource:
         """Of a mixture, the part that an episode is of."""
         parts = _parts(self.spec)
         return parts[int(stream(seed, self.spec.name, split).integers(len(parts)))]
+
+    def _in_turn(self, seed: int, split: str) -> Workload:
+        """Of a sequence, parts one after another; where some have priority requests, those of the others are normal."""
+        parts, rng = _parts(self.spec), stream(seed, self.spec.name, split)
+        spells: list[Workload] = []
+        for number in rng.permutation(len(parts))[: _length(self.spec)]:
+            spell = parts[number].sample(int(rng.integers(_MAX_SEED)), split)
+            if PRIORITY_CLASS in self.classes and PRIORITY_CLASS not in spell.classes:
+                spell = with_priorities(spell, 0.0, 0)
+            spells.append(spell.shifted(float(spells[-1].arrival_s[-1])) if spells else spell)
+        return Workload.merge(*spells)
 
     def _factor(self) -> float:
         target = self.spec.rate_rps
@@ -264,7 +288,7 @@ def make_workload(spec: WorkloadSpec, seed: int) -> Workload:
 
 def workload_names() -> tuple[str, ...]:
     """Every name that a :class:`WorkloadSpec` may carry."""
-    return (*TRACES, *_GENERATORS, FILE, MIXTURE)
+    return (*TRACES, *_GENERATORS, FILE, *_OF_PARTS)
 
 
 def for_larger(spec: WorkloadSpec, factor: float) -> WorkloadSpec:
@@ -282,7 +306,7 @@ def for_larger(spec: WorkloadSpec, factor: float) -> WorkloadSpec:
     number = None if spec.num_requests is None else max(1, round(spec.num_requests * factor))
     clients = math.ceil(spec.num_clients * factor)
     params = dict(spec.params)
-    if spec.name == MIXTURE:
+    if spec.name in _OF_PARTS:
         params["parts"] = [_larger_part(part, factor) for part in params["parts"]]
     return replace(
         spec, num_requests=number, params=params, rate_scale=scale, rate_rps=rate_rps, num_clients=clients
@@ -414,28 +438,54 @@ _GENERATORS: dict[str, Callable[..., Generator]] = {
 
 
 def _parts(spec: WorkloadSpec) -> tuple[WorkloadSource, ...]:
-    """Sources of a mixture's parts; what a part leaves out it takes from the mixture.
+    """Sources of the parts of a mixture or a sequence; what a part leaves out it takes from the whole.
 
     Raises:
         ValueError: no parts, or a part that is not a specification.
     """
+    whole = f"workload {spec.name!r}"
     parts = spec.params.get("parts")
     if not parts:
-        raise ValueError("workload 'mixture' needs params.parts, a list of at least one workload")
+        raise ValueError(f"{whole} needs params.parts, a list of at least one workload")
     known = {entry.name for entry in fields(WorkloadSpec)}
     sources = []
     for part in parts:
         if not isinstance(part, Mapping):
-            raise ValueError(
-                f"a part of workload 'mixture' must be a mapping of workload fields, got {part!r}"
-            )
+            raise ValueError(f"a part of {whole} must be a mapping of workload fields, got {part!r}")
         for key in part:
-            check_choice("field of a part of workload 'mixture'", str(key), sorted(known))
-        if part.get("name") == MIXTURE:
-            raise ValueError("a part of workload 'mixture' cannot be a mixture")
+            check_choice(f"field of a part of {whole}", str(key), sorted(known))
+        if part.get("name") in _OF_PARTS:
+            raise ValueError(f"a part of {whole} cannot be a {part['name']}")
         inherited = {"num_requests": spec.num_requests, "split": spec.split}
         sources.append(WorkloadSource(WorkloadSpec(**(inherited | dict(part)))))
     return tuple(sources)
+
+
+def _with_levels(classes: tuple[str, ...]) -> tuple[str, ...]:
+    """Classes of a part of a sequence in which some requests have priority (see `with_priorities`)."""
+    return classes if PRIORITY_CLASS in classes else (PRIORITY_CLASS, NORMAL_CLASS, *classes[1:])
+
+
+def _length(spec: WorkloadSpec) -> int:
+    """How many of its parts an episode of a sequence has.
+
+    Raises:
+        ValueError: fewer than one, or more than there are.
+    """
+    most = len(spec.params["parts"])
+    length = spec.params.get("length")
+    if length is None:
+        return most
+    if not 1 <= length <= most:
+        raise ValueError(f"params.length must be between 1 and {most}, the number of parts, got {length}")
+    return int(length)
+
+
+def _rate_in_turn(parts: tuple[WorkloadSource, ...]) -> float:
+    """Mean rate of workloads that follow one another, each for its own number of requests, requests per second."""
+    numbers = [1 if part.spec.num_requests is None else part.spec.num_requests for part in parts]
+    spans_s = [number / part.rate_rps for number, part in zip(numbers, parts, strict=True)]
+    return float(sum(numbers) / sum(spans_s))
 
 
 def _params_of(name: str) -> tuple[str, ...]:
@@ -453,8 +503,8 @@ def _params_of(name: str) -> tuple[str, ...]:
         return tuple(entry.name for entry in fields(FunctionTraffic) if entry.name not in _NOT_PARAMS)
     if name == WEEK:
         return tuple(entry.name for entry in fields(WeekTraffic) if entry.name not in _NOT_PARAMS)
-    if name == MIXTURE:
-        return ("parts",)
+    if name in _OF_PARTS:
+        return ("parts",) if name == MIXTURE else ("parts", "length")
     return ("spread_s",) if name in TRACES else ()
 
 

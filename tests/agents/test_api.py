@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from agents.api.config import APIConfig
+from agents.api.counterfactuals import relative_advantages
 from agents.api.fit import fit
 from agents.api.learner import APILearner, in_spreads
 from agents.dp_tp.candidates import encode_actions, encode_state, shortlist, stay_action
@@ -55,9 +56,11 @@ def greedy(learner: APILearner) -> Any:
     return decide
 
 
-def test_it_learns_to_merge_under_light_load() -> None:
+@pytest.mark.parametrize("even", [False, True])
+def test_it_learns_to_merge_under_light_load(even: bool) -> None:
     """With few requests one engine over both GPUs is faster for each of them; apart, half of the node stands idle."""
-    learner = APILearner(APIConfig(iterations=2, sample_every=2), Task("dp_tp", arguments(), seed=1))
+    config = APIConfig(iterations=2, sample_every=2, even=even)
+    learner = APILearner(config, Task("dp_tp", arguments(), seed=1))
     budget = Budget(total_steps=30_000)
     while not budget.over:
         learner.improve(budget)
@@ -102,6 +105,61 @@ def test_shortlist_keeps_one_of_each_kind_of_layout_the_nearest() -> None:
     assert len(layouts) == len({tuple(sorted(layout)) for layout in layouts}) == 10
     assert target in layouts
     assert (4, 2, 2) in layouts, "only the last two base engines change, not the first four"
+
+
+def test_a_policy_that_considers_even_layouts_takes_no_other() -> None:
+    """Whatever its network says: of eight base engines 26 layouts are possible, of which four are even."""
+    config = DPTPConfig(**arguments(cluster=ClusterSpec()))
+    for even, most in ((False, 10), (True, 4)):
+        learner = APILearner(APIConfig(even=even), Task("dp_tp", arguments(cluster=ClusterSpec()), seed=1))
+        core, seen = DPTPCore(config), set()
+        policy = learner.policy()
+        policy.reset(learner.world.spec, 0)
+        rng = np.random.default_rng(0)
+        core.reset(0)
+        for _ in range(60):
+            policy.network.out_weight[:] = rng.standard_normal(len(policy.network.out_weight))
+            core.step(policy.act(core.observe(), core.state))
+            seen.add(tuple(sorted(core.state.target_layout)))
+        assert len(seen) <= most
+        assert any(len(set(layout)) > 1 for layout in seen) is not even
+
+
+@pytest.mark.parametrize(
+    ("power", "expected"),
+    [(1.0, [0.0, -0.5, -3.0]), (0.5, [0.0, -0.5 * 10**0.5, -3.0 * 10**0.5]), (0.0, [0.0, -5.0, -30.0])],
+)
+def test_advantages_are_relative_to_a_power_of_the_cost(power: float, expected: list[float]) -> None:
+    (found,) = relative_advantages([np.array([-9.0, -14.0, -99.0])], APIConfig(cost_power=power))
+    np.testing.assert_allclose(found, expected)
+
+
+@pytest.mark.parametrize("power", [-0.1, 1.5])
+def test_powers_of_the_cost_are_shares(power: float) -> None:
+    with pytest.raises(ValueError, match=r"agent.cost_power must be in \[0, 1\]"):
+        APIConfig(cost_power=power)
+
+
+def test_an_even_shortlist_has_layouts_of_equal_engines_and_one_way_to_each() -> None:
+    possible = np.ones(78, bool)
+    commands = [decode_action(int(action), 8) for action in shortlist((2, 2, 2, 2), possible.tobytes(), True)]
+    assert {command.layout: command.mode for command in commands} == {
+        (8,): SwitchMode.SOFT,
+        (4, 4): SwitchMode.SOFT,
+        (2, 2, 2, 2): SwitchMode.SEQUENTIAL,  # to stay
+        (1,) * 8: SwitchMode.HARD,
+    }
+    from_uneven = [
+        decode_action(int(action), 8) for action in shortlist((4, 2, 1, 1), possible.tobytes(), True)
+    ]
+    assert len(from_uneven) == 5
+    assert SetLayout((4, 2, 1, 1), SwitchMode.SEQUENTIAL) in from_uneven
+    without = possible.copy()
+    without[encode_action(SetLayout((4, 4), SwitchMode.SOFT))] = False
+    without[[encode_action(SetLayout((8,), mode)) for mode in SwitchMode]] = False
+    left = [decode_action(int(action), 8) for action in shortlist((2, 2, 2, 2), without.tobytes(), True)]
+    assert SetLayout((4, 4), SwitchMode.SEQUENTIAL) in left
+    assert (8,) not in {command.layout for command in left}
 
 
 def test_action_vectors_tell_what_would_change() -> None:

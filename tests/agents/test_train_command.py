@@ -292,6 +292,15 @@ def test_mistakes_get_one_sentence(words, expected, tmp_path, capsys):
             "also_clusters is for agent=api in env=routing and for agent=bc and dagger alone",
         ),
         (
+            ["agent=api", "also_env=[{decision_interval_s: 2.0}]"],
+            "also_env is for agent=api in env=routing and for",
+        ),
+        (
+            ["env=routing", "agent=api", "also_env=[{gauge_intervals_s: 1.0}]"],
+            "did you mean 'also_env.gauge_interval_s'",
+        ),
+        (["env=routing", "agent=api", "also_env=[{gauge_interval_s: 90.0}]"], "must lie in [0, 60], got 90"),
+        (
             ["env=routing", "agent=api", "also_workloads=[azure_conv]"],
             "also_workloads is for agent=bc, dagger and reuse alone",
         ),
@@ -305,6 +314,15 @@ def test_mistakes_get_one_sentence(words, expected, tmp_path, capsys):
 )
 def test_other_clusters_to_train_on_are_fleets_of_a_router(words, said, capsys):
     assert said in failure(words, capsys)
+
+
+def test_a_router_is_trained_with_other_settings_as_well() -> None:
+    words = ["env=routing", "agent=api", "also_env=[{gauge_interval_s: 1.0, retry_s: 0.2}]"]
+    config = composed("train", TrainConfig, words)
+    (settings,) = (train._with_settings(config, each) for each in config.also_env)
+    here = train.env_arguments(config)
+    assert (here["gauge_interval_s"], settings["gauge_interval_s"], settings["retry_s"]) == (0.0, 1.0, 0.2)
+    assert {name for name in here if here[name] != settings[name]} == {"gauge_interval_s", "retry_s"}
 
 
 def test_an_imitator_is_trained_on_other_nodes_and_requests_as_they_are() -> None:

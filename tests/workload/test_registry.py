@@ -30,7 +30,7 @@ CONFIGS = Path(__file__).parents[2] / "configs" / "workload"
 GENERATED = tuple(
     name
     for name in workload_names()
-    if name not in TRACES and name not in FUNCTIONS and name not in ("file", "mixture")
+    if name not in TRACES and name not in FUNCTIONS and name not in ("file", "mixture", "sequence")
 )
 
 
@@ -328,6 +328,69 @@ def test_mixture_has_the_classes_of_all_its_parts():
     }
 
 
+IN_TURN = [
+    {"name": "flying_bursty", "num_requests": 30},
+    {"name": "azure_conv_fitted", "num_requests": 20, "priority_share": 0.5},
+    {"name": "azure_code_fitted", "num_requests": 10, "long_share": 0.5},
+]
+
+
+def in_turn(**params):
+    return WorkloadSource(WorkloadSpec(name="sequence", params={"parts": IN_TURN, **params}))
+
+
+def test_parts_of_a_sequence_follow_one_another():
+    source = in_turn()
+    orders = set()
+    for seed in range(60):
+        episode = source.sample(seed).validate()
+        assert len(episode) == 60
+        names = episode.name.split("+")
+        orders.add(tuple(names))
+        lengths = {part["name"]: part["num_requests"] for part in IN_TURN}
+        first = 0
+        for name in names:  # each begins where the one before has ended, with as many requests as it asks for
+            rows = episode.rows(first, first + lengths[name])
+            assert first == 0 or rows.arrival_s[0] >= episode.arrival_s[first - 1]
+            assert ("long" in np.array(episode.classes)[rows.class_id]) == (name == "azure_code_fitted")
+            first += lengths[name]
+        assert source.sample(seed).equals(episode)
+    assert len(orders) == 6
+    assert not source.sample(0, "train").equals(source.sample(0, "test"))
+
+
+def test_where_some_parts_of_a_sequence_have_priorities_other_requests_are_normal():
+    source = in_turn()
+    assert source.classes == ("priority", "normal", "long")
+    episode = source.sample(0)
+    assert episode.classes == source.classes
+    urgent = episode.class_id == 0
+    assert 0 < urgent.sum() < 20
+    assert (episode.priority == np.where(urgent, 0, 1)).all()
+    plain = WorkloadSource(WorkloadSpec(name="sequence", params={"parts": [IN_TURN[0], IN_TURN[2]]}))
+    assert plain.classes == ("standard", "long")
+    assert (plain.sample(0).priority == 0).all()
+
+
+def test_a_sequence_may_have_some_of_its_parts_an_episode():
+    names = {in_turn(length=1).sample(seed).name for seed in range(20)}
+    assert names == {part["name"] for part in IN_TURN}
+    assert {len(in_turn(length=2).sample(seed).name.split("+")) for seed in range(5)} == {2}
+    for length in (0, 4):
+        with pytest.raises(ValueError, match="length must be between 1 and 3"):
+            in_turn(length=length)
+
+
+def test_rate_of_a_sequence_is_over_the_time_that_its_parts_take():
+    parts = [
+        {"name": "azure_conv_fitted", "num_requests": 100, "rate_rps": 10.0},
+        {"name": "azure_conv_fitted", "num_requests": 100, "rate_rps": 40.0},
+    ]
+    spec = WorkloadSpec(name="sequence", params={"parts": parts})
+    assert WorkloadSource(spec).rate_rps == pytest.approx(200 / 12.5)
+    assert WorkloadSource(for_larger(spec, 2.0)).rate_rps == pytest.approx(2 * 200 / 12.5)
+
+
 def test_classes_numbered_anew_keep_their_names():
     workload = make_workload(WorkloadSpec(name="flying_priority", num_requests=50), 0)
     anew = workload.with_classes(("long", "normal", "priority"))
@@ -344,8 +407,10 @@ def test_classes_numbered_anew_keep_their_names():
         (["azure_conv"], "must be a mapping"),
         ([{"nmae": "azure_conv"}], "name"),
         ([{"name": "mixture"}], "cannot be a mixture"),
+        ([{"name": "sequence"}], "cannot be a sequence"),
     ],
 )
-def test_mixture_refuses_what_it_cannot_draw_from(parts, message):
+@pytest.mark.parametrize("name", ["mixture", "sequence"])
+def test_what_has_parts_refuses_what_it_cannot_draw_from(name, parts, message):
     with pytest.raises(ValueError, match=message):
-        WorkloadSource(WorkloadSpec(name="mixture", params={"parts": parts}))
+        WorkloadSource(WorkloadSpec(name=name, params={"parts": parts}))
