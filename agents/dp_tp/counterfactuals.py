@@ -13,11 +13,12 @@ from agents.api.config import APIConfig
 from agents.api.counterfactuals import Batch, relative_advantages
 from agents.api.start import Start, compared, start_of
 from agents.dp_tp.memory import TrafficMemory
-from agents.dp_tp.score_policy import Observation, Options, ScorePolicy, find_options, known_state
+from agents.dp_tp.score_policy import Observation, Options, ScorePolicy, find_options, known_state, next_step
 from agents.learner import Budget, Task
 from baselines.policy import Policy
 from envs.dp_tp.core import DPTPCore
 from envs.dp_tp.env import DPTPEnv
+from envs.layout import Layout
 from envs.seen import Seen
 from envs.side_by_side import MAX_SEED
 
@@ -99,17 +100,21 @@ class DPTPCounterfactuals:
             known,
             options.features[tried],
             np.array(
-                [self._rollout(options.actions[row], kept) for row, kept in zip(tried, keeps, strict=True)]
+                [
+                    self._rollout(options.actions[row], options.wanted[row], kept)
+                    for row, kept in zip(tried, keeps, strict=True)
+                ]
             ),
             tried.index(chosen),
         )
         return len(tried) * (1 + self.config.horizon // self.config.stride)
 
-    def _rollout(self, action: Any, keeps: bool = True) -> float:
+    def _rollout(self, action: Any, wanted: Layout | None, keeps: bool = True) -> float:
         """Return of an action, followed by the present policy, on the arrivals that really come.
 
         Args:
             action: What is done first.
+            wanted: Where it leads in more than one step; None: in one.
             keeps: Whether it is kept to for `commit` intervals.
         """
         core, memory = self.core.fork(), self.memory.fork()
@@ -123,7 +128,11 @@ class DPTPCounterfactuals:
         total = core.step(action).reward
         while not core.done and core.state.now_s < end_s - 1e-9:
             if core.state.now_s < commit_s - 1e-9:
-                total += core.step(None, min(commit_s, end_s) - core.state.now_s).reward
+                left_s = min(commit_s, end_s) - core.state.now_s
+                if wanted is None or core.state.layout == wanted:
+                    total += core.step(None, left_s).reward
+                else:
+                    total += core.step(next_step(core.state, wanted), min(interval_s, left_s)).reward
             else:
                 total += core.step(self._next(core, start, memory), self.config.stride * interval_s).reward
         return total

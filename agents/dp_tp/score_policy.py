@@ -16,9 +16,11 @@ from agents.dp_tp.memory import TrafficMemory
 from agents.dp_tp.setting import check_setting
 from agents.score_network import ScoreNetwork
 from agents.spaces import ActionSpace, check_observation
+from baselines.common.layouts import rolling_step
 from baselines.policy import Action
-from envs.backend import ClusterState
-from envs.dp_tp.action import action_mask
+from envs.backend import ClusterState, SetLayout, SwitchMode
+from envs.dp_tp.action import action_mask, decode_action
+from envs.layout import Layout, changed_regions, groups_of
 from envs.policy_spec import PolicySpec
 
 FloatArray = NDArray[np.float32]
@@ -33,11 +35,13 @@ class Options:
         actions: What the environment is told, (K,); the last is what the policy that was started from says.
         features: (K, action_size).
         stay: Row of the action that keeps the layout.
+        wanted: Layout that each leads to, in more than one step, (K,); None: in one.
     """
 
     actions: tuple[Any, ...]
     features: FloatArray
     stay: int
+    wanted: tuple[Layout | None, ...]
 
 
 def find_options(
@@ -54,22 +58,42 @@ def find_options(
         state: What it is made of.
         mask: (actions,), which are possible.
         start: The policy that was started from; it is asked. None: there is none.
-        even: Whether only layouts of equal engines are considered (`shortlist`).
+        even: Whether only layouts of equal engines are considered (`shortlist`), to which groups are merged one after
+            another (`rolling_step`).
     """
     target, engines = state.target_layout, observation["engines"]
     numbers = shortlist(target, mask.tobytes(), even)
     features = encode_actions(engines, target, numbers)
     actions: tuple[Any, ...] = tuple(numbers.tolist())
     stay = actions.index(stay_action(target))
+    wanted: tuple[Layout | None, ...] = (None,) * len(actions)
+    if even:
+        wanted = tuple(decode_action(number, sum(target)).layout for number in actions)
+        actions = tuple(next_step(state, layout) for layout in wanted if layout is not None)
     if start is None:
-        return Options(actions, features, stay)
+        return Options(actions, features, stay, wanted)
     said = start.says(observation, state)
     number = nearest_action(said, target, mask)
     if number is None:
         assert isinstance(said, (int, np.integer))
         number = int(said)
     usual = encode_actions(engines, target, np.array([number]))[0]
-    return Options((*actions, said), flagged(features, usual), stay)
+    return Options((*actions, said), flagged(features, usual), stay, (*wanted, None))
+
+
+def next_step(state: ClusterState, wanted: Layout) -> SetLayout | None:
+    """What to do now on the way to a layout: merges are soft, splits hard; None: it is reached, or to be waited for.
+
+    Args:
+        state: The cluster.
+        wanted: Where it is to end.
+    """
+    layout = rolling_step(state, wanted)
+    changed = changed_regions(groups_of(state.target_layout), groups_of(layout))
+    if not changed:
+        return None
+    merges = any(region in groups_of(layout) for region in changed)
+    return SetLayout(layout, SwitchMode.SOFT if merges else SwitchMode.HARD)
 
 
 def known_state(observation: Observation, state: ClusterState, memory: TrafficMemory) -> FloatArray:

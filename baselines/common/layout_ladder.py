@@ -12,12 +12,13 @@ from baselines.common.layouts import (
     parse_layout,
     parse_mode,
     power_of_two_lengths,
+    rolling_step,
     uniform_layout,
     with_regions,
 )
 from baselines.policy import Action, Tunable
 from envs.backend import ClusterState, Redeploy, SetLayout, SwitchMode
-from envs.layout import Layout, groups_of
+from envs.layout import Layout, changed_regions, groups_of
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,15 @@ class LadderConfig:
         threshold_growth_ratio: Each further threshold is so many times the one before.
         hysteresis_ratio: A layout is returned to below this share of the threshold it was left at, 0 to 1.
         dwell_s: Least time between two changes, seconds.
+        rolling: Whether engines are merged one group after another, so that the others serve meanwhile, and not all
+            groups at once.
     """
 
     layouts: Sequence[str | int] = ()
     threshold_growth_ratio: float = 2.0
     hysteresis_ratio: float = 0.5
     dwell_s: float = 10.0
+    rolling: bool = False
 
     def __post_init__(self) -> None:
         if not self.threshold_growth_ratio >= 1:
@@ -87,7 +91,7 @@ class LayoutLadder:
         split_mode: SwitchMode,
     ) -> None:
         self.layouts = _layouts_of(config.layouts, num_base)
-        self.merge_mode, self.split_mode = merge_mode, split_mode
+        self.merge_mode, self.split_mode, self.rolling = merge_mode, split_mode, config.rolling
         up = tuple(first * config.threshold_growth_ratio**i for i in range(len(self.layouts) - 1))
         down = tuple(threshold * config.hysteresis_ratio for threshold in up)
         self._rungs = HysteresisLadder(up, down, config.dwell_s)
@@ -99,12 +103,16 @@ class LayoutLadder:
         fresh, self._fresh = self._fresh, False
         if fresh and state.now_s == 0.0:
             return Redeploy(wanted, weights="whole")
-        regions = free_regions(state, wanted)
-        if not regions:
+        layout = (
+            rolling_step(state, wanted)
+            if self.rolling
+            else with_regions(state, wanted, free_regions(state, wanted))
+        )
+        changed = changed_regions(groups_of(state.target_layout), groups_of(layout))
+        if not changed:
             return None
-        merges = any(region in groups_of(wanted) for region in regions)
-        mode = self.merge_mode if merges else self.split_mode
-        return SetLayout(with_regions(state, wanted, regions), mode)
+        merges = any(region in groups_of(layout) for region in changed)
+        return SetLayout(layout, self.merge_mode if merges else self.split_mode)
 
 
 def _layouts_of(names: Sequence[str | int], num_base: int) -> tuple[Layout, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
+from baselines.common.signals import requests_in_system
 from envs.backend import ClusterState, SwitchMode
 from envs.layout import Group, Layout, all_groups, all_layouts, changed_regions, format_layout, groups_of
 
@@ -90,6 +91,26 @@ def with_regions(state: ClusterState, wanted: Layout, regions: Iterable[Group]) 
     kept = [g for g in groups_of(state.target_layout) if not any(region.contains(g) for region in regions)]
     new = [group for group in groups_of(wanted) if any(region.contains(group) for region in regions)]
     return tuple(group.length for group in sorted(kept + new))
+
+
+def rolling_step(state: ClusterState, wanted: Layout) -> Layout:
+    """The layout to head for now on the way to another: groups are merged one by one, and the others serve meanwhile.
+
+    The next group to be merged is the one with the fewest requests, once nothing else is being reconfigured. Groups are
+    split at once. Where there is no request to serve, all is changed at once.
+
+    Args:
+        state: The cluster.
+        wanted: Where it is to end.
+    """
+    regions = free_regions(state, wanted)
+    if requests_in_system(state) > 0:
+        merges = [region for region in regions if region in groups_of(wanted)]
+        load = requests_by_base(state, sum(wanted))
+        merges.sort(key=lambda region: (sum(load[member] for member in region.members), region.first))
+        later = merges if state.transitions else merges[1:]
+        regions = tuple(region for region in regions if region not in later)
+    return with_regions(state, wanted, regions)
 
 
 def requests_by_base(state: ClusterState, num_base: int) -> list[float]:

@@ -53,7 +53,7 @@ class WorkloadSpec:
         path: for ``name="file"`` only: a trace file (see :mod:`envs.workload.formats`), or the ``.json`` of a
             generator fitted with ``python -m runners.traces fit``.
         num_requests: requests in an episode; None takes the whole split of a trace, or a generator's own
-            number.
+            number. Of a sequence: requests of each part that does not say how many it has.
         rate_scale: factor on the arrival rate.
         rate_rps: mean arrival rate asked for, requests per second; the rate of the whole trace (or the
             long-run rate of a generator) is scaled to it, so that a window keeps its own departure from the
@@ -134,7 +134,7 @@ class WorkloadSource:
         if self.spec.name == MIXTURE:
             return float(np.mean([part.rate_rps for part in _parts(self.spec)]))
         if self.spec.name == SEQUENCE:
-            return _rate_in_turn(_parts(self.spec))
+            return _rate_in_turn(_parts(self.spec)) * self.spec.rate_scale
         return self._source().rate_rps * self._factor()
 
     @property
@@ -195,7 +195,8 @@ class WorkloadSource:
         if self.spec.name == MIXTURE:
             return self._part(seed, chosen).sample(seed, chosen).with_classes(self.classes)
         if self.spec.name == SEQUENCE:
-            return self._in_turn(seed, chosen).with_classes(self.classes)
+            in_turn = self._in_turn(seed, chosen).with_classes(self.classes)
+            return in_turn.with_rate_scale(self.spec.rate_scale)
         rng = stream(seed, self.spec.name, chosen)
         source, length = self._source(), self.spec.num_requests
         if isinstance(source, _TraceWindows):
@@ -307,6 +308,7 @@ def for_larger(spec: WorkloadSpec, factor: float) -> WorkloadSpec:
     clients = math.ceil(spec.num_clients * factor)
     params = dict(spec.params)
     if spec.name in _OF_PARTS:
+        scale = spec.rate_scale
         params["parts"] = [_larger_part(part, factor) for part in params["parts"]]
     return replace(
         spec, num_requests=number, params=params, rate_scale=scale, rate_rps=rate_rps, num_clients=clients
@@ -349,6 +351,12 @@ def check_spec(spec: WorkloadSpec) -> None:
         value = getattr(spec, name)
         if value is not None and not 0.0 <= value <= 1.0:
             raise ValueError(f"{name} must be between 0 and 1, got {value}")
+    if spec.name == SEQUENCE:
+        for name in ("rate_rps", "num_clients", "priority_share", "long_share"):
+            if getattr(spec, name):
+                raise ValueError(
+                    f"the parts of workload 'sequence' have a {name} each, it has none, got {getattr(spec, name)}"
+                )
     allowed = _params_of(spec.name)
     for name in spec.params:
         check_choice(f"parameter of workload {spec.name!r}", str(name), allowed)

@@ -15,6 +15,8 @@ from agents.api.counterfactuals import relative_advantages
 from agents.api.fit import fit
 from agents.api.learner import APILearner, in_spreads
 from agents.dp_tp.candidates import encode_actions, encode_state, shortlist, stay_action
+from agents.dp_tp.counterfactuals import DPTPCounterfactuals
+from agents.dp_tp.score_policy import find_options, next_step
 from agents.learner import Budget, Task
 from agents.score_network import TrainableNetwork
 from envs.backend import ClusterSpec, Redeploy, SetLayout, SwitchMode
@@ -107,22 +109,43 @@ def test_shortlist_keeps_one_of_each_kind_of_layout_the_nearest() -> None:
     assert (4, 2, 2) in layouts, "only the last two base engines change, not the first four"
 
 
-def test_a_policy_that_considers_even_layouts_takes_no_other() -> None:
-    """Whatever its network says: of eight base engines 26 layouts are possible, of which four are even."""
-    config = DPTPConfig(**arguments(cluster=ClusterSpec()))
-    for even, most in ((False, 10), (True, 4)):
-        learner = APILearner(APIConfig(even=even), Task("dp_tp", arguments(cluster=ClusterSpec()), seed=1))
-        core, seen = DPTPCore(config), set()
-        policy = learner.policy()
-        policy.reset(learner.world.spec, 0)
-        rng = np.random.default_rng(0)
-        core.reset(0)
-        for _ in range(60):
-            policy.network.out_weight[:] = rng.standard_normal(len(policy.network.out_weight))
-            core.step(policy.act(core.observe(), core.state))
-            seen.add(tuple(sorted(core.state.target_layout)))
-        assert len(seen) <= most
-        assert any(len(set(layout)) > 1 for layout in seen) is not even
+def test_even_layouts_are_reached_one_group_after_another() -> None:
+    """While there are requests, half of a node goes on serving as the other half is merged."""
+    core = DPTPCore(DPTPConfig(**arguments(cluster=ClusterSpec())))
+    core.reset(0)
+    core.step(Redeploy((2, 2, 2, 2), weights="whole"), 30.0)
+    assert next_step(core.state, (2, 2, 2, 2)) is None
+    assert next_step(core.state, (1,) * 8) == SetLayout((1,) * 8, SwitchMode.HARD)
+    seen = []
+    while core.state.layout != (4, 4):
+        options = find_options(core.observe(), core.state, core.mask(), None, even=True)
+        assert [layout for layout in options.wanted if len(set(layout)) > 1] in (
+            [],
+            [core.state.target_layout],
+        )
+        step = options.actions[options.wanted.index((4, 4))]
+        seen.append(core.state.layout)
+        assert step is None or step.mode == SwitchMode.SOFT
+        assert step is None or not core.state.transitions, "what is being merged is waited for"
+        assert not core.step(step, 0.5).refused
+    assert {layout for layout in seen if layout != (2, 2, 2, 2)} <= {(4, 2, 2), (2, 2, 4)}
+    assert len(set(seen)) == 2
+
+
+def test_rollouts_go_all_the_way_to_the_layout_that_they_try() -> None:
+    config = APIConfig(even=True, horizon=20, commit=20)
+    world = DPTPCounterfactuals(
+        config, Task("dp_tp", arguments(cluster=ClusterSpec())), np.random.default_rng(0)
+    )
+    world.core.reset(0)
+    world.core.step(Redeploy((2, 2, 2, 2), weights="whole"), 30.0)
+    core = world.core.fork()
+    expected = core.step(next_step(core.state, (4, 4)), 1.0).reward
+    while core.state.layout != (4, 4):
+        expected += core.step(next_step(core.state, (4, 4)), 1.0).reward
+    expected += core.step(None, 50.0 - core.state.now_s).reward
+    found = world._rollout(next_step(world.core.state, (4, 4)), (4, 4))
+    assert found == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize(

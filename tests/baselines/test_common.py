@@ -2,7 +2,14 @@ import numpy as np
 import pytest
 
 from baselines.common.hysteresis import HysteresisLadder
-from baselines.common.layouts import compose, free_regions, parse_layout, requests_by_base, with_regions
+from baselines.common.layouts import (
+    compose,
+    free_regions,
+    parse_layout,
+    requests_by_base,
+    rolling_step,
+    with_regions,
+)
 from baselines.common.load_threshold import LoadThresholdConfig, LoadThresholdPolicy
 from baselines.common.random import RandomPolicy
 from baselines.common.rate_threshold import RateThresholdConfig, RateThresholdPolicy
@@ -40,6 +47,46 @@ def test_regions_in_transition_stay_what_they_are_becoming(make_state):
     assert free_regions(state, (2, 2, 2, 2)) == (Group(4, 2), Group(6, 2))
     assert with_regions(state, (2, 2, 2, 2), [Group(4, 2)]) == (4, 2, 1, 1)
     assert free_regions(state, (8,)) == ()
+
+
+def test_rolling_merges_the_group_with_the_fewest_requests_first(make_state):
+    rows = {Group(0, 2): {"num_running": 5}, Group(2, 2): {"num_running": 3}, Group(4, 2): {"num_waiting": 4}}
+    state = make_state((2, 2, 2, 2), rows=rows)
+    assert rolling_step(state, (4, 4)) == (2, 2, 4)  # four requests instead of eight
+    assert rolling_step(make_state((2, 2, 4), rows=rows), (4, 4)) == (4, 4)
+
+
+def test_rolling_waits_for_what_is_being_merged(make_state):
+    moving = Transition(Group(4, 4), (Group(4, 4),), SwitchMode.SOFT, 99.0, None)
+    rows = {Group(0, 2): {"num_running": 1}}
+    state = make_state((2, 2, 1, 1, 1, 1), target=(2, 2, 4), rows=rows, transitions=[moving])
+    assert rolling_step(state, (4, 4)) == (2, 2, 4)
+
+
+def test_rolling_splits_at_once_and_changes_an_idle_node_at_once(make_state):
+    busy = make_state((4, 4), rows={Group(0, 4): {"num_running": 1}})
+    assert rolling_step(busy, (1,) * 8) == (1,) * 8
+    assert rolling_step(busy, (2, 2, 4)) == (2, 2, 4)
+    assert rolling_step(make_state((2, 2, 2, 2)), (4, 4)) == (4, 4)
+    assert rolling_step(busy, (4, 4)) == (4, 4)
+
+
+def test_a_rolling_ladder_merges_group_by_group(spec, make_state):
+    config = LoadThresholdConfig(
+        layouts=["2x4", "4x2"], rolling=True, dwell_s=0.0, threshold_requests_per_gpu=2.0
+    )
+    policy = LoadThresholdPolicy(config)
+    policy.reset(spec, 0)
+    policy.act(None, make_state(now_s=0.0))
+    assert policy.act(None, _loaded(make_state, (4, 4), 20, 1.0)) == SetLayout(
+        (2,) * 4, SwitchMode.SEQUENTIAL
+    )
+    few = _loaded(make_state, (2,) * 4, 4, 2.0)
+    first = policy.act(None, few)
+    assert first == SetLayout(rolling_step(few, (4, 4)), SwitchMode.SOFT)
+    assert sorted(first.layout) == [2, 2, 4]
+    assert policy.act(None, _loaded(make_state, first.layout, 4, 3.0)) == SetLayout((4, 4), SwitchMode.SOFT)
+    assert policy.act(None, _loaded(make_state, (4, 4), 4, 4.0)) is None
 
 
 def test_requests_of_a_group_are_shared_among_its_members(make_state):

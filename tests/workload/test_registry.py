@@ -2,6 +2,7 @@
 
 import contextlib
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -389,6 +390,13 @@ def test_rate_of_a_sequence_is_over_the_time_that_its_parts_take():
     spec = WorkloadSpec(name="sequence", params={"parts": parts})
     assert WorkloadSource(spec).rate_rps == pytest.approx(200 / 12.5)
     assert WorkloadSource(for_larger(spec, 2.0)).rate_rps == pytest.approx(2 * 200 / 12.5)
+    twice = WorkloadSource(replace(spec, rate_scale=2.0))
+    assert twice.rate_rps == pytest.approx(2 * 200 / 12.5)
+    assert twice.sample(0).duration_s == pytest.approx(WorkloadSource(spec).sample(0).duration_s / 2)
+    assert WorkloadSource(for_larger(twice.spec, 2.0)).rate_rps == pytest.approx(4 * 200 / 12.5)
+    for name, value in (("rate_rps", 3.0), ("num_clients", 2), ("priority_share", 0.2), ("long_share", 0.1)):
+        with pytest.raises(ValueError, match=f"have a {name} each"):
+            WorkloadSource(replace(spec, **{name: value}))
 
 
 def test_classes_numbered_anew_keep_their_names():
