@@ -52,6 +52,7 @@ class DPTPCounterfactuals:
             self.start.reset(self.spec, task.seed)
         self.present: ScorePolicy | None = None  # None: what was started from, or to stay
         self.memory = TrafficMemory(config.memory_s)
+        self._heading: Layout | None = None  # where chance leads in more than one step
         self._arrays, self._rollout_arrays = self._new_arrays(), self._new_arrays()
 
     def _new_arrays(self) -> dict[str, FloatArray]:
@@ -68,6 +69,7 @@ class DPTPCounterfactuals:
         if core.done:
             core.reset(int(self.rng.integers(MAX_SEED)))
             self.memory.reset()
+            self._heading = None
             if self.start is not None:
                 self.start.reset(self.spec, int(self.rng.integers(MAX_SEED)))
         observation = _observed(core, self._arrays)
@@ -77,10 +79,21 @@ class DPTPCounterfactuals:
         number = len(options.actions)
         if number > 1 and self.rng.random() * self.config.sample_every < 1.0:
             budget.count(self._sample(known, options, chosen, batch))
-        if self.rng.random() < self.config.exploration:
-            chosen = int(self.rng.integers(number))
-        core.step(options.actions[chosen])
+        core.step(self._explored(options, chosen))
         budget.count(1)
+
+    def _explored(self, options: Options, chosen: int) -> Any:
+        """What is done: the choice, or what chance has begun with, to its end. First layouts are chance's at first."""
+        state = self.core.state
+        first = self.present is None and self.start is None and state.now_s == 0.0
+        if first or self.rng.random() < self.config.exploration:
+            chosen = int(self.rng.integers(len(options.actions)))
+            self._heading = options.wanted[chosen]
+        elif self._heading is not None and self._heading != state.layout:
+            return next_step(state, self._heading)
+        else:
+            self._heading = None
+        return options.actions[chosen]
 
     def _choose(self, known: FloatArray, options: Options) -> int:
         """Row that the present policy takes."""
