@@ -40,6 +40,10 @@ POLICIES = {
         "baselines.common.load_threshold:LoadThresholdPolicy",
         "baselines.common.load_threshold:LoadThresholdConfig",
     ),
+    "prompt_threshold": PolicyEntry(
+        "baselines.common.prompt_threshold:PromptThresholdPolicy",
+        "baselines.common.prompt_threshold:PromptThresholdConfig",
+    ),
     "rate_threshold": PolicyEntry(
         "baselines.common.rate_threshold:RateThresholdPolicy",
         "baselines.common.rate_threshold:RateThresholdConfig",

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 from baselines.common.layout_ladder import LadderConfig, LayoutLadder, parse_split_mode
 from baselines.common.layouts import parse_mode
+from baselines.common.signals import ArrivalRates
 from baselines.policy import Action, PolicySpec, Tunable
-from envs.backend import TOTALS, ClusterState
-
-_ARRIVED_TOKENS = TOTALS.index("arrived_tokens")
+from envs.backend import ClusterState
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ class RateThresholdPolicy:
         """Starts on the layout for light load."""
         config = self.config
         self._num_gpus = spec.node.num_gpus
-        self._last_s = self._tokens = self._rate = 0.0
+        self._arrivals = ArrivalRates(config.smoothing_s)
         self._ladder = LayoutLadder(
             config,
             spec.num_base,
@@ -77,10 +75,5 @@ class RateThresholdPolicy:
 
     def act(self, observation: Any, state: ClusterState) -> Action:
         """Deploys at time zero, then follows the rate."""
-        elapsed_s = state.now_s - self._last_s
-        if elapsed_s > 0:
-            tokens = float(state.totals[:, _ARRIVED_TOKENS].sum())
-            new = 1.0 - math.exp(-elapsed_s / self.config.smoothing_s)
-            self._rate += new * ((tokens - self._tokens) / elapsed_s - self._rate)
-            self._last_s, self._tokens = state.now_s, tokens
-        return self._ladder.act(state, self._rate / self._num_gpus)
+        tokens_per_s, _ = self._arrivals.follow(state)
+        return self._ladder.act(state, tokens_per_s / self._num_gpus)

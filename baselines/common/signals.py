@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -37,3 +39,25 @@ def mean_prompt_tokens(state: ClusterState) -> NDArray[np.float64]:
     """(num_classes,), mean prompt of the requests that have arrived, tokens; 0 where there are none."""
     totals = state.totals
     return np.asarray(totals[:, _ARRIVED_TOKENS] / np.maximum(totals[:, _ARRIVED], 1.0))
+
+
+class ArrivalRates:
+    """Exponential averages of what arrives a second.
+
+    Args:
+        smoothing_s: Their time constant, seconds.
+    """
+
+    def __init__(self, smoothing_s: float) -> None:
+        self._smoothing_s, self._last_s = smoothing_s, 0.0
+        self._counted, self._rates = np.zeros(2), np.zeros(2)
+
+    def follow(self, state: ClusterState) -> tuple[float, float]:
+        """Prompt tokens and requests a second, as of a state that is later than the one before."""
+        elapsed_s = state.now_s - self._last_s
+        if elapsed_s > 0:
+            counted = state.totals[:, [_ARRIVED_TOKENS, _ARRIVED]].sum(axis=0)
+            new = 1.0 - math.exp(-elapsed_s / self._smoothing_s)
+            self._rates += new * ((counted - self._counted) / elapsed_s - self._rates)
+            self._last_s, self._counted = state.now_s, counted
+        return float(self._rates[0]), float(self._rates[1])

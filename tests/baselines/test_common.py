@@ -11,6 +11,7 @@ from baselines.common.layouts import (
     with_regions,
 )
 from baselines.common.load_threshold import LoadThresholdConfig, LoadThresholdPolicy
+from baselines.common.prompt_threshold import PromptThresholdConfig, PromptThresholdPolicy
 from baselines.common.random import RandomPolicy
 from baselines.common.rate_threshold import RateThresholdConfig, RateThresholdPolicy
 from baselines.common.signals import in_flight_by_class, mean_prompt_tokens, without_first_token
@@ -228,6 +229,40 @@ def test_rate_threshold_follows_what_arrives(spec, make_state):
         (2,) * 4, SwitchMode.SOFT
     )
     assert policy.act(None, _arrived(make_state, (2,) * 4, 72_000, 7.0)) == SetLayout((8,), SwitchMode.SOFT)
+
+
+def test_prompt_threshold_follows_the_mean_prompt(spec, make_state):
+    """Averages of one second keep 1/e of what they were; what counts is the ratio of tokens to requests."""
+    config = PromptThresholdConfig(
+        layouts=["2x4", "4x2"],
+        threshold_prompt_tokens=1500.0,
+        hysteresis_ratio=0.8,
+        smoothing_s=1.0,
+        dwell_s=0.0,
+        rolling=False,
+    )
+    policy = PromptThresholdPolicy(config)
+    policy.reset(spec, 0)
+
+    def after(layout, requests, tokens, now_s):
+        totals = {0: {"arrived": requests, "arrived_tokens": tokens}}
+        return policy.act(None, make_state(layout, now_s=now_s, totals=totals))
+
+    assert after((1,) * 8, 0, 0, 0.0) == Redeploy((4, 4), weights="whole")
+    assert after((4, 4), 0, 0, 1.0) is None, "nothing has come"
+    assert after((4, 4), 10, 14_000, 2.0) is None  # 1400
+    # (14 / e + 20) / (10 / e + 10) = 1.84 thousand tokens
+    assert after((4, 4), 20, 34_000, 3.0) == SetLayout((2,) * 4, SwitchMode.HARD)
+    assert after((2,) * 4, 30, 46_500, 4.0) is None  # 1393, not below 0.8 times 1500
+    assert after((2,) * 4, 50, 52_500, 5.0) == SetLayout((4, 4), SwitchMode.SOFT)
+
+
+@pytest.mark.parametrize(
+    "params", [{"threshold_prompt_tokens": 0.0}, {"smoothing_s": -1.0}, {"layouts": ["5"]}]
+)
+def test_prompt_threshold_names_what_is_wrong(params):
+    with pytest.raises(ValueError, match="covers 5 base engines|" + next(iter(params))):
+        PromptThresholdConfig(**params)
 
 
 @pytest.mark.parametrize(
