@@ -1,4 +1,4 @@
-"""Layouts by thresholds on how long prompts are: wide engines answer short ones sooner, long ones hold up the others."""
+"""Layouts by thresholds on how long prompts are: wide engines answer short ones sooner, long ones hold up others."""
 
 from __future__ import annotations
 
