@@ -59,6 +59,21 @@ def test_the_shipped_agent_beats_both_static_layouts(workload: WorkloadSpec) -> 
     assert (returns["agent"] > returns["tp"]).mean() > 0.95
 
 
+def test_the_shipped_agent_of_sequences_beats_the_best_heuristics() -> None:
+    """Kinds of traffic follow one another, for which a layout that stays and a threshold on prompts are best."""
+    words = ["env=dp_tp", "experiment=nemotron_8b", "workload=sequence", "split=validation"]
+    env = make_configured_env(composed("compare", CompareConfig, words))
+    names = ("zoo/dp_tp_sequence", "static_4x2", "prompt_threshold_tuned")
+    metrics = {name: [run_episode(env, load_policy(name), seed).metrics for seed in range(8)] for name in names}
+    ours = np.array([one["return"] for one in metrics["zoo/dp_tp_sequence"]])
+    for name in names[1:]:
+        theirs = np.array([one["return"] for one in metrics[name]])
+        assert np.mean(1.0 - ours / theirs) > 0.02, name
+        assert (ours > theirs).mean() > 0.6, name
+    attained = {name: np.mean([one["slo_attainment"] for one in each]) for name, each in metrics.items()}
+    assert attained["zoo/dp_tp_sequence"] > attained["static_4x2"] - 0.002
+
+
 def test_a_node_of_another_size_is_refused() -> None:
     env = make_env("dp_tp", cluster=ClusterSpec(num_gpus=4))
     env.reset(seed=0)
