@@ -103,6 +103,8 @@ class APIConfig(PolicyIterationConfig):
             router serves them all. dp_tp only.
         memory_s: Time constants over which the policy remembers what the traffic has been (`agents.dp_tp.memory`),
             seconds; none: it goes by what the environment shows. dp_tp only.
+        dwell_s: How long after a split no engines are merged, seconds: a backlog that is gone does not say that the
+            load is. dp_tp only.
         tail: What minus the sum over requests of (TTFT / SLO) squared weighs beside the objective: its advantages, in
             their spreads, are added to those of the objective in theirs. For a router that is not to buy quicker
             answers with late first tokens. routing only.
@@ -125,6 +127,7 @@ class APIConfig(PolicyIterationConfig):
     candidates: int = 8
     even: bool = False
     memory_s: tuple[float, ...] = ()
+    dwell_s: float = 0.0
     tail: float = 0.0
     largest_fleet: float = 1.0
     guard: Any = None
@@ -137,6 +140,8 @@ class APIConfig(PolicyIterationConfig):
             raise ValueError(f"agent.candidates must be at least 2, got {self.candidates}")
         if not all(0.0 < each < math.inf for each in self.memory_s):
             raise ValueError(f"agent.memory_s must be positive numbers of seconds, got {list(self.memory_s)}")
+        if not 0.0 <= self.dwell_s < math.inf:
+            raise ValueError(f"agent.dwell_s must be finite and not negative, got {self.dwell_s}")
         if self.guard is not None:
             object.__setattr__(self, "guard", read_guard(self.guard))
         check_choice("agent.continuation", self.continuation, CONTINUATIONS)

@@ -139,4 +139,5 @@ class DPTPAdapter(Adapter):
             start_of(config.start),
             config.even,
             TrafficMemory(config.memory_s),
+            config.dwell_s,
         )

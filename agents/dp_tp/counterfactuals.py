@@ -73,8 +73,8 @@ class DPTPCounterfactuals:
             if self.start is not None:
                 self.start.reset(self.spec, int(self.rng.integers(MAX_SEED)))
         observation = _observed(core, self._arrays)
-        options = find_options(observation, core.state, core.mask(), self.start, self.config.even)
         known = known_state(observation, core.state, self.memory)
+        options = self._options(core, observation, self.start, self.memory)
         chosen = self._choose(known, options)
         number = len(options.actions)
         if number > 1 and self.rng.random() * self.config.sample_every < 1.0:
@@ -157,8 +157,15 @@ class DPTPCounterfactuals:
             return start.says(Seen(lambda: _observed(core, self._new_arrays())), core.state)
         assert self.present is not None
         observation = _observed(core, self._rollout_arrays)
-        options = find_options(observation, core.state, core.mask(), start, self.config.even)
-        return options.actions[self.present.choose(known_state(observation, core.state, memory), options)]
+        known = known_state(observation, core.state, memory)
+        options = self._options(core, observation, start, memory)
+        return options.actions[self.present.choose(known, options)]
+
+    def _options(
+        self, core: DPTPCore, observation: Observation, start: Start | None, memory: TrafficMemory
+    ) -> Options:
+        merges = memory.since_split_s(core.state.now_s) >= self.config.dwell_s
+        return find_options(observation, core.state, core.mask(), start, self.config.even, merges)
 
     def advantages(self, returns: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
         """In shares of what the best costs."""

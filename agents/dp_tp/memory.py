@@ -7,6 +7,7 @@ counts for longer can tell them apart; everything it counts is in `ClusterState.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -32,7 +33,7 @@ _ARRIVED, _TOKENS, _FINISHED, _GENERATED = range(len(_COUNTED))
 
 
 class TrafficMemory:
-    """Averages over an episode's traffic.
+    """Averages over an episode's traffic, and when engines were last split.
 
     Args:
         constants_s: Time constants, seconds; as many times `FEATURES` are remembered.
@@ -42,6 +43,10 @@ class TrafficMemory:
         self.constants_s = np.array(constants_s, np.float64)
         self.reset()
 
+    def since_split_s(self, now_s: float) -> float:
+        """Seconds since engines were last split, as far as decisions have shown; infinite where they never were."""
+        return now_s - self._split_s
+
     @property
     def size(self) -> int:
         """How much is remembered."""
@@ -49,7 +54,7 @@ class TrafficMemory:
 
     def reset(self) -> None:
         """Begins an episode."""
-        self._last_s = 0.0
+        self._last_s, self._split_s, self._engines = 0.0, -math.inf, 0
         self._totals = np.zeros((0, len(_COUNTED)))
         self._rates = np.zeros((len(self.constants_s), 0, len(_COUNTED)))
         self._squares = np.zeros(len(self.constants_s))
@@ -57,7 +62,7 @@ class TrafficMemory:
     def fork(self) -> TrafficMemory:
         """A copy that goes on by itself."""
         twin = TrafficMemory.__new__(TrafficMemory)
-        twin.constants_s, twin._last_s, twin._totals = self.constants_s, self._last_s, self._totals
+        twin.__dict__.update(self.__dict__)
         twin._rates, twin._squares = self._rates.copy(), self._squares.copy()
         return twin
 
@@ -68,6 +73,9 @@ class TrafficMemory:
             state: Later than at the decision before, or the episode's first.
         """
         out = np.zeros(self.size, np.float32)
+        if 0 < self._engines < len(state.target_layout):
+            self._split_s = state.now_s
+        self._engines = len(state.target_layout)
         if not len(self.constants_s):
             return out
         totals = np.ascontiguousarray(state.totals[:, _COUNTED], np.float64)

@@ -19,8 +19,8 @@ from agents.spaces import ActionSpace, check_observation
 from baselines.common.layouts import rolling_step
 from baselines.policy import Action
 from envs.backend import ClusterState, SetLayout, SwitchMode
-from envs.dp_tp.action import action_mask, decode_action
-from envs.layout import Layout, changed_regions, groups_of
+from envs.dp_tp.action import NUM_MODES, action_mask, decode_action
+from envs.layout import Layout, all_layouts, changed_regions, groups_of
 from envs.policy_spec import PolicySpec
 
 FloatArray = NDArray[np.float32]
@@ -50,6 +50,7 @@ def find_options(
     mask: NDArray[np.bool_],
     start: Start | None,
     even: bool = False,
+    merges: bool = True,
 ) -> Options:
     """What may be done now.
 
@@ -60,9 +61,13 @@ def find_options(
         start: The policy that was started from; it is asked. None: there is none.
         even: Whether only layouts of equal engines are considered (`shortlist`), to which groups are merged one after
             another (`rolling_step`).
+        merges: Whether layouts of fewer engines are considered; where some groups are merged already, they always are.
     """
     target, engines = state.target_layout, observation["engines"]
     numbers = shortlist(target, mask.tobytes(), even)
+    if not merges and len(set(target)) == 1:
+        layouts = all_layouts(sum(target))
+        numbers = numbers[[len(layouts[number // NUM_MODES]) >= len(target) for number in numbers]]
     features = encode_actions(engines, target, numbers)
     actions: tuple[Any, ...] = tuple(numbers.tolist())
     stay = actions.index(stay_action(target))
@@ -105,7 +110,7 @@ def known_state(observation: Observation, state: ClusterState, memory: TrafficMe
         memory: Takes note of it.
     """
     seen = encode_state(observation["engines"], observation["cluster"], state.target_layout)
-    return np.concatenate([seen, memory.follow(state)]) if memory.size else seen
+    return np.concatenate([seen, memory.follow(state)])
 
 
 class ScorePolicy:
@@ -119,6 +124,7 @@ class ScorePolicy:
         start: The policy that it was started from; what that would do is one more action. None: none.
         even: Whether it considers only layouts of equal engines.
         memory: What it remembers of the traffic; None: nothing.
+        dwell_s: How long after a split no engines are merged, seconds.
     """
 
     clairvoyant = False
@@ -132,8 +138,9 @@ class ScorePolicy:
         start: Start | None = None,
         even: bool = False,
         memory: TrafficMemory | None = None,
+        dwell_s: float = 0.0,
     ) -> None:
-        self.network, self.name, self.even = network, name, even
+        self.network, self.name, self.even, self.dwell_s = network, name, even, dwell_s
         self.memory = TrafficMemory(()) if memory is None else memory
         self.observation, self.action, self.start = observation, action, start
         self._checked, self._can_switch = True, True
@@ -158,8 +165,9 @@ class ScorePolicy:
             check_observation(self.name, self.observation, observation, any_length=("cluster",))
             self._checked = True
         mask = action_mask(state, sum(state.target_layout), self._can_switch)
-        options = find_options(observation, state, mask, self.start, self.even)
         known = known_state(observation, state, self.memory)
+        merges = self.memory.since_split_s(state.now_s) >= self.dwell_s
+        options = find_options(observation, state, mask, self.start, self.even, merges)
         action: Action = options.actions[self.choose(known, options)]
         return action
 

@@ -132,6 +132,38 @@ def test_even_layouts_are_reached_one_group_after_another() -> None:
     assert len(set(seen)) == 2
 
 
+def test_nothing_is_merged_soon_after_a_split() -> None:
+    """But for what is being merged already; and a policy waits as long as it is told."""
+    core = DPTPCore(DPTPConfig(**arguments(cluster=ClusterSpec())))
+    core.reset(0)
+    core.step(Redeploy((2, 2, 2, 2), weights="whole"), 30.0)
+    options = find_options(core.observe(), core.state, core.mask(), None, even=True, merges=False)
+    assert set(options.wanted) == {(2, 2, 2, 2), (1,) * 8}
+    core.step(next_step(core.state, (4, 4)), 10.0)
+    assert sorted(core.state.layout) == [2, 2, 4]
+    options = find_options(core.observe(), core.state, core.mask(), None, even=True, merges=False)
+    assert (4, 4) in options.wanted
+
+    config = APIConfig(even=True, dwell_s=50.0)
+    learner = APILearner(config, Task("dp_tp", arguments(cluster=ClusterSpec()), seed=1))
+    policy = learner.policy()
+    core.reset(0)
+    policy.reset(learner.world.spec, 0)
+    core.step(Redeploy((2, 2, 2, 2), weights="whole"), 20.0)
+    rng = np.random.default_rng(0)
+    widest, split_s = 2, -np.inf
+    for _ in range(200):
+        policy.network.out_weight[:] = rng.standard_normal(len(policy.network.out_weight))
+        before, action = core.state, policy.act(core.observe(), core.state)
+        if action is not None and len(action.layout) > len(before.target_layout):
+            split_s = before.now_s
+        if action is not None and len(action.layout) < len(before.target_layout):
+            assert before.now_s - split_s >= 50.0 or len(set(before.target_layout)) > 1
+        core.step(action)
+        widest = max(widest, *core.state.layout)
+    assert widest > 2
+
+
 def test_rollouts_go_all_the_way_to_the_layout_that_they_try() -> None:
     config = APIConfig(even=True, horizon=20, commit=20)
     world = DPTPCounterfactuals(

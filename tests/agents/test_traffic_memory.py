@@ -30,9 +30,9 @@ class Traffic:
         for name, number in counts.items():
             self.totals[of, TOTALS.index(name)] += number
 
-    def after(self, seconds: float) -> Any:
+    def after(self, seconds: float, layout: tuple[int, ...] = (8,)) -> Any:
         self.now_s += seconds
-        return SimpleNamespace(now_s=self.now_s, totals=self.totals.copy())
+        return SimpleNamespace(now_s=self.now_s, totals=self.totals.copy(), target_layout=layout)
 
 
 def named(remembered: np.ndarray, constant: int = 0) -> dict[str, float]:
@@ -96,10 +96,27 @@ def test_forks_go_on_by_themselves() -> None:
     np.testing.assert_array_equal(twin.follow(now), memory.follow(now))
     traffic.come(50, 100.0)
     twin.follow(traffic.after(1.0))
-    without = named(memory.follow(SimpleNamespace(now_s=traffic.now_s, totals=now.totals)))
+    without = named(
+        memory.follow(SimpleNamespace(now_s=traffic.now_s, totals=now.totals, target_layout=(8,)))
+    )
     assert without["rate"] < math.log1p(5.0)
     memory.reset()
     assert not memory.follow(Traffic().after(0.0)).any()
+
+
+def test_when_engines_were_last_split() -> None:
+    memory, traffic = TrafficMemory(()), Traffic()
+    memory.follow(traffic.after(0.0, (1,) * 8))
+    assert memory.since_split_s(0.0) == math.inf, "it began so"
+    memory.follow(traffic.after(10.0, (4, 4)))
+    assert memory.since_split_s(10.0) == math.inf, "that was a merge"
+    memory.follow(traffic.after(5.0, (2, 2, 4)))
+    twin = memory.fork()
+    memory.follow(traffic.after(20.0, (1,) * 8))
+    assert memory.since_split_s(traffic.now_s) == 0.0
+    assert twin.since_split_s(traffic.now_s) == 20.0
+    memory.reset()
+    assert memory.since_split_s(0.0) == math.inf
 
 
 @pytest.mark.parametrize("constants", [(0.0,), (60.0, -1.0), (float("inf"),)])

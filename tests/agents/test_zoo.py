@@ -64,7 +64,9 @@ def test_the_shipped_agent_of_sequences_beats_the_best_heuristics() -> None:
     words = ["env=dp_tp", "experiment=nemotron_8b", "workload=sequence", "split=validation"]
     env = make_configured_env(composed("compare", CompareConfig, words))
     names = ("zoo/dp_tp_sequence", "static_4x2", "prompt_threshold_tuned")
-    metrics = {name: [run_episode(env, load_policy(name), seed).metrics for seed in range(8)] for name in names}
+    metrics = {
+        name: [run_episode(env, load_policy(name), seed).metrics for seed in range(8)] for name in names
+    }
     ours = np.array([one["return"] for one in metrics["zoo/dp_tp_sequence"]])
     for name in names[1:]:
         theirs = np.array([one["return"] for one in metrics[name]])
