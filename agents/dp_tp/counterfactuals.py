@@ -26,8 +26,9 @@ FloatArray = NDArray[np.float32]
 
 
 class DPTPCounterfactuals:
-    """Plays one episode after another; at sampled states, the first of an episode among them, it is forked once for each
-    candidate layout.
+    """Plays one episode after another; at sampled states it is forked once for each candidate layout.
+
+    The first state of an episode is always sampled: nothing is known yet, and a layout costs nothing to begin with.
 
     A rollout keeps to its layout for `commit` intervals and then follows the present policy; one that begins with what
     the policy to start from says follows on at once. Without such a policy the first rollouts keep the layout.
@@ -78,7 +79,9 @@ class DPTPCounterfactuals:
         options = self._options(core, observation, self.start, self.memory)
         chosen = self._choose(known, options)
         number = len(options.actions)
-        first = core.state.now_s == 0.0  # of an episode: it is for nothing, and tells most where traffic does not last
+        first = (
+            core.state.now_s == 0.0
+        )  # of an episode: it is for nothing, and tells most where traffic does not last
         if number > 1 and (first or self.rng.random() * self.config.sample_every < 1.0):
             budget.count(self._sample(known, options, chosen, batch))
         core.step(self._explored(options, chosen))
