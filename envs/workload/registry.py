@@ -484,9 +484,9 @@ def _length(spec: WorkloadSpec) -> int:
     length = spec.params.get("length")
     if length is None:
         return most
-    if not 1 <= length <= most:
-        raise ValueError(f"params.length must be between 1 and {most}, the number of parts, got {length}")
-    return int(length)
+    if not isinstance(length, int) or not 1 <= length <= most:
+        raise ValueError(f"params.length must be between 1 and {most}, the number of parts, got {length!r}")
+    return length
 
 
 def _rate_in_turn(parts: tuple[WorkloadSource, ...]) -> float:

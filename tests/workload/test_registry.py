@@ -377,7 +377,7 @@ def test_a_sequence_may_have_some_of_its_parts_an_episode():
     names = {in_turn(length=1).sample(seed).name for seed in range(20)}
     assert names == {part["name"] for part in IN_TURN}
     assert {len(in_turn(length=2).sample(seed).name.split("+")) for seed in range(5)} == {2}
-    for length in (0, 4):
+    for length in (0, 4, 1.5, "two"):
         with pytest.raises(ValueError, match="length must be between 1 and 3"):
             in_turn(length=length)
 
