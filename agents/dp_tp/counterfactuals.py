@@ -98,7 +98,7 @@ class DPTPCounterfactuals:
             return next_step(state, self._heading)
         else:
             self._heading = None
-        return options.actions[chosen]
+        return options.told(chosen, state)
 
     def _choose(self, known: FloatArray, options: Options) -> int:
         """Row that the present policy takes."""
@@ -119,7 +119,7 @@ class DPTPCounterfactuals:
             options.features[tried],
             np.array(
                 [
-                    self._rollout(options.actions[row], options.wanted[row], kept)
+                    self._rollout(options.told(row, self.core.state), options.wanted[row], kept)
                     for row, kept in zip(tried, keeps, strict=True)
                 ]
             ),
@@ -164,7 +164,7 @@ class DPTPCounterfactuals:
         observation = _observed(core, self._rollout_arrays)
         known = known_state(observation, core.state, memory)
         options = self._options(core, observation, start, memory)
-        return options.actions[self.present.choose(known, options)]
+        return options.told(self.present.choose(known, options), core.state)
 
     def _options(
         self, core: DPTPCore, observation: Observation, start: Start | None, memory: TrafficMemory

@@ -32,7 +32,7 @@ class Options:
     """What may be done at a decision.
 
     Attributes:
-        actions: What the environment is told, (K,); the last is what the policy that was started from says.
+        actions: As the environment takes them, (K,); the last is what the policy that was started from says.
         features: (K, action_size).
         stay: Row of the action that keeps the layout.
         wanted: Layout that each leads to, in more than one step, (K,); None: in one.
@@ -42,6 +42,16 @@ class Options:
     features: FloatArray
     stay: int
     wanted: tuple[Layout | None, ...]
+
+    def told(self, row: int, state: ClusterState) -> Any:
+        """What the environment is told to do one of them; where it takes more than one step, the first.
+
+        Args:
+            row: Which.
+            state: The cluster.
+        """
+        wanted = self.wanted[row]
+        return self.actions[row] if wanted is None else next_step(state, wanted)
 
 
 def find_options(
@@ -74,7 +84,6 @@ def find_options(
     wanted: tuple[Layout | None, ...] = (None,) * len(actions)
     if even:
         wanted = tuple(decode_action(number, sum(target)).layout for number in actions)
-        actions = tuple(next_step(state, layout) for layout in wanted if layout is not None)
     if start is None:
         return Options(actions, features, stay, wanted)
     said = start.says(observation, state)
@@ -168,7 +177,7 @@ class ScorePolicy:
         known = known_state(observation, state, self.memory)
         merges = self.memory.since_split_s(state.now_s) >= self.dwell_s
         options = find_options(observation, state, mask, self.start, self.even, merges)
-        action: Action = options.actions[self.choose(known, options)]
+        action: Action = options.told(self.choose(known, options), state)
         return action
 
     def choose(self, known: FloatArray, options: Options) -> int:

@@ -106,8 +106,9 @@ def rolling_step(state: ClusterState, wanted: Layout) -> Layout:
     regions = free_regions(state, wanted)
     if requests_in_system(state) > 0:
         merges = [region for region in regions if region in groups_of(wanted)]
-        load = requests_by_base(state, sum(wanted))
-        merges.sort(key=lambda region: (sum(load[member] for member in region.members), region.first))
+        if len(merges) > 1 and not state.transitions:
+            load = requests_by_base(state, sum(wanted))
+            merges.sort(key=lambda region: (sum(load[member] for member in region.members), region.first))
         later = merges if state.transitions else merges[1:]
         regions = tuple(region for region in regions if region not in later)
     return with_regions(state, wanted, regions)
@@ -116,8 +117,8 @@ def rolling_step(state: ClusterState, wanted: Layout) -> Layout:
 def requests_by_base(state: ClusterState, num_base: int) -> list[float]:
     """Requests that would be disturbed if a base engine were taken away, by base engine: running, paused, waiting."""
     load = [0.0] * num_base
-    for row, group in zip(state.engines, all_groups(num_base), strict=True):
-        requests = int(row["num_running"]) + int(row["num_waiting"])
-        for member in group.members:
+    counts = (state.engines["num_running"] + state.engines["num_waiting"]).tolist()
+    for requests, group in zip(counts, all_groups(num_base), strict=True):
+        for member in group.members if requests else ():
             load[member] += requests / group.length
     return load

@@ -75,7 +75,8 @@ class WorkloadSpec:
             :class:`~envs.workload.week.WeekTraffic` for ``week``, ``spread_s`` for traces, ``parts`` for
             ``mixture`` and ``sequence``: a list of specifications. An episode of a mixture is drawn from one of
             them, all equally likely; in one of a sequence ``length`` of them (all where it is None), chosen and
-            ordered anew, follow one another, each beginning where the one before has ended.
+            ordered anew, follow one another, each beginning where the one before has ended, each with up to
+            ``rate_spread`` times as many requests in as long a time, or as much fewer (log-uniformly; 1: as it says).
     """
 
     name: str = "azure_conv_fitted"
@@ -119,7 +120,9 @@ class WorkloadSource:
         object.__setattr__(self, "spec", replace(self.spec, params=dict(self.spec.params)))
         if self.spec.name in _OF_PARTS:
             _parts(self.spec)
-            _length(self.spec)
+            if self.spec.name == SEQUENCE:
+                _length(self.spec)
+                _rate_spread(self.spec)
         elif self.spec.name not in TRACES and self.spec.name != FILE:
             self._source()
 
@@ -253,9 +256,13 @@ class WorkloadSource:
     def _in_turn(self, seed: int, split: str) -> Workload:
         """Of a sequence, parts one after another; where some have priority requests, those of the others are normal."""
         parts, rng = _parts(self.spec), stream(seed, self.spec.name, split)
+        spread = _rate_spread(self.spec)
         spells: list[Workload] = []
         for number in rng.permutation(len(parts))[: _length(self.spec)]:
-            spell = parts[number].sample(int(rng.integers(_MAX_SEED)), split)
+            part = parts[number]
+            if spread > 1.0:
+                part = WorkloadSource(for_larger(part.spec, spread ** rng.uniform(-1.0, 1.0)))
+            spell = part.sample(int(rng.integers(_MAX_SEED)), split)
             if PRIORITY_CLASS in self.classes and PRIORITY_CLASS not in spell.classes:
                 spell = with_priorities(spell, 0.0, 0)
             spells.append(spell.shifted(float(spells[-1].arrival_s[-1])) if spells else spell)
@@ -489,6 +496,18 @@ def _length(spec: WorkloadSpec) -> int:
     return length
 
 
+def _rate_spread(spec: WorkloadSpec) -> float:
+    """Largest factor on the rate of a part of a sequence.
+
+    Raises:
+        ValueError: less than 1, or not a number.
+    """
+    spread = spec.params.get("rate_spread", 1.0)
+    if isinstance(spread, bool) or not isinstance(spread, int | float) or not 1.0 <= spread < math.inf:
+        raise ValueError(f"params.rate_spread must be a number of at least 1, got {spread!r}")
+    return float(spread)
+
+
 def _rate_in_turn(parts: tuple[WorkloadSource, ...]) -> float:
     """Mean rate of workloads that follow one another, each for its own number of requests, requests per second."""
     numbers = [1 if part.spec.num_requests is None else part.spec.num_requests for part in parts]
@@ -512,7 +531,7 @@ def _params_of(name: str) -> tuple[str, ...]:
     if name == WEEK:
         return tuple(entry.name for entry in fields(WeekTraffic) if entry.name not in _NOT_PARAMS)
     if name in _OF_PARTS:
-        return ("parts",) if name == MIXTURE else ("parts", "length")
+        return ("parts",) if name == MIXTURE else ("parts", "length", "rate_spread")
     return ("spread_s",) if name in TRACES else ()
 
 

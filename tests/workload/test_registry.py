@@ -1,6 +1,7 @@
 """Workloads by name: splits, seeds, scaling, refusals, and the config group."""
 
 import contextlib
+import math
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -380,6 +381,28 @@ def test_a_sequence_may_have_some_of_its_parts_an_episode():
     for length in (0, 4, 1.5, "two"):
         with pytest.raises(ValueError, match="length must be between 1 and 3"):
             in_turn(length=length)
+
+
+def test_parts_of_a_sequence_may_come_at_other_rates_in_each_episode():
+    spread = 4.0
+    plain, spread_out = in_turn(length=1), in_turn(length=1, rate_spread=spread)
+    counts: dict[str, list[int]] = {}
+    for seed in range(90):
+        episode = spread_out.sample(seed).validate()
+        assert spread_out.sample(seed).equals(episode)
+        counts.setdefault(episode.name, []).append(len(episode))
+    for part in IN_TURN:
+        factors = np.array(counts[part["name"]]) / part["num_requests"]
+        assert factors.min() >= 0.9 / spread  # a few requests are counted in whole ones
+        assert factors.max() <= 1.1 * spread
+        assert factors.min() < 0.6
+        assert factors.max() > 1.6
+    seconds = [[source.sample(seed).duration_s for seed in range(300)] for source in (plain, spread_out)]
+    assert np.median(seconds[1]) == pytest.approx(np.median(seconds[0]), rel=0.2)  # they last as long
+    assert in_turn(rate_spread=1).sample(0).equals(in_turn().sample(0))
+    for spread in (0.5, "two", math.inf, True):
+        with pytest.raises(ValueError, match="rate_spread must be a number of at least 1"):
+            in_turn(rate_spread=spread)
 
 
 def test_rate_of_a_sequence_is_over_the_time_that_its_parts_take():
