@@ -41,12 +41,12 @@ POLICIES = {
         "baselines.common.load_threshold:LoadThresholdConfig",
     ),
     "prompt_threshold": PolicyEntry(
-        "baselines.common.prompt_threshold:PromptThresholdPolicy",
-        "baselines.common.prompt_threshold:PromptThresholdConfig",
+        "baselines.common.arrival_thresholds:PromptThresholdPolicy",
+        "baselines.common.arrival_thresholds:PromptThresholdConfig",
     ),
     "rate_threshold": PolicyEntry(
-        "baselines.common.rate_threshold:RateThresholdPolicy",
-        "baselines.common.rate_threshold:RateThresholdConfig",
+        "baselines.common.arrival_thresholds:RateThresholdPolicy",
+        "baselines.common.arrival_thresholds:RateThresholdConfig",
     ),
     "flying_serving": PolicyEntry(
         "baselines.flying_serving.policy:FlyingServingPolicy",

@@ -1,6 +1,12 @@
 import numpy as np
 import pytest
 
+from baselines.common.arrival_thresholds import (
+    PromptThresholdConfig,
+    PromptThresholdPolicy,
+    RateThresholdConfig,
+    RateThresholdPolicy,
+)
 from baselines.common.hysteresis import HysteresisLadder
 from baselines.common.layouts import (
     compose,
@@ -11,9 +17,7 @@ from baselines.common.layouts import (
     with_regions,
 )
 from baselines.common.load_threshold import LoadThresholdConfig, LoadThresholdPolicy
-from baselines.common.prompt_threshold import PromptThresholdConfig, PromptThresholdPolicy
 from baselines.common.random import RandomPolicy
-from baselines.common.rate_threshold import RateThresholdConfig, RateThresholdPolicy
 from baselines.common.signals import in_flight_by_class, mean_prompt_tokens, without_first_token
 from baselines.common.static import ShiftParallelismPolicy, StaticDPPolicy, StaticLayoutPolicy, StaticTPPolicy
 from envs.backend import Redeploy, SetLayout, SwitchMode, Transition
