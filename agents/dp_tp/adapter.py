@@ -12,13 +12,12 @@ from torch import nn
 
 from agents.adapter import Adapter, Observation
 from agents.api.config import APIConfig
-from agents.api.start import start_of
 from agents.config import AgentConfig, NetworkConfig, SB3Config
 from agents.dp_tp.candidates import action_size, encode_actions, nearest_action, shortlist, state_size
 from agents.dp_tp.counterfactuals import DPTPCounterfactuals
 from agents.dp_tp.ladder_network import LadderNetwork
 from agents.dp_tp.layout_network import LayoutNetwork, layout_ranks
-from agents.dp_tp.memory import TrafficMemory, memory_size
+from agents.dp_tp.memory import memory_size
 from agents.dp_tp.score_policy import ScorePolicy
 from agents.dp_tp.setting import check_setting
 from agents.learner import Task
@@ -131,13 +130,4 @@ class DPTPAdapter(Adapter):
     ) -> ScorePolicy:
         """Greedy in such a network."""
         assert isinstance(network, TrainableNetwork)
-        return ScorePolicy(
-            network.export(),
-            name,
-            observation,
-            action,
-            start_of(config.start),
-            config.even,
-            TrafficMemory(config.memory_s),
-            config.dwell_s,
-        )
+        return ScorePolicy(network.export(), config, name, observation, action)

@@ -32,9 +32,10 @@ _LOAD = tuple(
 )
 _FLAGS = tuple(ENGINE_FEATURES.index(name) for name in ("group_width", "draining", "speculative", "down"))
 _CLUSTER, _CLASS = len(CLUSTER_FEATURES), len(CLASS_FEATURES)
-_STAYING = (SwitchMode.SEQUENTIAL, SwitchMode.SOFT, SwitchMode.HARD)
-_MERGING = (SwitchMode.SOFT, SwitchMode.SEQUENTIAL, SwitchMode.HARD)
-_SPLITTING = (SwitchMode.HARD, SwitchMode.SEQUENTIAL, SwitchMode.SOFT)
+# Gentlest first: where engines are merged, what runs goes on; where they are split, it moves at once.
+STAYING = (SwitchMode.SEQUENTIAL, SwitchMode.SOFT, SwitchMode.HARD)
+MERGING = (SwitchMode.SOFT, SwitchMode.SEQUENTIAL, SwitchMode.HARD)
+SPLITTING = (SwitchMode.HARD, SwitchMode.SEQUENTIAL, SwitchMode.SOFT)
 _MOVED = tuple(ENGINE_FEATURES.index(name) for name in ("num_running", "num_waiting", "context_tokens"))
 
 
@@ -78,8 +79,8 @@ def shortlist(target: Layout, mask: bytes, even: bool = False) -> NDArray[np.int
     Args:
         target: The layout that staying means.
         mask: The action mask's bytes.
-        even: Whether but for that one only layouts of equal engines are, each reached in one way: merges are soft and
-            splits hard where they can be, so that nobody is made to wait who could go on.
+        even: Whether but for that one only layouts of equal engines are, each reached in one way, the gentlest that is
+            possible.
     """
     allowed = np.frombuffer(mask, bool).reshape(-1, NUM_MODES)
     layouts = all_layouts(sum(target))
@@ -110,7 +111,7 @@ def _gentlest(allowed: NDArray[np.bool_], merges: bool, stays: bool) -> int:
         merges: Whether engines become wider.
         stays: Whether it is the layout that there is.
     """
-    order = _STAYING if stays else _MERGING if merges else _SPLITTING
+    order = STAYING if stays else MERGING if merges else SPLITTING
     return next(int(mode) for mode in order if allowed[mode])
 
 

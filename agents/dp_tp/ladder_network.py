@@ -18,6 +18,7 @@ from numba import njit
 from numpy.typing import NDArray
 from torch import nn
 
+from agents.dp_tp.candidates import MERGING, SPLITTING, STAYING
 from agents.dp_tp.layout_network import layout_ranks
 from agents.networks import DecisionNetwork, Observation
 from envs.backend import SwitchMode
@@ -212,6 +213,6 @@ def _order(*modes: SwitchMode) -> tuple[float, ...]:
     return tuple(float(modes.index(mode)) for mode in sorted(modes))
 
 
-_ORDER_MERGE = _order(SwitchMode.SOFT, SwitchMode.SEQUENTIAL, SwitchMode.HARD)
-_ORDER_SPLIT = _order(SwitchMode.HARD, SwitchMode.SEQUENTIAL, SwitchMode.SOFT)
-_ORDER_STAY = _order(SwitchMode.SEQUENTIAL, SwitchMode.SOFT, SwitchMode.HARD)
+_ORDER_MERGE = _order(*MERGING)
+_ORDER_SPLIT = _order(*SPLITTING)
+_ORDER_STAY = _order(*STAYING)

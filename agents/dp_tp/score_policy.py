@@ -10,15 +10,24 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from agents.api.start import Start, flagged
-from agents.dp_tp.candidates import encode_actions, encode_state, nearest_action, shortlist, stay_action
+from agents.api.config import APIConfig
+from agents.api.start import Start, flagged, start_of
+from agents.dp_tp.candidates import (
+    MERGING,
+    SPLITTING,
+    encode_actions,
+    encode_state,
+    nearest_action,
+    shortlist,
+    stay_action,
+)
 from agents.dp_tp.memory import TrafficMemory
 from agents.dp_tp.setting import check_setting
 from agents.score_network import ScoreNetwork
 from agents.spaces import ActionSpace, check_observation
 from baselines.common.layouts import rolling_step
 from baselines.policy import Action
-from envs.backend import ClusterState, SetLayout, SwitchMode
+from envs.backend import ClusterState, SetLayout
 from envs.dp_tp.action import NUM_MODES, action_mask, decode_action
 from envs.layout import Layout, all_layouts, changed_regions, groups_of
 from envs.policy_spec import PolicySpec
@@ -96,7 +105,7 @@ def find_options(
 
 
 def next_step(state: ClusterState, wanted: Layout) -> SetLayout | None:
-    """What to do now on the way to a layout: merges are soft, splits hard; None: it is reached, or to be waited for.
+    """What to do now on the way to a layout, the gentlest way; None: it is reached, or to be waited for.
 
     Args:
         state: The cluster.
@@ -107,7 +116,7 @@ def next_step(state: ClusterState, wanted: Layout) -> SetLayout | None:
     if not changed:
         return None
     merges = any(region in groups_of(layout) for region in changed)
-    return SetLayout(layout, SwitchMode.SOFT if merges else SwitchMode.HARD)
+    return SetLayout(layout, (MERGING if merges else SPLITTING)[0])
 
 
 def known_state(observation: Observation, state: ClusterState, memory: TrafficMemory) -> FloatArray:
@@ -127,13 +136,11 @@ class ScorePolicy:
 
     Args:
         network: Scores actions.
+        config: What the agent that trained it knows of its actions: where it started from, what it remembers, which
+            layouts it considers.
         name: What it is called in results.
-        observation: What it was trained to see; None: not checked.
+        observation: What it was trained to see.
         action: What it was trained to choose from.
-        start: The policy that it was started from; what that would do is one more action. None: none.
-        even: Whether it considers only layouts of equal engines.
-        memory: What it remembers of the traffic; None: nothing.
-        dwell_s: How long after a split no engines are merged, seconds.
     """
 
     clairvoyant = False
@@ -141,18 +148,15 @@ class ScorePolicy:
     def __init__(
         self,
         network: ScoreNetwork,
-        name: str = "api",
-        observation: spaces.Dict | None = None,
-        action: ActionSpace | None = None,
-        start: Start | None = None,
-        even: bool = False,
-        memory: TrafficMemory | None = None,
-        dwell_s: float = 0.0,
+        config: APIConfig,
+        name: str,
+        observation: spaces.Dict,
+        action: ActionSpace,
     ) -> None:
-        self.network, self.name, self.even, self.dwell_s = network, name, even, dwell_s
-        self.memory = TrafficMemory(()) if memory is None else memory
-        self.observation, self.action, self.start = observation, action, start
-        self._checked, self._can_switch = True, True
+        self.network, self.name, self.even, self.dwell_s = network, name, config.even, config.dwell_s
+        self.memory, self.start = TrafficMemory(config.memory_s), start_of(config.start)
+        self.observation, self.action = observation, action
+        self._checked, self._can_switch = False, True
 
     def reset(self, spec: PolicySpec, seed: int) -> None:
         """Looks at the setting.
@@ -160,9 +164,8 @@ class ScorePolicy:
         Raises:
             ValueError: the setting is of another shape than the one it was trained in.
         """
-        if self.observation is not None and self.action is not None:
-            check_setting(self.name, self.observation, self.action, spec)
-            self._checked = False
+        check_setting(self.name, self.observation, self.action, spec)
+        self._checked = False
         self._can_switch = spec.node.weights == "whole"
         self.memory.reset()
         if self.start is not None:
@@ -170,7 +173,7 @@ class ScorePolicy:
 
     def act(self, observation: Observation, state: ClusterState) -> Action:
         """The action with the highest score."""
-        if not self._checked and self.observation is not None:
+        if not self._checked:
             check_observation(self.name, self.observation, observation, any_length=("cluster",))
             self._checked = True
         mask = action_mask(state, sum(state.target_layout), self._can_switch)
