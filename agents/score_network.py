@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,3 +136,46 @@ class TrainableNetwork(nn.Module):
             low=self.low.numpy().copy() if self.started else None,
             high=self.high.numpy().copy() if self.started else None,
         )
+
+
+def together(networks: Sequence[TrainableNetwork]) -> TrainableNetwork:
+    """One network, as wide as all of them, whose scores are the mean of theirs.
+
+    Args:
+        networks: At least one, all of the same sizes, none with a start.
+    """
+    first, number = networks[0], len(networks)
+    width = number * first.out.in_features
+    one = TrainableNetwork(first.state.in_features, first.action.in_features, width)
+    with torch.no_grad():
+        for layer in ("state", "action"):
+            getattr(one, layer).weight.copy_(torch.cat([getattr(each, layer).weight for each in networks]))
+        for layer in ("state", "middle"):
+            getattr(one, layer).bias.copy_(torch.cat([getattr(each, layer).bias for each in networks]))
+        middle = torch.block_diag(*[each.middle.weight for each in networks])  # type: ignore[no-untyped-call]
+        one.middle.weight.copy_(middle)
+        one.out.weight.copy_(torch.cat([each.out.weight for each in networks], dim=1) / number)
+    return one
+
+
+def apart(network: TrainableNetwork, hidden: int) -> list[TrainableNetwork]:
+    """The networks that `together` made one of.
+
+    Args:
+        network: What it made.
+        hidden: Width of each.
+    """
+    number = network.out.in_features // hidden
+    networks = []
+    for i in range(number):
+        each = TrainableNetwork(network.state.in_features, network.action.in_features, hidden)
+        mine = slice(i * hidden, (i + 1) * hidden)
+        with torch.no_grad():
+            for layer in ("state", "action"):
+                getattr(each, layer).weight.copy_(getattr(network, layer).weight[mine])
+            for layer in ("state", "middle"):
+                getattr(each, layer).bias.copy_(getattr(network, layer).bias[mine])
+            each.middle.weight.copy_(network.middle.weight[mine, mine])
+            each.out.weight.copy_(network.out.weight[:, mine] * number)
+        networks.append(each)
+    return networks

@@ -105,6 +105,9 @@ class APIConfig(PolicyIterationConfig):
             seconds; none: it goes by what the environment shows. dp_tp only.
         dwell_s: How long after a split no engines are merged, seconds: a backlog that is gone does not say that the
             load is. dp_tp only.
+        committee: The last so many networks decide together, by the mean of their scores, in rollouts too: networks of
+            later improvements are each about as good as the last, and err elsewhere. With a policy to start from the
+            last decides alone. Not in routing and sharing.
         tail: What minus the sum over requests of (TTFT / SLO) squared weighs beside the objective: its advantages, in
             their spreads, are added to those of the objective in theirs. For a router that is not to buy quicker
             answers with late first tokens. routing only.
@@ -128,13 +131,14 @@ class APIConfig(PolicyIterationConfig):
     even: bool = False
     memory_s: tuple[float, ...] = ()
     dwell_s: float = 0.0
+    committee: int = 1
     tail: float = 0.0
     largest_fleet: float = 1.0
     guard: Any = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("horizon", "commit", "stride"):
+        for name in ("horizon", "commit", "stride", "committee"):
             check_at_least_one(name, getattr(self, name))
         if self.candidates < 2:
             raise ValueError(f"agent.candidates must be at least 2, got {self.candidates}")
@@ -153,6 +157,11 @@ class APIConfig(PolicyIterationConfig):
             raise ValueError(f"agent.tail must be finite and not negative, got {self.tail}")
         if not 1.0 <= self.largest_fleet < math.inf:
             raise ValueError(f"agent.largest_fleet must be finite and at least 1, got {self.largest_fleet}")
+
+    @property
+    def members(self) -> int:
+        """Most networks that decide together."""
+        return self.committee if self.start is None else 1
 
 
 def check_at_least_one(name: str, value: int) -> None:

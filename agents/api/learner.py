@@ -15,13 +15,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import nn
 
@@ -34,7 +35,7 @@ from agents.learner import Budget, Task, build_agent_config
 from agents.routing.counterfactuals import RoutingCounterfactuals
 from agents.routing.guard import check_guard, passing
 from agents.routing.larger import as_of_larger
-from agents.score_network import TrainableNetwork
+from agents.score_network import TrainableNetwork, apart, together
 from agents.set_network import SetNetwork
 from agents.spaces import read_spaces
 from baselines.policy import Policy
@@ -75,6 +76,7 @@ class PolicyIterationLearner:
 
     tail = 0.0  # weight of late first tokens beside the objective
     vary: Vary | None = None  # other states for which the same actions are as good
+    committee = 1  # most networks that decide together
     knows_limits = True  # whether it does as the start in states that are unlike those of the training
 
     def __init__(self, config: PolicyIterationConfig, task: Task, adapter: Improvable) -> None:
@@ -84,6 +86,7 @@ class PolicyIterationLearner:
         torch.manual_seed(task.seed)
         self.world = self.adapter.counterfactuals(config, task, self.rng)
         self.network = self._new_network()
+        self.earlier: list[TrainableNetwork] = []  # networks that decide together with the last one
         self._set_margin(NEVER)
         self.batches: list[Batch] = []
         self.gathered = Batch()
@@ -118,8 +121,15 @@ class PolicyIterationLearner:
     def policy(self) -> Policy:
         """The policy as it is now."""
         return self.adapter.score_policy(
-            self.network, self.world.observation, self.world.action, self.config, self.config.name
+            self._deciding(), self.world.observation, self.world.action, self.config, self.config.name
         )
+
+    def _deciding(self) -> nn.Module:
+        """The last network, or the committee whose youngest member it is."""
+        if not self.earlier:
+            return self.network
+        assert isinstance(self.network, TrainableNetwork)
+        return together([*self.earlier, self.network])
 
     def _train(self) -> float:
         """Trains the network on the kept data; its greedy policy is the next one. Returns the expected gain."""
@@ -140,7 +150,11 @@ class PolicyIterationLearner:
         gains[np.arange(len(rows)), self._chosen(states, actions, valid)] += self.config.trust
         data = _Data(states, actions, np.nan_to_num(gains), valid)
         margin = self._margin(data) if self._started else 0.0
-        self.network, gain = self._fitted(data)
+        network, gain = self._fitted(data)
+        if self.committee > 1 and self.iteration:
+            assert isinstance(self.network, TrainableNetwork)
+            self.earlier = [*self.earlier, self.network][1 - self.committee :]
+        self.network = network
         self._set_margin(margin)
         if self.knows_limits and isinstance(self.network, TrainableNetwork) and self.network.started:
             self.network.know(states)
@@ -204,7 +218,7 @@ class PolicyIterationLearner:
         if self.iteration == 0:
             return np.array([row for batch in self.batches for row in batch.chosen], np.int64)
         with torch.no_grad():
-            scores = self.network(torch.from_numpy(states), torch.from_numpy(actions)).numpy()
+            scores = self._deciding()(torch.from_numpy(states), torch.from_numpy(actions)).numpy()
         able = self._passing(states, actions, valid)
         chosen: NDArray[np.int64] = np.where(able, scores, -np.inf).argmax(axis=1)
         return chosen
@@ -217,7 +231,7 @@ class PolicyIterationLearner:
 
     def save_policy(self, folder: Path) -> None:
         """Writes the weights."""
-        torch.save(self.network.state_dict(), folder / WEIGHTS)
+        torch.save(self._deciding().state_dict(), folder / WEIGHTS)
 
     def save_training(self, folder: Path) -> None:
         """Writes the kept data and the random generators."""
@@ -242,7 +256,11 @@ class PolicyIterationLearner:
 
     def restore(self, folder: Path) -> None:
         """Goes on from there; episodes that were being played begin anew."""
-        self.network.load_state_dict(torch.load(folder / WEIGHTS, weights_only=True))
+        network = _read_network(self.adapter, self.world.observation, self.config, folder)
+        if self.committee > 1:
+            assert isinstance(network, TrainableNetwork)
+            *self.earlier, network = apart(network, self.config.hidden)
+        self.network = network
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
         self.iteration = state["iteration"]
         self.rng.bit_generator.state = state["rng"]
@@ -281,9 +299,11 @@ class APILearner(PolicyIterationLearner):
                 raise ValueError(
                     f"agent.{name} is for env=dp_tp alone, got env={task.env}; leave it as it is"
                 )
+        if config.committee > 1 and task.env in ("routing", "sharing"):
+            raise ValueError(f"agent.committee is not for env={task.env}, got {config.committee}; leave it 1")
         if config.guard is not None:
             check_guard(task.env, task.arguments.get("scales"))
-        self.tail, self.guard = config.tail, config.guard
+        self.tail, self.guard, self.committee = config.tail, config.guard, config.members
         super().__init__(config, task, adapter_of(task.env))
 
     def _begin(self, network: nn.Module, data: _Data) -> None:
@@ -358,6 +378,18 @@ def _read_batch(data: Mapping[str, NDArray[Any]], i: int) -> Batch:
     return Batch(**columns, **{name: data[f"{i}/{name}"].tolist() for name in _PLAIN})
 
 
+def _read_network(
+    adapter: Improvable, observation: spaces.Dict, config: PolicyIterationConfig, folder: Path
+) -> nn.Module:
+    """The network of a checkpoint; one that decides for a committee is as wide as its members together."""
+    weights = torch.load(folder / WEIGHTS, weights_only=True)
+    if isinstance(config, APIConfig) and config.members > 1:
+        config = replace(config, hidden=weights["out.weight"].shape[1])
+    network = adapter.score_network(observation, config)
+    network.load_state_dict(weights)
+    return network
+
+
 def load(folder: Path, config: Mapping[str, Any], name: str) -> Policy:
     """The policy of a checkpoint.
 
@@ -386,6 +418,5 @@ def load_with(adapter: Improvable, folder: Path, config: Mapping[str, Any], name
     """
     observation, action = read_spaces(folder)
     agent = build_agent_config(config["agent"])
-    network = adapter.score_network(observation, agent)
-    network.load_state_dict(torch.load(folder / WEIGHTS, weights_only=True))
+    network = _read_network(adapter, observation, agent, folder)
     return adapter.score_policy(network, observation, action, agent, name)

@@ -18,7 +18,7 @@ from agents.dp_tp.candidates import encode_actions, encode_state, shortlist, sta
 from agents.dp_tp.counterfactuals import DPTPCounterfactuals
 from agents.dp_tp.score_policy import find_options, next_step
 from agents.learner import Budget, Task
-from agents.score_network import TrainableNetwork
+from agents.score_network import TrainableNetwork, apart, together
 from envs.backend import ClusterSpec, Redeploy, SetLayout, SwitchMode
 from envs.dp_tp.action import decode_action, encode_action
 from envs.dp_tp.core import DPTPConfig, DPTPCore
@@ -93,6 +93,53 @@ def test_training_goes_on_where_it_was_saved(tmp_path: Path) -> None:
         for one, other in zip(getattr(first.batches[0], name), getattr(second.batches[0], name), strict=True):
             np.testing.assert_array_equal(one, other)
     assert first.rng.random() == second.rng.random()
+
+
+def test_networks_decide_together_by_the_mean_of_their_scores() -> None:
+    torch.manual_seed(0)
+    networks = [TrainableNetwork(7, 5, 6) for _ in range(3)]
+    states, actions = torch.randn(11, 7), torch.randn(11, 4, 5)
+    one = together(networks)
+    expected = torch.stack([each(states, actions) for each in networks]).mean(dim=0)
+    torch.testing.assert_close(one(states, actions), expected)
+    for each, again in zip(networks, apart(one, 6), strict=True):
+        torch.testing.assert_close(again(states, actions), each(states, actions))
+
+
+def test_a_committee_is_of_the_last_networks_and_goes_on_where_it_was_saved(tmp_path: Path) -> None:
+    config, task = (
+        APIConfig(iterations=4, epochs=2, hidden=8, committee=2),
+        Task("dp_tp", arguments(), seed=1),
+    )
+    first = APILearner(config, task)
+    trained: list[nn.Module] = []
+    budget = Budget(total_steps=30_000)
+    while first.iteration < 3:
+        before = first.iteration
+        first.improve(budget)
+        if first.iteration > before:
+            trained.append(first.network)
+            assert [*first.earlier, first.network] == trained[
+                -2:
+            ]  # the one that nothing has trained has no say
+    first.save_policy(tmp_path)
+    first.save_training(tmp_path)
+    second = APILearner(config, task)
+    second.restore(tmp_path)
+    assert len(second.earlier) == 1
+    for one, again in zip([*first.earlier, first.network], [*second.earlier, second.network], strict=True):
+        for weight, same in zip(one.parameters(), again.parameters(), strict=True):
+            torch.testing.assert_close(weight, same)
+    core = DPTPCore(DPTPConfig(**arguments()))
+    assert episode_return(core, greedy(first), 0) == episode_return(core, greedy(second), 0)
+
+
+def test_one_decides_alone_where_there_is_a_start_and_in_routing() -> None:
+    assert APIConfig(committee=3, start={"name": "static_dp"}).members == 1
+    with pytest.raises(ValueError, match=r"agent\.committee must be at least 1"):
+        APIConfig(committee=0)
+    with pytest.raises(ValueError, match=r"agent\.committee is not for env=routing, got 2"):
+        APILearner(APIConfig(committee=2), Task("routing", {}))
 
 
 def test_other_environments_are_refused() -> None:
