@@ -58,7 +58,7 @@ def members_of(pattern: str) -> tuple[str, ...]:
     found = tuple(sorted(name for name in matches if _holds_checkpoint(name)))
     if len(found) < 2:
         raise ValueError(
-            f"policies: {pattern!r} must match the folders of at least two trained agents, it matches {len(found)}"
+            f"{pattern!r} must match the folders of at least two trained agents, it matches {len(found)}"
         )
     return found
 

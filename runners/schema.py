@@ -442,6 +442,19 @@ class BenchConfig:
 
 
 @dataclass(frozen=True)
+class JoinConfig:
+    """Words of `runners.join`.
+
+    Attributes:
+        checkpoints: those whose networks are to decide together; a pattern stands for all that it matches.
+        out: run directory.
+    """
+
+    checkpoints: tuple[str, ...]
+    out: str
+
+
+@dataclass(frozen=True)
 class ReproduceConfig:
     """Words of `runners.reproduce`.
 

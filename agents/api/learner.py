@@ -256,7 +256,7 @@ class PolicyIterationLearner:
 
     def restore(self, folder: Path) -> None:
         """Goes on from there; episodes that were being played begin anew."""
-        network = _read_network(self.adapter, self.world.observation, self.config, folder)
+        network = read_network(self.adapter, self.world.observation, self.config, folder)
         if self.committee > 1:
             assert isinstance(network, TrainableNetwork)
             *self.earlier, network = apart(network, self.config.hidden)
@@ -378,10 +378,17 @@ def _read_batch(data: Mapping[str, NDArray[Any]], i: int) -> Batch:
     return Batch(**columns, **{name: data[f"{i}/{name}"].tolist() for name in _PLAIN})
 
 
-def _read_network(
+def read_network(
     adapter: Improvable, observation: spaces.Dict, config: PolicyIterationConfig, folder: Path
 ) -> nn.Module:
-    """The network of a checkpoint; one that decides for a committee is as wide as its members together."""
+    """The network of a checkpoint; that of a committee is as wide as its members together.
+
+    Args:
+        adapter: Makes the network.
+        observation: What is seen.
+        config: Of the agent.
+        folder: Of the checkpoint.
+    """
     weights = torch.load(folder / WEIGHTS, weights_only=True)
     if isinstance(config, APIConfig) and config.members > 1:
         config = replace(config, hidden=weights["out.weight"].shape[1])
@@ -418,5 +425,5 @@ def load_with(adapter: Improvable, folder: Path, config: Mapping[str, Any], name
     """
     observation, action = read_spaces(folder)
     agent = build_agent_config(config["agent"])
-    network = _read_network(adapter, observation, agent, folder)
+    network = read_network(adapter, observation, agent, folder)
     return adapter.score_policy(network, observation, action, agent, name)

@@ -1,0 +1,91 @@
+"""Several trainings of `agent=api` as one policy: their networks decide together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agents.adapter import adapter_of
+from agents.api.config import APIConfig
+from agents.api.learner import WEIGHTS, read_network
+from agents.checkpoint import find_checkpoint, plain, read_config, replacing, write_description
+from agents.learner import build_agent_config
+from agents.score_network import TrainableNetwork, apart, together
+from agents.spaces import read_spaces
+
+_ALIKE = ("even", "memory_s", "dwell_s", "hidden", "start")  # what makes networks answer the same question
+
+
+def join(checkpoints: Sequence[str], out: Path) -> int:
+    """Writes a checkpoint whose networks are those of others, all with the same say.
+
+    Trainings that share nothing err in different places, more so than the networks of one
+    (`agents.api.config.APIConfig.committee`).
+
+    Args:
+        checkpoints: As `agents.checkpoint.load_policy` takes them; at least two.
+        out: Folder of the new one.
+
+    Returns:
+        How many networks decide.
+
+    Raises:
+        ValueError: one is of another agent or environment, was started from a policy, or sees or does something else.
+    """
+    if len(checkpoints) < 2:
+        raise ValueError(f"checkpoints must be two or more, got {list(checkpoints)}")
+    folders = [find_checkpoint(each) for each in checkpoints]
+    configs = [read_config(folder) for folder in folders]
+    agents = [_agent(name, config) for name, config in zip(checkpoints, configs, strict=True)]
+    observation, action = read_spaces(folders[0])
+    adapter = adapter_of(configs[0]["env"]["name"])
+    members: list[TrainableNetwork] = []
+    for name, folder, config, agent in zip(checkpoints, folders, configs, agents, strict=True):
+        _check_alike(
+            str(checkpoints[0]), _sees(configs[0], agents[0], folders[0]), name, _sees(config, agent, folder)
+        )
+        network = read_network(adapter, observation, agent, folder)
+        assert isinstance(network, TrainableNetwork)
+        members += apart(network, agent.hidden)
+    settings = {**configs[0], "agent": plain(replace(agents[0], committee=len(members)))}
+    settings.pop("format")
+    figures = {"joined": ", ".join(checkpoints), "networks": len(members)}
+    with replacing(out) as fresh:
+        torch.save(together(members).state_dict(), fresh / WEIGHTS)
+        write_description(fresh, settings, observation, action, figures)
+    return len(members)
+
+
+def _agent(name: str, config: dict[str, Any]) -> APIConfig:
+    """Settings of an agent whose networks can be joined to others."""
+    agent, env = build_agent_config(config["agent"]), config["env"]["name"]
+    if not isinstance(agent, APIConfig):
+        raise ValueError(f"{name!r} is of agent={agent.name}; those of agent=api alone can be joined")
+    if env in ("routing", "sharing"):
+        raise ValueError(f"{name!r} is of env={env}, where one network alone decides")
+    if agent.start is not None:
+        raise ValueError(f"{name!r} was started from a policy, beside which one network alone decides")
+    return agent
+
+
+def _sees(config: dict[str, Any], agent: APIConfig, folder: Path) -> dict[str, Any]:
+    """What a network answers to, and what its answers mean."""
+    observation, action = read_spaces(folder)
+    return {
+        "env": config["env"]["name"],
+        "observation": {name: box.shape for name, box in observation.items()},
+        "action": str(action),
+        **{f"agent.{name}": plain(getattr(agent, name)) for name in _ALIKE},
+    }
+
+
+def _check_alike(first: str, expected: dict[str, Any], name: str, found: dict[str, Any]) -> None:
+    for key, value in expected.items():
+        if found[key] != value:
+            raise ValueError(
+                f"{name!r} cannot be joined to {first!r}: its {key} is {found[key]}, that of the other {value}"
+            )

@@ -1,0 +1,31 @@
+"""One policy of several trainings of `agent=api` in dp_tp, deployment or autoscaling: their networks decide together.
+
+python -m runners.join 'checkpoints=[runs/ten/*]' out=runs/together
+python -m runners.compare env=dp_tp policies=[static_4x2,runs/together]
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from agents.api.joining import join
+from runners.cli import command
+from runners.policies import is_pattern, members_of
+from runners.schema import JoinConfig
+from runners.tables import print_results_in
+from runners.training import CHECKPOINT
+
+
+@command("join", JoinConfig)
+def main(config: JoinConfig, out: Path) -> None:
+    """Joins and writes."""
+    groups = [members_of(name) if is_pattern(name) else (name,) for name in config.checkpoints]
+    checkpoints = [name for group in groups for name in group]
+    number = join(checkpoints, out / CHECKPOINT)
+    print(f"{number} networks of {len(checkpoints)} checkpoints decide together.")
+    print_results_in(out)
+
+
+if __name__ == "__main__":
+    sys.exit(main(None))

@@ -1,0 +1,90 @@
+"""Several trainings as one policy: their networks decide together; what does not fit is refused in one sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agents.api.config import APIConfig
+from agents.api.joining import join
+from agents.api.learner import APILearner
+from agents.checkpoint import load_policy, read_config, write_description
+from agents.dp_tp.score_policy import ScorePolicy
+from agents.learner import Task
+from agents.score_network import TrainableNetwork
+from envs.backend import ClusterSpec
+from envs.workload.registry import WorkloadSpec
+from runners import join as command
+
+ARGUMENTS = {
+    "workload": WorkloadSpec(name="flying_bursty", num_requests=50),
+    "cluster": ClusterSpec(num_gpus=2),
+}
+
+
+def checkpoint(folder: Path, seed: int, **settings: Any) -> TrainableNetwork:
+    """Writes one whose network nothing was trained on, and returns the network."""
+    config = APIConfig(hidden=8, **settings)
+    learner = APILearner(config, Task("dp_tp", ARGUMENTS, seed=seed))
+    folder.mkdir()
+    learner.save_policy(folder)
+    described = {"agent": config, "env": {"name": "dp_tp"}, "workload": ARGUMENTS["workload"]}
+    write_description(folder, described, learner.world.observation, learner.world.action, {})
+    assert isinstance(learner.network, TrainableNetwork)
+    return learner.network
+
+
+def scores(folder: Path, state: np.ndarray[Any, Any], actions: np.ndarray[Any, Any]) -> Any:
+    policy = load_policy(folder)
+    assert isinstance(policy, ScorePolicy)
+    return policy.network.scores(state, actions)
+
+
+def test_networks_of_all_have_the_same_say(tmp_path: Path) -> None:
+    networks = [checkpoint(tmp_path / str(seed), seed) for seed in range(3)]
+    assert join([str(tmp_path / "0"), str(tmp_path / "1")], tmp_path / "two") == 2
+    assert join([str(tmp_path / "two"), str(tmp_path / "2")], tmp_path / "three") == 3
+    rng = np.random.default_rng(0)
+    state = rng.normal(size=networks[0].state.in_features).astype(np.float32)
+    actions = rng.normal(size=(4, networks[0].action.in_features)).astype(np.float32)
+    with torch.no_grad():
+        seen = torch.from_numpy(state)[None], torch.from_numpy(actions)[None]
+        expected = torch.stack([network(*seen)[0] for network in networks]).mean(dim=0).numpy()
+    np.testing.assert_allclose(scores(tmp_path / "three", state, actions), expected, rtol=1e-4, atol=1e-6)
+    assert read_config(tmp_path / "three")["agent"]["committee"] == 3
+    assert "| networks | 3 |" in (tmp_path / "three" / "card.md").read_text()
+
+
+def test_what_answers_other_questions_is_not_joined(tmp_path: Path) -> None:
+    checkpoint(tmp_path / "plain", 0)
+    checkpoint(tmp_path / "even", 0, even=True)
+    checkpoint(tmp_path / "started", 0, start={"name": "static_dp", "params": {}})
+    plain = str(tmp_path / "plain")
+    for other, message in (
+        ([], "checkpoints must be two or more"),
+        ([str(tmp_path / "even")], "its agent.even is True, that of the other False"),
+        ([str(tmp_path / "started")], "was started from a policy"),
+        (["zoo/routing"], "'zoo/routing' is of env=routing, where one network alone decides"),
+        (["zoo/autoscaling"], "'zoo/autoscaling' is of agent=cma_es; those of agent=api alone can be joined"),
+        (["zoo/dp_tp"], r"its observation is .*'engines': \(8, 13\).*, that of the other .*\(2, 13\)"),
+        ([str(tmp_path / "nothing")], "no checkpoint in"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            join([plain, *other], tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+
+
+def test_the_command_writes_a_run_that_can_be_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed in range(2):
+        checkpoint(tmp_path / str(seed), seed)
+    assert command.main([f"checkpoints=['{tmp_path}/[01]']", f"out={tmp_path}/both"]) == 0
+    assert "2 networks of 2 checkpoints decide together" in capsys.readouterr().out
+    assert load_policy(tmp_path / "both").name == str(tmp_path / "both")
+    assert command.main([f"checkpoints=[{tmp_path}/0]", f"out={tmp_path}/one"]) == 2
+    assert "checkpoints must be two or more" in capsys.readouterr().err
