@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -14,6 +14,19 @@ from torch import nn
 FloatArray = NDArray[np.float32]
 _BEYOND = 0.25  # of a feature's range in training; what is further outside is strange
 _LEAST_ROOM = 0.1  # of features whose scales make 1 a lot
+
+
+class Scores(Protocol):
+    """What tells actions apart."""
+
+    def scores(self, state: FloatArray, actions: FloatArray) -> FloatArray:
+        """(num_actions,), one score an action; higher ones are better.
+
+        Args:
+            state: (state_size,).
+            actions: (num_actions, action_size).
+        """
+        ...
 
 
 @dataclass
@@ -61,6 +74,38 @@ class ScoreNetwork:
         hidden = np.maximum(hidden @ self.middle_weight + self.middle_bias, 0.0)
         result: FloatArray = hidden @ self.out_weight
         return result + self.margin * actions[:, -1] if self.margin else result
+
+
+@dataclass
+class ScoreCommittee:
+    """Several such networks of one size, without a start, whose scores are averaged; all run at once.
+
+    Attributes:
+        state_weight: (state_size, members * hidden).
+        action_weight: (action_size, members * hidden).
+        hidden_bias: (members * hidden,).
+        middle_weight: (members, hidden, hidden).
+        middle_bias: (members, 1, hidden).
+        out_weight: (members, hidden, 1).
+    """
+
+    state_weight: FloatArray
+    action_weight: FloatArray
+    hidden_bias: FloatArray
+    middle_weight: FloatArray
+    middle_bias: FloatArray
+    out_weight: FloatArray
+
+    def scores(self, state: FloatArray, actions: FloatArray) -> FloatArray:
+        """(num_actions,), as of one network."""
+        members, width = self.middle_weight.shape[:2]
+        hidden = np.maximum(
+            actions @ self.action_weight + (state @ self.state_weight + self.hidden_bias), 0.0
+        )
+        apart = hidden.reshape(len(actions), members, width).transpose(1, 0, 2)
+        apart = np.maximum(apart @ self.middle_weight + self.middle_bias, 0.0)
+        result: FloatArray = (apart @ self.out_weight)[:, :, 0].mean(axis=0)
+        return result
 
 
 class TrainableNetwork(nn.Module):
@@ -138,44 +183,30 @@ class TrainableNetwork(nn.Module):
         )
 
 
-def together(networks: Sequence[TrainableNetwork]) -> TrainableNetwork:
-    """One network, as wide as all of them, whose scores are the mean of theirs.
+class Committee(nn.Module):
+    """Networks that decide together, by the mean of their scores.
 
     Args:
         networks: At least one, all of the same sizes, none with a start.
     """
-    first, number = networks[0], len(networks)
-    width = number * first.out.in_features
-    one = TrainableNetwork(first.state.in_features, first.action.in_features, width)
-    with torch.no_grad():
-        for layer in ("state", "action"):
-            getattr(one, layer).weight.copy_(torch.cat([getattr(each, layer).weight for each in networks]))
-        for layer in ("state", "middle"):
-            getattr(one, layer).bias.copy_(torch.cat([getattr(each, layer).bias for each in networks]))
-        middle = torch.block_diag(*[each.middle.weight for each in networks])  # type: ignore[no-untyped-call]
-        one.middle.weight.copy_(middle)
-        one.out.weight.copy_(torch.cat([each.out.weight for each in networks], dim=1) / number)
-    return one
 
+    def __init__(self, networks: Iterable[TrainableNetwork]) -> None:
+        super().__init__()
+        self.networks = tuple(networks)
+        self.members = nn.ModuleList(self.networks)
 
-def apart(network: TrainableNetwork, hidden: int) -> list[TrainableNetwork]:
-    """The networks that `together` made one of.
+    def forward(self, state: torch.Tensor, actions: torch.Tensor) -> torch.Tensor:
+        """As of one network."""
+        return torch.stack([network(state, actions) for network in self.networks]).mean(dim=0)
 
-    Args:
-        network: What it made.
-        hidden: Width of each.
-    """
-    number = network.out.in_features // hidden
-    networks = []
-    for i in range(number):
-        each = TrainableNetwork(network.state.in_features, network.action.in_features, hidden)
-        mine = slice(i * hidden, (i + 1) * hidden)
-        with torch.no_grad():
-            for layer in ("state", "action"):
-                getattr(each, layer).weight.copy_(getattr(network, layer).weight[mine])
-            for layer in ("state", "middle"):
-                getattr(each, layer).bias.copy_(getattr(network, layer).bias[mine])
-            each.middle.weight.copy_(network.middle.weight[mine, mine])
-            each.out.weight.copy_(network.out.weight[:, mine] * number)
-        networks.append(each)
-    return networks
+    def export(self) -> ScoreCommittee:
+        """A copy that runs without torch."""
+        each = [network.export() for network in self.networks]
+        return ScoreCommittee(
+            state_weight=np.concatenate([one.state_weight for one in each], axis=1),
+            action_weight=np.concatenate([one.action_weight for one in each], axis=1),
+            hidden_bias=np.concatenate([one.hidden_bias for one in each]),
+            middle_weight=np.stack([one.middle_weight for one in each]),
+            middle_bias=np.stack([one.middle_bias for one in each])[:, None, :],
+            out_weight=np.stack([one.out_weight for one in each])[:, :, None],
+        )

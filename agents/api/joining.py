@@ -7,14 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from agents.adapter import adapter_of
 from agents.api.config import APIConfig
-from agents.api.learner import WEIGHTS, read_network
+from agents.api.learner import read_network, write_network
 from agents.checkpoint import find_checkpoint, plain, read_config, replacing, write_description
 from agents.learner import build_agent_config
-from agents.score_network import TrainableNetwork, apart, together
+from agents.score_network import Committee, TrainableNetwork
 from agents.spaces import read_spaces
 
 _ALIKE = ("even", "memory_s", "dwell_s", "hidden", "start")  # what makes networks answer the same question
@@ -49,13 +47,13 @@ def join(checkpoints: Sequence[str], out: Path) -> int:
             str(checkpoints[0]), _sees(configs[0], agents[0], folders[0]), name, _sees(config, agent, folder)
         )
         network = read_network(adapter, observation, agent, folder)
-        assert isinstance(network, TrainableNetwork)
-        members += apart(network, agent.hidden)
+        assert isinstance(network, TrainableNetwork | Committee)
+        members += network.networks if isinstance(network, Committee) else (network,)
     settings = {**configs[0], "agent": plain(replace(agents[0], committee=len(members)))}
     settings.pop("format")
     figures = {"joined": ", ".join(checkpoints), "networks": len(members)}
     with replacing(out) as fresh:
-        torch.save(together(members).state_dict(), fresh / WEIGHTS)
+        write_network(Committee(members), fresh)
         write_description(fresh, settings, observation, action, figures)
     return len(members)
 

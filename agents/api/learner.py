@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,12 +35,13 @@ from agents.learner import Budget, Task, build_agent_config
 from agents.routing.counterfactuals import RoutingCounterfactuals
 from agents.routing.guard import check_guard, passing
 from agents.routing.larger import as_of_larger
-from agents.score_network import TrainableNetwork, apart, together
+from agents.score_network import Committee, TrainableNetwork
 from agents.set_network import SetNetwork
 from agents.spaces import read_spaces
 from baselines.policy import Policy
 
 WEIGHTS, DATA, STATE = "weights.pt", "data.npz", "training.json"
+_MEMBERS = "members"  # of a committee, in its weights
 _SLICE = 0.04  # share of the budget between two chances to save
 _LEAST_STATES = 64  # no iteration learns from fewer
 _GATHERING = 0.95  # share of an iteration's budget; the rest is for training the network
@@ -129,7 +130,7 @@ class PolicyIterationLearner:
         if not self.earlier:
             return self.network
         assert isinstance(self.network, TrainableNetwork)
-        return together([*self.earlier, self.network])
+        return Committee([*self.earlier, self.network])
 
     def _train(self) -> float:
         """Trains the network on the kept data; its greedy policy is the next one. Returns the expected gain."""
@@ -231,7 +232,7 @@ class PolicyIterationLearner:
 
     def save_policy(self, folder: Path) -> None:
         """Writes the weights."""
-        torch.save(self._deciding().state_dict(), folder / WEIGHTS)
+        write_network(self._deciding(), folder)
 
     def save_training(self, folder: Path) -> None:
         """Writes the kept data and the random generators."""
@@ -257,10 +258,7 @@ class PolicyIterationLearner:
     def restore(self, folder: Path) -> None:
         """Goes on from there; episodes that were being played begin anew."""
         network = read_network(self.adapter, self.world.observation, self.config, folder)
-        if self.committee > 1:
-            assert isinstance(network, TrainableNetwork)
-            *self.earlier, network = apart(network, self.config.hidden)
-        self.network = network
+        *self.earlier, self.network = network.networks if isinstance(network, Committee) else (network,)
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
         self.iteration = state["iteration"]
         self.rng.bit_generator.state = state["rng"]
@@ -378,23 +376,34 @@ def _read_batch(data: Mapping[str, NDArray[Any]], i: int) -> Batch:
     return Batch(**columns, **{name: data[f"{i}/{name}"].tolist() for name in _PLAIN})
 
 
-def read_network(
-    adapter: Improvable, observation: spaces.Dict, config: PolicyIterationConfig, folder: Path
-) -> nn.Module:
-    """The network of a checkpoint; that of a committee is as wide as its members together.
+def write_network(network: nn.Module, folder: Path) -> None:
+    """Writes the weights of a network, or of every member of a committee."""
+    weights: Any = network.state_dict()
+    if isinstance(network, Committee):
+        weights = {_MEMBERS: [member.state_dict() for member in network.networks]}
+    torch.save(weights, folder / WEIGHTS)
+
+
+def read_network(adapter: Improvable, observation: spaces.Dict, config: Any, folder: Path) -> nn.Module:
+    """What `write_network` wrote.
 
     Args:
-        adapter: Makes the network.
+        adapter: Makes networks.
         observation: What is seen.
         config: Of the agent.
         folder: Of the checkpoint.
     """
+
+    def network(weights: dict[str, Any]) -> nn.Module:
+        one = adapter.score_network(observation, config)
+        one.load_state_dict(weights)
+        return one
+
     weights = torch.load(folder / WEIGHTS, weights_only=True)
-    if isinstance(config, APIConfig) and config.members > 1:
-        config = replace(config, hidden=weights["out.weight"].shape[1])
-    network = adapter.score_network(observation, config)
-    network.load_state_dict(weights)
-    return network
+    if _MEMBERS not in weights:
+        return network(weights)
+    members = [network(each) for each in weights[_MEMBERS]]
+    return Committee(each for each in members if isinstance(each, TrainableNetwork))
 
 
 def load(folder: Path, config: Mapping[str, Any], name: str) -> Policy:

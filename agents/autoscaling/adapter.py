@@ -19,7 +19,7 @@ from agents.autoscaling.policy import LeversPolicy, check_levers
 from agents.autoscaling.target_network import TargetNetwork
 from agents.config import NetworkConfig
 from agents.learner import Task
-from agents.score_network import TrainableNetwork
+from agents.score_network import Committee, TrainableNetwork
 from agents.spaces import ActionSpace
 from baselines.policy import Action
 from envs.autoscaling.action import LEVERS, mask_from_state, vector_from_changes
@@ -81,6 +81,6 @@ class AutoscalingAdapter(Adapter):
         self, network: nn.Module, observation: spaces.Dict, action: ActionSpace, config: APIConfig, name: str
     ) -> LeversPolicy:
         """Greedy in such a network."""
-        assert isinstance(network, TrainableNetwork)
+        assert isinstance(network, TrainableNetwork | Committee)
         assert isinstance(action, spaces.MultiDiscrete)
         return LeversPolicy(network.export(), name, observation, action, start_of(config.start))

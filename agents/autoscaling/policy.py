@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from agents.api.start import Start
 from agents.autoscaling.features import Actions, encode_actions, encode_state, options
-from agents.score_network import ScoreNetwork
+from agents.score_network import Scores
 from agents.spaces import check_observation, entries
 from baselines.policy import Action
 from envs.autoscaling.action import LEVERS, mask_from_state, vector_from_changes
@@ -118,7 +118,7 @@ class LeversPolicy:
 
     def __init__(
         self,
-        network: ScoreNetwork,
+        network: Scores,
         name: str,
         observation: spaces.Dict,
         action: spaces.MultiDiscrete,

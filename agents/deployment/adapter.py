@@ -18,7 +18,7 @@ from agents.deployment.features import EXISTS, action_size, encode_state, state_
 from agents.deployment.policy import ChoicePolicy, usual_row
 from agents.deployment.proposal import Proposals
 from agents.learner import Task
-from agents.score_network import TrainableNetwork
+from agents.score_network import Committee, TrainableNetwork
 from agents.spaces import ActionSpace
 from baselines.policy import Action
 from envs.deployment.state import Deploy, DeploymentState
@@ -102,5 +102,5 @@ class DeploymentAdapter(Adapter):
         self, network: nn.Module, observation: spaces.Dict, action: ActionSpace, config: APIConfig, name: str
     ) -> ChoicePolicy:
         """Greedy in such a network."""
-        assert isinstance(network, TrainableNetwork)
+        assert isinstance(network, TrainableNetwork | Committee)
         return ChoicePolicy(network.export(), name, observation, start_of(config.start))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from agents.api.start import Start
 from agents.deployment.features import encode_actions, encode_state
 from agents.deployment.proposal import Proposals
-from agents.score_network import ScoreNetwork
+from agents.score_network import Scores
 from agents.spaces import check_observation
 from baselines.policy import Action
 from envs.deployment.state import DeploymentState
@@ -33,7 +33,7 @@ class ChoicePolicy:
     clairvoyant = False
 
     def __init__(
-        self, network: ScoreNetwork, name: str, observation: spaces.Dict, start: Start | None = None
+        self, network: Scores, name: str, observation: spaces.Dict, start: Start | None = None
     ) -> None:
         self.network, self.name, self.observation, self.start = network, name, observation, start
         self._checked = False

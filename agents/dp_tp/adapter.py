@@ -22,7 +22,7 @@ from agents.dp_tp.score_policy import ScorePolicy
 from agents.dp_tp.setting import check_setting
 from agents.learner import Task
 from agents.networks import DecisionNetwork
-from agents.score_network import TrainableNetwork
+from agents.score_network import Committee, TrainableNetwork
 from agents.spaces import ActionSpace
 from baselines.policy import Action
 from envs.backend import ClusterState
@@ -129,5 +129,5 @@ class DPTPAdapter(Adapter):
         self, network: nn.Module, observation: spaces.Dict, action: ActionSpace, config: APIConfig, name: str
     ) -> ScorePolicy:
         """Greedy in such a network."""
-        assert isinstance(network, TrainableNetwork)
+        assert isinstance(network, TrainableNetwork | Committee)
         return ScorePolicy(network.export(), config, name, observation, action)

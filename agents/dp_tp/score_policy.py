@@ -23,7 +23,7 @@ from agents.dp_tp.candidates import (
 )
 from agents.dp_tp.memory import TrafficMemory
 from agents.dp_tp.setting import check_setting
-from agents.score_network import ScoreNetwork
+from agents.score_network import Scores
 from agents.spaces import ActionSpace, check_observation
 from baselines.common.layouts import rolling_step
 from baselines.policy import Action
@@ -147,7 +147,7 @@ class ScorePolicy:
 
     def __init__(
         self,
-        network: ScoreNetwork,
+        network: Scores,
         config: APIConfig,
         name: str,
         observation: spaces.Dict,

@@ -18,7 +18,7 @@ from agents.dp_tp.candidates import encode_actions, encode_state, shortlist, sta
 from agents.dp_tp.counterfactuals import DPTPCounterfactuals
 from agents.dp_tp.score_policy import find_options, next_step
 from agents.learner import Budget, Task
-from agents.score_network import TrainableNetwork, apart, together
+from agents.score_network import Committee, TrainableNetwork
 from envs.backend import ClusterSpec, Redeploy, SetLayout, SwitchMode
 from envs.dp_tp.action import decode_action, encode_action
 from envs.dp_tp.core import DPTPConfig, DPTPCore
@@ -99,11 +99,14 @@ def test_networks_decide_together_by_the_mean_of_their_scores() -> None:
     torch.manual_seed(0)
     networks = [TrainableNetwork(7, 5, 6) for _ in range(3)]
     states, actions = torch.randn(11, 7), torch.randn(11, 4, 5)
-    one = together(networks)
+    one = Committee(networks)
     expected = torch.stack([each(states, actions) for each in networks]).mean(dim=0)
     torch.testing.assert_close(one(states, actions), expected)
-    for each, again in zip(networks, apart(one, 6), strict=True):
-        torch.testing.assert_close(again(states, actions), each(states, actions))
+    exported = one.export()
+    for state, choices, scores in zip(
+        states.numpy(), actions.numpy(), expected.detach().numpy(), strict=True
+    ):
+        np.testing.assert_allclose(exported.scores(state, choices), scores, rtol=1e-4, atol=1e-6)
 
 
 def test_a_committee_is_of_the_last_networks_and_goes_on_where_it_was_saved(tmp_path: Path) -> None:
