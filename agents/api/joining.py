@@ -15,6 +15,13 @@ from agents.learner import build_agent_config
 from agents.score_network import Committee, TrainableNetwork
 from agents.spaces import read_spaces
 
+_SETTING = (
+    "env",
+    "workload",
+    "cluster",
+    "objective",
+    "backend",
+)  # of the first, which says where it was trained
 _ALIKE = ("even", "memory_s", "dwell_s", "hidden", "start")  # what makes networks answer the same question
 
 
@@ -49,8 +56,8 @@ def join(checkpoints: Sequence[str], out: Path) -> int:
         network = read_network(adapter, observation, agent, folder)
         assert isinstance(network, TrainableNetwork | Committee)
         members += network.networks if isinstance(network, Committee) else (network,)
-    settings = {**configs[0], "agent": plain(replace(agents[0], committee=len(members)))}
-    settings.pop("format")
+    settings = {name: value for name, value in configs[0].items() if name in _SETTING}
+    settings["agent"] = plain(replace(agents[0], committee=len(members)))
     figures = {"joined": ", ".join(checkpoints), "networks": len(members)}
     with replacing(out) as fresh:
         write_network(Committee(members), fresh)
