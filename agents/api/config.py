@@ -105,9 +105,9 @@ class APIConfig(PolicyIterationConfig):
             seconds; none: it goes by what the environment shows. dp_tp only.
         dwell_s: How long after a split no engines are merged, seconds: a backlog that is gone does not say that the
             load is. dp_tp only.
-        committee: The last so many networks decide together, by the mean of their scores, in rollouts too: networks of
-            later improvements are each about as good as the last, and err elsewhere. With a policy to start from the
-            last decides alone. Not in routing and sharing.
+        committee: The last so many networks decide together, by the mean of their scores (who is surer weighs more), in
+            rollouts too: networks of later improvements are each about as good as the last, and err elsewhere. With a
+            policy to start from the last decides alone. Not in routing and sharing.
         tail: What minus the sum over requests of (TTFT / SLO) squared weighs beside the objective: its advantages, in
             their spreads, are added to those of the objective in theirs. For a router that is not to buy quicker
             answers with late first tokens. routing only.

@@ -26,10 +26,10 @@ _ALIKE = ("even", "memory_s", "dwell_s", "hidden", "start")  # what makes networ
 
 
 def join(checkpoints: Sequence[str], out: Path) -> int:
-    """Writes a checkpoint whose networks are those of others, all with the same say.
+    """Writes a checkpoint whose networks are those of others, which decide by the mean of their scores.
 
     Trainings that share nothing err in different places, more so than the networks of one
-    (`agents.api.config.APIConfig.committee`).
+    (`agents.api.config.APIConfig.committee`). Who is surer weighs more, and so does a training of more networks.
 
     Args:
         checkpoints: As `agents.checkpoint.load_policy` takes them; at least two.
@@ -39,11 +39,17 @@ def join(checkpoints: Sequence[str], out: Path) -> int:
         How many networks decide.
 
     Raises:
-        ValueError: one is of another agent or environment, was started from a policy, or sees or does something else.
+        ValueError: one is of another agent or environment, was started from a policy, sees or does something else, is
+            there twice, or is where the new one is to be.
     """
     if len(checkpoints) < 2:
         raise ValueError(f"checkpoints must be two or more, got {list(checkpoints)}")
     folders = [find_checkpoint(each) for each in checkpoints]
+    for i, folder in enumerate(folders):
+        if folder.resolve() in [other.resolve() for other in folders[:i]]:
+            raise ValueError(f"checkpoints must differ, {checkpoints[i]!r} is there twice")
+        if folder.resolve() == out.resolve():
+            raise ValueError(f"{checkpoints[i]!r} is where the new checkpoint is to be; choose another out")
     configs = [read_config(folder) for folder in folders]
     agents = [_agent(name, config) for name, config in zip(checkpoints, configs, strict=True)]
     observation, action = read_spaces(folders[0])
@@ -84,6 +90,8 @@ def _sees(config: dict[str, Any], agent: APIConfig, folder: Path) -> dict[str, A
         "env": config["env"]["name"],
         "observation": {name: box.shape for name, box in observation.items()},
         "action": str(action),
+        "env.scales": config["env"].get("scales"),
+        "env.decision_interval_s": config["env"].get("decision_interval_s"),
         **{f"agent.{name}": plain(getattr(agent, name)) for name in _ALIKE},
     }
 

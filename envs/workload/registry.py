@@ -76,7 +76,8 @@ class WorkloadSpec:
             ``mixture`` and ``sequence``: a list of specifications. An episode of a mixture is drawn from one of
             them, all equally likely; in one of a sequence ``length`` of them (all where it is None), chosen and
             ordered anew, follow one another, each beginning where the one before has ended, each with up to
-            ``rate_spread`` times as many requests in as long a time, or as much fewer (log-uniformly; 1: as it says).
+            ``rate_spread`` times as many requests in as long a time, or as much fewer (log-uniformly; 1: as it says);
+            where nobody says how many, as many as ever come sooner or later.
     """
 
     name: str = "azure_conv_fitted"
@@ -133,7 +134,7 @@ class WorkloadSource:
 
     @property
     def rate_rps(self) -> float:
-        """Long-run mean arrival rate after scaling, requests per second."""
+        """Long-run mean arrival rate after scaling, requests per second; of a sequence, at the rates that parts say."""
         if self.spec.name == MIXTURE:
             return float(np.mean([part.rate_rps for part in _parts(self.spec)]))
         if self.spec.name == SEQUENCE:
@@ -502,7 +503,9 @@ def _rate_spread(spec: WorkloadSpec) -> float:
     Raises:
         ValueError: less than 1, or not a number.
     """
-    spread = spec.params.get("rate_spread", 1.0)
+    spread = spec.params.get("rate_spread")
+    if spread is None:
+        return 1.0
     if isinstance(spread, bool) or not isinstance(spread, int | float) or not 1.0 <= spread < math.inf:
         raise ValueError(f"params.rate_spread must be a number of at least 1, got {spread!r}")
     return float(spread)

@@ -18,7 +18,7 @@ from agents.dp_tp.candidates import encode_actions, encode_state, shortlist, sta
 from agents.dp_tp.counterfactuals import DPTPCounterfactuals
 from agents.dp_tp.score_policy import find_options, next_step
 from agents.learner import Budget, Task
-from agents.score_network import Committee, TrainableNetwork
+from agents.score_network import Committee, ScoreCommittee, TrainableNetwork
 from envs.backend import ClusterSpec, Redeploy, SetLayout, SwitchMode
 from envs.dp_tp.action import decode_action, encode_action
 from envs.dp_tp.core import DPTPConfig, DPTPCore
@@ -107,6 +107,12 @@ def test_networks_decide_together_by_the_mean_of_their_scores() -> None:
         states.numpy(), actions.numpy(), expected.detach().numpy(), strict=True
     ):
         np.testing.assert_allclose(exported.scores(state, choices), scores, rtol=1e-4, atol=1e-6)
+
+
+def decides(learner: APILearner) -> int:
+    """How many networks decide in rollouts."""
+    network = learner.world.present.network
+    return len(network.middle_weight) if isinstance(network, ScoreCommittee) else 1
 
 
 def test_a_committee_is_of_the_last_networks_and_goes_on_where_it_was_saved(tmp_path: Path) -> None:

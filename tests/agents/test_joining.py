@@ -11,14 +11,16 @@ import torch
 
 from agents.api.config import APIConfig
 from agents.api.joining import join
-from agents.api.learner import APILearner
+from agents.api.learner import APILearner, read_network
 from agents.checkpoint import load_policy, read_config, write_description
 from agents.dp_tp.score_policy import ScorePolicy
 from agents.learner import Task
-from agents.score_network import TrainableNetwork
+from agents.score_network import Committee, ScoreCommittee, TrainableNetwork
 from envs.backend import ClusterSpec
+from envs.registration import make_env
 from envs.workload.registry import WorkloadSpec
 from runners import join as command
+from runners.rollout import run_episode
 
 ARGUMENTS = {
     "workload": WorkloadSpec(name="flying_bursty", num_requests=50),
@@ -26,13 +28,15 @@ ARGUMENTS = {
 }
 
 
-def checkpoint(folder: Path, seed: int, **settings: Any) -> TrainableNetwork:
+def checkpoint(
+    folder: Path, seed: int, env: dict[str, Any] | None = None, **settings: Any
+) -> TrainableNetwork:
     """Writes one whose network nothing was trained on, and returns the network."""
     config = APIConfig(hidden=8, **settings)
     learner = APILearner(config, Task("dp_tp", ARGUMENTS, seed=seed))
     folder.mkdir()
     learner.save_policy(folder)
-    described = {"agent": config, "env": {"name": "dp_tp"}, "workload": ARGUMENTS["workload"]}
+    described = {"agent": config, "env": {"name": "dp_tp", **(env or {})}, "workload": ARGUMENTS["workload"]}
     write_description(folder, described, learner.world.observation, learner.world.action, {})
     assert isinstance(learner.network, TrainableNetwork)
     return learner.network
@@ -62,6 +66,7 @@ def test_networks_of_all_have_the_same_say(tmp_path: Path) -> None:
 def test_what_answers_other_questions_is_not_joined(tmp_path: Path) -> None:
     checkpoint(tmp_path / "plain", 0)
     checkpoint(tmp_path / "even", 0, even=True)
+    checkpoint(tmp_path / "finer", 0, env={"scales": {"requests": 1.0}})
     checkpoint(tmp_path / "started", 0, start={"name": "static_dp", "params": {}})
     plain = str(tmp_path / "plain")
     for other, message in (
@@ -70,12 +75,34 @@ def test_what_answers_other_questions_is_not_joined(tmp_path: Path) -> None:
         ([str(tmp_path / "started")], "was started from a policy"),
         (["zoo/routing"], "'zoo/routing' is of env=routing, where one network alone decides"),
         (["zoo/autoscaling"], "'zoo/autoscaling' is of agent=cma_es; those of agent=api alone can be joined"),
+        ([plain + "/"], "is there twice"),
+        ([str(tmp_path / "finer")], r"its env.scales is \{'requests': 1.0\}, that of the other None"),
         (["zoo/dp_tp"], r"its observation is .*'engines': \(8, 13\).*, that of the other .*\(2, 13\)"),
         ([str(tmp_path / "nothing")], "no checkpoint in"),
     ):
         with pytest.raises(ValueError, match=message):
             join([plain, *other], tmp_path / "out")
         assert not (tmp_path / "out").exists()
+    before = (tmp_path / "plain" / "weights.pt").read_bytes()
+    with pytest.raises(ValueError, match="is where the new checkpoint is to be"):
+        join([str(tmp_path / "even"), plain], tmp_path / "plain")
+    assert (tmp_path / "plain" / "weights.pt").read_bytes() == before
+
+
+@pytest.mark.parametrize("env", ["autoscaling", "deployment"])
+def test_networks_of_other_environments_decide_together_too(tmp_path: Path, env: str) -> None:
+    learner = APILearner(APIConfig(hidden=8, committee=2), Task(env, {}))
+    assert isinstance(learner.network, TrainableNetwork)
+    other = learner._new_network()
+    assert isinstance(other, TrainableNetwork)
+    learner.earlier = [other]
+    learner.save_policy(tmp_path)
+    read = read_network(learner.adapter, learner.world.observation, learner.config, tmp_path)
+    assert isinstance(read, Committee)
+    for one, again in zip([other, learner.network], read.networks, strict=True):
+        torch.testing.assert_close(dict(one.state_dict()), dict(again.state_dict()))
+    policy: Any = learner.policy()
+    assert isinstance(policy.network, ScoreCommittee)
 
 
 def test_the_command_writes_a_run_that_can_be_compared(
@@ -85,6 +112,14 @@ def test_the_command_writes_a_run_that_can_be_compared(
         checkpoint(tmp_path / str(seed), seed)
     assert command.main([f"checkpoints=['{tmp_path}/[01]']", f"out={tmp_path}/both"]) == 0
     assert "2 networks of 2 checkpoints decide together" in capsys.readouterr().out
-    assert load_policy(tmp_path / "both").name == str(tmp_path / "both")
+    described = read_config(tmp_path / "both" / "checkpoint")
+    assert described["env"] == {"name": "dp_tp"}
+    assert described["workload"]["name"] == "flying_bursty"
+    assert (
+        f"| joined | {tmp_path}/0, {tmp_path}/1 |"
+        in (tmp_path / "both" / "checkpoint" / "card.md").read_text()
+    )
+    episode = run_episode(make_env("dp_tp", **ARGUMENTS), load_policy(tmp_path / "both"), 0)
+    assert len(episode.records.arrival_s) == 50
     assert command.main([f"checkpoints=[{tmp_path}/0]", f"out={tmp_path}/one"]) == 2
     assert "checkpoints must be two or more" in capsys.readouterr().err

@@ -400,7 +400,8 @@ def test_parts_of_a_sequence_may_come_at_other_rates_in_each_episode():
         assert factors.max() > 1.6
     seconds = [[source.sample(seed).duration_s for seed in range(300)] for source in (plain, spread_out)]
     assert np.median(seconds[1]) == pytest.approx(np.median(seconds[0]), rel=0.2)  # they last as long
-    assert in_turn(rate_spread=1).sample(0).equals(in_turn().sample(0))
+    for nothing in (1, None):
+        assert in_turn(rate_spread=nothing).sample(0).equals(in_turn().sample(0))
     for spread in (0.5, "two", math.inf, True):
         with pytest.raises(ValueError, match="rate_spread must be a number of at least 1"):
             in_turn(rate_spread=spread)
