@@ -1,7 +1,9 @@
 """One policy of several trainings of `agent=api` in dp_tp, deployment or autoscaling: their networks decide together.
 
-python -m runners.join 'checkpoints=[runs/ten/*]' out=runs/together
-python -m runners.compare env=dp_tp policies=[static_4x2,runs/together]
+    python -m runners.join 'checkpoints=[runs/ten/*]' out=runs/together
+    python -m runners.compare env=dp_tp policies=[static_4x2,runs/together]
+
+Writes a checkpoint as `runners.train` does; `card.md` says which were joined.
 """
 
 from __future__ import annotations

@@ -15,13 +15,8 @@ from agents.learner import build_agent_config
 from agents.score_network import Committee, TrainableNetwork
 from agents.spaces import read_spaces
 
-_SETTING = (
-    "env",
-    "workload",
-    "cluster",
-    "objective",
-    "backend",
-)  # of the first, which says where it was trained
+# Of the first checkpoint: where it was trained.
+_SETTING = ("env", "workload", "cluster", "objective", "backend")
 _ALIKE = ("even", "memory_s", "dwell_s", "hidden", "start")  # what makes networks answer the same question
 
 
@@ -54,11 +49,9 @@ def join(checkpoints: Sequence[str], out: Path) -> int:
     agents = [_agent(name, config) for name, config in zip(checkpoints, configs, strict=True)]
     observation, action = read_spaces(folders[0])
     adapter = adapter_of(configs[0]["env"]["name"])
-    members: list[TrainableNetwork] = []
+    first, members = _sees(configs[0], agents[0], folders[0]), list[TrainableNetwork]()
     for name, folder, config, agent in zip(checkpoints, folders, configs, agents, strict=True):
-        _check_alike(
-            str(checkpoints[0]), _sees(configs[0], agents[0], folders[0]), name, _sees(config, agent, folder)
-        )
+        _check_alike(checkpoints[0], first, name, _sees(config, agent, folder))
         network = read_network(adapter, observation, agent, folder)
         assert isinstance(network, TrainableNetwork | Committee)
         members += network.networks if isinstance(network, Committee) else (network,)

@@ -402,8 +402,12 @@ def read_network(adapter: Improvable, observation: spaces.Dict, config: Any, fol
     weights = torch.load(folder / WEIGHTS, weights_only=True)
     if _MEMBERS not in weights:
         return network(weights)
-    members = [network(each) for each in weights[_MEMBERS]]
-    return Committee(each for each in members if isinstance(each, TrainableNetwork))
+    members = []
+    for each in weights[_MEMBERS]:
+        member = network(each)
+        assert isinstance(member, TrainableNetwork)
+        members.append(member)
+    return Committee(members)
 
 
 def load(folder: Path, config: Mapping[str, Any], name: str) -> Policy:

@@ -28,7 +28,8 @@ FloatArray = NDArray[np.float32]
 class DPTPCounterfactuals:
     """Plays one episode after another; at sampled states it is forked once for each candidate layout.
 
-    The first state of an episode is always sampled: nothing is known yet, and a layout costs nothing to begin with.
+    The first state of an episode is always sampled: nothing is known yet, a layout costs nothing to begin with, and it
+    tells most where traffic does not last.
 
     A rollout keeps to its layout for `commit` intervals and then follows the present policy; one that begins with what
     the policy to start from says follows on at once. Without such a policy the first rollouts keep the layout.
@@ -79,9 +80,7 @@ class DPTPCounterfactuals:
         options = self._options(core, observation, self.start, self.memory)
         chosen = self._choose(known, options)
         number = len(options.actions)
-        first = (
-            core.state.now_s == 0.0
-        )  # of an episode: it is for nothing, and tells most where traffic does not last
+        first = core.state.now_s == 0.0
         if number > 1 and (first or self.rng.random() * self.config.sample_every < 1.0):
             budget.count(self._sample(known, options, chosen, batch))
         core.step(self._explored(options, chosen))
@@ -169,7 +168,7 @@ class DPTPCounterfactuals:
     def _options(
         self, core: DPTPCore, observation: Observation, start: Start | None, memory: TrafficMemory
     ) -> Options:
-        merges = memory.since_split_s(core.state.now_s) >= self.config.dwell_s
+        merges = memory.may_merge(core.state.now_s, self.config.dwell_s)
         return find_options(observation, core.state, core.mask(), start, self.config.even, merges)
 
     def advantages(self, returns: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:

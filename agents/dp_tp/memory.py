@@ -47,6 +47,10 @@ class TrafficMemory:
         """Seconds since engines were last split, as far as decisions have shown; infinite where they never were."""
         return now_s - self._split_s
 
+    def may_merge(self, now_s: float, dwell_s: float) -> bool:
+        """Whether engines have not been split for so many seconds."""
+        return self.since_split_s(now_s) >= dwell_s
+
     @property
     def size(self) -> int:
         """How much is remembered."""

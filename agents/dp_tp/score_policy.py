@@ -178,7 +178,7 @@ class ScorePolicy:
             self._checked = True
         mask = action_mask(state, sum(state.target_layout), self._can_switch)
         known = known_state(observation, state, self.memory)
-        merges = self.memory.since_split_s(state.now_s) >= self.dwell_s
+        merges = self.memory.may_merge(state.now_s, self.dwell_s)
         options = find_options(observation, state, mask, self.start, self.even, merges)
         action: Action = options.told(self.choose(known, options), state)
         return action

@@ -70,7 +70,7 @@ def test_the_shipped_agent_of_sequences_beats_the_best_heuristics() -> None:
     ours = np.array([one["return"] for one in metrics["zoo/dp_tp_sequence"]])
     for name in names[1:]:
         theirs = np.array([one["return"] for one in metrics[name]])
-        assert np.mean(1.0 - ours / theirs) > 0.01, name
+        assert np.mean(1.0 - ours / theirs) > 0.02, name
         assert (ours > theirs).mean() > 0.6, name
     attained = {name: np.mean([one["slo_attainment"] for one in each]) for name, each in metrics.items()}
     assert attained["zoo/dp_tp_sequence"] > attained["static_4x2"] - 0.002
