@@ -131,11 +131,13 @@ def test_a_committee_is_of_the_last_networks_and_goes_on_where_it_was_saved(tmp_
             assert [*first.earlier, first.network] == trained[
                 -2:
             ]  # the one that nothing has trained has no say
+            assert decides(first) == len(trained[-2:])
     first.save_policy(tmp_path)
     first.save_training(tmp_path)
     second = APILearner(config, task)
     second.restore(tmp_path)
     assert len(second.earlier) == 1
+    assert decides(second) == 2
     for one, again in zip([*first.earlier, first.network], [*second.earlier, second.network], strict=True):
         for weight, same in zip(one.parameters(), again.parameters(), strict=True):
             torch.testing.assert_close(weight, same)
