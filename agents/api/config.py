@@ -105,6 +105,12 @@ class APIConfig(PolicyIterationConfig):
             seconds; none: it goes by what the environment shows. dp_tp only.
         dwell_s: How long after a split no engines are merged, seconds: a backlog that is gone does not say that the
             load is. dp_tp only.
+        linger_s: For how long what chance has begun with while data is gathered is kept to, seconds, on average
+            (exponentially distributed): a policy that never has too few engines when a burst comes does not learn what
+            to do where it has. dp_tp only.
+        surges: Whether all states are sampled in which the requests in the system have doubled within three decisions,
+            with eight more, and rollouts decide as soon as that happens, neither keeping to their action nor waiting
+            for the next stride. What is right then is decided within seconds, and such states are few. dp_tp only.
         committee: The last so many networks decide together, by the mean of their scores (who is surer weighs more), in
             rollouts too: networks of later improvements are each about as good as the last, and err elsewhere. With a
             policy to start from the last decides alone. Not in routing and sharing.
@@ -131,6 +137,8 @@ class APIConfig(PolicyIterationConfig):
     even: bool = False
     memory_s: tuple[float, ...] = ()
     dwell_s: float = 0.0
+    linger_s: float = 0.0
+    surges: bool = False
     committee: int = 1
     tail: float = 0.0
     largest_fleet: float = 1.0
@@ -144,8 +152,9 @@ class APIConfig(PolicyIterationConfig):
             raise ValueError(f"agent.candidates must be at least 2, got {self.candidates}")
         if not all(0.0 < each < math.inf for each in self.memory_s):
             raise ValueError(f"agent.memory_s must be positive numbers of seconds, got {list(self.memory_s)}")
-        if not 0.0 <= self.dwell_s < math.inf:
-            raise ValueError(f"agent.dwell_s must be finite and not negative, got {self.dwell_s}")
+        for name in ("dwell_s", "linger_s"):
+            if not 0.0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"agent.{name} must be finite and not negative, got {getattr(self, name)}")
         if self.guard is not None:
             object.__setattr__(self, "guard", read_guard(self.guard))
         check_choice("agent.continuation", self.continuation, CONTINUATIONS)

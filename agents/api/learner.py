@@ -292,7 +292,7 @@ class APILearner(PolicyIterationLearner):
                     "leave it 1"
                 )
             self.vary = partial(as_of_larger, largest=config.largest_fleet)
-        for name in ("even", "memory_s", "dwell_s"):
+        for name in ("even", "memory_s", "dwell_s", "linger_s", "surges"):
             if getattr(config, name) and task.env != "dp_tp":
                 raise ValueError(
                     f"agent.{name} is for env=dp_tp alone, got env={task.env}; leave it as it is"

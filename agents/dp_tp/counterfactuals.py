@@ -14,6 +14,7 @@ from agents.api.counterfactuals import Batch, relative_advantages
 from agents.api.start import Start, compared, start_of
 from agents.dp_tp.memory import TrafficMemory
 from agents.dp_tp.score_policy import Observation, Options, ScorePolicy, find_options, known_state, next_step
+from agents.dp_tp.surge import SurgeWatch
 from agents.learner import Budget, Task
 from baselines.policy import Policy
 from envs.dp_tp.core import DPTPCore
@@ -32,7 +33,8 @@ class DPTPCounterfactuals:
     tells most where traffic does not last.
 
     A rollout keeps to its layout for `commit` intervals and then follows the present policy; one that begins with what
-    the policy to start from says follows on at once. Without such a policy the first rollouts keep the layout.
+    the policy to start from says follows on at once. Without such a policy the first rollouts keep the layout. Where
+    `surges` count, states of a surge are all sampled, and rollouts decide as soon as there is one.
 
     Args:
         config: Settings of the agent.
@@ -54,8 +56,9 @@ class DPTPCounterfactuals:
         if self.start is not None:
             self.start.reset(self.spec, task.seed)
         self.present: ScorePolicy | None = None  # None: what was started from, or to stay
-        self.memory = TrafficMemory(config.memory_s)
+        self.memory, self.watch = TrafficMemory(config.memory_s), SurgeWatch()
         self._heading: Layout | None = None  # where chance leads in more than one step
+        self._lingers_until_s = 0.0  # what chance has begun with is kept to
         self._arrays, self._rollout_arrays = self._new_arrays(), self._new_arrays()
 
     def _new_arrays(self) -> dict[str, FloatArray]:
@@ -72,7 +75,8 @@ class DPTPCounterfactuals:
         if core.done:
             core.reset(int(self.rng.integers(MAX_SEED)))
             self.memory.reset()
-            self._heading = None
+            self.watch.reset()
+            self._heading, self._lingers_until_s = None, 0.0
             if self.start is not None:
                 self.start.reset(self.spec, int(self.rng.integers(MAX_SEED)))
         observation = _observed(core, self._arrays)
@@ -81,7 +85,8 @@ class DPTPCounterfactuals:
         chosen = self._choose(known, options)
         number = len(options.actions)
         first = core.state.now_s == 0.0
-        if number > 1 and (first or self.rng.random() * self.config.sample_every < 1.0):
+        surge = self.config.surges and self.watch.rises(_in_system(self.core))
+        if number > 1 and (first or surge or self.rng.random() * self.config.sample_every < 1.0):
             budget.count(self._sample(known, options, chosen, batch))
         core.step(self._explored(options, chosen))
         budget.count(1)
@@ -93,8 +98,12 @@ class DPTPCounterfactuals:
         if first or self.rng.random() < self.config.exploration:
             chosen = int(self.rng.integers(len(options.actions)))
             self._heading = options.wanted[chosen]
+            if self.config.linger_s:
+                self._lingers_until_s = state.now_s + self.rng.exponential(self.config.linger_s)
         elif self._heading is not None and self._heading != state.layout:
             return next_step(state, self._heading)
+        elif state.now_s < self._lingers_until_s:
+            chosen = options.stay
         else:
             self._heading = None
         return options.told(chosen, state)
@@ -136,22 +145,26 @@ class DPTPCounterfactuals:
         """
         core, memory = self.core.fork(), self.memory.fork()
         start = None if self.start is None else self.start.fork()
+        watch = SurgeWatch(_in_system(self.core)) if self.config.surges else None
         interval_s = core.config.decision_interval_s
         begin_s = core.state.now_s
         end_s = begin_s + self.config.horizon * interval_s
         commit_s = begin_s + self.config.commit * interval_s if keeps else begin_s
         if self.present is None and start is None:
             commit_s = end_s
-        total = core.step(action).reward
+        total, surge = _passed(core, action, interval_s, watch)
         while not core.done and core.state.now_s < end_s - 1e-9:
+            if surge and commit_s < end_s:
+                commit_s = begin_s
             if core.state.now_s < commit_s - 1e-9:
-                left_s = min(commit_s, end_s) - core.state.now_s
-                if wanted is None or core.state.layout == wanted:
-                    total += core.step(None, left_s).reward
-                else:
-                    total += core.step(next_step(core.state, wanted), min(interval_s, left_s)).reward
+                span_s = min(commit_s, end_s) - core.state.now_s
+                told = None
+                if wanted is not None and core.state.layout != wanted:
+                    span_s, told = min(interval_s, span_s), next_step(core.state, wanted)
             else:
-                total += core.step(self._next(core, start, memory), self.config.stride * interval_s).reward
+                span_s, told = self.config.stride * interval_s, self._next(core, start, memory)
+            reward, surge = _passed(core, told, span_s, watch)
+            total += reward
         return total
 
     def _next(self, core: DPTPCore, start: Start | None, memory: TrafficMemory) -> Any:
@@ -174,6 +187,32 @@ class DPTPCounterfactuals:
     def advantages(self, returns: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
         """In shares of what the best costs."""
         return relative_advantages(returns, self.config)
+
+
+def _passed(core: DPTPCore, action: Any, span_s: float, watch: SurgeWatch | None) -> tuple[float, bool]:
+    """Carries out an action and lets time pass, to a surge at most where one is watched for.
+
+    Args:
+        core: An episode.
+        action: What is done.
+        span_s: Most seconds that pass.
+        watch: Hears of each interval; None: surges do not matter.
+
+    Returns:
+        What came of it, and whether there is a surge.
+    """
+    if watch is None:
+        return core.step(action, span_s).reward, False
+    end_s, total, surge = core.simulator.now_s + span_s, 0.0, False
+    while not core.done and not surge and core.simulator.now_s < end_s - 1e-9:
+        total += core.step(action, min(core.config.decision_interval_s, end_s - core.simulator.now_s)).reward
+        surge, action = watch.rises(_in_system(core)), None
+    return total, surge
+
+
+def _in_system(core: DPTPCore) -> int:
+    """Requests that have arrived and not gone."""
+    return int(core.simulator.world.cluster["num_in_flight"][0])
 
 
 def _observed(core: DPTPCore, arrays: dict[str, FloatArray]) -> Observation:

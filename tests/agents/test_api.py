@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from agents.api.config import APIConfig
-from agents.api.counterfactuals import relative_advantages
+from agents.api.counterfactuals import Batch, relative_advantages
 from agents.api.fit import fit
 from agents.api.learner import APILearner, in_spreads
 from agents.dp_tp.candidates import encode_actions, encode_state, shortlist, stay_action
@@ -238,6 +238,26 @@ def test_rollouts_go_all_the_way_to_the_layout_that_they_try() -> None:
     assert found == pytest.approx(expected, rel=1e-6)
 
 
+class _Splits:
+    """A policy that wants two engines of two GPUs."""
+
+    def choose(self, known: Any, options: Any) -> int:
+        return options.wanted.index((1, 1)) if (1, 1) in options.wanted else int(options.stay)
+
+
+@pytest.mark.parametrize(("linger_s", "least", "most"), [(0.0, 0.0, 0.15), (60.0, 0.25, 0.65)])
+def test_what_chance_begins_with_is_kept_to(linger_s: float, least: float, most: float) -> None:
+    """Where chance comes once in 20 s the policy takes it back at once, or half of the time is chance's."""
+    config = APIConfig(even=True, exploration=0.05, linger_s=linger_s, sample_every=1_000_000)
+    world = DPTPCounterfactuals(config, Task("dp_tp", arguments()), np.random.default_rng(0))
+    world.present = _Splits()
+    merged = []
+    for _ in range(3000):
+        world.play(Budget(total_steps=10_000), Batch())
+        merged.append(world.core.state.target_layout == (2,))
+    assert least <= np.mean(merged) <= most
+
+
 @pytest.mark.parametrize(
     ("power", "expected"),
     [(1.0, [0.0, -0.5, -3.0]), (0.5, [0.0, -0.5 * 10**0.5, -3.0 * 10**0.5]), (0.0, [0.0, -5.0, -30.0])],
@@ -385,6 +405,8 @@ class _Joined(nn.Module):
     ("settings", "message"),
     [
         ({"averaged": 1.5}, "agent.averaged must be in"),
+        ({"linger_s": -1.0}, "agent.linger_s must be finite and not negative, got -1.0"),
+        ({"dwell_s": float("inf")}, "agent.dwell_s must be finite and not negative, got inf"),
         ({"largest_fleet": 0.5}, "agent.largest_fleet must be finite and at least 1"),
         ({"largest_fleet": float("inf")}, "agent.largest_fleet must be finite and at least 1"),
     ],
