@@ -17,14 +17,15 @@ from agents.spaces import read_spaces
 
 # Of the first checkpoint: where it was trained.
 _SETTING = ("env", "workload", "cluster", "objective", "backend")
-_ALIKE = ("even", "memory_s", "dwell_s", "hidden", "start")  # what makes networks answer the same question
+_ALIKE = ("even", "memory_s", "hidden", "start")  # what makes networks answer the same question
 
 
 def join(checkpoints: Sequence[str], out: Path) -> int:
     """Writes a checkpoint whose networks are those of others, which decide by the mean of their scores.
 
     Trainings that share nothing err in different places, more so than the networks of one
-    (`agents.api.config.APIConfig.committee`). Who is surer weighs more, and so does a training of more networks.
+    (`agents.api.config.APIConfig.committee`). Who is surer weighs more, and so does a training of more networks. In dp_tp
+    they wait after a split for as long as the first one does (`agent.dwell_s`), all other settings being the first's too.
 
     Args:
         checkpoints: As `agents.checkpoint.load_policy` takes them; at least two.

@@ -63,6 +63,15 @@ def test_networks_of_all_have_the_same_say(tmp_path: Path) -> None:
     assert "| networks | 3 |" in (tmp_path / "three" / "card.md").read_text()
 
 
+def test_the_first_says_how_long_to_wait_after_a_split(tmp_path: Path) -> None:
+    checkpoint(tmp_path / "hasty", 0, dwell_s=5.0)
+    checkpoint(tmp_path / "slow", 1, dwell_s=60.0)
+    for names, expected in ((("hasty", "slow"), 5.0), (("slow", "hasty"), 60.0)):
+        join([str(tmp_path / name) for name in names], tmp_path / names[0] / "joined")
+        policy: Any = load_policy(tmp_path / names[0] / "joined")
+        assert policy.dwell_s == expected
+
+
 def test_what_answers_other_questions_is_not_joined(tmp_path: Path) -> None:
     checkpoint(tmp_path / "plain", 0)
     checkpoint(tmp_path / "even", 0, even=True)
