@@ -231,6 +231,7 @@ USES = {
     "tiers_swinging_small": "sageserve_tiers",
     "functions_mostly_small": "functions_fitted",
     "functions_mostly_large": "functions_fitted",
+    "sequence_bursts": "sequence",
     "sequence_varied": "sequence",
 }
 
