@@ -24,8 +24,8 @@ def join(checkpoints: Sequence[str], out: Path) -> int:
     """Writes a checkpoint whose networks are those of others, which decide by the mean of their scores.
 
     Trainings that share nothing err in different places, more so than the networks of one
-    (`agents.api.config.APIConfig.committee`). Who is surer weighs more, and so does a training of more networks. In dp_tp
-    they wait after a split for as long as the first one does (`agent.dwell_s`), all other settings being the first's too.
+    (`agents.api.config.APIConfig.committee`). Who is surer weighs more, and so does a training of more networks. All
+    settings are those of the first, in dp_tp also how long they wait after a split (`agent.dwell_s`).
 
     Args:
         checkpoints: As `agents.checkpoint.load_policy` takes them; at least two.
