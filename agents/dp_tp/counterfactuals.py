@@ -85,7 +85,7 @@ class DPTPCounterfactuals:
         chosen = self._choose(known, options)
         number = len(options.actions)
         first = core.state.now_s == 0.0
-        surge = self.config.surges and self.watch.rises(_in_system(self.core))
+        surge = self.config.surges and self.watch.rises(_in_system(core))
         if number > 1 and (first or surge or self.rng.random() * self.config.sample_every < 1.0):
             budget.count(self._sample(known, options, chosen, batch))
         core.step(self._explored(options, chosen))
