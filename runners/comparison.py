@@ -6,7 +6,6 @@ learned policy must not buy its return with the tail, the promises, one class or
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, permutations
@@ -16,23 +15,18 @@ import numpy as np
 
 from envs.workload.registry import WorkloadSource
 from envs.workload.schema import Workload
-from runners.aggregate import Scored, aggregate, column, column_of_some, names_of
+from runners.aggregate import Scored, aggregate, column
+from runners.gates import gates_of
 from runners.statistics import (
     FloatArray,
     holm,
-    interquartile_mean,
     paired_p_value,
     probability_of_improvement,
     relative_improvement,
 )
 
 Results = Mapping[str, Sequence[Scored]]
-
-# Non-inferiority to the best heuristic.
-TTFT_P99_RATIO = 1.05
-SLO_ATTAINMENT_LOSS = 0.002
-_ROUNDING = 1e-9  # of differences of shares, so that what is lost to the digit is not too much
-WORST_CLASS_RATIO = 1.05
+Improvement = Mapping[str, tuple[float, tuple[float, float]]]  # by "A>B", with its interval
 
 SOLVED_GAIN = 0.03
 OPEN_GAP = 0.10
@@ -83,14 +77,18 @@ def compare_results(
     references = references or References()
     returns = {name: column(episodes, "return") for name, episodes in results.items()}
     pairs = list(permutations(results, 2))
-    best = _best(returns, kinds.heuristics(results), strata)
     p_values = holm(
         {f"{a}|{b}": paired_p_value(returns[a], returns[b], strata) for a, b in combinations(results, 2)}
     )
     improvement = {f"{a}>{b}": relative_improvement(returns[a], returns[b], strata=strata) for a, b in pairs}
-    gates = {} if best is None else {name: _gates(results, name, best) for name in results if name != best}
+    best = _best(improvement, kinds.heuristics(results))
+    gates = (
+        {}
+        if best is None
+        else {name: gates_of(results[name], results[best], best, strata) for name in results if name != best}
+    )
     bound = None if references.bound is None else _shortfall(references.bound, returns, strata)
-    regret = _regret(returns, kinds, references, strata)
+    regret = _regret(returns, kinds, references, improvement, strata)
     return {
         "policies": {
             name: {
@@ -171,58 +169,18 @@ def _place_in(rows: Workload, window: Workload) -> int:
     raise ValueError(f"an episode of workload {rows.name!r} is no part of its trace")
 
 
-def _best(
-    returns: Mapping[str, FloatArray], names: Sequence[str], strata: Sequence[str] | None
-) -> str | None:
-    """The policy of the highest interquartile mean; over several strata, of gains over the first policy."""
-    if strata is None:
-        return max(names, key=lambda name: float(interquartile_mean(returns[name])), default=None)
-    return max(
-        names,
-        key=lambda name: relative_improvement(returns[name], returns[names[0]], strata=strata)[0],
-        default=None,
-    )
+def _best(improvement: Improvement, names: Sequence[str]) -> str | None:
+    """The policy that is least behind any other: whoever beats all others, if there is one.
 
+    Args:
+        improvement: Of each policy over each other, by "A>B".
+        names: To choose from.
+    """
 
-def _gates(results: Results, name: str, best: str) -> dict[str, Any]:
-    """Whether a policy is no worse than the best heuristic where it must not be."""
+    def over_any_other(name: str) -> float:
+        return min((improvement[f"{name}>{other}"][0] for other in names if other != name), default=0.0)
 
-    def iqm(policy: str, metric: str) -> float:
-        return float(interquartile_mean(column(results[policy], metric)))
-
-    def iqm_where_any(
-        policy: str, metric: str
-    ) -> float:  # arrivals are the same: where one has none, all have none
-        values = column_of_some(results[policy], metric)
-        said = values[~np.isnan(values)]
-        return float(interquartile_mean(said)) if said.size else math.nan
-
-    def total(policy: str) -> float:
-        return float(sum(column(results[policy], key).sum() for key in ("refused", "failed", "unfinished")))
-
-    classes = [key for key in names_of(results[name]) if key.startswith("slowdown/")]
-    tail = _ratio(iqm(name, "ttft_p99_s"), iqm(best, "ttft_p99_s"))
-    loss = iqm(best, "slo_attainment") - iqm(name, "slo_attainment")
-    worst = max((_ratio(iqm_where_any(name, key), iqm_where_any(best, key)) for key in classes), default=1.0)
-    lost = total(name) - total(best)
-    gates: dict[str, Any] = {
-        "ttft_p99_ratio": _gate(tail, TTFT_P99_RATIO),
-        "slo_attainment_loss": _gate(loss, SLO_ATTAINMENT_LOSS),
-        "worst_class_slowdown_ratio": _gate(worst, WORST_CLASS_RATIO),
-        "extra_requests_lost": _gate(lost, 0.0),
-    }
-    return {"versus": best, "holds": all(gate["holds"] for gate in gates.values()), **gates}
-
-
-def _gate(value: float, limit: float) -> dict[str, Any]:
-    return {"value": value, "limit": limit, "holds": bool(value <= limit + _ROUNDING)}
-
-
-def _ratio(ours: float, theirs: float) -> float:
-    """Ours over theirs; 1 where both are infinite, zero or undefined."""
-    if ours == theirs or (math.isnan(ours) and math.isnan(theirs)):
-        return 1.0
-    return ours / theirs if theirs else math.inf
+    return max(names, key=over_any_other, default=None)
 
 
 def _shortfall(
@@ -241,10 +199,11 @@ def _regret(
     returns: Mapping[str, FloatArray],
     kinds: Kinds,
     references: References,
+    improvement: Improvement,
     strata: Sequence[str] | None,
 ) -> dict[str, float] | None:
     """What each policy lacks of the best clairvoyant one, or of the search; None without either."""
-    reference = _best(returns, [name for name in returns if name in kinds.clairvoyant], strata)
+    reference = _best(improvement, [name for name in returns if name in kinds.clairvoyant])
     found = {}
     if reference is not None:
         others = {name: values for name, values in returns.items() if name != reference}
@@ -259,7 +218,7 @@ def _badge(
     results: Results,
     kinds: Kinds,
     best: str | None,
-    improvement: Mapping[str, tuple[float, tuple[float, float]]],
+    improvement: Improvement,
     p_values: Mapping[str, float],
     gates: Mapping[str, Any],
     regret: Mapping[str, float] | None,

@@ -1,3 +1,4 @@
+import itertools
 import json
 import math
 from collections.abc import Callable
@@ -155,6 +156,51 @@ def test_strata_count_alike_whatever_the_size_of_their_returns(make_episode: Mak
     assert gain["ci95"] == pytest.approx((0.15, 0.15))  # nothing varies inside a stratum
     assert comparison["best_heuristic"] == "plain"
     assert comparison["badge"] == "solved"
+
+
+def test_the_best_heuristic_does_not_depend_on_the_order_of_policies(make_episode: MakeEpisode) -> None:
+    """`a` beats `b` on most blocks; measured by their gains over `poor`, or by returns, `b` would be ahead."""
+    strata = ["one"] * 8 + ["another"] * 8
+    returns = {
+        "poor": [-1000.0] * 8 + [-20.0] * 8,
+        "b": [-50.0] * 8 + [-10.0] * 8,
+        "a": [-49.0] * 8 + [-10.1] * 8,
+    }
+    for order in itertools.permutations(returns):
+        results = {
+            name: [make_episode(name, i, **{"return": value}) for i, value in enumerate(returns[name])]
+            for name in order
+        }
+        comparison = compare_results(results, Kinds(), strata=strata)
+        gains = comparison["relative_improvement"]
+        assert gains["a>b"]["iqm"] > 0 > gains["b>a"]["iqm"]
+        assert gains["b>poor"]["iqm"] > gains["a>poor"]["iqm"] > 0
+        assert comparison["best_heuristic"] == "a"
+
+
+def test_no_workload_is_left_out_of_the_gates_for_its_size(
+    results: dict[str, list[Episode]], make_episode: MakeEpisode
+) -> None:
+    """The tail of one block in five, ten times as long as that of the others, is three times as long."""
+    for name in ("plain", "good"):
+        times = {"long": 30.0 if name == "good" else 10.0, "usual": 0.99 if name == "good" else 1.0}
+        results[name] = [
+            make_episode(
+                name,
+                e.seed,
+                **{"return": e.metrics["return"]},
+                ttft_p99_s=times["long" if e.seed < 2 else "usual"],
+            )
+            for e in results[name]
+        ]
+    strata = ["long"] * 2 + ["usual"] * 8
+    names = {name: results[name] for name in ("plain", "good")}
+    gate = compare_results(names, Kinds(learned=frozenset({"good"})), strata=strata)["gates"]["good"][
+        "ttft_p99_ratio"
+    ]
+    assert gate["by_workload"] == pytest.approx({"long": 3.0, "usual": 0.99})
+    assert gate["value"] == pytest.approx(3.0**0.2 * 0.99**0.8)
+    assert not gate["holds"]
 
 
 def test_windows_of_one_trace_are_not_independent(tmp_path: Path) -> None:
