@@ -118,7 +118,12 @@ def load_policy(checkpoint: str | Path) -> Policy:
     config = read_config(folder)
     kind = str(config["agent"].get("name"))
     loader = LOADERS[kind] if kind in LOADERS else cast("Loader", resolve(agent_entry(kind).loader))
-    return loader(folder, config, str(checkpoint))
+    try:
+        return loader(folder, config, str(checkpoint))
+    except RuntimeError as error:  # of torch, where names or shapes of the weights are others
+        raise ValueError(
+            f"{str(checkpoint)!r} cannot be read: its weights are not those of the network that its settings describe"
+        ) from error
 
 
 def find_checkpoint(checkpoint: str | Path) -> Path:

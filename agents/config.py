@@ -33,6 +33,9 @@ class NetworkConfig:
     def __post_init__(self) -> None:
         for name in ("row_width", "place_width"):
             _check(f"network.{name}", getattr(self, name), getattr(self, name) >= 1, "at least 1")
+        _check(
+            "network.hidden_widths", self.hidden_widths, len(self.hidden_widths) >= 1, "at least one width"
+        )
         for width in self.hidden_widths:
             _check("network.hidden_widths", width, width >= 1, "at least 1")
         _check("network.stay_probability", self.stay_probability, 0 < self.stay_probability < 1, "in (0, 1)")

@@ -32,6 +32,11 @@ def make_teacher(config: str | Mapping[str, Any] | None, key: str) -> Policy:
         raise no_policy(key)
     if isinstance(config, str):
         return make_policy(config)
+    if "name" not in config or (config["name"] == CHECKPOINT and "path" not in config):
+        raise ValueError(
+            f"{key} must be a policy's name, {{name: NAME, params: {{...}}}} or {{name: checkpoint, path: FOLDER}}, "
+            f"got {dict(config)}"
+        )
     if config["name"] == CHECKPOINT:
         from agents.checkpoint import load_policy
 

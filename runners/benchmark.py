@@ -7,6 +7,7 @@ it is given the same `out=DIR` (`runners.blocks`).
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from runners.schema import BenchmarkConfig, BenchmarkTask, CompareConfig
 from runners.tables import print_results_in, print_table
 from runners.typed import build
 
+RESULTS = "benchmark.json"
 TASK_DIR = CONFIG_DIR / "benchmark" / "task"
 _OWN_WORDS = ("benchmark", "out", "plots")
 
@@ -62,7 +64,8 @@ def run_benchmark(config: BenchmarkConfig, out: Path) -> None:
             raise ValueError(
                 f"benchmark={config.name} leaves {key} to its tasks; beside it goes out=DIR alone"
             )
-    tasks = {name: load_task(name) for name in config.tasks or task_names()}
+    _check_out(config, out)
+    tasks = {name: load_task(name) for name in (task_names() if config.tasks is None else config.tasks)}
     variants = {
         label: _Variant.of(label, task, strata, config)
         for name, task in tasks.items()
@@ -81,9 +84,19 @@ def run_benchmark(config: BenchmarkConfig, out: Path) -> None:
         said = variant.said(scores)
         write_json(out / label / "comparison.json", said)
         rows += _lines(label, said)
-    write_json(out / "benchmark.json", {"benchmark": config.name, "blocks": config.blocks, "results": rows})
+    write_json(out / RESULTS, {"benchmark": config.name, "blocks": config.blocks, "results": rows})
     _print(config, rows)
     print_results_in(out)
+
+
+def _check_out(config: BenchmarkConfig, out: Path) -> None:
+    """Refuses a folder that holds what came of another benchmark."""
+    path = out / RESULTS
+    held = json.loads(path.read_text(encoding="utf-8")).get("benchmark") if path.is_file() else config.name
+    if held != config.name:
+        raise ValueError(
+            f"out={str(out)!r} holds what came of benchmark={held}; choose another for {config.name}"
+        )
 
 
 def _strata(

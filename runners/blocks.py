@@ -18,6 +18,8 @@ from typing import Any
 
 import pandas as pd
 
+from agents.checkpoint import find_checkpoint, read_config
+from agents.config import CHECKPOINT
 from baselines.policy import Policy
 from runners.cli import use_one_thread
 from runners.comparing import run_block, search
@@ -132,6 +134,7 @@ def run_blocks(
         tell: hears of each that is done.
     """
     digests = _digests(blocks)
+    _worlds.clear()
     missing = []
     for block, digest in zip(blocks, digests, strict=True):
         if _read(out / block.path, digest) is None:
@@ -237,8 +240,24 @@ def _code() -> str:
 
 def _content(name: str) -> str:
     """What stands behind a policy's name."""
-    folder = checkpoint_dir(name)
-    if folder is None:
+    if checkpoint_dir(name) is None:
         return repr(policy_config(name))
+    folder = find_checkpoint(name)
     files = sorted(path for path in folder.iterdir() if path.is_file())
-    return repr([(path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in files])
+    inside = [path for path in _paths_in(read_config(folder)["agent"]) if checkpoint_dir(path) is not None]
+    return repr(
+        (
+            [(path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in files],
+            [_content(path) for path in inside],
+        )
+    )
+
+
+def _paths_in(settings: Any) -> list[str]:
+    """Checkpoints that an agent's settings name."""
+    if isinstance(settings, Mapping):
+        own = [str(settings["path"])] if settings.get("name") == CHECKPOINT and "path" in settings else []
+        return own + [path for value in settings.values() for path in _paths_in(value)]
+    if isinstance(settings, list | tuple):
+        return [path for value in settings for path in _paths_in(value)]
+    return []

@@ -54,6 +54,8 @@ def main(config: CompareConfig, out: Path) -> None:
         run_benchmark(config.benchmark, out)
         return
     policies = {name: load_policy(name) for name in config.compared}
+    if config.search.seeds and config.search.base is not None:
+        load_policy(config.search.base)  # says what is wrong with it before anything takes time
     last = tuple(policies)[-1]
     compared = Comparison({name: [] for name in policies})
     results, returns = compared.results, dict[str, float]()

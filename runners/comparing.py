@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,14 +30,12 @@ class Comparison:
         strata: workload of each seed.
         bounds: returns that no policy can exceed, one a seed; NaN: not known.
         searched: returns of the clairvoyant search by seed's place in the order.
-        blocks: seeds whose requests do not overlap.
     """
 
     results: dict[str, list[Any]]
     strata: list[str] = field(default_factory=list)
     bounds: list[float] = field(default_factory=list)
     searched: dict[int, float] = field(default_factory=dict)
-    blocks: int = 0
 
     def add(self, stratum: str, scored: Mapping[str, Scored], bound: float | None) -> None:
         """Adds what every policy came to on a seed."""
@@ -58,10 +56,15 @@ def _known(values: NDArray[np.float64]) -> NDArray[np.float64] | None:
     return None if np.isnan(values).all() else values
 
 
-def kinds_of(policies: Mapping[str, Policy]) -> Kinds:
-    """Which are learned, and which look into the future."""
+def kinds_of(policies: Mapping[str, Policy], learned: Iterable[str] = ()) -> Kinds:
+    """Which are learned, and which look into the future.
+
+    Args:
+        policies: by name; what is named as a checkpoint is learned.
+        learned: others that are.
+    """
     return Kinds(
-        learned=frozenset(name for name in policies if is_checkpoint(name)),
+        learned=frozenset(name for name in policies if is_checkpoint(name)).union(learned),
         clairvoyant=frozenset(name for name, policy in policies.items() if policy.clairvoyant),
     )
 
@@ -85,7 +88,6 @@ def run(
     seeds: Sequence[int] = config.seed_range
     if config.disjoint:
         seeds = disjoint_seeds(config.workload_source, config.split, config.seeds, config.first_seed)
-        comparison.blocks += len(seeds)
     episodes = episodes_of(config, config.launcher, env, policies, seeds)
     for _ in seeds:
         block = {}

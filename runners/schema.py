@@ -7,6 +7,7 @@ choice (`env`, `policy`) stays a mapping: `env` is checked against the environme
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar
 
 from hydra.core.config_store import ConfigStore
@@ -269,6 +270,8 @@ class BenchmarkConfig:
     processes: int = 2
 
     def __post_init__(self) -> None:
+        if self.tasks is not None and not self.tasks:
+            raise ValueError("benchmark.tasks must name at least one task, or be null for all")
         check_least("benchmark.blocks", self.blocks, 1)
         check_least("benchmark.processes", self.processes, 1)
         check_least("benchmark.first_seed", self.first_seed, 0)
@@ -323,9 +326,9 @@ class CompareConfig(RunConfig):
         named = usual_policies(self.env["name"]) if self.policies is None else self.policies
         return tuple(member for name in named for member in self.pools.get(name, (name,)))
 
-    @property
+    @cached_property
     def pools(self) -> dict[str, tuple[str, ...]]:
-        """Checkpoints by the pattern that stands for them.
+        """Checkpoints by the pattern that stands for them, as they are when it is first asked.
 
         Raises:
             ValueError: a pattern stands for fewer than two.

@@ -28,7 +28,8 @@ from agents.learner import Task, make_learner
 from envs.routing.config import RoutingConfig
 from envs.workload.registry import WorkloadSpec, check_choice, for_larger
 from runners.cli import command, use_one_thread
-from runners.comparison import Kinds, compare_results
+from runners.comparing import kinds_of
+from runners.comparison import compare_results
 from runners.environments import env_arguments, make_configured_env
 from runners.fan_out import episodes_of
 from runners.output import write_json
@@ -128,8 +129,7 @@ def _compare(config: TrainConfig, policies: dict[str, Any]) -> dict[str, Any]:
         "split": config.split,
         "seeds": config.seeds,
     }
-    learned = Kinds(learned=frozenset({config.agent["name"]}))
-    return header | compare_results(results, learned)
+    return header | compare_results(results, kinds_of(policies, learned={config.agent["name"]}))
 
 
 def _print(config: TrainConfig, agent: str, comparison: dict[str, Any]) -> None:

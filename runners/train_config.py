@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -151,13 +151,21 @@ def resumed(config: TrainConfig) -> TrainConfig:
     folder = standing(Path(str(config.resume)) / LAST)
     if not folder.is_dir():
         raise ValueError(f"nothing to resume in {config.resume!r}: it has no folder {LAST!r} of a training")
+    out = Path(config.out)
+    if out.resolve() != Path(str(config.resume)).resolve() and standing(out / LAST).exists():
+        raise ValueError(
+            f"out={config.out!r} holds another training than resume={config.resume!r}; choose another"
+        )
     saved = read_config(folder)
     saved.pop("format")
     given, words = plain(config), list(_words())
     for word in words:
         _check_agrees(word, given, saved)
-    free = {key: given[key] for key in _FREE if key in {word.partition(".")[0] for word in words}}
-    free |= {"resume": config.resume, "out": config.out}
+    free = {"resume": config.resume, "out": config.out}
+    for word in sorted(words):  # the choice of a group before what is said of its keys
+        key = word.partition(".")[0]
+        if key in _FREE:
+            free[key] = _with_word(free.get(key, saved.get(key)), given[key], word)
     return dataclasses.replace(build(TrainConfig, {**saved, **free}))
 
 
@@ -167,9 +175,22 @@ def _words() -> Iterable[str]:
         yield word.lstrip("+~").partition("=")[0]
 
 
+def _with_word(saved: Any, given: Any, word: str) -> Any:
+    """What a key comes to where the command line sets it, or something in it."""
+    inside = word.partition(".")[2]
+    if not inside or not isinstance(saved, Mapping):
+        return given
+    changed = OmegaConf.create(dict(saved))
+    OmegaConf.update(changed, inside, OmegaConf.select(OmegaConf.create(given), inside))
+    return OmegaConf.to_container(changed)
+
+
 def _check_agrees(word: str, given: dict[str, Any], saved: dict[str, Any]) -> None:
-    if word.partition(".")[0] in _FREE:
+    key = word.partition(".")[0]
+    if key in _FREE:
         return
+    if key not in given:
+        raise ValueError(f"{word} cannot stand beside resume; these can: {', '.join(_FREE)}")
     ours, theirs = (
         OmegaConf.select(OmegaConf.create(given), word),
         OmegaConf.select(OmegaConf.create(saved), word),

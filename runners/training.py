@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -127,6 +128,9 @@ class Training:
 
     def _restore(self) -> None:
         """Goes on where the last save was; what was logged after it is dropped."""
+        came_from = Path(str(self.config.resume))
+        if came_from.resolve() != self.out.resolve():
+            self._bring(came_from)
         folder = standing(self.out / LAST)
         self.learner.restore(folder)
         state = json.loads((folder / PROGRESS).read_text(encoding="utf-8"))
@@ -138,6 +142,13 @@ class Training:
         path = self.out / METRICS
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         write_jsonl(path, [row for row in map(_parsed, lines) if row and row["steps"] <= self.budget.steps])
+
+    def _bring(self, came_from: Path) -> None:
+        """Copies what a run is at, to go on with it here."""
+        for name in (CHECKPOINT, LAST):
+            shutil.copytree(standing(came_from / name), self.out / name)
+        if (came_from / METRICS).is_file():
+            shutil.copy(came_from / METRICS, self.out / METRICS)
 
     def _write_policy(self, folder: Path) -> None:
         self.learner.save_policy(folder)

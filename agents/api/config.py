@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from agents.config import AgentConfig
@@ -11,6 +11,12 @@ from agents.routing.guard import read_guard
 from envs.workload.registry import check_choice
 
 CONTINUATIONS = ("present", "start")
+_NOT_PLACING = ("autoscaling", "deployment", "dp_tp")
+_OF_ENVS = {  # where a setting means something, if not everywhere
+    **dict.fromkeys(("stays", "tail", "largest_fleet"), ("routing",)),
+    **dict.fromkeys(("even", "memory_s", "dwell_s", "linger_s", "surges", "stride"), ("dp_tp",)),
+    **dict.fromkeys(("commit", "continuation", "worst", "cost_power", "committee"), _NOT_PLACING),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,16 +71,17 @@ class PolicyIterationConfig(AgentConfig):
             raise ValueError(f"agent.exploration must be in [0, 1], got {self.exploration}")
         if not 0.0 <= self.averaged <= 1.0:
             raise ValueError(f"agent.averaged must be in [0, 1], got {self.averaged}")
-        if self.trust < 0:
-            raise ValueError(f"agent.trust must not be negative, got {self.trust}")
-        if self.least_cost < 0:
-            raise ValueError(f"agent.least_cost must not be negative, got {self.least_cost}")
-        if self.worst >= 0:
+        for name in ("trust", "least_cost"):
+            if not 0.0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"agent.{name} must be finite and not negative, got {getattr(self, name)}")
+        if not self.worst < 0:
             raise ValueError(f"agent.worst must be negative, got {self.worst}")
         if not 0.0 <= self.cost_power <= 1.0:
             raise ValueError(f"agent.cost_power must be in [0, 1], got {self.cost_power}")
-        if min(self.entropy_weights) <= 0:
-            raise ValueError(f"agent.entropy_weights must be positive, got {self.entropy_weights}")
+        if len(self.entropy_weights) != 2 or not all(0.0 < each < math.inf for each in self.entropy_weights):
+            raise ValueError(
+                f"agent.entropy_weights must be two positive numbers, first and last, got {list(self.entropy_weights)}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +101,7 @@ class APIConfig(PolicyIterationConfig):
         stays: A rollout ends earlier, after as many stays of a request as this: by Little's law as many requests arrive
             while one stays as are in the system. None: after the horizon. routing only.
         commit: Decision intervals for which a rollout keeps to its action before it follows the present policy. A
-            policy that corrects every deviation at once would make all actions look alike. dp_tp and deployment only.
+            policy that corrects every deviation at once would make all actions look alike. Not in routing and sharing.
         stride: Decision intervals between two decisions inside a rollout; more makes rollouts cheaper and coarser.
             dp_tp only.
         candidates: Most actions compared at a state; staying and the present policy's choice are always among them.
@@ -171,6 +178,31 @@ class APIConfig(PolicyIterationConfig):
     def members(self) -> int:
         """Most networks that decide together."""
         return self.committee if self.start is None else 1
+
+
+def check_settings_of(config: APIConfig, env: str) -> None:
+    """Refuses settings that mean nothing in an environment.
+
+    Args:
+        config: All of them.
+        env: Name of the environment.
+
+    Raises:
+        ValueError: One is for others and is not what it is by default.
+    """
+    defaults = {item.name: item.default for item in fields(APIConfig)}
+    for name, envs in _OF_ENVS.items():
+        value = getattr(config, name)
+        if env not in envs and value != defaults[name]:
+            raise ValueError(
+                f"agent.{name} is for env={'|'.join(envs)} alone, got {_plainly(value)} in env={env}; leave it "
+                f"{_plainly(defaults[name])}"
+            )
+
+
+def _plainly(value: Any) -> Any:
+    """A setting as one would type it."""
+    return "null" if value is None else list(value) if isinstance(value, tuple) else value
 
 
 def check_at_least_one(name: str, value: int) -> None:

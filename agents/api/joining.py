@@ -84,6 +84,7 @@ def _sees(config: dict[str, Any], agent: APIConfig, folder: Path) -> dict[str, A
         "env": config["env"]["name"],
         "observation": {name: box.shape for name, box in observation.items()},
         "action": str(action),
+        "objective": config.get("objective"),
         "env.scales": config["env"].get("scales"),
         "env.decision_interval_s": config["env"].get("decision_interval_s"),
         **{f"agent.{name}": plain(getattr(agent, name)) for name in _ALIKE},

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from agents.adapter import adapter_of
-from agents.api.config import APIConfig, PolicyIterationConfig
+from agents.api.config import APIConfig, PolicyIterationConfig, check_settings_of
 from agents.api.counterfactuals import Batch, Improvable, padded
 from agents.api.fit import Vary, fit
 from agents.api.start import NEVER, calibrated_margin
@@ -44,6 +44,7 @@ WEIGHTS, DATA, STATE = "weights.pt", "data.npz", "training.json"
 _MEMBERS = "members"  # of a committee, in its weights
 _SLICE = 0.04  # share of the budget between two chances to save
 _LEAST_STATES = 64  # no iteration learns from fewer
+_PATIENCE = 1000  # states that should have come before one does
 _GATHERING = 0.95  # share of an iteration's budget; the rest is for training the network
 _MOST_FITTING = 0.5  # of it; training takes time, but no decisions
 _FOLDS = 4  # parts of the states, each held out once to find the margin
@@ -109,8 +110,14 @@ class PolicyIterationLearner:
         figures = {"iteration": float(self.iteration), "states": float(len(self.gathered.states))}
         if budget.progress < end:
             return figures
+        began = budget.steps
         while len(self.gathered.states) < _LEAST_STATES:
             self.world.play(budget, self.gathered)
+            if not self.gathered.states and budget.steps - began > _PATIENCE * self.config.sample_every:
+                raise ValueError(
+                    f"agent={self.config.name} has nothing to learn: in {budget.steps:,} decisions there was none with "
+                    "two actions to compare"
+                )
         self.batches = [*self.batches, self.gathered][-self.config.kept_iterations :]
         self.gathered = Batch()
         before = budget.progress
@@ -281,24 +288,9 @@ class APILearner(PolicyIterationLearner):
     """
 
     def __init__(self, config: APIConfig, task: Task) -> None:
-        if config.tail and task.env != "routing":
-            raise ValueError(
-                f"agent.tail is for env=routing alone, got {config.tail} in env={task.env}; leave it 0"
-            )
+        check_settings_of(config, task.env)
         if config.largest_fleet > 1.0:
-            if task.env != "routing":
-                raise ValueError(
-                    f"agent.largest_fleet is for env=routing alone, got {config.largest_fleet} in env={task.env}; "
-                    "leave it 1"
-                )
             self.vary = partial(as_of_larger, largest=config.largest_fleet)
-        for name in ("even", "memory_s", "dwell_s", "linger_s", "surges"):
-            if getattr(config, name) and task.env != "dp_tp":
-                raise ValueError(
-                    f"agent.{name} is for env=dp_tp alone, got env={task.env}; leave it as it is"
-                )
-        if config.committee > 1 and task.env in ("routing", "sharing"):
-            raise ValueError(f"agent.committee is not for env={task.env}, got {config.committee}; leave it 1")
         if config.guard is not None:
             check_guard(task.env, task.arguments.get("scales"))
         self.tail, self.guard, self.committee = config.tail, config.guard, config.members

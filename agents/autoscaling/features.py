@@ -1,6 +1,6 @@
 """What the network sees: one vector for an endpoint, one for each thing that may be done there, from the observation.
 
-Endpoints are scored one by one by the same network, so that a policy serves any number of them.
+Endpoints are scored one by one by the same network.
 """
 
 from __future__ import annotations

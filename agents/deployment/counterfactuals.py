@@ -124,12 +124,15 @@ class DeploymentCounterfactuals:
         start = None if self.start is None else self.start.fork()
         stays = self.present is None and start is None
         commit = self.config.horizon if stays else self.config.commit
-        apart = not isinstance(action, Deploy | None) and self.core.candidates[action].apart
+        said = isinstance(action, Deploy | None)
+        apart = not said and self.core.candidates[action].apart
         total = core.step(action).reward
         for span in range(1, self.config.horizon):
             if core.done:
                 break
-            if span < commit:
+            if span < commit and said:
+                total += core.step(action).reward
+            elif span < commit:
                 deployment = core.simulator.deployment
                 total += core.step(Deploy(deployment, core.shares_of(deployment, apart))).reward
             else:

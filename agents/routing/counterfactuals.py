@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -15,10 +16,12 @@ from agents.api.start import KEY
 from agents.learner import Budget, Task
 from agents.network_policy import NetworkPolicy
 from agents.routing.guard import guarded
+from agents.spaces import check_observation
 from agents.teacher import make_teacher
 from baselines.common.routers.linear_score import LinearScorePolicy
 from baselines.policy import BatchPolicy, Policy
 from envs.placing import Observations
+from envs.registration import make_env
 from envs.routing.config import RoutingConfig
 from envs.routing.deciders import Deciders
 from envs.routing.env import make_spaces
@@ -64,6 +67,7 @@ class RoutingCounterfactuals:
         assert isinstance(observation, spaces.Dict)
         self.observation = observation
         self.present: BatchPolicy = _start(config)
+        check_start(self.present, task, observation)
         self._compile(routings[0])
 
     @property
@@ -211,6 +215,24 @@ class RoutingCounterfactuals:
         cost = np.abs(np.nanmax(table, axis=1, keepdims=True)) + self.config.least_cost
         relative = (table - np.nanmean(table, axis=1, keepdims=True)) / np.sqrt(cost)
         return [row[:length] for row, length in zip(relative, lengths, strict=True)]
+
+
+def check_start(policy: BatchPolicy, task: Task, observation: spaces.Dict) -> None:
+    """Refuses a policy to start from that does not belong where it is to decide.
+
+    Args:
+        policy: The policy.
+        task: What is to be learned.
+        observation: What the environment shows.
+
+    Raises:
+        ValueError: It is for another environment, or was trained to see something else.
+    """
+    env: Any = make_env(task.env, **task.training_arguments)
+    policy.reset(env.policy_spec, task.seed)
+    if isinstance(policy, NetworkPolicy):
+        shown = {name: np.zeros(box.shape or ()) for name, box in observation.items()}
+        check_observation(policy.name, policy.observation, shown, policy.adapter.rows, policy.any_length)
 
 
 def _start(config: APIConfig) -> LinearScorePolicy | NetworkPolicy:

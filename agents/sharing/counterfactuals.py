@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from agents.api.config import APIConfig
 from agents.api.start import KEY
 from agents.learner import Budget, Task
-from agents.routing.counterfactuals import RoutingCounterfactuals
+from agents.routing.counterfactuals import RoutingCounterfactuals, check_start
 from agents.teacher import make_teacher
 from baselines.common.place_score import PlaceScorePolicy
 from baselines.policy import BatchPolicy
@@ -43,11 +43,18 @@ class SharingCounterfactuals(RoutingCounterfactuals):
         assert isinstance(observation, spaces.Dict)
         self.observation = observation
         self.present = _start(config)
+        check_start(self.present, task, observation)
 
     @property
     def deciders(self) -> SharingDeciders:  # type: ignore[override]
         """The episodes."""
         return self._fleets[0]
+
+    def _act(self, seen: Observations) -> NDArray[np.int64]:
+        masks = seen.masks.copy()
+        masks[masks[:, :-1].any(axis=1), -1] = False  # a policy that may hold does so only where it must
+        observation = {"places": seen.places, "request": seen.request, "cluster": seen.cluster}
+        return self.present.act_batch(observation, masks)
 
     def _rollouts(
         self, owners: NDArray[np.intp], first: NDArray[np.int64], budget: Budget

@@ -149,7 +149,9 @@ def test_one_decides_alone_where_there_is_a_start_and_in_routing() -> None:
     assert APIConfig(committee=3, start={"name": "static_dp"}).members == 1
     with pytest.raises(ValueError, match=r"agent\.committee must be at least 1"):
         APIConfig(committee=0)
-    with pytest.raises(ValueError, match=r"agent\.committee is not for env=routing, got 2"):
+    with pytest.raises(
+        ValueError, match=r"agent\.committee is for env=autoscaling\|deployment\|dp_tp alone, got 2"
+    ):
         APILearner(APIConfig(committee=2), Task("routing", {}))
 
 

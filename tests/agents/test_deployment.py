@@ -15,6 +15,8 @@ from agents.deployment.counterfactuals import DeploymentCounterfactuals
 from agents.deployment.features import EXISTS, encode_actions, encode_state, state_size
 from agents.learner import Budget, Task, make_learner
 from baselines.registry import make_policy
+from envs.deployment.core import DeploymentCore
+from envs.deployment.state import Deploy
 from envs.registration import make_env
 from envs.workload.registry import WorkloadSpec
 from runners.rollout import run_episode
@@ -67,6 +69,25 @@ def test_a_rollout_leaves_the_episode_alone_and_is_the_sum_of_its_rewards() -> N
     for _ in range(CONFIG.horizon):
         expected += twin.step(0).reward
     assert returns == pytest.approx(expected)
+
+
+def test_a_rollout_keeps_to_what_the_start_said_with_its_shares(monkeypatch) -> None:
+    config = dataclasses.replace(CONFIG, commit=3, start={"name": "stay"})
+    world = DeploymentCounterfactuals(config, Task("deployment", QUIET), np.random.default_rng(0))
+    world.core.reset(3)
+    world.start.reset(world.spec, 0)
+    kinds = len(world.core.simulator.deployment.kinds)
+    said = Deploy(
+        world.core.simulator.deployment, np.full((len(world.core.state.shares), kinds), 1.0 / kinds)
+    )
+    told, step = [], DeploymentCore.step
+    monkeypatch.setattr(
+        DeploymentCore, "step", lambda core, action: told.append(action) or step(core, action)
+    )
+    world._rollout(said)
+    assert told[:3] == [said] * 3
+    assert len(told) == config.horizon
+    assert told[3] is not said
 
 
 def test_staying_and_what_the_present_policy_does_are_always_compared() -> None:

@@ -154,3 +154,22 @@ def test_discounts_are_about_the_mean_time_between_arrivals():
 def test_a_start_must_decide_by_the_observation():
     with pytest.raises(ValueError, match="start must be a policy that decides by the observation"):
         APILearner(APIConfig(start={"name": "first_fit"}), Task("sharing", LIGHT))
+
+
+def test_a_start_must_belong_to_sharing():
+    with pytest.raises(ValueError, match="this policy decides where requests go"):
+        APILearner(APIConfig(start={"name": "linear_score"}), Task("sharing", LIGHT))
+
+
+def test_a_start_that_may_hold_does_so_only_where_it_must():
+    world = APILearner(CONFIGS["api"], Task("sharing", LIGHT, num_envs=2, seed=1)).world
+
+    class Holding(PlaceScorePolicy):
+        def act_batch(self, observation, masks):
+            return masks.shape[1] - 1 - masks[:, ::-1].argmax(axis=1)  # the last that is possible
+
+    world.present, batch = Holding(), Batch()
+    while len(batch.states) < 4:
+        world.play(Budget(10**6), batch)
+    for returns, chosen in zip(batch.returns, batch.chosen, strict=True):
+        assert np.isfinite(returns[chosen])

@@ -129,5 +129,5 @@ def test_smaller_steps_change_no_return() -> None:
 
 
 def test_surges_are_of_dp_tp_alone() -> None:
-    with pytest.raises(ValueError, match=r"agent.surges is for env=dp_tp alone, got env=routing"):
+    with pytest.raises(ValueError, match=r"agent.surges is for env=dp_tp alone, got True in env=routing"):
         APILearner(APIConfig(surges=True), Task("routing", {}))

@@ -259,6 +259,58 @@ def test_a_training_goes_on_on_another_workload(tmp_path):
     assert last["best_return"] == last["return"]
 
 
+def test_a_training_goes_on_in_another_folder(tmp_path, capsys):
+    """With all that the first had come to, which stays as it is; not over a third one."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert train.main([*TINY, *SMALL_PPO, "total_steps=64", f"out={first}"]) == 0
+    before = {path: path.read_bytes() for path in first.rglob("*") if path.is_file()}
+    assert train.main([f"resume={first}", f"out={second}", "total_steps=128"]) == 0
+    assert [row["steps"] for row in rows_of(second) if row["kind"] == "train"] == [64, 128]
+    assert {path: path.read_bytes() for path in first.rglob("*") if path.is_file()} == before
+    capsys.readouterr()
+    said = failure([f"resume={first}", f"out={second}", "total_steps=192"], capsys)
+    assert "holds another training than resume=" in said
+
+
+def test_words_beside_resume_change_what_they_name_alone(tmp_path, capsys):
+    chat = ["workload=azure_conv_fitted", "workload.num_requests=60", "tracker=wandb"]
+    saved = [*TINY[:1], *chat, *TINY[2:], *SMALL_PPO, "total_steps=64", f"out={tmp_path}"]
+    assert train.main(saved) == 0
+    assert train.main([f"resume={tmp_path}", "workload.rate_scale=2", "total_steps=128"]) == 0
+    workload = yaml.safe_load((tmp_path / "last" / "config.yaml").read_text())["workload"]
+    assert (workload["name"], workload["num_requests"], workload["rate_scale"]) == (
+        "azure_conv_fitted",
+        60,
+        2.0,
+    )
+    capsys.readouterr()
+    said = failure([f"resume={tmp_path}", "experiment=priority"], capsys)
+    assert "experiment cannot stand beside resume" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["agent.start={path: runs/x}"], "agent.start must be a policy's name"),
+        (["agent.stays=0.5"], "agent.stays is for env=routing alone, got 0.5 in env=dp_tp; leave it null"),
+        (["cluster=tiny_llama_cpu", "total_steps=64"], "agent=api has nothing to learn"),
+    ],
+)
+def test_what_a_learner_cannot_do_it_says_in_a_sentence(words, expected, tmp_path, capsys):
+    assert train.main([*TINY, "agent=api", *words, f"out={tmp_path}"]) == USER_ERROR
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last.startswith("error: ")
+    assert expected in last
+
+
+def test_baselines_that_look_ahead_or_were_learned_are_no_heuristics(tmp_path):
+    words = [*TINY[:-1], *SMALL_PPO, "total_steps=64", "baselines=[static_dp,zoo/dp_tp]", f"out={tmp_path}"]
+    assert train.main(words) == 0
+    said = json.loads((tmp_path / "comparison.json").read_text())
+    assert said["best_heuristic"] == "static_dp"
+    assert said["learned"] == ["maskable_ppo", "zoo/dp_tp"]
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -269,6 +321,8 @@ def test_a_training_goes_on_on_another_workload(tmp_path):
         (["agent=bc", "agent.teacher=flying_servin"], "flying_serving"),
         (["agent=residual", "agent.baseline=null"], "agent.baseline must name a policy"),
         (["agent=cma_es", "agent.heuristic=static_dp"], "declares no constants"),
+        (["agent.network.hidden_widths=[]"], "network.hidden_widths must be at least one width"),
+        (["agent=api", "agent.entropy_weights=[0.3]"], "agent.entropy_weights must be two positive numbers"),
         (["num_envs=0"], "num_envs"),
         (["total_steps=0"], "total_steps"),
         (["max_minutes=-1"], "max_minutes"),

@@ -12,7 +12,7 @@ from hydra import initialize_config_dir
 
 from envs.workload.registry import WorkloadSource, WorkloadSpec
 from envs.workload.traces import TRACES, find_trace
-from runners import benchmark, compare
+from runners import benchmark, blocks, compare
 from runners.benchmark import _composed, load_task, task_names
 from runners.cli import USER_ERROR
 from runners.comparison import disjoint_seeds
@@ -106,6 +106,38 @@ def test_a_benchmark_runs_and_says_what_each_task_is(tmp_path, tiny_task, capsys
     assert isinstance(row["worse"], bool)
 
 
+def test_another_benchmark_does_not_take_the_place_of_what_is_there(tmp_path, tiny_task, capsys):
+    (tmp_path / "benchmark.json").write_text(json.dumps({"benchmark": "full", "results": []}))
+    assert compare.main(["benchmark=smoke", f"out={tmp_path}"]) == USER_ERROR
+    assert "holds what came of benchmark=full; choose another for smoke" in capsys.readouterr().err
+    assert compare.main(["benchmark=smoke", "benchmark.tasks=[]", f"out={tmp_path}/b"]) == USER_ERROR
+    assert "benchmark.tasks must name at least one task" in capsys.readouterr().err
+
+
+def test_what_stands_behind_a_name_is_all_that_it_is_made_of(tmp_path):
+    """A run's checkpoint, and one that its agent names."""
+
+    def checkpoint(folder, weights, agent):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.yaml").write_text(yaml.safe_dump({"format": 1, "env": {}, "agent": agent}))
+        (folder / "weights.pt").write_text(weights)
+
+    def content():
+        return blocks._content(str(tmp_path / "run"))
+
+    inner = {"name": "checkpoint", "path": str(tmp_path / "start")}
+    checkpoint(
+        tmp_path / "run" / "checkpoint", "1", {"name": "portfolio", "policies": [{"name": "jsq"}, inner]}
+    )
+    checkpoint(tmp_path / "start", "2", {"name": "api", "start": {"name": "jsq"}})
+    first = content()
+    assert content() == first
+    (tmp_path / "start" / "weights.pt").write_text("3")
+    second = content()
+    (tmp_path / "run" / "checkpoint" / "weights.pt").write_text("4")
+    assert len({first, second, content()}) == 3
+
+
 def test_processes_change_no_figure_and_a_stopped_run_goes_on(tmp_path, tiny_task, capsys):
     words = ["benchmark=smoke", "benchmark.blocks=3"]
     said = {}
@@ -125,7 +157,13 @@ def test_processes_change_no_figure_and_a_stopped_run_goes_on(tmp_path, tiny_tas
     assert parts[0].is_file()
     assert {part: part.stat().st_mtime_ns for part in parts[1:]} == written
     written = {part: part.stat().st_mtime_ns for part in parts}
-    others = ["benchmark=full", "benchmark.blocks=2", "benchmark.search_blocks=0", "benchmark.processes=1"]
+    others = [
+        "benchmark=smoke",
+        "benchmark.short=false",
+        "benchmark.blocks=2",
+        "benchmark.search_blocks=0",
+        "benchmark.processes=1",
+    ]
     others += ["benchmark.first_seed=1000000", f"out={out}"]
     task = benchmark.TASK_DIR / "tiny.yaml"
     task.write_text(task.read_text().replace("num_requests=60", "num_requests=50"))
