@@ -41,14 +41,15 @@ CASES = {  # environment, its arguments, what is started from
     ),
     "dp_tp": ({"workload": BURSTS, "cluster": ClusterSpec(num_gpus=4)}, {"name": "flying_serving"}),
 }
-CONFIG = APIConfig(
-    horizon=4, commit=2, stride=1, candidates=4, sample_every=1, hidden=8, iterations=1, epochs=2
-)
+CONFIG = APIConfig(horizon=4, commit=2, candidates=4, sample_every=1, hidden=8, iterations=1, epochs=2)
 
 
 def learner_of(env: str, **changes: Any) -> APILearner:
     arguments, start = CASES[env]
-    return APILearner(dataclasses.replace(CONFIG, start=start, **changes), Task(env, arguments, seed=0))
+    own = {"stride": 1} if env == "dp_tp" else {}
+    return APILearner(
+        dataclasses.replace(CONFIG, start=start, **own, **changes), Task(env, arguments, seed=0)
+    )
 
 
 def prefer_the_start(network: torch.nn.Module) -> None:
