@@ -16,7 +16,7 @@ from runners.cli import command
 from runners.policies import is_pattern, members_of
 from runners.schema import JoinConfig
 from runners.tables import print_results_in
-from runners.training import CHECKPOINT
+from runners.train_config import CHECKPOINT
 
 
 @command("join", JoinConfig)

@@ -39,8 +39,8 @@ from runners.progress import progress_bar
 from runners.rollout import Episode
 from runners.tables import print_results_in, print_table
 from runners.trackers import make_tracker
-from runners.train_config import TrainConfig, register_agents, resumed
-from runners.training import CHECKPOINT, Training
+from runners.train_config import CHECKPOINT, TrainConfig, register_agents, resumed
+from runners.training import Training
 
 TABLE_METRICS = ("slo_attainment", "ttft_p50_s", "ttft_p99_s", "tpot_p50_s")
 

@@ -21,7 +21,7 @@ from runners.schema import LauncherConfig, RunConfig, check_least
 from runners.typed import build, schema_of
 
 DEFAULT_MINUTES = 5.0
-LAST = "last"
+CHECKPOINT, LAST = "checkpoint", "last"  # folders of a run: the best policy, and what is needed to go on
 IMITATORS = ("bc", "dagger")
 
 # What may be another when a training is resumed.
@@ -152,7 +152,8 @@ def resumed(config: TrainConfig) -> TrainConfig:
     if not folder.is_dir():
         raise ValueError(f"nothing to resume in {config.resume!r}: it has no folder {LAST!r} of a training")
     out = Path(config.out)
-    if out.resolve() != Path(str(config.resume)).resolve() and standing(out / LAST).exists():
+    held = any(standing(out / name).exists() for name in (CHECKPOINT, LAST))
+    if held and out.resolve() != Path(str(config.resume)).resolve():
         raise ValueError(
             f"out={config.out!r} holds another training than resume={config.resume!r}; choose another"
         )

@@ -21,9 +21,9 @@ from runners.environments import env_arguments
 from runners.output import write_jsonl
 from runners.rollout import run_episode
 from runners.trackers import Tracker
-from runners.train_config import LAST, TrainConfig
+from runners.train_config import CHECKPOINT, LAST, TrainConfig
 
-CHECKPOINT, METRICS, PROGRESS = "checkpoint", "metrics.jsonl", "progress.json"
+METRICS, PROGRESS = "metrics.jsonl", "progress.json"
 
 
 class Training:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -270,6 +271,8 @@ def test_a_training_goes_on_in_another_folder(tmp_path, capsys):
     capsys.readouterr()
     said = failure([f"resume={first}", f"out={second}", "total_steps=192"], capsys)
     assert "holds another training than resume=" in said
+    shutil.rmtree(second / "last")  # as `runners.join` leaves a folder
+    assert "holds another training" in failure([f"resume={first}", f"out={second}"], capsys)
 
 
 def test_words_beside_resume_change_what_they_name_alone(tmp_path, capsys):
