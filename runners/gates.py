@@ -89,7 +89,7 @@ class _Beside:
     def _each(
         self, metric: str, compared: Callable[[float, float], float], of_all: bool
     ) -> tuple[FloatArray, dict[str, float]]:
-        """Shares of the blocks, and what is said of the interquartile means, of each workload that has any."""
+        """(W,) shares of the blocks, and the two interquartile means compared, of each workload that has the metric."""
         read = column if of_all else column_of_some
         ours, theirs = read(self.ours, metric), read(self.theirs, metric)
         labels = np.array(self.strata if self.strata is not None else [""] * len(ours))

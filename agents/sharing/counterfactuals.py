@@ -53,8 +53,7 @@ class SharingCounterfactuals(RoutingCounterfactuals):
     def _act(self, seen: Observations) -> NDArray[np.int64]:
         masks = seen.masks.copy()
         masks[masks[:, :-1].any(axis=1), -1] = False  # a policy that may hold does so only where it must
-        observation = {"places": seen.places, "request": seen.request, "cluster": seen.cluster}
-        return self.present.act_batch(observation, masks)
+        return super()._act(seen._replace(masks=masks))
 
     def _rollouts(
         self, owners: NDArray[np.intp], first: NDArray[np.int64], budget: Budget
