@@ -4,6 +4,7 @@ A number of instances that is wanted is linear in what is seen of an endpoint, l
 than there are must be wanted for one to come, and enough less for one to go; how much is enough is linear in the load.
 All of it is once for loads that were calm in the last day and once for restless ones, with all shades between them; a
 search on loads of one kind leaves the numbers of the other to chance.
+Engines that are clearly slower than their profile says serve as much less, so that loads are as much more instances.
 Instances come from vacant machines and leave them vacant; non-interactive requests are released as freely as before.
 """
 
@@ -64,6 +65,9 @@ _BANDS = (0.37, 0.95)  # instances that must be wanted or superfluous for one to
 # Unrest up to which loads are calm and from which on they are restless: days of workload=week have 0.09 to 0.17, of
 # workload=tiers_swinging 0.28 to 0.38.
 _CALM, _RESTLESS = 0.17, 0.25
+# Slowness that is taken for noise, and from which on all of it counts: hours of engines that are as their profile says
+# reach 1.12, those of engines that are a fifth slower begin at 1.20.
+_NOISE, _SLOW = 1.12, 1.2
 _IN_TEN = 10.0
 
 
@@ -95,7 +99,7 @@ class TargetNetwork(DecisionNetwork):
         Args:
             endpoints: (batch, P, features).
         """
-        loads = torch.expm1(endpoints[:, :, [_COLUMN[name] for name in _LOADS]])
+        loads = torch.expm1(endpoints[:, :, [_COLUMN[name] for name in _LOADS]]) * _pace(endpoints)
         running = _SCALE * torch.expm1(endpoints[:, :, _COLUMN["running"]])
         interval, hour, usual = (
             loads[:, :, _LOADS.index(name)] for name in ("load_interval", "load_hour", "usual")
@@ -134,3 +138,13 @@ class TargetNetwork(DecisionNetwork):
     def last_layers(self) -> Iterable[nn.Module]:
         """None: it begins as a rule that serves."""
         return ()
+
+
+def _pace(endpoints: torch.Tensor) -> torch.Tensor:
+    """(batch, P, 1), times as long as engines take for what they do; 1 where that may be noise.
+
+    Args:
+        endpoints: (batch, P, features).
+    """
+    slowness = endpoints[:, :, _COLUMN["slowness"], None]
+    return 1.0 + ((slowness - _NOISE) / (_SLOW - _NOISE)).clamp(0.0, 1.0) * (slowness - 1.0)

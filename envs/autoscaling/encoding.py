@@ -17,6 +17,7 @@ from envs.autoscaling.observation import (
     shapes_of,
 )
 from envs.autoscaling.state import AutoscalingSpec, AutoscalingState, EndpointState, InstanceStatus
+from envs.nominal import NominalEngines
 from envs.scaling import TRAFFIC_DTYPE
 
 _COLUMNS = len(TRAFFIC_DTYPE.names or ())
@@ -28,12 +29,14 @@ class StateEncoder:
     Args:
         config: What the environment is made of.
         spec: What policies are told beforehand.
+        engines: What is known of the fleet's places beforehand.
     """
 
-    def __init__(self, config: AutoscalingConfig, spec: AutoscalingSpec) -> None:
+    def __init__(self, config: AutoscalingConfig, spec: AutoscalingSpec, engines: NominalEngines) -> None:
         if spec.places is None:
             raise ValueError("spec.places must say how many instances each endpoint may have")
         self.config, self.spec, self.scales = config, spec, config.scales
+        self.engines = engines
         self.shapes = shapes_of(spec)
         self._most = spec.places.sum(axis=1)
         self._kinds = np.argmax(spec.places > 0, axis=1)
@@ -46,7 +49,7 @@ class StateEncoder:
             left: Share of the episode that is left.
         """
         local = np.array([own.weights_local for own in state.endpoints])
-        constants = Constants(self.config, self.spec, self._kinds, local)
+        constants = Constants(self.config, self.spec, self._kinds, local, self.engines)
         known = np.stack([own.history.rows.view(np.float64).reshape(-1, _COLUMNS) for own in state.endpoints])
         features = {
             **self._machines(state),

@@ -51,7 +51,7 @@ class AutoscalingEnv(StepByStep[Observation]):
 
     ## Observation space
 
-    `Dict(endpoints=(P, 33), clock=(5,))`, float32 in [0, 64]; rows and units are named in
+    `Dict(endpoints=(P, 34), clock=(5,))`, float32 in [0, 64]; rows and units are named in
     `envs.autoscaling.observation`. Endpoints have no order that means anything. True output lengths and the future are
     nowhere in it.
 

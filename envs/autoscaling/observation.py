@@ -12,11 +12,14 @@ from numpy.typing import NDArray
 
 from envs.autoscaling.config import AutoscalingConfig
 from envs.autoscaling.forecast import HOUR_S, forecast_tps, unrest, usual_tps
+from envs.autoscaling.slowness import first_places, slowness_of
 from envs.autoscaling.state import AutoscalingSpec
 from envs.backend import EngineStatus
+from envs.nominal import NominalEngines
 from envs.scaling import TRAFFIC_DTYPE
 from envs.simulator.autoscaling.inventory import Held
 from envs.simulator.autoscaling.simulator import AutoscalingSimulator
+from envs.simulator.fleet.nominal import nominal_engines
 from envs.simulator.kernel.state import PS_PER_S
 
 FloatArray = NDArray[np.float64]
@@ -56,6 +59,7 @@ ENDPOINT_FEATURES = (
     "late",  # share of the last interval's interactive requests that missed a promise, at most 1
     "ttft",  # mean of the last interval over the strictest promise; log
     "tpot",  # the same
+    "slowness",  # times as long as by the profile that engines took in the last hour (`slowness`); 1: not known
     "capacity",  # prompt tokens/s that one instance serves; log
     "start_time",  # seconds that a start takes; log
     "redeploy_time",  # seconds until another model's spot instance serves; log
@@ -101,6 +105,7 @@ class Constants:
         spec: What policies are told beforehand.
         kinds: (P,) first kind of machine of each endpoint.
         local: (P,) whether its region's storage holds the model's weights.
+        engines: What is known of the fleet's places beforehand.
     """
 
     def __init__(
@@ -109,8 +114,10 @@ class Constants:
         spec: AutoscalingSpec,
         kinds: NDArray[np.int64],
         local: NDArray[np.bool_],
+        engines: NominalEngines,
     ) -> None:
         self.config, self.scales = config, config.scales
+        self.engines, self._places = engines, first_places(engines, spec.endpoints)
         models = np.array([spec.models.index(endpoint.model) for endpoint in spec.endpoints])
         self.capacity = np.maximum(spec.capacity_tps[models, kinds], 1e-9)
         machines = config.machines
@@ -162,6 +169,9 @@ class Constants:
             "late": np.minimum(last[:, _COLUMN["violations"]] / arrived, 1.0),
             "ttft": log_of(last[:, _COLUMN["ttft_sum_s"]] / np.maximum(first, 1.0), self.ttft_s),
             "tpot": log_of(last[:, _COLUMN["tpot_sum_s"]] / np.maximum(finished, 1.0), self.tpot_s),
+            "slowness": np.minimum(
+                slowness_of(known[:, -round(HOUR_S / bin_s) :], bin_s, self.engines, self._places), HIGH
+            ),
         }
 
 
@@ -185,6 +195,7 @@ class Encoder:
             spec,
             kinds=np.array([layout.kind_of[layout.places(p)[0]] for p in range(len(spec.endpoints))]),
             local=np.array([simulator.weights_local(p) for p in range(len(spec.endpoints))]),
+            engines=nominal_engines(simulator),
         )
 
     def encode(self, simulator: AutoscalingSimulator, clock_s: float) -> Observation:

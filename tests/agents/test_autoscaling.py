@@ -176,6 +176,17 @@ def test_what_is_wanted_by_hand(env):
         assert (network.inputs(row) @ weights).item() == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("slowness", "times"), [(0.7, 1.0), (1.0, 1.0), (1.12, 1.0), (1.16, 1.08), (1.2, 1.2), (1.5, 1.5)]
+)
+def test_loads_are_as_much_more_as_engines_are_slower(env, slowness, times):
+    """What may be noise does not count, and half of it in between."""
+    network = target_network(env, {"load_interval": 0.5, "root": 0.1}, {})
+    row = endpoint_row(load_interval=np.log(3.0), slowness=slowness)
+    expected = 0.5 * 2.0 * times + 0.1 * np.sqrt(2.0 * times)
+    assert (network.inputs(row) @ network.weights[0]).item() == pytest.approx(expected, rel=1e-5)
+
+
 @pytest.mark.parametrize(("unrest", "change"), [(0.0, 0), (0.16, 0), (0.21, 1), (0.26, 2), (9.0, 2)])
 def test_calm_and_restless_loads_have_numbers_of_their_own(env, unrest, change):
     """Of three instances three are wanted while loads are calm and five while they are not, with all between."""

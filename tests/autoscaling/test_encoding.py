@@ -18,7 +18,7 @@ ROUGH = {"kv_usage": 0.02}
 def test_it_follows_from_the_state(variant):
     env = make_env("autoscaling", **VARIANTS[variant])
     rng = np.random.default_rng(1)
-    encoder = StateEncoder(env.config, env.core.spec)
+    encoder = StateEncoder(env.config, env.core.spec, env.policy_spec.fleet)
     steps = 0
     for observation, *_ in play(env, 5, lambda e: masked_action(e, rng)):
         left = 1.0 - env.state.now_s / env.core.stream.duration_s

@@ -36,7 +36,7 @@ def total(infos, term: str) -> float:
 
 def test_spaces_have_the_documented_shapes(env):
     count = len(env.core.spec.endpoints)
-    assert env.observation_space["endpoints"].shape == (count, len(ENDPOINT_FEATURES)) == (count, 33)
+    assert env.observation_space["endpoints"].shape == (count, len(ENDPOINT_FEATURES)) == (count, 34)
     assert env.observation_space["clock"].shape == (len(CLOCK_FEATURES),) == (5,)
     assert env.action_space.nvec.tolist() == [5, 2, 3] * count
 

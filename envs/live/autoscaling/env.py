@@ -73,7 +73,8 @@ class LiveAutoscalingEnv(DrivesServers, OneEpisode[Observation]):
         check_scaled(self._simulated, len(fleet.slots))
         self.fleet, self._deadline = fleet, ControlDeadline(control_within_s)
         self.observation_space, self.action_space = make_spaces(self._simulated)  # type: ignore[assignment]
-        self._encoder = StateEncoder(self.config, self._simulated.spec)
+        self._engines = nominal_engines(self._simulated.simulator)
+        self._encoder = StateEncoder(self.config, self._simulated.spec, self._engines)
         self._meter = RewardMeter(len(self._simulated.slos))
         self._interactive = np.array(self._simulated.interactive, bool)
         self._pools = np.zeros(len(fleet.slots), np.int32)
@@ -99,7 +100,7 @@ class LiveAutoscalingEnv(DrivesServers, OneEpisode[Observation]):
             slos=self._simulated.slos,
             classes=self._simulated.classes,
             decision_interval_s=self.config.decision_interval_s,
-            engines=nominal_engines(self._simulated.simulator),
+            engines=self._engines,
             autoscaling=self._simulated.spec,
         )
 
