@@ -125,7 +125,7 @@ class PolicyAutoscaler:
         self._batch = group.replica.max_num_seqs
         assert setting.engines is not None
         self._capacity = int(setting.engines.kv_capacity_tokens[0])
-        self._encoder = StateEncoder(self.config, self.spec)
+        self._encoder = StateEncoder(self.config, self.spec, setting.engines)
         self.policy = load_policy(config.policy)
         self.policy.reset(setting, 0)
         self._begun_s: float | None = None
