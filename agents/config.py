@@ -59,6 +59,14 @@ class AgentConfig:
         _check("agent.total_steps", self.total_steps, self.total_steps >= 1, "at least 1")
         _check("agent.learning_rate", self.learning_rate, self.learning_rate > 0, "positive")
 
+    def places(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Keyword arguments of the environments between which validation episodes are shared out: one, as it is.
+
+        Args:
+            arguments: The environment's keyword arguments.
+        """
+        return [dict(arguments)]
+
 
 @dataclass(frozen=True, kw_only=True)
 class SB3Config(AgentConfig):

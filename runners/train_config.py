@@ -57,7 +57,8 @@ class TrainConfig(RunConfig):
             place of what `env` says, as `[{gauge_interval_s: 1.0}]`. agent=api in env=routing, and agent=bc and dagger.
         also_workloads: files in configs/workload, likewise beside `workload`; agent=bc, dagger and reuse alone.
         validations: times that the policy is tried on validation episodes.
-        validation_seeds: episodes each time.
+        validation_seeds: episodes each time; of several parts of a workload, where an agent plays each by itself, one
+            of each at least.
         save_every_s: time between saves from which training can go on, seconds.
         baselines: policies beside the agent in the comparison at the end; None: the environment's usual ones.
         resume: run directory of a training that was interrupted, or is to go on, on another workload if `env` and

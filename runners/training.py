@@ -24,6 +24,7 @@ from runners.trackers import Tracker
 from runners.train_config import CHECKPOINT, LAST, TrainConfig
 
 METRICS, PROGRESS = "metrics.jsonl", "progress.json"
+_LEAST_COST = 1e-9  # reward
 
 
 class Training:
@@ -40,7 +41,11 @@ class Training:
         self.budget = Budget(config.steps, config.minutes)
         self.best_return, self.best_steps, self.validations = -np.inf, 0, 0
         self.last_return = np.nan
-        self.env: Any = make_env(config.env["name"], **{**env_arguments(config), "split": "validation"})
+        arguments = {**env_arguments(config), "split": "validation"}
+        self.envs: list[Any] = [
+            make_env(config.env["name"], **place) for place in config.agent_config.places(arguments)
+        ]
+        self.first_costs: list[float] = []  # of a validation episode in each environment, before training
         if config.resume is not None:
             self._restore()
         else:
@@ -81,21 +86,32 @@ class Training:
 
     def _compile(self) -> None:
         """Compiles what a validation episode needs, which is no training: begins one and decides once."""
-        policy, core = self.learner.policy(), self.env.unwrapped
-        observation, _ = self.env.reset(seed=0)
-        policy.reset(core.policy_spec, 0)
-        self.env.step(policy.act(observation, core.state))
+        (env, *_), policy = self.envs, self.learner.policy()
+        observation, _ = env.reset(seed=0)
+        policy.reset(env.unwrapped.policy_spec, 0)
+        env.step(policy.act(observation, env.unwrapped.state))
 
     def _validate(self, tracker: Tracker) -> None:
-        """Tries the policy on the validation episodes and keeps it if it is the best so far."""
+        """Tries the policy on the validation episodes and keeps it if it is the best so far.
+
+        Where they are of several environments, each counts in shares of what an episode cost there before training.
+        """
         policy = self.learner.policy()
-        episodes = [run_episode(self.env, policy, seed) for seed in range(self.config.validation_seeds)]
+        places = [seed % len(self.envs) for seed in range(max(self.config.validation_seeds, len(self.envs)))]
+        episodes = [run_episode(self.envs[place], policy, seed) for seed, place in enumerate(places)]
         figures: dict[str, float] = {
             name: float(np.mean([episode.metrics[name] for episode in episodes]))
             for name in ("return", "slo_attainment", "ttft_p99_s", "tpot_p50_s")
             if name in episodes[0].metrics
         }
         self.validations = int(self.budget.progress * self.config.validations) + 1
+        if len(self.envs) > 1:
+            returns = np.array([episode.metrics["return"] for episode in episodes])
+            costs = [
+                float(np.abs(returns[np.equal(places, place)]).mean()) for place in range(len(self.envs))
+            ]
+            self.first_costs = self.first_costs or [max(cost, _LEAST_COST) for cost in costs]
+            figures["return"] = float((returns / np.array(self.first_costs)[places]).mean())
         self.last_return = figures["return"]
         if self.last_return > self.best_return:
             self.best_return, self.best_steps = self.last_return, self.budget.steps
@@ -123,6 +139,7 @@ class Training:
                 "best_steps": self.best_steps,
                 "validations": self.validations,
                 "last_return": self.last_return,
+                "first_costs": self.first_costs,
             }
             (folder / PROGRESS).write_text(json.dumps(state), encoding="utf-8")
 
@@ -137,8 +154,9 @@ class Training:
         self.budget.steps, self.budget.spent_s = state["steps"], state["elapsed_s"]
         self.best_return, self.best_steps = state["best_return"], state["best_steps"]
         self.validations, self.last_return = state["validations"], state["last_return"]
+        self.first_costs = state["first_costs"]
         if read_config(folder)["workload"] != plain(self.config.workload):
-            self.best_return = -np.inf  # what was best was so on other episodes
+            self.best_return, self.first_costs = -np.inf, []  # what was best was so on other episodes
         path = self.out / METRICS
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         write_jsonl(path, [row for row in map(_parsed, lines) if row and row["steps"] <= self.budget.steps])
@@ -152,7 +170,7 @@ class Training:
 
     def _write_policy(self, folder: Path) -> None:
         self.learner.save_policy(folder)
-        observation, action = self.env.observation_space, self.env.action_space
+        observation, action = self.envs[0].observation_space, self.envs[0].action_space
         assert isinstance(observation, spaces.Dict)
         assert isinstance(action, spaces.Discrete | spaces.MultiDiscrete)
         config = self.config
@@ -161,7 +179,7 @@ class Training:
             "minutes": self.budget.elapsed_s / 60.0,
             "seed": config.seed,
             "validation return": self.last_return,
-            "validation episodes": config.validation_seeds,
+            "validation episodes": max(config.validation_seeds, len(self.envs)),
         }
         write_description(folder, vars(config), observation, action, figures)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agents.api.config import PolicyIterationConfig, check_at_least_one
+from envs.workload.registry import MIXTURE, WorkloadSource, WorkloadSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +27,8 @@ class PortfolioConfig(PolicyIterationConfig):
         worst: Relative advantages are not taken to be less.
         least_cost: Added to a state's cost before advantages are taken relative to it, in units of reward.
         by_part: Whether episodes are of one part of a mixture of workloads after another, each in an environment of its
-            own: what that finds out from the past, as deployment does, it finds from this part alone.
+            own: what that finds out from the past, as deployment does, it finds from this part alone. Validation
+            episodes too.
         pooled: Likewise, and advantages are the mean ones of the part that an episode is of. Single advantages are
             mostly chance where a few requests decide.
         commit: Choices for which a rollout follows one policy, from the second improvement on, before it chooses as the
@@ -65,3 +67,23 @@ class PortfolioConfig(PolicyIterationConfig):
         for name in ("commit", "horizon"):
             if getattr(self, name) is not None:
                 check_at_least_one(name, getattr(self, name))
+
+    def places(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Keyword arguments of the environments in which episodes are played: one, or one a part of the workload.
+
+        Args:
+            arguments: The environment's keyword arguments.
+
+        Raises:
+            ValueError: episodes are to be of parts, and the workload has none.
+        """
+        if not (self.by_part or self.pooled):
+            return super().places(arguments)
+        workload = arguments.get("workload")
+        if not isinstance(workload, WorkloadSpec) or workload.name != MIXTURE:
+            name = workload.name if isinstance(workload, WorkloadSpec) else workload
+            raise ValueError(
+                "agent.by_part and agent.pooled need workload=mixture, or a file in configs/workload that is one, got "
+                f"{name}"
+            )
+        return [{**arguments, "workload": part.spec} for part in WorkloadSource(workload).parts]

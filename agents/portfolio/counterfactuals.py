@@ -20,7 +20,6 @@ from agents.spaces import ActionSpace
 from baselines.policy import Policy
 from envs.registration import make_env
 from envs.side_by_side import MAX_SEED
-from envs.workload.registry import MIXTURE, WorkloadSource, WorkloadSpec
 
 
 class PortfolioCounterfactuals:
@@ -44,8 +43,9 @@ class PortfolioCounterfactuals:
         self, config: PortfolioConfig, task: Task, adapter: Adapter, rng: np.random.Generator
     ) -> None:
         self.config, self.rng = config, rng
-        places = _parts(task) if config.by_part or config.pooled else [task.training_arguments]
-        self._envs = [cast(Any, make_env(task.env, **place)) for place in places]
+        self._envs = [
+            cast(Any, make_env(task.env, **place)) for place in config.places(task.training_arguments)
+        ]
         self.env, self.part = self._envs[0], -1
         self.observation: spaces.Dict = self.env.observation_space
         self.action: ActionSpace = self.env.action_space
@@ -120,19 +120,3 @@ class PortfolioCounterfactuals:
     def advantages(self, returns: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
         """In shares of what the best costs."""
         return relative_advantages(returns, self.config)
-
-
-def _parts(task: Task) -> list[dict[str, Any]]:
-    """Keyword arguments of the environment for each part of a mixture of workloads.
-
-    Raises:
-        ValueError: the workload is none.
-    """
-    workload = task.arguments.get("workload")
-    if not isinstance(workload, WorkloadSpec) or workload.name != MIXTURE:
-        name = workload.name if isinstance(workload, WorkloadSpec) else workload
-        raise ValueError(
-            "agent.by_part and agent.pooled need workload=mixture, or a file in configs/workload that is one, got "
-            f"{name}"
-        )
-    return [{**task.training_arguments, "workload": part.spec} for part in WorkloadSource(workload).parts]

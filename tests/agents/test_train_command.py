@@ -138,6 +138,22 @@ def test_the_policies_of_a_portfolio_are_named_on_the_command_line(tmp_path, cap
     assert "load_threshold" in capsys.readouterr().err
 
 
+def test_a_portfolio_by_part_is_validated_on_each_part_in_shares_of_what_it_had_there(tmp_path):
+    """A quiet part counts as much as a loud one: before training each loses once what it loses."""
+    parts = "[{name: flying_bursty, rate_scale: 0.2}, {name: flying_bursty, rate_scale: 3.0}]"
+    words = [word for word in TINY if not word.startswith("baselines=")]
+    words += ["workload=mixture", f"workload.params.parts={parts}", "agent=portfolio", "agent.by_part=true"]
+    words += ["agent.policies=[load_threshold,{name: load_threshold, params: {layouts: [2x4]}}]"]
+    words += ["agent.epochs=2", "agent.horizon=5", "baselines=[]", "total_steps=1000", f"out={tmp_path}"]
+    assert train.main(words) == 0
+    rows = [row for row in rows_of(tmp_path) if row["kind"] == "validation"]
+    assert rows[0]["return"] == pytest.approx(-1.0)
+    assert len(rows) > 1
+    quiet, loud = json.loads((tmp_path / "last" / "progress.json").read_text())["first_costs"]
+    assert 0 < quiet < loud
+    assert "| validation episodes | 2 |" in (tmp_path / "checkpoint" / "card.md").read_text()
+
+
 SMALL = {
     "recurrent_ppo": SMALL_PPO,
     "ppo_lagrangian": SMALL_PPO,
@@ -204,8 +220,8 @@ def test_the_clock_starts_when_the_kernel_is_compiled(tmp_path, monkeypatch):
 
     class Watched(Training):
         def run(self, *args):
-            step = self.env.step
-            self.env.step = lambda action: (seen.append(time.monotonic()), step(action))[1]
+            step = self.envs[0].step
+            self.envs[0].step = lambda action: (seen.append(time.monotonic()), step(action))[1]
             super().run(*args)
             seen.append(self.budget.started_s)
 
