@@ -170,7 +170,8 @@ class Constants:
             "ttft": log_of(last[:, _COLUMN["ttft_sum_s"]] / np.maximum(first, 1.0), self.ttft_s),
             "tpot": log_of(last[:, _COLUMN["tpot_sum_s"]] / np.maximum(finished, 1.0), self.tpot_s),
             "slowness": np.minimum(
-                slowness_of(known[:, -round(HOUR_S / bin_s) :], bin_s, self.engines, self._places), HIGH
+                slowness_of(known[:, -max(1, round(HOUR_S / bin_s)) :], bin_s, self.engines, self._places),
+                HIGH,
             ),
         }
 

@@ -38,7 +38,7 @@ def slowness_of(
         traffic: (P, T, columns of TRAFFIC_DTYPE) bins, of which those count in which an instance served.
         bin_s: Their length, seconds.
         engines: The profile.
-        places: (P,) a place of each endpoint.
+        places: (P,) a place of each endpoint, whose profile stands for all of them.
     """
     served = traffic[:, :, _COLUMN["mean_instances"]] > 0.0
     sums = np.where(served[:, :, None], traffic, 0.0).sum(axis=1)
