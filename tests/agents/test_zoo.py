@@ -204,6 +204,18 @@ def test_the_shipped_choice_of_planners_takes_wide_workers_where_there_is_room()
     assert 1.0 - ours / threshold > 0.03
 
 
+def test_the_shipped_choice_of_planners_clears_an_overload() -> None:
+    """Half more than can be served: what is tuned for less gives too little to decoding."""
+    load = ("workload.params.mean_rps=24.0", "workload.num_requests=43500")
+    config = composed("compare", CompareConfig, ("env=deployment", "split=validation", *load))
+    env = make_configured_env(replace(config, cluster=cluster_of(config.cluster)))
+    ours, theirs = (
+        np.mean([run_episode(env, load_policy(name), seed).metrics["return"] for seed in (200, 201)])
+        for name in ("zoo/deployment", "dynamo_tuned")
+    )
+    assert 1.0 - ours / theirs > 0.15
+
+
 def test_the_shipped_planner_serves_a_cluster_of_another_size() -> None:
     words = ("env=deployment", "cluster.num_machines=4", "split=validation", "workload.params.mean_rps=32.0")
     config = composed("compare", CompareConfig, (*words, "workload.num_requests=6000"))
@@ -223,6 +235,24 @@ def test_the_shipped_autoscaler_beats_the_one_that_practitioners_would_pick() ->
     ours, theirs = (np.array([each["return"] for each in episodes[name]]) for name in episodes)
     assert (1.0 - ours / theirs).mean() > 0.01
     assert all(each["commands_refused"] == each["unfinished"] == 0 for each in episodes["zoo/autoscaling"])
+
+
+def test_the_shipped_autoscaler_finds_out_that_engines_are_slower_than_known() -> None:
+    config = composed("compare", CompareConfig, ("experiment=autoscaling_day", "split=validation"))
+    cluster = cluster_of(config.cluster)
+    assert isinstance(cluster, FleetConfig)
+    slow = tuple(SlowNode(0.0, place, 1.2) for place in range(cluster.num_places))
+    env = make_configured_env(replace(config, cluster=replace(cluster, slow_nodes=slow)))
+    episodes = {
+        name: [run_episode(env, load_policy(name), seed).metrics for seed in range(300, 303)]
+        for name in ("zoo/autoscaling", "hpa_rate_tuned")
+    }
+    returns, attained = (
+        [np.mean([each[metric] for each in episodes[name]]) for name in episodes]
+        for metric in ("return", "slo_attainment")
+    )
+    assert 1.0 - returns[0] / returns[1] > 0.05
+    assert attained[0] > attained[1]
 
 
 def test_the_shipped_placement_keeps_warm_what_is_asked_for_again() -> None:
