@@ -154,8 +154,9 @@ class Training:
         self.budget.steps, self.budget.spent_s = state["steps"], state["elapsed_s"]
         self.best_return, self.best_steps = state["best_return"], state["best_steps"]
         self.validations, self.last_return = state["validations"], state["last_return"]
-        self.first_costs = state["first_costs"]
-        if read_config(folder)["workload"] != plain(self.config.workload):
+        self.first_costs = state.get("first_costs", [])
+        of_others = len(self.first_costs) != (len(self.envs) if len(self.envs) > 1 else 0)
+        if of_others or read_config(folder)["workload"] != plain(self.config.workload):
             self.best_return, self.first_costs = -np.inf, []  # what was best was so on other episodes
         path = self.out / METRICS
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
