@@ -1,7 +1,8 @@
-"""One policy of several trainings of `agent=api` in dp_tp, deployment or autoscaling: their networks decide together.
+"""One policy of several trainings of `agent=api` in one environment: their networks decide together.
 
     python -m runners.join 'checkpoints=[runs/ten/*]' out=runs/together
     python -m runners.compare env=dp_tp policies=[static_4x2,runs/together]
+    python -m runners.join checkpoints=[zoo/routing,runs/mine] weights=[1,3] out=runs/routers
 
 Writes a checkpoint as `runners.train` does; `card.md` says which were joined.
 """
@@ -24,7 +25,7 @@ def main(config: JoinConfig, out: Path) -> None:
     """Joins and writes."""
     groups = [members_of(name) if is_pattern(name) else (name,) for name in config.checkpoints]
     checkpoints = [name for group in groups for name in group]
-    number = join(checkpoints, out / CHECKPOINT)
+    number = join(checkpoints, out / CHECKPOINT, config.weights)
     print(f"{number} networks of {len(checkpoints)} checkpoints decide together.")
     print_results_in(out)
 

@@ -451,10 +451,12 @@ class JoinConfig:
     Attributes:
         checkpoints: those whose networks are to decide together; a pattern stands for all that it matches.
         out: run directory.
+        weights: what the scores of each weigh, of any sum; none: as much as those of any other.
     """
 
     checkpoints: tuple[str, ...]
     out: str
+    weights: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

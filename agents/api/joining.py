@@ -2,44 +2,61 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import nn
 
 from agents.adapter import adapter_of
 from agents.api.config import APIConfig
 from agents.api.learner import read_network, write_network
 from agents.checkpoint import find_checkpoint, plain, read_config, replacing, write_description
 from agents.learner import build_agent_config
+from agents.place_adapter import PlaceAdapter
 from agents.score_network import Committee, TrainableNetwork
+from agents.set_mean import mean_network
+from agents.set_network import SetNetwork
 from agents.spaces import read_spaces
 
 # Of the first checkpoint: where it was trained.
 _SETTING = ("env", "workload", "cluster", "objective", "backend")
-_ALIKE = ("even", "memory_s", "hidden", "start")  # what makes networks answer the same question
+# What makes networks answer the same question; those that score places do whatever these are.
+_ALIKE = ("even", "memory_s", "hidden", "start")
 
 
-def join(checkpoints: Sequence[str], out: Path) -> int:
+def join(checkpoints: Sequence[str], out: Path, weights: Sequence[float] = ()) -> int:
     """Writes a checkpoint whose networks are those of others, which decide by the mean of their scores.
 
     Trainings that share nothing err in different places, more so than the networks of one
-    (`agents.api.config.APIConfig.committee`). Who is surer weighs more, and so does a training of more networks. All
-    settings are those of the first, in dp_tp also how long they wait after a split (`agent.dwell_s`).
+    (`agents.api.config.APIConfig.committee`). Who is surer weighs more, and so does a training of more networks. In
+    routing and sharing they become one network, as wide as all of them (`agents.set_mean`), and count as one if they
+    are joined again. All settings are those of the first, in dp_tp also how long they wait after a split
+    (`agent.dwell_s`), in routing the guard (`agent.guard`).
 
     Args:
         checkpoints: As `agents.checkpoint.load_policy` takes them; at least two.
         out: Folder of the new one.
+        weights: What the scores of each checkpoint's networks weigh, of any sum; none: as much as those of any other.
 
     Returns:
         How many networks decide.
 
     Raises:
-        ValueError: one is of another agent or environment, was started from a policy, sees or does something else, is
-            there twice, or is where the new one is to be.
+        ValueError: one is of another agent or environment, was started from a policy (but for routing and sharing),
+            sees or does something else, is there twice, or is where the new one is to be; there are weights that are
+            not positive, too few or too many.
     """
     if len(checkpoints) < 2:
         raise ValueError(f"checkpoints must be two or more, got {list(checkpoints)}")
+    if weights and (len(weights) != len(checkpoints) or not all(0.0 < each < math.inf for each in weights)):
+        raise ValueError(
+            f"weights must be none, or a positive number for each of the {len(checkpoints)} checkpoints, "
+            f"got {list(weights)}"
+        )
     folders = [find_checkpoint(each) for each in checkpoints]
     for i, folder in enumerate(folders):
         if folder.resolve() in [other.resolve() for other in folders[:i]]:
@@ -50,36 +67,60 @@ def join(checkpoints: Sequence[str], out: Path) -> int:
     agents = [_agent(name, config) for name, config in zip(checkpoints, configs, strict=True)]
     observation, action = read_spaces(folders[0])
     adapter = adapter_of(configs[0]["env"]["name"])
-    first, members = _sees(configs[0], agents[0], folders[0]), list[TrainableNetwork]()
+    first, networks = _sees(configs[0], agents[0], folders[0]), list[nn.Module]()
     for name, folder, config, agent in zip(checkpoints, folders, configs, agents, strict=True):
         _check_alike(checkpoints[0], first, name, _sees(config, agent, folder))
-        network = read_network(adapter, observation, agent, folder)
-        assert isinstance(network, TrainableNetwork | Committee)
-        members += network.networks if isinstance(network, Committee) else (network,)
+        networks.append(read_network(adapter, observation, agent, folder))
+    together, number = _together(networks, weights or [1.0] * len(networks))
     settings = {name: value for name, value in configs[0].items() if name in _SETTING}
-    settings["agent"] = plain(replace(agents[0], committee=len(members)))
-    figures = {"joined": ", ".join(checkpoints), "networks": len(members)}
+    if isinstance(together, SetNetwork):
+        settings["agent"] = plain(replace(agents[0], hidden=together.row.in_features))
+    else:
+        settings["agent"] = plain(replace(agents[0], committee=number))
+    figures = {"joined": ", ".join(checkpoints), "networks": number}
+    if weights:
+        figures["weights"] = ", ".join(f"{each:g}" for each in weights)
     with replacing(out) as fresh:
-        write_network(Committee(members), fresh)
+        write_network(together, fresh)
         write_description(fresh, settings, observation, action, figures)
-    return len(members)
+    return number
+
+
+def _together(networks: Sequence[nn.Module], weights: Sequence[float]) -> tuple[SetNetwork | Committee, int]:
+    """What decides by the mean of their scores, and how many networks that are."""
+    sets = [each for each in networks if isinstance(each, SetNetwork)]
+    if sets:
+        return mean_network(sets, weights), len(sets)
+    members, shares = list[TrainableNetwork](), list[float]()
+    for each, weight in zip(networks, weights, strict=True):
+        assert isinstance(each, TrainableNetwork | Committee)
+        group = each.networks if isinstance(each, Committee) else (each,)
+        members += group
+        shares += [weight] * len(group)
+    with torch.no_grad():
+        for member, share in zip(members, shares, strict=True):
+            member.out.weight.mul_(share * len(members) / sum(shares))
+    return Committee(members), len(members)
 
 
 def _agent(name: str, config: dict[str, Any]) -> APIConfig:
     """Settings of an agent whose networks can be joined to others."""
-    agent, env = build_agent_config(config["agent"]), config["env"]["name"]
+    agent = build_agent_config(config["agent"])
     if not isinstance(agent, APIConfig):
         raise ValueError(f"{name!r} is of agent={agent.name}; those of agent=api alone can be joined")
-    if env in ("routing", "sharing"):
-        raise ValueError(f"{name!r} is of env={env}, where one network alone decides")
-    if agent.start is not None:
+    if agent.start is not None and not _scores_places(config):
         raise ValueError(f"{name!r} was started from a policy, beside which one network alone decides")
     return agent
+
+
+def _scores_places(config: dict[str, Any]) -> bool:
+    return isinstance(adapter_of(config["env"]["name"]), PlaceAdapter)
 
 
 def _sees(config: dict[str, Any], agent: APIConfig, folder: Path) -> dict[str, Any]:
     """What a network answers to, and what its answers mean."""
     observation, action = read_spaces(folder)
+    alike = () if _scores_places(config) else _ALIKE
     return {
         "env": config["env"]["name"],
         "observation": {name: box.shape for name, box in observation.items()},
@@ -87,7 +128,7 @@ def _sees(config: dict[str, Any], agent: APIConfig, folder: Path) -> dict[str, A
         "objective": config.get("objective"),
         "env.scales": config["env"].get("scales"),
         "env.decision_interval_s": config["env"].get("decision_interval_s"),
-        **{f"agent.{name}": plain(getattr(agent, name)) for name in _ALIKE},
+        **{f"agent.{name}": plain(getattr(agent, name)) for name in alike},
     }
 
 

@@ -8,14 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
+from torch import nn
 
 from agents.api.config import APIConfig
 from agents.api.joining import join
 from agents.api.learner import APILearner, read_network
 from agents.checkpoint import load_policy, read_config, write_description
 from agents.dp_tp.score_policy import ScorePolicy
-from agents.learner import Task
+from agents.learner import Budget, Task
 from agents.score_network import Committee, ScoreCommittee, TrainableNetwork
+from agents.set_network import SetNetwork
 from envs.backend import ClusterSpec
 from envs.registration import make_env
 from envs.workload.registry import WorkloadSpec
@@ -26,6 +29,28 @@ ARGUMENTS = {
     "workload": WorkloadSpec(name="flying_bursty", num_requests=50),
     "cluster": ClusterSpec(num_gpus=2),
 }
+
+
+ROUTING = {"workload": WorkloadSpec(name="azure_conv_fitted", num_requests=50)}
+
+
+def router(folder: Path, seed: int, **settings: Any) -> SetNetwork:
+    """Writes a router whose network nothing was trained on, and returns the network."""
+    config = APIConfig(**settings)
+    learner = APILearner(config, Task("routing", ROUTING, seed=seed))
+    network = learner.network
+    assert isinstance(network, SetNetwork)
+    assert network.direct is not None
+    network.lean_on(np.random.default_rng(seed).normal(size=len(network.direct)).astype(np.float32))
+    with torch.no_grad():
+        last = network.score[-1]
+        assert isinstance(last, nn.Linear)
+        last.weight.normal_()
+    folder.mkdir()
+    learner.save_policy(folder)
+    described = {"agent": config, "env": {"name": "routing"}, "workload": ROUTING["workload"]}
+    write_description(folder, described, learner.world.observation, learner.world.action, {})
+    return network
 
 
 def checkpoint(
@@ -63,6 +88,66 @@ def test_networks_of_all_have_the_same_say(tmp_path: Path) -> None:
     assert "| networks | 3 |" in (tmp_path / "three" / "card.md").read_text()
 
 
+def test_weights_say_how_much_each_has_to_say(tmp_path: Path) -> None:
+    networks = [checkpoint(tmp_path / str(seed), seed) for seed in range(3)]
+    join([str(tmp_path / "0"), str(tmp_path / "1")], tmp_path / "two", [1.0, 3.0])
+    join([str(tmp_path / "two"), str(tmp_path / "2")], tmp_path / "three", [1, 2])
+    rng = np.random.default_rng(0)
+    state = rng.normal(size=networks[0].state.in_features).astype(np.float32)
+    actions = rng.normal(size=(4, networks[0].action.in_features)).astype(np.float32)
+    with torch.no_grad():
+        seen = torch.from_numpy(state)[None], torch.from_numpy(actions)[None]
+        first, second, third = (network(*seen)[0].numpy() for network in networks)
+    expected = {"two": 0.25 * first + 0.75 * second, "three": (0.5 * first + 1.5 * second + 2 * third) / 4}
+    for name, values in expected.items():
+        np.testing.assert_allclose(scores(tmp_path / name, state, actions), values, rtol=1e-4, atol=1e-6)
+    assert "| weights | 1, 3 |" in (tmp_path / "two" / "card.md").read_text()
+
+
+@pytest.mark.parametrize("weights", [(), (1.0, 3.0)])
+def test_routers_of_different_widths_become_one_network(tmp_path: Path, weights: tuple[float, ...]) -> None:
+    guard = {"times_least": 1.5}
+    networks = [
+        router(tmp_path / "wide", 0, hidden=12, guard=guard),
+        router(tmp_path / "narrow", 1, hidden=8, start={"name": "linear_score", "params": {}}),
+    ]
+    assert join([str(tmp_path / "wide"), str(tmp_path / "narrow")], tmp_path / "both", weights) == 2
+    agent = read_config(tmp_path / "both")["agent"]
+    assert (agent["hidden"], agent["guard"]["times_least"]) == (20, 1.5)
+    policy: Any = load_policy(tmp_path / "both")
+    env = make_env("routing", **ROUTING)
+    shapes = env.observation_space
+    assert isinstance(shapes, spaces.Dict)
+    rng = np.random.default_rng(0)
+    seen = {name: rng.normal(size=(6, *(box.shape or ()))).astype(np.float32) for name, box in shapes.items()}
+    context = torch.from_numpy(np.concatenate([seen["request"], seen["cluster"]], axis=1))
+    with torch.no_grad():
+        first, second = (n(context, torch.from_numpy(seen["places"])).numpy() for n in networks)
+    expected = 0.25 * first + 0.75 * second if weights else (first + second) / 2
+    np.testing.assert_allclose(policy.scores(seen)[:, : expected.shape[1]], expected, rtol=1e-4, atol=1e-5)
+    assert policy.in_kernel is not None
+    assert len(policy.in_kernel.score) == 20
+    episode = run_episode(env, policy, 0)
+    assert len(episode.records.arrival_s) == 50
+
+
+def test_a_joined_router_is_trained_on_as_one(tmp_path: Path) -> None:
+    for seed in range(2):
+        router(tmp_path / str(seed), seed, hidden=8)
+    join([str(tmp_path / "0"), str(tmp_path / "1")], tmp_path / "both")
+    start = {"name": "checkpoint", "path": str(tmp_path / "both")}
+    config = APIConfig(
+        hidden=16, start=start, warm=True, iterations=1, horizon=5, epochs=1, learning_rate=1e-9
+    )
+    learner, budget = APILearner(config, Task("routing", ROUTING)), Budget(total_steps=3000)
+    while not budget.over:
+        learner.improve(budget)
+    joined: Any = load_policy(tmp_path / "both")
+    assert learner.iteration == 1
+    assert isinstance(learner.network, SetNetwork)
+    np.testing.assert_allclose(learner.network.row.weight.detach().numpy().T, joined.in_kernel.row, atol=1e-5)
+
+
 def test_the_first_says_how_long_to_wait_after_a_split(tmp_path: Path) -> None:
     checkpoint(tmp_path / "hasty", 0, dwell_s=5.0)
     checkpoint(tmp_path / "slow", 1, dwell_s=60.0)
@@ -82,7 +167,7 @@ def test_what_answers_other_questions_is_not_joined(tmp_path: Path) -> None:
         ([], "checkpoints must be two or more"),
         ([str(tmp_path / "even")], "its agent.even is True, that of the other False"),
         ([str(tmp_path / "started")], "was started from a policy"),
-        (["zoo/routing"], "'zoo/routing' is of env=routing, where one network alone decides"),
+        (["zoo/routing"], "its env is routing, that of the other dp_tp"),
         (["zoo/autoscaling"], "'zoo/autoscaling' is of agent=cma_es; those of agent=api alone can be joined"),
         ([plain + "/"], "is there twice"),
         ([str(tmp_path / "finer")], r"its env.scales is \{'requests': 1.0\}, that of the other None"),
@@ -92,6 +177,11 @@ def test_what_answers_other_questions_is_not_joined(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=message):
             join([plain, *other], tmp_path / "out")
         assert not (tmp_path / "out").exists()
+    for weights in ([1.0], [1.0, 0.0], [1.0, float("nan")], [1.0, 1.0, 1.0]):
+        with pytest.raises(
+            ValueError, match="weights must be none, or a positive number for each of the 2 check"
+        ):
+            join([plain, str(tmp_path / "finer")], tmp_path / "out", weights)
     before = (tmp_path / "plain" / "weights.pt").read_bytes()
     with pytest.raises(ValueError, match="is where the new checkpoint is to be"):
         join([str(tmp_path / "even"), plain], tmp_path / "plain")
