@@ -18,7 +18,7 @@ from typing import Any
 
 import pandas as pd
 
-from agents.checkpoint import find_checkpoint, read_config
+from agents.checkpoint import CARD, ZOO, find_checkpoint, read_config
 from agents.config import CHECKPOINT
 from baselines.policy import Policy
 from runners.cli import use_one_thread
@@ -228,22 +228,26 @@ def _world(block: Block) -> tuple[Any, dict[str, Policy]]:
 
 @lru_cache
 def _code() -> str:
-    """Of every source file, profile and generator."""
+    """Of every source file, profile and generator; checkpoints count where they decide alone (`_content`)."""
     digest = hashlib.sha256()
     for folder in _CODE:
         for path in sorted((_ROOT / folder).rglob("*")):
-            if path.suffix in (".py", ".yaml", ".json", ".csv", ".npz") and path.is_file():
+            if (
+                ZOO not in path.parents
+                and path.suffix in (".py", ".yaml", ".json", ".csv", ".npz")
+                and path.is_file()
+            ):
                 digest.update(os.fsencode(path.relative_to(_ROOT)))
                 digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
 def _content(name: str) -> str:
-    """What stands behind a policy's name."""
+    """What stands behind a policy's name, but for what is said of it."""
     if checkpoint_dir(name) is None:
         return repr(policy_config(name))
     folder = find_checkpoint(name)
-    files = sorted(path for path in folder.iterdir() if path.is_file())
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != CARD)
     inside = [path for path in _paths_in(read_config(folder)["agent"]) if checkpoint_dir(path) is not None]
     return repr(
         (

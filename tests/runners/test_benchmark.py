@@ -135,7 +135,26 @@ def test_what_stands_behind_a_name_is_all_that_it_is_made_of(tmp_path):
     (tmp_path / "start" / "weights.pt").write_text("3")
     second = content()
     (tmp_path / "run" / "checkpoint" / "weights.pt").write_text("4")
-    assert len({first, second, content()}) == 3
+    third = content()
+    assert len({first, second, third}) == 3
+    (tmp_path / "run" / "checkpoint" / "card.md").write_text("what people say of it")
+    assert content() == third
+
+
+def test_a_checkpoint_of_the_zoo_makes_no_other_policy_run_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(blocks, "_ROOT", tmp_path)
+    monkeypatch.setattr(blocks, "ZOO", tmp_path / "agents" / "zoo")
+    source, checkpoint = (
+        tmp_path / "agents" / "network.py",
+        tmp_path / "agents" / "zoo" / "one" / "config.yaml",
+    )
+    checkpoint.parent.mkdir(parents=True)
+    source.write_text("")
+    without = blocks._code.__wrapped__()
+    checkpoint.write_text("format: 1")
+    assert blocks._code.__wrapped__() == without
+    source.write_text("HIDDEN = 80")
+    assert blocks._code.__wrapped__() != without
 
 
 def test_processes_change_no_figure_and_a_stopped_run_goes_on(tmp_path, tiny_task, capsys):
