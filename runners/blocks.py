@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +165,7 @@ def _run_side_by_side(
     for block in {block.config.env["name"]: block for block, _ in missing}.values():
         make_configured_env(block.config).reset(seed=block.seed)  # one process compiles the kernel, not each
     order = sorted(missing, key=lambda item: item[0].search is None)
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), use_one_thread) as pool:
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), start_worker) as pool:
         running = {pool.submit(_run_and_write, block, digest, out): block for block, digest in order}
         try:
             for future in as_completed(running):
@@ -172,6 +174,19 @@ def _run_side_by_side(
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def start_worker() -> None:
+    """Begins a process of a pool: one thread, and it ends with the process that it works for, however that one ends."""
+    use_one_thread()
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(process: BaseProcess) -> None:
+    process.join()
+    os._exit(1)
 
 
 def _run_and_write(block: Block, digest: str, out: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from envs.live.launch_settings import PYTHON_VARIABLE, LaunchSettings, environment, shares_gpu
 from envs.live.launcher import LocalServer, _answers, ending_on_sigterm
 from envs.live.supervision import LocalServers
+from tests.processes import is_running
 
 STAND_IN = """\
     #!{python}
@@ -41,14 +42,6 @@ def stand_in(folder: Path, before: str = "") -> LaunchSettings:
     return LaunchSettings(python=str(script), start_within_s=20.0, stop_within_s=2.0)
 
 
-def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return state != "Z"
-
-
 def child_of(server: LocalServer) -> int:
     return int(server.log.read_text().split("child ")[1].split()[0])
 
@@ -59,9 +52,9 @@ def test_a_server_and_its_children_end_with_the_block(tmp_path: Path) -> None:
         assert urllib.request.urlopen(server.url + "/health").status == 200
         pid, child = server.pid, child_of(server)
         assert pid is not None
-        assert alive(child)
-    assert not alive(pid)
-    assert not alive(child)
+        assert is_running(child)
+    assert not is_running(pid)
+    assert not is_running(child)
 
 
 def test_a_server_that_will_not_go_is_killed(tmp_path: Path) -> None:
@@ -69,7 +62,7 @@ def test_a_server_that_will_not_go_is_killed(tmp_path: Path) -> None:
     with LocalServer(stand_in(tmp_path, stubborn), tmp_path / "run") as server:
         pid = server.pid
     assert pid is not None
-    assert not alive(pid)
+    assert not is_running(pid)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
@@ -84,7 +77,7 @@ def test_nothing_is_left_behind_by_an_error(error: type[BaseException], tmp_path
     with pytest.raises(error):
         work()
     assert len(pids) == 2
-    assert not any(alive(pid) for pid in pids)
+    assert not any(is_running(pid) for pid in pids)
 
 
 def test_sigterm_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -105,7 +98,7 @@ def test_sigterm_leaves_nothing_behind(tmp_path: Path) -> None:
     process.terminate()
     assert process.wait(30) == 128 + 15
     process.stdout.close()
-    assert not alive(pid)
+    assert not is_running(pid)
 
 
 def test_a_server_that_ends_at_once_says_why(tmp_path: Path) -> None:
@@ -153,7 +146,7 @@ def test_a_server_that_dies_is_started_again_at_its_address(tmp_path: Path) -> N
         assert fleet.restarts[0].waited_s >= 0.2
         assert fleet.restarts[1].waited_s >= 0.4  # it waits longer each time
         pids = [server.pid for server in fleet.servers]
-    assert not any(alive(pid) for pid in pids if pid is not None)
+    assert not any(is_running(pid) for pid in pids if pid is not None)
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system keeps no process on cores")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
+import sys
+import time
 from dataclasses import replace
 
 import pytest
@@ -19,6 +22,7 @@ from runners.comparison import disjoint_seeds
 from runners.environments import make_configured_env
 from runners.policies import CONFIG_DIR, load_policy
 from runners.schema import CompareConfig, register_command, register_schemas
+from tests.processes import is_running
 
 
 @pytest.fixture
@@ -188,6 +192,31 @@ def test_processes_change_no_figure_and_a_stopped_run_goes_on(tmp_path, tiny_tas
     task.write_text(task.read_text().replace("num_requests=60", "num_requests=50"))
     assert compare.main(others) == 0  # other episodes: what is there does not count
     assert sum(part.stat().st_mtime_ns != written[part] for part in parts) == 2
+
+
+def test_no_process_outlives_a_run_that_is_killed():
+    script = """
+import multiprocessing, os, time
+from concurrent.futures import ProcessPoolExecutor
+from runners.blocks import start_worker
+
+if __name__ == "__main__":
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), start_worker) as pool:
+        print(pool.submit(os.getpid).result(), flush=True)
+        pool.submit(time.sleep, 600).result()
+"""
+    run = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=CONFIG_DIR.parent
+    )
+    assert run.stdout is not None
+    worker = int(run.stdout.readline())
+    assert is_running(worker)
+    run.kill()
+    run.wait()
+    deadline = time.monotonic() + 60.0
+    while is_running(worker):
+        assert time.monotonic() < deadline, "it is left behind"
+        time.sleep(0.1)
 
 
 def test_a_task_without_a_learned_policy_shows_what_its_best_heuristic_lacks(tmp_path, tiny_task):
