@@ -19,8 +19,8 @@ from runners import evaluate
 from runners.composed import composed
 from runners.live import live_env
 from runners.schema import EvaluateConfig
-from tests.live.test_launcher import alive
 from tests.live.test_sharing import two_models
+from tests.processes import is_running
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """\
@@ -90,7 +90,7 @@ def test_ctrl_c_in_the_middle_of_a_switch_leaves_no_process(deployment, tmp_path
         raise KeyboardInterrupt
     pids = started(tmp_path)
     assert len(pids) >= 4
-    assert not any(map(alive, pids))
+    assert not any(map(is_running, pids))
 
 
 def test_ctrl_c_in_the_middle_of_a_load_leaves_no_process(sharing, tmp_path):
@@ -101,7 +101,7 @@ def test_ctrl_c_in_the_middle_of_a_load_leaves_no_process(sharing, tmp_path):
         env.step(5)
         assert env.state.instances["status"].any()
         raise KeyboardInterrupt
-    assert not any(map(alive, started(tmp_path)))
+    assert not any(map(is_running, started(tmp_path)))
 
 
 def test_both_bodies_of_a_deployment_by_one_command(deployment, tmp_path):
@@ -112,7 +112,7 @@ def test_both_bodies_of_a_deployment_by_one_command(deployment, tmp_path):
     assert found["transitions"]["start_s"]["simulated"][0] == pytest.approx(22.6)
     decisions = [json.loads(line) for line in (tmp_path / "out" / "decisions.jsonl").read_text().splitlines()]
     assert decisions[0]["executed"]["replicas"]
-    assert not any(map(alive, started(tmp_path / "out" / "servers")))
+    assert not any(map(is_running, started(tmp_path / "out" / "servers")))
 
 
 def test_sharing_by_one_command(sharing, tmp_path):
@@ -121,7 +121,7 @@ def test_sharing_by_one_command(sharing, tmp_path):
     assert summary["metrics"]["completed"]["iqm"] == 10
     pids = started(tmp_path / "out" / "servers")
     assert pids
-    assert not any(map(alive, pids))
+    assert not any(map(is_running, pids))
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from envs.scaling import Operation, ScaleChange
 from envs.workload.formats import write_trace
 from envs.workload.registry import WorkloadSpec
 from envs.workload.schema import Workload
-from tests.live.test_launcher import alive
+from tests.processes import is_running
 
 pytestmark = [
     pytest.mark.vllm,
@@ -84,7 +84,7 @@ def test_a_server_is_started_under_load_and_takes_over_from_the_first(tmp_path: 
             env.step(None)
         assert slots[0].state is SlotState.STOPPED, slots[0].steps
         assert first is not None
-        assert not alive(first)
+        assert not is_running(first)
         for _ in range(2):  # the second serves alone
             *_, info = env.step(None)
             assert not info["overrides"]

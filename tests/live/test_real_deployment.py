@@ -28,7 +28,7 @@ from envs.metrics import FINISHED, UNFINISHED
 from envs.workload.formats import write_trace
 from envs.workload.registry import WorkloadSpec
 from envs.workload.schema import Workload
-from tests.live.test_launcher import alive
+from tests.processes import is_running
 
 pytestmark = [
     pytest.mark.vllm,
@@ -84,7 +84,7 @@ def test_two_replicas_become_one_of_both_cores_under_load(tmp_path: Path) -> Non
         assert info["executed"]["replicas"] == [[0], [1]]
         env.step(None)
         before = [slot.server.pid for slot in slots[:2]]
-        assert all(pid is not None and alive(pid) for pid in before)
+        assert all(pid is not None and is_running(pid) for pid in before)
         *_, info = env.step(Deploy(MERGED, np.ones((1, 1))))
         assert (info["refused"], info["reward_terms"]["switch"]) == ("", -2)
         for _ in range(MOST_STEPS):
@@ -93,7 +93,7 @@ def test_two_replicas_become_one_of_both_cores_under_load(tmp_path: Path) -> Non
             env.step(None)
         (switch,) = fleet.switches
         assert switch.failed == 0, slots[2].steps
-        assert not any(alive(pid) for pid in before if pid is not None)
+        assert not any(is_running(pid) for pid in before if pid is not None)
         for _ in range(3):  # the wide one serves, first what has waited
             env.step(None)
         assert env.state.engines["status"].tolist() == [EngineStatus.ACTIVE]

@@ -26,7 +26,7 @@ from envs.simulator.sharing.build import ManagerSpec
 from envs.workload.formats import write_trace
 from envs.workload.registry import WorkloadSpec
 from envs.workload.schema import Workload
-from tests.live.test_launcher import alive
+from tests.processes import is_running
 
 pytestmark = [
     pytest.mark.vllm,
@@ -110,4 +110,4 @@ def test_three_models_take_turns_on_two_cores(tmp_path: Path) -> None:
         assert len(env.transition_times()["start_s"]) == 3
         assert env.state.num_ooms == 0
     assert not any(slot.server.pid for slot in slots)
-    assert not any(alive(pid) for pid in pids if pid is not None)
+    assert not any(is_running(pid) for pid in pids if pid is not None)

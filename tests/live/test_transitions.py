@@ -11,7 +11,8 @@ import pytest
 from envs.live.envelope import Envelope, EnvelopeSettings
 from envs.live.launcher import LocalServer
 from envs.live.transitions import Deadlines, Slot, SlotState
-from tests.live.test_launcher import alive, stand_in, wait_for
+from tests.live.test_launcher import stand_in, wait_for
+from tests.processes import is_running
 
 QUIET = Deadlines(drain_s=0.5, canary_s=5.0)
 
@@ -53,12 +54,12 @@ def test_a_start_proves_itself_and_a_stop_waits_for_what_runs(make_slot):
     assert slot.stop() == ""
     settled(slot, SlotState.DRAINING)
     assert "the slot is draining, which must be stopped or failed" in slot.start()
-    assert alive(pid)
+    assert is_running(pid)
     time.sleep(0.2)
     assert slot.state == SlotState.DRAINING
     running[0] = 0
     settled(slot, SlotState.STOPPED)
-    assert not alive(pid)
+    assert not is_running(pid)
     assert visited(slot) == ["stopped", "starting", "canary", "ready", "cordoned", "draining"]
     assert slot.took_s(SlotState.DRAINING)[0] >= 0.2
 
