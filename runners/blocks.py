@@ -20,14 +20,14 @@ from typing import Any
 
 import pandas as pd
 
-from agents.checkpoint import CARD, ZOO, find_checkpoint, read_config
+from agents.checkpoint import CARD, find_checkpoint, read_config
 from agents.config import CHECKPOINT
 from baselines.policy import Policy
 from runners.cli import use_one_thread
 from runners.comparing import run_block, search
 from runners.environments import make_configured_env
 from runners.output import write_parquet
-from runners.policies import CONFIG_DIR, checkpoint_dir, load_policy, policy_config
+from runners.policies import CONFIG_DIR, ZOO_DIR, checkpoint_dir, load_policy, policy_config
 from runners.schema import CompareConfig, SearchConfig
 
 _ROOT = CONFIG_DIR.parent
@@ -248,7 +248,7 @@ def _code() -> str:
     for folder in _CODE:
         for path in sorted((_ROOT / folder).rglob("*")):
             if (
-                ZOO not in path.parents
+                ZOO_DIR not in path.parents
                 and path.suffix in (".py", ".yaml", ".json", ".csv", ".npz")
                 and path.is_file()
             ):

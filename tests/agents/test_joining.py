@@ -31,6 +31,7 @@ ARGUMENTS = {
 }
 
 
+SHARING = {"workload": WorkloadSpec(name="functions_fitted")}
 ROUTING = {"workload": WorkloadSpec(name="azure_conv_fitted", num_requests=50)}
 
 
@@ -129,6 +130,32 @@ def test_routers_of_different_widths_become_one_network(tmp_path: Path, weights:
     assert len(policy.in_kernel.score) == 20
     episode = run_episode(env, policy, 0)
     assert len(episode.records.arrival_s) == 50
+
+
+def test_those_that_place_requests_on_shared_nodes_are_joined_too(tmp_path: Path) -> None:
+    networks = []
+    for seed in range(2):
+        learner = APILearner(APIConfig(hidden=8), Task("sharing", SHARING, seed=seed))
+        assert isinstance(learner.network, SetNetwork)
+        networks.append(learner.network)
+        (tmp_path / str(seed)).mkdir()
+        learner.save_policy(tmp_path / str(seed))
+        described = {"agent": learner.config, "env": {"name": "sharing"}, "workload": SHARING["workload"]}
+        write_description(
+            tmp_path / str(seed), described, learner.world.observation, learner.world.action, {}
+        )
+    join([str(tmp_path / "0"), str(tmp_path / "1")], tmp_path / "both", [2.0, 1.0])
+    policy: Any = load_policy(tmp_path / "both")
+    rng = np.random.default_rng(0)
+    seen = {
+        name: rng.normal(size=(3, *(box.shape or ()))).astype(np.float32)
+        for name, box in learner.world.observation.items()
+    }
+    context = torch.from_numpy(np.concatenate([seen["request"], seen["cluster"]], axis=1))
+    with torch.no_grad():
+        first, second = (n(context, torch.from_numpy(seen["places"])).numpy() for n in networks)
+    expected = (2 * first + second) / 3
+    np.testing.assert_allclose(policy.scores(seen)[:, : expected.shape[1]], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_joined_router_is_trained_on_as_one(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from runners.comparison import disjoint_seeds
 from runners.environments import make_configured_env
 from runners.policies import CONFIG_DIR, load_policy
 from runners.schema import CompareConfig, register_command, register_schemas
-from tests.processes import is_running
+from tests.processes import children_of, is_running
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_what_stands_behind_a_name_is_all_that_it_is_made_of(tmp_path):
 
 def test_a_checkpoint_of_the_zoo_makes_no_other_policy_run_again(tmp_path, monkeypatch):
     monkeypatch.setattr(blocks, "_ROOT", tmp_path)
-    monkeypatch.setattr(blocks, "ZOO", tmp_path / "agents" / "zoo")
+    monkeypatch.setattr(blocks, "ZOO_DIR", tmp_path / "agents" / "zoo")
     source, checkpoint = (
         tmp_path / "agents" / "network.py",
         tmp_path / "agents" / "zoo" / "one" / "config.yaml",
@@ -194,28 +194,25 @@ def test_processes_change_no_figure_and_a_stopped_run_goes_on(tmp_path, tiny_tas
     assert sum(part.stat().st_mtime_ns != written[part] for part in parts) == 2
 
 
-def test_no_process_outlives_a_run_that_is_killed():
-    script = """
-import multiprocessing, os, time
-from concurrent.futures import ProcessPoolExecutor
-from runners.blocks import start_worker
-
-if __name__ == "__main__":
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), start_worker) as pool:
-        print(pool.submit(os.getpid).result(), flush=True)
-        pool.submit(time.sleep, 600).result()
-"""
-    run = subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=CONFIG_DIR.parent
-    )
-    assert run.stdout is not None
-    worker = int(run.stdout.readline())
-    assert is_running(worker)
+def test_no_process_outlives_a_run_that_is_killed(tmp_path):
+    words = ["benchmark=smoke", "benchmark.tasks=[dp_tp]", "benchmark.processes=2", f"out={tmp_path}"]
+    with (tmp_path / "said").open("w") as said:
+        run = subprocess.Popen(
+            [sys.executable, "-m", "runners.compare", *words],
+            stdout=said,
+            stderr=said,
+            cwd=CONFIG_DIR.parent,
+        )
+    while not list(tmp_path.glob("dp_tp/blocks/*.parquet")):  # the processes are at work
+        assert run.poll() is None, (tmp_path / "said").read_text()
+        time.sleep(0.05)
+    started = children_of(run.pid)
+    assert len(started) >= 2
     run.kill()
     run.wait()
     deadline = time.monotonic() + 60.0
-    while is_running(worker):
-        assert time.monotonic() < deadline, "it is left behind"
+    while any(map(is_running, started)):
+        assert time.monotonic() < deadline, "some are left behind"
         time.sleep(0.1)
 
 
