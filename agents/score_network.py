@@ -78,7 +78,7 @@ class ScoreNetwork:
 
 @dataclass
 class ScoreCommittee:
-    """Several such networks of one size, without a start, whose scores are averaged; all run at once.
+    """Several such networks of one size, whose scores are averaged; all run at once.
 
     Attributes:
         state_weight: (state_size, members * hidden).
@@ -87,6 +87,9 @@ class ScoreCommittee:
         middle_weight: (members, hidden, hidden).
         middle_bias: (members, 1, hidden).
         out_weight: (members, hidden, 1).
+        margin: (members,), as of one network.
+        low: (members, state_size), likewise. None: no limits.
+        high: (members, state_size).
     """
 
     state_weight: FloatArray
@@ -95,6 +98,9 @@ class ScoreCommittee:
     middle_weight: FloatArray
     middle_bias: FloatArray
     out_weight: FloatArray
+    margin: FloatArray
+    low: FloatArray | None = None
+    high: FloatArray | None = None
 
     def scores(self, state: FloatArray, actions: FloatArray) -> FloatArray:
         """(num_actions,), as of one network."""
@@ -104,8 +110,15 @@ class ScoreCommittee:
         )
         apart = hidden.reshape(len(actions), members, width).transpose(1, 0, 2)
         apart = np.maximum(apart @ self.middle_weight + self.middle_bias, 0.0)
-        result: FloatArray = (apart @ self.out_weight)[:, :, 0].mean(axis=0)
-        return result
+        each: FloatArray = (apart @ self.out_weight)[:, :, 0]
+        if self.low is None or self.high is None:
+            result: FloatArray = each.mean(axis=0)
+            return result
+        usual = actions[:, -1]
+        strange = np.asarray(((state < self.low) | (state > self.high)).any(axis=1))
+        each = np.where(strange[:, None], usual, each + self.margin[:, None] * usual)
+        together: FloatArray = each.mean(axis=0)
+        return together
 
 
 class TrainableNetwork(nn.Module):
@@ -164,6 +177,13 @@ class TrainableNetwork(nn.Module):
         self.low.copy_(torch.from_numpy(low - room))
         self.high.copy_(torch.from_numpy(high + room))
 
+    @torch.no_grad()
+    def weigh(self, factor: float) -> None:
+        """Multiplies all scores, in states that are not strange."""
+        self.out.weight.mul_(factor)
+        if self.started:
+            self.margin.mul_(factor)
+
     def export(self) -> ScoreNetwork:
         """A copy that runs without torch."""
 
@@ -187,7 +207,7 @@ class Committee(nn.Module):
     """Networks that decide together, by the mean of their scores.
 
     Args:
-        networks: At least one, all of the same sizes, none with a start.
+        networks: At least one, all of the same sizes, all with a start or none.
     """
 
     def __init__(self, networks: Iterable[TrainableNetwork]) -> None:
@@ -209,4 +229,12 @@ class Committee(nn.Module):
             middle_weight=np.stack([one.middle_weight for one in each]),
             middle_bias=np.stack([one.middle_bias for one in each])[:, None, :],
             out_weight=np.stack([one.out_weight for one in each])[:, :, None],
+            margin=np.array([one.margin for one in each], np.float32),
+            low=_stacked(one.low for one in each),
+            high=_stacked(one.high for one in each),
         )
+
+
+def _stacked(limits: Iterable[FloatArray | None]) -> FloatArray | None:
+    there = [limit for limit in limits if limit is not None]
+    return np.stack(there) if there else None

@@ -1,4 +1,4 @@
-"""One policy of several trainings of `agent=api` in one environment: their networks decide together.
+"""One policy of several trainings of `agent=api` or `agent=portfolio` in one environment: they decide together.
 
     python -m runners.join 'checkpoints=[runs/ten/*]' out=runs/together
     python -m runners.compare env=dp_tp policies=[static_4x2,runs/together]
@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from agents.api.joining import join
+from agents.joining import join
 from runners.cli import command
 from runners.policies import is_pattern, members_of
 from runners.schema import JoinConfig

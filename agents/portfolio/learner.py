@@ -27,7 +27,7 @@ from agents.portfolio.counterfactuals import PortfolioCounterfactuals
 from agents.portfolio.members import members_of
 from agents.portfolio.panel import state_size
 from agents.portfolio.policy import PortfolioPolicy
-from agents.score_network import TrainableNetwork
+from agents.score_network import Committee, TrainableNetwork
 from agents.spaces import ActionSpace
 from baselines.policy import Policy
 
@@ -66,7 +66,7 @@ class Choosing:
         name: str,
     ) -> PortfolioPolicy:
         """Greedy in such a network."""
-        assert isinstance(network, TrainableNetwork)
+        assert isinstance(network, TrainableNetwork | Committee)
         members = members_of(config)
         return PortfolioPolicy(
             network.export(), members, config.every, self.adapter, name, observation, action, config.memory

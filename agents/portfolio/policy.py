@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from agents.adapter import Adapter
 from agents.api.start import Start
 from agents.portfolio.panel import Panel
-from agents.score_network import ScoreNetwork
+from agents.score_network import Scores
 from agents.spaces import ActionSpace
 from baselines.policy import Action
 from envs.policy_spec import PolicySpec
@@ -38,7 +38,7 @@ class PortfolioPolicy:
 
     def __init__(
         self,
-        network: ScoreNetwork,
+        network: Scores,
         members: Sequence[Start],
         every: int,
         adapter: Adapter,

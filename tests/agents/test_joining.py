@@ -12,11 +12,14 @@ from gymnasium import spaces
 from torch import nn
 
 from agents.api.config import APIConfig
-from agents.api.joining import join
 from agents.api.learner import APILearner, read_network
 from agents.checkpoint import load_policy, read_config, write_description
 from agents.dp_tp.score_policy import ScorePolicy
+from agents.joining import join
 from agents.learner import Budget, Task
+from agents.portfolio.config import PortfolioConfig
+from agents.portfolio.learner import PortfolioLearner
+from agents.portfolio.policy import PortfolioPolicy
 from agents.score_network import Committee, ScoreCommittee, TrainableNetwork
 from agents.set_network import SetNetwork
 from envs.backend import ClusterSpec
@@ -68,9 +71,23 @@ def checkpoint(
     return learner.network
 
 
+def choosing(folder: Path, seed: int, **settings: Any) -> TrainableNetwork:
+    """Writes a portfolio whose network nothing was trained on, and returns the network."""
+    config = PortfolioConfig(policies=("flying_serving", "load_threshold"), hidden=8, **settings)
+    learner = PortfolioLearner(config, Task("dp_tp", ARGUMENTS, seed=seed))
+    network = learner.network
+    assert isinstance(network, TrainableNetwork)
+    network.margin.fill_(0.1 * seed)
+    folder.mkdir()
+    learner.save_policy(folder)
+    described = {"agent": config, "env": {"name": "dp_tp"}, "workload": ARGUMENTS["workload"]}
+    write_description(folder, described, learner.world.observation, learner.world.action, {})
+    return network
+
+
 def scores(folder: Path, state: np.ndarray[Any, Any], actions: np.ndarray[Any, Any]) -> Any:
     policy = load_policy(folder)
-    assert isinstance(policy, ScorePolicy)
+    assert isinstance(policy, ScorePolicy | PortfolioPolicy)
     return policy.network.scores(state, actions)
 
 
@@ -132,6 +149,43 @@ def test_routers_of_different_widths_become_one_network(tmp_path: Path, weights:
     assert len(episode.records.arrival_s) == 50
 
 
+@pytest.mark.parametrize("weights", [(), (1.0, 3.0)])
+def test_choices_among_policies_are_joined_with_their_margins(
+    tmp_path: Path, weights: tuple[float, ...]
+) -> None:
+    networks = [choosing(tmp_path / str(seed), seed) for seed in range(1, 3)]
+    assert join([str(tmp_path / "1"), str(tmp_path / "2")], tmp_path / "both", weights) == 2
+    rng = np.random.default_rng(0)
+    state = rng.normal(size=networks[0].state.in_features).astype(np.float32)
+    actions = rng.normal(size=(2, networks[0].action.in_features)).astype(np.float32)
+    actions[:, -1] = [1.0, 0.0]
+    with torch.no_grad():
+        seen = torch.from_numpy(state)[None], torch.from_numpy(actions)[None]
+        first, second = (network(*seen)[0].numpy() for network in networks)
+    expected = 0.25 * first + 0.75 * second if weights else (first + second) / 2
+    np.testing.assert_allclose(scores(tmp_path / "both", state, actions), expected, rtol=1e-4, atol=1e-6)
+    episode = run_episode(make_env("dp_tp", **ARGUMENTS), load_policy(tmp_path / "both"), 0)
+    assert len(episode.records.arrival_s) == 50
+
+
+def test_who_has_not_seen_the_like_is_for_the_policy_that_was_started_from(tmp_path: Path) -> None:
+    start = {"name": "static_dp", "params": {}}
+    networks = [checkpoint(tmp_path / str(seed), seed, start=start) for seed in range(2)]
+    states = np.zeros((1, networks[0].state.in_features), np.float32)
+    networks[0].know(states)
+    torch.save(networks[0].state_dict(), tmp_path / "0" / "weights.pt")
+    join([str(tmp_path / "0"), str(tmp_path / "1")], tmp_path / "both")
+    actions = np.random.default_rng(0).normal(size=(3, networks[0].action.in_features)).astype(np.float32)
+    actions[:, -1] = [0.0, 1.0, 0.0]
+    for state in (states[0], states[0] + 5.0):
+        with torch.no_grad():
+            seen = torch.from_numpy(state)[None], torch.from_numpy(actions)[None]
+            first, second = (network(*seen)[0].numpy() for network in networks)
+        expected = (first + second) / 2
+        np.testing.assert_allclose(scores(tmp_path / "both", state, actions), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(first, actions[:, -1])
+
+
 def test_those_that_place_requests_on_shared_nodes_are_joined_too(tmp_path: Path) -> None:
     networks = []
     for seed in range(2):
@@ -189,13 +243,22 @@ def test_what_answers_other_questions_is_not_joined(tmp_path: Path) -> None:
     checkpoint(tmp_path / "even", 0, even=True)
     checkpoint(tmp_path / "finer", 0, env={"scales": {"requests": 1.0}})
     checkpoint(tmp_path / "started", 0, start={"name": "static_dp", "params": {}})
+    choosing(tmp_path / "choosing", 0)
+    choosing(tmp_path / "hurried", 0, every=1)
     plain = str(tmp_path / "plain")
     for other, message in (
         ([], "checkpoints must be two or more"),
         ([str(tmp_path / "even")], "its agent.even is True, that of the other False"),
-        ([str(tmp_path / "started")], "was started from a policy"),
+        (
+            [str(tmp_path / "started")],
+            r"its agent.start is \{'name': 'static_dp'.*\}, that of the other None",
+        ),
         (["zoo/routing"], "its env is routing, that of the other dp_tp"),
-        (["zoo/autoscaling"], "'zoo/autoscaling' is of agent=cma_es; those of agent=api alone can be joined"),
+        (
+            ["zoo/autoscaling"],
+            "'zoo/autoscaling' is of agent=cma_es; those of agent=api and agent=portfolio alone",
+        ),
+        ([str(tmp_path / "choosing")], "its agent is portfolio, that of the other api"),
         ([plain + "/"], "is there twice"),
         ([str(tmp_path / "finer")], r"its env.scales is \{'requests': 1.0\}, that of the other None"),
         (["zoo/dp_tp"], r"its observation is .*'engines': \(8, 13\).*, that of the other .*\(2, 13\)"),
@@ -209,6 +272,8 @@ def test_what_answers_other_questions_is_not_joined(tmp_path: Path) -> None:
             ValueError, match="weights must be none, or a positive number for each of the 2 check"
         ):
             join([plain, str(tmp_path / "finer")], tmp_path / "out", weights)
+    with pytest.raises(ValueError, match=r"its agent\.every is 1, that of the other 2"):
+        join([str(tmp_path / "choosing"), str(tmp_path / "hurried")], tmp_path / "out")
     before = (tmp_path / "plain" / "weights.pt").read_bytes()
     with pytest.raises(ValueError, match="is where the new checkpoint is to be"):
         join([str(tmp_path / "even"), plain], tmp_path / "plain")

@@ -1,4 +1,4 @@
-"""Several trainings of `agent=api` as one policy: their networks decide together."""
+"""Several trainings of `agent=api` or `agent=portfolio` as one policy: their networks decide together."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from agents.adapter import adapter_of
-from agents.api.config import APIConfig
+from agents.api.config import APIConfig, PolicyIterationConfig
+from agents.api.counterfactuals import Improvable
 from agents.api.learner import read_network, write_network
 from agents.checkpoint import find_checkpoint, plain, read_config, replacing, write_description
 from agents.learner import build_agent_config
 from agents.place_adapter import PlaceAdapter
+from agents.portfolio.config import PortfolioConfig
+from agents.portfolio.learner import Choosing
 from agents.score_network import Committee, TrainableNetwork
 from agents.set_mean import mean_network
 from agents.set_network import SetNetwork
@@ -26,6 +28,7 @@ from agents.spaces import read_spaces
 _SETTING = ("env", "workload", "cluster", "objective", "backend")
 # What makes networks answer the same question; those that score places do whatever these are.
 _ALIKE = ("even", "memory_s", "hidden", "start")
+_ALIKE_IN_PORTFOLIOS = ("policies", "every", "memory", "hidden")
 
 
 def join(checkpoints: Sequence[str], out: Path, weights: Sequence[float] = ()) -> int:
@@ -41,14 +44,15 @@ def join(checkpoints: Sequence[str], out: Path, weights: Sequence[float] = ()) -
         checkpoints: As `agents.checkpoint.load_policy` takes them; at least two.
         out: Folder of the new one.
         weights: What the scores of each checkpoint's networks weigh, of any sum; none: as much as those of any other.
+            In a state that is unlike those of its training a network is for the start with the weight of one.
 
     Returns:
         How many networks decide.
 
     Raises:
-        ValueError: one is of another agent or environment, was started from a policy (but for routing and sharing),
-            sees or does something else, is there twice, or is where the new one is to be; there are weights that are
-            not positive, too few or too many.
+        ValueError: one is of another agent or environment, started from or chooses among other policies (but for
+            routing and sharing), sees or does something else, is there twice, or is where the new one is to be; there
+            are weights that are not positive, too few or too many.
     """
     if len(checkpoints) < 2:
         raise ValueError(f"checkpoints must be two or more, got {list(checkpoints)}")
@@ -66,7 +70,7 @@ def join(checkpoints: Sequence[str], out: Path, weights: Sequence[float] = ()) -
     configs = [read_config(folder) for folder in folders]
     agents = [_agent(name, config) for name, config in zip(checkpoints, configs, strict=True)]
     observation, action = read_spaces(folders[0])
-    adapter = adapter_of(configs[0]["env"]["name"])
+    adapter = _adapter(configs[0], agents[0])
     first, networks = _sees(configs[0], agents[0], folders[0]), list[nn.Module]()
     for name, folder, config, agent in zip(checkpoints, folders, configs, agents, strict=True):
         _check_alike(checkpoints[0], first, name, _sees(config, agent, folder))
@@ -75,8 +79,10 @@ def join(checkpoints: Sequence[str], out: Path, weights: Sequence[float] = ()) -
     settings = {name: value for name, value in configs[0].items() if name in _SETTING}
     if isinstance(together, SetNetwork):
         settings["agent"] = plain(replace(agents[0], hidden=together.row.in_features))
-    else:
+    elif isinstance(agents[0], APIConfig):
         settings["agent"] = plain(replace(agents[0], committee=number))
+    else:
+        settings["agent"] = plain(agents[0])
     figures = {"joined": ", ".join(checkpoints), "networks": number}
     if weights:
         figures["weights"] = ", ".join(f"{each:g}" for each in weights)
@@ -97,32 +103,37 @@ def _together(networks: Sequence[nn.Module], weights: Sequence[float]) -> tuple[
         group = each.networks if isinstance(each, Committee) else (each,)
         members += group
         shares += [weight] * len(group)
-    with torch.no_grad():
-        for member, share in zip(members, shares, strict=True):
-            member.out.weight.mul_(share * len(members) / sum(shares))
+    for member, share in zip(members, shares, strict=True):
+        member.weigh(share * len(members) / sum(shares))
     return Committee(members), len(members)
 
 
-def _agent(name: str, config: dict[str, Any]) -> APIConfig:
+def _agent(name: str, config: dict[str, Any]) -> PolicyIterationConfig:
     """Settings of an agent whose networks can be joined to others."""
     agent = build_agent_config(config["agent"])
-    if not isinstance(agent, APIConfig):
-        raise ValueError(f"{name!r} is of agent={agent.name}; those of agent=api alone can be joined")
-    if agent.start is not None and not _scores_places(config):
-        raise ValueError(f"{name!r} was started from a policy, beside which one network alone decides")
+    if not isinstance(agent, APIConfig | PortfolioConfig):
+        raise ValueError(
+            f"{name!r} is of agent={agent.name}; those of agent=api and agent=portfolio alone can be joined"
+        )
     return agent
 
 
-def _scores_places(config: dict[str, Any]) -> bool:
-    return isinstance(adapter_of(config["env"]["name"]), PlaceAdapter)
+def _adapter(config: dict[str, Any], agent: PolicyIterationConfig) -> Improvable:
+    adapter = adapter_of(config["env"]["name"])
+    return Choosing(adapter) if isinstance(agent, PortfolioConfig) else adapter
 
 
-def _sees(config: dict[str, Any], agent: APIConfig, folder: Path) -> dict[str, Any]:
+def _sees(config: dict[str, Any], agent: PolicyIterationConfig, folder: Path) -> dict[str, Any]:
     """What a network answers to, and what its answers mean."""
     observation, action = read_spaces(folder)
-    alike = () if _scores_places(config) else _ALIKE
+    alike: tuple[str, ...] = _ALIKE
+    if isinstance(agent, PortfolioConfig):
+        alike = _ALIKE_IN_PORTFOLIOS
+    elif isinstance(_adapter(config, agent), PlaceAdapter):
+        alike = ()
     return {
         "env": config["env"]["name"],
+        "agent": agent.name,
         "observation": {name: box.shape for name, box in observation.items()},
         "action": str(action),
         "objective": config.get("objective"),
