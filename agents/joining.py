@@ -44,7 +44,8 @@ def join(checkpoints: Sequence[str], out: Path, weights: Sequence[float] = ()) -
         checkpoints: As `agents.checkpoint.load_policy` takes them; at least two.
         out: Folder of the new one.
         weights: What the scores of each checkpoint's networks weigh, of any sum; none: as much as those of any other.
-            In a state that is unlike those of its training a network is for the start with the weight of one.
+            In a state that is unlike those of its training a network is for the start, or the first of a portfolio's
+            policies, with a score of 1, and one that found no departure worth while always is.
 
     Returns:
         How many networks decide.

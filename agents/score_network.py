@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 FloatArray = NDArray[np.float32]
+NEVER = (
+    1e6  # a margin that no score exceeds: whatever the state, the action of the start has the highest score
+)
 _BEYOND = 0.25  # of a feature's range in training; what is further outside is strange
 _LEAST_ROOM = 0.1  # of features whose scales make 1 a lot
 
@@ -62,7 +65,7 @@ class ScoreNetwork:
             state: (state_size,).
             actions: (num_actions, action_size).
         """
-        if (
+        if self.margin >= NEVER or (
             self.low is not None
             and self.high is not None
             and ((state < self.low) | (state > self.high)).any()
@@ -115,7 +118,7 @@ class ScoreCommittee:
             result: FloatArray = each.mean(axis=0)
             return result
         usual = actions[:, -1]
-        strange = np.asarray(((state < self.low) | (state > self.high)).any(axis=1))
+        strange = np.asarray(((state < self.low) | (state > self.high)).any(axis=1)) | (self.margin >= NEVER)
         each = np.where(strange[:, None], usual, each + self.margin[:, None] * usual)
         together: FloatArray = each.mean(axis=0)
         return together
@@ -156,7 +159,7 @@ class TrainableNetwork(nn.Module):
         if not self.started:
             return scores
         usual = actions[:, :, -1]
-        strange = ((state < self.low) | (state > self.high)).any(dim=1, keepdim=True)
+        strange = ((state < self.low) | (state > self.high)).any(dim=1, keepdim=True) | (self.margin >= NEVER)
         return torch.where(strange, usual, scores + self.margin * usual)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
@@ -181,7 +184,7 @@ class TrainableNetwork(nn.Module):
     def weigh(self, factor: float) -> None:
         """Multiplies all scores, in states that are not strange."""
         self.out.weight.mul_(factor)
-        if self.started:
+        if self.started and self.margin < NEVER:
             self.margin.mul_(factor)
 
     def export(self) -> ScoreNetwork:

@@ -30,12 +30,12 @@ from agents.adapter import adapter_of
 from agents.api.config import APIConfig, PolicyIterationConfig, check_settings_of
 from agents.api.counterfactuals import Batch, Improvable, padded
 from agents.api.fit import Vary, fit
-from agents.api.start import NEVER, calibrated_margin
+from agents.api.start import calibrated_margin
 from agents.learner import Budget, Task, build_agent_config
 from agents.routing.counterfactuals import RoutingCounterfactuals
 from agents.routing.guard import check_guard, passing
 from agents.routing.larger import as_of_larger
-from agents.score_network import Committee, TrainableNetwork
+from agents.score_network import NEVER, Committee, TrainableNetwork
 from agents.set_network import SetNetwork
 from agents.spaces import read_spaces
 from baselines.policy import Policy
@@ -155,9 +155,10 @@ class PolicyIterationLearner:
         if self.tail:
             late = in_spreads(self.world.advantages([-value for value in squares]), kinds, widest)
             gains = in_spreads(list(gains + self.tail * late), kinds, widest)
+        brought = np.nan_to_num(gains)
         gains[np.arange(len(rows)), self._chosen(states, actions, valid)] += self.config.trust
         data = _Data(states, actions, np.nan_to_num(gains), valid)
-        margin = self._margin(data) if self._started else 0.0
+        margin = self._margin(data, brought) if self._started else 0.0
         network, gain = self._fitted(data)
         if self.committee > 1 and self.iteration:
             assert isinstance(self.network, TrainableNetwork)
@@ -196,8 +197,13 @@ class PolicyIterationLearner:
         elif isinstance(network, SetNetwork):
             network.disregard(_never_seen(data.states), _never_seen(data.actions[data.valid]))
 
-    def _margin(self, data: _Data) -> float:
-        """What a departure from the start must promise, by states that networks of the same kind have not seen."""
+    def _margin(self, data: _Data, brought: NDArray[np.float32]) -> float:
+        """What a departure from the start must promise, by states that networks of the same kind have not seen.
+
+        Args:
+            data: What networks are trained on, what they trust in included.
+            brought: (N, K), gains as they were.
+        """
         number = len(data.states)
         part = (
             np.arange(number) * _FOLDS // number
@@ -211,7 +217,7 @@ class PolicyIterationLearner:
                     torch.from_numpy(held.states), torch.from_numpy(held.actions)
                 ).numpy()
         usual = np.where(data.valid, data.actions[:, :, -1], 0.0).argmax(axis=1)
-        return calibrated_margin(scores, data.gains, data.valid, usual)
+        return calibrated_margin(scores, brought, data.valid, usual)
 
     def _gains(
         self, returns: Sequence[NDArray[np.float64]], kinds: NDArray[np.str_], widest: int

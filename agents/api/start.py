@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from agents.score_network import NEVER
 from agents.teacher import make_teacher
 from baselines.policy import Action, Policy
 from envs.policy_spec import PolicySpec
@@ -29,7 +30,6 @@ from envs.policy_spec import PolicySpec
 FloatArray = NDArray[np.float32]
 KEY = "agent.start"
 _SAME = 1e-4  # distance of descriptions below which two actions are the same
-NEVER = 1e6  # a margin that no score exceeds: no departure
 
 
 class Start:

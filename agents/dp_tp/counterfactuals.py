@@ -153,6 +153,7 @@ class DPTPCounterfactuals:
         if self.present is None and start is None:
             commit_s = end_s
         total, surge = _passed(core, action, interval_s, watch)
+        memory.watch(core.state)
         while not core.done and core.state.now_s < end_s - 1e-9:
             if surge and commit_s < end_s:
                 commit_s = begin_s
@@ -164,6 +165,7 @@ class DPTPCounterfactuals:
             else:
                 span_s, told = self.config.stride * interval_s, self._next(core, start, memory)
             reward, surge = _passed(core, told, span_s, watch)
+            memory.watch(core.state)
             total += reward
         return total
 

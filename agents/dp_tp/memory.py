@@ -70,6 +70,12 @@ class TrafficMemory:
         twin._rates, twin._squares = self._rates.copy(), self._squares.copy()
         return twin
 
+    def watch(self, state: ClusterState) -> None:
+        """Takes note of a split alone."""
+        if 0 < self._engines < len(state.target_layout):
+            self._split_s = state.now_s
+        self._engines = len(state.target_layout)
+
     def follow(self, state: ClusterState) -> NDArray[np.float32]:
         """(size,), what is remembered at a decision, which is taken note of.
 
@@ -77,9 +83,7 @@ class TrafficMemory:
             state: Later than at the decision before, or the episode's first.
         """
         out = np.zeros(self.size, np.float32)
-        if 0 < self._engines < len(state.target_layout):
-            self._split_s = state.now_s
-        self._engines = len(state.target_layout)
+        self.watch(state)
         if not len(self.constants_s):
             return out
         totals = np.ascontiguousarray(state.totals[:, _COUNTED], np.float64)

@@ -20,7 +20,7 @@ from agents.learner import Budget, Task
 from agents.portfolio.config import PortfolioConfig
 from agents.portfolio.learner import PortfolioLearner
 from agents.portfolio.policy import PortfolioPolicy
-from agents.score_network import Committee, ScoreCommittee, TrainableNetwork
+from agents.score_network import NEVER, Committee, ScoreCommittee, TrainableNetwork
 from agents.set_network import SetNetwork
 from envs.backend import ClusterSpec
 from envs.registration import make_env
@@ -184,6 +184,23 @@ def test_who_has_not_seen_the_like_is_for_the_policy_that_was_started_from(tmp_p
         expected = (first + second) / 2
         np.testing.assert_allclose(scores(tmp_path / "both", state, actions), expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(first, actions[:, -1])
+
+
+def test_one_that_never_departs_does_not_forbid_it_to_the_others(tmp_path: Path) -> None:
+    networks = [choosing(tmp_path / str(seed), seed) for seed in range(3)]
+    networks[0].margin.fill_(NEVER)
+    torch.save(networks[0].state_dict(), tmp_path / "0" / "weights.pt")
+    join([str(tmp_path / str(seed)) for seed in range(3)], tmp_path / "all", [1.0, 100.0, 100.0])
+    rng = np.random.default_rng(0)
+    state = rng.normal(size=networks[0].state.in_features).astype(np.float32)
+    actions = rng.normal(size=(2, networks[0].action.in_features)).astype(np.float32)
+    actions[:, -1] = [1.0, 0.0]
+    with torch.no_grad():
+        seen = torch.from_numpy(state)[None], torch.from_numpy(actions)[None]
+        own, first, second = (network(*seen)[0].numpy() for network in networks)
+    np.testing.assert_array_equal(own, actions[:, -1])
+    expected = (own + 300.0 / 201.0 * (first + second)) / 3.0
+    np.testing.assert_allclose(scores(tmp_path / "all", state, actions), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_those_that_place_requests_on_shared_nodes_are_joined_too(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ import torch
 from agents.api.config import APIConfig
 from agents.api.counterfactuals import Batch
 from agents.api.learner import APILearner, load
-from agents.api.start import NEVER, Start, calibrated_margin, compared, flagged, start_of
+from agents.api.start import Start, calibrated_margin, compared, flagged, start_of
 from agents.deployment.proposal import Proposals
 from agents.learner import Budget, Task
-from agents.score_network import TrainableNetwork
+from agents.score_network import NEVER, TrainableNetwork
 from agents.spaces import FILE, spaces_to_json
 from baselines.registry import make_policy
 from envs.backend import ClusterSpec
@@ -165,6 +165,24 @@ def test_the_margin_lets_through_what_surely_gains() -> None:
     assert calibrated_margin(scores, gains, valid, usual) == pytest.approx(1.5)
     assert calibrated_margin(scores, -np.abs(gains), valid, usual) == NEVER
     assert calibrated_margin(scores[:1], gains[:1], valid[:1], usual[:1]) == NEVER, "one success is no proof"
+
+
+def test_what_a_policy_trusts_in_is_no_gain() -> None:
+    """Departures that lose a twentieth of a spread, to which the present policy keeps: a margin forbids them."""
+    learner = learner_of("deployment", trust=10.0)
+    rng = np.random.default_rng(0)
+    size = learner.network.state.in_features, learner.network.action.in_features
+    batch = Batch()
+    for _ in range(200):
+        rows = rng.normal(size=(2, size[1])).astype(np.float32)
+        rows[:, -1] = [1.0, 0.0]
+        returns = np.array([-1.0, -1.05 + 0.1 * rng.normal()])
+        batch.add(rng.normal(size=size[0]).astype(np.float32), rows, returns, 1)
+    learner.gathered = batch
+    budget = Budget(1)
+    budget.count(1)
+    learner.improve(budget)
+    assert float(learner.network.margin) == NEVER
 
 
 class Counting:

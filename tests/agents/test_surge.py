@@ -11,6 +11,7 @@ from agents.api.config import APIConfig
 from agents.api.counterfactuals import Batch
 from agents.api.learner import APILearner
 from agents.dp_tp.counterfactuals import DPTPCounterfactuals
+from agents.dp_tp.score_policy import next_step
 from agents.dp_tp.surge import SurgeWatch
 from agents.learner import Budget, Task
 from envs.backend import ClusterSpec
@@ -131,3 +132,22 @@ def test_smaller_steps_change_no_return() -> None:
 def test_surges_are_of_dp_tp_alone() -> None:
     with pytest.raises(ValueError, match=r"agent.surges is for env=dp_tp alone, got True in env=routing"):
         APILearner(APIConfig(surges=True), Task("routing", {}))
+
+
+def test_rollouts_know_when_engines_were_split() -> None:
+    """A merge may follow a split after as long as it may where the policy is deployed, which sees it a second later."""
+    tried = world(horizon=30, commit=8, stride=3, dwell_s=20.0)
+    tried.core.reset(3)
+    while tried.core.state.layout != (2,):
+        tried.core.step(next_step(tried.core.state, (2,)))
+        tried.memory.follow(tried.core.state)
+    tried.present = _Remembers(tried)  # type: ignore[assignment]
+    usual, since_s = tried._next, list[float]()
+
+    def follow(core: Any, start: Any, memory: Any) -> Any:
+        since_s.append(memory.since_split_s(core.state.now_s))
+        return usual(core, start, memory)
+
+    tried._next = follow  # type: ignore[method-assign]
+    tried._rollout(next_step(tried.core.state, (1, 1)), None)
+    assert since_s == pytest.approx([7.0 + 3.0 * i for i in range(len(since_s))])
