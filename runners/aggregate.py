@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from runners.statistics import FloatArray, bootstrap_interval, interquartile_mean
+from runners.statistics import FloatArray, bootstrap_interval, mean, over_strata
 
 
 class Scored(Protocol):
@@ -40,7 +40,7 @@ def names_of(episodes: Sequence[Scored]) -> tuple[str, ...]:
 
 
 def aggregate(episodes: Sequence[Scored], strata: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
-    """Interquartile mean and 95 % bootstrap interval of every figure; NaN where no episode says anything.
+    """Interquartile mean, its 95 % bootstrap interval and the mean of every figure; NaN where no episode says anything.
 
     Args:
         episodes: of one policy.
@@ -52,10 +52,10 @@ def aggregate(episodes: Sequence[Scored], strata: Sequence[str] | None = None) -
         values = column_of_some(episodes, metric)
         said = ~np.isnan(values)
         groups = [values[said & (labels == label)] for label in dict.fromkeys(labels.tolist())]
-        values, groups = values[said], [group for group in groups if group.size]
-        known = values.size > 0
+        groups = [group for group in groups if group.size]
         summary[metric] = {
-            "iqm": float(interquartile_mean(values)) if known else np.nan,
-            "ci95": bootstrap_interval(groups) if known else (np.nan, np.nan),
+            "iqm": float(over_strata(groups)) if groups else np.nan,
+            "ci95": bootstrap_interval(groups) if groups else (np.nan, np.nan),
+            "mean": float(over_strata(groups, mean)) if groups else np.nan,
         }
     return summary

@@ -211,7 +211,7 @@ def _composed(words: tuple[str, ...]) -> CompareConfig:
 
 
 def _lines(label: str, said: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One line for each learned policy, or where there is none one of the best heuristic."""
+    """One line for each learned policy, with its own badge, or where there is none one of the best heuristic."""
     best, regret = said["best_heuristic"], said["regret"]
     lines: list[dict[str, Any]] = []
     for name, gates in said["gates"].items():
@@ -225,14 +225,20 @@ def _lines(label: str, said: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "best_heuristic": best,
                 "gain": gain["iqm"],
                 "ci95": gain["ci95"],
+                "mean": gain["mean"],
+                "mean_ci95": gain["mean_ci95"],
                 "probability_of_improvement": said["probability_of_improvement"][f"{name}>{best}"],
                 "gates_hold": gates["holds"],
-                "worse": bool(gain["ci95"][1] < 0),
+                "gates_certain": gates["certain"],
+                "gates_beyond_in": gates["beyond_in"],
+                "lost_to": said["lost_to"][name],
                 "regret_bound": _lacking(regret["bound"], name),
                 "regret_clairvoyant": _lacking(regret["clairvoyant"], name),
                 "us_per_decision": said["policies"][name]["us_per_decision"],
                 "blocks": said["blocks"],
-                "badge": said["badge"],
+                "strata": said["strata"],
+                "skipped": said["skipped"],
+                "badge": said["badges"][name],
             }
         )
     return lines or [
@@ -242,6 +248,8 @@ def _lines(label: str, said: Mapping[str, Any]) -> list[dict[str, Any]]:
             "regret_bound": _lacking(regret["bound"], best),  # the best heuristic's own
             "regret_clairvoyant": _lacking(regret["clairvoyant"], best),
             "blocks": said["blocks"],
+            "strata": said["strata"],
+            "skipped": said["skipped"],
             "badge": said["badge"],
         }
     ]
@@ -258,12 +266,13 @@ def _print(config: BenchmarkConfig, rows: list[dict[str, Any]]) -> None:
 
     table = [
         [
-            row["task"],
+            row["task"] + "".join(f"\nwithout {name}" for name in row["skipped"]),
             row.get("policy"),
             row["best_heuristic"],
             percent(row.get("gain")),
             None if "ci95" not in row else " to ".join(str(percent(end)) for end in row["ci95"]),
-            row.get("gates_hold"),
+            percent(row.get("mean")),
+            _gates(row),
             percent(row.get("regret_bound")),
             percent(row.get("regret_clairvoyant")),
             row.get("us_per_decision"),
@@ -273,7 +282,16 @@ def _print(config: BenchmarkConfig, rows: list[dict[str, Any]]) -> None:
         for row in rows
     ]
     headings = [
-        "task", "policy", "best heuristic", "gain", "95 %", "gates", "to the\nbound", "to the\nsearch",
+        "task", "policy", "best heuristic", "gain", "95 %", "mean", "gates", "to the\nbound", "to the\nsearch",
         "us a\ndecision", "blocks", "badge",
     ]  # fmt: skip
     print_table(f"benchmark {config.name}", headings, table)
+
+
+def _gates(row: Mapping[str, Any]) -> str | None:
+    """Whether they hold, and the workloads that do not keep to them by themselves."""
+    if "gates_hold" not in row:
+        return None
+    return ("hold" if row["gates_hold"] else "fail") + "".join(
+        f"\nnot in {name}" for name in row["gates_beyond_in"]
+    )

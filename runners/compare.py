@@ -122,6 +122,10 @@ def _print(comparison: dict[str, Any]) -> None:
         others = [metrics[metric]["iqm"] for metric in TABLE_METRICS[1:]]
         rows.append([name, (first["iqm"], *first["ci95"]), *others, entry["us_per_decision"], against])
     title = f"{comparison['env']} on {comparison['workload']}, {comparison['seeds']} episodes each, interquartile means"
+    if comparison["blocks"] < comparison["seeds"]:
+        title += (
+            f"\nonly {comparison['blocks']} of them can be disjoint in this trace: intervals are too narrow"
+        )
     headings = ["policy", "return\n[95 %]", *(metric.replace("_", "\n") for metric in TABLE_METRICS[1:])]
     print_table(title, [*headings, "us a\ndecision", f"P(better than\n{best})"], rows)
     for pattern, pool in comparison["pools"].items():

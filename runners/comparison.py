@@ -1,13 +1,14 @@
 """What a paired comparison says: intervals, probabilities of improvement, gates and a verdict.
 
 The protocol: every policy sees the same arrivals. The headline is against the best heuristic of the comparison. A
-learned policy must not buy its return with the tail, the promises, one class or refusals; these are the gates.
+learned policy must not buy its return with the tail, the promises, one class or refusals; these are the gates. Gains
+are interquartile means, inside each workload; the mean over all blocks stands beside them and must be a gain too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations, permutations
 from typing import Any
 
@@ -19,6 +20,7 @@ from runners.aggregate import Scored, aggregate, column
 from runners.gates import gates_of
 from runners.statistics import (
     FloatArray,
+    Improvement,
     holm,
     paired_p_value,
     probability_of_improvement,
@@ -26,7 +28,7 @@ from runners.statistics import (
 )
 
 Results = Mapping[str, Sequence[Scored]]
-Improvement = Mapping[str, tuple[float, tuple[float, float]]]  # by "A>B", with its interval
+Improvements = Mapping[str, Improvement]  # by "A>B"
 
 SOLVED_GAIN = 0.03
 OPEN_GAP = 0.10
@@ -88,7 +90,14 @@ def compare_results(
         else {name: gates_of(results[name], results[best], best, strata) for name in results if name != best}
     )
     bound = None if references.bound is None else _shortfall(references.bound, returns, strata)
-    regret = _regret(returns, kinds, references, improvement, strata)
+    policies = _regret_to_policies(returns, kinds, improvement, strata)
+    searched = None if references.clairvoyant is None else _shortfall(references.clairvoyant, returns, strata)
+    regret = _largest(policies, searched)
+    badges = {
+        name: _badge(name, best, improvement, p_values, gates)
+        for name in results
+        if name in kinds.learned and name not in kinds.clairvoyant and name != best
+    }
     return {
         "policies": {
             name: {
@@ -100,16 +109,24 @@ def compare_results(
         "probability_of_improvement": {
             f"{a}>{b}": probability_of_improvement(returns[a], returns[b]) for a, b in pairs
         },
-        "relative_improvement": {
-            key: {"iqm": gain, "ci95": ci95} for key, (gain, ci95) in improvement.items()
-        },
+        "relative_improvement": {key: asdict(gain) for key, gain in improvement.items()},
         "p_values": p_values,
         "corrected": "holm",
         "best_heuristic": best,
         "learned": sorted(kinds.learned),
-        "regret": {"bound": bound, "clairvoyant": regret},
+        "lost_to": {
+            name: [other for other in kinds.heuristics(results) if _behind(improvement[f"{name}>{other}"])]
+            for name in badges
+        },
+        "regret": {
+            "bound": bound,
+            "clairvoyant": regret,  # the larger of the two
+            "clairvoyant_policies": policies,
+            "search": searched,
+        },
         "gates": gates,
-        "badge": _badge(results, kinds, best, improvement, p_values, gates, regret),
+        "badges": badges,
+        "badge": _badge_of_task(kinds, best, badges, regret),
     }
 
 
@@ -169,7 +186,7 @@ def _place_in(rows: Workload, window: Workload) -> int:
     raise ValueError(f"an episode of workload {rows.name!r} is no part of its trace")
 
 
-def _best(improvement: Improvement, names: Sequence[str]) -> str | None:
+def _best(improvement: Improvements, names: Sequence[str]) -> str | None:
     """The policy that is least behind any other: whoever beats all others, if there is one.
 
     Args:
@@ -178,7 +195,7 @@ def _best(improvement: Improvement, names: Sequence[str]) -> str | None:
     """
 
     def over_any_other(name: str) -> float:
-        return min((improvement[f"{name}>{other}"][0] for other in names if other != name), default=0.0)
+        return min((improvement[f"{name}>{other}"].iqm for other in names if other != name), default=0.0)
 
     return max(names, key=over_any_other, default=None)
 
@@ -190,50 +207,65 @@ def _shortfall(
     known = ~np.isnan(reference)
     labels = None if strata is None else [label for label, here in zip(strata, known, strict=True) if here]
     return {
-        name: relative_improvement(reference[known], values[known], strata=labels)[0]
+        name: relative_improvement(reference[known], values[known], strata=labels).iqm
         for name, values in returns.items()
     }
 
 
-def _regret(
-    returns: Mapping[str, FloatArray],
-    kinds: Kinds,
-    references: References,
-    improvement: Improvement,
-    strata: Sequence[str] | None,
+def _regret_to_policies(
+    returns: Mapping[str, FloatArray], kinds: Kinds, improvement: Improvements, strata: Sequence[str] | None
 ) -> dict[str, float] | None:
-    """What each policy lacks of the best clairvoyant one, or of the search; None without either."""
+    """What each policy lacks of the best clairvoyant one; None: there is none."""
     reference = _best(improvement, [name for name in returns if name in kinds.clairvoyant])
-    found = {}
-    if reference is not None:
-        others = {name: values for name, values in returns.items() if name != reference}
-        found = _shortfall(returns[reference], others, strata)
-    if references.clairvoyant is None:
-        return found or None
-    searched = _shortfall(references.clairvoyant, returns, strata)
-    return {name: max(share, found.get(name, share)) for name, share in searched.items()}
+    if reference is None:
+        return None
+    others = {name: values for name, values in returns.items() if name != reference}
+    return _shortfall(returns[reference], others, strata)
+
+
+def _largest(
+    policies: Mapping[str, float] | None, searched: Mapping[str, float] | None
+) -> dict[str, float] | None:
+    """What each policy lacks of whichever reference is further ahead of it; None without either."""
+    if policies is None or searched is None:
+        found = policies if searched is None else searched
+        return None if found is None else dict(found)
+    return {name: max(share, policies.get(name, share)) for name, share in searched.items()}
+
+
+def _behind(gain: Improvement) -> bool:
+    return gain.ci95[1] < 0
 
 
 def _badge(
-    results: Results,
-    kinds: Kinds,
+    name: str,
     best: str | None,
-    improvement: Improvement,
+    improvement: Improvements,
     p_values: Mapping[str, float],
     gates: Mapping[str, Any],
-    regret: Mapping[str, float] | None,
 ) -> str:
-    """solved: a learned policy is 3 % better, its interval clear of zero, significantly, and passes the gates.
+    """Of a learned policy.
 
-    open: nobody is, and even the best causal policy lacks 10 % of a clairvoyant one. none: neither.
+    solved: 3 % better than the best heuristic, the interval clear of zero, significantly, better in the mean of all
+    blocks too, and past the gates. none: not so.
     """
     if best is None:
         return "none"
-    for name in results:
-        if name in kinds.learned and name not in kinds.clairvoyant:
-            p_value = p_values.get(f"{name}|{best}", p_values.get(f"{best}|{name}", 1.0))
-            gain, (least, _) = improvement[f"{name}>{best}"]
-            if gain >= SOLVED_GAIN and least > 0 and p_value < SIGNIFICANT and gates[name]["holds"]:
-                return "solved"
+    p_value = p_values.get(f"{name}|{best}", p_values.get(f"{best}|{name}", 1.0))
+    gain = improvement[f"{name}>{best}"]
+    better = gain.iqm >= SOLVED_GAIN and gain.ci95[0] > 0 and gain.mean > 0
+    return "solved" if better and p_value < SIGNIFICANT and gates[name]["holds"] else "none"
+
+
+def _badge_of_task(
+    kinds: Kinds, best: str | None, badges: Mapping[str, str], regret: Mapping[str, float] | None
+) -> str:
+    """Of all together.
+
+    solved: by some learned policy. open: by none, and even the best causal policy lacks 10 % of a clairvoyant one.
+    none: neither.
+    """
+    if "solved" in badges.values():
+        return "solved"
     causal = [] if regret is None else [gap for name, gap in regret.items() if name not in kinds.clairvoyant]
-    return "open" if causal and min(causal) >= OPEN_GAP else "none"
+    return "open" if best is not None and causal and min(causal) >= OPEN_GAP else "none"

@@ -16,7 +16,7 @@ from runners.aggregate import Scored, column
 from runners.statistics import (
     FloatArray,
     crossed_interval,
-    interquartile_mean,
+    over_strata,
     probability_of_improvement,
     relative_gains,
 )
@@ -71,5 +71,7 @@ def _gains(
 
 def _figure(tables: Sequence[FloatArray]) -> dict[str, Any]:
     """Interquartile mean over members and episodes, with its interval."""
-    iqm = float(interquartile_mean(np.concatenate([table.ravel() for table in tables])))
-    return {"iqm": iqm, "ci95": crossed_interval(tables)}
+    return {
+        "iqm": float(over_strata([table.ravel() for table in tables])),
+        "ci95": crossed_interval(tables),
+    }

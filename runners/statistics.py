@@ -8,6 +8,7 @@ sees the same arrivals.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,23 @@ def interquartile_mean(values: ArrayLike) -> Any:
     return ordered[..., cut : ordered.shape[-1] - cut].mean(axis=-1)
 
 
+def over_strata(strata: Sequence[FloatArray], statistic: Statistic = interquartile_mean) -> Any:
+    """A statistic of each stratum, averaged, each as often as it has values: none is trimmed away as a whole.
+
+    Args:
+        strata: (..., N) each, one array for each workload.
+        statistic: along the last axis.
+    """
+    sizes = [array.shape[-1] for array in strata]
+    each = [size / sum(sizes) * statistic(array) for size, array in zip(sizes, strata, strict=True)]
+    return sum(each[1:], start=each[0])
+
+
+def mean(values: FloatArray) -> Any:
+    """Along the last axis."""
+    return values.mean(axis=-1)
+
+
 def bootstrap_interval(
     strata: Sequence[ArrayLike],
     statistic: Statistic = interquartile_mean,
@@ -46,7 +64,7 @@ def bootstrap_interval(
     Args:
         strata: one array for each stratum (a workload, say): (blocks,) single values, or (blocks, size) where the
             values of a block belong together and are drawn together.
-        statistic: of all values pooled, along the last axis.
+        statistic: of the values of a stratum, along the last axis, averaged as by `over_strata`.
         level: coverage, 0 to 1.
         repeats: bootstrap samples.
         seed: of the resampling.
@@ -82,7 +100,7 @@ def crossed_interval(
 
     Args:
         tables: (trainings, blocks), one for each stratum.
-        statistic: of all values pooled, along the last axis.
+        statistic: of the values of a stratum, along the last axis, averaged as by `over_strata`.
         level: coverage, 0 to 1.
         repeats: bootstrap samples.
         seed: of the resampling.
@@ -115,7 +133,7 @@ def _percentile_interval(
     """Interval of a statistic over bootstrap samples, (repeats, values) of each stratum."""
     if not 0 < level < 1:
         raise ValueError(f"level must be between 0 and 1, got {level}")
-    replicates = np.asarray(statistic(np.concatenate(drawn, axis=1)), dtype=np.float64)
+    replicates = np.asarray(over_strata(drawn, statistic), dtype=np.float64)
     tail = 100.0 * (1.0 - level) / 2.0
     low, high = percentiles(replicates, (tail, 100.0 - tail))
     return low, high
@@ -160,12 +178,41 @@ def relative_gains(
     return gains
 
 
+@dataclass(frozen=True)
+class Improvement:
+    """Gains over another policy, in shares of what that one has.
+
+    Attributes:
+        iqm: Interquartile mean of each workload's, averaged over workloads by blocks.
+        ci95: Its 95 % interval by the stratified bootstrap over paired seeds.
+        mean: Mean of all blocks, the rare bad ones too.
+        mean_ci95: Its interval, likewise.
+    """
+
+    iqm: float
+    ci95: tuple[float, float]
+    mean: float
+    mean_ci95: tuple[float, float]
+
+
 def relative_improvement(
     ours: ArrayLike, theirs: ArrayLike, seed: int = 0, strata: Sequence[str] | None = None
-) -> tuple[float, tuple[float, float]]:
-    """Interquartile mean of `relative_gains`, and its 95 % interval by the stratified bootstrap over paired seeds."""
+) -> Improvement:
+    """What `relative_gains` come to.
+
+    Args:
+        ours: (seeds,).
+        theirs: (seeds,), the same seeds in the same order.
+        seed: of the bootstrap.
+        strata: (seeds,), the workload of each; None: all of one.
+    """
     gains = relative_gains(ours, theirs, strata)
-    return float(interquartile_mean(np.concatenate(gains))), bootstrap_interval(gains, seed=seed)
+    return Improvement(
+        iqm=float(over_strata(gains)),
+        ci95=bootstrap_interval(gains, seed=seed),
+        mean=float(over_strata(gains, mean)),
+        mean_ci95=bootstrap_interval(gains, mean, seed=seed),
+    )
 
 
 def paired_p_value(ours: ArrayLike, theirs: ArrayLike, strata: Sequence[str] | None = None) -> float:

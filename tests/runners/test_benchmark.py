@@ -107,7 +107,9 @@ def test_a_benchmark_runs_and_says_what_each_task_is(tmp_path, tiny_task, capsys
     assert compare.main(words) == 0
     (row,) = json.loads((tmp_path / "shift" / "benchmark.json").read_text())["results"]
     assert row["task"] == "tiny/half"
-    assert isinstance(row["worse"], bool)
+    assert row["mean_ci95"][0] <= row["mean"] <= row["mean_ci95"][1]
+    assert sum(row["strata"].values()) == row["blocks"]
+    assert isinstance(row["lost_to"], list)
 
 
 def test_another_benchmark_does_not_take_the_place_of_what_is_there(tmp_path, tiny_task, capsys):

@@ -27,6 +27,14 @@ def results(make_episode: MakeEpisode) -> dict[str, list[Episode]]:
     }
 
 
+def _against_plain(make_episode: MakeEpisode, factors: list[float]) -> dict[str, list[Episode]]:
+    """`good` has returns of so many times those of `plain`, which has -100."""
+    return {
+        "plain": [make_episode("plain", i, **{"return": -100.0}) for i in range(len(factors))],
+        "good": [make_episode("good", i, **{"return": -100.0 * factor}) for i, factor in enumerate(factors)],
+    }
+
+
 def test_the_binding_form(results: dict[str, list[Episode]]) -> None:
     comparison = json.loads(json.dumps(to_jsonable(compare_results(results, Kinds())), allow_nan=False))
     entry = comparison["policies"]["plain"]
@@ -38,7 +46,7 @@ def test_the_binding_form(results: dict[str, list[Episode]]) -> None:
     }  # fmt: skip
     assert comparison["corrected"] == "holm"
     assert comparison["p_values"] == pytest.approx(dict.fromkeys(comparison["p_values"], 3 * 2 / 2**10))
-    assert comparison["regret"] == {"bound": None, "clairvoyant": None}
+    assert comparison["regret"] == dict.fromkeys(("bound", "clairvoyant", "clairvoyant_policies", "search"))
 
 
 def test_a_learned_policy_is_held_against_the_best_heuristic(results: dict[str, list[Episode]]) -> None:
@@ -88,6 +96,98 @@ def test_gates_keep_a_bought_return_from_counting(
     assert not comparison["gates"]["good"][gate]["holds"]
     assert not comparison["gates"]["good"]["holds"]
     assert comparison["badge"] == "none"
+
+
+def test_a_workload_that_is_lost_is_not_trimmed_away(make_episode: MakeEpisode) -> None:
+    """A tenth of the blocks are of a workload on which the policy costs three times as much."""
+    strata = ["usual"] * 54 + ["rare"] * 6
+    factors = [0.92] * 54 + [3.0] * 6
+    results = _against_plain(make_episode, factors)
+    comparison = compare_results(results, Kinds(learned=frozenset({"good"})), strata=strata)
+    gain = comparison["relative_improvement"]["good>plain"]
+    assert gain["iqm"] == pytest.approx(0.9 * 0.08 - 0.1 * 2.0)
+    assert comparison["badge"] == "none"
+
+
+def test_who_gains_usually_and_loses_on_the_whole_has_not_solved_it(make_episode: MakeEpisode) -> None:
+    """On one block in eight the policy costs three times as much; the middle half knows nothing of that."""
+    factors = [3.0 if i % 8 == 0 else 0.92 + 0.0001 * i for i in range(64)]
+    comparison = compare_results(_against_plain(make_episode, factors), Kinds(learned=frozenset({"good"})))
+    gain = comparison["relative_improvement"]["good>plain"]
+    assert gain["ci95"][0] > 0.03
+    assert gain["mean"] == pytest.approx(1.0 - np.mean(factors))
+    assert gain["mean_ci95"][0] < gain["mean"] < gain["mean_ci95"][1] < 0
+    assert comparison["gates"]["good"]["holds"]
+    assert comparison["badges"] == {"good": "none"}
+
+
+def test_gates_look_at_every_block(make_episode: MakeEpisode) -> None:
+    """Rare bad blocks, which an interquartile mean does not see."""
+    results = _against_plain(make_episode, [0.9] * 16)
+    for episode in results["good"][:2]:
+        episode.metrics.update(ttft_p99_s=4.0, slo_attainment=0.9)
+    gates = compare_results(results, Kinds(learned=frozenset({"good"})))["gates"]["good"]
+    assert gates["ttft_p99_ratio"]["value"] == pytest.approx(4.0 ** (2 / 16))
+    assert gates["slo_attainment_loss"]["value"] == pytest.approx(0.1 * 2 / 16)
+    for name in ("ttft_p99_ratio", "slo_attainment_loss"):
+        low, high = gates[name]["ci95"]
+        assert low <= gates[name]["value"] < high
+        assert not gates[name]["holds"]
+
+
+def test_a_gate_that_holds_may_be_uncertain_and_broken_in_a_workload(make_episode: MakeEpisode) -> None:
+    results = _against_plain(make_episode, [0.9] * 16)
+    for i, episode in enumerate(results["good"]):
+        episode.metrics["ttft_p99_s"] = (0.8 if i % 2 else 1.5) if i < 8 else 0.9
+    strata = ["split"] * 8 + ["fine"] * 8
+    gates = compare_results(results, Kinds(learned=frozenset({"good"})), strata=strata)["gates"]["good"]
+    gate = gates["ttft_p99_ratio"]
+    assert gate["holds"]
+    assert gate["ci95"][1] > gate["limit"]
+    assert not gate["certain"]
+    assert not gates["certain"]
+    assert gate["beyond_in"] == gates["beyond_in"] == ["split"]
+    assert gates["slo_attainment_loss"]["certain"]
+
+
+def test_a_heuristic_that_loses_requests_excuses_nothing_elsewhere(make_episode: MakeEpisode) -> None:
+    results = _against_plain(make_episode, [0.9] * 8)
+    for i, episode in enumerate(results["good"]):
+        if i < 4:
+            episode.metrics["ttft_p99_s"] = 3.0
+        else:
+            results["plain"][i].metrics["ttft_p99_s"] = math.inf
+    strata = ["slow"] * 4 + ["lost"] * 4
+    gate = compare_results(results, Kinds(learned=frozenset({"good"})), strata=strata)["gates"]["good"][
+        "ttft_p99_ratio"
+    ]
+    assert gate["by_workload"] == pytest.approx({"slow": 3.0, "lost": 1.0})
+    assert gate["value"] == pytest.approx(3.0**0.5)
+
+
+def test_requests_lost_in_one_workload_are_not_made_up_in_another(make_episode: MakeEpisode) -> None:
+    results = _against_plain(make_episode, [0.9] * 8)
+    results["good"][0].metrics["refused"] = 1.0
+    results["plain"][7].metrics["refused"] = 5.0
+    strata = ["one"] * 4 + ["another"] * 4
+    gate = compare_results(results, Kinds(learned=frozenset({"good"})), strata=strata)["gates"]["good"][
+        "extra_requests_lost"
+    ]
+    assert gate["by_workload"] == {"one": 1.0, "another": -5.0}
+    assert not gate["holds"]
+
+
+def test_each_learned_policy_has_a_badge_of_its_own(
+    results: dict[str, list[Episode]], make_episode: MakeEpisode
+) -> None:
+    results["greedy"] = [
+        make_episode("greedy", e.seed, **{"return": e.metrics["return"]}, ttft_p99_s=4.0)
+        for e in results["good"]
+    ]
+    comparison = compare_results(results, Kinds(learned=frozenset({"good", "greedy", "bad"})))
+    assert comparison["badges"] == {"bad": "none", "good": "solved", "greedy": "none"}
+    assert comparison["badge"] == "solved"
+    assert comparison["lost_to"] == {"bad": ["plain"], "good": [], "greedy": []}
 
 
 def test_what_is_lost_to_the_digit_is_not_too_much(

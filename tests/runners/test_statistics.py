@@ -7,9 +7,12 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from runners.statistics import (
+    Improvement,
     bootstrap_interval,
     holm,
     interquartile_mean,
+    mean,
+    over_strata,
     paired_p_value,
     probability_of_improvement,
     relative_improvement,
@@ -80,10 +83,18 @@ def test_holm_by_hand() -> None:
 
 
 def test_relative_improvement_of_negative_returns() -> None:
-    share, (low, high) = relative_improvement([-8.0, -9.0, -7.0, -8.0], [-10.0, -10.0, -10.0, -10.0])
-    assert share == pytest.approx(0.2)
-    assert 0.1 <= low <= 0.2 <= high <= 0.3
-    assert relative_improvement([0.0, 0.0], [0.0, 0.0]) == (0.0, (0.0, 0.0))
+    gain = relative_improvement([-8.0, -9.5, -7.0, -8.0], [-10.0, -10.0, -10.0, -10.0])
+    assert gain.iqm == pytest.approx(0.2)
+    assert gain.mean == pytest.approx(0.1875)
+    assert 0.05 <= gain.ci95[0] <= 0.2 <= gain.ci95[1] <= 0.3
+    assert relative_improvement([0.0, 0.0], [0.0, 0.0]) == Improvement(0.0, (0.0, 0.0), 0.0, (0.0, 0.0))
+
+
+def test_each_stratum_counts_as_often_as_it_has_values() -> None:
+    strata = [np.array([1.0, 1.0, 1.0, 100.0]), np.array([-5.0])]
+    assert over_strata(strata) == pytest.approx(0.8 * 1.0 - 0.2 * 5.0)
+    assert over_strata(strata, mean) == pytest.approx(98.0 / 5)
+    np.testing.assert_allclose(over_strata([np.tile(each, (3, 1)) for each in strata]), [-0.2] * 3)
 
 
 def test_paired_p_value() -> None:
