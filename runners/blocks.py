@@ -23,6 +23,7 @@ import pandas as pd
 from agents.checkpoint import CARD, find_checkpoint, read_config
 from agents.config import CHECKPOINT
 from baselines.policy import Policy
+from envs.workload.traces import TRACES, find_trace
 from runners.cli import use_one_thread
 from runners.comparing import run_block, search
 from runners.environments import make_configured_env
@@ -67,6 +68,13 @@ class Block:
     search: SearchConfig | None = None
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Of the policies that it runs."""
+        if self.search is None:
+            return self.policies
+        return () if self.search.base is None else (self.search.base,)
+
+    @property
     def path(self) -> Path:
         """Of its file in the benchmark's folder."""
         kind = "policies" if self.search is None else "search"
@@ -78,14 +86,14 @@ class Block:
         Args:
             contents: what stands behind each policy's name.
         """
-        names = self.policies if self.search is None else (self.search.base,)
         where = {
             item.name: getattr(self.config, item.name)
             for item in fields(self.config)
             if item.name not in _OF_NO_EPISODE
         }
-        what = (where, self.seed, self.search, [contents[name] for name in names if name is not None])
-        return hashlib.sha256(repr((_code(), what)).encode()).hexdigest()
+        what = (where, self.seed, self.search, [contents[name] for name in self.names])
+        traces = _trace(self.config.workload.name), _trace(self.config.workload.path)
+        return hashlib.sha256(repr((_code(), what, traces)).encode()).hexdigest()
 
     def run(self) -> BlockScores:
         """Runs it."""
@@ -153,8 +161,8 @@ def run_blocks(
 
 
 def _digests(blocks: Sequence[Block]) -> list[str]:
-    names = {name for block in blocks for name in (*block.policies, block.search and block.search.base)}
-    contents = {name: _content(name) for name in names if name}
+    names = {name for block in blocks for name in block.names}
+    contents = {name: _content(name) for name in names}
     return [block.digest(contents) for block in blocks]
 
 
@@ -190,7 +198,19 @@ def _end_with(process: BaseProcess) -> None:
 
 
 def _run_and_write(block: Block, digest: str, out: Path) -> None:
+    """Runs a block and writes it down.
+
+    Raises:
+        ValueError: What it is made of is no longer what it was when the benchmark began.
+    """
     scores = block.run()
+    _code.cache_clear()
+    _trace.cache_clear()
+    if _digests([block]) != [digest]:
+        raise ValueError(
+            "code, traces or policies changed while the benchmark ran; given the same out=DIR it goes on and runs again "
+            "what that concerns"
+        )
     rows = [
         {
             "policy": name,
@@ -255,6 +275,15 @@ def _code() -> str:
                 digest.update(os.fsencode(path.relative_to(_ROOT)))
                 digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+@lru_cache
+def _trace(name: str | None) -> str | None:
+    """Of the file of a trace by its name or path; None: it is no trace, or not on this machine."""
+    found = find_trace(name) if name in TRACES else None if name is None else Path(name)
+    if found is None or not found.is_file():
+        return None
+    return hashlib.sha256(found.read_bytes()).hexdigest()
 
 
 def _content(name: str) -> str:

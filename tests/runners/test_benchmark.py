@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -161,6 +162,36 @@ def test_a_checkpoint_of_the_zoo_makes_no_other_policy_run_again(tmp_path, monke
     assert blocks._code.__wrapped__() == without
     source.write_text("HIDDEN = 80")
     assert blocks._code.__wrapped__() != without
+
+
+def test_what_changes_while_it_runs_is_not_written_down_as_what_was(tmp_path, tiny_task, monkeypatch, capsys):
+    shutil.copytree(blocks.ZOO_DIR / "dp_tp", tmp_path / "mine")
+    task = benchmark.TASK_DIR / "tiny.yaml"
+    task.write_text(task.read_text().replace("zoo/dp_tp", str(tmp_path / "mine")))
+    usual = blocks.run_block
+
+    def retrained_meanwhile(*arguments):
+        (tmp_path / "mine" / "config.yaml").open("a").write("\n")
+        return usual(*arguments)
+
+    words = ["benchmark=smoke", "benchmark.blocks=2", "benchmark.search_blocks=0", "benchmark.processes=1"]
+    words += [f"out={tmp_path}/run"]
+    monkeypatch.setattr(blocks, "run_block", retrained_meanwhile)
+    assert compare.main(words) == USER_ERROR
+    assert "code, traces or policies changed while the benchmark ran" in capsys.readouterr().err
+    assert not list((tmp_path / "run").rglob("*.parquet"))
+    monkeypatch.setattr(blocks, "run_block", usual)
+    assert compare.main(words) == 0
+
+
+def test_another_trace_of_the_same_name_is_run_again(tmp_path):
+    path = tmp_path / "trace.csv"
+    path.write_text("arrival_s,input_tokens,output_tokens\n0,10,10\n")
+    first = blocks._trace.__wrapped__(str(path))
+    path.write_text("arrival_s,input_tokens,output_tokens\n0,10,11\n")
+    assert first is not None
+    assert blocks._trace.__wrapped__(str(path)) != first
+    assert blocks._trace.__wrapped__("azure_conv_fitted") is None
 
 
 def test_processes_change_no_figure_and_a_stopped_run_goes_on(tmp_path, tiny_task, capsys):
