@@ -208,8 +208,8 @@ def _run_and_write(block: Block, digest: str, out: Path) -> None:
     _trace.cache_clear()
     if _digests([block]) != [digest]:
         raise ValueError(
-            "code, traces or policies changed while the benchmark ran; given the same out=DIR it goes on and runs again "
-            "what that concerns"
+            "code, traces or policies changed while the benchmark ran; "
+            "given the same out=DIR it goes on, and what they concern is run again"
         )
     rows = [
         {
