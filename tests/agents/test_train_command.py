@@ -20,7 +20,7 @@ from runners.cli import USER_ERROR
 from runners.composed import composed
 from runners.policies import CONFIG_DIR
 from runners.schema import register_command, register_schemas
-from runners.train_config import TrainConfig
+from runners.train_config import TrainConfig, _differences
 from runners.training import Training
 
 TINY = [
@@ -305,6 +305,35 @@ def test_words_beside_resume_change_what_they_name_alone(tmp_path, capsys):
     capsys.readouterr()
     said = failure([f"resume={tmp_path}", "experiment=priority"], capsys)
     assert "experiment cannot stand beside resume" in said
+
+
+def test_words_beside_resume_agree_with_the_run_in_all_that_they_say(tmp_path, capsys):
+    """A fleet, an objective or a policy whose name is looked up has no one key that tells it from others."""
+    out, tuned = tmp_path / "run", "agent.baseline=load_threshold_tuned"
+    same = [*TINY, *SMALL_PPO, "agent=residual", tuned, "cluster=nemotron_8b_h200", "objective=default"]
+    assert train.main([*same, "total_steps=64", f"out={out}"]) == 0
+    assert train.main([f"resume={out}", *same, "total_steps=64"]) == 0
+    assert train.main([f"resume={out}", "env=dp_tp", "agent=residual", "total_steps=64"]) == 0
+    capsys.readouterr()
+    for word, key in {
+        "cluster=llama31_8b_h100_x8": "cluster.model=",
+        "cluster={num_gpus: 4}": "cluster.num_gpus=8, it cannot go on with cluster.num_gpus=4;",
+        "objective=autoscaling": "objective.latency=1.0, it cannot go on with objective.latency=0.0;",
+        "agent.baseline=load_threshold": "agent.baseline.params.",
+        f"agent.baseline={out}": "agent.baseline.name=load_threshold,",
+        "env={drain_limit_s: 7.0}": "env.drain_limit_s=300.0,",
+    }.items():
+        own = [each for each in same if each.partition("=")[0] != word.partition("=")[0] or "{" in word]
+        assert f"has {key}" in failure([f"resume={out}", *own, word], capsys)
+
+
+def test_words_name_what_differs_wherever_it_stands():
+    two = [{"name": "checkpoint", "path": "runs/a"}, {"name": "checkpoint", "path": "runs/b"}]
+    assert not list(_differences("agent.start", {"name": "jsq", "new": None}, {"name": "jsq"}))
+    assert list(_differences("agent.policies", two, [two[0], two[0]])) == [
+        ("agent.policies[1].path", "runs/b", "runs/a")
+    ]
+    assert list(_differences("agent.policies", two, two[:1])) == [("agent.policies", two, two[:1])]
 
 
 @pytest.mark.parametrize(
