@@ -170,6 +170,29 @@ def test_what_is_saved_comes_back_and_goes_on(name, env_name, tmp_path):
         assert returns[0] == pytest.approx(episode.metrics["return"], rel=1e-6)
 
 
+@pytest.mark.parametrize("name", ["sac", "tqc", "qr_dqn"])
+def test_who_learns_from_a_memory_fills_it_again_by_its_policy(name, tmp_path):
+    config, task = tiny_configs("routing")[name], Task("routing", UNEQUAL, num_envs=2)
+    learner = trained(make_learner(config, task), 64)
+    learner.save_policy(tmp_path)
+    learner.save_training(tmp_path)
+    copy = make_learner(config, task)
+    copy.restore(tmp_path)
+    if name != "qr_dqn":
+        assert copy.agent.log_ent_coef.item() == learner.agent.log_ent_coef.item() != 0.0
+        copy.agent.action_space.sample = None  # nothing is left to chance but what the policy says
+    before = {key: value.clone() for key, value in copy.agent.policy.state_dict().items()}
+
+    def changed(steps):
+        copy.improve(Budget(steps))
+        return any(
+            not torch.equal(before[key], value) for key, value in copy.agent.policy.state_dict().items()
+        )
+
+    assert not changed(config.warm_up_steps)
+    assert changed(config.warm_up_steps)
+
+
 @pytest.mark.parametrize("name", ["maskable_ppo", *tiny_configs("routing")])
 def test_the_seed_decides_what_is_learned(name, tmp_path):
     config = {"maskable_ppo": PPOConfig(**ROLLOUTS), **tiny_configs("routing")}[name]
