@@ -15,7 +15,7 @@ from torch import nn
 
 from agents.adapter import adapter_of
 from agents.config import ImitationConfig
-from agents.learner import Budget, Task, build_agent_config
+from agents.learner import Budget, Learner, Task, build_agent_config
 from agents.network_policy import NetworkPolicy, scores_of
 from agents.networks import IMPOSSIBLE, RowNetwork
 from agents.spaces import entries, read_spaces
@@ -30,7 +30,7 @@ _STREAM = 0xDA66E2
 _MASKS, _ANSWERS = "action_mask", "answer"
 
 
-class ImitationLearner:
+class ImitationLearner(Learner):
     """Gathers what a teacher answers, then trains a network on it.
 
     Args:
@@ -57,6 +57,7 @@ class ImitationLearner:
         self.observation, self.action = observation, action
         self.network = self._new_network()
         self.iteration = 0
+        self.unlearned = False  # whether answers have come since the network was trained
         self.gathered: dict[str, list[NDArray[Any]]] = {}
         self._seen: list[tuple[dict[str, NDArray[np.float32]], NDArray[np.bool_]] | None] = [None] * len(
             self.teachers
@@ -73,22 +74,34 @@ class ImitationLearner:
         last = self.iteration >= self.config.iterations - 1
         end = 1.0 if last else (self.iteration + _GATHERING) / self.config.iterations
         until = min(end, budget.progress + _SLICE)
-        player = None if self.iteration == 0 else self.policy()
+        player = self._player
         while budget.progress < until:
             self._play(player)
             budget.count(self.task.num_envs)
         figures = {"iteration": float(self.iteration), "decisions": float(self._number)}
-        if budget.progress < end:
-            return figures
+        return figures if budget.progress < end else figures | self._learn(budget)
+
+    def finish(self, budget: Budget) -> dict[str, float]:
+        """Trains on the answers that came after the network was trained."""
+        return self._learn(budget) if self.unlearned else {}
+
+    def _learn(self, budget: Budget) -> dict[str, float]:
+        """Trains on all answers, of which there must be one."""
         if not self._number:
-            self._play(player)
+            self._play(self._player)
         if not self._number:
             raise ValueError(
                 f"agent.obvious_share={self.config.obvious_share} left no answer to learn from in "
                 f"{budget.steps} decisions; raise it, or total_steps"
             )
-        self.iteration += 1
-        return figures | self._train()
+        figures = self._train()
+        self.iteration, self.unlearned = self.iteration + 1, False
+        return figures
+
+    @property
+    def _player(self) -> NetworkPolicy | None:
+        """Who plays: the teacher at first (None), then the network."""
+        return None if self.iteration == 0 else self.policy()
 
     @property
     def _number(self) -> int:
@@ -109,6 +122,7 @@ class ImitationLearner:
         kept = ~obvious | (self.rng.random(len(answers)) < self.config.obvious_share)
         for name, part in {**seen, _MASKS: masks, _ANSWERS: answers}.items():
             self.gathered.setdefault(name, []).append(np.array(part[kept]))
+        self.unlearned = True
         actions = answers if player is None else player.act_batch(seen, masks)
         seen, _, terminated, truncated, info = teacher.env.step(actions)
         self._seen[self._turn] = seen, info["action_mask"]
@@ -165,6 +179,7 @@ class ImitationLearner:
         np.savez(folder / DATA, **{name: np.concatenate(parts) for name, parts in self.gathered.items()})  # type: ignore[arg-type]
         state = {
             "iteration": self.iteration,
+            "unlearned": self.unlearned,
             "rng": self.rng.bit_generator.state,
             "torch": self.generator.get_state().tolist(),
         }
@@ -174,7 +189,7 @@ class ImitationLearner:
         """Goes on from there; episodes that were being played begin anew."""
         self.network.load_state_dict(torch.load(folder / WEIGHTS, weights_only=True))
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-        self.iteration = state["iteration"]
+        self.iteration, self.unlearned = state["iteration"], state.get("unlearned", False)
         self.rng.bit_generator.state = state["rng"]
         self.generator.set_state(torch.tensor(state["torch"], dtype=torch.uint8))
         with np.load(folder / DATA) as data:

@@ -1,6 +1,6 @@
 """What `runners.train` needs of a learner, and every agent by name.
 
-A learner of one's own is a class with the methods of `Learner`, a dataclass of its settings that extends
+A learner of one's own is a class that extends `Learner`, a dataclass of its settings that extends
 `agents.config.AgentConfig`, an entry in `AGENTS`, and a file in `configs/agent`.
 """
 
@@ -102,6 +102,14 @@ class Learner(Protocol):
     def improve(self, budget: Budget) -> dict[str, float]:
         """One round: gathers experience and learns from it, telling `budget.count`. Returns figures worth logging."""
         ...
+
+    def finish(self, budget: Budget) -> dict[str, float]:
+        """Learns from what has been gathered and not been learned from, now that the budget is used up.
+
+        Returns:
+            Figures worth logging; none where nothing was left to learn from, as where every round learns from its own.
+        """
+        return {}
 
     def policy(self) -> Policy:
         """The policy as it is now, without exploration."""

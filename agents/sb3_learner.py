@@ -31,7 +31,7 @@ from agents.config import (
 )
 from agents.env_parts import Penalised, ShowsBaseline, ShowsMask, Weighted, weighed
 from agents.factory import make_agent, make_policy_network
-from agents.learner import Budget, Task, build_agent_config
+from agents.learner import Budget, Learner, Task, build_agent_config
 from agents.network_policy import NetworkPolicy, scores_of
 from agents.recurrent_policy import RecurrentNetworkPolicy
 from agents.residual_policy import residual_policy
@@ -65,7 +65,7 @@ _LOGGED = {
 }
 
 
-class SB3Learner:
+class SB3Learner(Learner):
     """One of the agents of Stable-Baselines3 and sb3-contrib.
 
     Args:

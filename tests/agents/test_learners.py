@@ -170,6 +170,37 @@ def test_what_is_saved_comes_back_and_goes_on(name, env_name, tmp_path):
         assert returns[0] == pytest.approx(episode.metrics["return"], rel=1e-6)
 
 
+@pytest.mark.parametrize("name", ["bc", "dagger", "api"])
+def test_what_was_gathered_when_time_ran_out_is_learned_from_once(name, tmp_path):
+    api = APIConfig(iterations=2, horizon=5, sample_every=1, epochs=2, hidden=8, start=TO_THE_SLOW)
+    config, task = {**tiny_configs("routing"), "api": api}[name], Task("routing", UNEQUAL, num_envs=2)
+    learner, budget = make_learner(config, task), Budget(5_000, max_minutes=5.0)
+    assert not learner.finish(budget), "nothing is gathered"
+    learner.improve(budget)
+    assert learner.iteration == 0
+    budget.spent_s = 600.0  # that is what a validation takes
+    learner.save_policy(tmp_path)
+    learner.save_training(tmp_path)
+    copy = make_learner(config, task)
+    copy.restore(tmp_path)
+    for each in (learner, copy):
+        assert all(np.isfinite(value) for value in each.finish(budget).values())
+        assert each.iteration == 1
+        assert not each.finish(budget), "it has just done so"
+
+
+def test_who_has_done_all_iterations_leaves_what_comes_then():
+    api = APIConfig(iterations=1, horizon=5, sample_every=1, epochs=2, hidden=8, start=TO_THE_SLOW)
+    learner, budget = make_learner(api, Task("routing", UNEQUAL, num_envs=2)), Budget(1_000)
+    while not budget.over:
+        learner.improve(budget)
+    budget.total_steps, learner._fitting = budget.steps + 2, 0.5
+    learner.improve(budget)  # what is left is too little
+    assert budget.over
+    assert not learner.finish(budget)
+    assert learner.iteration == 1
+
+
 @pytest.mark.parametrize("name", ["sac", "tqc", "qr_dqn"])
 def test_who_learns_from_a_memory_fills_it_again_by_its_policy(name, tmp_path):
     config, task = tiny_configs("routing")[name], Task("routing", UNEQUAL, num_envs=2)

@@ -230,6 +230,39 @@ def test_the_clock_starts_when_the_kernel_is_compiled(tmp_path, monkeypatch):
     assert seen[0] < seen[-1]
 
 
+def test_validations_cost_no_learner_its_last_lesson(tmp_path, monkeypatch):
+    """Those of half of the time each leave a cloner no round in which it would learn; who stops it wants no lesson."""
+
+    class Slow(Training):
+        def _validate(self, tracker):
+            if self.validations and "stopped" in self.out.name:
+                raise KeyboardInterrupt
+            super()._validate(tracker)
+            self.budget.spent_s += 150.0
+
+    monkeypatch.setattr(train, "Training", Slow)
+    words = [*TINY, "agent=bc", "agent.teacher=load_threshold", "agent.epochs=1"]
+    words += ["total_steps=400", "max_minutes=5"]
+    assert train.main([*words, f"out={tmp_path / 'run'}"]) == 0
+    rows = rows_of(tmp_path / "run")
+    assert [row["kind"] for row in rows] == ["validation", "train", "validation", "train", "validation"]
+    assert ["agreement" in row for row in rows] == [False, False, False, True, False]
+    assert train.main([*words, f"out={tmp_path / 'stopped'}"]) == 130
+    assert [row["kind"] for row in rows_of(tmp_path / "stopped")] == ["validation", "train"]
+
+
+def test_what_was_learned_before_a_save_that_took_the_last_minutes_is_tried(tmp_path, monkeypatch):
+    class Slow(Training):
+        def _save_last(self):
+            super()._save_last()
+            self.budget.spent_s += 150.0
+
+    monkeypatch.setattr(train, "Training", Slow)
+    words = ["validations=1", "save_every_s=1e-6", "total_steps=100000", "max_minutes=5"]
+    assert train.main([*TINY, *SMALL_PPO, *words, f"out={tmp_path}"]) == 0
+    assert [row["kind"] for row in rows_of(tmp_path)] == ["validation", "train", "validation"]
+
+
 def test_a_killed_training_resumes_and_nothing_is_lost(tmp_path, capsys):
     out = tmp_path / "run"
     words = [*TINY, *SMALL_PPO, "seed=5", "total_steps=100000000", "save_every_s=0.05", f"out={out}"]
