@@ -45,10 +45,13 @@ class Adapter:
             as every other; None: actions are not rows. An action behind the last row (to hold a request) is taken by
             weighted scores only where no row is possible.
         present: Column of `rows` that is positive in a row that counts.
+        goes_on: Whether an episode that is truncated would have gone on, so that learners must reckon with what would
+            have followed. Not where the drain limit truncates: what is unfinished then is charged in the last reward.
     """
 
     rows: str | None = None
     present: int = 0
+    goes_on: bool = False
 
     def __init__(self, env: str) -> None:
         self.env = env

@@ -85,7 +85,7 @@ class SB3Learner(Learner):
         self._penalised: Penalised | None = None
         env, self.seen = self._environment()
         self.reward_scale = config.reward_scale or measure_reward_scale(config, task, self.adapter)
-        self.env = SB3VecEnv(env, self.reward_scale, seed=task.seed)
+        self.env = SB3VecEnv(env, self.reward_scale, seed=task.seed, goes_on=self.adapter.goes_on)
         self.agent: BaseAlgorithm = make_agent(
             config,
             self.adapter,
