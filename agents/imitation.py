@@ -18,7 +18,7 @@ from agents.config import ImitationConfig
 from agents.learner import Budget, Learner, Task, build_agent_config
 from agents.network_policy import NetworkPolicy, scores_of
 from agents.networks import IMPOSSIBLE, RowNetwork
-from agents.spaces import entries, read_spaces
+from agents.spaces import ActionSpace, entries, read_spaces
 from agents.teacher import Teacher
 from baselines.policy import Policy
 from envs.side_by_side import MAX_SEED
@@ -51,10 +51,7 @@ class ImitationLearner(Learner):
         self.teachers = [
             Teacher(config.teacher, "teacher", task, self.adapter, arguments) for arguments in task.places
         ]
-        observation, action = _spaces_of(self.teachers)
-        assert isinstance(observation, spaces.Dict)
-        assert isinstance(action, spaces.Discrete | spaces.MultiDiscrete)
-        self.observation, self.action = observation, action
+        self.observation, self.action = _spaces_of(self.teachers, task)
         self.network = self._new_network()
         self.iteration = 0
         self.unlearned = False  # whether answers have come since the network was trained
@@ -196,18 +193,40 @@ class ImitationLearner(Learner):
             self.gathered = {name: [data[name]] for name in data.files}
 
 
-def _spaces_of(teachers: Sequence[Teacher]) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
+def _spaces_of(teachers: Sequence[Teacher], task: Task) -> tuple[spaces.Dict, ActionSpace]:
     """What the environments of all teachers show and take.
 
     Raises:
-        ValueError: it is not the same.
+        ValueError: it is not the same; names the first place that differs, and how.
     """
-    found = [(teacher.env.single_observation_space, teacher.env.single_action_space) for teacher in teachers]
-    if any(each != found[0] for each in found):
-        raise ValueError(
-            "every cluster in also_clusters must have as many places as `cluster`, so that it shows as much"
-        )
-    return found[0]
+    here, *others = (_parts_of(teacher) for teacher in teachers)
+    for i, there in enumerate(others):
+        names = [name for name in {**here, **there} if here.get(name) != there.get(name)]
+        if names:
+            word = task.also_words[i] if task.also_words else f"also[{i}]"
+            said = "; ".join(
+                f"{name} is {_described(there.get(name))} there, {_described(here.get(name))} here"
+                for name in names
+            )
+            raise ValueError(f"{word} must show and take as much as the environment itself: {said}")
+    observation, action = teachers[0].env.single_observation_space, teachers[0].env.single_action_space
+    assert isinstance(observation, spaces.Dict)
+    assert isinstance(action, ActionSpace)
+    return observation, action
+
+
+def _parts_of(teacher: Teacher) -> dict[str, spaces.Space[Any]]:
+    """Parts of what a teacher's environment shows, and its action."""
+    observation, action = teacher.env.single_observation_space, teacher.env.single_action_space
+    assert isinstance(observation, spaces.Dict)
+    return {**{f"observation[{name!r}]": part for name, part in observation.items()}, "action": action}
+
+
+def _described(space: spaces.Space[Any] | None) -> str:
+    """A space in a few words."""
+    if isinstance(space, spaces.Box):
+        return f"{space.shape} from {space.low.min():g} to {space.high.max():g}"
+    return "missing" if space is None else str(space)
 
 
 def load(folder: Path, config: Mapping[str, Any], name: str) -> Policy:

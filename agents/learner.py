@@ -32,6 +32,7 @@ class Task:
         seed: Of everything random.
         also: Keyword arguments of the same environment elsewhere, where as many training episodes are played as here;
             for learners that can.
+        also_words: What the command line calls each of these, for messages; none: their number.
     """
 
     env: str
@@ -39,6 +40,7 @@ class Task:
     num_envs: int = 32
     seed: int = 0
     also: tuple[Mapping[str, Any], ...] = ()
+    also_words: tuple[str, ...] = ()
 
     @property
     def training_arguments(self) -> dict[str, Any]:

@@ -451,6 +451,29 @@ def test_other_clusters_to_train_on_are_fleets_of_a_router(words, said, capsys):
     assert said in failure(words, capsys)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["env=routing", "agent.teacher=jsq", "also_clusters=[fleet_h100_x16]"],
+            "also_clusters=fleet_h100_x16 must",
+        ),
+        (
+            ["env=routing", "agent.teacher=jsq", "also_env=[{max_places: 6}]"],
+            "also_env={'max_places': 6} must show",
+        ),
+        (
+            ["agent.teacher=load_threshold", "also_workloads=[flying_bursty,flying_priority]"],
+            "also_workloads=flying_priority must show and take as much as the environment itself: observation[",
+        ),
+    ],
+)
+def test_the_word_that_asks_for_a_place_that_shows_something_else_is_named(words, said, tmp_path, capsys):
+    own = [*TINY[:-1], "baselines=[]", "agent=bc", "total_steps=8", f"out={tmp_path}"]
+    assert train.main([*own, *words]) == USER_ERROR
+    assert said in capsys.readouterr().err.strip().splitlines()[-1]
+
+
 def test_a_router_is_trained_with_other_settings_as_well() -> None:
     words = ["env=routing", "agent=api", "also_env=[{gauge_interval_s: 1.0, retry_s: 0.2}]"]
     config = composed("train", TrainConfig, words)
