@@ -115,6 +115,7 @@ class ImitationLearner(Learner):
             begun = seen, info["action_mask"]
         seen, masks = begun
         answers = teacher.actions(seen, masks)
+        self.adapter.check_masks(masks)
         obvious = self.adapter.is_obvious(seen, answers)
         kept = ~obvious | (self.rng.random(len(answers)) < self.config.obvious_share)
         for name, part in {**seen, _MASKS: masks, _ANSWERS: answers}.items():

@@ -248,14 +248,17 @@ class SB3Learner(Learner):
 
 
 class _Counter(BaseCallback):
-    """Tells the budget of every step."""
+    """Tells the budget of every step, and the adapter of every mask."""
 
     def __init__(self, learner: SB3Learner) -> None:
         super().__init__()
         self.learner = learner
 
     def _on_step(self) -> bool:
-        self.learner._budget.count(self.learner.task.num_envs)
+        learner = self.learner
+        learner._budget.count(learner.task.num_envs)
+        if learner.config.masked:
+            learner.adapter.check_masks(learner.env.action_masks())
         return True
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from agents.adapter import ADAPTERS
+from agents.adapter import ADAPTERS, Adapter
 from agents.api.config import APIConfig
 from agents.checkpoint import load_policy, replacing, write_description
 from agents.config import (
@@ -24,6 +24,7 @@ from agents.config import (
     SACConfig,
     TQCConfig,
 )
+from agents.deployment.features import EXISTS
 from agents.env_parts import Penalised
 from agents.learner import Budget, Task, make_learner
 from agents.networks import BASELINE, PooledNetwork, ResidualNetwork
@@ -251,8 +252,13 @@ def test_time_between_decisions_reaches_every_learner(name):
         assert np.isin(sampled, possible).all()
 
 
-def test_an_environment_without_an_adapter_of_its_own_is_learned_as_it_is(monkeypatch):
-    monkeypatch.delitem(ADAPTERS, "deployment")
+class OnlyMasks(Adapter):
+    def mask(self, observation, state, spec):
+        return observation["candidates"][:, EXISTS] > 0
+
+
+def test_an_environment_whose_adapter_has_a_mask_alone_is_learned_as_it_is(monkeypatch):
+    monkeypatch.setitem(ADAPTERS, "deployment", "tests.agents.test_learners:OnlyMasks")
     task = Task("deployment", DEPLOYMENT, num_envs=2)
     learner = trained(make_learner(PPOConfig(**ROLLOUTS), task), 16)
     env = make_env("deployment", **DEPLOYMENT)
@@ -271,6 +277,10 @@ def test_an_environment_without_an_adapter_of_its_own_is_learned_as_it_is(monkey
         (APIConfig(), "deployment", "needs counterfactual rollouts"),
         (ImitationConfig(teacher="vllm_static"), "deployment", "no numbered action"),
         (PPOConfig(), "rooting", "no env 'rooting'"),
+        (PPOConfig(**ROLLOUTS), "deployment", "has impossible actions, but its adapter has no `mask`"),
+        (RecurrentPPOConfig(**ROLLOUTS), "deployment", "has impossible actions"),
+        (ImitationConfig(teacher="stay"), "deployment", "has impossible actions"),
+        (CMAESConfig(**SEARCH, population=4), "deployment", "has impossible actions"),
     ],
 )
 def test_mistakes_get_one_sentence(config, env_name, words, monkeypatch):
@@ -278,6 +288,11 @@ def test_mistakes_get_one_sentence(config, env_name, words, monkeypatch):
     task = Task(env_name, ARGUMENTS.get(env_name, DEPLOYMENT), num_envs=2)
     with pytest.raises(ValueError, match=words):
         trained(make_learner(config, task), 4)
+
+
+def test_an_agent_without_masks_takes_an_environment_without_a_mask(monkeypatch):
+    monkeypatch.delitem(ADAPTERS, "deployment")
+    trained(make_learner(PPOConfig(**ROLLOUTS, name="ppo"), Task("deployment", DEPLOYMENT, num_envs=2)), 16)
 
 
 def test_a_training_that_diverges_says_so():
