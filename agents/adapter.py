@@ -2,8 +2,9 @@
 
 `Adapter` says it of any environment that is observed by a `Dict` of vectors and matrices and decided about by a
 `Discrete` or a `MultiDiscrete`; learners run on such a one as it is (DQN, QR-DQN, SAC, TQC on a `Discrete` alone). An
-environment whose actions are rows of its observation, whose baselines say something else than a number, or that can be
-forked for `agent=api`, has a subclass in `agents/ENV/adapter.py` and an entry in `ADAPTERS`.
+environment that has impossible actions, whose actions are rows of its observation, whose baselines say something else
+than a number, or that can be forked for `agent=api`, has a subclass in `agents/ENV/adapter.py` and an entry in
+`ADAPTERS`.
 """
 
 from __future__ import annotations
@@ -45,10 +46,13 @@ class Adapter:
             as every other; None: actions are not rows. An action behind the last row (to hold a request) is taken by
             weighted scores only where no row is possible.
         present: Column of `rows` that is positive in a row that counts.
+        goes_on: Whether an episode that is truncated would have gone on, so that learners must reckon with what would
+            have followed. Not where the drain limit truncates: what is unfinished then is charged in the last reward.
     """
 
     rows: str | None = None
     present: int = 0
+    goes_on: bool = False
 
     def __init__(self, env: str) -> None:
         self.env = env
@@ -77,6 +81,21 @@ class Adapter:
     def mask(self, observation: Observation, state: Any, spec: PolicySpec) -> NDArray[np.bool_] | None:
         """(entries,), which are possible; None: all."""
         return None
+
+    def check_masks(self, masks: NDArray[np.bool_]) -> None:
+        """Refuses an environment of impossible actions for an agent that is to choose among the possible ones alone.
+
+        Args:
+            masks: What the environment says is possible.
+
+        Raises:
+            ValueError: some action is not, and outside of training nothing would say so.
+        """
+        if type(self).mask is Adapter.mask and not masks.all():
+            raise ValueError(
+                f"env {self.env!r} has impossible actions, but its adapter has no `mask` that would say which they are "
+                "when the agent is evaluated: write one, or take an agent that is not masked, as agent=ppo"
+            )
 
     def index_of(self, action: Action, state: Any, mask: NDArray[np.bool_], spec: PolicySpec) -> Any:
         """The number (of a `MultiDiscrete`, the numbers) of the possible action nearest to what a baseline has said.

@@ -237,7 +237,7 @@ class DQNConfig(SB3Config):
 
     Attributes:
         buffer_size: Decisions remembered.
-        warm_up_steps: Decisions taken at random before learning begins.
+        warm_up_steps: Decisions taken at random before learning begins; where a training goes on, by the policy.
         batch_size: Decisions in a gradient step.
         train_every: Steps of the batched environment between updates.
         gradient_steps: Gradient steps of an update.
@@ -292,7 +292,7 @@ class SACConfig(SB3Config):
 
     Attributes:
         buffer_size: Decisions remembered.
-        warm_up_steps: Decisions by random weights before learning begins.
+        warm_up_steps: Decisions by random weights before learning begins; where a training goes on, by the policy.
         batch_size: Decisions in a gradient step.
         train_every: Steps of the batched environment between updates.
         gradient_steps: Gradient steps of an update.

@@ -15,10 +15,10 @@ from torch import nn
 
 from agents.adapter import adapter_of
 from agents.config import ImitationConfig
-from agents.learner import Budget, Task, build_agent_config
+from agents.learner import Budget, Learner, Task, build_agent_config
 from agents.network_policy import NetworkPolicy, scores_of
 from agents.networks import IMPOSSIBLE, RowNetwork
-from agents.spaces import entries, read_spaces
+from agents.spaces import ActionSpace, entries, read_spaces
 from agents.teacher import Teacher
 from baselines.policy import Policy
 from envs.side_by_side import MAX_SEED
@@ -30,7 +30,7 @@ _STREAM = 0xDA66E2
 _MASKS, _ANSWERS = "action_mask", "answer"
 
 
-class ImitationLearner:
+class ImitationLearner(Learner):
     """Gathers what a teacher answers, then trains a network on it.
 
     Args:
@@ -51,12 +51,10 @@ class ImitationLearner:
         self.teachers = [
             Teacher(config.teacher, "teacher", task, self.adapter, arguments) for arguments in task.places
         ]
-        observation, action = _spaces_of(self.teachers)
-        assert isinstance(observation, spaces.Dict)
-        assert isinstance(action, spaces.Discrete | spaces.MultiDiscrete)
-        self.observation, self.action = observation, action
+        self.observation, self.action = _spaces_of(self.teachers, task)
         self.network = self._new_network()
         self.iteration = 0
+        self.unlearned = False  # whether answers have come since the network was trained
         self.gathered: dict[str, list[NDArray[Any]]] = {}
         self._seen: list[tuple[dict[str, NDArray[np.float32]], NDArray[np.bool_]] | None] = [None] * len(
             self.teachers
@@ -73,22 +71,34 @@ class ImitationLearner:
         last = self.iteration >= self.config.iterations - 1
         end = 1.0 if last else (self.iteration + _GATHERING) / self.config.iterations
         until = min(end, budget.progress + _SLICE)
-        player = None if self.iteration == 0 else self.policy()
+        player = self._player
         while budget.progress < until:
             self._play(player)
             budget.count(self.task.num_envs)
         figures = {"iteration": float(self.iteration), "decisions": float(self._number)}
-        if budget.progress < end:
-            return figures
+        return figures if budget.progress < end else figures | self._learn(budget)
+
+    def finish(self, budget: Budget) -> dict[str, float]:
+        """Trains on the answers that came after the network was trained."""
+        return self._learn(budget) if self.unlearned else {}
+
+    def _learn(self, budget: Budget) -> dict[str, float]:
+        """Trains on all answers, of which there must be one."""
         if not self._number:
-            self._play(player)
+            self._play(self._player)
         if not self._number:
             raise ValueError(
                 f"agent.obvious_share={self.config.obvious_share} left no answer to learn from in "
                 f"{budget.steps} decisions; raise it, or total_steps"
             )
-        self.iteration += 1
-        return figures | self._train()
+        figures = self._train()
+        self.iteration, self.unlearned = self.iteration + 1, False
+        return figures
+
+    @property
+    def _player(self) -> NetworkPolicy | None:
+        """Who plays: the teacher at first (None), then the network."""
+        return None if self.iteration == 0 else self.policy()
 
     @property
     def _number(self) -> int:
@@ -105,10 +115,12 @@ class ImitationLearner:
             begun = seen, info["action_mask"]
         seen, masks = begun
         answers = teacher.actions(seen, masks)
+        self.adapter.check_masks(masks)
         obvious = self.adapter.is_obvious(seen, answers)
         kept = ~obvious | (self.rng.random(len(answers)) < self.config.obvious_share)
         for name, part in {**seen, _MASKS: masks, _ANSWERS: answers}.items():
             self.gathered.setdefault(name, []).append(np.array(part[kept]))
+        self.unlearned = True
         actions = answers if player is None else player.act_batch(seen, masks)
         seen, _, terminated, truncated, info = teacher.env.step(actions)
         self._seen[self._turn] = seen, info["action_mask"]
@@ -165,6 +177,7 @@ class ImitationLearner:
         np.savez(folder / DATA, **{name: np.concatenate(parts) for name, parts in self.gathered.items()})  # type: ignore[arg-type]
         state = {
             "iteration": self.iteration,
+            "unlearned": self.unlearned,
             "rng": self.rng.bit_generator.state,
             "torch": self.generator.get_state().tolist(),
         }
@@ -174,25 +187,47 @@ class ImitationLearner:
         """Goes on from there; episodes that were being played begin anew."""
         self.network.load_state_dict(torch.load(folder / WEIGHTS, weights_only=True))
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-        self.iteration = state["iteration"]
+        self.iteration, self.unlearned = state["iteration"], state.get("unlearned", False)
         self.rng.bit_generator.state = state["rng"]
         self.generator.set_state(torch.tensor(state["torch"], dtype=torch.uint8))
         with np.load(folder / DATA) as data:
             self.gathered = {name: [data[name]] for name in data.files}
 
 
-def _spaces_of(teachers: Sequence[Teacher]) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
+def _spaces_of(teachers: Sequence[Teacher], task: Task) -> tuple[spaces.Dict, ActionSpace]:
     """What the environments of all teachers show and take.
 
     Raises:
-        ValueError: it is not the same.
+        ValueError: it is not the same; names the first place that differs, and how.
     """
-    found = [(teacher.env.single_observation_space, teacher.env.single_action_space) for teacher in teachers]
-    if any(each != found[0] for each in found):
-        raise ValueError(
-            "every cluster in also_clusters must have as many places as `cluster`, so that it shows as much"
-        )
-    return found[0]
+    here, *others = (_parts_of(teacher) for teacher in teachers)
+    for i, there in enumerate(others):
+        names = [name for name in {**here, **there} if here.get(name) != there.get(name)]
+        if names:
+            word = task.also_words[i] if task.also_words else f"also[{i}]"
+            said = "; ".join(
+                f"{name} is {_described(there.get(name))} there, {_described(here.get(name))} here"
+                for name in names
+            )
+            raise ValueError(f"{word} must show and take as much as the environment itself: {said}")
+    observation, action = teachers[0].env.single_observation_space, teachers[0].env.single_action_space
+    assert isinstance(observation, spaces.Dict)
+    assert isinstance(action, ActionSpace)
+    return observation, action
+
+
+def _parts_of(teacher: Teacher) -> dict[str, spaces.Space[Any]]:
+    """Parts of what a teacher's environment shows, and its action."""
+    observation, action = teacher.env.single_observation_space, teacher.env.single_action_space
+    assert isinstance(observation, spaces.Dict)
+    return {**{f"observation[{name!r}]": part for name, part in observation.items()}, "action": action}
+
+
+def _described(space: spaces.Space[Any] | None) -> str:
+    """A space in a few words."""
+    if isinstance(space, spaces.Box):
+        return f"{space.shape} from {space.low.min():g} to {space.high.max():g}"
+    return "missing" if space is None else str(space)
 
 
 def load(folder: Path, config: Mapping[str, Any], name: str) -> Policy:

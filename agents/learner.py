@@ -1,6 +1,6 @@
 """What `runners.train` needs of a learner, and every agent by name.
 
-A learner of one's own is a class with the methods of `Learner`, a dataclass of its settings that extends
+A learner of one's own is a class that extends `Learner`, a dataclass of its settings that extends
 `agents.config.AgentConfig`, an entry in `AGENTS`, and a file in `configs/agent`.
 """
 
@@ -32,6 +32,7 @@ class Task:
         seed: Of everything random.
         also: Keyword arguments of the same environment elsewhere, where as many training episodes are played as here;
             for learners that can.
+        also_words: What the command line calls each of these, for messages; none: their number.
     """
 
     env: str
@@ -39,6 +40,7 @@ class Task:
     num_envs: int = 32
     seed: int = 0
     also: tuple[Mapping[str, Any], ...] = ()
+    also_words: tuple[str, ...] = ()
 
     @property
     def training_arguments(self) -> dict[str, Any]:
@@ -102,6 +104,14 @@ class Learner(Protocol):
     def improve(self, budget: Budget) -> dict[str, float]:
         """One round: gathers experience and learns from it, telling `budget.count`. Returns figures worth logging."""
         ...
+
+    def finish(self, budget: Budget) -> dict[str, float]:
+        """Learns from what has been gathered and not been learned from, now that the budget is used up.
+
+        Returns:
+            Figures worth logging; none where nothing was left to learn from, as where every round learns from its own.
+        """
+        return {}
 
     def policy(self) -> Policy:
         """The policy as it is now, without exploration."""

@@ -90,7 +90,12 @@ class NetworkPolicy:
         Args:
             observation: N first.
             masks: (N, entries).
+
+        Raises:
+            ValueError: some action is impossible, which it would not hear of in `act`.
         """
+        if self.masked:
+            self.adapter.check_masks(masks)
         return self._best(observation, masks if self.masked else None)
 
     def _best_alone(self, observation: Observation, mask: NDArray[np.bool_] | None) -> Any:

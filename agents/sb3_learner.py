@@ -31,7 +31,7 @@ from agents.config import (
 )
 from agents.env_parts import Penalised, ShowsBaseline, ShowsMask, Weighted, weighed
 from agents.factory import make_agent, make_policy_network
-from agents.learner import Budget, Task, build_agent_config
+from agents.learner import Budget, Learner, Task, build_agent_config
 from agents.network_policy import NetworkPolicy, scores_of
 from agents.recurrent_policy import RecurrentNetworkPolicy
 from agents.residual_policy import residual_policy
@@ -45,6 +45,7 @@ from baselines.policy import Policy
 from envs.registration import make_env, make_vector_env
 
 WEIGHTS, OPTIMIZER, GENERATORS = "weights.pt", "optimizer.pt", "training.json"
+_ENTROPY_WEIGHT = "log_entropy_weight"  # beside the optimizers
 _OFF_POLICY_ROUND = 4096  # decisions
 _SCALE_EPISODES = 3
 _CALM = 5.0  # disturbances fade over the last fifth of the training
@@ -64,7 +65,7 @@ _LOGGED = {
 }
 
 
-class SB3Learner:
+class SB3Learner(Learner):
     """One of the agents of Stable-Baselines3 and sb3-contrib.
 
     Args:
@@ -84,7 +85,7 @@ class SB3Learner:
         self._penalised: Penalised | None = None
         env, self.seen = self._environment()
         self.reward_scale = config.reward_scale or measure_reward_scale(config, task, self.adapter)
-        self.env = SB3VecEnv(env, self.reward_scale, seed=task.seed)
+        self.env = SB3VecEnv(env, self.reward_scale, seed=task.seed, goes_on=self.adapter.goes_on)
         self.agent: BaseAlgorithm = make_agent(
             config,
             self.adapter,
@@ -182,7 +183,11 @@ class SB3Learner:
 
     def save_training(self, folder: Path) -> None:
         """Writes the optimizers and the random generators. Memories of decisions are not kept; they fill again."""
-        optimizers = {name: optimizer.state_dict() for name, optimizer in self._optimizers().items()}
+        optimizers: dict[str, Any] = {
+            name: optimizer.state_dict() for name, optimizer in self._optimizers().items()
+        }
+        if isinstance(self.config, SACConfig):
+            optimizers[_ENTROPY_WEIGHT] = self._log_entropy_weight.detach()
         torch.save(optimizers, folder / OPTIMIZER)
         kind, keys, *rest = np.random.get_state()  # noqa: NPY002 (the generator SB3 uses)
         state = {
@@ -206,12 +211,20 @@ class SB3Learner:
             "entropy": agent.ent_coef_optimizer,
         }
 
+    @property
+    def _log_entropy_weight(self) -> torch.Tensor:
+        """What SAC learns beside its policy."""
+        agent: Any = self.agent
+        return agent.log_ent_coef
+
     def restore(self, folder: Path) -> None:
         """Goes on from there; episodes that were being played begin anew, with other seeds."""
         self.agent.policy.load_state_dict(torch.load(folder / WEIGHTS, weights_only=True))
         stored = torch.load(folder / OPTIMIZER, weights_only=True)
         for name, optimizer in self._optimizers().items():
             optimizer.load_state_dict(stored[name])
+        if _ENTROPY_WEIGHT in stored:
+            self._log_entropy_weight.data.copy_(stored[_ENTROPY_WEIGHT])
         state = json.loads((folder / GENERATORS).read_text(encoding="utf-8"))
         self.agent.num_timesteps = state["steps"]
         self.reward_scale = self.env.reward_scale = state["reward_scale"]
@@ -223,17 +236,29 @@ class SB3Learner:
         random.setstate((version, tuple(internal), gauss))
         torch.set_rng_state(torch.tensor(state["torch"], dtype=torch.uint8))
         self._seed(state["steps"])
+        if isinstance(self.config, DQNConfig | SACConfig):
+            self._fill_memory(self.config.warm_up_steps)
+
+    def _fill_memory(self, warm_up_steps: int) -> None:
+        """Learns from nothing until there are so many new decisions, the policy's own where it has learned before."""
+        agent: Any = self.agent
+        sample = agent._sample_action  # what Stable-Baselines3 has no public way to ask for
+        agent._sample_action = lambda _, *rest: sample(warm_up_steps, *rest)
+        agent.learning_starts = agent.num_timesteps + warm_up_steps
 
 
 class _Counter(BaseCallback):
-    """Tells the budget of every step."""
+    """Tells the budget of every step, and the adapter of every mask."""
 
     def __init__(self, learner: SB3Learner) -> None:
         super().__init__()
         self.learner = learner
 
     def _on_step(self) -> bool:
-        self.learner._budget.count(self.learner.task.num_envs)
+        learner = self.learner
+        learner._budget.count(learner.task.num_envs)
+        if learner.config.masked:
+            learner.adapter.check_masks(learner.env.action_masks())
         return True
 
 

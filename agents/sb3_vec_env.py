@@ -36,6 +36,8 @@ class SB3VecEnv(VecEnv):
         disturbance: Probability that a decision is replaced by a random possible one without the agent's being told, as
             though the environment did so. The agent comes to see every layout under every load, whatever it prefers.
         seed: Of the disturbances.
+        goes_on: Whether a truncated episode would have gone on, which `info["TimeLimit.truncated"]` then says, so that
+            agents add the value of its last state; else it has ended like any other (`Adapter.goes_on`).
 
     Raises:
         ValueError: the environment does not begin a new episode in the step in which one ends.
@@ -47,11 +49,12 @@ class SB3VecEnv(VecEnv):
         reward_scale: float = 1.0,
         disturbance: float = 0.0,
         seed: int = 0,
+        goes_on: bool = False,
     ) -> None:
         if env.metadata.get("autoreset_mode") != AutoresetMode.SAME_STEP:
             raise ValueError(f"SB3VecEnv needs same-step autoreset, {type(env).__name__} has another")
         self.env = env
-        self.reward_scale, self.disturbance = reward_scale, disturbance
+        self.reward_scale, self.disturbance, self.goes_on = reward_scale, disturbance, goes_on
         self._rng = np.random.default_rng(np.random.SeedSequence([seed, _DISTURBANCES]))
         self._levers: Any = env.single_action_space
         super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
@@ -104,7 +107,8 @@ class SB3VecEnv(VecEnv):
         for info in self._infos:
             info.clear()
         for i in np.flatnonzero(dones):
-            self._end(int(i), bool(truncated[i] and not terminated[i]), infos["final_obs"][i])
+            cut_off = self.goes_on and bool(truncated[i] and not terminated[i])
+            self._end(int(i), cut_off, infos["final_obs"][i])
         for info, elapsed_s in zip(self._infos, self.elapsed_s, strict=True):
             info["dt"] = elapsed_s
         return observation, (rewards * self.reward_scale).astype(np.float32), dones, self._infos

@@ -22,7 +22,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from agents.adapter import Adapter, adapter_of
 from agents.checkpoint import find_checkpoint, read_config
 from agents.config import ARSConfig, CMAESConfig, SearchConfig, searched_constants
-from agents.learner import Budget, Task, build_agent_config
+from agents.learner import Budget, Learner, Task, build_agent_config
 from agents.network_policy import NetworkPolicy, scores_of
 from agents.networks import DecisionNetwork
 from agents.playing import Stage, shares
@@ -202,7 +202,7 @@ class CMASearch:
         self._strategy.tell(self._asked, (-returns).tolist())
 
 
-class SearchLearner:
+class SearchLearner(Learner):
     """Learns parameters by playing whole episodes.
 
     Args:

@@ -54,11 +54,7 @@ def main(config: TrainConfig, out: Path) -> None:
         config = resumed(config)
     baselines = {name: load_named_policy(name) for name in config.compared}
     agent = config.agent_config
-    also = (
-        *(_elsewhere(config, each) for each in config.also_clusters),
-        *(_with_settings(config, each) for each in config.also_env),
-        *(_with_workload(config, each) for each in config.also_workloads),
-    )
+    also, also_words = _also(config)
     make_configured_env(config)  # says what is wrong with it before anything takes time
     limit = "" if config.minutes is None else f", at most {config.minutes:g} minutes"
     _say(
@@ -66,7 +62,7 @@ def main(config: TrainConfig, out: Path) -> None:
     )
     _say("The simulator compiles itself on first use (30 s to 2 min), before any minute counts.")
     use_one_thread()
-    task = Task(config.env["name"], env_arguments(config), config.num_envs, config.seed, also)
+    task = Task(config.env["name"], env_arguments(config), config.num_envs, config.seed, also, also_words)
     training = Training(config, make_learner(agent, task), out)
     with make_tracker(config.tracker, out, plain(config)) as tracker:
         try:
@@ -91,6 +87,14 @@ def main(config: TrainConfig, out: Path) -> None:
         )
     _print(config, agent.name, comparison)
     print_results_in(out)
+
+
+def _also(config: TrainConfig) -> tuple[tuple[dict[str, Any], ...], tuple[str, ...]]:
+    """Arguments of the same environment wherever else episodes are played, and the word that asks for each."""
+    places = [(_elsewhere(config, each), f"also_clusters={each}") for each in config.also_clusters]
+    places += [(_with_settings(config, each), f"also_env={each}") for each in config.also_env]
+    places += [(_with_workload(config, each), f"also_workloads={each}") for each in config.also_workloads]
+    return tuple(arguments for arguments, _ in places), tuple(word for _, word in places)
 
 
 def _elsewhere(config: TrainConfig, cluster: str) -> dict[str, Any]:

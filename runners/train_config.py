@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -38,6 +38,8 @@ _FREE = (
     "launcher",
     "workload",  # with the env's name beside it: what was learned on one is gone on with on another
 )
+
+_CHOICES = ("env", "agent")  # groups whose defaults come along: their word decides the name alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +176,8 @@ def resumed(config: TrainConfig) -> TrainConfig:
 def _words() -> Iterable[str]:
     """Keys that the command line sets."""
     for word in HydraConfig.get().overrides.task if HydraConfig.initialized() else ():
-        yield word.lstrip("+~").partition("=")[0]
+        key, _, value = word.lstrip("+~").partition("=")
+        yield f"{key}.name" if key in _CHOICES and not value.startswith("{") else key
 
 
 def _with_word(saved: Any, given: Any, word: str) -> Any:
@@ -188,20 +191,37 @@ def _with_word(saved: Any, given: Any, word: str) -> Any:
 
 
 def _check_agrees(word: str, given: dict[str, Any], saved: dict[str, Any]) -> None:
+    """Refuses a word that says something else than the run's settings.
+
+    Raises:
+        ValueError: names the first key that differs.
+    """
     key = word.partition(".")[0]
     if key in _FREE:
         return
     if key not in given:
         raise ValueError(f"{word} cannot stand beside resume; these can: {', '.join(_FREE)}")
-    ours, theirs = (
-        OmegaConf.select(OmegaConf.create(given), word),
-        OmegaConf.select(OmegaConf.create(saved), word),
-    )
-    if OmegaConf.is_dict(ours) and OmegaConf.is_dict(theirs):  # the choice of a group
-        key = "name" if "name" in ours else "model"
-        ours, theirs = ours.get(key), theirs.get(key)
-    if ours != theirs:
+    ours, theirs = (_said(word, each) for each in (given, saved))
+    for name, own, other in _differences(word, ours, theirs):
         raise ValueError(
-            f"the training in {given['resume']!r} has {word}={theirs}, it cannot go on with {word}={ours}; "
+            f"the training in {given['resume']!r} has {name}={other}, it cannot go on with {name}={own}; "
             f"these may change: {', '.join(_FREE)}"
         )
+
+
+def _said(word: str, config: dict[str, Any]) -> Any:
+    """What a configuration has at a word, in plain values."""
+    said = OmegaConf.select(OmegaConf.create(config), word)
+    return OmegaConf.to_container(said) if OmegaConf.is_config(said) else said
+
+
+def _differences(key: str, ours: Any, theirs: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Keys in which two values differ, and what each has there; a key that is missing is as good as null."""
+    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+        for name in {**theirs, **ours}:
+            yield from _differences(f"{key}.{name}", ours.get(name), theirs.get(name))
+    elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
+        for i, (own, other) in enumerate(zip(ours, theirs, strict=True)):
+            yield from _differences(f"{key}[{i}]", own, other)
+    elif ours != theirs:
+        yield key, ours, theirs

@@ -52,7 +52,7 @@ class Training:
             (out / METRICS).write_text("", encoding="utf-8")
 
     def run(self, tracker: Tracker, bar: tqdm[Any]) -> None:
-        """Trains until the budget is used up.
+        """Trains until the budget is used up; what is left to learn from then is learned from, whatever time it takes.
 
         Raises:
             KeyboardInterrupt: the user stopped it; what was learned is saved.
@@ -72,14 +72,22 @@ class Training:
             if self.validations == 0:
                 self._validate(tracker)
                 self._save_last()
+            tried = True
             while not self.budget.over:
                 self._record("train", self.learner.improve(self.budget), tracker)
+                tried = False
                 if self.budget.progress * self.config.validations >= self.validations or self.budget.over:
                     self._validate(tracker)
+                    tried = True
                 elif time.monotonic() - saved_s < self.config.save_every_s:
                     continue
                 self._save_last()
                 saved_s = time.monotonic()
+            if figures := self.learner.finish(self.budget):
+                self._record("train", figures, tracker)
+            if figures or not tried:
+                self._validate(tracker)
+                self._save_last()
         except KeyboardInterrupt:
             self._save_last()
             raise

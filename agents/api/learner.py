@@ -31,7 +31,7 @@ from agents.api.config import APIConfig, PolicyIterationConfig, check_settings_o
 from agents.api.counterfactuals import Batch, Improvable, padded
 from agents.api.fit import Vary, fit
 from agents.api.start import calibrated_margin
-from agents.learner import Budget, Task, build_agent_config
+from agents.learner import Budget, Learner, Task, build_agent_config
 from agents.routing.counterfactuals import RoutingCounterfactuals
 from agents.routing.guard import check_guard, passing
 from agents.routing.larger import as_of_larger
@@ -67,7 +67,7 @@ class _Data:
         return _Data(self.states[rows], self.actions[rows], self.gains[rows], self.valid[rows])
 
 
-class PolicyIterationLearner:
+class PolicyIterationLearner(Learner):
     """Learns a policy; a policy improvement takes several rounds.
 
     Args:
@@ -93,6 +93,7 @@ class PolicyIterationLearner:
         self.batches: list[Batch] = []
         self.gathered = Batch()
         self.iteration = 0
+        self.unlearned = False  # whether states have been gathered for a network that is not trained yet
         self._fitting = 0.0  # share of the budget that training a network takes, by the last one
 
     def _new_network(self) -> nn.Module:
@@ -102,15 +103,26 @@ class PolicyIterationLearner:
         """Gathers data with the present policy; when its share of the budget is used up, trains the next one."""
         last = self.iteration >= self.config.iterations - 1
         end = (1.0 if last else (self.iteration + _GATHERING) / self.config.iterations) - self._fitting
-        if self.iteration >= self.config.iterations and budget.progress >= end:
+        if self.iteration >= self.config.iterations and budget.progress >= end and not self.unlearned:
             end = math.inf  # what is left of the budget is too little to train another network
+        self.unlearned = end < math.inf
         until = min(end, budget.progress + _SLICE)
         while budget.progress < until and not budget.over:
             self.world.play(budget, self.gathered)
-        figures = {"iteration": float(self.iteration), "states": float(len(self.gathered.states))}
-        if budget.progress < end:
-            return figures
-        began = budget.steps
+        return self._figures if budget.progress < end else self._learn(budget)
+
+    def finish(self, budget: Budget) -> dict[str, float]:
+        """Trains the network that states have been gathered for, if it is not one more than were asked for."""
+        asked_for = self.iteration < self.config.iterations
+        return self._learn(budget) if self.unlearned and asked_for else {}
+
+    @property
+    def _figures(self) -> dict[str, float]:
+        return {"iteration": float(self.iteration), "states": float(len(self.gathered.states))}
+
+    def _learn(self, budget: Budget) -> dict[str, float]:
+        """Trains the next network on what has been gathered, which must be enough."""
+        figures, began = self._figures, budget.steps
         while len(self.gathered.states) < _LEAST_STATES:
             self.world.play(budget, self.gathered)
             if not self.gathered.states and budget.steps - began > _PATIENCE * self.config.sample_every:
@@ -123,7 +135,7 @@ class PolicyIterationLearner:
         before = budget.progress
         gain = self._train()
         self._fitting = min(budget.progress - before, _MOST_FITTING / self.config.iterations)
-        self.iteration += 1
+        self.iteration, self.unlearned = self.iteration + 1, False
         return figures | {"expected_gain": gain} | self._margin_figure()
 
     def policy(self) -> Policy:
@@ -262,6 +274,7 @@ class PolicyIterationLearner:
         np.savez(folder / DATA, **arrays)  # type: ignore[arg-type]
         state = {
             "iteration": self.iteration,
+            "unlearned": self.unlearned,
             "batches": len(self.batches),
             "rng": self.rng.bit_generator.state,
             "torch": self.generator.get_state().tolist(),
@@ -273,7 +286,7 @@ class PolicyIterationLearner:
         network = read_network(self.adapter, self.world.observation, self.config, folder)
         *self.earlier, self.network = network.networks if isinstance(network, Committee) else (network,)
         state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-        self.iteration = state["iteration"]
+        self.iteration, self.unlearned = state["iteration"], state.get("unlearned", False)
         self.rng.bit_generator.state = state["rng"]
         self.generator.set_state(torch.tensor(state["torch"], dtype=torch.uint8))
         with np.load(folder / DATA) as data:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from agents.learner import Budget, Task, build_agent_config
+from agents.learner import Budget, Learner, Task, build_agent_config
 from agents.reuse.config import ReuseConfig
 from agents.reuse.moments import SCALE_S, Moments, draw_moments, joined
 from agents.reuse.network import ReuseNetwork, loss_of, targets
@@ -35,7 +35,7 @@ _STREAM = 0x2EC5E
 _LEAST_RATE = 0.05  # of the learning rate, in the end
 
 
-class ReuseLearner:
+class ReuseLearner(Learner):
     """Draws moments from training episodes and learns what followed them.
 
     Args:

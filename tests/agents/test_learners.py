@@ -7,7 +7,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from agents.adapter import ADAPTERS
+from agents.adapter import ADAPTERS, Adapter
 from agents.api.config import APIConfig
 from agents.checkpoint import load_policy, replacing, write_description
 from agents.config import (
@@ -24,6 +24,7 @@ from agents.config import (
     SACConfig,
     TQCConfig,
 )
+from agents.deployment.features import EXISTS
 from agents.env_parts import Penalised
 from agents.learner import Budget, Task, make_learner
 from agents.networks import BASELINE, PooledNetwork, ResidualNetwork
@@ -170,6 +171,60 @@ def test_what_is_saved_comes_back_and_goes_on(name, env_name, tmp_path):
         assert returns[0] == pytest.approx(episode.metrics["return"], rel=1e-6)
 
 
+@pytest.mark.parametrize("name", ["bc", "dagger", "api"])
+def test_what_was_gathered_when_time_ran_out_is_learned_from_once(name, tmp_path):
+    api = APIConfig(iterations=2, horizon=5, sample_every=1, epochs=2, hidden=8, start=TO_THE_SLOW)
+    config, task = {**tiny_configs("routing"), "api": api}[name], Task("routing", UNEQUAL, num_envs=2)
+    learner, budget = make_learner(config, task), Budget(5_000, max_minutes=5.0)
+    assert not learner.finish(budget), "nothing is gathered"
+    learner.improve(budget)
+    assert learner.iteration == 0
+    budget.spent_s = 600.0  # that is what a validation takes
+    learner.save_policy(tmp_path)
+    learner.save_training(tmp_path)
+    copy = make_learner(config, task)
+    copy.restore(tmp_path)
+    for each in (learner, copy):
+        assert all(np.isfinite(value) for value in each.finish(budget).values())
+        assert each.iteration == 1
+        assert not each.finish(budget), "it has just done so"
+
+
+def test_who_has_done_all_iterations_leaves_what_comes_then():
+    api = APIConfig(iterations=1, horizon=5, sample_every=1, epochs=2, hidden=8, start=TO_THE_SLOW)
+    learner, budget = make_learner(api, Task("routing", UNEQUAL, num_envs=2)), Budget(1_000)
+    while not budget.over:
+        learner.improve(budget)
+    budget.total_steps, learner._fitting = budget.steps + 2, 0.5
+    learner.improve(budget)  # what is left is too little
+    assert budget.over
+    assert not learner.finish(budget)
+    assert learner.iteration == 1
+
+
+@pytest.mark.parametrize("name", ["sac", "tqc", "qr_dqn"])
+def test_who_learns_from_a_memory_fills_it_again_by_its_policy(name, tmp_path):
+    config, task = tiny_configs("routing")[name], Task("routing", UNEQUAL, num_envs=2)
+    learner = trained(make_learner(config, task), 64)
+    learner.save_policy(tmp_path)
+    learner.save_training(tmp_path)
+    copy = make_learner(config, task)
+    copy.restore(tmp_path)
+    if name != "qr_dqn":
+        assert copy.agent.log_ent_coef.item() == learner.agent.log_ent_coef.item() != 0.0
+        copy.agent.action_space.sample = None  # nothing is left to chance but what the policy says
+    before = {key: value.clone() for key, value in copy.agent.policy.state_dict().items()}
+
+    def changed(steps):
+        copy.improve(Budget(steps))
+        return any(
+            not torch.equal(before[key], value) for key, value in copy.agent.policy.state_dict().items()
+        )
+
+    assert not changed(config.warm_up_steps)
+    assert changed(config.warm_up_steps)
+
+
 @pytest.mark.parametrize("name", ["maskable_ppo", *tiny_configs("routing")])
 def test_the_seed_decides_what_is_learned(name, tmp_path):
     config = {"maskable_ppo": PPOConfig(**ROLLOUTS), **tiny_configs("routing")}[name]
@@ -197,8 +252,13 @@ def test_time_between_decisions_reaches_every_learner(name):
         assert np.isin(sampled, possible).all()
 
 
-def test_an_environment_without_an_adapter_of_its_own_is_learned_as_it_is(monkeypatch):
-    monkeypatch.delitem(ADAPTERS, "deployment")
+class OnlyMasks(Adapter):
+    def mask(self, observation, state, spec):
+        return observation["candidates"][:, EXISTS] > 0
+
+
+def test_an_environment_whose_adapter_has_a_mask_alone_is_learned_as_it_is(monkeypatch):
+    monkeypatch.setitem(ADAPTERS, "deployment", "tests.agents.test_learners:OnlyMasks")
     task = Task("deployment", DEPLOYMENT, num_envs=2)
     learner = trained(make_learner(PPOConfig(**ROLLOUTS), task), 16)
     env = make_env("deployment", **DEPLOYMENT)
@@ -217,6 +277,10 @@ def test_an_environment_without_an_adapter_of_its_own_is_learned_as_it_is(monkey
         (APIConfig(), "deployment", "needs counterfactual rollouts"),
         (ImitationConfig(teacher="vllm_static"), "deployment", "no numbered action"),
         (PPOConfig(), "rooting", "no env 'rooting'"),
+        (PPOConfig(**ROLLOUTS), "deployment", "has impossible actions, but its adapter has no `mask`"),
+        (RecurrentPPOConfig(**ROLLOUTS), "deployment", "has impossible actions"),
+        (ImitationConfig(teacher="stay"), "deployment", "has impossible actions"),
+        (CMAESConfig(**SEARCH, population=4), "deployment", "has impossible actions"),
     ],
 )
 def test_mistakes_get_one_sentence(config, env_name, words, monkeypatch):
@@ -224,6 +288,11 @@ def test_mistakes_get_one_sentence(config, env_name, words, monkeypatch):
     task = Task(env_name, ARGUMENTS.get(env_name, DEPLOYMENT), num_envs=2)
     with pytest.raises(ValueError, match=words):
         trained(make_learner(config, task), 4)
+
+
+def test_an_agent_without_masks_takes_an_environment_without_a_mask(monkeypatch):
+    monkeypatch.delitem(ADAPTERS, "deployment")
+    trained(make_learner(PPOConfig(**ROLLOUTS, name="ppo"), Task("deployment", DEPLOYMENT, num_envs=2)), 16)
 
 
 def test_a_training_that_diverges_says_so():

@@ -7,6 +7,9 @@ import pytest
 from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
 from stable_baselines3.common.vec_env import VecNormalize
 
+from agents.config import PPOConfig
+from agents.dp_tp.adapter import DPTPAdapter
+from agents.learner import Task, make_learner
 from agents.sb3_vec_env import SB3VecEnv
 from envs.registration import make_env, make_vector_env
 from envs.workload.registry import WorkloadSpec
@@ -44,14 +47,18 @@ def test_ends_of_episodes_are_told_as_stable_baselines_expects(venv):
     assert infos[0]["episode"]["l"] == length
 
 
-def test_episodes_that_are_cut_off_are_marked():
-    venv = SB3VecEnv(make_vector_env("dp_tp", 1, workload=BURSTY, drain_limit_s=0.1))
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_episodes_that_are_cut_off_are_marked_where_they_would_have_gone_on(goes_on, monkeypatch):
+    """At the drain limit nothing follows: requests that are unfinished are charged in the last step."""
+    monkeypatch.setattr(DPTPAdapter, "goes_on", goes_on)
+    task = Task("dp_tp", {"workload": BURSTY, "drain_limit_s": 0.1}, num_envs=1)
+    venv = make_learner(PPOConfig(rollout_steps=8, group_size=1, reward_scale=1.0), task).env
     venv.seed(0)
     venv.reset()
     done = False
     while not done:
         _, _, (done,), (info,) = venv.step(np.array([STAY]))
-    assert info["TimeLimit.truncated"] is True
+    assert info["TimeLimit.truncated"] is goes_on
 
 
 def test_masks_reach_maskable_ppo(venv):

@@ -107,8 +107,14 @@ def test_an_imitator_plays_everywhere_in_turn():
     turns = [{round(float(value), 3) for value in ready[begin::2].ravel()} - {0.0} for begin in (0, 1)]
     assert all(turns)
     assert turns[0].isdisjoint(turns[1]), "loads take longer in every second one"
-    with pytest.raises(ValueError, match="also_clusters must have as many places as `cluster`"):
-        imitator(1.0, ({**WARM, "cluster": SMALL},))
+
+
+def test_an_imitator_says_which_place_shows_something_else_and_what():
+    wider = (
+        r"also\[1\] must show .*\['places'\] is \(15, 31\) from 0 to 64 there, \(10, 31\) from 0 to 64 here"
+    )
+    with pytest.raises(ValueError, match=wider):
+        imitator(1.0, (WARM, {**WARM, "cluster": SMALL}))
 
 
 def test_a_rollout_of_the_present_choice_is_what_then_happens():

@@ -20,7 +20,7 @@ from runners.cli import USER_ERROR
 from runners.composed import composed
 from runners.policies import CONFIG_DIR
 from runners.schema import register_command, register_schemas
-from runners.train_config import TrainConfig
+from runners.train_config import TrainConfig, _differences
 from runners.training import Training
 
 TINY = [
@@ -230,6 +230,39 @@ def test_the_clock_starts_when_the_kernel_is_compiled(tmp_path, monkeypatch):
     assert seen[0] < seen[-1]
 
 
+def test_validations_cost_no_learner_its_last_lesson(tmp_path, monkeypatch):
+    """Those of half of the time each leave a cloner no round in which it would learn; who stops it wants no lesson."""
+
+    class Slow(Training):
+        def _validate(self, tracker):
+            if self.validations and "stopped" in self.out.name:
+                raise KeyboardInterrupt
+            super()._validate(tracker)
+            self.budget.spent_s += 150.0
+
+    monkeypatch.setattr(train, "Training", Slow)
+    words = [*TINY, "agent=bc", "agent.teacher=load_threshold", "agent.epochs=1"]
+    words += ["total_steps=400", "max_minutes=5"]
+    assert train.main([*words, f"out={tmp_path / 'run'}"]) == 0
+    rows = rows_of(tmp_path / "run")
+    assert [row["kind"] for row in rows] == ["validation", "train", "validation", "train", "validation"]
+    assert ["agreement" in row for row in rows] == [False, False, False, True, False]
+    assert train.main([*words, f"out={tmp_path / 'stopped'}"]) == 130
+    assert [row["kind"] for row in rows_of(tmp_path / "stopped")] == ["validation", "train"]
+
+
+def test_what_was_learned_before_a_save_that_took_the_last_minutes_is_tried(tmp_path, monkeypatch):
+    class Slow(Training):
+        def _save_last(self):
+            super()._save_last()
+            self.budget.spent_s += 150.0
+
+    monkeypatch.setattr(train, "Training", Slow)
+    words = ["validations=1", "save_every_s=1e-6", "total_steps=100000", "max_minutes=5"]
+    assert train.main([*TINY, *SMALL_PPO, *words, f"out={tmp_path}"]) == 0
+    assert [row["kind"] for row in rows_of(tmp_path)] == ["validation", "train", "validation"]
+
+
 def test_a_killed_training_resumes_and_nothing_is_lost(tmp_path, capsys):
     out = tmp_path / "run"
     words = [*TINY, *SMALL_PPO, "seed=5", "total_steps=100000000", "save_every_s=0.05", f"out={out}"]
@@ -305,6 +338,35 @@ def test_words_beside_resume_change_what_they_name_alone(tmp_path, capsys):
     capsys.readouterr()
     said = failure([f"resume={tmp_path}", "experiment=priority"], capsys)
     assert "experiment cannot stand beside resume" in said
+
+
+def test_words_beside_resume_agree_with_the_run_in_all_that_they_say(tmp_path, capsys):
+    """A fleet, an objective or a policy whose name is looked up has no one key that tells it from others."""
+    out, tuned = tmp_path / "run", "agent.baseline=load_threshold_tuned"
+    same = [*TINY, *SMALL_PPO, "agent=residual", tuned, "cluster=nemotron_8b_h200", "objective=default"]
+    assert train.main([*same, "total_steps=64", f"out={out}"]) == 0
+    assert train.main([f"resume={out}", *same, "total_steps=64"]) == 0
+    assert train.main([f"resume={out}", "env=dp_tp", "agent=residual", "total_steps=64"]) == 0
+    capsys.readouterr()
+    for word, key in {
+        "objective=autoscaling": "objective.latency=1.0, it cannot go on with objective.latency=0.0;",
+        "cluster=llama31_8b_h100_x8": "cluster.model=",
+        "cluster={num_gpus: 4}": "cluster.num_gpus=8, it cannot go on with cluster.num_gpus=4;",
+        "agent.baseline=load_threshold": "agent.baseline.params.",
+        f"agent.baseline={out}": "agent.baseline.name=load_threshold,",
+        "env={drain_limit_s: 7.0}": "env.drain_limit_s=300.0,",
+    }.items():
+        own = [each for each in same if each.partition("=")[0] != word.partition("=")[0] or "{" in word]
+        assert f"has {key}" in failure([f"resume={out}", *own, word], capsys)
+
+
+def test_words_name_what_differs_wherever_it_stands():
+    two = [{"name": "checkpoint", "path": "runs/a"}, {"name": "checkpoint", "path": "runs/b"}]
+    assert not list(_differences("agent.start", {"name": "jsq", "new": None}, {"name": "jsq"}))
+    assert list(_differences("agent.policies", two, [two[0], two[0]])) == [
+        ("agent.policies[1].path", "runs/b", "runs/a")
+    ]
+    assert list(_differences("agent.policies", two, two[:1])) == [("agent.policies", two, two[:1])]
 
 
 @pytest.mark.parametrize(
@@ -387,6 +449,29 @@ def test_mistakes_get_one_sentence(words, expected, tmp_path, capsys):
 )
 def test_other_clusters_to_train_on_are_fleets_of_a_router(words, said, capsys):
     assert said in failure(words, capsys)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["env=routing", "agent.teacher=jsq", "also_clusters=[fleet_h100_x16]"],
+            "also_clusters=fleet_h100_x16 must",
+        ),
+        (
+            ["env=routing", "agent.teacher=jsq", "also_env=[{max_places: 6}]"],
+            "also_env={'max_places': 6} must show",
+        ),
+        (
+            ["agent.teacher=load_threshold", "also_workloads=[flying_bursty,flying_priority]"],
+            "also_workloads=flying_priority must show and take as much as the environment itself: observation[",
+        ),
+    ],
+)
+def test_the_word_that_asks_for_a_place_that_shows_something_else_is_named(words, said, tmp_path, capsys):
+    own = [*TINY[:-1], "baselines=[]", "agent=bc", "total_steps=8", f"out={tmp_path}"]
+    assert train.main([*own, *words]) == USER_ERROR
+    assert said in capsys.readouterr().err.strip().splitlines()[-1]
 
 
 def test_a_router_is_trained_with_other_settings_as_well() -> None:
