@@ -10,14 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runners.aggregate import Scored, column, column_of_some, names_of
-from runners.statistics import FloatArray, bootstrap_interval, mean, over_strata
+from runners.statistics import FloatArray, Statistic, bootstrap_interval, mean, over_strata
 
 # Non-inferiority to the best heuristic.
 TTFT_P99_RATIO = 1.05
 SLO_ATTAINMENT_LOSS = 0.002
 WORST_CLASS_RATIO = 1.05
 
-_LEAST_RATIO = 0.1
 _ROUNDING = 1e-9  # of differences of shares, so that what is lost to the digit is not too much
 
 
@@ -26,10 +25,10 @@ def gates_of(
 ) -> dict[str, Any]:
     """Whether a policy is no worse than another where it must not be.
 
-    Block by block: of ratios the geometric mean over all blocks, of losses the mean, so that none is left out because
-    its seconds are many or few, or because it is rare. Each has its 95 % interval, and is `certain` where all of that
-    is within the limit; each has its figure in every workload, and those beyond the limit by themselves are named
-    (`beyond_in`).
+    All blocks count, the rare ones too: in each workload means are held beside each other. Over several workloads
+    ratios are averaged geometrically and losses arithmetically, each as often as it has blocks, so that none is left
+    out because its seconds are many or few. Each has its 95 % interval, and is `certain` where all of that is within
+    the limit; each has its figure in every workload, and those beyond the limit by themselves are named (`beyond_in`).
 
     Args:
         ours: Its episodes.
@@ -84,19 +83,21 @@ class _Beside:
         read = column if of_all else column_of_some
         ours, theirs = read(self.ours, metric), read(self.theirs, metric)
         some = np.full(len(ours), True) if of_all else ~np.isnan(theirs)
-        logs = np.log(_ratios(ours[some], theirs[some]))
-        groups = self._by_workload(logs, some)
+        groups = self._by_workload(np.stack([ours, theirs], axis=1)[some], some)
         if not groups:
             return self._said(1.0, (1.0, 1.0), {}, limit)
-        value, interval = _exp(over_strata(list(groups.values()), mean)), _interval(groups)
-        each = {label: _exp(mean(group)) for label, group in groups.items()}
-        return self._said(value, (_exp(interval[0]), _exp(interval[1])), each, limit)
+        value = _exp(over_strata([group.ravel() for group in groups.values()], _log_ratio))
+        low, high = _interval(groups, _log_ratio)
+        each = {label: _exp(_log_ratio(group.ravel())) for label, group in groups.items()}
+        return self._said(value, (_exp(low), _exp(high)), each, limit)
 
     def loss(self, metric: str, limit: float) -> dict[str, Any]:
         """Theirs less ours."""
         groups = self._by_workload(column(self.theirs, metric) - column(self.ours, metric))
         each = {label: float(mean(group)) for label, group in groups.items()}
-        return self._said(float(over_strata(list(groups.values()), mean)), _interval(groups), each, limit)
+        return self._said(
+            float(over_strata(list(groups.values()), mean)), _interval(groups, mean), each, limit
+        )
 
     def lost(self) -> dict[str, Any]:
         """Requests that ours lost and the other did not, in the workload where they are most."""
@@ -136,22 +137,23 @@ def _within(value: float, limit: float) -> bool:
     return bool(value <= limit + _ROUNDING)
 
 
-def _interval(groups: Mapping[str, FloatArray]) -> tuple[float, float]:
+def _interval(groups: Mapping[str, FloatArray], statistic: Statistic) -> tuple[float, float]:
     if any(np.isnan(group).any() for group in groups.values()):
         return np.nan, np.nan
-    return bootstrap_interval(list(groups.values()), mean)
+    return bootstrap_interval(list(groups.values()), statistic)
 
 
 def _exp(value: float) -> float:
     return float(np.exp(value))
 
 
-def _ratios(ours: FloatArray, theirs: FloatArray) -> FloatArray:
-    """Ours over theirs, block by block; 1 where both are the same or undefined, or theirs alone is infinite.
+def _log_ratio(pairs: FloatArray) -> Any:
+    """Logarithm of the mean of ours over that of theirs, 0 where theirs is infinite and ours is not more.
 
-    No block counts for less than a tenth, so that one cannot pay for all.
+    Args:
+        pairs: (..., 2 N), ours and theirs of a block one after the other.
     """
+    means = pairs.reshape(*pairs.shape[:-1], -1, 2).mean(axis=-2)
+    ours, theirs = means[..., 0], means[..., 1]
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = np.maximum(ours / theirs, _LEAST_RATIO)
-    same = (ours == theirs) | (np.isnan(ours) & np.isnan(theirs)) | (np.isinf(theirs) & np.isfinite(ours))
-    return np.where(same, 1.0, ratios)
+        return np.where((ours == theirs) | np.isinf(theirs), 0.0, np.log(ours) - np.log(theirs))
