@@ -33,6 +33,11 @@ from runners.schema import CompareConfig, SearchConfig
 
 _ROOT = CONFIG_DIR.parent
 _CODE = ("agents", "baselines", "calibration", "envs", "runners")
+# Modules that say what blocks came to, and run none.
+_AFTERWARDS = tuple(
+    f"runners/{name}.py"
+    for name in ("aggregate", "benchmark", "comparison", "gates", "plots", "pooling", "statistics", "tables")
+)
 _NOT_METRICS = ("policy", "us_per_decision", "bound", "digest")
 _OF_NO_EPISODE = (
     "out",
@@ -263,12 +268,13 @@ def _world(block: Block) -> tuple[Any, dict[str, Policy]]:
 
 @lru_cache
 def _code() -> str:
-    """Of every source file, profile and generator; checkpoints count where they decide alone (`_content`)."""
+    """Of every file that episodes depend on; checkpoints count where they decide alone (`_content`)."""
     digest = hashlib.sha256()
     for folder in _CODE:
         for path in sorted((_ROOT / folder).rglob("*")):
             if (
                 ZOO_DIR not in path.parents
+                and path.relative_to(_ROOT).as_posix() not in _AFTERWARDS
                 and path.suffix in (".py", ".yaml", ".json", ".csv", ".npz")
                 and path.is_file()
             ):

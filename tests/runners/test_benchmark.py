@@ -148,7 +148,7 @@ def test_what_stands_behind_a_name_is_all_that_it_is_made_of(tmp_path):
     assert content() == third
 
 
-def test_a_checkpoint_of_the_zoo_makes_no_other_policy_run_again(tmp_path, monkeypatch):
+def test_what_no_episode_depends_on_makes_nothing_run_again(tmp_path, monkeypatch):
     monkeypatch.setattr(blocks, "_ROOT", tmp_path)
     monkeypatch.setattr(blocks, "ZOO_DIR", tmp_path / "agents" / "zoo")
     source, checkpoint = (
@@ -160,8 +160,14 @@ def test_a_checkpoint_of_the_zoo_makes_no_other_policy_run_again(tmp_path, monke
     without = blocks._code.__wrapped__()
     checkpoint.write_text("format: 1")
     assert blocks._code.__wrapped__() == without
+    (tmp_path / "runners").mkdir()
+    (tmp_path / "runners" / "gates.py").write_text(
+        "LIMIT = 1.05"
+    )  # what is said of blocks that have been run
+    assert blocks._code.__wrapped__() == without
     source.write_text("HIDDEN = 80")
     assert blocks._code.__wrapped__() != without
+    assert all((CONFIG_DIR.parent / name).is_file() for name in blocks._AFTERWARDS)
 
 
 def test_what_changes_while_it_runs_is_not_written_down_as_what_was(tmp_path, tiny_task, monkeypatch, capsys):
