@@ -113,6 +113,33 @@ def test_a_benchmark_runs_and_says_what_each_task_is(tmp_path, tiny_task, capsys
     assert isinstance(row["lost_to"], list)
 
 
+def test_a_workload_whose_trace_is_missing_is_named(tmp_path, tiny_task, monkeypatch, capsys):
+    task = benchmark.TASK_DIR / "tiny.yaml"
+    said = yaml.safe_load(task.read_text())
+    said["strata"]["real"] = ["workload=azure_conv"]
+    task.write_text(yaml.safe_dump(said))
+    monkeypatch.setattr(benchmark, "find_trace", lambda name: None)
+    words = ["benchmark=smoke", "benchmark.blocks=2", "benchmark.search_blocks=0", "benchmark.processes=1"]
+    assert compare.main([*words, f"out={tmp_path}/run"]) == 0
+    assert "without real" in capsys.readouterr().out
+    (row,) = json.loads((tmp_path / "run" / "benchmark.json").read_text())["results"]
+    assert row["skipped"] == ["real"]
+    assert row["strata"] == {"bursty": 1, "chat": 1}
+
+
+def test_windows_of_a_trace_that_overlap_are_counted(tmp_path, capsys):
+    rows = "\n".join(f"{t},10,10" for t in range(200))
+    (tmp_path / "trace.csv").write_text(f"arrival_s,input_tokens,output_tokens\n{rows}\n")
+    words = ["env=dp_tp", "workload=file", f"workload.path={tmp_path}/trace.csv", "workload.num_requests=20"]
+    words += ["policies=[static_dp,static_tp]", "plots=false"]
+    assert compare.main([*words, "seeds=4", f"out={tmp_path}/four"]) == 0
+    blocks = json.loads((tmp_path / "four" / "comparison.json").read_text())["blocks"]
+    assert blocks < 4
+    assert f"only {blocks} of them can be disjoint in this trace" in capsys.readouterr().out
+    assert compare.main([*words, "seeds=1", f"out={tmp_path}/one"]) == 0
+    assert "can be disjoint" not in capsys.readouterr().out
+
+
 def test_another_benchmark_does_not_take_the_place_of_what_is_there(tmp_path, tiny_task, capsys):
     (tmp_path / "benchmark.json").write_text(json.dumps({"benchmark": "full", "results": []}))
     assert compare.main(["benchmark=smoke", f"out={tmp_path}"]) == USER_ERROR
