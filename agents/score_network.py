@@ -12,9 +12,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 FloatArray = NDArray[np.float32]
-NEVER = (
-    1e6  # a margin that no score exceeds: whatever the state, the action of the start has the highest score
-)
+NEVER = 1e6  # a margin that no score exceeds: the action of the start always has the highest one
 _BEYOND = 0.25  # of a feature's range in training; what is further outside is strange
 _LEAST_ROOM = 0.1  # of features whose scales make 1 a lot
 
@@ -114,14 +112,13 @@ class ScoreCommittee:
         apart = hidden.reshape(len(actions), members, width).transpose(1, 0, 2)
         apart = np.maximum(apart @ self.middle_weight + self.middle_bias, 0.0)
         each: FloatArray = (apart @ self.out_weight)[:, :, 0]
-        if self.low is None or self.high is None:
-            result: FloatArray = each.mean(axis=0)
-            return result
-        usual = actions[:, -1]
-        strange = np.asarray(((state < self.low) | (state > self.high)).any(axis=1)) | (self.margin >= NEVER)
-        each = np.where(strange[:, None], usual, each + self.margin[:, None] * usual)
-        together: FloatArray = each.mean(axis=0)
-        return together
+        if self.low is not None and self.high is not None:
+            usual = actions[:, -1]
+            strange = np.asarray(((state < self.low) | (state > self.high)).any(axis=1))
+            strange |= self.margin >= NEVER
+            each = np.where(strange[:, None], usual, each + self.margin[:, None] * usual)
+        result: FloatArray = each.mean(axis=0)
+        return result
 
 
 class TrainableNetwork(nn.Module):

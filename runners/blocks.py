@@ -23,6 +23,7 @@ import pandas as pd
 from agents.checkpoint import CARD, find_checkpoint, read_config
 from agents.config import CHECKPOINT
 from baselines.policy import Policy
+from envs.workload.registry import WorkloadSpec
 from envs.workload.traces import TRACES, find_trace
 from runners.cli import use_one_thread
 from runners.comparing import run_block, search
@@ -97,8 +98,7 @@ class Block:
             if item.name not in _OF_NO_EPISODE
         }
         what = (where, self.seed, self.search, [contents[name] for name in self.names])
-        traces = _trace(self.config.workload.name), _trace(self.config.workload.path)
-        return hashlib.sha256(repr((_code(), what, traces)).encode()).hexdigest()
+        return hashlib.sha256(repr((_code(), what, _trace(self.config.workload))).encode()).hexdigest()
 
     def run(self) -> BlockScores:
         """Runs it."""
@@ -210,7 +210,6 @@ def _run_and_write(block: Block, digest: str, out: Path) -> None:
     """
     scores = block.run()
     _code.cache_clear()
-    _trace.cache_clear()
     if _digests([block]) != [digest]:
         raise ValueError(
             "code, traces or policies changed while the benchmark ran; "
@@ -283,13 +282,12 @@ def _code() -> str:
     return digest.hexdigest()
 
 
-@lru_cache
-def _trace(name: str | None) -> str | None:
-    """Of the file of a trace by its name or path; None: it is no trace, or not on this machine."""
-    found = find_trace(name) if name in TRACES else None if name is None else Path(name)
-    if found is None or not found.is_file():
+def _trace(workload: WorkloadSpec) -> str | None:
+    """Of the file that a workload is read from; None: it is drawn, or its file is not on this machine."""
+    found = find_trace(workload.name) if workload.name in TRACES else workload.path
+    if found is None or not Path(found).is_file():
         return None
-    return hashlib.sha256(found.read_bytes()).hexdigest()
+    return hashlib.sha256(Path(found).read_bytes()).hexdigest()
 
 
 def _content(name: str) -> str:

@@ -45,7 +45,7 @@ def gates_of(
         "worst_class_slowdown_ratio": max(
             slowdowns,
             key=lambda gate: np.nan_to_num(gate["value"], nan=np.inf),
-            default=_gate(1.0, WORST_CLASS_RATIO),
+            default=here.same(WORST_CLASS_RATIO),
         ),
         "extra_requests_lost": here.lost(),
     }
@@ -85,11 +85,15 @@ class _Beside:
         some = np.full(len(ours), True) if of_all else ~np.isnan(theirs)
         groups = self._by_workload(np.stack([ours, theirs], axis=1)[some], some)
         if not groups:
-            return self._said(1.0, (1.0, 1.0), {}, limit)
+            return self.same(limit)
         value = _exp(over_strata([group.ravel() for group in groups.values()], _log_ratio))
         low, high = _interval(groups, _log_ratio)
         each = {label: _exp(_log_ratio(group.ravel())) for label, group in groups.items()}
         return self._said(value, (_exp(low), _exp(high)), each, limit)
+
+    def same(self, limit: float) -> dict[str, Any]:
+        """The ratio of what neither has."""
+        return self._said(1.0, (1.0, 1.0), {}, limit)
 
     def loss(self, metric: str, limit: float) -> dict[str, Any]:
         """Theirs less ours."""
@@ -121,16 +125,17 @@ class _Beside:
     def _said(
         self, value: float, ci95: tuple[float, float], each: Mapping[str, float], limit: float
     ) -> dict[str, Any]:
-        gate = _gate(value, limit) | {"ci95": ci95, "certain": _within(ci95[1], limit)}
+        gate: dict[str, Any] = {
+            "value": value,
+            "ci95": ci95,
+            "limit": limit,
+            "holds": _within(value, limit),
+            "certain": _within(ci95[1], limit),
+        }
         if self.strata is not None:
             gate["by_workload"] = dict(each)
             gate["beyond_in"] = [label for label, figure in each.items() if not _within(figure, limit)]
         return gate
-
-
-def _gate(value: float, limit: float) -> dict[str, Any]:
-    holds = _within(value, limit)
-    return {"value": value, "limit": limit, "holds": holds, "certain": holds}
 
 
 def _within(value: float, limit: float) -> bool:

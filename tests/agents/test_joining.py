@@ -85,6 +85,22 @@ def choosing(folder: Path, seed: int, **settings: Any) -> TrainableNetwork:
     return network
 
 
+def choice(network: TrainableNetwork) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """A state and two policies, of which the first is followed at first."""
+    rng = np.random.default_rng(0)
+    state = rng.normal(size=network.state.in_features).astype(np.float32)
+    actions = rng.normal(size=(2, network.action.in_features)).astype(np.float32)
+    actions[:, -1] = [1.0, 0.0]
+    return state, actions
+
+
+def said(networks: list[TrainableNetwork], state: Any, actions: Any) -> list[Any]:
+    """Scores of each by itself."""
+    with torch.no_grad():
+        seen = torch.from_numpy(state)[None], torch.from_numpy(actions)[None]
+        return [network(*seen)[0].numpy() for network in networks]
+
+
 def scores(folder: Path, state: np.ndarray[Any, Any], actions: np.ndarray[Any, Any]) -> Any:
     policy = load_policy(folder)
     assert isinstance(policy, ScorePolicy | PortfolioPolicy)
@@ -155,13 +171,8 @@ def test_choices_among_policies_are_joined_with_their_margins(
 ) -> None:
     networks = [choosing(tmp_path / str(seed), seed) for seed in range(1, 3)]
     assert join([str(tmp_path / "1"), str(tmp_path / "2")], tmp_path / "both", weights) == 2
-    rng = np.random.default_rng(0)
-    state = rng.normal(size=networks[0].state.in_features).astype(np.float32)
-    actions = rng.normal(size=(2, networks[0].action.in_features)).astype(np.float32)
-    actions[:, -1] = [1.0, 0.0]
-    with torch.no_grad():
-        seen = torch.from_numpy(state)[None], torch.from_numpy(actions)[None]
-        first, second = (network(*seen)[0].numpy() for network in networks)
+    state, actions = choice(networks[0])
+    first, second = said(networks, state, actions)
     expected = 0.25 * first + 0.75 * second if weights else (first + second) / 2
     np.testing.assert_allclose(scores(tmp_path / "both", state, actions), expected, rtol=1e-4, atol=1e-6)
     episode = run_episode(make_env("dp_tp", **ARGUMENTS), load_policy(tmp_path / "both"), 0)
@@ -178,9 +189,7 @@ def test_who_has_not_seen_the_like_is_for_the_policy_that_was_started_from(tmp_p
     actions = np.random.default_rng(0).normal(size=(3, networks[0].action.in_features)).astype(np.float32)
     actions[:, -1] = [0.0, 1.0, 0.0]
     for state in (states[0], states[0] + 5.0):
-        with torch.no_grad():
-            seen = torch.from_numpy(state)[None], torch.from_numpy(actions)[None]
-            first, second = (network(*seen)[0].numpy() for network in networks)
+        first, second = said(networks, state, actions)
         expected = (first + second) / 2
         np.testing.assert_allclose(scores(tmp_path / "both", state, actions), expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(first, actions[:, -1])
@@ -191,13 +200,8 @@ def test_one_that_never_departs_does_not_forbid_it_to_the_others(tmp_path: Path)
     networks[0].margin.fill_(NEVER)
     torch.save(networks[0].state_dict(), tmp_path / "0" / "weights.pt")
     join([str(tmp_path / str(seed)) for seed in range(3)], tmp_path / "all", [1.0, 100.0, 100.0])
-    rng = np.random.default_rng(0)
-    state = rng.normal(size=networks[0].state.in_features).astype(np.float32)
-    actions = rng.normal(size=(2, networks[0].action.in_features)).astype(np.float32)
-    actions[:, -1] = [1.0, 0.0]
-    with torch.no_grad():
-        seen = torch.from_numpy(state)[None], torch.from_numpy(actions)[None]
-        own, first, second = (network(*seen)[0].numpy() for network in networks)
+    state, actions = choice(networks[0])
+    own, first, second = said(networks, state, actions)
     np.testing.assert_array_equal(own, actions[:, -1])
     expected = (own + 300.0 / 201.0 * (first + second)) / 3.0
     np.testing.assert_allclose(scores(tmp_path / "all", state, actions), expected, rtol=1e-4, atol=1e-5)

@@ -292,7 +292,9 @@ def test_mistakes_get_one_sentence(config, env_name, words, monkeypatch):
 
 def test_an_agent_without_masks_takes_an_environment_without_a_mask(monkeypatch):
     monkeypatch.delitem(ADAPTERS, "deployment")
-    trained(make_learner(PPOConfig(**ROLLOUTS, name="ppo"), Task("deployment", DEPLOYMENT, num_envs=2)), 16)
+    learner = make_learner(PPOConfig(**ROLLOUTS, name="ppo"), Task("deployment", DEPLOYMENT, num_envs=2))
+    episode = run_episode(make_env("deployment", **DEPLOYMENT), trained(learner, 16).policy(), 0)
+    assert episode.metrics["arrived"] > 0
 
 
 def test_a_training_that_diverges_says_so():

@@ -188,9 +188,7 @@ def test_what_no_episode_depends_on_makes_nothing_run_again(tmp_path, monkeypatc
     checkpoint.write_text("format: 1")
     assert blocks._code.__wrapped__() == without
     (tmp_path / "runners").mkdir()
-    (tmp_path / "runners" / "gates.py").write_text(
-        "LIMIT = 1.05"
-    )  # what is said of blocks that have been run
+    (tmp_path / "runners" / "gates.py").write_text("LIMIT = 1.05")  # said of blocks that have been run
     assert blocks._code.__wrapped__() == without
     source.write_text("HIDDEN = 80")
     assert blocks._code.__wrapped__() != without
@@ -220,11 +218,12 @@ def test_what_changes_while_it_runs_is_not_written_down_as_what_was(tmp_path, ti
 def test_another_trace_of_the_same_name_is_run_again(tmp_path):
     path = tmp_path / "trace.csv"
     path.write_text("arrival_s,input_tokens,output_tokens\n0,10,10\n")
-    first = blocks._trace.__wrapped__(str(path))
+    workload = WorkloadSpec("file", path=str(path))
+    first = blocks._trace(workload)
     path.write_text("arrival_s,input_tokens,output_tokens\n0,10,11\n")
     assert first is not None
-    assert blocks._trace.__wrapped__(str(path)) != first
-    assert blocks._trace.__wrapped__("azure_conv_fitted") is None
+    assert blocks._trace(workload) != first
+    assert blocks._trace(WorkloadSpec("azure_conv_fitted")) is None
 
 
 def test_processes_change_no_figure_and_a_stopped_run_goes_on(tmp_path, tiny_task, capsys):
