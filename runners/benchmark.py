@@ -19,7 +19,7 @@ from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from envs.workload.registry import check_choice
+from envs.workload.registry import check_choice, parts_of
 from envs.workload.traces import TRACES, find_trace
 from runners.blocks import Block, BlockScores, run_blocks
 from runners.comparing import Comparison, kinds_of
@@ -169,7 +169,7 @@ def _configs(
     found, skipped = {}, []
     for stratum, words in strata.items():
         each = _composed((*task.words, *words, *(task.short if config.short else ())))
-        if each.workload.name in TRACES and find_trace(each.workload.name) is None:
+        if any(part.name in TRACES and find_trace(part.name) is None for part in parts_of(each.workload)):
             skipped.append(stratum)
         else:
             found[stratum] = each

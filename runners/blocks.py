@@ -23,7 +23,7 @@ import pandas as pd
 from agents.checkpoint import CARD, find_checkpoint, read_config
 from agents.config import CHECKPOINT
 from baselines.policy import Policy
-from envs.workload.registry import WorkloadSpec
+from envs.workload.registry import WorkloadSpec, parts_of
 from envs.workload.traces import TRACES, find_trace
 from runners.cli import use_one_thread
 from runners.comparing import run_block, search
@@ -98,7 +98,7 @@ class Block:
             if item.name not in _OF_NO_EPISODE
         }
         what = (where, self.seed, self.search, [contents[name] for name in self.names])
-        return hashlib.sha256(repr((_code(), what, _trace(self.config.workload))).encode()).hexdigest()
+        return hashlib.sha256(repr((_code(), what, _traces(self.config.workload))).encode()).hexdigest()
 
     def run(self) -> BlockScores:
         """Runs it."""
@@ -282,12 +282,11 @@ def _code() -> str:
     return digest.hexdigest()
 
 
-def _trace(workload: WorkloadSpec) -> str | None:
-    """Of the file that a workload is read from; None: it is drawn, or its file is not on this machine."""
-    found = find_trace(workload.name) if workload.name in TRACES else workload.path
-    if found is None or not Path(found).is_file():
-        return None
-    return hashlib.sha256(Path(found).read_bytes()).hexdigest()
+def _traces(workload: WorkloadSpec) -> list[str]:
+    """Of the files that a workload or its parts are read from, as far as they are on this machine."""
+    found = [find_trace(part.name) if part.name in TRACES else part.path for part in parts_of(workload)]
+    paths = [Path(path) for path in found if path is not None]
+    return [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths if path.is_file()]
 
 
 def _content(name: str) -> str:

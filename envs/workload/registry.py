@@ -300,6 +300,15 @@ def workload_names() -> tuple[str, ...]:
     return (*TRACES, *_GENERATORS, FILE, *_OF_PARTS)
 
 
+def parts_of(spec: WorkloadSpec) -> tuple[WorkloadSpec, ...]:
+    """The workloads that a mixture or a sequence is made of; of any other, itself.
+
+    Raises:
+        ValueError: as :class:`WorkloadSource`, of the parts.
+    """
+    return tuple(part.spec for part in _parts(spec)) if spec.name in _OF_PARTS else (spec,)
+
+
 def for_larger(spec: WorkloadSpec, factor: float) -> WorkloadSpec:
     """The same traffic for a cluster that is so many times as large: as many times the requests, at that rate.
 

@@ -117,13 +117,19 @@ def test_a_workload_whose_trace_is_missing_is_named(tmp_path, tiny_task, monkeyp
     task = benchmark.TASK_DIR / "tiny.yaml"
     said = yaml.safe_load(task.read_text())
     said["strata"]["real"] = ["workload=azure_conv"]
+    said["strata"]["with_real"] = [
+        "workload=mixture",
+        "+workload.params={parts:[{name:azure_conv},{name:flying_bursty}]}",
+    ]
     task.write_text(yaml.safe_dump(said))
     monkeypatch.setattr(benchmark, "find_trace", lambda name: None)
     words = ["benchmark=smoke", "benchmark.blocks=2", "benchmark.search_blocks=0", "benchmark.processes=1"]
     assert compare.main([*words, f"out={tmp_path}/run"]) == 0
-    assert "without real" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "without real" in shown
+    assert "without with_real" in shown
     (row,) = json.loads((tmp_path / "run" / "benchmark.json").read_text())["results"]
-    assert row["skipped"] == ["real"]
+    assert row["skipped"] == ["real", "with_real"]
     assert row["strata"] == {"bursty": 1, "chat": 1}
 
 
@@ -218,12 +224,17 @@ def test_what_changes_while_it_runs_is_not_written_down_as_what_was(tmp_path, ti
 def test_another_trace_of_the_same_name_is_run_again(tmp_path):
     path = tmp_path / "trace.csv"
     path.write_text("arrival_s,input_tokens,output_tokens\n0,10,10\n")
-    workload = WorkloadSpec("file", path=str(path))
-    first = blocks._trace(workload)
+    part = {"name": "file", "path": str(path)}
+    workloads = [
+        WorkloadSpec(**part),
+        WorkloadSpec("mixture", params={"parts": [part, {"name": "azure_conv_fitted"}]}),
+    ]
+    first = [blocks._traces(workload) for workload in workloads]
     path.write_text("arrival_s,input_tokens,output_tokens\n0,10,11\n")
-    assert first is not None
-    assert blocks._trace(workload) != first
-    assert blocks._trace(WorkloadSpec("azure_conv_fitted")) is None
+    for workload, before in zip(workloads, first, strict=True):
+        assert len(before) == 1
+        assert blocks._traces(workload) != before
+    assert not blocks._traces(WorkloadSpec("azure_conv_fitted"))
 
 
 def test_processes_change_no_figure_and_a_stopped_run_goes_on(tmp_path, tiny_task, capsys):
