@@ -1,4 +1,4 @@
-"""Several trainings of `agent=api` or `agent=portfolio` as one policy: their networks decide together."""
+"""Several trainings of `agent=api` or `agent=portfolio` as one policy."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from torch import nn
 from agents.adapter import adapter_of
 from agents.api.config import APIConfig, PolicyIterationConfig
 from agents.api.counterfactuals import Improvable
-from agents.api.learner import read_network, write_network
-from agents.checkpoint import find_checkpoint, plain, read_config, replacing, write_description
+from agents.api.data import read_batches
+from agents.api.learner import DATA, read_network, write_network
+from agents.api.retraining import retrain
+from agents.checkpoint import find_checkpoint, plain, read_config, replacing, standing, write_description
 from agents.learner import build_agent_config
 from agents.place_adapter import PlaceAdapter
 from agents.portfolio.config import PortfolioConfig
@@ -29,6 +31,8 @@ _SETTING = ("env", "workload", "cluster", "objective", "backend")
 # What makes networks answer the same question; those that score places do whatever these are.
 _ALIKE = ("even", "memory_s", "hidden", "start")
 _ALIKE_IN_PORTFOLIOS = ("policies", "every", "memory", "hidden")
+_OF_ADVANTAGES = ("worst", "least_cost", "cost_power")  # what makes gains mean the same
+_LAST = "last"  # folder of a run from which training goes on
 
 
 def join(checkpoints: Sequence[str], out: Path, weights: Sequence[float] = ()) -> int:
@@ -55,27 +59,19 @@ def join(checkpoints: Sequence[str], out: Path, weights: Sequence[float] = ()) -
             routing and sharing), sees or does something else, is there twice, or is where the new one is to be; there
             are weights that are not positive, too few or too many.
     """
-    if len(checkpoints) < 2:
-        raise ValueError(f"checkpoints must be two or more, got {list(checkpoints)}")
     if weights and (len(weights) != len(checkpoints) or not all(0.0 < each < math.inf for each in weights)):
         raise ValueError(
             f"weights must be none, or a positive number for each of the {len(checkpoints)} checkpoints, "
             f"got {list(weights)}"
         )
     folders = [find_checkpoint(each) for each in checkpoints]
-    for i, folder in enumerate(folders):
-        if folder.resolve() in [other.resolve() for other in folders[:i]]:
-            raise ValueError(f"checkpoints must differ, {checkpoints[i]!r} is there twice")
-        if folder.resolve() == out.resolve():
-            raise ValueError(f"{checkpoints[i]!r} is where the new checkpoint is to be; choose another out")
-    configs = [read_config(folder) for folder in folders]
-    agents = [_agent(name, config) for name, config in zip(checkpoints, configs, strict=True)]
+    configs, agents = _alike(checkpoints, folders, out)
     observation, action = read_spaces(folders[0])
     adapter = _adapter(configs[0], agents[0])
-    first, networks = _sees(configs[0], agents[0], folders[0]), list[nn.Module]()
-    for name, folder, config, agent in zip(checkpoints, folders, configs, agents, strict=True):
-        _check_alike(checkpoints[0], first, name, _sees(config, agent, folder))
-        networks.append(read_network(adapter, observation, agent, folder))
+    networks = [
+        read_network(adapter, observation, agent, folder)
+        for agent, folder in zip(agents, folders, strict=True)
+    ]
     together, number = _together(networks, weights or [1.0] * len(networks))
     settings = {name: value for name, value in configs[0].items() if name in _SETTING}
     if isinstance(together, SetNetwork):
@@ -91,6 +87,84 @@ def join(checkpoints: Sequence[str], out: Path, weights: Sequence[float] = ()) -
         write_network(together, fresh)
         write_description(fresh, settings, observation, action, figures)
     return number
+
+
+def learn_together(checkpoints: Sequence[str], out: Path, networks: int, epochs: int, seed: int) -> int:
+    """Writes a checkpoint whose networks are trained anew, on what all trainings have kept of the states they met.
+
+    Each training knows what its own policies came by, all of them more: where they are short, networks that learn from
+    all their states are better than all their networks together. All settings are those of the first.
+
+    Args:
+        checkpoints: Folders of trainings that can be gone on with, or of their runs; at least two.
+        out: Folder of the new one.
+        networks: How many there are to be; they decide by the mean of their scores.
+        epochs: Passes over the states.
+        seed: Of weights and of the order of states.
+
+    Returns:
+        How many states they learn from.
+
+    Raises:
+        ValueError: as `join`; one has kept no states, started from a policy, or is of an agent or an environment that
+            lets one network decide.
+    """
+    folders = [_training(each) for each in checkpoints]
+    configs, agents = _alike(checkpoints, folders, out)
+    config, adapter = agents[0], _adapter(configs[0], agents[0])
+    if not isinstance(config, APIConfig) or config.start is not None or isinstance(adapter, PlaceAdapter):
+        raise ValueError(
+            "epochs is for agent=api without a start, in env=autoscaling, deployment and dp_tp, alone; leave it null"
+        )
+    for name in _OF_ADVANTAGES:
+        for other, agent in zip(checkpoints, agents, strict=True):
+            if getattr(agent, name) != getattr(config, name):
+                raise ValueError(
+                    f"{other!r} cannot be learned from beside {checkpoints[0]!r}: its agent.{name} is "
+                    f"{getattr(agent, name)}, that of the other {getattr(config, name)}"
+                )
+    config = replace(config, committee=networks, epochs=epochs)
+    observation, action = read_spaces(folders[0])
+    batches = [batch for folder in folders for batch in read_batches(folder / DATA) if batch.states]
+    together = retrain(batches, config, adapter, observation, networks, seed)
+    number = sum(len(batch.states) for batch in batches)
+    settings = {name: value for name, value in configs[0].items() if name in _SETTING} | {
+        "agent": plain(config)
+    }
+    figures = {"states of": ", ".join(checkpoints), "states": number, "networks": networks, "seed": seed}
+    with replacing(out) as fresh:
+        write_network(together, fresh)
+        write_description(fresh, settings, observation, action, figures)
+    return number
+
+
+def _training(name: str) -> Path:
+    """Folder in which a training has kept what it learned from."""
+    for folder in (Path(name), standing(Path(name) / _LAST)):
+        if (folder / DATA).is_file():
+            return folder
+    raise ValueError(
+        f"no states of a training in {name!r}: epochs is for runs of runners.train with agent=api; leave it null"
+    )
+
+
+def _alike(
+    checkpoints: Sequence[str], folders: Sequence[Path], out: Path
+) -> tuple[list[dict[str, Any]], list[PolicyIterationConfig]]:
+    """Settings of checkpoints and of their agents: two or more, all different, that answer the same question."""
+    if len(checkpoints) < 2:
+        raise ValueError(f"checkpoints must be two or more, got {list(checkpoints)}")
+    for i, folder in enumerate(folders):
+        if folder.resolve() in [other.resolve() for other in folders[:i]]:
+            raise ValueError(f"checkpoints must differ, {checkpoints[i]!r} is there twice")
+        if folder.resolve() == out.resolve():
+            raise ValueError(f"{checkpoints[i]!r} is where the new checkpoint is to be; choose another out")
+    configs = [read_config(folder) for folder in folders]
+    agents = [_agent(name, config) for name, config in zip(checkpoints, configs, strict=True)]
+    first = _sees(configs[0], agents[0], folders[0])
+    for name, folder, config, agent in zip(checkpoints, folders, configs, agents, strict=True):
+        _check_alike(checkpoints[0], first, name, _sees(config, agent, folder))
+    return configs, agents
 
 
 def _together(networks: Sequence[nn.Module], weights: Sequence[float]) -> tuple[SetNetwork | Committee, int]:

@@ -1,8 +1,13 @@
-"""One policy of several trainings of `agent=api` or `agent=portfolio` in one environment: they decide together.
+"""One policy of several trainings of `agent=api` or `agent=portfolio` in one environment.
 
     python -m runners.join 'checkpoints=[runs/ten/*]' out=runs/together
     python -m runners.compare env=dp_tp policies=[static_4x2,runs/together]
     python -m runners.join checkpoints=[zoo/routing,runs/mine] weights=[1,3] out=runs/routers
+
+With `epochs` new networks learn from what the trainings have kept of the states they met, which is worth more than
+their networks together where they are short:
+
+    python -m runners.join 'checkpoints=[runs/ten/*]' epochs=20 networks=4 out=runs/together
 
 Writes a checkpoint as `runners.train` does; `card.md` says which were joined.
 """
@@ -12,8 +17,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from agents.joining import join
-from runners.cli import command
+from agents.joining import join, learn_together
+from runners.cli import command, use_one_thread
 from runners.policies import is_pattern, members_of
 from runners.schema import JoinConfig
 from runners.tables import print_results_in
@@ -25,8 +30,15 @@ def main(config: JoinConfig, out: Path) -> None:
     """Joins and writes."""
     groups = [members_of(name) if is_pattern(name) else (name,) for name in config.checkpoints]
     checkpoints = [name for group in groups for name in group]
-    number = join(checkpoints, out / CHECKPOINT, config.weights)
-    print(f"{number} networks of {len(checkpoints)} checkpoints decide together.")
+    if config.epochs is None:
+        number = join(checkpoints, out / CHECKPOINT, config.weights)
+        print(f"{number} networks of {len(checkpoints)} checkpoints decide together.")
+    else:
+        use_one_thread()
+        states = learn_together(checkpoints, out / CHECKPOINT, config.networks, config.epochs, config.seed)
+        print(
+            f"{config.networks} networks have learned from {states:,} states of {len(checkpoints)} trainings."
+        )
     print_results_in(out)
 
 

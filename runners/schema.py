@@ -452,11 +452,27 @@ class JoinConfig:
         checkpoints: those whose networks are to decide together; a pattern stands for all that it matches.
         out: run directory.
         weights: what the scores of each weigh, of any sum; none: as much as those of any other.
+        epochs: passes over the states of all trainings, from which new networks learn; None: networks stay as they are.
+        networks: how many new ones.
+        seed: of these.
     """
 
     checkpoints: tuple[str, ...]
     out: str
     weights: tuple[float, ...] = ()
+    epochs: int | None = None
+    networks: int = 4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_least("networks", self.networks, 1)
+        check_least("seed", self.seed, 0)
+        if self.epochs is not None:
+            check_least("epochs", self.epochs, 1)
+            if self.weights:
+                raise ValueError(
+                    "weights are for networks that stay as they are: leave weights or epochs out"
+                )
 
 
 @dataclass(frozen=True)

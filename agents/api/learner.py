@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,8 @@ from torch import nn
 
 from agents.adapter import adapter_of
 from agents.api.config import APIConfig, PolicyIterationConfig, check_settings_of
-from agents.api.counterfactuals import Batch, Improvable, padded
+from agents.api.counterfactuals import Batch, Improvable
+from agents.api.data import Table, actions_of, in_spreads, read_batches, states_of, write_batches
 from agents.api.fit import Vary, fit
 from agents.api.start import calibrated_margin
 from agents.learner import Budget, Learner, Task, build_agent_config
@@ -49,22 +49,6 @@ _GATHERING = 0.95  # share of an iteration's budget; the rest is for training th
 _MOST_FITTING = 0.5  # of it; training takes time, but no decisions
 _FOLDS = 4  # parts of the states, each held out once to find the margin
 _STREAM = 0xA91
-_COLUMNS = ("states", "actions", "returns", "squares")
-_PLAIN: dict[str, Any] = {"chosen": np.int64, "kinds": np.str_}
-
-
-@dataclass(frozen=True)
-class _Data:
-    """States (N, S), actions (N, K, F), gains (N, K), and which actions there are, (N, K)."""
-
-    states: NDArray[np.float32]
-    actions: NDArray[np.float32]
-    gains: NDArray[np.float32]
-    valid: NDArray[np.bool_]
-
-    def some(self, rows: NDArray[np.bool_]) -> _Data:
-        """Some of the states."""
-        return _Data(self.states[rows], self.actions[rows], self.gains[rows], self.valid[rows])
 
 
 class PolicyIterationLearner(Learner):
@@ -153,14 +137,10 @@ class PolicyIterationLearner(Learner):
 
     def _train(self) -> float:
         """Trains the network on the kept data; its greedy policy is the next one. Returns the expected gain."""
-        rows = [row for batch in self.batches for row in batch.actions]
         returns = [value for batch in self.batches for value in batch.returns]
         squares = [value for batch in self.batches for value in batch.squares]
-        states = np.stack([state for batch in self.batches for state in batch.states])
-        widest = max(len(row) for row in rows)
-        actions = np.zeros((len(rows), widest, rows[0].shape[1]), np.float32)
-        for i, row in enumerate(rows):
-            actions[i, : len(row)] = row
+        states, actions = states_of(self.batches), actions_of(self.batches)
+        widest = actions.shape[1]
         kinds = np.array([kind for batch in self.batches for kind in batch.kinds])
         gains = self._gains(returns, kinds, widest)
         valid = ~np.isnan(gains)
@@ -168,8 +148,8 @@ class PolicyIterationLearner(Learner):
             late = in_spreads(self.world.advantages([-value for value in squares]), kinds, widest)
             gains = in_spreads(list(gains + self.tail * late), kinds, widest)
         brought = np.nan_to_num(gains)
-        gains[np.arange(len(rows)), self._chosen(states, actions, valid)] += self.config.trust
-        data = _Data(states, actions, np.nan_to_num(gains), valid)
+        gains[np.arange(len(states)), self._chosen(states, actions, valid)] += self.config.trust
+        data = Table(states, actions, np.nan_to_num(gains), valid)
         margin = self._margin(data, brought) if self._started else 0.0
         network, gain = self._fitted(data)
         if self.committee > 1 and self.iteration:
@@ -194,7 +174,7 @@ class PolicyIterationLearner(Learner):
         if isinstance(self.network, TrainableNetwork) and self.network.started:
             self.network.margin.fill_(margin)
 
-    def _fitted(self, data: _Data) -> tuple[nn.Module, float]:
+    def _fitted(self, data: Table) -> tuple[nn.Module, float]:
         """A network trained on some states, and the gain that it expects."""
         network = self._new_network()
         self._begin(network, data)
@@ -202,14 +182,14 @@ class PolicyIterationLearner(Learner):
             network, data.states, data.actions, data.gains, data.valid, self.config, self.generator, self.vary
         )
 
-    def _begin(self, network: nn.Module, data: _Data) -> None:
+    def _begin(self, network: nn.Module, data: Table) -> None:
         """What a network is before it is trained: as it comes, or the last one. A feature never seen weighs nothing."""
         if self.config.warm and self.iteration and not self._started:
             network.load_state_dict(self.network.state_dict())
         elif isinstance(network, SetNetwork):
             network.disregard(_never_seen(data.states), _never_seen(data.actions[data.valid]))
 
-    def _margin(self, data: _Data, brought: NDArray[np.float32]) -> float:
+    def _margin(self, data: Table, brought: NDArray[np.float32]) -> float:
         """What a departure from the start must promise, by states that networks of the same kind have not seen.
 
         Args:
@@ -261,21 +241,10 @@ class PolicyIterationLearner(Learner):
 
     def save_training(self, folder: Path) -> None:
         """Writes the kept data and the random generators."""
-        arrays = {
-            f"{i}/{name}/{k}": value
-            for i, batch in enumerate([*self.batches, self.gathered])
-            for name in _COLUMNS
-            for k, value in enumerate(_packed(getattr(batch, name)))
-        } | {
-            f"{i}/{name}": np.array(getattr(batch, name), dtype)
-            for i, batch in enumerate([*self.batches, self.gathered])
-            for name, dtype in _PLAIN.items()
-        }
-        np.savez(folder / DATA, **arrays)  # type: ignore[arg-type]
+        write_batches([*self.batches, self.gathered], folder / DATA)
         state = {
             "iteration": self.iteration,
             "unlearned": self.unlearned,
-            "batches": len(self.batches),
             "rng": self.rng.bit_generator.state,
             "torch": self.generator.get_state().tolist(),
         }
@@ -289,8 +258,7 @@ class PolicyIterationLearner(Learner):
         self.iteration, self.unlearned = state["iteration"], state.get("unlearned", False)
         self.rng.bit_generator.state = state["rng"]
         self.generator.set_state(torch.tensor(state["torch"], dtype=torch.uint8))
-        with np.load(folder / DATA) as data:
-            *self.batches, self.gathered = [_read_batch(data, i) for i in range(state["batches"] + 1)]
+        *self.batches, self.gathered = read_batches(folder / DATA)
         if self.iteration:
             self.world.follow(self.policy())
 
@@ -315,7 +283,7 @@ class APILearner(PolicyIterationLearner):
         self.tail, self.guard, self.committee = config.tail, config.guard, config.members
         super().__init__(config, task, adapter_of(task.env))
 
-    def _begin(self, network: nn.Module, data: _Data) -> None:
+    def _begin(self, network: nn.Module, data: Table) -> None:
         """A router's first network is what it starts from: a weighted sum, as steep as explains most of the gains."""
         super()._begin(network, data)
         if self.iteration or not isinstance(network, SetNetwork) or network.direct is None:
@@ -339,22 +307,6 @@ def _never_seen(rows: NDArray[np.float32]) -> NDArray[np.intp]:
     return np.flatnonzero(~np.any(rows != 0.0, axis=0))
 
 
-def in_spreads(
-    values: Sequence[NDArray[np.floating[Any]]], kinds: NDArray[np.str_], widest: int
-) -> NDArray[np.float32]:
-    """(N, widest), values over their standard deviation among the states of their kind; NaN where there is none.
-
-    Args:
-        values: (K,) each, K at most `widest`; NaN counts for nothing.
-        kinds: (N,), of each state.
-        widest: Columns.
-    """
-    table = padded(values, widest).astype(np.float32)
-    for kind in np.unique(kinds):
-        table[kinds == kind] /= float(np.nanstd(table[kinds == kind])) or 1.0
-    return table
-
-
 def steepness(
     scores: NDArray[np.float32], gains: NDArray[np.float32], valid: NDArray[np.bool_]
 ) -> np.float32:
@@ -369,22 +321,6 @@ def steepness(
     x, y = (np.where(valid, v, 0.0) for v in (scores, gains))
     x = np.where(valid, x - x.sum(axis=1, keepdims=True) / number, 0.0)
     return np.float32(max(float((x * y).sum()), 0.0) / (float(np.square(x).sum()) or 1.0))
-
-
-def _packed(rows: list[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Arrays of different length one behind the other, and their lengths (0 for single vectors)."""
-    if not rows:
-        return np.zeros(0), np.zeros(0, np.int64)
-    return np.concatenate(rows), np.array([len(row) for row in rows], np.int64)
-
-
-def _read_batch(data: Mapping[str, NDArray[Any]], i: int) -> Batch:
-    columns: dict[str, list[Any]] = {}
-    for name in _COLUMNS:
-        lengths = data[f"{i}/{name}/1"]
-        ends = np.cumsum(lengths)[:-1]
-        columns[name] = list(np.split(data[f"{i}/{name}/0"], ends)) if len(lengths) else []
-    return Batch(**columns, **{name: data[f"{i}/{name}"].tolist() for name in _PLAIN})
 
 
 def write_network(network: nn.Module, folder: Path) -> None:

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from agents.adapter import Adapter, adapter_of
-from agents.api.learner import PolicyIterationLearner, in_spreads, load_with
+from agents.api.data import in_spreads
+from agents.api.learner import PolicyIterationLearner, load_with
 from agents.learner import Task
 from agents.portfolio.config import PortfolioConfig
 from agents.portfolio.counterfactuals import PortfolioCounterfactuals

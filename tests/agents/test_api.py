@@ -12,8 +12,9 @@ from torch import nn
 
 from agents.api.config import APIConfig
 from agents.api.counterfactuals import Batch, relative_advantages
+from agents.api.data import in_spreads
 from agents.api.fit import fit
-from agents.api.learner import APILearner, in_spreads
+from agents.api.learner import APILearner
 from agents.dp_tp.candidates import encode_actions, encode_state, shortlist, stay_action
 from agents.dp_tp.counterfactuals import DPTPCounterfactuals
 from agents.dp_tp.score_policy import find_options, next_step

@@ -12,10 +12,11 @@ from gymnasium import spaces
 from torch import nn
 
 from agents.api.config import APIConfig
+from agents.api.counterfactuals import Batch
 from agents.api.learner import APILearner, read_network
 from agents.checkpoint import load_policy, read_config, write_description
 from agents.dp_tp.score_policy import ScorePolicy
-from agents.joining import join
+from agents.joining import join, learn_together
 from agents.learner import Budget, Task
 from agents.portfolio.config import PortfolioConfig
 from agents.portfolio.learner import PortfolioLearner
@@ -299,6 +300,87 @@ def test_what_answers_other_questions_is_not_joined(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is where the new checkpoint is to be"):
         join([str(tmp_path / "even"), plain], tmp_path / "plain")
     assert (tmp_path / "plain" / "weights.pt").read_bytes() == before
+
+
+def training(folder: Path, seed: int, **settings: Any) -> Batch:
+    """Writes the end of a training at whose states a feature of the actions says what is best; returns these."""
+    config = APIConfig(hidden=16, **settings)
+    learner = APILearner(config, Task("dp_tp", ARGUMENTS, seed=seed))
+    assert isinstance(learner.network, TrainableNetwork)
+    rng = np.random.default_rng(seed)
+    batch = Batch()
+    for _ in range(300):
+        state = rng.normal(size=learner.network.state.in_features).astype(np.float32)
+        actions = rng.normal(size=(3, learner.network.action.in_features)).astype(np.float32)
+        returns = -10.0 + 3.0 * actions[:, 0].astype(float)
+        batch.add(state, actions, returns, 0)
+    learner.batches = [batch]
+    folder.mkdir(parents=True)
+    learner.save_policy(folder)
+    learner.save_training(folder)
+    described = {"agent": config, "env": {"name": "dp_tp"}, "workload": ARGUMENTS["workload"]}
+    write_description(folder, described, learner.world.observation, learner.world.action, {})
+    return batch
+
+
+def right(folder: Path, batch: Batch) -> float:
+    """Share of states at which the best action has the highest score."""
+    return float(
+        np.mean(
+            [
+                scores(folder, state, actions).argmax() == returns.argmax()
+                for state, actions, returns in zip(batch.states, batch.actions, batch.returns, strict=True)
+            ]
+        )
+    )
+
+
+def test_new_networks_learn_from_the_states_of_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed in range(2):
+        training(tmp_path / "runs" / str(seed) / "last", seed)
+    unseen = training(tmp_path / "unseen", 9)
+    names = [str(tmp_path / "runs" / str(seed)) for seed in range(2)]
+    assert learn_together(names, tmp_path / "anew", 2, 40, 0) == 600
+    join([f"{name}/last" for name in names], tmp_path / "joined")
+    assert right(tmp_path / "joined", unseen) < 0.6
+    assert right(tmp_path / "anew", unseen) > 0.8
+    agent = read_config(tmp_path / "anew")["agent"]
+    assert (agent["committee"], agent["epochs"]) == (2, 40)
+    words = [f"checkpoints=[{','.join(names)}]", "epochs=40", "networks=2", f"out={tmp_path}/again"]
+    assert command.main(words) == 0
+    assert "2 networks have learned from 600 states of 2 trainings" in capsys.readouterr().out
+    state, actions = unseen.states[0], unseen.actions[0]
+    np.testing.assert_array_equal(
+        scores(tmp_path / "again", state, actions), scores(tmp_path / "anew", state, actions)
+    )
+
+
+def test_states_that_say_nothing_together_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training(tmp_path / "one", 0)
+    training(tmp_path / "quiet_hours_count", 1, cost_power=0.5)
+    checkpoint(tmp_path / "no_states", 2)
+    one = str(tmp_path / "one")
+    with pytest.raises(ValueError, match=r"its agent\.cost_power is 0\.5, that of the other 1\.0"):
+        learn_together([one, str(tmp_path / "quiet_hours_count")], tmp_path / "out", 1, 1, 0)
+    with pytest.raises(ValueError, match=r"no states of a training in .*no_states"):
+        learn_together([one, str(tmp_path / "no_states")], tmp_path / "out", 1, 1, 0)
+    with pytest.raises(ValueError, match="is there twice"):
+        learn_together([one, one], tmp_path / "out", 1, 1, 0)
+    for seed in range(2):
+        training(tmp_path / f"started_{seed}", seed, start={"name": "static_dp"})
+    with pytest.raises(ValueError, match="epochs is for agent=api without a start"):
+        learn_together([str(tmp_path / f"started_{seed}") for seed in range(2)], tmp_path / "out", 1, 1, 0)
+    for words, why in (
+        (["epochs=0"], "epochs must be at least 1"),
+        (["epochs=2", "networks=0"], "networks must be at least 1"),
+        (["epochs=2", "weights=[1,2]"], "leave weights or epochs out"),
+    ):
+        assert command.main([f"checkpoints=[{one},{one}]", *words, f"out={tmp_path}/out"]) == 2
+        assert why in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("env", ["autoscaling", "deployment"])
