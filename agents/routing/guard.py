@@ -24,7 +24,8 @@ class GuardConfig:
     without what is cached, and an iteration of the engine. The network chooses among the places where that is at most
     the largest of `times_least` times the least of these times, of `times_usual` times what the mean prompt of the last
     minute takes to prefill at the mean speed of these places, each counted as often as it is fast (tokens, not engines,
-    are what is counted, and most go to fast ones), and of `soon_s`, which nobody minds.
+    are what is counted, and most go to fast ones), and of `soon_s`, which nobody minds, with `soon_of_age` times the age
+    of the gauges: where what is read is old, all of these times are guesses.
 
     So whatever the network has learned, a first token is expected late only where it would be late everywhere. The
     place of the least time always passes, and nothing is held that some place can take. No latency is promised: prompts
@@ -36,16 +37,18 @@ class GuardConfig:
         times_least: At least 1.
         times_usual: At least 0.
         soon_s: Seconds, at least 0.
+        soon_of_age: At least 0.
     """
 
     times_least: float = 1.5
     times_usual: float = 7.5
     soon_s: float = 0.0
+    soon_of_age: float = 0.0
 
     def __post_init__(self) -> None:
         if not 1.0 <= self.times_least < math.inf:
             raise ValueError(f"agent.guard.times_least must be finite and at least 1, got {self.times_least}")
-        for name in ("times_usual", "soon_s"):
+        for name in ("times_usual", "soon_s", "soon_of_age"):
             if not 0.0 <= getattr(self, name) < math.inf:
                 raise ValueError(
                     f"agent.guard.{name} must be finite and at least 0, got {getattr(self, name)}"
@@ -67,8 +70,8 @@ def read_guard(values: Any) -> GuardConfig:
         return values
     if not isinstance(values, Mapping):
         raise ValueError(
-            "agent.guard must be null or have some of times_least, times_usual and soon_s, as {times_least: 1.5}, "
-            f"got {values!r}"
+            "agent.guard must be null or have some of times_least, times_usual, soon_s and soon_of_age, as "
+            f"{{times_least: 1.5}}, got {values!r}"
         )
     for key in values:
         check_choice(

@@ -108,6 +108,18 @@ def test_it_leaves_out_what_would_be_much_later(times_least, times_usual, soon_s
     assert masks[0].tolist() == [*map(bool, able), True], "what it is given stays as it is"
 
 
+@pytest.mark.parametrize(
+    ("age_s", "passing"),
+    [(0.0, (1, 0, 0)), (0.65, (1, 0, 0)), (0.75, (1, 0, 1)), (2.0, (1, 0, 1)), (2.3, (1, 1, 1))],
+)
+def test_where_gauges_are_old_it_keeps_less_back(age_s, passing) -> None:
+    seen = example()
+    seen["cluster"][0, CLUSTER_FEATURES.index("gauge_age_s")] = shown(age_s, SCALES.prefill_s)
+    guard = GuardConfig(1.0, 0.0, 0.1, soon_of_age=0.23).numbers()  # 0.1 s and 0.23 s a second
+    allowed = guarded(guard, seen, np.ones((1, 4), bool))
+    assert allowed[0].tolist() == [*map(bool, passing), True]
+
+
 def test_where_all_is_cached_the_least_alone_counts() -> None:
     seen = example()
     seen["places"][0, :, PLACE_FEATURES.index("prefix_hit")] = 1.0
@@ -176,7 +188,12 @@ def test_it_is_saved_with_the_network_and_decides_alone_as_in_a_batch(tmp_path) 
             settings = {"env": {"name": "routing"}, "agent": agent, "workload": BUSY["workload"]}
             write_description(folder, settings, env.observation_space, env.action_space, {})
     saved = yaml.safe_load((tmp_path / "guarded" / "config.yaml").read_text(encoding="utf-8"))
-    assert saved["agent"]["guard"] == {"times_least": 1.1, "times_usual": 3.0, "soon_s": 0.0}
+    assert saved["agent"]["guard"] == {
+        "times_least": 1.1,
+        "times_usual": 3.0,
+        "soon_s": 0.0,
+        "soon_of_age": 0.0,
+    }
     ours, plain = load_policy(tmp_path / "guarded"), load_policy(tmp_path / "plain")
     episode = run_episode(env, ours, 1)
     batched, chosen = played(ours, begun := Deciders([Episode(RoutingConfig(**BUSY))]), first_of(begun, ours))
@@ -221,11 +238,12 @@ def test_one_decision_is_made_in_the_kernel_as_many_are_in_numpy(guard) -> None:
         ({"times_least": float("inf")}, "agent.guard.times_least must be finite"),
         ({"times_usual": -1.0}, "agent.guard.times_usual must be finite and at least 0, got -1.0"),
         ({"soon_s": -0.1}, "agent.guard.soon_s must be finite and at least 0, got -0.1"),
+        ({"soon_of_age": -1.0}, "agent.guard.soon_of_age must be finite and at least 0, got -1.0"),
         ({"times_usual": float("nan")}, "agent.guard.times_usual must be finite"),
         ({"times_usually": 3.0}, "agent.guard.times_usual"),
         ({"times_least": True}, "agent.guard.times_least must be a number, got True"),
         ({"times_usual": "many"}, "agent.guard.times_usual must be a number, got 'many'"),
-        (2.0, "agent.guard must be null or have some of times_least, times_usual and soon_s"),
+        (2.0, "agent.guard must be null or have some of times_least, times_usual, soon_s and soon_of_age"),
     ],
 )
 def test_settings_that_are_refused(values: object, message: str) -> None:

@@ -12,13 +12,14 @@ GUARD = (  # what a guard's numbers are
     "times_least",
     "times_usual",
     "soon_s",
+    "soon_of_age",
     "iteration_s",  # scales of the observation from here on
     "prefill_s",
     "prompt_tokens",
     "request_rate",
     "token_rate",
 )
-_LEAST, _USUAL, _SOON, _ITERATION_S, _PREFILL_S, _PROMPT_TOKENS, _REQUEST_RATE, _TOKEN_RATE = range(
+_LEAST, _USUAL, _SOON, _OF_AGE, _ITERATION_S, _PREFILL_S, _PROMPT_TOKENS, _REQUEST_RATE, _TOKEN_RATE = range(
     len(GUARD)
 )
 
@@ -29,6 +30,7 @@ _PREFIX_HIT = PLACE_FEATURES.index("prefix_hit")
 _INPUT = REQUEST_FEATURES.index("input_tokens")
 _REQUESTS = CLUSTER_FEATURES.index("requests_long")
 _PROMPTS = CLUSTER_FEATURES.index("prompt_tokens_long")
+_AGE = CLUSTER_FEATURES.index("gauge_age_s")
 
 
 @inlined
@@ -72,7 +74,8 @@ def narrow(
                 speeds += speed
                 squares += speed * speed
     requests = _value(cluster[_REQUESTS], guard[_REQUEST_RATE])
-    latest_s = max(guard[_LEAST] * least_s, guard[_SOON])
+    soon_s = guard[_SOON] + guard[_OF_AGE] * _value(cluster[_AGE], guard[_PREFILL_S])
+    latest_s = max(guard[_LEAST] * least_s, soon_s)
     if requests > 0.0 and speeds > 0.0:
         usual_s = _value(cluster[_PROMPTS], guard[_TOKEN_RATE]) / requests * speeds / squares
         latest_s = max(latest_s, guard[_USUAL] * usual_s)
