@@ -24,8 +24,8 @@ class GuardConfig:
     without what is cached, and an iteration of the engine. The network chooses among the places where that is at most
     the largest of `times_least` times the least of these times, of `times_usual` times what the mean prompt of the last
     minute takes to prefill at the mean speed of these places, each counted as often as it is fast (tokens, not engines,
-    are what is counted, and most go to fast ones), and of `soon_s`, which nobody minds, with `soon_of_age` times the age
-    of the gauges: where what is read is old, all of these times are guesses.
+    are what is counted, and most go to fast ones), and of `soon_s`, which nobody minds, plus `soon_of_age` times the
+    age of the gauges: where what is read is old, all of these times are guesses.
 
     So whatever the network has learned, a first token is expected late only where it would be late everywhere. The
     place of the least time always passes, and nothing is held that some place can take. No latency is promised: prompts
