@@ -126,6 +126,8 @@ def learn_together(checkpoints: Sequence[str], out: Path, networks: int, epochs:
     config = replace(config, committee=networks, epochs=epochs)
     observation, action = read_spaces(folders[0])
     batches = [batch for folder in folders for batch in read_batches(folder / DATA) if batch.states]
+    if not batches:
+        raise ValueError(f"{', '.join(map(repr, checkpoints))} have met no states yet; train for longer")
     together = retrain(batches, config, adapter, observation, networks, seed)
     number = sum(len(batch.states) for batch in batches)
     settings = {name: value for name, value in configs[0].items() if name in _SETTING} | {

@@ -302,14 +302,14 @@ def test_what_answers_other_questions_is_not_joined(tmp_path: Path) -> None:
     assert (tmp_path / "plain" / "weights.pt").read_bytes() == before
 
 
-def training(folder: Path, seed: int, **settings: Any) -> Batch:
+def training(folder: Path, seed: int, states: int = 300, **settings: Any) -> Batch:
     """Writes the end of a training at whose states a feature of the actions says what is best; returns these."""
     config = APIConfig(hidden=16, **settings)
     learner = APILearner(config, Task("dp_tp", ARGUMENTS, seed=seed))
     assert isinstance(learner.network, TrainableNetwork)
     rng = np.random.default_rng(seed)
     batch = Batch()
-    for _ in range(300):
+    for _ in range(states):
         state = rng.normal(size=learner.network.state.in_features).astype(np.float32)
         actions = rng.normal(size=(3, learner.network.action.in_features)).astype(np.float32)
         returns = -10.0 + 3.0 * actions[:, 0].astype(float)
@@ -368,6 +368,10 @@ def test_states_that_say_nothing_together_are_refused(
         learn_together([one, str(tmp_path / "quiet_hours_count")], tmp_path / "out", 1, 1, 0)
     with pytest.raises(ValueError, match=r"no states of a training in .*no_states"):
         learn_together([one, str(tmp_path / "no_states")], tmp_path / "out", 1, 1, 0)
+    for seed in range(2):
+        training(tmp_path / f"begun_{seed}", seed, states=0)
+    with pytest.raises(ValueError, match="have met no states yet; train for longer"):
+        learn_together([str(tmp_path / f"begun_{seed}") for seed in range(2)], tmp_path / "out", 1, 1, 0)
     with pytest.raises(ValueError, match="is there twice"):
         learn_together([one, one], tmp_path / "out", 1, 1, 0)
     for seed in range(2):
