@@ -26,6 +26,7 @@ from agents.spaces import ActionSpace, spaces_to_json
 from baselines.policy import Policy
 
 CONFIG, CARD = "config.yaml", "card.md"
+CHECKPOINT, LAST = "checkpoint", "last"  # folders of a run: the best policy, and what is needed to go on
 FORMAT = 1
 ZOO = Path(__file__).resolve().parent / "zoo"
 _ZOO_PREFIX = "zoo/"
@@ -139,7 +140,7 @@ def find_checkpoint(checkpoint: str | Path) -> Path:
             held = sorted(path.parent.name for path in ZOO.glob(f"*/{CONFIG}"))
             raise ValueError(f"no {name!r}: the zoo holds {', '.join(held) or 'nothing yet'}")
         return folder
-    for folder in (Path(checkpoint), standing(Path(checkpoint) / "checkpoint")):
+    for folder in (Path(checkpoint), standing(Path(checkpoint) / CHECKPOINT)):
         if (folder / CONFIG).is_file():
             return folder
     raise ValueError(f"no checkpoint in {name!r}")

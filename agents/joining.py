@@ -16,7 +16,15 @@ from agents.api.counterfactuals import Improvable
 from agents.api.data import read_batches
 from agents.api.learner import DATA, read_network, write_network
 from agents.api.retraining import retrain
-from agents.checkpoint import find_checkpoint, plain, read_config, replacing, standing, write_description
+from agents.checkpoint import (
+    LAST,
+    find_checkpoint,
+    plain,
+    read_config,
+    replacing,
+    standing,
+    write_description,
+)
 from agents.learner import build_agent_config
 from agents.place_adapter import PlaceAdapter
 from agents.portfolio.config import PortfolioConfig
@@ -32,7 +40,6 @@ _SETTING = ("env", "workload", "cluster", "objective", "backend")
 _ALIKE = ("even", "memory_s", "hidden", "start")
 _ALIKE_IN_PORTFOLIOS = ("policies", "every", "memory", "hidden")
 _OF_ADVANTAGES = ("worst", "least_cost", "cost_power")  # what makes gains mean the same
-_LAST = "last"  # folder of a run from which training goes on
 
 
 def join(checkpoints: Sequence[str], out: Path, weights: Sequence[float] = ()) -> int:
@@ -142,7 +149,7 @@ def learn_together(checkpoints: Sequence[str], out: Path, networks: int, epochs:
 
 def _training(name: str) -> Path:
     """Folder in which a training has kept what it learned from."""
-    for folder in (Path(name), standing(Path(name) / _LAST)):
+    for folder in (Path(name), standing(Path(name) / LAST)):
         if (folder / DATA).is_file():
             return folder
     raise ValueError(

@@ -17,12 +17,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from agents.checkpoint import CHECKPOINT
 from agents.joining import join, learn_together
 from runners.cli import command, use_one_thread
 from runners.policies import is_pattern, members_of
 from runners.schema import JoinConfig
 from runners.tables import print_results_in
-from runners.train_config import CHECKPOINT
 
 
 @command("join", JoinConfig)

@@ -473,6 +473,8 @@ class JoinConfig:
                 raise ValueError(
                     "weights are for networks that stay as they are: leave weights or epochs out"
                 )
+        elif (self.networks, self.seed) != (JoinConfig.networks, JoinConfig.seed):
+            raise ValueError("networks and seed are for new networks: set epochs, or leave them out")
 
 
 @dataclass(frozen=True)

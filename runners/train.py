@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agents.checkpoint import load_policy, plain
+from agents.checkpoint import CHECKPOINT, load_policy, plain
 from agents.learner import Task, make_learner
 from envs.routing.config import RoutingConfig
 from envs.workload.registry import WorkloadSpec, check_choice, for_larger
@@ -39,7 +39,7 @@ from runners.progress import progress_bar
 from runners.rollout import Episode
 from runners.tables import print_results_in, print_table
 from runners.trackers import make_tracker
-from runners.train_config import CHECKPOINT, TrainConfig, register_agents, resumed
+from runners.train_config import TrainConfig, register_agents, resumed
 from runners.training import Training
 
 TABLE_METRICS = ("slo_attainment", "ttft_p50_s", "ttft_p99_s", "tpot_p50_s")

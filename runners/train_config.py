@@ -12,7 +12,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from agents.checkpoint import plain, read_config, standing
+from agents.checkpoint import CHECKPOINT, LAST, plain, read_config, standing
 from agents.config import POLICY_KEYS, POLICY_LISTS, REQUIRED_POLICIES, AgentConfig, no_policy
 from agents.learner import AGENTS, agent_config_class
 from envs.registration import usual_policies
@@ -21,7 +21,6 @@ from runners.schema import LauncherConfig, RunConfig, check_least
 from runners.typed import build, schema_of
 
 DEFAULT_MINUTES = 5.0
-CHECKPOINT, LAST = "checkpoint", "last"  # folders of a run: the best policy, and what is needed to go on
 IMITATORS = ("bc", "dagger")
 
 # What may be another when a training is resumed.

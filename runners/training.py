@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium import spaces
 from tqdm import tqdm
 
-from agents.checkpoint import plain, read_config, replacing, standing, write_description
+from agents.checkpoint import CHECKPOINT, LAST, plain, read_config, replacing, standing, write_description
 from agents.learner import Budget, Learner
 from envs.metrics import to_jsonable
 from envs.registration import make_env
@@ -21,7 +21,7 @@ from runners.environments import env_arguments
 from runners.output import write_jsonl
 from runners.rollout import run_episode
 from runners.trackers import Tracker
-from runners.train_config import CHECKPOINT, LAST, TrainConfig
+from runners.train_config import TrainConfig
 
 METRICS, PROGRESS = "metrics.jsonl", "progress.json"
 _LEAST_COST = 1e-9  # reward

@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from agents.api.config import APIConfig
 from agents.api.counterfactuals import Batch, Improvable, relative_advantages
-from agents.api.data import Table, actions_of, in_spreads, states_of
+from agents.api.data import actions_of, in_spreads, states_of
 from agents.api.fit import fit
 from agents.score_network import Committee, TrainableNetwork
 
@@ -39,7 +39,7 @@ def retrain(
     returns = [value for batch in batches for value in batch.returns]
     kinds = np.array([kind for batch in batches for kind in batch.kinds])
     gains = in_spreads(relative_advantages(returns, config), kinds, actions.shape[1])
-    table = Table(states, actions, np.nan_to_num(gains), ~np.isnan(gains))
+    valid = ~np.isnan(gains)
     members = []
     with torch.random.fork_rng(devices=[]):
         for i in range(number):
@@ -47,6 +47,6 @@ def retrain(
             generator = torch.Generator().manual_seed(seed + i)
             network = adapter.score_network(observation, config)
             assert isinstance(network, TrainableNetwork)
-            fit(network, table.states, table.actions, table.gains, table.valid, config, generator)
+            fit(network, states, actions, np.nan_to_num(gains), valid, config, generator)
             members.append(network)
     return Committee(members)

@@ -382,6 +382,7 @@ def test_states_that_say_nothing_together_are_refused(
         (["epochs=0"], "epochs must be at least 1"),
         (["epochs=2", "networks=0"], "networks must be at least 1"),
         (["epochs=2", "weights=[1,2]"], "leave weights or epochs out"),
+        (["networks=8"], "networks and seed are for new networks: set epochs"),
     ):
         assert command.main([f"checkpoints=[{one},{one}]", *words, f"out={tmp_path}/out"]) == 2
         assert why in capsys.readouterr().err
