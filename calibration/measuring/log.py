@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _LINE = re.compile(
-    r"^(?P<stamp>\S+) .*Engine (?P<engine>\d+): Iteration\((?P<index>\d+)\): "
+    r"^(?:\(EngineCore[^)]*\) )?(?P<stamp>\S+) [A-Z]+ (?:.*Engine (?P<engine>\d+): )?Iteration\((?P<index>\d+)\): "
     r"(?P<ctx_requests>\d+) context requests, (?P<ctx_tokens>\d+) context tokens, "
     r"(?P<gen_requests>\d+) generation requests, (?P<gen_tokens>\d+) generation tokens, "
     r"iteration elapsed time: (?P<elapsed_ms>[\d.]+) ms(?P<dummy> \(dummy\))?"
@@ -77,14 +77,15 @@ def parse_line(line: str) -> Iteration | None:
     """One line of the log; None for an iteration without work (data parallelism's dummies).
 
     Raises:
-        ValueError: the line is not as vLLM 0.32 writes it, its stamp is too coarse, or it is not the first engine's.
+        ValueError: the line is not as vLLM 0.24 to 0.32 write it, its stamp is too coarse, or it is not the first
+            engine's.
     """
     match = _LINE.match(line)
     if match is None:
         raise ValueError(f"cannot read the iteration log: {line.strip()[:160]!r}")
     if match["dummy"]:
         return None
-    if int(match["engine"]) != 0:
+    if int(match["engine"] or 0) != 0:
         raise ValueError(
             "the iteration log holds several engines; measure a server with one (no data parallelism)"
         )

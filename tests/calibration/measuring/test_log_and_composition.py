@@ -23,6 +23,16 @@ def test_a_line_of_vllm_0_32() -> None:
     assert parse_line(line(end=" (dummy)")) is None
 
 
+def test_a_line_of_vllm_0_24() -> None:
+    text = (
+        "(EngineCore pid=898) 1795710474.541289 INFO Iteration(2): 0 context requests, 0 context tokens, "
+        "1 generation requests, 1 generation tokens, iteration elapsed time: 1.76 ms"
+    )
+    assert parse_line(text) == Iteration(2, 1795710474.541289, 0, 0, 1, pytest.approx(0.00176))
+    with pytest.raises(ValueError, match="several engines"):
+        parse_line(text.replace("Iteration(", "Engine 001: Iteration("))
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
