@@ -120,11 +120,12 @@ def named_profile(name: str) -> Profile:
     """A profile of one's own by its file, or a committed one by its name.
 
     Raises:
-        ValueError: There is no such file, or it holds no profile.
+        ValueError: No committed profile is called so, or the file holds no profile.
+        OSError: A file in a folder cannot be read.
     """
     folder = resources.files("calibration") / "profiles"
     committed = folder / f"{name.removesuffix('.yaml')}.yaml"
-    if Path(name).is_file():
+    if Path(name).is_file() or Path(name).name != name:
         return read_profile(name)
     if not committed.is_file():
         known = [entry.name.removesuffix(".yaml") for entry in folder.iterdir()]

@@ -109,7 +109,8 @@ def serve_simulated(
     elapsed_s = timed_run(simulator, workload, config.limit_s, faults)
     records = simulator.results()
     figures = {"simulated_requests_per_s": len(records) / elapsed_s, "elapsed_s": elapsed_s}
-    return Served(records, simulator.now_s, figures, num_engines(simulator), simulator.usage().totals())
+    duration_s = records.last_event_s if simulator.idle else simulator.now_s
+    return Served(records, duration_s, figures, num_engines(simulator), simulator.usage().totals())
 
 
 def serve_live(

@@ -8,6 +8,7 @@ thrown away.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -39,12 +40,27 @@ class Step:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Story:
+    """What the lines say happened to the requests of a load.
+
+    Attributes:
+        steps: One for each line; where the engine stood idle before, so that the length is not known, `seconds` is NaN.
+        prompts: Of each request, places in `steps` of the first and the last iteration that computed its prompt.
+    """
+
+    steps: list[Step]
+    prompts: list[tuple[int, int]]
+
+
 @dataclass(slots=True)
 class _Request:
     prompt: int
     output: int
     prefilled: int = 0
     generated: int = 0
+    first: int = -1
+    last: int = -1
 
     @property
     def done(self) -> bool:
@@ -52,7 +68,15 @@ class _Request:
 
 
 class ContradictionError(ValueError):
-    """The log does not tell of the load that was sent."""
+    """The log does not tell of the load that was sent.
+
+    Attributes:
+        after: Lines that did, before the one that contradicts.
+    """
+
+    def __init__(self, message: str, after: int = 0) -> None:
+        super().__init__(message)
+        self.after = after
 
 
 def steps_of(sent: Sequence[Sent], iterations: Sequence[Iteration]) -> list[Step]:
@@ -65,43 +89,74 @@ def steps_of(sent: Sequence[Sent], iterations: Sequence[Iteration]) -> list[Step
     Raises:
         ContradictionError: the counts are not those of the load.
     """
+    steps = story_of(sent, iterations).steps
+    for extra in iterations[len(steps) :]:
+        if extra.prompts or extra.decoding:
+            raise ContradictionError(f"iteration {extra.index} comes after the end of the load")
+    return [step for step in steps if not math.isnan(step.seconds)]
+
+
+def story_of(sent: Sequence[Sent], iterations: Sequence[Iteration]) -> Story:
+    """What happened to the requests; lines after the last token of the last one are not looked at.
+
+    Args:
+        sent: requests of the load, in the order sent.
+        iterations: lines of the log, the first of which found the engine idle.
+
+    Raises:
+        ContradictionError: the counts are not those of the load, or the lines end before it does.
+    """
     requests = [_Request(request.prompt, request.output) for request in sent]
-    steps, before_s, always_busy = [], float("nan"), False
+    steps: list[Step] = []
+    before_s, always_busy = float("nan"), False
     for iteration in iterations:
+        if all(request.done for request in requests):
+            break
         decoding = [request for request in requests if 0 < request.generated < request.output]
-        chunks = _prefill(requests, iteration)
+        chunks = _prefill(requests, iteration, len(steps))
         if len(decoding) != iteration.decoding or len(chunks) != iteration.prompts:
             raise ContradictionError(
                 f"iteration {iteration.index}: {iteration.decoding} decoding and {iteration.prompts} prefilling where "
-                f"{len(decoding)} and {len(chunks)} were to be"
+                f"{len(decoding)} and {len(chunks)} were to be",
+                len(steps),
             )
         context = sum(request.prompt + request.generated for request in decoding)
         seconds = iteration.stamp_s - before_s
-        if always_busy or seconds < _IDLE_FACTOR * iteration.elapsed_s + _IDLE_S:
-            steps.append(
-                Step(len(decoding), context, iteration.prompt_tokens, attention_pairs(chunks), seconds)
+        known = always_busy or seconds < _IDLE_FACTOR * iteration.elapsed_s + _IDLE_S
+        steps.append(
+            Step(
+                len(decoding),
+                context,
+                iteration.prompt_tokens,
+                attention_pairs(chunks),
+                seconds if known else float("nan"),
             )
+        )
         for request in decoding:
             request.generated += 1
         _end_prompts(requests)
         before_s = iteration.stamp_s
         always_busy = any(request.prefilled > 0 and not request.done for request in requests)
     if not all(request.done for request in requests):
-        raise ContradictionError("the log ends before the load does")
-    return steps
+        raise ContradictionError("the log ends before the load does", len(steps))
+    return Story(steps, [(request.first, request.last) for request in requests])
 
 
-def _prefill(requests: list[_Request], iteration: Iteration) -> list[tuple[int, int]]:
-    """Deals an iteration's prompt tokens out in order; returns (start, length) of each chunk."""
+def _prefill(requests: list[_Request], iteration: Iteration, place: int) -> list[tuple[int, int]]:
+    """Deals the prompt tokens of the iteration at `place` out in order; returns (start, length) of each chunk."""
     left, chunks = iteration.prompt_tokens, []
     for request in requests:
         length = min(request.prompt - request.prefilled, left)
         if length > 0:
             chunks.append((request.prefilled, length))
+            request.first = place if request.first < 0 else request.first
+            request.last = place
             request.prefilled += length
             left -= length
     if left:
-        raise ContradictionError(f"iteration {iteration.index}: {left} prompt tokens of somebody else's")
+        raise ContradictionError(
+            f"iteration {iteration.index}: {left} prompt tokens of somebody else's", place
+        )
     return chunks
 
 

@@ -19,6 +19,7 @@ from calibration.coefficients import LatencyCoefficients, roofline_coefficients
 from calibration.hardware import GpuSpec
 from calibration.latency import LatencyModel
 from calibration.measuring.cells import Cell
+from calibration.measuring.composition import Step
 from calibration.models import ModelSpec
 
 FITTED = (
@@ -36,8 +37,8 @@ MOST_WEIGHT = 30  # iterations beyond which a cell gains no more weight
 _LEAST = 1e-6
 
 
-def cell_s(model: LatencyModel, cell: Cell) -> float:
-    """What the model says of a cell, s: `LatencyModel.iteration_s` at its means."""
+def cell_s(model: LatencyModel, cell: Cell | Step) -> float:
+    """What the model says of a cell or an iteration, s: `LatencyModel.iteration_s` at a cell's means."""
     seconds = model.kv_s * cell.context_tokens
     if not cell.prompt_tokens:
         return seconds + model.decode_s(cell.decoding)

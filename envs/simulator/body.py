@@ -195,7 +195,7 @@ class Body:
     def run_to_completion(self, limit_s: float | None = None) -> None:
         """Serves the whole workload, or as much of it as `limit_s` allows."""
         limit_ps = NEVER - 1 if limit_s is None else to_ps(limit_s)
-        step_ps = to_ps(60.0)
+        step_ps = to_ps(1.0)
         if len(self.workload) and not self.workload.num_clients:
             self.advance_ps(max(self.now_ps, min(int(self.traffic.arrival_ps[-1]), limit_ps)))
         while not self.idle and self.now_ps < limit_ps:

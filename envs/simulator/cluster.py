@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from calibration.latency import LatencyTables
 from calibration.memory import num_blocks
-from calibration.profile import Profile, load_profile, read_profile
+from calibration.profile import Profile, load_profile, named_profile
 from calibration.transitions import COMMUNICATOR_START_S, LIVE_SWITCH_S, cold_start_s
 from envs.backend import SLO, ClusterSpec
 from envs.layout import Group, all_groups, groups_of
@@ -63,7 +63,7 @@ def _profile(spec: ClusterSpec) -> Profile:
 
 @lru_cache(maxsize=32)
 def _cached_profile(model: str, gpu: str, file: str | None) -> Profile:
-    return load_profile(model, gpu) if file is None else read_profile(file)
+    return load_profile(model, gpu) if file is None else named_profile(file)
 
 
 def validate(spec: ClusterSpec) -> None:

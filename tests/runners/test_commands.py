@@ -153,7 +153,9 @@ def test_simulate_a_fleet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert summary["router"] == "round_robin"
     metrics = summary["metrics"]
     assert metrics["completed"] == 300
-    assert metrics["gpu_hours"] == pytest.approx(8 * summary["duration_s"] / 3600)
+    assert (
+        0 <= metrics["gpu_hours"] - 8 * summary["duration_s"] / 3600 < 8 / 3600
+    )  # rent goes on to a full second
     assert metrics["cost_usd"] == pytest.approx((6.88 + 3.43) / 2 * metrics["gpu_hours"])
     assert set(pd.read_parquet(tmp_path / "requests.parquet")["engine"]) == set(range(8))
     assert "energy_kwh" in capsys.readouterr().out
