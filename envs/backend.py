@@ -266,8 +266,8 @@ class ClusterSpec:
         memory_utilization: Share of GPU memory that weights and KV may use.
         kv_blocks_override: KV blocks of a base engine; None: what fits its memory (vLLM's --num-gpu-blocks-override,
             which counts one block more, kept back as padding).
-        profile: File of a measured profile, or name of a committed one, which then says what model and GPU are; None: the
-            committed one of `model` on `gpu`.
+        profile: File of a measured profile, or name of a committed one, which then says what model and GPU are; None:
+            the committed one of `model` on `gpu`.
         switch_s: Duration of a live switch once the engines are ready for it; None: the profile's.
         cold_start_s: Duration of a cold start by engine width in GPUs; None: the profile's.
     """

@@ -4,6 +4,7 @@
     python -m runners.calibrate part=steps into=my_calibration
     python -m runners.calibrate backend=vllm backend.launch=true
     python -m runners.calibrate backend=vllm backend.endpoints=[http://127.0.0.1:8000] log=vllm.log cluster=NAME
+    python -m runners.calibrate traffic=[runs/a,runs/b] log=vllm.log cluster=NAME
 
 Tables are read under `$SERVING_GYM_DATA`; nothing of them is needed afterwards. Parts, in this order: `kernels`
 (coefficients of every model, GPU and width from kernel tables), `steps` (profiles of an engine measured by iteration),
@@ -12,7 +13,8 @@ repeated for each fold, which takes the better part of an hour), `environments` 
 `held_out=false` leaves the repetitions out. A live engine's profile goes to `MODEL_GPU.yaml` in the run directory: its
 iterations, its front end, and where it was launched here, how long a start, a stop, a relaunch and, with sleep mode,
 sleep and wake take; `switch_ranks=2` adds a switch between DP and TP. What was fitted, its provenance and errors go to
-`calibration.json`.
+`calibration.json`. `traffic` fits to runs that a server has had (`runners.simulate backend=vllm`) instead of a designed
+load, by what its log tells of them.
 """
 
 from __future__ import annotations
@@ -32,6 +34,11 @@ FILE_NAME = "calibration.json"
 @command("calibrate", CalibrateConfig)
 def main(config: CalibrateConfig, out: Path) -> None:
     """Dispatches on where the measurements come from."""
+    if config.traffic:
+        from runners.from_traffic import profile_traffic
+
+        profile_traffic(config, out)
+        return
     if config.backend.name == "vllm":
         from runners.measuring import measure_live
 

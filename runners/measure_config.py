@@ -55,9 +55,12 @@ class CalibrateConfig:
         held_out: of tables: whether fits are repeated without each part of the data, for the errors profiles state.
         folds: of tables: parts that data are cut into for that.
         log: file of the server's standard output; None: a launched server's own.
+        traffic: run directories of `runners.simulate backend=vllm` on one server, to which a profile is fitted by its
+            `log` and no load is designed; empty: a load is.
         model: a model of `calibration.models`, or a folder with its config.json; None: the folder the server names, or
             where there is none the cluster's model.
         name: of the model in the profile; None: the cluster's.
+        engine: name of the engine in the profile, such as vllm-0.24, part of its file's name too; empty: it has none.
         hardware: what a rank runs on.
         longest_tokens: longest request of the designed load; None: the server's.
         repeats: rounds through the designed load.
@@ -79,8 +82,10 @@ class CalibrateConfig:
     held_out: bool = True
     folds: int = 4
     log: str | None = None
+    traffic: list[str] = field(default_factory=list)
     model: str | None = None
     name: str | None = None
+    engine: str = ""
     hardware: Hardware = field(default_factory=Hardware)
     longest_tokens: int | None = None
     repeats: int = 4
@@ -108,7 +113,11 @@ class CalibrateConfig:
             raise ValueError(
                 f"backend.endpoints names {len(self.backend.endpoints)} servers; one is measured at a time"
             )
-        if self.backend.endpoints and self.log is None:
+        if self.traffic and (self.backend.launch or self.backend.endpoints):
+            raise ValueError(
+                "traffic was served before: neither backend.launch nor backend.endpoints goes with it"
+            )
+        if (self.backend.endpoints or self.traffic) and self.log is None:
             raise ValueError(
                 "log must name the file that the server's standard output goes to: its per-iteration log is the "
                 "measurement"

@@ -91,15 +91,21 @@ def errors_of(
     latency = LatencyModel(model, gpu, tp, coefficients)
     report = {}
     for kind in ("decode_step", "prefill_step"):
-        ratios = [abs(cell_s(latency, cell) / cell.seconds - 1.0) for cell in cells if cell.kind == kind]
+        ratios = [cell_s(latency, cell) / cell.seconds for cell in cells if cell.kind == kind]
         if ratios:
-            report[kind] = {
-                "n": len(ratios),
-                "ape_median": round(float(np.median(ratios)), 4),
-                "ape_mean": round(float(np.mean(ratios)), 4),
-                "ape_p90": round(float(np.percentile(ratios, 90)), 4),
-            }
+            report[kind] = relative_errors(ratios)
     return report
+
+
+def relative_errors(ratios: Sequence[float]) -> dict[str, float]:
+    """Absolute relative error, given predicted over measured: n, median, mean and 90th percentile (ratios)."""
+    errors = np.abs(np.asarray(ratios) - 1.0)
+    return {
+        "n": len(errors),
+        "ape_median": round(float(np.median(errors)), 4),
+        "ape_mean": round(float(np.mean(errors)), 4),
+        "ape_p90": round(float(np.percentile(errors, 90)), 4),
+    }
 
 
 def _with(prior: LatencyCoefficients, logs: NDArray[np.float64]) -> LatencyCoefficients:

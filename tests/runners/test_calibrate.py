@@ -7,7 +7,7 @@ import pytest
 from calibration.fitting import regenerate
 from calibration.profile import dump_profile, named_profile, parse_profile
 from runners import calibrate, simulate
-from runners.measuring import with_width
+from runners.measured import with_width
 
 LIVE = ["backend=vllm", "backend.endpoints=[http://127.0.0.1:1]"]
 
