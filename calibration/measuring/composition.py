@@ -2,8 +2,8 @@
 
 A load is known to the last token and vLLM's queue is first come, first served, so the counts leave one story only:
 prompts are prefilled in the order sent, a request decodes from the iteration after the one that ended its prompt, and
-leaves with its last token. Where the counts contradict that story (a preemption, somebody else's request) the load is
-thrown away.
+leaves with its last token. Where the counts contradict that story (a preemption, somebody else's request, speculative
+tokens) the load is thrown away.
 """
 
 from __future__ import annotations
@@ -114,6 +114,12 @@ def story_of(sent: Sequence[Sent], iterations: Sequence[Iteration]) -> Story:
             break
         decoding = [request for request in requests if 0 < request.generated < request.output]
         chunks = _prefill(requests, iteration, len(steps))
+        if iteration.again:
+            raise ContradictionError(
+                f"iteration {iteration.index}: {iteration.again} tokens more than the one each of {iteration.decoding} "
+                "decoding, by speculation or a preemption",
+                len(steps),
+            )
         if len(decoding) != iteration.decoding or len(chunks) != iteration.prompts:
             raise ContradictionError(
                 f"iteration {iteration.index}: {iteration.decoding} decoding and {iteration.prompts} prefilling where "

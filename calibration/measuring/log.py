@@ -8,6 +8,7 @@ of two lines; that needs stamps finer than the second at which vLLM's own format
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,7 @@ class Iteration:
         prompt_tokens: Their tokens in this iteration.
         decoding: Requests that were being decoded.
         elapsed_s: Time the engine waited for the model, seconds.
+        again: Tokens of those beyond one each: speculative ones, or computed anew after a preemption.
     """
 
     index: int
@@ -39,6 +41,7 @@ class Iteration:
     prompt_tokens: int
     decoding: int
     elapsed_s: float
+    again: int = 0
 
 
 class IterationLog:
@@ -73,6 +76,24 @@ class IterationLog:
         return [iteration for iteration in parsed if iteration is not None]
 
 
+def check_told(iterations: Sequence[Iteration], path: Path) -> None:
+    """Refuses the log of a server that cannot be measured, by what it said of a load that everybody can serve.
+
+    Raises:
+        ValueError: it said nothing, or the server decodes speculatively.
+    """
+    if not iterations:
+        raise ValueError(
+            f"{path} says nothing of iterations: start the server with --enable-logging-iteration-details and its "
+            "standard output in that file"
+        )
+    if any(iteration.again for iteration in iterations):
+        raise ValueError(
+            f"{path} holds speculative tokens, which the latency model does not know: measure a server without "
+            "speculative decoding"
+        )
+
+
 def parse_line(line: str) -> Iteration | None:
     """One line of the log; None for an iteration without work (data parallelism's dummies).
 
@@ -89,8 +110,6 @@ def parse_line(line: str) -> Iteration | None:
         raise ValueError(
             "the iteration log holds several engines; measure a server with one (no data parallelism)"
         )
-    if match["gen_requests"] != match["gen_tokens"]:
-        raise ValueError("the iteration log holds speculative tokens, which the latency model does not know")
     return Iteration(
         index=int(match["index"]),
         stamp_s=_stamp(match["stamp"], line),
@@ -98,6 +117,7 @@ def parse_line(line: str) -> Iteration | None:
         prompt_tokens=int(match["ctx_tokens"]),
         decoding=int(match["gen_requests"]),
         elapsed_s=float(match["elapsed_ms"]) / 1e3,
+        again=int(match["gen_tokens"]) - int(match["gen_requests"]),
     )
 
 

@@ -19,7 +19,7 @@ from calibration.measuring.drive import Driver
 from calibration.measuring.fit import errors_of, fit_coefficients
 from calibration.measuring.front_end import Probe, fit_front_end, probe_front_end
 from calibration.measuring.loads import Limits, Load, designed_loads, held_out
-from calibration.measuring.log import IterationLog
+from calibration.measuring.log import IterationLog, check_told
 from calibration.models import ModelSpec
 from calibration.profile import Profile
 from envs.live.servers import Server, open_client, probe
@@ -93,13 +93,10 @@ async def measure(
         known = limits(server)
         loads = designed_loads(known)
         driver, log = Driver(session, server, vocab_size), IterationLog(log_file)
+        log.new_iterations()  # what others did before
         await driver.run(loads[0])  # warms up
         await asyncio.sleep(_LOG_SETTLES_S)
-        if not log.new_iterations():
-            raise ValueError(
-                f"{log_file} says nothing of iterations: start the server with --enable-logging-iteration-details "
-                "and its standard output in that file"
-            )
+        check_told(log.new_iterations(), log_file)
         steps, contradictions, iterations = [], [], 0
         async with _loaded(
             [await probe(session, other, model) for other in beside], session, vocab_size, loads

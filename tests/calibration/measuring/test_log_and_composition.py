@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -5,7 +6,7 @@ import pytest
 from calibration.measuring.composition import ContradictionError, Step, steps_of
 from calibration.measuring.drive import Sent
 from calibration.measuring.loads import Limits, Load, designed_loads, held_out
-from calibration.measuring.log import Iteration, IterationLog, parse_line
+from calibration.measuring.log import Iteration, IterationLog, check_told, parse_line
 
 LINE = (
     "1795194734.486981 INFO Engine 000: Iteration({index}): {ctx} context requests, {ctx_tokens} context tokens, "
@@ -21,6 +22,7 @@ def line(index: int = 7, ctx: int = 1, ctx_tokens: int = 4, gen: int = 3, end: s
 def test_a_line_of_vllm_0_32() -> None:
     assert parse_line(line()) == Iteration(7, 1795194734.486981, 1, 4, 3, pytest.approx(0.00278))
     assert parse_line(line(end=" (dummy)")) is None
+    assert parse_line(line().replace("3 generation tokens", "6 generation tokens")).again == 3
 
 
 def test_a_line_of_vllm_0_24() -> None:
@@ -39,12 +41,20 @@ def test_a_line_of_vllm_0_24() -> None:
         (line().replace("context tokens", "ctx tokens"), "cannot read the iteration log"),
         (line().replace("1795194734.486981", "11-20"), "must begin with seconds since the epoch"),
         (line().replace("Engine 000", "Engine 001"), "several engines"),
-        (line().replace("3 generation tokens", "6 generation tokens"), "speculative"),
     ],
 )
 def test_lines_that_say_something_else(text: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         parse_line(text)
+
+
+def test_servers_that_cannot_be_measured() -> None:
+    told = [Iteration(0, 1.0, 1, 6, 0, 0.009), Iteration(1, 1.1, 0, 0, 1, 0.009)]
+    check_told(told, Path("vllm.log"))
+    with pytest.raises(ValueError, match=r"vllm\.log says nothing of iterations"):
+        check_told([], Path("vllm.log"))
+    with pytest.raises(ValueError, match=r"vllm\.log holds speculative tokens"):
+        check_told([*told, replace(told[1], again=3)], Path("vllm.log"))
 
 
 def test_only_whole_new_lines_are_read(tmp_path: Path) -> None:
@@ -85,6 +95,7 @@ def test_an_idle_engine_hides_the_length_of_an_iteration() -> None:
         iterations((1.0, 1, 9, 0)),  # somebody else's prompt
         iterations((1.0, 1, 6, 0)),  # the end is missing
         iterations((1.0, 1, 6, 0), (1.01, 1, 3, 0)),  # a preemption
+        [*iterations((1.0, 1, 6, 0)), Iteration(1, 1.01, 0, 0, 1, 0.009, 7)],  # what it computes anew
     ],
 )
 def test_contradictions(log: list[Iteration]) -> None:
