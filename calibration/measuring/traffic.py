@@ -145,7 +145,7 @@ def fit_front_end(latency: LatencyModel, told: Sequence[Told]) -> Frontend:
     Only requests say it that came while others decoded and no other prompt was near: nothing but the rest of the
     iteration in flight and those already decided (asynchronous scheduling) was in their way. The latter are counted in
     the request's own time per token, as `calibration.engines.Frontend` does; a part per token of the prompt is small
-    beside them.
+    beside them. Who came to an engine as full as the run ever had it may have waited for room, and says nothing.
 
     Args:
         latency: What the iterations take.
@@ -155,10 +155,11 @@ def fit_front_end(latency: LatencyModel, told: Sequence[Told]) -> Frontend:
     beyond: list[float] = []
     for each in told:
         run, steps = each.run, each.story.steps
+        most = max(step.decoding for step in steps)
         for ttft_s, tpot_s, (first, last) in zip(run.ttft_s, run.tpot_s, each.story.prompts, strict=True):
             before = steps[max(first - QUIET_STEPS, 0) : first]
             quiet = all(step.decoding and not step.prompt_tokens for step in before)
-            if not quiet or len(before) < QUIET_STEPS or math.isnan(tpot_s):
+            if not quiet or len(before) < QUIET_STEPS or math.isnan(tpot_s) or before[-1].decoding == most:
                 continue
             own_s = sum(cell_s(latency, step) for step in steps[first : last + 1])
             rows.append((1.0, tpot_s))

@@ -44,7 +44,7 @@ class Playing:
 
 
 def play(
-    name: str, seed: int, number: int = 150, begin_s: float = 1e9
+    name: str, seed: int, number: int = 150, begin_s: float = 1e9, most: int = 256
 ) -> tuple[Run, list[Iteration], pd.DataFrame]:
     """Serves a run first come, first served; the client sees every token `FRONT_END_S` late."""
     rng = np.random.default_rng(seed)
@@ -57,7 +57,7 @@ def play(
     ]
     now_s, log = begin_s, []
     while any(request.generated < request.output for request in requests):
-        here = [r for r in requests if r.arrival_s <= now_s and r.generated < r.output]
+        here = [r for r in requests if r.arrival_s <= now_s and r.generated < r.output][:most]
         if not here:
             now_s = min(r.arrival_s for r in requests if r.arrival_s > now_s)
             continue
@@ -170,6 +170,12 @@ def test_too_little_to_fit_and_to_tell_the_front_end() -> None:
         fit_coefficients(MODEL, GPU, 1, PRIOR, only)
     run, log, _ = play("few", 1, LEAST_PROBES - 1)
     assert fit_front_end(LATENCY, told_by(log, [run])[0]) == Frontend()
+
+
+def test_who_waits_for_room_says_nothing_of_the_front_end() -> None:
+    run, log, _ = play("crowded", 3, 60, most=2)
+    assert np.median(run.ttft_s) > 100 * FRONT_END_S
+    assert fit_front_end(LATENCY, told_by(log, [run])[0]).fixed_s < 3 * FRONT_END_S
 
 
 @pytest.fixture
