@@ -105,7 +105,7 @@ def _prior(config: CalibrateConfig, root: str) -> tuple[Profile, str]:
     """What is believed of the model and hardware before, and its name."""
     width = config.cluster.base_width
     if config.cluster.profile is not None:
-        return named_profile(config.cluster.profile), config.cluster.profile
+        return named_profile(config.cluster.profile), Path(config.cluster.profile).stem
     model, gpu = measured_model(config, root), config.hardware.spec(config.cluster.gpu)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

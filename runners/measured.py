@@ -20,7 +20,7 @@ from runners.tables import print_table
 
 _SHOWN = ("ape_median", "ape_mean", "ape_p90")
 _PLACES = ("out=", "log=", "traffic=", "backend.python=")  # words that name places of a machine
-_KINDS = ("decode_step", "prefill_step", "decode_stretch", "prefill_stretch")
+_KINDS = ("decode_stretch", "prefill_stretch")
 
 
 def measured_model(config: CalibrateConfig, root: str) -> ModelSpec:

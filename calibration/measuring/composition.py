@@ -8,7 +8,6 @@ tokens) the load is thrown away.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -80,7 +79,7 @@ class ContradictionError(ValueError):
 
 
 def steps_of(sent: Sequence[Sent], iterations: Sequence[Iteration]) -> list[Step]:
-    """Iterations of one load; those whose length is not known, because the engine stood idle before, are left out.
+    """Iterations of one load; where the engine stood idle before, so that the length is not known, `seconds` is NaN.
 
     Args:
         sent: requests of the load, in the order sent.
@@ -93,7 +92,7 @@ def steps_of(sent: Sequence[Sent], iterations: Sequence[Iteration]) -> list[Step
     for extra in iterations[len(steps) :]:
         if extra.prompts or extra.decoding:
             raise ContradictionError(f"iteration {extra.index} comes after the end of the load")
-    return [step for step in steps if not math.isnan(step.seconds)]
+    return steps
 
 
 def story_of(sent: Sequence[Sent], iterations: Sequence[Iteration]) -> Story:

@@ -1,25 +1,27 @@
-"""Coefficients of the latency model from measured iterations.
+"""Coefficients of the latency model from the measured length of stretches of iterations.
 
 One engine of one model cannot tell everything apart: per-iteration overhead from reading the weights, or the work of a
-layer from that of the host. A weak pull towards the roofline's assumptions settles what the measurements leave open,
-and `layer_s` is left to `fixed_s`. Collectives and experts stay at the roofline's values: for wider engines and
-mixtures of experts the fitted terms take up what these miss.
+layer from that of the host. A weak pull towards what is believed beforehand settles what the measurements leave open.
+Collectives and experts stay at the prior's values: for wider engines and mixtures of experts the fitted terms take up
+what these miss.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from calibration.coefficients import LatencyCoefficients, roofline_coefficients
+from calibration.coefficients import LatencyCoefficients
 from calibration.hardware import GpuSpec
 from calibration.latency import LatencyModel
-from calibration.measuring.cells import Cell
 from calibration.measuring.composition import Step
+from calibration.measuring.stretches import Stretch
 from calibration.models import ModelSpec
 
 FITTED = (
@@ -30,83 +32,99 @@ FITTED = (
     "dense_flops_ratio",
     "kv_bandwidth_ratio",
     "attention_flops_ratio",
+    "prefill_s",
+    "eager_layer_s",
 )
-PULL = 0.02  # weight of one coefficient's prior against one cell's relative error
-ROBUST = 0.1  # relative error from which a cell counts less than in full
-MOST_WEIGHT = 30  # iterations beyond which a cell gains no more weight
-_LEAST = 1e-6
+ROBUST = 0.1  # relative error from which a stretch counts less than in full
+MOST_WEIGHT = 30  # iterations beyond which a stretch gains no more weight
+MOST_STRETCHES = 1500  # that are fitted to; of more, every other, third, ...
+_LEAST_S = 1e-9
+_PRIOR_S = {"prefill_s": 1e-3, "eager_layer_s": 5e-5}  # where the prior has none
 
 
-def cell_s(model: LatencyModel, cell: Cell | Step) -> float:
-    """What the model says of a cell or an iteration, s: `LatencyModel.iteration_s` at a cell's means."""
-    seconds = model.kv_s * cell.context_tokens
-    if not cell.prompt_tokens:
-        return seconds + model.decode_s(cell.decoding)
-    sequences = cell.decoding * model.coefficients.sequence_s
-    return seconds + model.mixed_s(cell.decoding + cell.prompt_tokens) + sequences + model.pair_s * cell.pairs
+def step_s(model: LatencyModel, step: Step) -> float:
+    """What a model says of an iteration, s: `LatencyModel.iteration_s`."""
+    seconds = model.kv_s * step.context_tokens
+    if not step.prompt_tokens:
+        return seconds + model.decode_s(step.decoding)
+    sequences = step.decoding * model.coefficients.sequence_s
+    return seconds + model.mixed_s(step.decoding + step.prompt_tokens) + sequences + model.pair_s * step.pairs
 
 
-def fit_coefficients(model: ModelSpec, gpu: GpuSpec, tp: int, cells: Sequence[Cell]) -> LatencyCoefficients:
-    """Coefficients with the least relative error over the cells.
+def stretch_s(model: LatencyModel, stretch: Stretch) -> float:
+    """What a model says of a stretch, s."""
+    return sum(step_s(model, step) for step in stretch.steps)
+
+
+def fit_coefficients(
+    model: ModelSpec,
+    gpu: GpuSpec,
+    tp: int,
+    prior: LatencyCoefficients,
+    pull: float,
+    stretches: Sequence[Stretch],
+    fitted: Sequence[str] = FITTED,
+) -> LatencyCoefficients:
+    """Coefficients with the least relative error over the stretches, each of which counts by its iterations.
 
     Args:
         model: The model.
         gpu: The hardware of one rank.
         tp: Ranks of the engine.
-        cells: Measured iterations.
+        prior: What is believed beforehand.
+        pull: Weight of one coefficient's prior against the relative error of one stretch of full weight.
+        stretches: What was measured.
+        fitted: Which coefficients.
 
     Raises:
-        ValueError: there are fewer cells than coefficients, or none of one kind.
+        ValueError: there are fewer stretches than coefficients, or none of one kind.
     """
-    kinds = {cell.kind for cell in cells}
-    if len(cells) < len(FITTED) or len(kinds) < 2:
+    kinds = {stretch.kind for stretch in stretches}
+    if len(stretches) < len(fitted) or len(kinds) < 2:
         raise ValueError(
-            f"the measurement gave {len(cells)} kinds of iterations ({', '.join(sorted(kinds)) or 'none'}), too few "
-            f"to fit {len(FITTED)} coefficients"
+            f"the measurement gave {len(stretches)} stretches of iterations ({', '.join(sorted(kinds)) or 'none'}), "
+            f"too few to fit {len(fitted)} coefficients"
         )
-    prior = replace(roofline_coefficients(gpu), layer_s=0.0)
-    start = np.log([getattr(prior, name) for name in FITTED])
-    weight = np.sqrt([min(cell.count, MOST_WEIGHT) for cell in cells])
+    rows = stretches[:: math.ceil(len(stretches) / MOST_STRETCHES)]
+    assumed: dict[str, Any] = {name: getattr(prior, name) or value for name, value in _PRIOR_S.items()}
+    prior = replace(prior, **assumed)
+    measured = np.log([stretch.seconds for stretch in rows])
+    weight = np.sqrt([min(len(stretch.steps), MOST_WEIGHT) for stretch in rows])
     weight /= weight.max()
-    measured = np.log([cell.seconds for cell in cells])
+    start = np.log([max(getattr(prior, name), _LEAST_S) for name in fitted])
+
+    def of(logs: NDArray[np.float64]) -> LatencyCoefficients:
+        return replace(prior, **dict(zip(fitted, np.exp(logs).tolist(), strict=True)))
 
     def residuals(logs: NDArray[np.float64]) -> NDArray[np.float64]:
-        latency = LatencyModel(model, gpu, tp, _with(prior, logs))
-        predicted = np.log([cell_s(latency, cell) for cell in cells])
-        errors: NDArray[np.float64] = np.concatenate([weight * (predicted - measured), PULL * (logs - start)])
+        latency = LatencyModel(model, gpu, tp, of(logs))
+        predicted = np.log([stretch_s(latency, stretch) for stretch in rows])
+        errors: NDArray[np.float64] = np.concatenate([weight * (predicted - measured), pull * (logs - start)])
         return errors
 
-    least = np.full(len(FITTED), np.log(_LEAST))
-    least[: FITTED.index("dense_bandwidth_ratio")] = np.log(1e-9)  # seconds
-    solution = least_squares(
-        residuals, start, bounds=(least, np.zeros(len(FITTED))), loss="soft_l1", f_scale=ROBUST
+    least = np.full(len(fitted), np.log(_LEAST_S) - 1.0)
+    most = np.full(len(fitted), 1e-9)  # one second, and all of what the hardware can do
+    start_inside = np.minimum(start, -1e-6)
+    return of(
+        least_squares(
+            residuals, start_inside, bounds=(least, most), loss="soft_l1", f_scale=ROBUST, max_nfev=60
+        ).x
     )
-    return _with(prior, solution.x)
 
 
-def errors_of(
-    model: ModelSpec, gpu: GpuSpec, tp: int, coefficients: LatencyCoefficients, cells: Sequence[Cell]
-) -> dict[str, dict[str, float]]:
-    """Absolute relative error by kind of iteration: n, median, mean and 90th percentile (ratios)."""
-    latency = LatencyModel(model, gpu, tp, coefficients)
+def errors_of(latency: LatencyModel, stretches: Sequence[Stretch]) -> dict[str, dict[str, float]]:
+    """Error by kind of stretch: n, absolute relative median, mean and 90th percentile, and of all together (ratios)."""
     report = {}
-    for kind in ("decode_step", "prefill_step"):
-        ratios = [cell_s(latency, cell) / cell.seconds for cell in cells if cell.kind == kind]
-        if ratios:
-            report[kind] = relative_errors(ratios)
+    for kind in sorted({stretch.kind for stretch in stretches}):
+        rows = [stretch for stretch in stretches if stretch.kind == kind]
+        predicted = np.array([stretch_s(latency, row) for row in rows])
+        measured = np.array([row.seconds for row in rows])
+        errors = np.abs(predicted / measured - 1.0)
+        report[kind] = {
+            "n": len(rows),
+            "ape_median": round(float(np.median(errors)), 4),
+            "ape_mean": round(float(np.mean(errors)), 4),
+            "ape_p90": round(float(np.percentile(errors, 90)), 4),
+            "together": round(float(predicted.sum() / measured.sum() - 1.0), 4),
+        }
     return report
-
-
-def relative_errors(ratios: Sequence[float]) -> dict[str, float]:
-    """Absolute relative error, given predicted over measured: n, median, mean and 90th percentile (ratios)."""
-    errors = np.abs(np.asarray(ratios) - 1.0)
-    return {
-        "n": len(errors),
-        "ape_median": round(float(np.median(errors)), 4),
-        "ape_mean": round(float(np.mean(errors)), 4),
-        "ape_p90": round(float(np.percentile(errors, 90)), 4),
-    }
-
-
-def _with(prior: LatencyCoefficients, logs: NDArray[np.float64]) -> LatencyCoefficients:
-    return replace(prior, **dict(zip(FITTED, np.exp(logs).tolist(), strict=True)))

@@ -25,7 +25,7 @@ LONE_PROBES = 10  # of each length
 BUSY_PROBES = 16
 _BUSY_BATCH, _BUSY_PROMPT = 4, 64
 _SHORT, _PAUSE_S = 32, 0.15  # tokens; longest pause between two probes, s
-_IN_FLIGHT = 0.5  # mean rest of an iteration at a moment of no regard to it
+IN_FLIGHT = 0.5  # mean rest of an iteration at a moment of no regard to it
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def fit_front_end(latency: LatencyModel, probes: Sequence[Probe]) -> Frontend:
         for probe in probes
         if probe.decoding
     ]
-    pipeline = max(float(np.median(waits)) - _IN_FLIGHT, 0.0) if waits else 0.0
+    pipeline = max(float(np.median(waits)) - IN_FLIGHT, 0.0) if waits else 0.0
     return Frontend(*(float(f"{value:.4g}") for value in (fixed_s, token_s, pipeline)))
 
 

@@ -6,20 +6,21 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from calibration.coefficients import roofline_coefficients
 from calibration.hardware import GpuSpec
 from calibration.latency import LatencyModel
-from calibration.measuring.cells import Cell, cells_of
 from calibration.measuring.composition import ContradictionError, Step, steps_of
 from calibration.measuring.drive import Driver
 from calibration.measuring.fit import errors_of, fit_coefficients
 from calibration.measuring.front_end import Probe, fit_front_end, probe_front_end
 from calibration.measuring.loads import Limits, Load, designed_loads, held_out
 from calibration.measuring.log import IterationLog, check_told
+from calibration.measuring.stretches import Stretch, stretches_of
 from calibration.models import ModelSpec
 from calibration.profile import Profile
 from envs.live.servers import Server, open_client, probe
@@ -28,9 +29,11 @@ if TYPE_CHECKING:
     import aiohttp
 
 METHOD = (
-    "designed load on a running server; iteration times from the stamps of its per-iteration log, batches and contexts "
-    "reconstructed from the load; physical form fitted by relative error (calibration/measuring)"
+    "designed load on a running server; iterations from the stamps of its per-iteration log, batches and contexts "
+    "reconstructed from the load; physical form fitted by relative error of the length of stretches of iterations "
+    "(calibration/measuring)"
 )
+PULL = 0.02
 HELD_OUT_METHOD = (
     "a quarter of the configurations of the designed load kept out of the fit, with all their iterations"
 )
@@ -44,8 +47,7 @@ class Measurement:
     Attributes:
         server: The server.
         loads: Configurations of the design.
-        steps: (place in the design, iteration) of every iteration whose length is known.
-        iterations: Lines of the log.
+        runs: Of every run of a configuration, its place in the design and its iterations.
         contradictions: Runs thrown away, with the reason.
         probes: Requests for one token, for what happens outside of iterations.
         elapsed_s: Length of the measurement.
@@ -54,8 +56,7 @@ class Measurement:
 
     server: Server
     loads: Sequence[Load]
-    steps: Sequence[tuple[int, Step]]
-    iterations: int
+    runs: Sequence[tuple[int, Sequence[Step]]]
     contradictions: Sequence[str]
     probes: Sequence[Probe] = field(default_factory=tuple)
     elapsed_s: float = 0.0
@@ -97,23 +98,21 @@ async def measure(
         await driver.run(loads[0])  # warms up
         await asyncio.sleep(_LOG_SETTLES_S)
         check_told(log.new_iterations(), log_file)
-        steps, contradictions, iterations = [], [], 0
+        runs, contradictions = [], []
         async with _loaded(
             [await probe(session, other, model) for other in beside], session, vocab_size, loads
         ):
             for _, (number, load) in ((r, entry) for r in range(repeats) for entry in enumerate(loads)):
                 sent = await driver.run(load)
                 await asyncio.sleep(_LOG_SETTLES_S)
-                lines = log.new_iterations()
-                iterations += len(lines)
                 try:
-                    steps += [(number, step) for step in steps_of(sent, lines)]
+                    runs.append((number, steps_of(sent, log.new_iterations())))
                 except ContradictionError as error:
                     contradictions.append(f"{load.name}: {error}")
                 on_load(load)
             probes = await probe_front_end(driver, known)
     elapsed_s = time.monotonic() - begun_s
-    return Measurement(server, loads, steps, iterations, contradictions, probes, elapsed_s, len(beside))
+    return Measurement(server, loads, runs, contradictions, probes, elapsed_s, len(beside))
 
 
 @asynccontextmanager
@@ -155,30 +154,30 @@ def profile_of(
     Raises:
         ValueError: the measurement does not suffice.
     """
-    cells = cells_of(measurement.steps)
-    fitted = [cell for cell in cells if not held_out(cell.load)]
-    kept_out = [cell for cell in cells if held_out(cell.load)]
-    coefficients = fit_coefficients(model, gpu, tp, fitted)
-    front_end = fit_front_end(LatencyModel(model, gpu, tp, coefficients), measurement.probes)
+    cut = [(number, stretches_of(steps)) for number, steps in measurement.runs]
+    fitted = [stretch for number, stretches in cut for stretch in stretches if not held_out(number)]
+    kept_out = [stretch for number, stretches in cut for stretch in stretches if held_out(number)]
+    prior = replace(roofline_coefficients(gpu), layer_s=0.0)  # of one model nothing is said of layers
+    coefficients = fit_coefficients(model, gpu, tp, prior, PULL, fitted)
+    latency = LatencyModel(model, gpu, tp, coefficients)
+    front_end = fit_front_end(latency, measurement.probes)
     return Profile(
         model=model,
         gpu=gpu,
         source="measured",
         coefficients={tp: coefficients},
         frontends={tp: front_end},
-        provenance=_provenance(
-            measurement, cells, errors_of(model, gpu, tp, coefficients, fitted), when, command
-        ),
+        provenance=_provenance(measurement, [*fitted, *kept_out], errors_of(latency, fitted), when, command),
         held_out={
             "method": HELD_OUT_METHOD,
-            "configurations": len({cell.load for cell in kept_out}),
-            **errors_of(model, gpu, tp, coefficients, kept_out),
+            "configurations": len({number for number, _ in measurement.runs if held_out(number)}),
+            **errors_of(latency, kept_out),
         },
     )
 
 
 def _provenance(
-    measurement: Measurement, cells: Sequence[Cell], fitted: dict[str, Any], when: str, command: str
+    measurement: Measurement, stretches: Sequence[Stretch], fitted: dict[str, Any], when: str, command: str
 ) -> dict[str, Any]:
     return {
         "method": METHOD,
@@ -187,9 +186,9 @@ def _provenance(
         "command": command,
         "minutes": round(measurement.elapsed_s / 60.0, 1),
         "configurations": len(measurement.loads),
-        "iterations": measurement.iterations,
-        "iterations_used": sum(cell.count for cell in cells),
-        "stalls_left_out": sum(cell.stalls for cell in cells),
+        "iterations": sum(len(steps) for _, steps in measurement.runs),
+        "iterations_used": sum(len(stretch.steps) for stretch in stretches),
+        "stretches": len(stretches),
         "runs_thrown_away": list(measurement.contradictions),
         "fit": fitted,
         "front_end_requests": len(measurement.probes),

@@ -19,6 +19,7 @@ from calibration.measuring.loads import held_out
 from calibration.measuring.log import Iteration
 
 DECODE_STEPS = 16  # of a stretch without prompts, at most
+LEAST_AFTER_UNKNOWN = 4  # iterations of a stretch that follows one of unknown length
 HELD_OUT_STRETCHES = 10  # that are kept out of a fit together
 
 
@@ -106,24 +107,31 @@ def _first(log: Sequence[Iteration], run: Run, taken: set[int]) -> tuple[int, To
 
 
 def stretches_of(steps: Sequence[Step]) -> list[Stretch]:
-    """Cuts a run into stretches; iterations of unknown length are left out and end one."""
+    """Cuts a run into stretches.
+
+    An iteration of unknown length ends one and is left out. So is the one that follows, unless it is of some
+    iterations: it begins with a line that comes as late as that of any iteration with prompts.
+    """
     stretches: list[Stretch] = []
     part: list[Step] = []
+    after_unknown = False
 
     def close() -> None:
-        if part:
+        nonlocal after_unknown
+        if len(part) >= (LEAST_AFTER_UNKNOWN if after_unknown else 1):
             stretches.append(Stretch(tuple(part)))
-            part.clear()
+        part.clear()
+        after_unknown = False
 
     for place, step in enumerate(steps):
         if math.isnan(step.seconds):
             close()
+            after_unknown = True
             continue
-        beside_prompts = step.prompt_tokens > 0 or any(
-            each.prompt_tokens for each in steps[place + 1 : place + 2]
-        )
-        with_prompts = any(each.prompt_tokens for each in part)
-        if beside_prompts and not with_prompts and not step.prompt_tokens:
+        prompts_next = any(each.prompt_tokens for each in steps[place + 1 : place + 2])
+        beside_prompts = step.prompt_tokens > 0 or prompts_next
+        with_prompts = after_unknown or any(each.prompt_tokens for each in part)
+        if prompts_next and not step.prompt_tokens and not with_prompts:
             close()  # this one belongs to the prompts after it
         part.append(step)
         with_prompts = with_prompts or step.prompt_tokens > 0

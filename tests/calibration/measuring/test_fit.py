@@ -8,13 +8,13 @@ from calibration.coefficients import roofline_coefficients
 from calibration.engines import Frontend
 from calibration.hardware import GpuSpec, get_gpu
 from calibration.latency import LatencyModel
-from calibration.measuring.cells import Cell, cells_of
 from calibration.measuring.composition import Step
-from calibration.measuring.fit import cell_s, errors_of, fit_coefficients
+from calibration.measuring.fit import errors_of, fit_coefficients, step_s
 from calibration.measuring.front_end import Probe, fit_front_end
 from calibration.measuring.loads import Limits, designed_loads, held_out
-from calibration.measuring.measure import Measurement, profile_of
+from calibration.measuring.measure import PULL, Measurement, profile_of
 from calibration.measuring.model import model_from_config, served_model
+from calibration.measuring.stretches import Stretch, stretches_of
 from calibration.models import get_model
 from calibration.profile import dump_profile, load_profile, parse_profile, read_profile
 from envs.live.gauges import CacheConfig
@@ -25,21 +25,23 @@ CPU = GpuSpec("cpu", 16e9, 40e9, {"bf16": 500e9}, 40e9)
 TINY = model_from_config(TINY_LLAMA, "tiny-llama")
 
 
-def steps_with(latency: LatencyModel, noise: float = 0.0) -> list[tuple[int, Step]]:
+def runs_with(latency: LatencyModel, noise: float = 0.0) -> list[tuple[int, list[Step]]]:
     """What a perfect log would say of an engine, a few iterations of every configuration."""
     rng = np.random.default_rng(0)
-    steps = []
+    runs = []
     for number, load in enumerate(designed_loads(Limits(16, 512, 2048, 16352))):
         context = load.decoding * load.prompt
         kinds = [(load.decoding, context, 0, 0)] * 20 if load.decoding else []
         if load.injected:
             chunk = min(load.injected_prompt, 512 - load.decoding)
             kinds += [(load.decoding, context, chunk, chunk * (chunk + 1) // 2)] * 4
+        steps = []
         for decoding, tokens, prompt, pairs in kinds:
             chunks = [(0, prompt)] if prompt else []
             seconds = latency.iteration_s(decoding, tokens, chunks) * np.exp(noise * rng.standard_normal())
-            steps.append((number, Step(decoding, tokens, prompt, pairs, seconds)))
-    return steps
+            steps.append(Step(decoding, tokens, prompt, pairs, seconds))
+        runs.append((number, steps))
+    return runs
 
 
 @pytest.mark.parametrize(("model", "gpu"), [(TINY, CPU), (get_model("llama-3.1-8b"), get_gpu("H100"))])
@@ -48,42 +50,37 @@ def test_the_times_of_a_known_engine_are_found_again(model, gpu) -> None:
         roofline_coefficients(gpu), layer_s=0.0, fixed_s=2e-3, kv_bandwidth_ratio=0.3, token_s=2e-6
     )
     latency = LatencyModel(model, gpu, 1, true)
-    cells = cells_of(steps_with(latency, noise=0.05))
-    found = fit_coefficients(model, gpu, 1, [cell for cell in cells if not held_out(cell.load)])
-    errors = errors_of(model, gpu, 1, found, [cell for cell in cells if held_out(cell.load)])
-    assert errors["decode_step"]["ape_mean"] < 0.04
-    assert errors["prefill_step"]["ape_mean"] < 0.06
+    cut = [(number, stretches_of(steps)) for number, steps in runs_with(latency, noise=0.05)]
+    fitted = [stretch for number, stretches in cut for stretch in stretches if not held_out(number)]
+    kept_out = [stretch for number, stretches in cut for stretch in stretches if held_out(number)]
+    found = fit_coefficients(model, gpu, 1, replace(roofline_coefficients(gpu), layer_s=0.0), PULL, fitted)
+    errors = errors_of(LatencyModel(model, gpu, 1, found), kept_out)
+    assert errors["decode_stretch"]["ape_mean"] < 0.02
+    assert errors["prefill_stretch"]["ape_mean"] < 0.06
+    assert abs(errors["decode_stretch"]["together"]) < 0.01
 
 
-def test_a_cell_is_what_the_model_says_of_an_iteration() -> None:
+def test_a_step_is_what_the_model_says_of_an_iteration() -> None:
     latency = LatencyModel(TINY, CPU, 1, roofline_coefficients(CPU))
-    decode = Cell(0, 4, 1000.0, 0, 0.0, 1.0, 1, 0)
-    mixed = replace(decode, prompt_tokens=100, pairs=5050.0)
-    assert cell_s(latency, decode) == pytest.approx(latency.iteration_s(4, 1000))
-    assert cell_s(latency, mixed) == pytest.approx(latency.iteration_s(4, 1000, [(0, 100)]))
-
-
-def test_stalls_and_ragged_ends_are_left_out() -> None:
-    steps = [(0, Step(4, 100, 0, 0, 0.01))] * 20 + [
-        (0, Step(4, 100, 0, 0, 0.5)),
-        (0, Step(4, 100, 0, 0, 0.0001)),
-    ]
-    steps += [(0, Step(3, 100, 0, 0, 0.01))] * 3
-    (cell,) = cells_of(steps)
-    assert (cell.decoding, cell.count, cell.stalls) == (4, 20, 2)
-    assert cell.seconds == pytest.approx(0.01)
+    decode = Step(4, 1000, 0, 0, 1.0)
+    mixed = replace(decode, prompt_tokens=100, pairs=5050)
+    assert step_s(latency, decode) == pytest.approx(latency.iteration_s(4, 1000))
+    assert step_s(latency, mixed) == pytest.approx(latency.iteration_s(4, 1000, [(0, 100)]))
 
 
 def test_too_little_to_fit() -> None:
-    with pytest.raises(ValueError, match="the measurement gave 1 kinds of iterations"):
-        fit_coefficients(TINY, CPU, 1, [Cell(0, 1, 1.0, 0, 0.0, 1.0, 20, 0)])
+    only = [Stretch((Step(1, 10, 0, 0, 0.01),))] * 40
+    with pytest.raises(
+        ValueError, match=r"gave 40 stretches of iterations \(decode_stretch\), too few to fit 9"
+    ):
+        fit_coefficients(TINY, CPU, 1, roofline_coefficients(CPU), PULL, only)
 
 
 def test_a_measured_profile_is_read_back(tmp_path: Path) -> None:
     latency = LatencyModel(TINY, CPU, 1, roofline_coefficients(CPU))
     server = Server("http://x", "tiny", "folder", "0.32.0", 2048, CacheConfig(511, 32))
     loads = designed_loads(Limits(16, 512, 2048, 16352))
-    measurement = Measurement(server, loads, steps_with(latency), 1000, [], probes_with(latency), 60.0, 1)
+    measurement = Measurement(server, loads, runs_with(latency), [], probes_with(latency), 60.0, 1)
     profile = profile_of(measurement, TINY, CPU, 1, "2026-01-31", "python -m runners.calibrate")
     text = dump_profile(profile)
     (tmp_path / "mine.yaml").write_text(text)
@@ -92,12 +89,12 @@ def test_a_measured_profile_is_read_back(tmp_path: Path) -> None:
     assert (again.model, again.gpu, again.source) == (TINY, CPU, "measured")
     assert again.provenance["engine"] == "vLLM 0.32.0"
     assert again.provenance["date"] == "2026-01-31"
-    assert again.provenance["iterations"] == 1000
+    assert again.provenance["iterations"] == again.provenance["iterations_used"] > 500
     assert again.provenance["front_end_requests"] == 9
     assert any("did the same work" in note for note in again.provenance["notes"])
     assert again.frontends[1].fixed_s == pytest.approx(0.03, rel=0.05)
     assert again.held_out["configurations"] == sum(held_out(n) for n in range(len(loads)))
-    assert again.held_out["decode_step"]["ape_median"] < 0.05
+    assert again.held_out["decode_stretch"]["ape_median"] < 0.05
     assert again.latency_model(1).iteration_s(4, 1000) == pytest.approx(
         latency.iteration_s(4, 1000), rel=0.05
     )

@@ -15,9 +15,18 @@ from calibration.hardware import get_gpu
 from calibration.latency import LatencyModel
 from calibration.measuring.composition import Step
 from calibration.measuring.drive import Sent
+from calibration.measuring.fit import errors_of, fit_coefficients
 from calibration.measuring.log import Iteration
-from calibration.measuring.stretches import DECODE_STEPS, Run, Stretch, split, stretches_of, told_by
-from calibration.measuring.traffic import LEAST_PROBES, errors_of, fit_coefficients, fit_front_end
+from calibration.measuring.stretches import (
+    DECODE_STEPS,
+    LEAST_AFTER_UNKNOWN,
+    Run,
+    Stretch,
+    split,
+    stretches_of,
+    told_by,
+)
+from calibration.measuring.traffic import LEAST_PROBES, PULL, fit_front_end
 from calibration.models import get_model
 from calibration.profile import read_profile
 from runners import calibrate
@@ -134,7 +143,7 @@ def test_the_times_of_a_known_engine_are_found_again(played) -> None:
     found, _ = told_by(log, runs)
     fitted, kept_out = split([stretch for told in found for stretch in stretches_of(told.story.steps)])
     assert 0.15 < len(kept_out) / (len(fitted) + len(kept_out)) < 0.35
-    latency = LatencyModel(MODEL, GPU, 1, fit_coefficients(MODEL, GPU, 1, PRIOR, fitted))
+    latency = LatencyModel(MODEL, GPU, 1, fit_coefficients(MODEL, GPU, 1, PRIOR, PULL, fitted))
     errors, before = errors_of(latency, kept_out), errors_of(LatencyModel(MODEL, GPU, 1, PRIOR), kept_out)
     for kind in ("decode_stretch", "prefill_stretch"):
         assert errors[kind]["ape_p90"] < 0.01 < before[kind]["ape_median"]
@@ -158,16 +167,15 @@ def test_stretches_end_where_nothing_is_hidden() -> None:
         ("prefill_stretch", 5),
         ("decode_stretch", 1),
     ]
-    assert stretches_of([decode, unknown, decode]) == [Stretch((decode,)), Stretch((decode,))]
+    # What follows an iteration of unknown length begins at no certain moment.
+    assert stretches_of([decode, unknown, decode, decode]) == [Stretch((decode,)), Stretch((decode,))]
+    assert [s.kind for s in stretches_of([unknown, prompt, decode, decode])] == ["decode_stretch"]
+    long = [unknown, *[prompt] * LEAST_AFTER_UNKNOWN, decode, decode]
+    assert [len(s.steps) for s in stretches_of(long)] == [LEAST_AFTER_UNKNOWN + 1, 1]
     assert stretches_of([unknown]) == []
 
 
-def test_too_little_to_fit_and_to_tell_the_front_end() -> None:
-    only = [Stretch((Step(1, 10, 0, 0, 0.01),))] * 40
-    with pytest.raises(
-        ValueError, match=r"the traffic gave 40 stretches of iterations \(decode_stretch\), too few"
-    ):
-        fit_coefficients(MODEL, GPU, 1, PRIOR, only)
+def test_too_few_requests_to_tell_the_front_end() -> None:
     run, log, _ = play("few", 1, LEAST_PROBES - 1)
     assert fit_front_end(LATENCY, told_by(log, [run])[0]) == Frontend()
 
