@@ -37,7 +37,7 @@ def main(config: JoinConfig, out: Path) -> None:
         use_one_thread()
         states = learn_together(checkpoints, out / CHECKPOINT, config.networks, config.epochs, config.seed)
         print(
-            f"{config.networks} networks have learned from {states:,} states of {len(checkpoints)} trainings."
+            f"Networks that learned from {states:,} states of {len(checkpoints)} trainings: {config.networks}."
         )
     print_results_in(out)
 

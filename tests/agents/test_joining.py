@@ -350,7 +350,7 @@ def test_new_networks_learn_from_the_states_of_all(
     assert (agent["committee"], agent["epochs"]) == (2, 40)
     words = [f"checkpoints=[{','.join(names)}]", "epochs=40", "networks=2", f"out={tmp_path}/again"]
     assert command.main(words) == 0
-    assert "2 networks have learned from 600 states of 2 trainings" in capsys.readouterr().out
+    assert "Networks that learned from 600 states of 2 trainings: 2" in capsys.readouterr().out
     state, actions = unseen.states[0], unseen.actions[0]
     np.testing.assert_array_equal(
         scores(tmp_path / "again", state, actions), scores(tmp_path / "anew", state, actions)
