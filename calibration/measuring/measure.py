@@ -33,7 +33,7 @@ METHOD = (
     "reconstructed from the load; physical form fitted by relative error of the length of stretches of iterations "
     "(calibration/measuring)"
 )
-PULL = 0.02
+PULL = 0.02  # of `fit_coefficients`
 HELD_OUT_METHOD = (
     "a quarter of the configurations of the designed load kept out of the fit, with all their iterations"
 )

@@ -29,7 +29,7 @@ METHOD = (
     "(calibration/measuring/traffic.py)"
 )
 HELD_OUT_METHOD = "a quarter of the stretches kept out of the fit, ten neighbours at a time"
-PULL = 0.1
+PULL = 0.1  # of `fit_coefficients`: more than a designed load needs, which varies one thing at a time
 QUIET_STEPS = 4  # iterations before a prompt without another one
 MEDIAN = 0.02  # relative error from which a first token counts less than in full: near to a regression of the median
 LEAST_PROBES = 8  # requests that say something of the front end; with fewer nothing is assumed
