@@ -8,7 +8,8 @@ tokens) the load is thrown away.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from calibration.latency import attention_pairs
@@ -61,10 +62,6 @@ class _Request:
     first: int = -1
     last: int = -1
 
-    @property
-    def done(self) -> bool:
-        return self.generated >= self.output
-
 
 class ContradictionError(ValueError):
     """The log does not tell of the load that was sent.
@@ -95,7 +92,7 @@ def steps_of(sent: Sequence[Sent], iterations: Sequence[Iteration]) -> list[Step
     return steps
 
 
-def story_of(sent: Sequence[Sent], iterations: Sequence[Iteration]) -> Story:
+def story_of(sent: Sequence[Sent], iterations: Iterable[Iteration]) -> Story:
     """What happened to the requests; lines after the last token of the last one are not looked at.
 
     Args:
@@ -106,13 +103,13 @@ def story_of(sent: Sequence[Sent], iterations: Sequence[Iteration]) -> Story:
         ContradictionError: the counts are not those of the load, or the lines end before it does.
     """
     requests = [_Request(request.prompt, request.output) for request in sent]
+    prefilling, decoding = deque(requests), list[_Request]()
     steps: list[Step] = []
     before_s, always_busy = float("nan"), False
     for iteration in iterations:
-        if all(request.done for request in requests):
+        if not prefilling and not decoding:
             break
-        decoding = [request for request in requests if 0 < request.generated < request.output]
-        chunks = _prefill(requests, iteration, len(steps))
+        chunks, whole = _prefill(prefilling, iteration, len(steps))
         if iteration.again:
             raise ContradictionError(
                 f"iteration {iteration.index}: {iteration.again} tokens more than the one each of {iteration.decoding} "
@@ -137,36 +134,38 @@ def story_of(sent: Sequence[Sent], iterations: Sequence[Iteration]) -> Story:
                 seconds if known else float("nan"),
             )
         )
+        decoding += whole  # a prompt that is whole has brought its first token
         for request in decoding:
             request.generated += 1
-        _end_prompts(requests)
+        decoding = [request for request in decoding if request.generated < request.output]
         before_s = iteration.stamp_s
-        always_busy = any(request.prefilled > 0 and not request.done for request in requests)
-    if not all(request.done for request in requests):
+        always_busy = bool(decoding) or (bool(prefilling) and prefilling[0].prefilled > 0)
+    if prefilling or decoding:
         raise ContradictionError("the log ends before the load does", len(steps))
     return Story(steps, [(request.first, request.last) for request in requests])
 
 
-def _prefill(requests: list[_Request], iteration: Iteration, place: int) -> list[tuple[int, int]]:
-    """Deals the prompt tokens of the iteration at `place` out in order; returns (start, length) of each chunk."""
-    left, chunks = iteration.prompt_tokens, []
-    for request in requests:
+def _prefill(
+    prefilling: deque[_Request], iteration: Iteration, place: int
+) -> tuple[list[tuple[int, int]], list[_Request]]:
+    """Deals the prompt tokens of the iteration at `place` out in order; takes prompts that are whole from the queue.
+
+    Returns:
+        (start, length) of each chunk, and whose prompts are whole.
+    """
+    left, chunks, whole = iteration.prompt_tokens, [], []
+    while left and prefilling:
+        request = prefilling[0]
         length = min(request.prompt - request.prefilled, left)
-        if length > 0:
-            chunks.append((request.prefilled, length))
-            request.first = place if request.first < 0 else request.first
-            request.last = place
-            request.prefilled += length
-            left -= length
+        chunks.append((request.prefilled, length))
+        request.first = place if request.first < 0 else request.first
+        request.last = place
+        request.prefilled += length
+        left -= length
+        if request.prefilled == request.prompt:
+            whole.append(prefilling.popleft())
     if left:
         raise ContradictionError(
             f"iteration {iteration.index}: {left} prompt tokens of somebody else's", place
         )
-    return chunks
-
-
-def _end_prompts(requests: list[_Request]) -> None:
-    """A prompt that is whole has brought its first token."""
-    for request in requests:
-        if request.prefilled == request.prompt and request.generated == 0:
-            request.generated = 1
+    return chunks, whole

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from calibration.measuring.composition import ContradictionError, Step, Story, story_of
 from calibration.measuring.drive import Sent
@@ -100,7 +101,7 @@ def _first(log: Sequence[Iteration], run: Run, taken: set[int]) -> tuple[int, To
         if iteration.decoding or not iteration.prompts or place in taken:
             continue
         try:
-            return place, Told(run, story_of(run.sent, log[place:]))
+            return place, Told(run, story_of(run.sent, islice(log, place, None)))
         except ContradictionError as error:
             best = max(best, error, key=lambda each: each.after)
     raise best
