@@ -17,6 +17,13 @@ from hydra.errors import (
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, ValidationError
 
+# What a command for nodes cannot take, by kind of cluster, and which commands can.
+_OTHER_CLUSTERS = {
+    "fleet": ("a fleet", "runners.simulate"),
+    "deployment": ("machines that a policy cuts into replicas", "runners.evaluate env=deployment"),
+    "sharing": ("nodes on which a policy places instances", "runners.evaluate env=sharing"),
+}
+
 
 def explain(error: Exception, command: str, words: Sequence[str], config_dir: Path) -> str:
     """The sentence for an error.
@@ -36,8 +43,9 @@ def explain(error: Exception, command: str, words: Sequence[str], config_dir: Pa
         return f"{cause.full_key} must be given: add {cause.full_key}=..."
     if isinstance(error, OverrideParseException):
         return f"cannot read the word {error.override!r}: words are key=value, lists are written [a,b]"
-    if "'schema/cluster/fleet'" in str(error):
-        return f"{command} cannot serve a fleet: choose a cluster that is a node, or runners.simulate"
+    for kind, (what, others) in _OTHER_CLUSTERS.items():
+        if f"'schema/cluster/{kind}'" in str(error):
+            return f"{command} cannot serve {what}: choose a cluster that is a node, or {others}"
     if isinstance(cause, ValidationError):
         return _wrong_type(cause)
     if isinstance(error, OSError):

@@ -79,19 +79,28 @@ def server_of(folder: Path) -> dict[str, Any]:
     return servers[0]
 
 
-def read_run(folder: Path) -> Run:
-    """The requests of a run.
+def served_requests(folder: Path) -> pd.DataFrame:
+    """The requests of a run in the order in which they came: arrival, lengths in tokens, first and last token.
 
     Raises:
         ValueError: some were refused, lost or cut short.
     """
     frame = pd.read_parquet(folder / "requests.parquet", columns=_READ)
-    frame = frame.sort_values("arrival_s", kind="stable")
     short = int((frame["generated_tokens"] != frame["output_tokens"]).sum())
     if short or frame.empty:
         raise ValueError(
             f"traffic must be runs whose every request was served whole; of {folder} {short} of {len(frame)} were not"
         )
+    return frame.sort_values("arrival_s", kind="stable", ignore_index=True)
+
+
+def read_run(folder: Path) -> Run:
+    """What a log is to tell of a run.
+
+    Raises:
+        ValueError: some requests were refused, lost or cut short.
+    """
+    frame = served_requests(folder)
     between = frame["output_tokens"] - 1
     return Run(
         name=folder.name,

@@ -46,7 +46,7 @@ def gap(simulated: Runs, live: Runs) -> dict[str, Any]:
     means = {name: (_mean(simulated[name]), _mean(live[name])) for name in simulated}
     return {
         "policies": {
-            name: {metric: _pair(ours[metric], theirs[metric]) for metric in COMPARED}
+            name: {metric: pair(ours[metric], theirs[metric]) for metric in COMPARED}
             for name, (ours, theirs) in means.items()
         },
         "gap": {
@@ -70,7 +70,8 @@ def _mean(episodes: Sequence[Episode]) -> dict[str, float]:
     return {metric: float(np.mean([episode.metrics[metric] for episode in episodes])) for metric in COMPARED}
 
 
-def _pair(simulated: float, live: float) -> dict[str, float]:
+def pair(simulated: float, live: float) -> dict[str, float]:
+    """A figure in both bodies, and the error of the simulation."""
     return {"simulated": simulated, "live": live, "error": _relative(simulated, live)}
 
 

@@ -515,14 +515,22 @@ class ValidateConfig:
     """Words of `runners.validate`.
 
     Attributes:
-        data: table of measurements.
         out: run directory.
-        profile: file or name of the one profile to score; None: whatever is committed for each row.
+        cluster: of traffic: the engine, its TP degree (`base_width`) and batch limits; its KV cache is the server's.
+        data: table of measurements.
+        traffic: instead, run directories of `runners.simulate backend=vllm` on one server each, to be simulated.
+        profile: file or name of the one profile to score; None: whatever is committed for each row, or the cluster's.
     """
 
-    data: str
     out: str
+    cluster: ClusterSpec
+    data: str | None = None
+    traffic: list[str] = field(default_factory=list)
     profile: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.data is None) == (not self.traffic):
+            raise ValueError("either data must name a table of measurements, or traffic the folders of runs")
 
 
 COMMANDS: dict[str, type] = {

@@ -2,6 +2,7 @@
 
     python -m runners.validate data=measurements.csv
     python -m runners.validate data=measurements.csv profile=my_profile.yaml
+    python -m runners.validate traffic=[runs/a,runs/b] cluster=NAME profile=my_profile.yaml
 
 The file has the columns of one of the reference tables (`silicon/aic_e2e_vllm_agg`, `silicon/blis_vllm_stage_latency`,
 `silicon/apex_vllm_dp_tp_h100`, `profiles/splitwise_perf_model`), by which they are told apart. Serving runs are
@@ -9,7 +10,9 @@ predicted by the simulator, single iterations by the latency model. Only what is
 
 Writes `validation.json`: errors of each target as fractions, overall and by model, GPU, width and split (`seen`:
 coefficients were fitted to this deployment; `unseen`: to its relations, or to none); rows that could not be predicted
-are counted with the reason.
+are counted with the reason. Of `traffic`, runs that a server has had (`runners.simulate backend=vllm`), the same
+requests are simulated on one engine of the cluster, and `validation.json` holds each figure in both bodies, as clients
+see it.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from calibration.profile import Profile, named_profile
 from runners.cli import command
 from runners.output import write_json
 from runners.progress import progress_bar
+from runners.replay import validate_traffic
 from runners.schema import ValidateConfig
 from runners.tables import print_results_in, print_table
 
@@ -37,11 +41,14 @@ _COLUMNS = ("n", "ape_median", "ape_mean", "ape_p90", "rank_correlation")
 @command("validate", ValidateConfig)
 def main(config: ValidateConfig, out: Path) -> None:
     """Predicts, scores and writes."""
+    if config.data is None:
+        validate_traffic(config, out / FILE_NAME)
+        return
     found = read_measurements(read_table(Path(config.data)))
     lookup = find_profile if config.profile is None else only(named_profile(config.profile))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        result = validation(config, found, lookup)
+        result = validation(config.data, config.profile, found, lookup)
     write_json(out / FILE_NAME, result)
     print_validation(config.data, found.form, result)
     if not result["overall"]:
@@ -52,12 +59,12 @@ def main(config: ValidateConfig, out: Path) -> None:
     print_results_in(out)
 
 
-def validation(config: ValidateConfig, found: Measurements, lookup: Lookup) -> dict[str, Any]:
+def validation(data: str, profile: str | None, found: Measurements, lookup: Lookup) -> dict[str, Any]:
     """The content of `validation.json`."""
     total = sum(len(run.stages) for run in found.runs) + len(found.steps)
     with progress_bar(total, "validate", "row") as bar:
         scores, unsupported = score_all(found, lookup, bar.update)
-    return report(config.data, config.profile or "committed", scores, unsupported)
+    return report(data, profile or "committed", scores, unsupported)
 
 
 def only(profile: Profile) -> Lookup:

@@ -1,0 +1,119 @@
+"""`runners.validate traffic=[RUN,...]`: runs on a real server, served again in simulation, and how far it is off."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from calibration.engines import Frontend
+from calibration.profile import Profile, load_profile, named_profile
+from envs.backend import SLO, ClusterSpec
+from envs.simulator.simulator import Simulator
+from envs.workload.schema import Workload
+from runners.from_traffic import served_requests, server_of
+from runners.front_end import shifted
+from runners.gap import pair
+from runners.output import write_json
+from runners.schema import ValidateConfig
+from runners.tables import print_results_in, print_table
+
+SHOWN = ("ttft_mean_s", "ttft_p50_s", "ttft_p99_s", "tpot_mean_s", "e2e_mean_s", "e2e_p99_s")
+_NO_PROMISE = (SLO(ttft_s=1e6, tpot_s=1e6),)
+
+Figures = dict[str, dict[str, float]]
+
+
+def validate_traffic(config: ValidateConfig, file: Path) -> None:
+    """Simulates, compares, writes `file` and prints.
+
+    Raises:
+        ValueError: a folder is not a run on one server, or the engine cannot serve its requests.
+    """
+    cluster = config.cluster if config.profile is None else replace(config.cluster, profile=config.profile)
+    profile = profile_of(cluster)
+    front_end = profile.frontends.get(cluster.base_width, Frontend())
+    runs = {name: figures_of(Path(name), cluster, front_end) for name in config.traffic}
+    told = {"profile": cluster.profile or "committed", "model": profile.model.name, "gpu": profile.gpu.name}
+    write_json(file, {**told, "front_end": cluster.base_width in profile.frontends, "runs": runs})
+    columns = ("run", *SHOWN)
+    live = [(Path(name).name, *(run[key]["live"] for key in SHOWN)) for name, run in runs.items()]
+    errors = [
+        (Path(name).name, *(f"{run[key]['error']:+.1%}" for key in SHOWN)) for name, run in runs.items()
+    ]
+    print_table("What the clients of the real server saw", columns, live)
+    print_table(f"Error of simulation, {told['model']} on {told['gpu']}, {told['profile']}", columns, errors)
+    if cluster.base_width not in profile.frontends:
+        print("note: the profile knows no front end, so that first tokens come as soon as they are computed")
+    print_results_in(file.parent)
+
+
+def profile_of(cluster: ClusterSpec) -> Profile:
+    """The profile that a cluster's engines have their latency from."""
+    if cluster.profile is not None:
+        return named_profile(cluster.profile)
+    return load_profile(cluster.model, cluster.gpu)
+
+
+def figures_of(folder: Path, cluster: ClusterSpec, front_end: Frontend) -> Figures:
+    """Figures of a run, simulated and live, with the error of the simulation.
+
+    Args:
+        folder: The run.
+        cluster: Whose engine serves it in simulation, with the server's KV cache.
+        front_end: What happens to a request outside that engine.
+
+    Raises:
+        ValueError: the folder is not a run on one server, or the engine cannot serve its requests.
+    """
+    cache, frame = server_of(folder)["cache"], served_requests(folder)
+    engine = replace(
+        cluster,
+        num_gpus=cluster.base_width,
+        max_group=None,
+        router="round_robin",
+        block_size=cache["block_size"],
+        kv_blocks_override=cache["num_blocks"],
+    )
+    simulator = Simulator(engine, _NO_PROMISE)
+    simulator.reset(
+        Workload(
+            arrival_s=(frame["arrival_s"] - frame["arrival_s"].min()).to_numpy(),
+            input_tokens=frame["input_tokens"].to_numpy(),
+            output_tokens=frame["output_tokens"].to_numpy(),
+            name=folder.name,
+        )
+    )
+    simulator.run_to_completion()
+    records = simulator.results()
+    refused = len(records) - int(records.finished.sum())
+    if refused:
+        raise ValueError(
+            f"{refused} of {len(records)} requests of {folder} do not fit the simulated engine, which has the server's "
+            f"KV cache of {cache['num_blocks']} blocks of {cache['block_size']} tokens"
+        )
+    simulated, live = _figures(shifted(records, [front_end]).to_frame()), _figures(frame)
+    return {name: pair(simulated[name], live[name]) for name in live}
+
+
+def _figures(frame: pd.DataFrame) -> dict[str, float]:
+    between = (frame["output_tokens"] - 1).to_numpy()
+    first_s, finish_s, arrival_s = (
+        frame[name].to_numpy() for name in ("first_token_s", "finish_s", "arrival_s")
+    )
+    several = between > 0
+    times = {
+        "ttft": first_s - arrival_s,
+        "tpot": (finish_s - first_s)[several] / between[several],
+        "e2e": finish_s - arrival_s,
+    }
+    figures = {}
+    for name, seconds in times.items():
+        if not seconds.size:
+            continue
+        figures[f"{name}_mean_s"] = float(np.mean(seconds))
+        figures |= {f"{name}_p{share}_s": float(np.percentile(seconds, share)) for share in (50, 90, 99)}
+    tokens = int(frame["output_tokens"].sum())
+    return figures | {"throughput_tokens_per_s": tokens / float(finish_s.max() - arrival_s.min())}
