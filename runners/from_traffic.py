@@ -62,16 +62,26 @@ def profile_traffic(config: CalibrateConfig, out: Path) -> None:
     print_results_in(file)
 
 
+def read_summary(folder: Path) -> dict[str, Any]:
+    """What a run came to.
+
+    Raises:
+        ValueError: the folder is no run.
+    """
+    file = folder / "summary.json"
+    if not file.is_file() or not (folder / "requests.parquet").is_file():
+        raise ValueError(f"traffic names {str(folder)!r}, which has no summary.json and requests.parquet")
+    summary: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return summary
+
+
 def server_of(folder: Path) -> dict[str, Any]:
     """The one server of a run.
 
     Raises:
         ValueError: the folder is no run, or one on none or on several servers.
     """
-    file = folder / "summary.json"
-    if not file.is_file() or not (folder / "requests.parquet").is_file():
-        raise ValueError(f"traffic names {str(folder)!r}, which has no summary.json and requests.parquet")
-    servers: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8")).get("servers", [])
+    servers: list[dict[str, Any]] = read_summary(folder).get("servers", [])
     if len(servers) != 1:
         raise ValueError(
             f"traffic must be runs on one real server (runners.simulate backend=vllm); {folder} was on {len(servers)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from datetime import date
 
@@ -113,6 +114,8 @@ class CalibrateConfig:
             raise ValueError(
                 f"backend.endpoints names {len(self.backend.endpoints)} servers; one is measured at a time"
             )
+        if not re.fullmatch(r"[\w.-]*", self.engine):
+            raise ValueError(f"engine must be letters, digits, '.', '_' and '-', got {self.engine!r}")
         if self.traffic and (self.backend.launch or self.backend.endpoints):
             raise ValueError(
                 "traffic was served before: neither backend.launch nor backend.endpoints goes with it"

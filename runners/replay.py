@@ -5,23 +5,30 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-import pandas as pd
-
 from calibration.engines import Frontend
-from calibration.profile import Profile, load_profile, named_profile
 from envs.backend import SLO, ClusterSpec
+from envs.metrics import summarise
+from envs.simulator.cluster import profile_of
 from envs.simulator.simulator import Simulator
 from envs.workload.schema import Workload
-from runners.from_traffic import served_requests, server_of
+from runners.from_traffic import read_summary, served_requests, server_of
 from runners.front_end import shifted
 from runners.gap import pair
 from runners.output import write_json
 from runners.schema import ValidateConfig
 from runners.tables import print_results_in, print_table
 
-SHOWN = ("ttft_mean_s", "ttft_p50_s", "ttft_p99_s", "tpot_mean_s", "e2e_mean_s", "e2e_p99_s")
-_NO_PROMISE = (SLO(ttft_s=1e6, tpot_s=1e6),)
+SHOWN = (
+    "ttft_mean_finished_s",
+    "ttft_p50_s",
+    "ttft_p99_s",
+    "tpot_mean_finished_s",
+    "e2e_mean_finished_s",
+    "e2e_p99_s",
+)
+# Those that promises are no part of, as a run's are its own.
+COMPARED = (*SHOWN, "tpot_p50_s", "tpot_p99_s", "e2e_p50_s", "throughput_tokens_per_s")
+_NO_PROMISE = SLO(ttft_s=1e6, tpot_s=1e6)
 
 Figures = dict[str, dict[str, float]]
 
@@ -50,13 +57,6 @@ def validate_traffic(config: ValidateConfig, file: Path) -> None:
     print_results_in(file.parent)
 
 
-def profile_of(cluster: ClusterSpec) -> Profile:
-    """The profile that a cluster's engines have their latency from."""
-    if cluster.profile is not None:
-        return named_profile(cluster.profile)
-    return load_profile(cluster.model, cluster.gpu)
-
-
 def figures_of(folder: Path, cluster: ClusterSpec, front_end: Frontend) -> Figures:
     """Figures of a run, simulated and live, with the error of the simulation.
 
@@ -68,7 +68,7 @@ def figures_of(folder: Path, cluster: ClusterSpec, front_end: Frontend) -> Figur
     Raises:
         ValueError: the folder is not a run on one server, or the engine cannot serve its requests.
     """
-    cache, frame = server_of(folder)["cache"], served_requests(folder)
+    live, cache, frame = read_summary(folder)["metrics"], server_of(folder)["cache"], served_requests(folder)
     engine = replace(
         cluster,
         num_gpus=cluster.base_width,
@@ -77,15 +77,14 @@ def figures_of(folder: Path, cluster: ClusterSpec, front_end: Frontend) -> Figur
         block_size=cache["block_size"],
         kv_blocks_override=cache["num_blocks"],
     )
-    simulator = Simulator(engine, _NO_PROMISE)
-    simulator.reset(
-        Workload(
-            arrival_s=(frame["arrival_s"] - frame["arrival_s"].min()).to_numpy(),
-            input_tokens=frame["input_tokens"].to_numpy(),
-            output_tokens=frame["output_tokens"].to_numpy(),
-            name=folder.name,
-        )
+    simulator = Simulator(engine, (_NO_PROMISE,))
+    workload = Workload(
+        arrival_s=(frame["arrival_s"] - frame["arrival_s"].min()).to_numpy(),
+        input_tokens=frame["input_tokens"].to_numpy(),
+        output_tokens=frame["output_tokens"].to_numpy(),
+        name=folder.name,
     )
+    simulator.reset(workload)
     simulator.run_to_completion()
     records = simulator.results()
     refused = len(records) - int(records.finished.sum())
@@ -94,26 +93,6 @@ def figures_of(folder: Path, cluster: ClusterSpec, front_end: Frontend) -> Figur
             f"{refused} of {len(records)} requests of {folder} do not fit the simulated engine, which has the server's "
             f"KV cache of {cache['num_blocks']} blocks of {cache['block_size']} tokens"
         )
-    simulated, live = _figures(shifted(records, [front_end]).to_frame()), _figures(frame)
-    return {name: pair(simulated[name], live[name]) for name in live}
-
-
-def _figures(frame: pd.DataFrame) -> dict[str, float]:
-    between = (frame["output_tokens"] - 1).to_numpy()
-    first_s, finish_s, arrival_s = (
-        frame[name].to_numpy() for name in ("first_token_s", "finish_s", "arrival_s")
-    )
-    several = between > 0
-    times = {
-        "ttft": first_s - arrival_s,
-        "tpot": (finish_s - first_s)[several] / between[several],
-        "e2e": finish_s - arrival_s,
-    }
-    figures = {}
-    for name, seconds in times.items():
-        if not seconds.size:
-            continue
-        figures[f"{name}_mean_s"] = float(np.mean(seconds))
-        figures |= {f"{name}_p{share}_s": float(np.percentile(seconds, share)) for share in (50, 90, 99)}
-    tokens = int(frame["output_tokens"].sum())
-    return figures | {"throughput_tokens_per_s": tokens / float(finish_s.max() - arrival_s.min())}
+    seen, classes = shifted(records, [front_end]), workload.classes
+    simulated = summarise(seen, dict.fromkeys(classes, _NO_PROMISE), classes, seen.last_event_s)
+    return {name: pair(simulated[name], live[name]) for name in COMPARED}

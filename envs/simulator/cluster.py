@@ -46,7 +46,7 @@ class Cluster:
         """KV blocks of an engine over `group`, in its own unit of block_size x length tokens."""
         if weights == "whole" or self.spec.kv_blocks_override is not None:
             return self.blocks_per_base
-        profile = _profile(self.spec)
+        profile = profile_of(self.spec)
         width = group.length * self.spec.base_width
         block_size = self.spec.block_size * group.length
         return num_blocks(profile.model, profile.gpu, width, block_size, self.spec.memory_utilization)
@@ -57,7 +57,8 @@ class Cluster:
         return self.blocks(widest, weights) * self.spec.block_size * widest.length
 
 
-def _profile(spec: ClusterSpec) -> Profile:
+def profile_of(spec: ClusterSpec) -> Profile:
+    """The profile that a cluster's engines have their latency from."""
     return _cached_profile(spec.model, spec.gpu, spec.profile)
 
 
@@ -103,7 +104,7 @@ def build_cluster(spec: ClusterSpec, slos: tuple[SLO, ...]) -> Cluster:
         ValueError: the spec names something unknown or does not fit its GPUs.
     """
     validate(spec)
-    return make_cluster(spec, slos, _profile(spec))
+    return make_cluster(spec, slos, profile_of(spec))
 
 
 def make_cluster(spec: ClusterSpec, slos: tuple[SLO, ...], profile: Profile) -> Cluster:

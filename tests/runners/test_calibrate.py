@@ -39,6 +39,10 @@ def test_tables_are_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ([*LIVE, "log=x", "repeats=0"], "repeats must be at least 1, got 0"),
         ([*LIVE, "log=x", "hardware.flops=0"], "hardware.flops must be positive"),
         ([*LIVE, "log=x", "date=yesterday"], "date must be written YYYY-MM-DD, got 'yesterday'"),
+        (
+            [*LIVE, "log=x", "engine=../mine"],
+            "engine must be letters, digits, '.', '_' and '-', got '../mine'",
+        ),
         (["backend=vllm"], "needs either running servers"),
     ],
 )
