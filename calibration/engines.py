@@ -36,12 +36,15 @@ class Frontend:
     Args:
         fixed_s: HTTP, tokenisation, the first chunk on its way back, s.
         token_s: The same per token of the prompt, s.
-        pipeline_iterations: Iterations already decided when an arrival is seen, beside the one in flight.
+        pipeline_iterations: Iterations already decided when an arrival is seen, beside those that the simulated engine
+            itself lets it wait for: the one in flight and, where it schedules asynchronously, the next.
+        request_s: Per request that decodes in the same engine, whose tokens all pass through one process, s.
     """
 
     fixed_s: float = 0.0
     token_s: float = 0.0
     pipeline_iterations: float = 0.0
+    request_s: float = 0.0
 
 
 @dataclass(frozen=True)

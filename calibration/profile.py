@@ -35,6 +35,8 @@ class Profile:
         overheads: What that engine adds to the kernels at a width without coefficients of its own.
         frontends: What happens to a request outside the engine's iterations, by width.
         transitions: Measured times of an engine's start, stop and so on, s (`calibration.measuring.transitions`).
+        async_scheduling: Whether the engine put an iteration together while the one before it ran; an engine that is
+            simulated under this profile then does (`envs.backend.ClusterSpec`), and the front end has no part of it.
     """
 
     model: ModelSpec
@@ -47,6 +49,7 @@ class Profile:
     overheads: Engine | None = None
     frontends: Mapping[int, Frontend] = field(default_factory=dict, hash=False)
     transitions: Mapping[str, float] = field(default_factory=dict, hash=False)
+    async_scheduling: bool = False
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -174,6 +177,7 @@ def parse_profile(text: str) -> Profile:
         parse_engine(raw["overheads"]) if "overheads" in raw else None,
         {int(width): Frontend(**values) for width, values in raw.get("frontends", {}).items()},
         raw.get("transitions", {}),
+        raw.get("async_scheduling", False),
     )
 
 
@@ -215,6 +219,8 @@ def dump_profile(profile: Profile) -> str:
             width: coefficients_to_yaml(values) for width, values in sorted(profile.coefficients.items())
         },
     }
+    if profile.async_scheduling:
+        raw["async_scheduling"] = True
     if profile.frontends:
         raw["frontends"] = {width: asdict(values) for width, values in sorted(profile.frontends.items())}
     if profile.transitions:

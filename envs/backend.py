@@ -263,6 +263,8 @@ class ClusterSpec:
         max_num_seqs: Most running requests of an engine.
         max_num_batched_tokens: Token budget of an iteration.
         long_prefill_token_threshold: Longest prefill chunk; 0 for none.
+        async_scheduling: Whether an iteration is put together while the one before it runs, so that an arrival waits
+            for one more (vLLM's default on GPUs); None: as the engine did that the profile was measured on.
         memory_utilization: Share of GPU memory that weights and KV may use.
         kv_blocks_override: KV blocks of a base engine; None: what fits its memory (vLLM's --num-gpu-blocks-override,
             which counts one block more, kept back as padding).
@@ -290,6 +292,7 @@ class ClusterSpec:
     chunked_prefill: bool = True
     reserve_full_prompt: bool = True
     long_prefill_token_threshold: int = 0
+    async_scheduling: bool | None = None
     memory_utilization: float = 0.8
     kv_blocks_override: int | None = None
     profile: str | None = None

@@ -16,7 +16,7 @@ from calibration.measuring.stretches import Run, told_by
 from calibration.measuring.traffic import profile_of
 from calibration.profile import Profile, load_profile, named_profile
 from runners.measure_config import CalibrateConfig
-from runners.measured import measured_model, print_profile, typed, write_profile
+from runners.measured import measured_model, print_profile, schedules_async, typed, write_profile
 from runners.output import write_json
 from runners.tables import print_results_in
 
@@ -38,8 +38,8 @@ def profile_traffic(config: CalibrateConfig, out: Path) -> None:
                 f"traffic must be of one server: {folder} was on {server['root']} and vLLM {server['version']}, "
                 f"{folders[0]} on {servers[0]['root']} and vLLM {servers[0]['version']}"
             )
-    log = IterationLog(Path(config.log or "")).new_iterations()
-    told, missing = told_by(log, [read_run(folder) for folder in folders])
+    log = IterationLog(Path(config.log or ""))
+    told, missing = told_by(log.new_iterations(), [read_run(folder) for folder in folders])
     if not told:
         raise ValueError(f"{config.log} tells of none of the runs: {'; '.join(missing)}")
     prior, believed = _prior(config, servers[0]["root"])
@@ -53,7 +53,8 @@ def profile_traffic(config: CalibrateConfig, out: Path) -> None:
         "runs_thrown_away": missing,
         "pulled_towards": believed,
     }
-    profile = profile_of(told, prior, config.cluster.base_width, provenance)
+    asynchronous = schedules_async(config.cluster, log)
+    profile = profile_of(told, prior, config.cluster.base_width, provenance, asynchronous)
     file = write_profile(profile, config, out)
     write_json(out / "calibration.json", {"provenance": profile.provenance, "held_out": profile.held_out})
     print_profile(profile, config.cluster)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from calibration.latency import LatencyModel
+from calibration.measuring.log import IterationLog
 from calibration.measuring.model import served_model
 from calibration.models import MODELS, ModelSpec
 from calibration.profile import Profile, dump_profile, named_profile, profile_file_name
@@ -38,6 +39,13 @@ def typed(config: CalibrateConfig) -> tuple[str, str]:
     return config.date or date.today().isoformat(), f"python -m runners.calibrate {' '.join(words)}".strip()
 
 
+def schedules_async(cluster: ClusterSpec, log: IterationLog) -> bool:
+    """Whether a server schedules asynchronously: as the command says, else its log; else it does not."""
+    if cluster.async_scheduling is not None:
+        return cluster.async_scheduling
+    return bool(log.schedules_async())
+
+
 def write_profile(profile: Profile, config: CalibrateConfig, out: Path) -> Path:
     """Writes a profile, beside the widths of another where that is asked for; returns its file."""
     profile = replace(profile, engine=config.engine)
@@ -55,12 +63,17 @@ def with_width(known: Profile, measured: Profile) -> Profile:
         measured: At one.
 
     Raises:
-        ValueError: model or hardware differ.
+        ValueError: model, hardware or the way of scheduling differ.
     """
     if (known.model, known.gpu) != (measured.model, measured.gpu):
         raise ValueError(
             f"widths_of is a profile of {known.model.name} on {known.gpu.name} with other data than the measured "
             f"{measured.model.name} on {measured.gpu.name}"
+        )
+    if known.async_scheduling != measured.async_scheduling:
+        raise ValueError(
+            "widths_of is a profile of an engine that schedules "
+            f"{'asynchronously' if known.async_scheduling else 'synchronously'}, unlike the measured one"
         )
     (width,) = measured.coefficients
     told = {**measured.provenance, "transitions": dict(measured.transitions)}

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from calibration.measuring.loads import Limits, Load, designed_loads
+from calibration.measuring.log import IterationLog
 from calibration.measuring.measure import Measurement, measure, profile_of
 from calibration.measuring.transitions import measure_switch, measure_transitions, settled
 from calibration.profile import Profile
@@ -22,7 +23,7 @@ from envs.live.switching.launch import switching_server
 from envs.live.transitions import Slot, SlotState
 from runners.live import check_installed, launch_settings, slots_of
 from runners.measure_config import CalibrateConfig
-from runners.measured import measured_model, print_profile, typed, write_profile
+from runners.measured import measured_model, print_profile, schedules_async, typed, write_profile
 from runners.output import write_json
 from runners.progress import progress_bar
 from runners.switching import switching_launch_settings
@@ -35,7 +36,7 @@ def measure_live(config: CalibrateConfig, out: Path) -> None:
     folder = out / "server"
     times: dict[str, float] = {}
     with ending_on_sigterm(), _servers(config, folder) as (url, log, beside, slot):
-        profile = _profile(config, _measured(config, url, log, beside))
+        profile = _profile(config, _measured(config, url, log, beside), log)
         file = write_profile(profile, config, out)  # a transition that fails afterwards does not lose it
         if slot is not None and config.transitions:
             times |= measure_transitions(slot)
@@ -109,8 +110,9 @@ def limits_of(cluster: ClusterSpec, server: Server, longest_tokens: int | None) 
     )
 
 
-def _profile(config: CalibrateConfig, measurement: Measurement) -> Profile:
+def _profile(config: CalibrateConfig, measurement: Measurement, log: Path) -> Profile:
     model = measured_model(config, measurement.server.root)
     gpu = config.hardware.spec(config.cluster.gpu)
     when, command = typed(config)
-    return profile_of(measurement, model, gpu, config.cluster.base_width, when, command)
+    asynchronous = schedules_async(config.cluster, IterationLog(log))
+    return profile_of(measurement, model, gpu, config.cluster.base_width, when, command, asynchronous)

@@ -2,6 +2,9 @@
 
 from dataclasses import replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from calibration.engines import Frontend
 from calibration.measured.runs import ServingRun
 from calibration.profile import Profile
@@ -34,13 +37,30 @@ def cluster_of(run: ServingRun) -> ClusterSpec:
 def with_frontend(records: RequestRecords, frontend: Frontend) -> RequestRecords:
     """Adds what happens to a request outside the iterations that compute it.
 
-    A constant before the engine's queue shifts every arrival alike, so that adding it afterwards is the same; the
-    iterations an arrival waits for under asynchronous scheduling last as long as the request's own decode steps.
+    A constant before the engine's queue shifts every arrival alike, so that adding it afterwards is the same;
+    iterations that were already decided last as long as the request's own decode steps.
     """
     steps = (records.finish_s - records.first_token_s) / (records.output_tokens - 1.0).clip(1.0)
     delay = frontend.fixed_s + frontend.token_s * records.input_tokens
     delay = delay + frontend.pipeline_iterations * steps
+    if frontend.request_s:
+        delay = delay + frontend.request_s * decoding_beside(records)
     return replace(records, first_token_s=records.first_token_s + delay, finish_s=records.finish_s + delay)
+
+
+def decoding_beside(records: RequestRecords) -> NDArray[np.int64]:
+    """(N,) other requests that decode in the engine of a request as its first token comes; 0 if it has none."""
+    beside = np.zeros(len(records), np.int64)
+    for engine in np.unique(records.engine):
+        there = np.flatnonzero((records.engine == engine) & ~np.isnan(records.first_token_s))
+        first_s = records.first_token_s[there]
+        begun = np.searchsorted(np.sort(first_s), first_s, side="right")
+        over = np.searchsorted(
+            np.sort(records.finish_s[there]), first_s, side="right"
+        )  # NaN, not over, comes last
+        decodes = ~(records.finish_s[there] <= first_s)  # counted itself
+        beside[there] = begun - over - decodes
+    return beside
 
 
 def capacity_rps(run: ServingRun, profile: Profile) -> float:

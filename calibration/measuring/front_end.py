@@ -3,7 +3,8 @@
 Requests of known prompts are sent for a single token each, alone and beside others that decode. What an engine's first
 token takes beyond the iteration that computes it, by the fitted model, is the front end's: a constant and a part per
 token of the prompt. Beside others a request also waits for the iteration in flight, half of one on the average as it
-comes at any moment, and for those that were decided before it was seen (asynchronous scheduling).
+comes at any moment, and for those that were decided before it was seen: with asynchronous scheduling one, which a
+simulated engine that schedules so has itself.
 """
 
 from __future__ import annotations
@@ -78,12 +79,14 @@ async def _busy_probes(driver: Driver, limits: Limits) -> list[Probe]:
     return probes
 
 
-def fit_front_end(latency: LatencyModel, probes: Sequence[Probe]) -> Frontend:
+def fit_front_end(latency: LatencyModel, probes: Sequence[Probe], asynchronous: bool = False) -> Frontend:
     """The front end by its probes: medians of each kind, as a stalled machine makes some take any time.
 
     Args:
         latency: What the iterations take.
         probes: What was measured; without any nothing is known and nothing assumed.
+        asynchronous: Whether the engine schedules asynchronously, so that the iteration after the one in flight is
+            not the front end's.
     """
     beyond: dict[int, list[float]] = defaultdict(list)
     for probe in probes:
@@ -98,7 +101,7 @@ def fit_front_end(latency: LatencyModel, probes: Sequence[Probe]) -> Frontend:
         for probe in probes
         if probe.decoding
     ]
-    pipeline = max(float(np.median(waits)) - IN_FLIGHT, 0.0) if waits else 0.0
+    pipeline = max(float(np.median(waits)) - IN_FLIGHT - asynchronous, 0.0) if waits else 0.0
     return Frontend(*(float(f"{value:.4g}") for value in (fixed_s, token_s, pipeline)))
 
 

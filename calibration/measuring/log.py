@@ -19,6 +19,7 @@ _LINE = re.compile(
     r"iteration elapsed time: (?P<elapsed_ms>[\d.]+) ms(?P<dummy> \(dummy\))?"
 )
 _MARK = "Iteration("
+_ASYNC = re.compile(r"Asynchronous scheduling is (enabled|disabled)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,11 @@ class IterationLog:
         with path.open("rb"):
             pass
         self._offset = 0
+
+    def schedules_async(self) -> bool | None:
+        """Whether the server that the log ends with schedules asynchronously; None: it does not say (vLLM 0.32)."""
+        said = _ASYNC.findall(self.path.read_text(encoding="utf-8", errors="replace"))
+        return said[-1] == "enabled" if said else None
 
     def new_iterations(self) -> list[Iteration]:
         """Iterations logged since the last call.

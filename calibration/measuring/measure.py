@@ -139,7 +139,13 @@ async def _loaded(
 
 
 def profile_of(
-    measurement: Measurement, model: ModelSpec, gpu: GpuSpec, tp: int, when: str, command: str
+    measurement: Measurement,
+    model: ModelSpec,
+    gpu: GpuSpec,
+    tp: int,
+    when: str,
+    command: str,
+    asynchronous: bool = False,
 ) -> Profile:
     """Fits a profile.
 
@@ -150,6 +156,7 @@ def profile_of(
         tp: Ranks of the engine.
         when: Date of the measurement.
         command: What was typed.
+        asynchronous: Whether the server schedules asynchronously.
 
     Raises:
         ValueError: the measurement does not suffice.
@@ -160,13 +167,14 @@ def profile_of(
     prior = replace(roofline_coefficients(gpu), layer_s=0.0)  # of one model nothing is said of layers
     coefficients = fit_coefficients(model, gpu, tp, prior, PULL, fitted)
     latency = LatencyModel(model, gpu, tp, coefficients)
-    front_end = fit_front_end(latency, measurement.probes)
+    front_end = fit_front_end(latency, measurement.probes, asynchronous)
     return Profile(
         model=model,
         gpu=gpu,
         source="measured",
         coefficients={tp: coefficients},
         frontends={tp: front_end},
+        async_scheduling=asynchronous,
         provenance=_provenance(measurement, [*fitted, *kept_out], errors_of(latency, fitted), when, command),
         held_out={
             "method": HELD_OUT_METHOD,

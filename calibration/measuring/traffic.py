@@ -35,7 +35,9 @@ MEDIAN = 0.02  # relative error from which a first token counts less than in ful
 LEAST_PROBES = 8  # requests that say something of the front end; with fewer nothing is assumed
 
 
-def profile_of(told: Sequence[Told], prior: Profile, tp: int, provenance: dict[str, Any]) -> Profile:
+def profile_of(
+    told: Sequence[Told], prior: Profile, tp: int, provenance: dict[str, Any], asynchronous: bool
+) -> Profile:
     """Fits a profile.
 
     Args:
@@ -43,6 +45,7 @@ def profile_of(told: Sequence[Told], prior: Profile, tp: int, provenance: dict[s
         prior: Of the model and hardware, with coefficients at `tp`; a roofline where nothing else is known.
         tp: Ranks of the engine.
         provenance: What is known of the server and the runs; how it was fitted is added.
+        asynchronous: Whether the server schedules asynchronously.
 
     Raises:
         ValueError: the runs do not suffice.
@@ -57,7 +60,8 @@ def profile_of(told: Sequence[Told], prior: Profile, tp: int, provenance: dict[s
         gpu=gpu,
         source="measured",
         coefficients={tp: coefficients},
-        frontends={tp: fit_front_end(latency, told)},
+        frontends={tp: fit_front_end(latency, told, asynchronous)},
+        async_scheduling=asynchronous,
         provenance={
             "method": METHOD,
             **provenance,
@@ -75,17 +79,19 @@ def profile_of(told: Sequence[Told], prior: Profile, tp: int, provenance: dict[s
     )
 
 
-def fit_front_end(latency: LatencyModel, told: Sequence[Told]) -> Frontend:
+def fit_front_end(latency: LatencyModel, told: Sequence[Told], asynchronous: bool) -> Frontend:
     """The front end: what first tokens took beyond the iterations that computed their prompts.
 
     Only requests say it that came while others decoded and no other prompt was near: nothing but the rest of the
-    iteration in flight and those already decided (asynchronous scheduling) was in their way. The latter are counted in
-    the request's own time per token, as `calibration.engines.Frontend` does; a part per token of the prompt is small
-    beside them. Who came to an engine as full as the run ever had it may have waited for room, and says nothing.
+    iteration in flight was in their way and, with asynchronous scheduling, the next one, which had been decided. What
+    remains is a constant and, with asynchronous scheduling, a part per request that decodes; without, a share of the
+    request's own time per token. A part per token of the prompt is small beside them. Who came to an engine as full as
+    the run ever had it may have waited for room, and says nothing.
 
     Args:
         latency: What the iterations take.
         told: Runs.
+        asynchronous: Whether the server schedules asynchronously.
     """
     rows: list[tuple[float, float]] = []
     beyond: list[float] = []
@@ -98,8 +104,8 @@ def fit_front_end(latency: LatencyModel, told: Sequence[Told]) -> Frontend:
             if not quiet or len(before) < QUIET_STEPS or math.isnan(tpot_s) or before[-1].decoding == most:
                 continue
             own_s = sum(step_s(latency, step) for step in steps[first : last + 1])
-            rows.append((1.0, tpot_s))
-            beyond.append(ttft_s - own_s - IN_FLIGHT * step_s(latency, before[-1]))
+            rows.append((1.0, before[-1].decoding if asynchronous else tpot_s))
+            beyond.append(ttft_s - own_s - (IN_FLIGHT + asynchronous) * step_s(latency, before[-1]))
     if len(rows) < LEAST_PROBES:
         return Frontend()
     design, seconds = np.array(rows), np.array(beyond)
@@ -109,7 +115,10 @@ def fit_front_end(latency: LatencyModel, told: Sequence[Told]) -> Frontend:
         errors: NDArray[np.float64] = (design @ values - seconds) / scale
         return errors
 
-    fixed_s, iterations = least_squares(
-        residuals, (1e-3, 1.0), bounds=(0.0, np.inf), loss="soft_l1", f_scale=MEDIAN, x_scale=(1e-3, 1.0)
+    usual = (1e-3, 1e-4 if asynchronous else 1.0)
+    fixed_s, share = least_squares(
+        residuals, usual, bounds=(0.0, np.inf), loss="soft_l1", f_scale=MEDIAN, x_scale=usual
     ).x
-    return Frontend(round(float(fixed_s), 6), 0.0, round(float(iterations), 3))
+    if asynchronous:
+        return Frontend(round(float(fixed_s), 6), request_s=round(float(share), 7))
+    return Frontend(round(float(fixed_s), 6), pipeline_iterations=round(float(share), 3))

@@ -15,7 +15,7 @@ from calibration.transitions import COMMUNICATOR_START_S, LIVE_SWITCH_S, cold_st
 from envs.backend import SLO, ClusterSpec
 from envs.layout import Group, all_groups, groups_of
 from envs.simulator.kernel.state import CLASS_DTYPE, KIND_DTYPE, Tables, rows_of
-from envs.simulator.scheduling import check_scheduling, to_ps
+from envs.simulator.scheduling import check_scheduling, schedules_async, to_ps
 
 EXECUTIONS = ("tp", "shift")
 
@@ -126,7 +126,9 @@ def make_cluster(spec: ClusterSpec, slos: tuple[SLO, ...], profile: Profile) -> 
         spec=spec,
         groups=groups,
         widths=widths,
-        tables=_stack(spec, per_kind, widths, slos),
+        tables=_stack(
+            spec, per_kind, widths, slos, schedules_async(spec.async_scheduling, spec.order, profile)
+        ),
         blocks_per_base=blocks_per_base,
         switch_ps=to_ps(_switch_s(spec, profile)),
         cold_start_ps=tuple(_cold_start_ps(spec, profile, length) for length in widths),
@@ -157,7 +159,11 @@ def _kind_tables(spec: ClusterSpec, profile: Profile, length: int, execution: st
 
 
 def _stack(
-    spec: ClusterSpec, kinds: list[LatencyTables], widths: tuple[int, ...], slos: tuple[SLO, ...]
+    spec: ClusterSpec,
+    kinds: list[LatencyTables],
+    widths: tuple[int, ...],
+    slos: tuple[SLO, ...],
+    asynchronous: bool,
 ) -> Tables:
     lengths = list(widths) * len(EXECUTIONS)
     full = np.array([kind.mixed_ps[-1] for kind in kinds], np.float64)
@@ -171,6 +177,7 @@ def _stack(
             kv_ps=np.array([kind.kv_ps for kind in kinds], np.int64),
             attn_fs=np.array([kind.attn_fs for kind in kinds], np.int64),
             stages=1,
+            async_scheduling=int(asynchronous),
             block_size=block_size,
             block_rank=np.unique(block_size, return_inverse=True)[1].astype(np.int64),
             max_num_seqs=np.full(len(kinds), spec.max_num_seqs, np.int64),

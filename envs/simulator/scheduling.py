@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from calibration.profile import Profile
 from envs.backend import ClusterSpec
 from envs.fleet import FleetSpec
 from envs.machines.spec import DeploymentSpec
@@ -32,3 +33,15 @@ def check_scheduling(spec: Scheduling, name: str) -> None:
             raise ValueError(f"{name}.{field} must not be negative, got {getattr(spec, field)}")
     if spec.long_prefill_token_threshold < 0:
         raise ValueError(f"{name}.long_prefill_token_threshold must be 0 (none) or positive")
+
+
+def schedules_async(asked: bool | None, order: str, profile: Profile) -> bool:
+    """Whether engines schedule asynchronously: as asked, else as the engine did that a profile was measured on.
+
+    Raises:
+        ValueError: so cannot be scheduled in the order of deadlines and priorities.
+    """
+    asynchronous = profile.async_scheduling if asked is None else asked
+    if asynchronous and order == "dpa":
+        raise ValueError("order=dpa needs async_scheduling=false: it is no order of vLLM's")
+    return asynchronous

@@ -40,6 +40,19 @@ def test_every_token_comes_later_by_the_front_end_of_its_engine(world):
     np.testing.assert_allclose((later.finish_s - records.finish_s)[there], delay_s[there])
 
 
+def test_requests_that_decode_beside_it_make_a_first_token_late(world):
+    records = world[0].records
+    later = shifted(records, [Frontend(request_s=0.25), Frontend()])
+    for i in range(len(records)):
+        first_s = records.first_token_s[i]
+        there = (records.engine == records.engine[i]) & (np.arange(len(records)) != i)
+        beside = int((there & (records.first_token_s <= first_s) & (records.finish_s > first_s)).sum())
+        delay_s = 0.25 * beside if records.engine[i] == 0 else 0.0
+        assert later.first_token_s[i] - first_s == pytest.approx(delay_s)
+        assert later.finish_s[i] - records.finish_s[i] == pytest.approx(delay_s)
+    assert (later.first_token_s > records.first_token_s).sum() > 5
+
+
 @pytest.mark.parametrize("term", ["latency", "goodput", "ttft_attainment"])
 def test_the_return_is_that_of_the_later_records(world, term):
     episode, env = world

@@ -45,7 +45,9 @@ def settings_of_clusters(draw: st.DrawFn) -> Settings:
     become next, which the kernel does not look for, as such a request is refused when it arrives.
     """
     order = draw(st.sampled_from(["fcfs", "priority", "fcfs", "priority", "edf", "dpa"]))
+    asynchronous = order != "dpa" and draw(st.booleans())
     return Settings(
+        async_scheduling=asynchronous,
         router=draw(st.sampled_from(["jsq", "jsq", "round_robin", "least_requests", "affinity", "hold"])),
         order=order,
         expired_ps=draw(st.sampled_from([0, 30, 1000])),

@@ -43,6 +43,7 @@ class Settings:
     max_request_tokens: int = 1 << 40
     prefix_caching: bool = False
     hash_block_tokens: int = 1  # tokens that each of a request's hash ids stands for
+    async_scheduling: bool = False  # an iteration is put together while the one before it runs
 
 
 @dataclass(eq=False)
@@ -62,8 +63,10 @@ class Request:
     blocks: list[Block] = field(default_factory=list)
     cached: int = 0  # leading blocks that are in the prefix cache
     decoding: bool = False  # has got a token since it was last admitted
+    over: bool = False  # has all its tokens
     preemptions: int = 0
     engine: int = -1
+    known_from: int = 0  # iterations of its engine after which it is known to it
     first_scheduled_ps: int = -1
     first_token_ps: int = -1
     finish_ps: int = -1
@@ -114,6 +117,8 @@ class Engine:
     waiting: list[Request] = field(default_factory=list)
     running: list[Request] = field(default_factory=list)
     scheduled: dict[Request, int] = field(default_factory=dict)  # the iteration in flight
+    last: set[Request] = field(default_factory=set)  # who got tokens from the last iteration
+    ahead: bool = False  # the next iteration is planned while the last one runs
     leaving: list[Request] = field(default_factory=list)  # to migrate when the iteration in flight ends
     away: list[Request] = field(default_factory=list)  # in no batch, but with blocks and a place in this one
     kept: dict[Request, list[Block]] = field(default_factory=dict)  # blocks (and a place) for those to come
@@ -151,7 +156,7 @@ class Engine:
 
     @property
     def empty(self) -> bool:
-        return not self.waiting and not self.running
+        return not self.waiting and all(request.over for request in self.running)
 
     @property
     def due_ps(self) -> int | None:
@@ -168,6 +173,7 @@ class Engine:
 
     def add(self, request: Request) -> None:
         request.engine = self.number
+        request.known_from = self.steps if self.ends_ps is None else self.steps + 1
         self.waiting.append(request)
         self._sort_waiting()
 
@@ -175,12 +181,20 @@ class Engine:
         """Begins an iteration if there is anything to run."""
         self.scheduled, self.ends_ps, self.tries_again_ps = {}, None, None
         if self.held or not self.steps_allowed or self.empty:
+            self._wait_for_the_end()
             return
-        preempted = True
-        while preempted and not self.scheduled:
+        preempted = again = True
+        while again:
             preempted = self._schedule_running()
             if not preempted:
                 self._admit(now)
+            again = not self.scheduled and (preempted or self.ahead)
+            if again:
+                self._wait_for_the_end()
+        for request in self.running:
+            self._remember(request, request.computed)
+        self._let_those_go_who_are_over()
+        self.ahead = False
         if not self.scheduled:
             self.tries_again_ps = self._next_change(now)
             return
@@ -204,12 +218,26 @@ class Engine:
                     request.first_token_ps = now
         done = [request for request in self.running if request.generated >= request.output]
         for request in done:
-            self.running.remove(request)
-            self._release(request)
-            request.finish_ps, request.fate = now, "finished"
-        self.scheduled, self.ends_ps = {}, None
+            request.finish_ps, request.fate, request.over = now, "finished", True
+        self.last, self.scheduled, self.ends_ps = set(self.scheduled), {}, None
+        self.ahead = self.settings.async_scheduling
+        if not self.ahead:
+            self._let_those_go_who_are_over()
         self._let_go()
         return done
+
+    def _wait_for_the_end(self) -> None:
+        """Learns what the last iteration came to before the next one is planned."""
+        for request in self.running:
+            self._remember(request, request.computed)
+        self._let_those_go_who_are_over()
+        self.ahead = False
+
+    def _let_those_go_who_are_over(self) -> None:
+        for request in [request for request in self.running if request.over]:
+            self.running.remove(request)
+            self._remember(request, request.computed)
+            self._release(request)
 
     def give_up_running(self, now: int) -> list[Request]:
         """Drops all running requests with their KV, the last first, and the iteration in flight."""
@@ -239,7 +267,8 @@ class Engine:
             self._let_go()
 
     def _let_go(self) -> None:
-        for request in [request for request in self.running if request in self.leaving]:
+        for request in [request for request in self.running if request in self.leaving and not request.over]:
+            self._remember(request, request.computed)
             self.running.remove(request)
             self.away.append(request)
         self.leaving = []
@@ -269,13 +298,18 @@ class Engine:
             request.blocks, request.engine = self.kept.pop(request), self.number
             self._allocate(request, request.computed)
         self.running.append(request)
+        self.last.discard(request)
 
     def _places_taken(self) -> int:
         return len(self.running) + len(self.away) + len(self.kept)
 
+    def _known(self) -> list[Request]:
+        """Waiting requests that are known, in order."""
+        return [request for request in self.waiting if not self.ahead or request.known_from <= self.steps]
+
     def _threshold(self) -> int:
         limit = self.settings.long_prefill_threshold
-        alone = len(self.running) + len(self.waiting) <= 1
+        alone = len(self.running) + len(self._known()) <= 1
         return limit if limit > 0 and not alone else 1 << 60
 
     def _blocks(self, tokens: int) -> int:
@@ -288,6 +322,9 @@ class Engine:
         position = 0
         while position < len(self.running) and self._budget() > 0:
             request = self.running[position]
+            if request.over:
+                position += 1
+                continue
             tokens = min(request.tokens - request.computed, threshold, self._budget())
             while (
                 self._blocks(request.computed + tokens) - len(request.blocks)
@@ -300,8 +337,9 @@ class Engine:
                     position -= 1
                 self.scheduled.pop(victim, None)
                 self._drop(victim)
-                self.waiting.insert(0, victim)
-                self._sort_waiting()
+                if not victim.over:
+                    self.waiting.insert(0, victim)
+                    self._sort_waiting()
                 if victim is request:
                     return True
             self._allocate(request, request.computed + tokens)
@@ -329,7 +367,7 @@ class Engine:
         """The waiting request that is served next."""
         if self.settings.order == "dpa":
             return min(self.waiting, key=lambda waiting: self._dpa_rank(waiting, now))
-        return self.waiting[0]
+        return self._known()[0]
 
     def _next_change(self, now: int) -> int | None:
         """When the rank of a waiting request changes next, with nothing but time passing."""
@@ -360,6 +398,11 @@ class Engine:
     def _allocate(self, request: Request, tokens: int) -> None:
         """Gives a request blocks for its first `tokens` tokens; full ones are cached before they are computed."""
         request.blocks += self.pool.take(self._blocks(tokens) - len(request.blocks))
+        unknown = self.ahead and request.decoding and request in self.last
+        self._remember(request, min(tokens, request.tokens - unknown))
+
+    def _remember(self, request: Request, tokens: int) -> None:
+        """Caches the blocks that a request's first `tokens` tokens fill."""
         while self.settings.prefix_caching and (request.cached + 1) * self.kind.block_size <= tokens:
             self.pool.remember(request.blocks[request.cached], self._content(request, request.cached))
             request.cached += 1
@@ -382,7 +425,7 @@ class Engine:
     def _admit(self, now: int) -> None:
         """Lets waiting requests into the batch, in order, until one does not fit."""
         threshold = self._threshold()
-        while self.waiting and self._budget() > 0 and self._places_taken() < self.kind.max_num_seqs:
+        while self._known() and self._budget() > 0 and self._places_taken() < self.kind.max_num_seqs:
             request = self._next(now)
             hits = self._hits(request)
             start = len(hits) * self.kind.block_size

@@ -20,7 +20,7 @@ from tests.vllm import recording
 from tests.vllm.compare import SUBJECTS, Tally, compare, seldom
 from tests.vllm.coverage import COMMON, RARE, WITH_PREFIXES
 from tests.vllm.installation import Unavailable, find_python, vllm_traces
-from tests.vllm.scenarios import draw_scenarios
+from tests.vllm.scenarios import both_ways
 
 console = Console()
 
@@ -37,7 +37,7 @@ def main() -> int:
     if arguments.record:
         recording.write(python)
         return 0
-    scenarios = draw_scenarios(arguments.workloads, arguments.first_seed)
+    scenarios = both_ways(arguments.workloads, arguments.first_seed)
     console.print(f"driving vLLM's scheduler through {len(scenarios)} workloads")
     version, traces = vllm_traces(python, scenarios)
     subjects = tuple(subject for subject in SUBJECTS if arguments.only in (None, subject.name))
@@ -51,7 +51,12 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.vllm", description=__doc__)
     parser.add_argument("--vllm-python", metavar="PATH", help="the Python of a vLLM installation")
-    parser.add_argument("--workloads", type=int, default=500, help="half of them with prefix caching")
+    parser.add_argument(
+        "--workloads",
+        type=int,
+        default=500,
+        help="half of them with prefix caching, all scheduled both ways",
+    )
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--only", choices=[subject.name for subject in SUBJECTS])
     parser.add_argument(
@@ -62,7 +67,7 @@ def _arguments() -> argparse.Namespace:
 
 def report(version: str, tallies: dict[str, Tally], subjects: list[str]) -> bool:
     """Prints what was compared and the first difference. Returns whether the comparison failed."""
-    table = Table(title=f"vLLM {version}: Scheduler, synchronous; identical in every step")
+    table = Table(title=f"vLLM {version}: Scheduler and AsyncScheduler; identical in every step")
     columns = sorted(tallies)
     table.add_column("")
     for column in columns:

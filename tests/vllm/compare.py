@@ -37,6 +37,7 @@ class Subject:
 KERNEL = Subject("kernel", kernel_driver.trace, KERNEL_FIELDS)
 ORACLE = Subject("oracle", oracle_driver.trace, ORACLE_FIELDS)
 SUBJECTS = (KERNEL, ORACLE)
+ASYNC = "async"  # in the names of kinds of workloads: asynchronously scheduled
 PREFIXES = "prefixes"  # in the names of kinds of workloads: with prefix caching
 
 
@@ -87,10 +88,15 @@ def look_up(step: Step, path: str) -> object:
 def first_difference(subject: Subject, scenario: Scenario, expected: list[Step]) -> Difference | None:
     """Runs a subject and compares it with vLLM's trace; None if they are equal."""
     ours = subject.trace(scenario)
+    fields = [
+        path
+        for path in subject.fields
+        if not (scenario.settings.async_scheduling and path.startswith("ended."))
+    ]
     for i in range(max(len(expected), len(ours))):
         a = expected[i] if i < len(expected) else None
         b = ours[i] if i < len(ours) else None
-        pairs = {path: (look_up(a or {}, path), look_up(b or {}, path)) for path in subject.fields}
+        pairs = {path: (look_up(a or {}, path), look_up(b or {}, path)) for path in fields}
         unlike = {path: (x, y) for path, (x, y) in pairs.items() if x != y or x is None}
         if unlike:
             return Difference(subject.name, scenario, i, unlike, expected[i - 1] if i else None, a, b)
@@ -116,8 +122,9 @@ def compare(
 
 def kind_of(scenario: Scenario) -> str:
     """Name of a workload's kind."""
-    policy, caching = scenario.settings.policy, scenario.settings.prefix_caching
-    return f"{policy}, {PREFIXES}" if caching else policy
+    settings = scenario.settings
+    mode = f"{settings.policy}, {ASYNC}" if settings.async_scheduling else settings.policy
+    return f"{mode}, {PREFIXES}" if settings.prefix_caching else mode
 
 
 def seldom(tallies: dict[str, Tally]) -> list[str]:

@@ -19,6 +19,7 @@ class KernelEngine:
     def __init__(self, scenario: Scenario) -> None:
         self.kernel = Kernel(case_of(scenario), request_slots=len(scenario.requests) + 1)
         self.slots: dict[int, int] = {}  # of requests in flight, by number
+        self.parting: dict[int, int] = {}  # of those who are over and still have their blocks
         self.preemptions = [0] * len(scenario.requests)
 
     @property
@@ -44,13 +45,25 @@ class KernelEngine:
         world = self.kernel.world
         if world.engines[0]["step_end_ps"] >= 0:
             end(world, self.kernel.tables, np.int64(step))
-            world.engines[0]["step_end_ps"] = -1
+            if not self.kernel.case.settings.async_scheduling:
+                world.engines[0]["step_end_ps"] = -1
+        parting = self._parting()
         done = sorted(
-            number for number, slot in self.slots.items() if world.requests[slot]["phase"] == state.FREE
+            number
+            for number, slot in self.slots.items()
+            if slot in parting or world.requests[slot]["phase"] == state.FREE
         )
-        for number in done:
-            del self.slots[number]
+        self.parting = {number: self.slots.pop(number) for number in done}
         return {"finished": done, "ended": self._state()}
+
+    def _parting(self) -> list[int]:
+        """Slots of those who are over and still have their blocks."""
+        engine = self.kernel.world.engines[0]
+        found, slot = [], int(engine["first_parting"])
+        for _ in range(engine["num_parting"]):
+            found.append(slot)
+            slot = int(self.kernel.world.requests[slot]["next"])
+        return found
 
     def _make_room(self) -> None:
         """As `Simulator` does before a step."""
@@ -74,7 +87,7 @@ class KernelEngine:
 
     def _preempted(self) -> list[list[int]]:
         found = []
-        for number, slot in sorted(self.slots.items()):
+        for number, slot in sorted((self.slots | self.parting).items()):
             count = int(self.kernel.world.requests[slot]["preemptions"])
             if count > self.preemptions[number]:
                 found.append([number, count - self.preemptions[number]])

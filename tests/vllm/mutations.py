@@ -163,6 +163,29 @@ def _use_is_forgotten(right: Method) -> Method:
     return wrong
 
 
+def _whoever_comes_is_known(right: Method) -> Method:
+    return lambda self: self.waiting
+
+
+def _whoever_is_over_is_gone(right: Method) -> Method:
+    """Blocks and places are handed on at once."""
+
+    def wrong(self: Engine, now: int) -> list[Request]:
+        done = right(self, now)
+        self._let_those_go_who_are_over()
+        return done  # type: ignore[return-value]
+
+    return wrong
+
+
+def _decoded_blocks_are_cached_at_once(right: Method) -> Method:
+    def wrong(self: Engine, request: Request, tokens: int) -> None:
+        self.last.discard(request)
+        right(self, request, tokens)
+
+    return wrong
+
+
 MUTATIONS = {
     "null block is used": Mutation(Engine, "__post_init__", _null_block_is_used),
     "least urgent by place": Mutation(Engine, "_victim", _least_urgent_by_place),
@@ -181,4 +204,7 @@ MUTATIONS = {
     "worthless blocks queue up": Mutation(BlockPool, "give_back", _worthless_blocks_queue_up),
     "youngest copy is hit": Mutation(BlockPool, "remember", _youngest_copy_is_hit),
     "use is forgotten": Mutation(BlockPool, "give_back", _use_is_forgotten),
+    "whoever comes is known": Mutation(Engine, "_known", _whoever_comes_is_known),
+    "whoever is over is gone": Mutation(Engine, "end", _whoever_is_over_is_gone),
+    "decoded blocks are cached at once": Mutation(Engine, "_allocate", _decoded_blocks_are_cached_at_once),
 }

@@ -16,7 +16,8 @@ Pairs = list[tuple[Scenario, list[Step]]]
 
 PATH = Path(__file__).with_name("recording.json.gz")
 COMMAND = "python -m tests.vllm --record"
-WORKLOADS = 48  # half of them with prefix caching; a few more for mutations
+WORKLOADS = 48  # half of them with prefix caching, scheduled synchronously; a few more for mutations
+ASYNC_WORKLOADS = 24  # scheduled asynchronously
 MOST_STEPS = 150
 ALL = (*COMMON, *WITH_PREFIXES, *RARE)
 
@@ -26,8 +27,12 @@ def write(python: Path) -> None:
     drawn = draw_scenarios(16 * WORKLOADS, first_seed=10_000)
     version, traces = vllm_traces(python, drawn)
     pairs = list(zip(drawn, traces, strict=True))
-    kept = [pair for caching in (False, True) for pair in _richest(pairs, caching)]
-    kept += _telling(sorted(pairs, key=lambda pair: len(pair[1])), kept)
+    kept = [pair for caching in (False, True) for pair in _richest(pairs, caching, WORKLOADS // 2)]
+    drawn = draw_scenarios(8 * ASYNC_WORKLOADS, first_seed=20_000, async_scheduling=True)
+    asynchronous = list(zip(drawn, vllm_traces(python, drawn)[1], strict=True))
+    for caching in (False, True):
+        kept += _richest(asynchronous, caching, ASYNC_WORKLOADS // 2)
+    kept += _telling(sorted([*pairs, *asynchronous], key=lambda pair: len(pair[1])), kept)
     data = {
         "vllm": version,
         "command": COMMAND,
@@ -37,7 +42,7 @@ def write(python: Path) -> None:
     PATH.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
 
 
-def _richest(pairs: Pairs, caching: bool) -> Pairs:
+def _richest(pairs: Pairs, caching: bool, count: int) -> Pairs:
     """The workloads in which most kinds of rare things happen; two, the shortest, for each kind before all others."""
     counted = [
         (coverage(scenario, trace), scenario, trace)
@@ -46,12 +51,12 @@ def _richest(pairs: Pairs, caching: bool) -> Pairs:
     ]
     found: Pairs = []
     for name in RARE:
-        found += [(scenario, trace) for count, scenario, trace in counted if count[name]][:2]
-    kinds = {id(trace): sum(count[name] > 0 for name in ALL) for count, _, trace in counted}
+        found += [(scenario, trace) for counts, scenario, trace in counted if counts[name]][:2]
+    kinds = {id(trace): sum(counts[name] > 0 for name in ALL) for counts, _, trace in counted}
     short = [(scenario, trace) for _, scenario, trace in counted if len(trace) <= MOST_STEPS]
     found += sorted(short, key=lambda pair: kinds[id(pair[1])], reverse=True)
     unique = {scenario.seed: (scenario, trace) for scenario, trace in reversed(found)}
-    chosen = list(dict.fromkeys(scenario.seed for scenario, _ in found))[: WORKLOADS // 2]
+    chosen = list(dict.fromkeys(scenario.seed for scenario, _ in found))[:count]
     return [unique[seed] for seed in sorted(chosen)]
 
 

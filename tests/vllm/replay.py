@@ -26,18 +26,28 @@ class Engine(Protocol):
 def replay(scenario: Scenario, engine: Engine) -> list[Step]:
     """The trace of a scenario: what each step did and left behind. One that does not end is cut off."""
     steps: list[Step] = []
-    added = 0
+    asynchronous = scenario.settings.async_scheduling
+    added = _add(scenario, engine, 0, 0)
     for step in range(MOST_STEPS):
-        while added < len(scenario.requests) and scenario.requests[added].step == step:
-            engine.add(added)
-            added += 1
         _abort(scenario, engine, step, during=False)
         begun = engine.begin(step)
         _abort(scenario, engine, step, during=True)
+        if asynchronous:
+            added = _add(scenario, engine, added, step + 1)
         steps.append({"step": step, **begun, **engine.end(step)})
+        if not asynchronous:
+            added = _add(scenario, engine, added, step + 1)
         if added == len(scenario.requests) and engine.empty:
             break
     return steps
+
+
+def _add(scenario: Scenario, engine: Engine, added: int, step: int) -> int:
+    """Adds the requests of a step, the first of which is number `added`; returns the number behind the last."""
+    while added < len(scenario.requests) and scenario.requests[added].step == step:
+        engine.add(added)
+        added += 1
+    return added
 
 
 def _abort(scenario: Scenario, engine: Engine, step: int, during: bool) -> None:
@@ -82,6 +92,7 @@ def case_of(scenario: Scenario) -> Case:
             long_prefill_threshold=settings.long_prefill_token_threshold,
             prefix_caching=settings.prefix_caching,
             hash_block_tokens=settings.block_size,
+            async_scheduling=settings.async_scheduling,
         ),
     )
 

@@ -28,13 +28,14 @@ class Settings:
     reserve_full_isl: bool
     policy: str  # "fcfs" or "priority"
     prefix_caching: bool
+    async_scheduling: bool = False
 
 
 @dataclass(frozen=True)
 class Request:
     """A request: its tokens are the prompt's and then those that the model will generate."""
 
-    step: int  # at which it arrives
+    step: int  # at which it arrives; with asynchronous scheduling, while the step before it runs
     arrival: int  # rank of its arrival time, which orders requests of one priority
     priority: int
     num_prompt_tokens: int
@@ -83,9 +84,21 @@ def draw_scenario(seed: int, prefix_caching: bool) -> Scenario:
     return Scenario(seed, settings, requests, _draw_aborts(random, requests))
 
 
-def draw_scenarios(count: int, first_seed: int = 0) -> list[Scenario]:
-    """Workloads by seed; every other one with prefix caching."""
-    return [draw_scenario(first_seed + i // 2, prefix_caching=i % 2 == 1) for i in range(count)]
+def draw_scenarios(count: int, first_seed: int = 0, async_scheduling: bool = False) -> list[Scenario]:
+    """Workloads by seed; every other one with prefix caching. With asynchronous scheduling nobody hangs up."""
+    drawn = [draw_scenario(first_seed + i // 2, prefix_caching=i % 2 == 1) for i in range(count)]
+    return [asynchronous(scenario) for scenario in drawn] if async_scheduling else drawn
+
+
+def both_ways(count: int, first_seed: int = 0) -> list[Scenario]:
+    """The same workloads, scheduled synchronously and asynchronously."""
+    return draw_scenarios(count, first_seed) + draw_scenarios(count, first_seed, async_scheduling=True)
+
+
+def asynchronous(scenario: Scenario) -> Scenario:
+    """The same workload for an engine that schedules asynchronously, without aborts."""
+    settings = replace(scenario.settings, async_scheduling=True)
+    return replace(scenario, settings=settings, aborts=())
 
 
 def _draw_settings(random: np.random.Generator, prefix_caching: bool) -> Settings:

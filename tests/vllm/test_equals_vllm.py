@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 
 from tests.vllm import recording
-from tests.vllm.compare import SUBJECTS, Subject, compare, first_difference, seldom
+from tests.vllm.compare import ASYNC, SUBJECTS, Subject, compare, first_difference, seldom
 from tests.vllm.installation import VARIABLE, vllm_traces
 from tests.vllm.mutations import MUTATIONS, Mutation
 from tests.vllm.replay import Step
-from tests.vllm.scenarios import Scenario, draw_scenarios
+from tests.vllm.scenarios import Scenario, both_ways
 
 Pairs = list[tuple[Scenario, list[Step]]]
 
 
 @pytest.mark.vllm
 @pytest.mark.skipif(VARIABLE not in os.environ, reason=f"{VARIABLE} names no Python with vLLM")
-def test_500_random_workloads_are_scheduled_identically() -> None:
-    scenarios = draw_scenarios(500)
+def test_500_random_workloads_are_scheduled_identically_synchronously_and_asynchronously() -> None:
+    scenarios = both_ways(500)
     _, traces = vllm_traces(Path(os.environ[VARIABLE]), scenarios)
     tallies = compare(zip(scenarios, traces, strict=True))
     differences = [difference for tally in tallies.values() for difference in tally.differences]
@@ -35,7 +35,10 @@ def recorded() -> Pairs:
 
 def test_the_recording_shows_what_matters(recorded: Pairs) -> None:
     tallies = compare(recorded, subjects=())
-    assert sum(tally.counts["workloads"] for tally in tallies.values()) >= recording.WORKLOADS
+    workloads = {kind: tally.counts["workloads"] for kind, tally in tallies.items()}
+    asynchronous = sum(count for kind, count in workloads.items() if ASYNC in kind)
+    assert asynchronous >= recording.ASYNC_WORKLOADS
+    assert sum(workloads.values()) - asynchronous >= recording.WORKLOADS
     assert seldom(tallies) == []
 
 

@@ -8,6 +8,11 @@ engine is started: `Scheduler` decides, and what the model would have computed i
 A step is what `EngineCore.step` does: requests and aborts that have come in, `schedule`, aborts that come in while the
 model runs, `update_from_output`. Where `schedule` preempts and schedules nothing, vLLM runs an empty step and begins
 the next; here both are one step, since the empty one takes no time.
+
+With asynchronous scheduling it is what `EngineCore.step_with_batch_queue` does with a queue of two batches: the next
+batch is scheduled while a step runs, before whatever comes in meanwhile, and only if there is nothing to schedule when
+the step has ended. What a step "begun" shows is the state in which vLLM is when it begins: after the update of the step
+before, and after its own scheduling.
 """
 
 from __future__ import annotations
@@ -31,6 +36,7 @@ from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig,
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import ModelRunnerOutput
@@ -78,13 +84,14 @@ def build_scheduler(base: VllmConfig, settings: dict[str, Any]) -> Scheduler:
         long_prefill_token_threshold=settings["long_prefill_token_threshold"],
         scheduler_reserve_full_isl=settings["reserve_full_isl"],
         policy=settings["policy"],
-        async_scheduling=False,
+        async_scheduling=settings["async_scheduling"],
     )
     block_size = settings["block_size"]
     config.cache_config = CacheConfig(block_size=block_size, enable_prefix_caching=settings["prefix_caching"])
     config.cache_config.num_gpu_blocks = settings["num_blocks"]
     spec = FullAttentionSpec(block_size=block_size, num_kv_heads=1, head_size=1, dtype=torch.float32)
-    return Scheduler(
+    kind = AsyncScheduler if settings["async_scheduling"] else Scheduler
+    return kind(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(
             num_blocks=settings["num_blocks"],
@@ -138,19 +145,71 @@ class Drive:
             block_hasher=self.hasher,
         )
 
+    def run_async(self) -> list[dict[str, Any]]:
+        """The scenario's trace where the next batch is scheduled while a step runs."""
+        steps: list[dict[str, Any]] = []
+        self.add(0)
+        batch, preemptions, evictions = None, [0] * len(self.scenario["requests"]), 0
+        for step in range(MOST_STEPS):
+            batch = batch or self.schedule()
+            begun = self.state()
+            counts = [request.num_preemptions for request in self.requests]
+            preempted = [[i, n - preemptions[i]] for i, n in enumerate(counts) if n > preemptions[i]]
+            preemptions[: len(counts)] = counts
+            begun_evictions, evictions = self.evictions - evictions, self.evictions
+            ahead = self.schedule(ahead=True) if batch else None
+            self.add(step + 1)
+            alive = [request for request in self.requests if request.request_id in self.scheduler.requests]
+            if batch:
+                self.scheduler.update_from_output(*batch[:2])
+            if ahead and not ahead[2]:  # nothing to do before that was known
+                self.scheduler.update_from_output(*ahead[:2])
+                ahead = None
+            finished = [int(request.request_id) for request in alive if request.is_finished()]
+            left = [number for number in begun["running"] if number not in finished]
+            steps.append(
+                {
+                    "step": step,
+                    "scheduled": batch[2] if batch else [],
+                    "preempted": preempted,
+                    "evictions": begun_evictions,
+                    "begun": begun,
+                    "finished": finished,
+                    "ended": {"running": left},
+                }
+            )
+            batch = ahead
+            if len(self.requests) == len(self.scenario["requests"]) and not self.scheduler.requests:
+                return steps
+        raise RuntimeError(f"scenario {self.scenario['seed']} has not ended after {MOST_STEPS} steps")
+
+    def schedule(self, ahead: bool = False) -> tuple[Any, ModelRunnerOutput, list[list[int]]]:
+        """A batch, what the model will make of it, and what is scheduled; empty only where nothing can be done."""
+        while True:
+            output = self.scheduler.schedule()
+            produced = self.model_output(output)
+            if ahead or output.num_scheduled_tokens or not output.preempted_req_ids:
+                return output, produced, self.scheduled(output)
+            self.scheduler.update_from_output(output, produced)
+
     def run(self) -> list[dict[str, Any]]:
         """The scenario's trace: what each step did and left behind."""
         steps = []
         last = len(self.scenario["requests"])
         for step in range(MOST_STEPS):
-            while len(self.requests) < last and self.scenario["requests"][len(self.requests)]["step"] == step:
-                self.requests.append(self.new_request(len(self.requests)))
-                self.scheduler.add_request(self.requests[-1])
+            self.add(step)
             self.abort(step, during=False)
             steps.append(self.step(step))
             if len(self.requests) == last and not self.scheduler.requests:
                 return steps
         raise RuntimeError(f"scenario {self.scenario['seed']} has not ended after {MOST_STEPS} steps")
+
+    def add(self, step: int) -> None:
+        """Lets the requests of a step come in."""
+        rows = self.scenario["requests"]
+        while len(self.requests) < len(rows) and rows[len(self.requests)]["step"] == step:
+            self.requests.append(self.new_request(len(self.requests)))
+            self.scheduler.add_request(self.requests[-1])
 
     def abort(self, step: int, during: bool) -> None:
         for row in self.scenario["aborts"]:
@@ -164,10 +223,7 @@ class Drive:
         while not output.num_scheduled_tokens and output.preempted_req_ids:
             self.scheduler.update_from_output(output, self.model_output(output))
             output = self.scheduler.schedule()
-        scheduled = [
-            [int(name), self.requests[int(name)].num_computed_tokens - tokens, tokens]
-            for name, tokens in output.num_scheduled_tokens.items()
-        ]
+        scheduled = self.scheduled(output)
         preempted = [
             [number, request.num_preemptions - old]
             for number, (request, old) in enumerate(zip(self.requests, before, strict=True))
@@ -188,15 +244,26 @@ class Drive:
             "ended": self.state(),
         }
 
+    def scheduled(self, output: Any) -> list[list[int]]:
+        """Request, first token and number of tokens of each that is scheduled."""
+        return [
+            [int(name), self.requests[int(name)].num_computed_tokens - tokens, tokens]
+            for name, tokens in output.num_scheduled_tokens.items()
+        ]
+
     def model_output(self, output: Any) -> ModelRunnerOutput:
-        """What the model returns: the scenario's next token of every request whose tokens are all computed."""
+        """What the model returns: the scenario's next token of every request whose tokens are all computed.
+
+        The last one of those that are in flight is this step's own.
+        """
         names = list(output.num_scheduled_tokens)
         sampled = []
         for name in names:
             request = self.requests[int(name)]
-            due = request.num_computed_tokens == request.num_tokens
+            in_flight = max(request.num_output_placeholders - 1, 0)
+            due = request.num_computed_tokens == request.num_tokens + in_flight
             row = self.scenario["requests"][int(name)]
-            sampled.append([row["tokens"][request.num_tokens]] if due else [])
+            sampled.append([row["tokens"][request.num_tokens + in_flight]] if due else [])
         return ModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: index for index, name in enumerate(names)},
@@ -228,7 +295,9 @@ def main(scenarios: str, traces: str) -> None:
     with Path(scenarios).open() as source, Path(traces).open("w") as sink:
         sink.write(json.dumps({"vllm": vllm.__version__, "scheduler": Scheduler.__qualname__}) + "\n")
         for line in source:
-            sink.write(json.dumps(Drive(base, json.loads(line)).run()) + "\n")
+            drive = Drive(base, json.loads(line))
+            trace = drive.run_async() if drive.scenario["settings"]["async_scheduling"] else drive.run()
+            sink.write(json.dumps(trace) + "\n")
 
 
 if __name__ == "__main__":

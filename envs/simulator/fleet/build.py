@@ -19,7 +19,7 @@ from calibration.profile import Profile, load_profile, named_profile
 from envs.backend import SLO
 from envs.fleet import FleetSpec, GroupSpec, ReplicaSpec
 from envs.simulator.kernel.state import CLASS_DTYPE, KIND_DTYPE, Tables, rows_of
-from envs.simulator.scheduling import check_scheduling, to_ps
+from envs.simulator.scheduling import check_scheduling, schedules_async, to_ps
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def build_fleet(spec: FleetSpec, slos: tuple[SLO, ...], factors: tuple[float, ..
         endpoints=endpoints,
         first_place=tuple(int(place) for place in np.cumsum([0, *sizes])),
         kinds=kinds,
-        tables=stack_tables(kinds, slos, spec.link_bytes_per_s),
+        tables=stack_tables(kinds, slos, spec.link_bytes_per_s, spec.async_scheduling, spec.order),
         blocks=tuple(blocks_of(group.replica) for group in places),
     )
 
@@ -243,7 +243,11 @@ def _scaled(values: NDArray[np.int64] | int, factor: float) -> NDArray[np.int64]
 
 
 def stack_tables(
-    kinds: Sequence[tuple[ReplicaSpec, float]], slos: tuple[SLO, ...], link_bytes_per_s: float
+    kinds: Sequence[tuple[ReplicaSpec, float]],
+    slos: tuple[SLO, ...],
+    link_bytes_per_s: float,
+    async_scheduling: bool | None,
+    order: str,
 ) -> Tables:
     """Tables of some kinds of replicas, a row each.
 
@@ -251,6 +255,8 @@ def stack_tables(
         kinds: Replicas and slow-downs.
         slos: Latency promise of each request class.
         link_bytes_per_s: Bandwidth that prefilled KV goes to decode workers with, bytes/s.
+        async_scheduling: As in `ClusterSpec`.
+        order: Queue order of the engines.
     """
     parts = [(tables_of(replica), factor) for replica, factor in kinds]
     replicas = [replica for replica, _ in kinds]
@@ -273,6 +279,9 @@ def stack_tables(
                 [to_ps(_kv_bytes(replica) / link_bytes_per_s) for replica in replicas], np.int64
             ),
             transfer_fixed_ps=np.full(len(kinds), to_ps(LINK_LATENCY_S), np.int64),
+            async_scheduling=[
+                int(schedules_async(async_scheduling, order, profile_of(replica))) for replica in replicas
+            ],
             speed=full[0] / full,
         ),
         classes=rows_of(

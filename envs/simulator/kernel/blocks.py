@@ -295,10 +295,13 @@ def _free_shared(world: World, e: int, start: int, end: int, first: int, last: i
 
 
 @compiled
-def give_back(world: World, tables: Tables, e: int, slot: int, tokens: int, goes_on: int) -> None:
+def give_back(
+    world: World, tables: Tables, e: int, slot: int, tokens: int, goes_on: int, unknown: int
+) -> None:
     """Gives back the blocks of a running request whose KV holds `tokens` tokens.
 
-    `goes_on` says that the request is not over: it may come back to this engine and find its own blocks again.
+    `goes_on` says that the request is not over: it may come back to this engine and find its own blocks again. The last
+    `unknown` tokens are not known yet: a block that they fill is not cached.
     """
     block_size = tables.kinds[world.engines[e].kind].block_size
     total = blocks_for(tokens, block_size)
@@ -307,7 +310,7 @@ def give_back(world: World, tables: Tables, e: int, slot: int, tokens: int, goes
     world.engines[e].used_blocks -= total - held
     if not world.cluster[0].prefix_caching:
         return
-    full = tokens // block_size
+    full = (tokens - unknown) // block_size
     first, last = _chain(world, tables, e, slot)
     shared = max(min(full, _chain_blocks(world, first, last)), held)
     free_anonymous(world, e, total - full, int64(1))

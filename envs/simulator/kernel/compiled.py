@@ -63,6 +63,10 @@ def inlined(function: Function) -> Function:
 
 
 def _stamped(dispatcher: Function) -> Function:
-    folder = Path(dispatcher.__code__.co_filename).parent
-    dispatcher._cache._cache_file._source_stamp = source_stamp(folder)  # type: ignore[attr-defined]
+    folders = {
+        Path(dispatcher.__code__.co_filename).parent,
+        Path(__file__).parent,
+    }  # its own and what it calls
+    stamp = " ".join(source_stamp(folder) for folder in sorted(folders))
+    dispatcher._cache._cache_file._source_stamp = stamp  # type: ignore[attr-defined]
     return dispatcher

@@ -6,6 +6,10 @@ if nothing was preempted, waiting requests are admitted while budget, sequence l
 prefilled in chunks of what the token budget leaves. Block accounting needs no per-request field: a request with n
 computed tokens holds ceil(n / block_size) blocks (`blocks.py`).
 
+With asynchronous scheduling an iteration is put together while the one before it runs, if there is anything to put
+together (`EngineCore.step_with_batch_queue`). Here that is done at the end of the one before, overlooking what has
+happened since that began: whoever came is not known yet, and whoever is over is parting, still with blocks and a place.
+
 Two shortcuts, both exact: an iteration in which every running request gets what it wants needs no walk over them
 (`_schedule_running_fast`), and a run of identical pure-decode iterations is crossed in one go (`runs.py`).
 """
@@ -24,7 +28,24 @@ from envs.simulator.kernel.blocks import (
     take_hit,
 )
 from envs.simulator.kernel.compiled import compiled, entry, inlined, int64
-from envs.simulator.kernel.queues import head_of, next_change, put_back, tokens_to_prefill, unlink
+from envs.simulator.kernel.parting import (
+    know_all,
+    less_urgent,
+    let_parting_go,
+    move_up,
+    part,
+    parting_victim,
+    preempt_parting,
+)
+from envs.simulator.kernel.queues import (
+    count_known,
+    head_of,
+    known_head_of,
+    next_change,
+    put_back,
+    tokens_to_prefill,
+    unlink,
+)
 from envs.simulator.kernel.state import (
     ACTIVE,
     DECODE,
@@ -93,6 +114,7 @@ def enter_decode(world: World, tables: Tables, e: int, i: int) -> None:
     engine = world.engines[e]
     request = world.requests[world.running[e, i]]
     request.phase = DECODE
+    request.settled = 2
     request.offset = request.computed - engine.tick
     world.residues[e, request.offset % tables.kinds[engine.kind].block_size] += 1
     engine.decode_context += request.computed
@@ -135,7 +157,7 @@ def cache_decoded(world: World, tables: Tables, e: int) -> None:
             request = world.requests[slot]
             if request.sharing and request.offset == offset:
                 left -= 1
-                cache_chunk(world, tables, e, slot, engine.tick + offset)
+                cache_chunk(world, tables, e, slot, engine.tick + offset - engine.late)
         before = offset
 
 
@@ -149,7 +171,12 @@ def drop_running(world: World, tables: Tables, e: int, i: int, planned: int, goe
     engine = world.engines[e]
     slot = int64(world.running[e, i])
     request = world.requests[slot]
-    give_back(world, tables, e, slot, computed_tokens(world, slot) + planned, goes_on)
+    unknown = int64(0)
+    if request.phase == DECODE and planned > 0:
+        unknown = int64(engine.ahead and request.settled != 1)
+    elif request.phase == DECODE:
+        unknown = int64(engine.late and request.settled == 0)
+    give_back(world, tables, e, slot, computed_tokens(world, slot) + planned, goes_on, unknown)
     if request.phase == DECODE:
         request.generated = decoding_progress(world, slot)
         _leave_decode(world, tables, e, slot)
@@ -170,18 +197,14 @@ def drop_running(world: World, tables: Tables, e: int, i: int, planned: int, goe
 
 @compiled
 def _victim(world: World, e: int) -> int:
-    """Entry of the running list that gives way: the highest (priority, arrival), the latest deadline, or the last."""
+    """Entry of the running list that gives way: the least urgent one, or the last."""
     count = int64(world.engines[e].num_running)
     order = world.cluster[0].order
     if order != PRIORITY and order != EDF:
         return count - 1
     worst = int64(0)
     for i in range(1, count):
-        a, b = world.requests[world.running[e, i]], world.requests[world.running[e, worst]]
-        a_key, b_key = int64(a.level), int64(b.level)
-        if order == EDF:
-            a_key, b_key = int64(a.deadline_ps), int64(b.deadline_ps)
-        if (a_key, a.arrival_ps, a.index) > (b_key, b.arrival_ps, b.index):
+        if less_urgent(world, int64(world.running[e, i]), int64(world.running[e, worst])):
             worst = int64(i)
     return worst
 
@@ -189,10 +212,11 @@ def _victim(world: World, e: int) -> int:
 @compiled
 def _prefill_threshold(world: World, e: int) -> int:
     """Longest prefill chunk: vLLM's long_prefill_token_threshold, which a request alone in its engine is spared."""
-    engine = world.engines[e]
-    if engine.num_running + engine.num_waiting > 1 and world.cluster[0].long_prefill_threshold > 0:
-        return int64(world.cluster[0].long_prefill_threshold)
-    return NEVER
+    engine, threshold = world.engines[e], int64(world.cluster[0].long_prefill_threshold)
+    if threshold == 0:
+        return NEVER
+    waiting = count_known(world, e) if engine.ahead else int64(engine.num_waiting)
+    return threshold if engine.num_running + engine.num_parting + waiting > 1 else NEVER
 
 
 @inlined
@@ -222,12 +246,16 @@ def _schedule_running_fast(world: World, tables: Tables, e: int, budget: int, th
         for i in range(decoding):
             slot = int64(world.running[e, i])
             if world.requests[slot].sharing:
-                cache_chunk(world, tables, e, slot, engine.tick + world.requests[slot].offset + 1)
+                unknown = engine.ahead and world.requests[slot].settled != 1
+                cache_chunk(world, tables, e, slot, engine.tick + world.requests[slot].offset + 1 - unknown)
     for i in range(decoding, engine.num_running):
         slot = int64(world.running[e, i])
         request = world.requests[slot]
         request.computed += request.chunk
         cache_chunk(world, tables, e, slot, int64(request.computed))
+    if tables.kinds[engine.kind].async_scheduling and world.cluster[0].prefix_caching:
+        for i in range(decoding):
+            world.requests[world.running[e, i]].settled = 0
     engine.walked = 0
     engine.step_decodes = decoding
     return left
@@ -241,6 +269,7 @@ def _preempt(world: World, tables: Tables, e: int, i: int) -> int:
     drop_running(world, tables, e, i, planned, int64(1))
     put_back(world, e, slot)
     world.engines[e].preemptions += 1
+    move_up(world, e, i)
     return planned
 
 
@@ -252,6 +281,9 @@ def _stand_still(world: World, tables: Tables, e: int, i: int) -> None:
     request = world.requests[world.running[e, i]]
     world.residues[e, request.offset % block_size] -= 1
     request.offset -= 1
+    request.settled = 1
+    if request.sharing:
+        cache_chunk(world, tables, e, int64(world.running[e, i]), engine.tick + request.offset + 1)
     world.residues[e, request.offset % block_size] += 1
     engine.decode_context -= 1
     world.finish_tick[e, i] += 1
@@ -271,6 +303,7 @@ def _settle_walk(world: World, tables: Tables, e: int) -> int:
         elif request.chunk == 0:
             _stand_still(world, tables, e, j)
         else:
+            request.settled = 0
             context += computed_tokens(world, slot)
             going_on += 1
     find_next_finish(world, e)
@@ -281,7 +314,7 @@ def _settle_walk(world: World, tables: Tables, e: int) -> int:
 
 @compiled
 def _schedule_running_walk(
-    world: World, tables: Tables, e: int, budget: int, threshold: int
+    world: World, tables: Tables, e: int, budget: int, threshold: int, now: int
 ) -> tuple[int, bool]:
     """Walks over the running list as vLLM does. Returns the budget left and whether anything was preempted."""
     engine = world.engines[e]
@@ -299,17 +332,24 @@ def _schedule_running_walk(
         chunk = min(wanted, budget)
         needed = blocks_for(computed + chunk, block_size) - blocks_for(computed, block_size)
         while alive and engine.used_blocks + needed > engine.capacity_blocks:
+            preempted = True
             victim = _victim(world, e)
+            gone = parting_victim(world, e, victim)
+            if gone >= 0:
+                preempt_parting(world, tables, e, gone, now)
+                continue
             alive = victim != i
             budget += _preempt(world, tables, e, victim)
-            preempted = True
             if victim < i:
                 i -= 1
         if alive:
             request.chunk = chunk
             take_blocks(world, e, needed)
-            if request.phase == PREFILL or request.sharing:
+            if request.phase == PREFILL:
                 cache_chunk(world, tables, e, slot, computed + chunk)
+            elif request.sharing:
+                unknown = engine.ahead and request.settled != 1
+                cache_chunk(world, tables, e, slot, computed + chunk - unknown)
             budget -= chunk
             i += 1
     return budget, preempted
@@ -342,9 +382,11 @@ def _admit_waiting(world: World, tables: Tables, e: int, now: int, budget: int, 
     """Moves waiting requests into the batch while budget, sequence limit and blocks last; returns the budget left."""
     engine, cluster = world.engines[e], world.cluster[0]
     block_size = tables.kinds[engine.kind].block_size
-    most_running = tables.kinds[engine.kind].max_num_seqs - engine.num_kept
+    most_running = tables.kinds[engine.kind].max_num_seqs - engine.num_kept - engine.num_parting
     while budget > 0 and engine.num_waiting > 0 and engine.num_running < most_running:
-        slot = head_of(world, e, now)
+        slot = known_head_of(world, e) if engine.ahead else head_of(world, e, now)
+        if slot < 0:
+            break
         brought = int64(world.requests[slot].computed)  # KV that came from another engine
         hit, of_these_free = int64(0), int64(0)
         if brought == 0:
@@ -401,7 +443,8 @@ def _prefill_work(world: World, e: int) -> tuple[int, int, int, int]:
 def _pick_tokens(world: World, tables: Tables, e: int, now: int) -> tuple[int, int]:
     """Decides what the coming iteration computes. Returns its tokens and the context its decoding requests read.
 
-    A pass that only preempts schedules nothing and takes no time; vLLM then begins the next one at once.
+    A pass that only preempts schedules nothing and takes no time; vLLM then begins the next one at once. One that finds
+    nothing to do ahead of time is made again when all is known.
     """
     engine = world.engines[e]
     full_budget = tables.kinds[engine.kind].max_batched_tokens
@@ -411,12 +454,16 @@ def _pick_tokens(world: World, tables: Tables, e: int, now: int) -> tuple[int, i
         context = int64(engine.decode_context)
         budget = _schedule_running_fast(world, tables, e, full_budget, threshold)
         if budget < 0:
-            budget, preempted = _schedule_running_walk(world, tables, e, full_budget, threshold)
+            budget, preempted = _schedule_running_walk(world, tables, e, full_budget, threshold, now)
             if preempted and budget == full_budget:
+                know_all(world, tables, e, now)
                 continue
             context = _settle_walk(world, tables, e)
         if engine.num_waiting > 0 and not preempted:
             budget = _admit_waiting(world, tables, e, now, budget, threshold)
+        if budget == full_budget and engine.ahead:
+            know_all(world, tables, e, now)
+            continue
         return full_budget - budget, context
 
 
@@ -432,10 +479,15 @@ def takes_steps(world: World, e: int) -> bool:
 def _queue_may_move(world: World, tables: Tables, e: int) -> bool:
     """Whether a waiting request may be admitted by the mere passing of time.
 
-    Because another becomes next, or because what is being decoded is the beginning of what waits.
+    Because another becomes next, or because what is being decoded is the beginning of what waits, or because it is not
+    known yet that there is room.
     """
     engine = world.engines[e]
-    if engine.num_waiting == 0 or (world.cluster[0].order != DPA and engine.num_sharing == 0):
+    if engine.num_waiting == 0:
+        return False
+    if tables.kinds[engine.kind].async_scheduling:
+        return True
+    if world.cluster[0].order != DPA and engine.num_sharing == 0:
         return False
     return engine.num_running < tables.kinds[engine.kind].max_num_seqs
 
@@ -444,12 +496,18 @@ def _queue_may_move(world: World, tables: Tables, e: int) -> bool:
 def schedule(world: World, tables: Tables, e: int, now: int) -> None:
     """Begins an iteration at `now` if there is anything to run, or says when to look again if nothing has room."""
     engine = world.engines[e]
+    engine.ahead = int(engine.step_end_ps >= 0 and tables.kinds[engine.kind].async_scheduling)
+    if not engine.ahead:
+        engine.late = 0
     engine.step_end_ps = -1
     engine.begin_ps = NEVER
     engine.steady = 0
     if engine.num_running + engine.num_waiting == 0 or not takes_steps(world, e):
+        know_all(world, tables, e, now)
         return
     scheduled, context = _pick_tokens(world, tables, e, now)
+    let_parting_go(world, tables, e, now)
+    engine.late = engine.ahead
     if scheduled == 0:
         engine.begin_ps = next_change(world, e, now)
         return
@@ -519,6 +577,7 @@ def _let_finished_go(world: World, tables: Tables, e: int, now: int) -> None:
     """Takes requests that have all their tokens off the running list."""
     engine = world.engines[e]
     kept = 0
+    last = int64(-1)
     earliest = NEVER
     for i in range(engine.num_running):
         slot = int64(world.running[e, i])
@@ -527,7 +586,13 @@ def _let_finished_go(world: World, tables: Tables, e: int, now: int) -> None:
             if engine.role == PREFILLS and world.requests[slot].generated < world.requests[slot].output:
                 send_off(world, tables, e, slot, now)
                 continue
-            give_back(world, tables, e, slot, computed_tokens(world, slot), int64(0))
+            if tables.kinds[engine.kind].async_scheduling:
+                world.requests[slot].computed = computed_tokens(world, slot)
+                if world.requests[slot].phase == DECODE:
+                    _leave_decode(world, tables, e, slot)
+                last = part(world, e, slot, int64(kept), last)
+                continue
+            give_back(world, tables, e, slot, computed_tokens(world, slot), int64(0), int64(0))
             if world.requests[slot].phase == DECODE:
                 _leave_decode(world, tables, e, slot)
             book_finish(world, tables, slot, now)
@@ -554,6 +619,8 @@ def let_migrating_go(world: World, tables: Tables, e: int) -> None:
         if request.target > 0:
             request.computed = engine.tick + request.offset
             request.generated = request.computed - request.prompt + 1
+            if request.sharing:
+                cache_chunk(world, tables, e, slot, int64(request.computed))
             _leave_decode(world, tables, e, slot)
             _remove_running(world, e, int64(i))
             request.phase = TRANSIT

@@ -72,7 +72,7 @@ def join(world: World, tables: Tables, slot: int, e: int) -> None:
     left = int64(request.engine)
     world.engines[left].num_kept -= 1
     if e != left:
-        give_back(world, tables, left, slot, int64(request.computed), int64(1))
+        give_back(world, tables, left, slot, int64(request.computed), int64(1), int64(0))
         _look_again(world, tables, left)
         engine.num_kept -= 1
         request.engine = e
@@ -82,6 +82,7 @@ def join(world: World, tables: Tables, slot: int, e: int) -> None:
     engine.prefill_context += request.computed
     cache_chunk(world, tables, e, slot, int64(request.computed))
     enter_decode(world, tables, e, int64(engine.num_running) - 1)
+    request.settled = 1
     _look_again(world, tables, e)
 
 

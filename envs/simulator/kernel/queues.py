@@ -134,6 +134,7 @@ def _stand_behind(world: World, row: int, level: int, slot: int, before: int) ->
     else:
         engine = world.engines[row]
         request.engine = row
+        request.offset = engine.steps + (engine.step_end_ps >= 0)
         engine.num_waiting += 1
         engine.pending_prefill_tokens += tokens_to_prefill(world, slot)
         engine.steady = 0  # it may join the batch when the iteration in flight ends
@@ -286,3 +287,27 @@ def head_of(world: World, row: int, now: int) -> int:
         if world.queues[row, level, 0] >= 0:
             return int64(world.queues[row, level, 0])
     return int64(-1)
+
+
+@compiled
+def known_head_of(world: World, e: int) -> int:
+    """As `head_of`, of those who came before the engine's last iteration began; orders but DPA."""
+    for level in range(NUM_LEVELS):
+        slot = int64(world.queues[e, level, 0])
+        while slot >= 0:
+            if world.requests[slot].offset <= world.engines[e].steps:
+                return slot
+            slot = int64(world.requests[slot].next)
+    return int64(-1)
+
+
+@compiled
+def count_known(world: World, e: int) -> int:
+    """Waiting requests who came before the engine's last iteration began."""
+    known = int64(0)
+    for level in range(NUM_LEVELS):
+        slot = int64(world.queues[e, level, 0])
+        while slot >= 0:
+            known += world.requests[slot].offset <= world.engines[e].steps
+            slot = int64(world.requests[slot].next)
+    return known

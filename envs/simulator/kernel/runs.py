@@ -109,6 +109,7 @@ def _cross(world: World, tables: Tables, e: int, count: int) -> None:
     engine.busy_ps += duration
     engine.step_end_ps += duration
     engine.run_left -= count
+    engine.late = int(tables.kinds[engine.kind].async_scheduling)
     if engine.num_sharing > 0:
         cache_decoded(world, tables, e)
 

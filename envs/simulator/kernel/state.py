@@ -112,9 +112,10 @@ ENGINE_DTYPE = np.dtype(
             np.int32,
         ),  # prefix caching: the free blocks as a list of extents, next to be taken ...
         ("free_last", np.int32),  # ... and last
-        # Reserved, 0 until the environment comes that needs it:
-        ("node", np.int32),  # engines of one node share its compute, iteration by iteration, and its memory
-        ("spot", np.int32),  # 1: may be reclaimed
+        ("ahead", np.int32),  # 1: the iteration is put together as if the one before it still ran
+        ("late", np.int32),  # 1: so was the last one, and what was decoded in it is not cached yet
+        ("num_parting", np.int32),  # requests that are over and wait for that to give back their blocks ...
+        ("first_parting", np.int32),  # ... the first of them
     ],
     align=True,
 )
@@ -123,7 +124,9 @@ REQUEST_DTYPE = np.dtype(
     [
         # What a router looks at of every request in flight, side by side:
         ("first_token_ps", np.int64),  # -1 until then
-        ("offset", np.int64),  # decoding: computed tokens = engine tick + offset
+        # Decoding: computed tokens = engine tick + offset. Waiting in an engine: the number of iterations from which on
+        # one may be put together with it. Parting: how many that go on stand before it in the running list.
+        ("offset", np.int64),
         ("phase", np.int32),
         ("engine", np.int32),  # -1 until it is sent to one
         ("prompt", np.int32),
@@ -147,6 +150,9 @@ REQUEST_DTYPE = np.dtype(
         ("held_blocks", np.int32),  # blocks that list covers; what it has beyond is its own and implicit
         ("sharing", np.int32),  # prefix caching: 1 while it decodes blocks that its chain names
         ("own_extents", np.int32),  # its own blocks that it has left in caches, of any engine; -1 if none
+        # Decoding, prefix caching under asynchronous scheduling, 1: it stood still in the last iteration, so that all
+        # its tokens are known; 2: the last iteration computed the rest of its prompt, all of which is known.
+        ("settled", np.int32),
         ("next", np.int32),
         ("prev", np.int32),
         (
@@ -270,6 +276,7 @@ KIND_DTYPE = np.dtype(
         ("max_batched_tokens", np.int64),
         ("transfer_ps", np.int64),  # per token of KV sent to another engine
         ("transfer_fixed_ps", np.int64),  # until the first byte is there
+        ("async_scheduling", np.int64),  # 1: an iteration is put together while the one before it runs
         ("speed", np.float64),  # relative token throughput, used by routers
     ],
     align=True,

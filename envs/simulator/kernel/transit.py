@@ -43,5 +43,5 @@ def take_off(world: World, tables: Tables, e: int) -> int:
         world.due_ps[len(world.engines) + e] = NEVER
     else:
         world.due_ps[len(world.engines) + e] = world.requests[following].arrives_ps
-    give_back(world, tables, e, slot, int64(world.requests[slot].computed), int64(1))
+    give_back(world, tables, e, slot, int64(world.requests[slot].computed), int64(1), int64(0))
     return slot

@@ -122,6 +122,9 @@ def test_the_front_end_is_found_again() -> None:
     assert found.token_s == pytest.approx(1e-5, rel=0.05)
     assert found.pipeline_iterations == pytest.approx(1.0, rel=0.02)
     assert fit_front_end(latency, []) == Frontend()
+    its_own = fit_front_end(latency, probes_with(latency), asynchronous=True)
+    assert its_own.pipeline_iterations == pytest.approx(0.0, abs=0.02)
+    assert its_own.fixed_s == found.fixed_s
 
 
 def test_known_models_and_gpus_stand_by_name() -> None:

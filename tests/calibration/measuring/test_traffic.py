@@ -38,6 +38,7 @@ TRUE = replace(
 )
 LATENCY = LatencyModel(MODEL, GPU, 1, TRUE)
 FRONT_END_S = 0.004
+REQUEST_S = 2e-4  # of it for each request that decodes, where it schedules asynchronously
 BUDGET = 2048  # tokens of an iteration
 
 
@@ -48,12 +49,18 @@ class Playing:
     output: int
     prefilled: int = 0
     generated: int = 0
+    late_s: float = 0.0  # by which the client sees its tokens later
     first_token_s: float = math.nan
     finish_s: float = math.nan
 
 
 def play(
-    name: str, seed: int, number: int = 150, begin_s: float = 1e9, most: int = 256
+    name: str,
+    seed: int,
+    number: int = 150,
+    begin_s: float = 1e9,
+    most: int = 256,
+    asynchronous: bool = False,
 ) -> tuple[Run, list[Iteration], pd.DataFrame]:
     """Serves a run first come, first served; the client sees every token `FRONT_END_S` late."""
     rng = np.random.default_rng(seed)
@@ -64,9 +71,11 @@ def play(
             arrivals, rng.integers(20, 3000, number), rng.integers(1, 150, number), strict=True
         )
     ]
-    now_s, log = begin_s, []
+    now_s, log, began_s = begin_s, [], begin_s
     while any(request.generated < request.output for request in requests):
-        here = [r for r in requests if r.arrival_s <= now_s and r.generated < r.output][:most]
+        waiting = [r for r in requests if r.arrival_s <= now_s and r.generated < r.output]
+        known = [r for r in waiting if r.arrival_s <= began_s]
+        here = (known if asynchronous and known else waiting)[:most]
         if not here:
             now_s = min(r.arrival_s for r in requests if r.arrival_s > now_s)
             continue
@@ -80,12 +89,14 @@ def play(
                 left -= length
         context = sum(r.prompt + r.generated for r in decoding)
         took_s = LATENCY.iteration_s(len(decoding), context, chunks)
-        now_s += took_s
+        began_s, now_s = now_s, now_s + took_s
+        late_s = FRONT_END_S + asynchronous * REQUEST_S * len(decoding)
         for request in here:
             if request.prefilled == request.prompt:
                 request.generated += 1
-                request.first_token_s = now_s if request.generated == 1 else request.first_token_s
-                request.finish_s = now_s
+                if request.generated == 1:
+                    request.first_token_s, request.late_s = now_s + late_s, late_s
+                request.finish_s = now_s + request.late_s
         prompt_tokens = sum(length for _, length in chunks)
         log.append(Iteration(len(log), now_s, len(chunks), prompt_tokens, len(decoding), 0.9 * took_s))
     frame = pd.DataFrame(
@@ -94,14 +105,14 @@ def play(
             "input_tokens": [r.prompt for r in requests],
             "output_tokens": [r.output for r in requests],
             "generated_tokens": [r.generated for r in requests],
-            "first_token_s": [r.first_token_s + FRONT_END_S for r in requests],
-            "finish_s": [r.finish_s + FRONT_END_S for r in requests],
+            "first_token_s": [r.first_token_s for r in requests],
+            "finish_s": [r.finish_s for r in requests],
         }
     )
     run = Run(
         name,
         [Sent(r.prompt, r.output) for r in requests],
-        [r.first_token_s + FRONT_END_S - r.arrival_s for r in requests],
+        [r.first_token_s - r.arrival_s for r in requests],
         [(r.finish_s - r.first_token_s) / (r.output - 1) if r.output > 1 else math.nan for r in requests],
     )
     return run, log, frame
@@ -147,11 +158,23 @@ def test_the_times_of_a_known_engine_are_found_again(played) -> None:
     errors, before = errors_of(latency, kept_out), errors_of(LatencyModel(MODEL, GPU, 1, PRIOR), kept_out)
     for kind in ("decode_stretch", "prefill_stretch"):
         assert errors[kind]["ape_p90"] < 0.01 < before[kind]["ape_median"]
-    front_end = fit_front_end(latency, found)
+    front_end = fit_front_end(latency, found, asynchronous=False)
     # At one load a constant and a share of an iteration are told apart poorly; what they make together is not.
     typical_s = float(np.nanmedian([each for run in runs for each in run.tpot_s]))
     together_s = front_end.fixed_s + front_end.pipeline_iterations * typical_s
     assert together_s == pytest.approx(FRONT_END_S, rel=0.15)
+
+
+def test_what_asynchronous_scheduling_makes_wait_is_not_the_front_ends() -> None:
+    run, log, _ = play("a", 5, 400, asynchronous=True)
+    front_end = fit_front_end(LATENCY, told_by(log, [run])[0], asynchronous=True)
+    assert front_end.fixed_s == pytest.approx(FRONT_END_S, rel=0.2)
+    assert front_end.request_s == pytest.approx(REQUEST_S, rel=0.3)
+    assert front_end.pipeline_iterations == 0.0
+    other = fit_front_end(LATENCY, told_by(log, [run])[0], asynchronous=False)
+    assert other.request_s == 0.0
+    typical_s = float(np.nanmedian(run.tpot_s))
+    assert other.fixed_s + other.pipeline_iterations * typical_s > FRONT_END_S + 0.9 * typical_s
 
 
 def test_stretches_end_where_nothing_is_hidden() -> None:
@@ -177,13 +200,13 @@ def test_stretches_end_where_nothing_is_hidden() -> None:
 
 def test_too_few_requests_to_tell_the_front_end() -> None:
     run, log, _ = play("few", 1, LEAST_PROBES - 1)
-    assert fit_front_end(LATENCY, told_by(log, [run])[0]) == Frontend()
+    assert fit_front_end(LATENCY, told_by(log, [run])[0], asynchronous=False) == Frontend()
 
 
 def test_who_waits_for_room_says_nothing_of_the_front_end() -> None:
     run, log, _ = play("crowded", 3, 60, most=2)
     assert np.median(run.ttft_s) > 100 * FRONT_END_S
-    assert fit_front_end(LATENCY, told_by(log, [run])[0]).fixed_s < 3 * FRONT_END_S
+    assert fit_front_end(LATENCY, told_by(log, [run])[0], asynchronous=False).fixed_s < 3 * FRONT_END_S
 
 
 @pytest.fixture
@@ -236,6 +259,27 @@ def test_the_command_writes_a_profile(folders, capsys: pytest.CaptureFixture[str
         "a",
         "b",
     ]
+
+
+@pytest.mark.parametrize(
+    ("said", "word", "asynchronous"),
+    [
+        ("", "", False),
+        ("Asynchronous scheduling is enabled.", "", True),
+        ("Asynchronous scheduling is enabled.", "cluster.async_scheduling=false", False),
+        ("Asynchronous scheduling is disabled.", "", False),
+        ("", "cluster.async_scheduling=true", True),
+    ],
+)
+def test_a_profile_says_whether_the_server_scheduled_asynchronously(
+    folders, said: str, word: str, asynchronous: bool
+) -> None:
+    (a, _, _), log = folders
+    log.write_text(f"1.5 INFO {said}\n" + log.read_text())
+    assert calibrate.main([*words([a], log), *([word] if word else [])]) == 0
+    profile = read_profile(log.parent / "out" / "llama-3.1-8b_h100.yaml")
+    assert profile.async_scheduling == asynchronous
+    assert (profile.frontends[1].pipeline_iterations == 0.0) or not asynchronous
 
 
 @pytest.mark.parametrize(
