@@ -206,6 +206,11 @@ def _listed(model: ModelSpec) -> bool:
         return False
 
 
+def _front_end(front_end: Frontend) -> dict[str, float]:
+    """A front end as plain values; the part per request is left out where there is none."""
+    return {name: value for name, value in asdict(front_end).items() if value or name != "request_s"}
+
+
 def dump_profile(profile: Profile) -> str:
     """Writes a profile as YAML, coefficients to five significant digits."""
     raw: dict[str, Any] = {
@@ -222,7 +227,7 @@ def dump_profile(profile: Profile) -> str:
     if profile.async_scheduling:
         raw["async_scheduling"] = True
     if profile.frontends:
-        raw["frontends"] = {width: asdict(values) for width, values in sorted(profile.frontends.items())}
+        raw["frontends"] = {width: _front_end(known) for width, known in sorted(profile.frontends.items())}
     if profile.transitions:
         raw["transitions"] = dict(profile.transitions)
     if profile.overheads:
