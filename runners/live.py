@@ -309,6 +309,7 @@ def _launch_settings(
         max_num_seqs=replica.max_num_seqs,
         max_num_batched_tokens=replica.max_num_batched_tokens,
         order=fleet.order,
+        async_scheduling=fleet.async_scheduling,
     )
     return settings if replica.kv_blocks is None else replace(settings, kv_blocks=replica.kv_blocks)
 
@@ -344,6 +345,7 @@ def launch_settings(config: BackendConfig, cluster: ClusterSpec) -> LaunchSettin
         max_num_seqs=cluster.max_num_seqs,
         max_num_batched_tokens=cluster.max_num_batched_tokens,
         order=cluster.order,
+        async_scheduling=cluster.async_scheduling,
     )
     if config.max_model_len is not None:
         settings = replace(settings, max_model_len=config.max_model_len)

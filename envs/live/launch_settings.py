@@ -40,6 +40,7 @@ class LaunchSettings:
         max_num_seqs: Most running requests.
         max_num_batched_tokens: Token budget of an iteration.
         order: fcfs or priority.
+        async_scheduling: Whether it schedules asynchronously; None: as vLLM does by itself.
         start_within_s: Longest time from start to first answer, seconds.
         stop_within_s: Time to end in order before it is killed, seconds.
     """
@@ -59,6 +60,7 @@ class LaunchSettings:
     max_num_seqs: int = 16
     max_num_batched_tokens: int = 512
     order: str = "fcfs"
+    async_scheduling: bool | None = None
     start_within_s: float = 240.0
     stop_within_s: float = 15.0
 
@@ -69,6 +71,10 @@ class LaunchSettings:
             raise ValueError(f"backend.slots: cores are written 0, 0-3, 0,2 or 0|1, got {self.slot!r}")
         if self.sleep_mode and self.device != "cuda":
             raise ValueError("backend.sleep_mode needs backend.device=cuda: on a CPU vLLM only pauses")
+        if self.async_scheduling and self.device != "cuda":
+            raise ValueError(
+                "cluster.async_scheduling=true needs backend.device=cuda: on a CPU vLLM schedules synchronously"
+            )
 
     @property
     def cores(self) -> frozenset[int]:
@@ -109,6 +115,8 @@ class LaunchSettings:
             "--tensor-parallel-size", str(self.tp_size),
             "--pipeline-parallel-size", str(self.pp_size),
         ]  # fmt: skip
+        if self.async_scheduling is not None:
+            common.append("--async-scheduling" if self.async_scheduling else "--no-async-scheduling")
         pool = self.kv_bytes
         if self.device == "cuda":
             share = ["--gpu-memory-utilization", str(self.memory_utilization)]

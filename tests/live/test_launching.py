@@ -49,6 +49,23 @@ def test_an_engine_of_a_node_is_launched_as_wide_as_it_is() -> None:
     assert "TORCH_COMPILE_DISABLE" not in environment(alone)
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"), [(None, None), (True, "--async-scheduling"), (False, "--no-async-scheduling")]
+)
+def test_servers_schedule_as_their_cluster_is_said_to(asked: bool | None, said: str | None) -> None:
+    flags = {"--async-scheduling", "--no-async-scheduling"}
+    config = words(device="cuda")
+    fleet = FleetConfig(groups=(GroupSpec(ReplicaSpec("llama-3.1-8b", "H100"), 1),), async_scheduling=asked)
+    node = launch_settings(config, ClusterSpec(num_gpus=1, async_scheduling=asked))
+    for settings in (node, *fleet_launch_settings(config, fleet)):
+        assert flags & set(settings.arguments("folder", 1)) == ({said} if said else set())
+
+
+def test_on_a_cpu_none_schedules_asynchronously() -> None:
+    with pytest.raises(ValueError, match=r"cluster\.async_scheduling=true needs backend\.device=cuda"):
+        launch_settings(words(), ClusterSpec(num_gpus=1, async_scheduling=True))
+
+
 def test_a_length_that_is_none() -> None:
     with pytest.raises(ValueError, match=r"backend\.max_model_len must be at least 1"):
         words(max_model_len=0)

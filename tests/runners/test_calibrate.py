@@ -76,3 +76,5 @@ def test_what_is_measured_at_another_degree_goes_beside_the_others() -> None:
     assert joint.held_out["tp4"] == {"configurations": 3}
     with pytest.raises(ValueError, match="other data than the measured"):
         with_width(committed, replace(measured, model=replace(measured.model, num_layers=5)))
+    with pytest.raises(ValueError, match="schedules synchronously, unlike the measured one"):
+        with_width(committed, replace(measured, async_scheduling=True))

@@ -137,3 +137,22 @@ def test_a_quarter_of_the_configurations_is_held_out() -> None:
     assert Load(4, 64, 10, 2, 100).name == "decode 4x64 + prefill 100"
     assert Load(4, 64, 10).name == "decode 4x64"
     assert Load(injected=2, injected_prompt=100).name == "prefill 100"
+
+
+@pytest.mark.parametrize(
+    ("said", "asynchronous"),
+    [
+        (["starting"], None),
+        (["Asynchronous scheduling is enabled."], True),
+        (
+            ["Asynchronous scheduling is enabled.", "Asynchronous scheduling is disabled."],
+            False,
+        ),  # started anew
+    ],
+)
+def test_a_log_says_whether_its_last_server_schedules_asynchronously(
+    tmp_path: Path, said: list[str], asynchronous: bool | None
+) -> None:
+    path = tmp_path / "vllm.log"
+    path.write_text("\n".join([*said, line(0), ""]))
+    assert IterationLog(path).schedules_async() is asynchronous
