@@ -146,8 +146,8 @@ def test_models_are_loaded_where_requests_go_and_every_one_is_served(make_live):
 def test_what_is_seen_is_as_in_simulation(make_live):
     """A request that decodes, one that waits for a load, and one at the gateway."""
     slow = Behaviour(first_token_s=0.0, token_s=0.2)
-    servers = (FakeLocalServer(behaviour=slow), *(FakeLocalServer(start_s=2.0) for _ in range(3)))
-    env = make_live(servers=servers, workload=two_models(4, gap_s=0.4, output=40))
+    servers = (FakeLocalServer(behaviour=slow), *(FakeLocalServer(start_s=4.0) for _ in range(3)))
+    env = make_live(servers=servers, workload=two_models(3, gap_s=0.4, output=40))
     env.reset(seed=0)
     state = env.state
     assert (state.event, state.offered) == (Event.PLACEMENT, 0)
