@@ -69,30 +69,31 @@ class Scraper:
         """Reads every server again and again until cancelled."""
         await asyncio.gather(*(self._follow(session, server) for server in range(len(self.urls))))
 
-    async def read_all(self, session: aiohttp.ClientSession) -> None:
-        """Reads every server once.
+    async def read_all(self, session: aiohttp.ClientSession, within_s: float) -> None:
+        """Reads every server once, and waits `within_s` seconds for an answer.
 
         Raises:
             MissingMetricError: a page lacks a metric.
         """
-        await asyncio.gather(*(self._read(session, server) for server in range(len(self.urls))))
+        await asyncio.gather(*(self._read(session, server, within_s) for server in range(len(self.urls))))
         if self.missing is not None:
             raise self.missing
 
     async def _follow(self, session: aiohttp.ClientSession, server: int) -> None:
         due_s = time.monotonic()
+        within_s = max(self.stale_after_s, self.interval_s)
         while True:
-            await self._read(session, server)
+            await self._read(session, server, within_s)
             due_s = max(due_s + self.interval_s, time.monotonic())
             await asyncio.sleep(due_s - time.monotonic())
 
-    async def _read(self, session: aiohttp.ClientSession, server: int) -> None:
+    async def _read(self, session: aiohttp.ClientSession, server: int, within_s: float) -> None:
         import aiohttp
 
         asked_s, in_flight = time.monotonic(), self.before_reading(server)
-        limit = aiohttp.ClientTimeout(total=max(self.stale_after_s, self.interval_s))
+        within = aiohttp.ClientTimeout(total=within_s)
         try:
-            async with session.get(f"{self.urls[server]}/metrics", timeout=limit) as response:
+            async with session.get(f"{self.urls[server]}/metrics", timeout=within) as response:
                 response.raise_for_status()
                 text = await response.text()
             self.readings[server] = Reading(read_gauges(text, self.urls[server]), asked_s, in_flight)

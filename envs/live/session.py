@@ -204,7 +204,7 @@ class LiveSession:
     async def _wait_until_empty(self, client: aiohttp.ClientSession) -> None:
         deadline_s = time.monotonic() + EMPTY_WITHIN_S
         while True:
-            await self.scraper.read_all(client)
+            await self.scraper.read_all(client, within_s=EMPTY_WITHIN_S)
             for number, (url, problem) in enumerate(
                 zip(self.scraper.urls, self.scraper.problems, strict=True)
             ):

@@ -110,6 +110,17 @@ def test_stale_gauges_are_marked_and_own_counts_stand_in(
     assert state.engines[0]["num_running"] == 3
 
 
+def test_a_server_slow_to_answer_is_waited_for_before_a_run(
+    make_server: MakeServer, make_backend: MakeBackend
+) -> None:
+    server = make_server(metrics_delay_s=0.3)
+    backend = make_backend(server, stale_after_s=0.1)
+    state = backend.reset(stream_of(3))
+    assert state.engines[0]["kv_capacity_blocks"] == 512
+    backend.run_to_completion()
+    assert (backend.results().outcome == FINISHED).all()
+
+
 def test_a_full_queue_refuses(make_server: MakeServer, make_backend: MakeBackend) -> None:
     backend = make_backend(make_server(status=503))
     backend.reset(stream_of(3))
