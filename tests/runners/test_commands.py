@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 import pandas as pd
@@ -30,17 +31,22 @@ def failure(main: Main, words: Sequence[str], capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize("name", ["evaluate", "compare", "tune", "simulate", "bench", "validate"])
 def test_every_command_and_choice_composes(name: str) -> None:
+    """A choice of each group at a time, as the groups say nothing of each other; a cluster with its environment."""
     register_schemas()
+    choices: dict[str, list[list[str]]] = {}
     with initialize_config_dir(version_base="1.3", config_dir=str(CONFIG_DIR)):
         config = compose(name)
         for group in set(config) & {path.name for path in CONFIG_DIR.iterdir() if path.is_dir()}:
             for file in (CONFIG_DIR / group).glob("*.yaml"):
                 kind = file.stem.partition("_")[0] if group == "cluster" else ""
                 env = {"fleet": "routing", "machines": "deployment", "nodes": "sharing"}.get(kind)
+                together = choices.setdefault("env" if group == "cluster" else group, [])
                 if env and "env" in config:
-                    compose(name, overrides=[f"env={env}", f"{group}={file.stem}"])
+                    together.append([f"env={env}", f"{group}={file.stem}"])
                 elif (group != "policy" or name != "tune") and (not env or name == "simulate"):
-                    compose(name, overrides=[f"{group}={file.stem}"])
+                    together.append([f"{group}={file.stem}"])
+        for words in zip_longest(*choices.values(), fillvalue=[]):
+            compose(name, overrides=[word for choice in words for word in choice])
         if "env" in config:
             for file in (CONFIG_DIR / "experiment").glob("*.yaml"):
                 compose(name, overrides=[f"experiment={file.stem}"])
