@@ -21,11 +21,13 @@ class GuardConfig:
     """Which places a network may choose from: none where the first token would come much later than need be.
 
     At each place that can take the request the first token is expected after the prompts that wait there, its own
-    without what is cached, and an iteration of the engine. The network chooses among the places where that is at most
-    the largest of `times_least` times the least of these times, of `times_usual` times what the mean prompt of the last
-    minute takes to prefill at the mean speed of these places, each counted as often as it is fast (tokens, not engines,
-    are what is counted, and most go to fast ones), and of `soon_s`, which nobody minds, plus `soon_of_age` times the
-    age of the gauges: where what is read is old, all of these times are guesses.
+    without what is cached, and an iteration of the engine; where more requests would be there than run at once
+    (`slots`), also after as many have ended as are too many. Each place that runs full frees `slots` of them in the
+    time that its requests still take on average. The network chooses among the places where the first token is expected
+    within the largest of `times_least` times the least of these times, of `times_usual` times what the mean prompt of
+    the last minute takes to prefill at the mean speed of these places, each counted as often as it is fast (tokens, not
+    engines, are what is counted, and most go to fast ones), and of `soon_s`, which nobody minds, plus `soon_of_age`
+    times the age of the gauges: where what is read is old, all of these times are guesses.
 
     So whatever the network has learned, a first token is expected late only where it would be late everywhere. The
     place of the least time always passes, and nothing is held that some place can take. No latency is promised: prompts
@@ -38,16 +40,20 @@ class GuardConfig:
         times_usual: At least 0.
         soon_s: Seconds, at least 0.
         soon_of_age: At least 0.
+        slots: Requests that a place runs at once, as vLLM's max_num_seqs; at least 1, infinite: any number.
     """
 
     times_least: float = 1.5
     times_usual: float = 7.5
     soon_s: float = 0.0
     soon_of_age: float = 0.0
+    slots: float = math.inf
 
     def __post_init__(self) -> None:
         if not 1.0 <= self.times_least < math.inf:
             raise ValueError(f"agent.guard.times_least must be finite and at least 1, got {self.times_least}")
+        if not self.slots >= 1.0:
+            raise ValueError(f"agent.guard.slots must be at least 1, got {self.slots}")
         for name in ("times_usual", "soon_s", "soon_of_age"):
             if not 0.0 <= getattr(self, name) < math.inf:
                 raise ValueError(
@@ -70,7 +76,7 @@ def read_guard(values: Any) -> GuardConfig:
         return values
     if not isinstance(values, Mapping):
         raise ValueError(
-            "agent.guard must be null or have some of times_least, times_usual, soon_s and soon_of_age, as "
+            "agent.guard must be null or have some of times_least, times_usual, soon_s, soon_of_age and slots, as "
             f"{{times_least: 1.5}}, got {values!r}"
         )
     for key in values:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -120,6 +121,24 @@ def test_where_gauges_are_old_it_keeps_less_back(age_s, passing) -> None:
     assert allowed[0].tolist() == [*map(bool, passing), True]
 
 
+@pytest.mark.parametrize(
+    ("in_flight", "slots", "passing"),
+    [
+        (9, 10.0, (1, 0, 0)),  # a slot is left at the first place: 0.22 s
+        (10, 10.0, (1, 0, 0)),  # one in ten of 0.5 s more: 0.27 s, the least as before
+        (11, 10.0, (0, 0, 1)),  # 0.32 s, and 0.27 s at the third
+        (100, math.inf, (1, 0, 0)),
+    ],
+)
+def test_where_all_slots_are_taken_others_end_first(in_flight, slots, passing) -> None:
+    seen = example()
+    first = seen["places"][0, 0]
+    first[PLACE_FEATURES.index("in_flight")] = shown(in_flight, SCALES.requests)
+    first[PLACE_FEATURES.index("drain_s")] = shown(0.499, SCALES.decode_s)
+    allowed = guarded(GuardConfig(1.0, 0.0, slots=slots).numbers(), seen, np.ones((1, 4), bool))
+    assert allowed[0].tolist() == [*map(bool, passing), True]
+
+
 def test_where_all_is_cached_the_least_alone_counts() -> None:
     seen = example()
     seen["places"][0, :, PLACE_FEATURES.index("prefix_hit")] = 1.0
@@ -166,7 +185,11 @@ def test_it_decides_inside_the_kernel_as_outside_and_one_that_lets_all_pass_chan
     deciders.reset([0, 1], [1, 2])
     first, forever = np.zeros(2, np.int64), np.full(2, np.inf)
     returns = {}
-    for name, guard in {"none": None, "wide": GuardConfig(1e6, 1e6), "narrow": GuardConfig(1.1, 3.0)}.items():
+    for name, guard in {
+        "none": None,
+        "wide": GuardConfig(1e6, 1e6),
+        "narrow": GuardConfig(1.1, 3.0, slots=16),
+    }.items():
         one = policy(guard, deciders)
         rolled, _ = deciders.branch([0, 1]).roll(first, one.in_kernel, forever, 1 << 40)
         returns[name] = rolled.rewards(deciders.episodes[0].config.objective)
@@ -193,6 +216,7 @@ def test_it_is_saved_with_the_network_and_decides_alone_as_in_a_batch(tmp_path) 
         "times_usual": 3.0,
         "soon_s": 0.0,
         "soon_of_age": 0.0,
+        "slots": math.inf,
     }
     ours, plain = load_policy(tmp_path / "guarded"), load_policy(tmp_path / "plain")
     episode = run_episode(env, ours, 1)
@@ -209,7 +233,7 @@ def first_of(deciders: Deciders, chosen_by) -> np.ndarray:
     return np.asarray(chosen_by.act_batch(observation, seen.masks))
 
 
-@pytest.mark.parametrize("guard", [None, GuardConfig(1.1, 3.0, 0.1)])
+@pytest.mark.parametrize("guard", [None, GuardConfig(1.1, 3.0, 0.1, slots=3.0)])
 def test_one_decision_is_made_in_the_kernel_as_many_are_in_numpy(guard) -> None:
     chooser = policy(guard, Deciders([Episode(RoutingConfig(**BUSY))]))
     chooser.reset(make_env("routing", **BUSY).unwrapped.policy_spec, 0)
@@ -239,11 +263,16 @@ def test_one_decision_is_made_in_the_kernel_as_many_are_in_numpy(guard) -> None:
         ({"times_usual": -1.0}, "agent.guard.times_usual must be finite and at least 0, got -1.0"),
         ({"soon_s": -0.1}, "agent.guard.soon_s must be finite and at least 0, got -0.1"),
         ({"soon_of_age": -1.0}, "agent.guard.soon_of_age must be finite and at least 0, got -1.0"),
+        ({"slots": 0.5}, "agent.guard.slots must be at least 1, got 0.5"),
+        ({"slots": float("nan")}, "agent.guard.slots must be at least 1, got nan"),
         ({"times_usual": float("nan")}, "agent.guard.times_usual must be finite"),
         ({"times_usually": 3.0}, "agent.guard.times_usual"),
         ({"times_least": True}, "agent.guard.times_least must be a number, got True"),
         ({"times_usual": "many"}, "agent.guard.times_usual must be a number, got 'many'"),
-        (2.0, "agent.guard must be null or have some of times_least, times_usual, soon_s and soon_of_age"),
+        (
+            2.0,
+            "agent.guard must be null or have some of times_least, times_usual, soon_s, soon_of_age and slots",
+        ),
     ],
 )
 def test_settings_that_are_refused(values: object, message: str) -> None:

@@ -62,6 +62,14 @@ def inlined(function: Function) -> Function:
     return _stamped(njit(forceinline=True, **_UNSEEN)(function))
 
 
+def spliced(function: Function) -> Function:
+    """Puts the text of a kernel function into its callers, so that it is compiled with them alone.
+
+    For what is large and has one caller or two: `inlined` compiles it for itself as well, which nobody ever runs.
+    """
+    return _stamped(njit(inline="always", **_UNSEEN)(function))
+
+
 def _stamped(dispatcher: Function) -> Function:
     folders = {
         Path(dispatcher.__code__.co_filename).parent,

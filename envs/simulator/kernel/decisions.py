@@ -32,6 +32,7 @@ from envs.simulator.kernel.router_view import look_at_places
 from envs.simulator.kernel.state import (
     CLASS_DTYPE,
     KIND_DTYPE,
+    NEED_EXTENTS,
     NEVER,
     PS_PER_S,
     REACHED,
@@ -41,7 +42,7 @@ from envs.simulator.kernel.state import (
     World,
     new_world,
 )
-from envs.simulator.kernel.world import advance, go_on, is_idle, show_engines
+from envs.simulator.kernel.world import go_on, is_idle, lacks_extents, show_engines, take_stock
 
 # Columns of what a decision brought, before the misses of each class: two (C,) blocks, TTFT and TPOT.
 OUTCOMES = ("dt_s", "latency", "good", "lost", "square")
@@ -124,11 +125,14 @@ def run_to_decision(
         if is_idle(world, traffic) or world.cluster[0].now_ps >= board.deadline_ps:
             return int64(ENDED)
         stop = _next_stop(world, traffic, desk, min(until, int64(board.deadline_ps)))
+        noticed = False
         if fresh:
-            reason = advance(world, traffic, tables, stop)
-        else:
-            reason = go_on(world, traffic, tables, stop, fresh)
-        fresh = False
+            if lacks_extents(world, int64(0)):
+                return int64(NEED_EXTENTS)
+            noticed = take_stock(world, tables)
+            fresh = False
+        # One call of `go_on`, as all that it does is compiled in where it stands.
+        reason = go_on(world, traffic, tables, stop, noticed)
         if reason != REACHED and reason != TRIGGERED:
             return reason
         now = world.cluster[0].now_ps

@@ -13,17 +13,33 @@ GUARD = (  # what a guard's numbers are
     "times_usual",
     "soon_s",
     "soon_of_age",
-    "iteration_s",  # scales of the observation from here on
+    "slots",
+    "requests",  # scales of the observation from here on
+    "iteration_s",
     "prefill_s",
+    "decode_s",
     "prompt_tokens",
     "request_rate",
     "token_rate",
 )
-_LEAST, _USUAL, _SOON, _OF_AGE, _ITERATION_S, _PREFILL_S, _PROMPT_TOKENS, _REQUEST_RATE, _TOKEN_RATE = range(
-    len(GUARD)
-)
+(
+    _LEAST,
+    _USUAL,
+    _SOON,
+    _OF_AGE,
+    _SLOTS,
+    _REQUESTS_SCALE,
+    _ITERATION_S,
+    _PREFILL_S,
+    _DECODE_S,
+    _PROMPT_TOKENS,
+    _REQUEST_RATE,
+    _TOKEN_RATE,
+) = range(len(GUARD))
 
+_IN_FLIGHT = PLACE_FEATURES.index("in_flight")
 _BACKLOG = PLACE_FEATURES.index("prefill_backlog_s")
+_DRAIN = PLACE_FEATURES.index("drain_s")
 _ITERATION = PLACE_FEATURES.index("iteration_s")
 _OWN_PREFILL = PLACE_FEATURES.index("own_prefill_s")
 _PREFIX_HIT = PLACE_FEATURES.index("prefix_hit")
@@ -43,7 +59,12 @@ def _value(feature: float, scale: float) -> float:
 def _first_token_s(guard: NDArray[np.float64], place: NDArray[np.float32]) -> float:
     """When the first token is to be expected there, seconds from now."""
     prefill_s = _value(place[_BACKLOG], guard[_PREFILL_S]) + _value(place[_OWN_PREFILL], guard[_PREFILL_S])
-    return prefill_s + _value(place[_ITERATION], guard[_ITERATION_S])
+    first_s = prefill_s + _value(place[_ITERATION], guard[_ITERATION_S])
+    slots = guard[_SLOTS]
+    ahead = _value(place[_IN_FLIGHT], guard[_REQUESTS_SCALE]) + 1.0 - slots
+    if ahead > 0.0:
+        first_s += ahead / slots * _value(place[_DRAIN], guard[_DECODE_S])
+    return first_s
 
 
 @inlined

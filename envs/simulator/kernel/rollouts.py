@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.simulator.kernel.compiled import entry, inlined, int64
+from envs.simulator.kernel.compiled import entry, int64, spliced
 from envs.simulator.kernel.decisions import (
     OUTCOMES,
     close_interval,
@@ -71,7 +71,7 @@ _DT = 0  # column of `decisions.OUTCOMES`
 _EARLY_S = 1e-9  # so much before its window's end a world has reached it: times are sums
 
 
-@inlined
+@spliced
 def _roll(
     world: World,
     traffic: Traffic,
