@@ -23,10 +23,11 @@ class GuardConfig:
     At each place that can take the request the first token is expected after the prompts that wait there, its own
     without what is cached, and an iteration of the engine; where more requests would be there than run at once
     (`slots`), also after as many have ended as are too many, `slots` of them in the time that those there still take on
-    average. The network chooses among the places where the first token is expected within the largest of `times_least` times the least of these times, of `times_usual` times what the mean prompt of
-    the last minute takes to prefill at the mean speed of these places, each counted as often as it is fast (tokens, not
-    engines, are what is counted, and most go to fast ones), and of `soon_s`, which nobody minds, plus `soon_of_age`
-    times the age of the gauges: where what is read is old, all of these times are guesses.
+    average. The network chooses among the places where the first token is expected within the largest of `times_least`
+    times the least of these times, of `times_usual` times what the mean prompt of the last minute takes to prefill at
+    the mean speed of these places, each counted as often as it is fast (tokens, not engines, are what is counted, and
+    most go to fast ones), and of `soon_s`, which nobody minds, plus `soon_of_age` times the age of the gauges: where
+    what is read is old, all of these times are guesses.
 
     So whatever the network has learned, a first token is expected late only where it would be late everywhere. The
     place of the least time always passes, and nothing is held that some place can take. No latency is promised: prompts
