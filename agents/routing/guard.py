@@ -26,20 +26,23 @@ class GuardConfig:
     average. The network chooses among the places where the first token is expected within the largest of `times_least`
     times the least of these times, of `times_usual` times what the mean prompt of the last minute takes to prefill at
     the mean speed of these places, each counted as often as it is fast (tokens, not engines, are what is counted, and
-    most go to fast ones), and of `soon_s`, which nobody minds, plus `soon_of_age` times the age of the gauges: where
-    what is read is old, all of these times are guesses.
+    most go to fast ones), and of `soon_s`, which nobody minds, plus `soon_of_age` times the age of the gauges (where
+    what is read is old, all of these times are guesses) and `soon_of_slow` times the share of the last few seconds'
+    answers that came more slowly, token by token, than promised (where prompts burst in, to let some of them wait
+    together leaves other engines more time to decode).
 
-    So whatever the network has learned, a first token is expected late only where it would be late everywhere. The
-    place of the least time always passes, and nothing is held that some place can take. No latency is promised: prompts
-    that come later, preemption, stale observations and a slow engine of which the router is not told are not foreseen,
-    and time per token is left to the network. Where an observation has other scales than the usual ones, times are
-    misread; training and loading refuse that, a policy in use is not told.
+    So whatever the network has learned, a first token is expected later than these settings allow only where it would
+    be late everywhere. The place of the least time always passes, and nothing is held that some place can take. No
+    latency is promised: prompts that come later, preemption, stale observations and a slow engine of which the router
+    is not told are not foreseen, and time per token is otherwise left to the network. Where an observation has other
+    scales than the usual ones, times are misread; training and loading refuse that, a policy in use is not told.
 
     Attributes:
         times_least: At least 1.
         times_usual: At least 0.
         soon_s: Seconds, at least 0.
         soon_of_age: At least 0.
+        soon_of_slow: Seconds, at least 0.
         slots: Requests that a place runs at once, as vLLM's max_num_seqs; at least 1, infinite: any number.
     """
 
@@ -47,6 +50,7 @@ class GuardConfig:
     times_usual: float = 7.5
     soon_s: float = 0.0
     soon_of_age: float = 0.0
+    soon_of_slow: float = 0.0
     slots: float = math.inf
 
     def __post_init__(self) -> None:
@@ -54,7 +58,7 @@ class GuardConfig:
             raise ValueError(f"agent.guard.times_least must be finite and at least 1, got {self.times_least}")
         if not self.slots >= 1.0:
             raise ValueError(f"agent.guard.slots must be at least 1, got {self.slots}")
-        for name in ("times_usual", "soon_s", "soon_of_age"):
+        for name in ("times_usual", "soon_s", "soon_of_age", "soon_of_slow"):
             if not 0.0 <= getattr(self, name) < math.inf:
                 raise ValueError(
                     f"agent.guard.{name} must be finite and at least 0, got {getattr(self, name)}"
@@ -76,8 +80,8 @@ def read_guard(values: Any) -> GuardConfig:
         return values
     if not isinstance(values, Mapping):
         raise ValueError(
-            "agent.guard must be null or have some of times_least, times_usual, soon_s, soon_of_age and slots, as "
-            f"{{times_least: 1.5}}, got {values!r}"
+            "agent.guard must be null or have some of times_least, times_usual, soon_s, soon_of_age, soon_of_slow and "
+            f"slots, as {{times_least: 1.5}}, got {values!r}"
         )
     for key in values:
         check_choice(

@@ -122,6 +122,18 @@ def test_where_gauges_are_old_it_keeps_less_back(age_s, passing) -> None:
 
 
 @pytest.mark.parametrize(
+    ("share", "passing"),
+    [(0.0, (1, 0, 0)), (0.2, (1, 0, 0)), (0.4, (1, 0, 1)), (1.0, (1, 0, 1))],
+)
+def test_where_answers_have_come_slowly_it_keeps_less_back(share, passing) -> None:
+    seen = example()
+    seen["cluster"][0, CLUSTER_FEATURES.index("tpot_misses_short")] = share
+    guard = GuardConfig(1.0, 0.0, 0.1, soon_of_slow=0.5).numbers()  # 0.1 s and 0.5 s of the share
+    allowed = guarded(guard, seen, np.ones((1, 4), bool))
+    assert allowed[0].tolist() == [*map(bool, passing), True]
+
+
+@pytest.mark.parametrize(
     ("in_flight", "slots", "passing"),
     [
         (9, 10.0, (1, 0, 0)),  # a slot is left at the first place: 0.22 s
@@ -188,7 +200,7 @@ def test_it_decides_inside_the_kernel_as_outside_and_one_that_lets_all_pass_chan
     for name, guard in {
         "none": None,
         "wide": GuardConfig(1e6, 1e6),
-        "narrow": GuardConfig(1.1, 3.0, slots=16),
+        "narrow": GuardConfig(1.1, 3.0, soon_of_slow=0.1, slots=16),
     }.items():
         one = policy(guard, deciders)
         rolled, _ = deciders.branch([0, 1]).roll(first, one.in_kernel, forever, 1 << 40)
@@ -216,6 +228,7 @@ def test_it_is_saved_with_the_network_and_decides_alone_as_in_a_batch(tmp_path) 
         "times_usual": 3.0,
         "soon_s": 0.0,
         "soon_of_age": 0.0,
+        "soon_of_slow": 0.0,
         "slots": math.inf,
     }
     ours, plain = load_policy(tmp_path / "guarded"), load_policy(tmp_path / "plain")
@@ -233,7 +246,7 @@ def first_of(deciders: Deciders, chosen_by) -> np.ndarray:
     return np.asarray(chosen_by.act_batch(observation, seen.masks))
 
 
-@pytest.mark.parametrize("guard", [None, GuardConfig(1.1, 3.0, 0.1, slots=3.0)])
+@pytest.mark.parametrize("guard", [None, GuardConfig(1.1, 3.0, 0.1, soon_of_slow=0.1, slots=3.0)])
 def test_one_decision_is_made_in_the_kernel_as_many_are_in_numpy(guard) -> None:
     chooser = policy(guard, Deciders([Episode(RoutingConfig(**BUSY))]))
     chooser.reset(make_env("routing", **BUSY).unwrapped.policy_spec, 0)
@@ -263,6 +276,7 @@ def test_one_decision_is_made_in_the_kernel_as_many_are_in_numpy(guard) -> None:
         ({"times_usual": -1.0}, "agent.guard.times_usual must be finite and at least 0, got -1.0"),
         ({"soon_s": -0.1}, "agent.guard.soon_s must be finite and at least 0, got -0.1"),
         ({"soon_of_age": -1.0}, "agent.guard.soon_of_age must be finite and at least 0, got -1.0"),
+        ({"soon_of_slow": -1.0}, "agent.guard.soon_of_slow must be finite and at least 0, got -1.0"),
         ({"slots": 0.5}, "agent.guard.slots must be at least 1, got 0.5"),
         ({"slots": float("nan")}, "agent.guard.slots must be at least 1, got nan"),
         ({"times_usual": float("nan")}, "agent.guard.times_usual must be finite"),
@@ -271,7 +285,7 @@ def test_one_decision_is_made_in_the_kernel_as_many_are_in_numpy(guard) -> None:
         ({"times_usual": "many"}, "agent.guard.times_usual must be a number, got 'many'"),
         (
             2.0,
-            "agent.guard must be null or have some of times_least, times_usual, soon_s, soon_of_age and slots",
+            "agent.guard must be null or have some of times_least, times_usual, soon_s, soon_of_age, soon_of_slow and",
         ),
     ],
 )

@@ -13,6 +13,7 @@ GUARD = (  # what a guard's numbers are
     "times_usual",
     "soon_s",
     "soon_of_age",
+    "soon_of_slow",
     "slots",
     "requests",  # scales of the observation from here on
     "iteration_s",
@@ -27,6 +28,7 @@ GUARD = (  # what a guard's numbers are
     _USUAL,
     _SOON,
     _OF_AGE,
+    _OF_SLOW,
     _SLOTS,
     _REQUESTS_SCALE,
     _ITERATION_S,
@@ -46,6 +48,7 @@ _PREFIX_HIT = PLACE_FEATURES.index("prefix_hit")
 _INPUT = REQUEST_FEATURES.index("input_tokens")
 _REQUESTS = CLUSTER_FEATURES.index("requests_long")
 _PROMPTS = CLUSTER_FEATURES.index("prompt_tokens_long")
+_SLOW = CLUSTER_FEATURES.index("tpot_misses_short")
 _AGE = CLUSTER_FEATURES.index("gauge_age_s")
 
 
@@ -96,6 +99,7 @@ def narrow(
                 squares += speed * speed
     requests = _value(cluster[_REQUESTS], guard[_REQUEST_RATE])
     soon_s = guard[_SOON] + guard[_OF_AGE] * _value(cluster[_AGE], guard[_PREFILL_S])
+    soon_s += guard[_OF_SLOW] * cluster[_SLOW]
     latest_s = max(guard[_LEAST] * least_s, soon_s)
     if requests > 0.0 and speeds > 0.0:
         usual_s = _value(cluster[_PROMPTS], guard[_TOKEN_RATE]) / requests * speeds / squares
