@@ -22,7 +22,7 @@ from runners.rollout import run_episode
 from tests.live.conftest import MakeServer, stream_of
 
 H100 = ReplicaSpec("llama-3.1-8b", "H100")
-FAST = {"scrape_interval_s": 0.02, "stale_after_s": 0.5, "silence_s": 2.0, "decide_within_s": None}
+FAST = {"scrape_interval_s": 0.02, "silence_s": 2.0, "decide_within_s": None}
 
 
 @pytest.fixture
