@@ -20,10 +20,10 @@ from typing import Any, cast
 import yaml
 from gymnasium import spaces
 
-from agents.learner import agent_entry, resolve
-from agents.spaces import FILE as SPACES
-from agents.spaces import ActionSpace, spaces_to_json
-from baselines.policy import Policy
+from serving_gym.agents.environments.spaces import FILE as SPACES
+from serving_gym.agents.environments.spaces import ActionSpace, spaces_to_json
+from serving_gym.agents.learners.learner import agent_entry, resolve
+from serving_gym.baselines.policy import Policy
 
 CONFIG, CARD = "config.yaml", "card.md"
 CHECKPOINT, LAST = "checkpoint", "last"  # folders of a run: the best policy, and what is needed to go on
@@ -34,7 +34,7 @@ _VERSIONS = ("serving-gym", "torch", "stable-baselines3", "sb3-contrib", "gymnas
 
 Loader = Callable[[Path, Mapping[str, Any], str], Policy]
 
-# Loaders of agents that are not in `agents.learner.AGENTS`, by name.
+# Loaders of agents that are not in `agents.learners.learner.AGENTS`, by name.
 LOADERS: dict[str, Loader] = {}
 
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from baselines.policy import Tunable
-from baselines.registry import policy_tunables
-from envs.workload.registry import check_choice
+from serving_gym.baselines.policy import Tunable
+from serving_gym.baselines.registry import policy_tunables
+from serving_gym.envs.workload.registry import check_choice
 
 SCHEDULES = ("constant", "linear")
 CHECKPOINT = "checkpoint"  # what a setting that names a policy has as its name where that is a checkpoint
@@ -46,7 +46,7 @@ class AgentConfig:
     """What all agents have in common.
 
     Attributes:
-        name: The agent: a name in `agents.learner.AGENTS`.
+        name: The agent: a name in `agents.learners.learner.AGENTS`.
         total_steps: Decisions to train for, where the command line does not say.
         learning_rate: Of Adam.
     """

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.autoscaling.state import ScalingAction
-from envs.backend import Command
-from envs.deployment.state import Deploy
-from envs.policy_spec import PolicySpec
-from envs.routing.state import Dispatch
-from envs.sharing.state import Share
+from serving_gym.envs.autoscaling.state import ScalingAction
+from serving_gym.envs.deployment.state import Deploy
+from serving_gym.envs.interface.backend import Command
+from serving_gym.envs.interface.policy_spec import PolicySpec
+from serving_gym.envs.routing.state import Dispatch
+from serving_gym.envs.sharing.state import Share
 
 __all__ = ["Action", "BatchPolicy", "Policy", "PolicySpec", "Tunable"]
 

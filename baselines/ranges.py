@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from baselines.policy import Tunable
+from serving_gym.baselines.policy import Tunable
 
 _DIGITS = 4  # significant, so that tuned values can be read
 

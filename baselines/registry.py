@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NoReturn, get_args, get_type_hints
 
-from baselines.common.layouts import parse_layout
-from baselines.policy import Policy, Tunable
-from envs.layout import all_layouts, format_layout
+from serving_gym.baselines.common.layouts import parse_layout
+from serving_gym.baselines.policy import Policy, Tunable
+from serving_gym.envs.interface.layout import all_layouts, format_layout
 
 STATIC_PREFIX = "static_"
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from calibration.hardware import GpuSpec
+from serving_gym.calibration.hardware import GpuSpec
 
 # vLLM captures graphs up to the smaller of 512 tokens and twice `max_num_seqs`, which measured runs set to 128.
 CAPTURED_TOKENS = 256

@@ -17,10 +17,10 @@ bandwidth as GPUs reach it, and a soft corner between memory and arithmetic. Wha
 roofline and must say so.
 """
 
-from calibration.coefficients import LatencyCoefficients
-from calibration.hardware import get_gpu
-from calibration.latency import LatencyModel
-from calibration.models import get_model
+from serving_gym.calibration.coefficients import LatencyCoefficients
+from serving_gym.calibration.hardware import get_gpu
+from serving_gym.calibration.latency import LatencyModel
+from serving_gym.calibration.models import get_model
 
 CPU_NAMES = ("Xeon-32c-AMX",)
 REACHED_FLOPS = (14.0e12, 22.7e12)  # between these, by 3

@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 
-from calibration.coefficients import LatencyCoefficients, roofline_coefficients
-from calibration.engines import Engine, Frontend, get_engine
-from calibration.hardware import get_gpu
-from calibration.kernels import find_kernels
-from calibration.memory import check_fits
-from calibration.models import get_model
-from calibration.profile import Profile, parse_profile, profile_file_name
-from calibration.widths import kernels_near
+from serving_gym.calibration.coefficients import LatencyCoefficients, roofline_coefficients
+from serving_gym.calibration.engines import Engine, Frontend, get_engine
+from serving_gym.calibration.hardware import get_gpu
+from serving_gym.calibration.kernels import find_kernels
+from serving_gym.calibration.memory import check_fits
+from serving_gym.calibration.models import get_model
+from serving_gym.calibration.profile import Profile, parse_profile, profile_file_name
+from serving_gym.calibration.widths import kernels_near
 
 FITTED, OTHER_WIDTHS, ENGINE, ROOFLINE = "fitted", "fitted at other widths", "kernels and engine", "roofline"
 NEAR_WIDTHS = "kernels at neighbouring widths and engine"

@@ -12,9 +12,9 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from calibration.coefficients import RATIO_TOKENS, LatencyCoefficients
-from calibration.lookup import nearest
-from calibration.models import get_model
+from serving_gym.calibration.coefficients import RATIO_TOKENS, LatencyCoefficients
+from serving_gym.calibration.lookup import nearest
+from serving_gym.calibration.models import get_model
 
 SCALE_TOKENS = (4, 16, 32, 64, 256, 2048, 8192)
 # First release of each engine; a version belongs to the last one at or below it.

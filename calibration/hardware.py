@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from calibration.lookup import nearest
+from serving_gym.calibration.lookup import nearest
 
 
 @dataclass(frozen=True)

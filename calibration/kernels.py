@@ -8,7 +8,7 @@ from dataclasses import fields
 from functools import cache
 from importlib import resources
 
-from calibration.coefficients import LatencyCoefficients
+from serving_gym.calibration.coefficients import LatencyCoefficients
 
 FOLDER = "kernel_tables"
 # GPUs without tables of their own, and the relation whose efficiencies stand in for theirs.

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.architecture import Amount, ModelSpec
-from calibration.coefficients import CAPTURED_TOKENS, RATIO_TOKENS, LatencyCoefficients
-from calibration.hardware import GpuSpec
+from serving_gym.calibration.architecture import Amount, ModelSpec
+from serving_gym.calibration.coefficients import CAPTURED_TOKENS, RATIO_TOKENS, LatencyCoefficients
+from serving_gym.calibration.hardware import GpuSpec
 
 PS_PER_S = 1e12
 FS_PER_S = 1e15

@@ -1,7 +1,7 @@
 """How much KV cache fits beside the weights."""
 
-from calibration.hardware import GpuSpec
-from calibration.models import ModelSpec
+from serving_gym.calibration.hardware import GpuSpec
+from serving_gym.calibration.models import ModelSpec
 
 WEIGHT_LAYOUTS = ("sharded", "whole")
 

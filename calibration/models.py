@@ -6,8 +6,8 @@ Every number follows from the published model configuration (`config.json` of th
 
 from dataclasses import replace
 
-from calibration.architecture import ModelSpec
-from calibration.lookup import nearest
+from serving_gym.calibration.architecture import ModelSpec
+from serving_gym.calibration.lookup import nearest
 
 __all__ = ["MODELS", "ModelSpec", "get_model", "quantised"]
 

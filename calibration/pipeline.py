@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from calibration.latency import ACTIVATION_BYTES, PS_PER_S, LatencyTables
-from calibration.models import ModelSpec
+from serving_gym.calibration.latency import ACTIVATION_BYTES, PS_PER_S, LatencyTables
+from serving_gym.calibration.models import ModelSpec
 
 LINK_LATENCY_S = 10e-6  # of one send between stages; source: ours, small messages in NCCL tables take 5-20 us
 

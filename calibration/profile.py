@@ -9,13 +9,13 @@ from typing import Any
 
 import yaml
 
-from calibration.coefficients import LatencyCoefficients, roofline_coefficients
-from calibration.engines import Engine, Frontend, dump_engine, parse_engine
-from calibration.hardware import GPUS, GpuSpec, get_gpu
-from calibration.latency import LatencyModel
-from calibration.lookup import nearest
-from calibration.memory import check_fits
-from calibration.models import ModelSpec, get_model
+from serving_gym.calibration.coefficients import LatencyCoefficients, roofline_coefficients
+from serving_gym.calibration.engines import Engine, Frontend, dump_engine, parse_engine
+from serving_gym.calibration.hardware import GPUS, GpuSpec, get_gpu
+from serving_gym.calibration.latency import LatencyModel
+from serving_gym.calibration.lookup import nearest
+from serving_gym.calibration.memory import check_fits
+from serving_gym.calibration.models import ModelSpec, get_model
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class Profile:
         engine: Name of the engine the coefficients belong to; empty for the profiles that environments use.
         overheads: What that engine adds to the kernels at a width without coefficients of its own.
         frontends: What happens to a request outside the engine's iterations, by width.
-        transitions: Measured times of an engine's start, stop and so on, s (`calibration.measuring.transitions`).
+        transitions: Measured times of an engine's start, stop and so on, s (`runners.measuring.transitions`).
         async_scheduling: Whether the engine put an iteration together while the one before it ran; an engine that is
-            simulated under this profile then does (`envs.backend.ClusterSpec`), and the front end has no part of it.
+            simulated under this profile then does (`envs.interface.backend.ClusterSpec`), and the front end has no part of it.
     """
 
     model: ModelSpec

@@ -11,8 +11,8 @@ from math import log2
 
 import numpy as np
 
-from calibration.coefficients import LatencyCoefficients
-from calibration.kernels import RELATIVES, load_kernels
+from serving_gym.calibration.coefficients import LatencyCoefficients
+from serving_gym.calibration.kernels import RELATIVES, load_kernels
 
 
 def kernels_near(model: str, gpu: str, tp: int) -> LatencyCoefficients | None:

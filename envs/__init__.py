@@ -1,5 +1,5 @@
 """Gymnasium environments for LLM serving decisions, and the worlds they are made in."""
 
-from envs.registration import register_envs
+from serving_gym.envs.registration import register_envs
 
 register_envs()

@@ -26,7 +26,7 @@ ENVS = {
     "autoscaling": EnvEntry(
         "Serving/Autoscaling-v0",
         "envs.autoscaling.env:AutoscalingEnv",
-        "envs.autoscaling.vector:AutoscalingVectorEnv",
+        "envs.autoscaling.vector_env:AutoscalingVectorEnv",
         "envs.autoscaling.config:AutoscalingConfig",
         (
             "fixed_instances",
@@ -42,7 +42,7 @@ ENVS = {
     "deployment": EnvEntry(
         "Serving/Deployment-v0",
         "envs.deployment.env:DeploymentEnv",
-        "envs.deployment.vector:DeploymentVectorEnv",
+        "envs.deployment.vector_env:DeploymentVectorEnv",
         "envs.deployment.config:DeploymentConfig",
         (
             "vllm_static",
@@ -60,14 +60,14 @@ ENVS = {
     "dp_tp": EnvEntry(
         "Serving/DPTP-v0",
         "envs.dp_tp.env:DPTPEnv",
-        "envs.dp_tp.vector:DPTPVectorEnv",
-        "envs.dp_tp.core:DPTPConfig",
+        "envs.dp_tp.vector_env:DPTPVectorEnv",
+        "envs.dp_tp.episode:DPTPConfig",
         ("static_dp", "static_tp", "static_2x4", "flying_serving", "load_threshold"),
     ),
     "routing": EnvEntry(
         "Serving/Routing-v0",
         "envs.routing.env:RoutingEnv",
-        "envs.routing.vector:RoutingVectorEnv",
+        "envs.routing.vector_env:RoutingVectorEnv",
         "envs.routing.config:RoutingConfig",
         (
             "round_robin",
@@ -85,7 +85,7 @@ ENVS = {
     "sharing": EnvEntry(
         "Serving/Sharing-v0",
         "envs.sharing.env:SharingEnv",
-        "envs.sharing.vector:SharingVectorEnv",
+        "envs.sharing.vector_env:SharingVectorEnv",
         "envs.sharing.config:SharingConfig",
         ("random", "first_fit", "place_score", "keep_warm", "sllm", "sllm_cpu", "llm_mesh"),
     ),

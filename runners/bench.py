@@ -20,21 +20,21 @@ from typing import Any
 
 import numpy as np
 
-from envs.workload.registry import check_choice
-from runners.cli import command
-from runners.measurements.autoscaling import autoscaling_steps, scaled_spans
-from runners.measurements.deployment import deployment_steps
-from runners.measurements.environments import env_steps, policies
-from runners.measurements.measurement import Measurement
-from runners.measurements.processes import first_answer, imports
-from runners.measurements.routing import routers, routing_forks, routing_steps
-from runners.measurements.sharing import half_hour, sharing_steps
-from runners.measurements.simulation import fork, oracle, scaling, simulate, week
-from runners.measurements.training import training_steps
-from runners.output import write_json
-from runners.progress import progress_bar
-from runners.schema import BenchConfig
-from runners.tables import print_results_in, print_table
+from serving_gym.envs.workload.registry import check_choice
+from serving_gym.runners.command_line.cli import command
+from serving_gym.runners.configuration.schema import BenchConfig
+from serving_gym.runners.reporting.output import write_json
+from serving_gym.runners.reporting.progress import progress_bar
+from serving_gym.runners.reporting.tables import print_results_in, print_table
+from serving_gym.runners.speed.autoscaling import autoscaling_steps, scaled_spans
+from serving_gym.runners.speed.deployment import deployment_steps
+from serving_gym.runners.speed.environments import env_steps, policies
+from serving_gym.runners.speed.measurement import Measurement
+from serving_gym.runners.speed.processes import first_answer, imports
+from serving_gym.runners.speed.routing import routers, routing_forks, routing_steps
+from serving_gym.runners.speed.sharing import half_hour, sharing_steps
+from serving_gym.runners.speed.simulation import fork, oracle, scaling, simulate, week
+from serving_gym.runners.speed.training import training_steps
 
 _KIB_PER_MIB = 1024
 _MEASUREMENTS: dict[str, Callable[[BenchConfig], Iterable[Measurement]]] = {

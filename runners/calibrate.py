@@ -23,10 +23,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from runners.cli import command
-from runners.measure_config import CalibrateConfig
-from runners.output import write_json
-from runners.tables import print_results_in
+from serving_gym.runners.command_line.cli import command
+from serving_gym.runners.measuring.config import CalibrateConfig
+from serving_gym.runners.reporting.output import write_json
+from serving_gym.runners.reporting.tables import print_results_in
 
 FILE_NAME = "calibration.json"
 
@@ -35,12 +35,12 @@ FILE_NAME = "calibration.json"
 def main(config: CalibrateConfig, out: Path) -> None:
     """Dispatches on where the measurements come from."""
     if config.traffic:
-        from runners.from_traffic import profile_traffic
+        from serving_gym.runners.measuring.recorded_runs import profile_traffic
 
         profile_traffic(config, out)
         return
     if config.backend.name == "vllm":
-        from runners.measuring import measure_live
+        from serving_gym.runners.measuring.server import measure_live
 
         measure_live(config, out)
         return
@@ -49,7 +49,7 @@ def main(config: CalibrateConfig, out: Path) -> None:
 
 def fit_tables(config: CalibrateConfig, out: Path) -> None:
     """Fits the wanted parts to the reference tables and writes them."""
-    from calibration.fitting.regenerate import PARTS, Request
+    from serving_gym.runners.profile_fitting.regenerate import PARTS, Request
 
     wanted = list(PARTS) if config.part == "all" else [config.part]
     request = Request(into(config), config.held_out, config.folds, progress_printer())

@@ -5,12 +5,12 @@
 
     python -m runners.compare env=routing policies=[linear_score_tuned,runs/ten/*]
 
-A pattern stands for several trainings of one agent: they are pooled (`runners.pooling`), with intervals over trainings
+A pattern stands for several trainings of one agent: they are pooled (`runners.comparison.pooling`), with intervals over trainings
 and episodes both.
 
-Writes `comparison.json` (see `runners.comparison`; null means infinite), `episodes.parquet`, and, unless `plots=false`,
+Writes `comparison.json` (see `runners.comparison.results`; null means infinite), `episodes.parquet`, and, unless `plots=false`,
 `intervals.png` and `timeline.png`. `benchmark=smoke|full|shift` runs every task of `configs/benchmark/task` instead and
-writes `TASK/comparison.json` and `benchmark.json` (see `runners.benchmark`).
+writes `TASK/comparison.json` and `benchmark.json` (see `runners.benchmark.benchmark`).
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from typing import Any
 
 import pandas as pd
 
-from runners.benchmark import run_benchmark
-from runners.cli import command
-from runners.comparing import Comparison, kinds_of, run, search
-from runners.comparison import disjoint_blocks
-from runners.live import configured_env
-from runners.output import write_json, write_parquet
-from runners.policies import load_policy
-from runners.pooling import pooled
-from runners.progress import progress_bar
-from runners.rollout import Episode
-from runners.schema import CompareConfig
-from runners.tables import print_results_in, print_table
-from runners.trackers import make_tracker
+from serving_gym.runners.benchmark.benchmark import run_benchmark
+from serving_gym.runners.command_line.cli import command
+from serving_gym.runners.comparison.pooling import pooled
+from serving_gym.runners.comparison.results import disjoint_blocks
+from serving_gym.runners.comparison.run import Comparison, kinds_of, run, search
+from serving_gym.runners.configuration.policies import load_policy
+from serving_gym.runners.configuration.schema import CompareConfig
+from serving_gym.runners.live.attach import configured_env
+from serving_gym.runners.reporting.output import write_json, write_parquet
+from serving_gym.runners.reporting.progress import progress_bar
+from serving_gym.runners.reporting.tables import print_results_in, print_table
+from serving_gym.runners.reporting.trackers import make_tracker
+from serving_gym.runners.rollouts.rollout import Episode
 
 TABLE_METRICS = (
     "return",
@@ -106,7 +106,7 @@ def _header(config: CompareConfig, episodes: list[Episode]) -> dict[str, Any]:
 def _plot(
     out: Path, comparison: dict[str, Any], results: dict[str, list[Episode]], ttft_slo_s: list[float]
 ) -> None:
-    from runners.plots import plot_intervals, plot_timeline
+    from serving_gym.runners.reporting.plots import plot_intervals, plot_timeline
 
     plot_intervals(out / "intervals.png", comparison["policies"])
     plot_timeline(out / "timeline.png", {name: episodes[0] for name, episodes in results.items()}, ttft_slo_s)

@@ -24,17 +24,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from runners.aggregate import aggregate
-from runners.both import evaluate_both
-from runners.cli import command
-from runners.episode_files import write_episodes
-from runners.live import configured_env
-from runners.policies import load_policy, policy_label
-from runners.progress import progress_bar
-from runners.rollout import run_episode
-from runners.schema import EvaluateConfig
-from runners.tables import SHOWN_METRICS, print_results_in, print_table
-from runners.trackers import make_tracker
+from serving_gym.runners.command_line.cli import command
+from serving_gym.runners.comparison.aggregate import aggregate
+from serving_gym.runners.configuration.policies import load_policy, policy_label
+from serving_gym.runners.configuration.schema import EvaluateConfig
+from serving_gym.runners.live.attach import configured_env
+from serving_gym.runners.live.both import evaluate_both
+from serving_gym.runners.reporting.episode_files import write_episodes
+from serving_gym.runners.reporting.progress import progress_bar
+from serving_gym.runners.reporting.tables import SHOWN_METRICS, print_results_in, print_table
+from serving_gym.runners.reporting.trackers import make_tracker
+from serving_gym.runners.rollouts.rollout import run_episode
 
 
 @command("evaluate", EvaluateConfig)

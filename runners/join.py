@@ -17,12 +17,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from agents.checkpoint import CHECKPOINT
-from agents.joining import join, learn_together
-from runners.cli import command, use_one_thread
-from runners.policies import is_pattern, members_of
-from runners.schema import JoinConfig
-from runners.tables import print_results_in
+from serving_gym.agents.checkpoint import CHECKPOINT
+from serving_gym.agents.learners.joining import join, learn_together
+from serving_gym.runners.command_line.cli import command, use_one_thread
+from serving_gym.runners.configuration.policies import is_pattern, members_of
+from serving_gym.runners.configuration.schema import JoinConfig
+from serving_gym.runners.reporting.tables import print_results_in
 
 
 @command("join", JoinConfig)

@@ -15,16 +15,16 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from runners.cli import command
-from runners.reproduction.claims import Claim, print_claims, write_claims
-from runners.reproduction.flying_serving import evaluation as flying_serving
-from runners.reproduction.llm_mesh import evaluation as llm_mesh
-from runners.reproduction.oserve import evaluation as oserve
-from runners.reproduction.parts import run_parts
-from runners.reproduction.preserve import evaluation as preserve
-from runners.reproduction.sageserve import evaluation as sageserve
-from runners.schema import ReproduceConfig
-from runners.tables import print_results_in
+from serving_gym.runners.command_line.cli import command
+from serving_gym.runners.configuration.schema import ReproduceConfig
+from serving_gym.runners.reporting.tables import print_results_in
+from serving_gym.runners.reproduction.claims import Claim, print_claims, write_claims
+from serving_gym.runners.reproduction.flying_serving import evaluation as flying_serving
+from serving_gym.runners.reproduction.llm_mesh import evaluation as llm_mesh
+from serving_gym.runners.reproduction.oserve import evaluation as oserve
+from serving_gym.runners.reproduction.parts import run_parts
+from serving_gym.runners.reproduction.preserve import evaluation as preserve
+from serving_gym.runners.reproduction.sageserve import evaluation as sageserve
 
 _PAPERS = {  # and the unit of the progress bar
     "flying_serving": (flying_serving, "episode"),

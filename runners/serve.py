@@ -3,7 +3,7 @@
     python -m runners.serve env=routing policy=preserve cluster=fleet_h100_x4 port=8300 mode=shadow
 
 `mode` says what the answers are for: `live` ones are to be followed, `shadow` ones are compared with what the front end
-chose (`chosen`), in `canary` a `share` of them is to be followed. See `envs.live.hosting.server` for what is sent; `GET
+chose (`chosen`), in `canary` a `share` of them is to be followed. See `runners.serving.server` for what is sent; `GET
 /status` tells counts and times, which are written to `status.json` at the end (Ctrl-C or SIGTERM).
 """
 
@@ -16,18 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from envs.live.endpoints import is_loopback
-from envs.live.hosting.host import MODES, PolicyHost
-from envs.live.hosting.server import LOOPBACK, PolicyServer
-from envs.routing.encoding import StateEncoder
-from envs.workload.registry import check_choice
-from runners.cli import command
-from runners.environments import make_configured_env
-from runners.live import check_installed
-from runners.output import write_json
-from runners.policies import load_policy
-from runners.schema import RunConfig
-from runners.tables import print_results_in
+from serving_gym.envs.live.endpoints import is_loopback
+from serving_gym.envs.routing.observation import StateEncoder
+from serving_gym.envs.workload.registry import check_choice
+from serving_gym.runners.command_line.cli import command
+from serving_gym.runners.configuration.environments import make_configured_env
+from serving_gym.runners.configuration.policies import load_policy
+from serving_gym.runners.configuration.schema import RunConfig
+from serving_gym.runners.live.attach import check_installed
+from serving_gym.runners.reporting.output import write_json
+from serving_gym.runners.reporting.tables import print_results_in
+from serving_gym.runners.serving.host import MODES, PolicyHost
+from serving_gym.runners.serving.server import LOOPBACK, PolicyServer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,21 +17,21 @@ from typing import Any
 
 import numpy as np
 
-from envs.backend import SLO, ClusterSpec, promises
-from envs.fleet import FleetConfig
-from envs.machines.spec import DeploymentSpec
-from envs.metrics import RequestRecords, summarise
-from envs.sharing.spec import SharingSpec
-from envs.simulator.fleet.simulator import FleetSimulator
-from envs.simulator.simulator import Simulator
-from envs.workload.registry import WorkloadSource
-from envs.workload.schema import Workload
-from runners.cli import command
-from runners.clusters import check_unattended, cluster_of, num_engines, simulator_of
-from runners.output import write_atomically, write_json
-from runners.progress import progress_bar
-from runners.schema import SimulateConfig
-from runners.tables import SHOWN_METRICS, print_results_in, print_summary
+from serving_gym.envs.interface.backend import SLO, ClusterSpec, promises
+from serving_gym.envs.interface.fleet import FleetConfig
+from serving_gym.envs.interface.metrics import RequestRecords, summarise
+from serving_gym.envs.machines.spec import DeploymentSpec
+from serving_gym.envs.sharing.spec import SharingSpec
+from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
+from serving_gym.envs.simulator.simulator import Simulator
+from serving_gym.envs.workload.registry import WorkloadSource
+from serving_gym.envs.workload.schema import Workload
+from serving_gym.runners.command_line.cli import command
+from serving_gym.runners.configuration.clusters import check_unattended, cluster_of, num_engines, simulator_of
+from serving_gym.runners.configuration.schema import SimulateConfig
+from serving_gym.runners.reporting.output import write_atomically, write_json
+from serving_gym.runners.reporting.progress import progress_bar
+from serving_gym.runners.reporting.tables import SHOWN_METRICS, print_results_in, print_summary
 
 _WARM_UP_REQUESTS = 8
 
@@ -125,7 +125,7 @@ def serve_live(
     Raises:
         ValueError: the cluster is a fleet.
     """
-    from runners.live import live_backend
+    from serving_gym.runners.live.attach import live_backend
 
     if isinstance(cluster, FleetConfig):
         raise ValueError("cluster is a fleet, which only backend=simulator can serve; choose a node")

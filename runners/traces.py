@@ -30,17 +30,17 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from envs.workload.conversations import (
+from serving_gym.envs.workload.conversations import (
     TokenCounter,
     conversation_workload,
     holds_conversations,
     load_conversations,
 )
-from envs.workload.fetch import fetch_trace
-from envs.workload.fitting import fit
-from envs.workload.formats import write_trace
-from envs.workload.generators import fitted_names, load_fitted
-from envs.workload.registry import (
+from serving_gym.envs.workload.fetch import fetch_trace
+from serving_gym.envs.workload.fitting import fit
+from serving_gym.envs.workload.formats import write_trace
+from serving_gym.envs.workload.generators import fitted_names, load_fitted
+from serving_gym.envs.workload.registry import (
     FILE,
     FUNCTIONS,
     MIXTURE,
@@ -55,8 +55,8 @@ from envs.workload.registry import (
     make_workload,
     workload_names,
 )
-from envs.workload.schema import Workload
-from envs.workload.traces import TRACES, find_trace
+from serving_gym.envs.workload.schema import Workload
+from serving_gym.envs.workload.traces import TRACES, find_trace
 
 Words = dict[str, Any]
 
@@ -191,7 +191,7 @@ def _of_conversations(words: Words) -> Workload:
     conversations = load_conversations(words["path"], words.get("num_requests"))
     predicted = None
     if "predictor" in words:
-        from baselines.length_prediction.registry import load_predictor  # with it comes torch
+        from serving_gym.baselines.length_prediction.registry import load_predictor  # with it comes torch
 
         predicted = load_predictor(words["predictor"]).predict(conversations.prompts)
     workload = conversation_workload(conversations, TokenCounter(words.get("tokenizer")), predicted)

@@ -12,7 +12,7 @@ It runs for the agent's own number of decisions, but not longer than five minute
 enough for all decisions gives the same agent for the same seed.
 
 Writes `checkpoint/` (the policy that did best on validation episodes: weights, resolved config, card), `last/` (what
-`resume=` needs), `metrics.jsonl`, and `comparison.json` (see `runners.comparison`).
+`resume=` needs), `metrics.jsonl`, and `comparison.json` (see `runners.comparison.results`).
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agents.checkpoint import CHECKPOINT, load_policy, plain
-from agents.learner import Task, make_learner
-from envs.routing.config import RoutingConfig
-from envs.workload.registry import WorkloadSpec, check_choice, for_larger
-from runners.cli import command, use_one_thread
-from runners.comparing import kinds_of
-from runners.comparison import compare_results
-from runners.environments import env_arguments, make_configured_env
-from runners.fan_out import episodes_of
-from runners.output import write_json
-from runners.policies import composed_file
-from runners.policies import load_policy as load_named_policy
-from runners.progress import progress_bar
-from runners.rollout import Episode
-from runners.tables import print_results_in, print_table
-from runners.trackers import make_tracker
-from runners.train_config import TrainConfig, register_agents, resumed
-from runners.training import Training
+from serving_gym.agents.checkpoint import CHECKPOINT, load_policy, plain
+from serving_gym.agents.learners.learner import Task, make_learner
+from serving_gym.envs.routing.config import RoutingConfig
+from serving_gym.envs.workload.registry import WorkloadSpec, check_choice, for_larger
+from serving_gym.runners.command_line.cli import command, use_one_thread
+from serving_gym.runners.comparison.results import compare_results
+from serving_gym.runners.comparison.run import kinds_of
+from serving_gym.runners.configuration.environments import env_arguments, make_configured_env
+from serving_gym.runners.configuration.policies import composed_file
+from serving_gym.runners.configuration.policies import load_policy as load_named_policy
+from serving_gym.runners.configuration.train_config import TrainConfig, register_agents, resumed
+from serving_gym.runners.reporting.output import write_json
+from serving_gym.runners.reporting.progress import progress_bar
+from serving_gym.runners.reporting.tables import print_results_in, print_table
+from serving_gym.runners.reporting.trackers import make_tracker
+from serving_gym.runners.rollouts.launchers import episodes_of
+from serving_gym.runners.rollouts.rollout import Episode
+from serving_gym.runners.training.loop import Training
 
 TABLE_METRICS = ("slo_attainment", "ttft_p50_s", "ttft_p99_s", "tpot_p50_s")
 

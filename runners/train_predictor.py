@@ -28,24 +28,24 @@ import pandas as pd
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from agents.checkpoint import replacing
-from baselines.length_prediction.config import PredictorConfig
-from baselines.length_prediction.evaluation import milliseconds_per_prediction, random_split
-from baselines.length_prediction.registry import make_predictor
-from envs.workload.conversations import (
+from serving_gym.agents.checkpoint import replacing
+from serving_gym.baselines.length_prediction.config import PredictorConfig
+from serving_gym.baselines.length_prediction.evaluation import milliseconds_per_prediction, random_split
+from serving_gym.baselines.length_prediction.registry import make_predictor
+from serving_gym.envs.workload.conversations import (
     Conversations,
     TokenCounter,
     answer_tokens,
     conversation_workload,
     load_conversations,
 )
-from envs.workload.formats import write_trace
-from envs.workload.predictions import TABLE_2, accuracy
-from runners.cli import command, use_one_thread
-from runners.output import write_json, write_parquet
-from runners.predictor_config import TrainPredictorConfig, register_predictors
-from runners.progress import progress_bar
-from runners.tables import print_results_in, print_table
+from serving_gym.envs.workload.formats import write_trace
+from serving_gym.envs.workload.predictions import TABLE_2, accuracy
+from serving_gym.runners.command_line.cli import command, use_one_thread
+from serving_gym.runners.configuration.predictor_config import TrainPredictorConfig, register_predictors
+from serving_gym.runners.reporting.output import write_json, write_parquet
+from serving_gym.runners.reporting.progress import progress_bar
+from serving_gym.runners.reporting.tables import print_results_in, print_table
 
 CHECKPOINT, METRICS, PREDICTIONS, WORKLOAD = (
     "checkpoint",

@@ -22,20 +22,20 @@ import yaml
 from hydra.core.hydra_config import HydraConfig
 from numpy.typing import NDArray
 
-from agents.playing import shares
-from baselines.policy import BatchPolicy, Policy, Tunable
-from baselines.registry import policy_tunables
-from envs.registration import make_vector_env
-from runners.cli import command
-from runners.environments import env_arguments, make_configured_env
-from runners.output import write_json, write_parquet, write_text
-from runners.policies import POLICY_DIR, load_policy, policy_label
-from runners.progress import progress_bar
-from runners.rollout import episode_returns, run_episode
-from runners.schema import TuneConfig
-from runners.search import search
-from runners.tables import print_results_in, print_table
-from runners.trackers import make_tracker
+from serving_gym.agents.learners.returns import shares
+from serving_gym.baselines.policy import BatchPolicy, Policy, Tunable
+from serving_gym.baselines.registry import policy_tunables
+from serving_gym.envs.registration import make_vector_env
+from serving_gym.runners.command_line.cli import command
+from serving_gym.runners.configuration.environments import env_arguments, make_configured_env
+from serving_gym.runners.configuration.policies import POLICY_DIR, load_policy, policy_label
+from serving_gym.runners.configuration.schema import TuneConfig
+from serving_gym.runners.reporting.output import write_json, write_parquet, write_text
+from serving_gym.runners.reporting.progress import progress_bar
+from serving_gym.runners.reporting.tables import print_results_in, print_table
+from serving_gym.runners.reporting.trackers import make_tracker
+from serving_gym.runners.rollouts.rollout import episode_returns, run_episode
+from serving_gym.runners.tuning.cma_es import search
 
 
 @command("tune", TuneConfig)

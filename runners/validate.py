@@ -22,17 +22,17 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from calibration.deployments import Deployment, find_profile
-from calibration.engines import Frontend
-from calibration.measured.forms import Measurements, read_measurements, read_table
-from calibration.measured.score import ORDERING, Lookup, report, score_all
-from calibration.profile import Profile, named_profile
-from runners.cli import command
-from runners.output import write_json
-from runners.progress import progress_bar
-from runners.replay import validate_traffic
-from runners.schema import ValidateConfig
-from runners.tables import print_results_in, print_table
+from serving_gym.calibration.deployments import Deployment, find_profile
+from serving_gym.calibration.engines import Frontend
+from serving_gym.calibration.profile import Profile, named_profile
+from serving_gym.runners.command_line.cli import command
+from serving_gym.runners.configuration.schema import ValidateConfig
+from serving_gym.runners.reporting.output import write_json
+from serving_gym.runners.reporting.progress import progress_bar
+from serving_gym.runners.reporting.tables import print_results_in, print_table
+from serving_gym.runners.validation.forms import Measurements, read_measurements, read_table
+from serving_gym.runners.validation.replay import validate_traffic
+from serving_gym.runners.validation.score import ORDERING, Lookup, report, score_all
 
 FILE_NAME = "validation.json"
 _COLUMNS = ("n", "ape_median", "ape_mean", "ape_p90", "rank_correlation")

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envs.backend import SLO
-from envs.metrics import (
+from serving_gym.envs.interface.backend import SLO
+from serving_gym.envs.interface.metrics import (
     FAILED,
     FINISHED,
     REFUSED,

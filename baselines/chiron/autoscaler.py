@@ -8,11 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from baselines.chiron.backpressure import batch_waiting_s, interactive_backpressure
-from baselines.common.autoscaler import Autoscaler
-from baselines.policy import Tunable
-from baselines.sageserve.spot import Stock, bring_in, give_away
-from envs.autoscaling.state import AutoscalingState, EndpointState, InstanceStatus, Pool, ScaleChange
+from serving_gym.baselines.chiron.backpressure import batch_waiting_s, interactive_backpressure
+from serving_gym.baselines.common.autoscaler import Autoscaler
+from serving_gym.baselines.policy import Tunable
+from serving_gym.baselines.sageserve.spot import Stock, bring_in, give_away
+from serving_gym.envs.autoscaling.state import (
+    AutoscalingState,
+    EndpointState,
+    InstanceStatus,
+    Pool,
+    ScaleChange,
+)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.autoscaling.state import (
+from serving_gym.envs.autoscaling.state import (
     AutoscalingSpec,
     AutoscalingState,
     EndpointState,
@@ -17,7 +17,7 @@ from envs.autoscaling.state import (
     Pool,
     ScaleChange,
 )
-from envs.policy_spec import PolicySpec
+from serving_gym.envs.interface.policy_spec import PolicySpec
 
 Changes = tuple[ScaleChange, ...]
 

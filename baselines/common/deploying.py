@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from baselines.policy import Action, PolicySpec
-from envs.deployment.state import Deploy, DeploymentState
-from envs.deployment.strategies import GAIN, Plan
-from envs.machines.cluster import ReplicaKind
-from envs.machines.placement import place
+from serving_gym.baselines.policy import Action, PolicySpec
+from serving_gym.envs.deployment.state import Deploy, DeploymentState
+from serving_gym.envs.deployment.strategies import GAIN, Plan
+from serving_gym.envs.machines.cluster import ReplicaKind
+from serving_gym.envs.machines.placement import place
 
 
 class DeployingPolicy:

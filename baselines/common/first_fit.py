@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from baselines.common.sharing import SharingPolicy
-from baselines.policy import Action, Tunable
-from envs.sharing.state import Event, InstanceStatus, RequestPhase, SharingState
-from envs.simulator.sharing.features import PLACE_FEATURES
+from serving_gym.baselines.common.sharing import SharingPolicy
+from serving_gym.baselines.policy import Action, Tunable
+from serving_gym.envs.sharing.state import Event, InstanceStatus, RequestPhase, SharingState
+from serving_gym.envs.simulator.sharing.features import PLACE_FEATURES
 
 _REPLACES = PLACE_FEATURES.index("replaces")
 _EMPTY, _WAITING = int(InstanceStatus.EMPTY), int(RequestPhase.WAITING)

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from baselines.common.sharing import SharingPolicy
-from baselines.policy import Action, Tunable
-from envs.sharing.state import Event, SharingState
-from envs.simulator.sharing.features import PLACE_FEATURES
-from envs.workload.registry import check_choice
+from serving_gym.baselines.common.sharing import SharingPolicy
+from serving_gym.baselines.policy import Action, Tunable
+from serving_gym.envs.sharing.state import Event, SharingState
+from serving_gym.envs.simulator.sharing.features import PLACE_FEATURES
+from serving_gym.envs.workload.registry import check_choice
 
 _CAN_TAKE, _NEW, _OF_MODEL, _REPLACES = (
     PLACE_FEATURES.index(name) for name in ("can_take", "new", "of_model", "replaces")

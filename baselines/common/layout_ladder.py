@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from baselines.common.hysteresis import HysteresisLadder
-from baselines.common.layouts import (
+from serving_gym.baselines.common.hysteresis import HysteresisLadder
+from serving_gym.baselines.common.layouts import (
     check_layout,
     free_regions,
     parse_layout,
@@ -16,9 +16,9 @@ from baselines.common.layouts import (
     uniform_layout,
     with_regions,
 )
-from baselines.policy import Action, Tunable
-from envs.backend import ClusterState, Redeploy, SetLayout, SwitchMode
-from envs.layout import Layout, changed_regions, groups_of
+from serving_gym.baselines.policy import Action, Tunable
+from serving_gym.envs.interface.backend import ClusterState, Redeploy, SetLayout, SwitchMode
+from serving_gym.envs.interface.layout import Layout, changed_regions, groups_of
 
 
 @dataclass(frozen=True)

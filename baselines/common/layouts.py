@@ -5,13 +5,21 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
-from baselines.common.signals import requests_in_system
-from envs.backend import ClusterState, SwitchMode
-from envs.layout import Group, Layout, all_groups, all_layouts, changed_regions, format_layout, groups_of
+from serving_gym.baselines.common.signals import requests_in_system
+from serving_gym.envs.interface.backend import ClusterState, SwitchMode
+from serving_gym.envs.interface.layout import (
+    Group,
+    Layout,
+    all_groups,
+    all_layouts,
+    changed_regions,
+    format_layout,
+    groups_of,
+)
 
 
 def parse_layout(text: str | int | Sequence[int]) -> Layout:
-    """Reads `8`, `4x2` (four groups of two) or `4+2+1+1`; the inverse of `envs.layout.format_layout`.
+    """Reads `8`, `4x2` (four groups of two) or `4+2+1+1`; the inverse of `envs.interface.layout.format_layout`.
 
     Raises:
         ValueError: it is not written so, or its groups are not aligned powers of two.

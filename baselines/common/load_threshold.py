@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from baselines.common.layout_ladder import LadderConfig, LayoutLadder, parse_split_mode
-from baselines.common.layouts import parse_mode
-from baselines.common.signals import requests_in_system
-from baselines.policy import Action, PolicySpec, Tunable
-from envs.backend import ClusterState, SwitchMode
+from serving_gym.baselines.common.layout_ladder import LadderConfig, LayoutLadder, parse_split_mode
+from serving_gym.baselines.common.layouts import parse_mode
+from serving_gym.baselines.common.signals import requests_in_system
+from serving_gym.baselines.policy import Action, PolicySpec, Tunable
+from serving_gym.envs.interface.backend import ClusterState, SwitchMode
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from baselines.common.sharing import SharingPolicy
-from baselines.policy import Tunable
-from envs.sharing.state import Event, SharingState
-from envs.simulator.sharing.features import PLACE_FEATURES
+from serving_gym.baselines.common.sharing import SharingPolicy
+from serving_gym.baselines.policy import Tunable
+from serving_gym.envs.sharing.state import Event, SharingState
+from serving_gym.envs.simulator.sharing.features import PLACE_FEATURES
 
 _COLUMNS = {name: PLACE_FEATURES.index(name) for name in PLACE_FEATURES}
 _NEW, _NODE_USED, _REPLACES = (_COLUMNS[name] for name in ("new", "node_used", "replaces"))

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from baselines.common.autoscaler import victims
-from baselines.policy import Action, PolicySpec
-from envs.autoscaling.state import AutoscalingState, Operation, ScaleChange
-from envs.backend import ClusterState, SetLayout, SwitchMode
-from envs.deployment.state import DeploymentState
-from envs.layout import all_layouts
-from envs.routing.state import RoutingState
-from envs.sharing.state import SharingState
+from serving_gym.baselines.common.autoscaler import victims
+from serving_gym.baselines.policy import Action, PolicySpec
+from serving_gym.envs.autoscaling.state import AutoscalingState, Operation, ScaleChange
+from serving_gym.envs.deployment.state import DeploymentState
+from serving_gym.envs.interface.backend import ClusterState, SetLayout, SwitchMode
+from serving_gym.envs.interface.layout import all_layouts
+from serving_gym.envs.routing.state import RoutingState
+from serving_gym.envs.sharing.state import SharingState
 
 
 class RandomPolicy:

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from baselines.policy import Action
-from envs.nominal import NominalEngines
-from envs.policy_spec import PolicySpec
-from envs.routing.state import RoutedRequest, RoutingState
+from serving_gym.baselines.policy import Action
+from serving_gym.envs.interface.nominal import NominalEngines
+from serving_gym.envs.interface.policy_spec import PolicySpec
+from serving_gym.envs.routing.state import RoutedRequest, RoutingState
 
 
 class Router:

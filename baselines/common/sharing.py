@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from baselines.policy import Action, PolicySpec
-from envs.sharing.state import SharingState
+from serving_gym.baselines.policy import Action, PolicySpec
+from serving_gym.envs.sharing.state import SharingState
 
 
 class SharingPolicy:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from baselines.common.layouts import check_layout, parse_layout, uniform_layout
-from baselines.policy import Action, PolicySpec
-from envs.backend import ClusterState, Redeploy
-from envs.layout import Layout, format_layout
+from serving_gym.baselines.common.layouts import check_layout, parse_layout, uniform_layout
+from serving_gym.baselines.policy import Action, PolicySpec
+from serving_gym.envs.interface.backend import ClusterState, Redeploy
+from serving_gym.envs.interface.layout import Layout, format_layout
 
 
 class DeployOncePolicy:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from baselines.common.layouts import requests_by_base
-from envs.backend import ClusterState
-from envs.layout import Group, all_groups, groups_of
+from serving_gym.baselines.common.layouts import requests_by_base
+from serving_gym.envs.interface.backend import ClusterState
+from serving_gym.envs.interface.layout import Group, all_groups, groups_of
 
 
 def choose_group(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from calibration.transitions import COMMUNICATOR_HOST_BYTES, COMMUNICATOR_START_S
+from serving_gym.calibration.transitions import COMMUNICATOR_HOST_BYTES, COMMUNICATOR_START_S
 
 Ranks = tuple[int, ...]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from baselines.common.layouts import parse_mode
-from baselines.policy import Tunable
+from serving_gym.baselines.common.layouts import parse_mode
+from serving_gym.baselines.policy import Tunable
 
 _MODES = ("load_merge_mode", "load_split_mode", "priority_mode", "long_mode", "release_mode")
 _POSITIVE = ("split_requests_per_gpu", "split_tokens_per_gpu", "priority_load_limit", "max_pause_s")

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 
-from baselines.common.hysteresis import HysteresisLadder
-from baselines.common.signals import requests_in_system, tokens_to_prefill
-from baselines.flying_serving.config import FlyingServingConfig
-from envs.backend import ClusterState
+from serving_gym.baselines.common.hysteresis import HysteresisLadder
+from serving_gym.baselines.common.signals import requests_in_system, tokens_to_prefill
+from serving_gym.baselines.flying_serving.config import FlyingServingConfig
+from serving_gym.envs.interface.backend import ClusterState
 
 
 class LoadAdaptation:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from baselines.common.signals import in_flight_by_class, mean_prompt_tokens, without_first_token
-from baselines.flying_serving.binding import choose_group, target_groups
-from baselines.flying_serving.config import FlyingServingConfig
-from envs.backend import ClusterSpec, ClusterState, EngineStatus
-from envs.layout import Group, all_groups
+from serving_gym.baselines.common.signals import in_flight_by_class, mean_prompt_tokens, without_first_token
+from serving_gym.baselines.flying_serving.binding import choose_group, target_groups
+from serving_gym.baselines.flying_serving.config import FlyingServingConfig
+from serving_gym.envs.interface.backend import ClusterSpec, ClusterState, EngineStatus
+from serving_gym.envs.interface.layout import Group, all_groups
 
 
 class LongContextBinding:

@@ -10,16 +10,22 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
-from baselines.common.layouts import compose, free_regions, parse_mode, uniform_layout, with_regions
-from baselines.flying_serving.binding import target_groups
-from baselines.flying_serving.config import FlyingServingConfig
-from baselines.flying_serving.load_adaptation import LoadAdaptation
-from baselines.flying_serving.long_context import LongContextBinding
-from baselines.flying_serving.pauses import PauseWatch
-from baselines.flying_serving.priority_binding import PriorityBinding
-from baselines.policy import Action, PolicySpec
-from envs.backend import ClusterState, Redeploy, SetLayout, SwitchMode
-from envs.layout import Group, Layout, groups_of
+from serving_gym.baselines.common.layouts import (
+    compose,
+    free_regions,
+    parse_mode,
+    uniform_layout,
+    with_regions,
+)
+from serving_gym.baselines.flying_serving.binding import target_groups
+from serving_gym.baselines.flying_serving.config import FlyingServingConfig
+from serving_gym.baselines.flying_serving.load_adaptation import LoadAdaptation
+from serving_gym.baselines.flying_serving.long_context import LongContextBinding
+from serving_gym.baselines.flying_serving.pauses import PauseWatch
+from serving_gym.baselines.flying_serving.priority_binding import PriorityBinding
+from serving_gym.baselines.policy import Action, PolicySpec
+from serving_gym.envs.interface.backend import ClusterState, Redeploy, SetLayout, SwitchMode
+from serving_gym.envs.interface.layout import Group, Layout, groups_of
 
 
 class _Cause(Enum):

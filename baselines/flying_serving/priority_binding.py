@@ -12,12 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from baselines.common.signals import in_flight_by_class, without_first_token
-from baselines.flying_serving.binding import choose_group
-from baselines.flying_serving.config import FlyingServingConfig
-from baselines.flying_serving.pauses import PauseWatch
-from envs.backend import ClusterState
-from envs.layout import Group
+from serving_gym.baselines.common.signals import in_flight_by_class, without_first_token
+from serving_gym.baselines.flying_serving.binding import choose_group
+from serving_gym.baselines.flying_serving.config import FlyingServingConfig
+from serving_gym.baselines.flying_serving.pauses import PauseWatch
+from serving_gym.envs.interface.backend import ClusterState
+from serving_gym.envs.interface.layout import Group
 
 
 class PriorityBinding:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from baselines.flying_serving.kv_cache_adaptor import KVCacheAdaptor, KVParameters
+from serving_gym.baselines.flying_serving.kv_cache_adaptor import KVCacheAdaptor, KVParameters
 
 SET_TP_MODE, RESET_TP_MODE, EXECUTE_MODEL = "set_TP_mode", "reset_TP_mode", "execute_model"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
-from envs.workload.registry import check_choice
+from serving_gym.envs.workload.registry import check_choice
 
 DEVICES = ("auto", "cpu", "cuda")
 

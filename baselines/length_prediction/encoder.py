@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import nn
 
-from baselines.length_prediction.config import PredictorConfig
-from envs.workload.conversations import load_tokenizer
+from serving_gym.baselines.length_prediction.config import PredictorConfig
+from serving_gym.envs.workload.conversations import load_tokenizer
 
 BERT, DISTILBERT = "bert", "distilbert"
 _SPECIAL = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.workload.seeding import stream
+from serving_gym.envs.workload.seeding import stream
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from baselines.length_prediction.predictor import LengthPredictor
+    from serving_gym.baselines.length_prediction.predictor import LengthPredictor
 
 TEST_SHARE = 0.3  # "randomly divided into training and testing sets in a 7:3 ratio"
 _TIMED_PREDICTIONS = 100

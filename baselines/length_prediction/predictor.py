@@ -15,12 +15,12 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from baselines.length_prediction.config import PredictorConfig, build_config
-from baselines.length_prediction.encoder import encoder_from_settings, make_encoder
-from baselines.length_prediction.tokens import encode, pad
-from envs.workload.conversations import load_tokenizer
-from envs.workload.predictions import LONGEST_TOKENS
-from envs.workload.seeding import seed_sequence, stream
+from serving_gym.baselines.length_prediction.config import PredictorConfig, build_config
+from serving_gym.baselines.length_prediction.encoder import encoder_from_settings, make_encoder
+from serving_gym.baselines.length_prediction.tokens import encode, pad
+from serving_gym.envs.workload.conversations import load_tokenizer
+from serving_gym.envs.workload.predictions import LONGEST_TOKENS
+from serving_gym.envs.workload.seeding import seed_sequence, stream
 
 DESCRIPTION, WEIGHTS, TOKENIZER = "predictor.json", "weights.pt", "tokenizer"
 FORMAT = 1

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from envs.workload.registry import check_choice
+from serving_gym.envs.workload.registry import check_choice
 
 if TYPE_CHECKING:
-    from baselines.length_prediction.config import PredictorConfig
-    from baselines.length_prediction.predictor import LengthPredictor
+    from serving_gym.baselines.length_prediction.config import PredictorConfig
+    from serving_gym.baselines.length_prediction.predictor import LengthPredictor
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def load_predictor(checkpoint: str | Path, device: str = "auto") -> LengthPredic
     Raises:
         ValueError: there is none, or it cannot be read.
     """
-    from baselines.length_prediction.predictor import DESCRIPTION, read_description
+    from serving_gym.baselines.length_prediction.predictor import DESCRIPTION, read_description
 
     inside = Path(checkpoint) / "checkpoint"
     folder = inside if (inside / DESCRIPTION).is_file() else Path(checkpoint)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baselines.llm_mesh.bin_packing import Packing
-from baselines.policy import Tunable
-from envs.sharing.state import TokenScheduler
+from serving_gym.baselines.llm_mesh.bin_packing import Packing
+from serving_gym.baselines.policy import Tunable
+from serving_gym.envs.sharing.state import TokenScheduler
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from baselines.llm_mesh.bin_packing import Packing
-from baselines.llm_mesh.config import LLMMeshConfig
-from baselines.llm_mesh.memory_demand import OutputLengths
-from baselines.llm_mesh.node_view import profiles_of, quantify_setting
-from envs.sharing.state import NewInstance, Place, SharingSetting
+from serving_gym.baselines.llm_mesh.bin_packing import Packing
+from serving_gym.baselines.llm_mesh.config import LLMMeshConfig
+from serving_gym.baselines.llm_mesh.memory_demand import OutputLengths
+from serving_gym.baselines.llm_mesh.node_view import profiles_of, quantify_setting
+from serving_gym.envs.sharing.state import NewInstance, Place, SharingSetting
 
 
 class Job(NamedTuple):

@@ -8,9 +8,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from baselines.llm_mesh.quantification import Quantification, quantify
-from baselines.llm_mesh.shadow_validation import FloatArray, IntArray, NodeView, Phase
-from envs.sharing.state import InstanceStatus, RequestPhase, SharingSetting, SharingState
+from serving_gym.baselines.llm_mesh.quantification import Quantification, quantify
+from serving_gym.baselines.llm_mesh.shadow_validation import FloatArray, IntArray, NodeView, Phase
+from serving_gym.envs.sharing.state import InstanceStatus, RequestPhase, SharingSetting, SharingState
 
 
 def quantify_setting(setting: SharingSetting, max_batch: int) -> Quantification:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from baselines.llm_mesh.bin_packing import instance_order, node_order
-from baselines.llm_mesh.kv_scaling import compromise
-from baselines.llm_mesh.memory_orchestration import MemoryOrchestrator, Verdict
-from baselines.llm_mesh.mesh import Fit, Job, Mesh
-from baselines.llm_mesh.node_view import expected_tokens, view_of
-from baselines.llm_mesh.preemption import preempt, preemptible
-from baselines.llm_mesh.shadow_validation import Case, NodeView, shadow_validation
-from envs.sharing.state import (
+from serving_gym.baselines.llm_mesh.bin_packing import instance_order, node_order
+from serving_gym.baselines.llm_mesh.kv_scaling import compromise
+from serving_gym.baselines.llm_mesh.memory_orchestration import MemoryOrchestrator, Verdict
+from serving_gym.baselines.llm_mesh.mesh import Fit, Job, Mesh
+from serving_gym.baselines.llm_mesh.node_view import expected_tokens, view_of
+from serving_gym.baselines.llm_mesh.preemption import preempt, preemptible
+from serving_gym.baselines.llm_mesh.shadow_validation import Case, NodeView, shadow_validation
+from serving_gym.envs.sharing.state import (
     InstanceStatus,
     Reschedule,
     ResizeKV,

@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from baselines.common.sharing import SharingPolicy
-from baselines.llm_mesh.config import LLMMeshConfig
-from baselines.llm_mesh.headroom import headroom_s, longest_headroom, shortest_headroom
-from baselines.llm_mesh.kv_scaling import scale_down_to
-from baselines.llm_mesh.memory_orchestration import MemoryOrchestrator
-from baselines.llm_mesh.mesh import Job, Mesh
-from baselines.llm_mesh.node_view import needed_tokens
-from baselines.llm_mesh.plan import Plan
-from baselines.policy import Action
-from envs.sharing.state import (
+from serving_gym.baselines.common.sharing import SharingPolicy
+from serving_gym.baselines.llm_mesh.config import LLMMeshConfig
+from serving_gym.baselines.llm_mesh.headroom import headroom_s, longest_headroom, shortest_headroom
+from serving_gym.baselines.llm_mesh.kv_scaling import scale_down_to
+from serving_gym.baselines.llm_mesh.memory_orchestration import MemoryOrchestrator
+from serving_gym.baselines.llm_mesh.mesh import Job, Mesh
+from serving_gym.baselines.llm_mesh.node_view import needed_tokens
+from serving_gym.baselines.llm_mesh.plan import Plan
+from serving_gym.baselines.policy import Action
+from serving_gym.envs.sharing.state import (
     Configure,
     Event,
     InstanceStatus,

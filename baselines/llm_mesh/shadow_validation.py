@@ -23,7 +23,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from baselines.llm_mesh.quantification import Quantification, decode_time, prefill_time
+from serving_gym.baselines.llm_mesh.quantification import Quantification, decode_time, prefill_time
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]

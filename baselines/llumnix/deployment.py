@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from baselines.common.deploying import DeployingPolicy
-from baselines.oserve.uniform import vllm_static
-from baselines.policy import Action, PolicySpec
-from envs.deployment.state import Deploy, DeploymentState
-from envs.machines.placement import place
+from serving_gym.baselines.common.deploying import DeployingPolicy
+from serving_gym.baselines.oserve.uniform import vllm_static
+from serving_gym.baselines.policy import Action, PolicySpec
+from serving_gym.envs.deployment.state import Deploy, DeploymentState
+from serving_gym.envs.machines.placement import place
 
 
 class LlumnixDeploymentPolicy(DeployingPolicy):

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from baselines.common.router import Router, lowest
-from baselines.llumnix.migration import pairs, request_to_move
-from baselines.llumnix.virtual_usage import freeness, queue_order, usage_of
-from baselines.policy import Action, Tunable
-from envs.backend import EngineStatus
-from envs.fleet import Migrate
-from envs.routing.state import Dispatch, RoutingState
-from envs.sharing.spec import SharingSpec
+from serving_gym.baselines.common.router import Router, lowest
+from serving_gym.baselines.llumnix.migration import pairs, request_to_move
+from serving_gym.baselines.llumnix.virtual_usage import freeness, queue_order, usage_of
+from serving_gym.baselines.policy import Action, Tunable
+from serving_gym.envs.interface.backend import EngineStatus
+from serving_gym.envs.interface.fleet import Migrate
+from serving_gym.envs.routing.state import Dispatch, RoutingState
+from serving_gym.envs.sharing.spec import SharingSpec
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from baselines.common.autoscaler import Autoscaler, bounded, to_count
-from baselines.policy import Tunable
-from envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState, Operation, ScaleChange
+from serving_gym.baselines.common.autoscaler import Autoscaler, bounded, to_count
+from serving_gym.baselines.policy import Tunable
+from serving_gym.envs.autoscaling.state import (
+    AutoscalingState,
+    Endpoint,
+    EndpointState,
+    Operation,
+    ScaleChange,
+)
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from baselines.common.router import Router, lowest
-from baselines.magnus.batcher import batches_with
-from baselines.magnus.serving_time import ServingTimeEstimator
-from baselines.policy import Action, Tunable
-from envs.routing.state import RoutedRequest, RoutingState
+from serving_gym.baselines.common.router import Router, lowest
+from serving_gym.baselines.magnus.batcher import batches_with
+from serving_gym.baselines.magnus.serving_time import ServingTimeEstimator
+from serving_gym.baselines.policy import Action, Tunable
+from serving_gym.envs.routing.state import RoutedRequest, RoutingState
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 
-from baselines.length_prediction.config import PredictorConfig
+from serving_gym.baselines.length_prediction.config import PredictorConfig
 
 
 @dataclass(frozen=True, kw_only=True)

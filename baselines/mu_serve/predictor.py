@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from baselines.length_prediction.encoder import BERT
-from baselines.length_prediction.predictor import LengthPredictor
-from baselines.mu_serve.buckets import Buckets, percentile_buckets
-from baselines.mu_serve.config import MuServePredictorConfig
-from baselines.mu_serve.network import BertClassifier
+from serving_gym.baselines.length_prediction.encoder import BERT
+from serving_gym.baselines.length_prediction.predictor import LengthPredictor
+from serving_gym.baselines.mu_serve.buckets import Buckets, percentile_buckets
+from serving_gym.baselines.mu_serve.config import MuServePredictorConfig
+from serving_gym.baselines.mu_serve.network import BertClassifier
 
 
 class MuServeLengthPredictor(LengthPredictor[MuServePredictorConfig]):

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from baselines.common.deploying import DeployingPolicy, worth_it
-from baselines.oserve.exhaustive import optimal_plan
-from baselines.oserve.scheduler import strategy_of
-from baselines.policy import Action, Tunable
-from envs.deployment.state import Deploy, DeploymentState
-from envs.deployment.strategies import Worth
+from serving_gym.baselines.common.deploying import DeployingPolicy, worth_it
+from serving_gym.baselines.oserve.exhaustive import optimal_plan
+from serving_gym.baselines.oserve.scheduler import strategy_of
+from serving_gym.baselines.policy import Action, Tunable
+from serving_gym.envs.deployment.state import Deploy, DeploymentState
+from serving_gym.envs.deployment.strategies import Worth
 
 
 @dataclass(frozen=True)

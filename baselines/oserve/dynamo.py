@@ -16,13 +16,13 @@ from typing import Any
 
 from numpy.typing import ArrayLike
 
-from baselines.common.deploying import DeployingPolicy
-from baselines.oserve.uniform import over_trace, spans
-from baselines.policy import Action, PolicySpec, Tunable
-from envs.deployment.division import DECODE, PREFILL, Divisions, pairs_of, rebalance
-from envs.deployment.profiling import CapacityTable
-from envs.deployment.state import DeploymentState
-from envs.machines.cluster import Cluster, ReplicaKind
+from serving_gym.baselines.common.deploying import DeployingPolicy
+from serving_gym.baselines.oserve.uniform import over_trace, spans
+from serving_gym.baselines.policy import Action, PolicySpec, Tunable
+from serving_gym.envs.deployment.division import DECODE, PREFILL, Divisions, pairs_of, rebalance
+from serving_gym.envs.deployment.profiling import CapacityTable
+from serving_gym.envs.deployment.state import DeploymentState
+from serving_gym.envs.machines.cluster import Cluster, ReplicaKind
 
 
 def best_workers(

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from baselines.common.deploying import DeployingPolicy
-from baselines.oserve.dynamo import DynamoConfig, DynamoPolicy
-from baselines.policy import Action, PolicySpec, Tunable
-from envs.deployment.division import rebalance
-from envs.deployment.state import DeploymentState
+from serving_gym.baselines.common.deploying import DeployingPolicy
+from serving_gym.baselines.oserve.dynamo import DynamoConfig, DynamoPolicy
+from serving_gym.baselines.policy import Action, PolicySpec, Tunable
+from serving_gym.envs.deployment.division import rebalance
+from serving_gym.envs.deployment.state import DeploymentState
 
 
 @dataclass(frozen=True)

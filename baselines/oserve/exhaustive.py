@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
-from envs.deployment.strategies import Plan, Sizes, Worth
+from serving_gym.envs.deployment.strategies import Plan, Sizes, Worth
 
 FloatArray = NDArray[np.float64]
 

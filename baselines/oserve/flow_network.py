@@ -32,7 +32,7 @@ import numpy as np
 from networkx.algorithms.flow import preflow_push
 from numpy.typing import ArrayLike, NDArray
 
-from envs.deployment.assignment import Assignment, checked
+from serving_gym.envs.deployment.assignment import Assignment, checked
 
 FloatArray = NDArray[np.float64]
 

@@ -22,12 +22,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from baselines.oserve.mutations import merge, split, swap
-from envs.deployment.assignment import FULL
-from envs.deployment.strategies import GAIN, Plan, Sizes, Worth
-from envs.machines.cluster import ReplicaKind
-from envs.machines.placement import packable, stage_widths
-from envs.workload.seeding import stream
+from serving_gym.baselines.oserve.mutations import merge, split, swap
+from serving_gym.envs.deployment.assignment import FULL
+from serving_gym.envs.deployment.strategies import GAIN, Plan, Sizes, Worth
+from serving_gym.envs.machines.cluster import ReplicaKind
+from serving_gym.envs.machines.placement import packable, stage_widths
+from serving_gym.envs.workload.seeding import stream
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from baselines.common.forecasting.determinism import alone
-from baselines.common.forecasting.recurrent import RecurrentConfig, train
-from baselines.oserve.forecast import HISTORY, padded, windows
+from serving_gym.baselines.common.forecasting.determinism import alone
+from serving_gym.baselines.common.forecasting.recurrent import RecurrentConfig, train
+from serving_gym.baselines.oserve.forecast import HISTORY, padded, windows
 
 FloatArray = NDArray[np.float64]
 

@@ -20,17 +20,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from baselines.common.deploying import DeployingPolicy, worth_it
-from baselines.oserve.exhaustive import optimal_plan
-from baselines.oserve.forecast import HISTORY, Forecaster, MovingAverage
-from baselines.oserve.generation import GenerationConfig, generate
-from baselines.oserve.scheduler import strategy_of
-from baselines.oserve.uniform import uniform_layouts
-from baselines.policy import Action, PolicySpec, Tunable
-from envs.deployment.profiling import METHODS
-from envs.deployment.state import Deploy, DeploymentSetting, DeploymentState
-from envs.deployment.strategies import OBJECTIVES, Plan, Worth
-from envs.workload.registry import check_choice
+from serving_gym.baselines.common.deploying import DeployingPolicy, worth_it
+from serving_gym.baselines.oserve.exhaustive import optimal_plan
+from serving_gym.baselines.oserve.forecast import HISTORY, Forecaster, MovingAverage
+from serving_gym.baselines.oserve.generation import GenerationConfig, generate
+from serving_gym.baselines.oserve.scheduler import strategy_of
+from serving_gym.baselines.oserve.uniform import uniform_layouts
+from serving_gym.baselines.policy import Action, PolicySpec, Tunable
+from serving_gym.envs.deployment.profiling import METHODS
+from serving_gym.envs.deployment.state import Deploy, DeploymentSetting, DeploymentState
+from serving_gym.envs.deployment.strategies import OBJECTIVES, Plan, Worth
+from serving_gym.envs.workload.registry import check_choice
 
 FloatArray = NDArray[np.float64]
 
@@ -184,7 +184,7 @@ def make_forecaster(config: OServeConfig, setting: DeploymentSetting) -> Forecas
         return None
     forecaster: Forecaster = MovingAverage(config.history)
     if config.forecaster != "moving_average":
-        from baselines.oserve.lstm import LstmConfig, TotalLstm, TypeLstm
+        from serving_gym.baselines.oserve.lstm import LstmConfig, TotalLstm, TypeLstm
 
         if len(setting.past) <= config.history:
             raise ValueError(

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from baselines.oserve.generation import GenerationConfig, generate
-from envs.deployment.assignment import Assignment, keep_apart
-from envs.deployment.strategies import Plan, Worth
-from envs.machines.cluster import Deployment
-from envs.machines.placement import place
+from serving_gym.baselines.oserve.generation import GenerationConfig, generate
+from serving_gym.envs.deployment.assignment import Assignment, keep_apart
+from serving_gym.envs.deployment.strategies import Plan, Worth
+from serving_gym.envs.machines.cluster import Deployment
+from serving_gym.envs.machines.placement import place
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from envs.deployment.profiling import CapacityTable
-from envs.deployment.strategies import Plan, Worth
-from envs.machines.cluster import Cluster, ReplicaKind
-from envs.machines.placement import packable, stage_widths
+from serving_gym.envs.deployment.profiling import CapacityTable
+from serving_gym.envs.deployment.strategies import Plan, Worth
+from serving_gym.envs.machines.cluster import Cluster, ReplicaKind
+from serving_gym.envs.machines.placement import packable, stage_widths
 
 Kinds = dict[ReplicaKind, int]
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from baselines.common.deploying import DeployingPolicy, worth_it
-from baselines.oserve.uniform import vllm_reload, vllm_static
-from baselines.policy import Action, PolicySpec, Tunable
-from envs.deployment.state import DeploymentState
-from envs.workload.registry import check_choice
+from serving_gym.baselines.common.deploying import DeployingPolicy, worth_it
+from serving_gym.baselines.oserve.uniform import vllm_reload, vllm_static
+from serving_gym.baselines.policy import Action, PolicySpec, Tunable
+from serving_gym.envs.deployment.state import DeploymentState
+from serving_gym.envs.workload.registry import check_choice
 
 
 class VLLMStaticPolicy(DeployingPolicy):

@@ -11,14 +11,14 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from baselines.common.autoscaler import Autoscaler, to_count
-from baselines.policy import Tunable
-from baselines.preserve.workload_predictor import (
+from serving_gym.baselines.common.autoscaler import Autoscaler, to_count
+from serving_gym.baselines.policy import Tunable
+from serving_gym.baselines.preserve.workload_predictor import (
     WorkloadPredictorConfig,
     predictors,
     window_number,
 )
-from envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState, ScaleChange
+from serving_gym.envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState, ScaleChange
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,16 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from baselines.common.autoscaler import Autoscaler, bounded, to_count
-from baselines.policy import Tunable
-from baselines.preserve.load_anticipator import EXTENSION_RATIO
-from baselines.preserve.look_ahead import anticipated_load
-from baselines.preserve.workload_predictor import (
+from serving_gym.baselines.common.autoscaler import Autoscaler, bounded, to_count
+from serving_gym.baselines.policy import Tunable
+from serving_gym.baselines.preserve.load_anticipator import EXTENSION_RATIO
+from serving_gym.baselines.preserve.look_ahead import anticipated_load
+from serving_gym.baselines.preserve.workload_predictor import (
     WorkloadPredictorConfig,
     predictors,
     window_number,
 )
-from envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState, ScaleChange
+from serving_gym.envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState, ScaleChange
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from baselines.preserve.load_anticipator import extended
+from serving_gym.baselines.preserve.load_anticipator import extended
 
 
 class Load(NamedTuple):

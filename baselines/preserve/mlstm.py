@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from baselines.common.forecasting.determinism import alone
-from baselines.common.forecasting.recurrent import RecurrentConfig, train
-from baselines.common.forecasting.series import FloatArray, as_series, filled
+from serving_gym.baselines.common.forecasting.determinism import alone
+from serving_gym.baselines.common.forecasting.recurrent import RecurrentConfig, train
+from serving_gym.baselines.common.forecasting.series import FloatArray, as_series, filled
 
 
 @dataclass(frozen=True)

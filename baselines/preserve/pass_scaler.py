@@ -20,12 +20,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from baselines.common.autoscaler import Autoscaler, to_count
-from baselines.common.forecasting.registry import make_forecaster
-from baselines.common.forecasting.series import FloatArray, SeriesForecaster, percentage_errors
-from baselines.policy import Tunable
-from baselines.preserve.workload_predictor import window_number
-from envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState, ScaleChange
+from serving_gym.baselines.common.autoscaler import Autoscaler, to_count
+from serving_gym.baselines.common.forecasting.registry import make_forecaster
+from serving_gym.baselines.common.forecasting.series import FloatArray, SeriesForecaster, percentage_errors
+from serving_gym.baselines.policy import Tunable
+from serving_gym.baselines.preserve.workload_predictor import window_number
+from serving_gym.envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState, ScaleChange
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from baselines.common.router import Router, lowest
-from baselines.policy import Action, Tunable
-from baselines.preserve.load_anticipator import EXTENSION_RATIO
-from baselines.preserve.look_ahead import Load, anticipated_load
-from envs.routing.state import RoutedRequest, RoutingState
+from serving_gym.baselines.common.router import Router, lowest
+from serving_gym.baselines.policy import Action, Tunable
+from serving_gym.baselines.preserve.load_anticipator import EXTENSION_RATIO
+from serving_gym.baselines.preserve.look_ahead import Load, anticipated_load
+from serving_gym.envs.routing.state import RoutedRequest, RoutingState
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from baselines.common.autoscaler import default_gpu
-from baselines.common.forecasting.series import FloatArray, SeriesForecaster
-from baselines.preserve.capability import Capability, profile
-from baselines.preserve.mlstm import Mlstm, MlstmConfig
-from envs.autoscaling.state import AutoscalingSpec, Endpoint, EndpointState
+from serving_gym.baselines.common.autoscaler import default_gpu
+from serving_gym.baselines.common.forecasting.series import FloatArray, SeriesForecaster
+from serving_gym.baselines.preserve.capability import Capability, profile
+from serving_gym.baselines.preserve.mlstm import Mlstm, MlstmConfig
+from serving_gym.envs.autoscaling.state import AutoscalingSpec, Endpoint, EndpointState
 
 MakeForecaster = Callable[[], SeriesForecaster]
 

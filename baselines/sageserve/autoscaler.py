@@ -15,15 +15,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from baselines.common.autoscaler import Autoscaler
-from baselines.common.forecasting.registry import make_forecaster
-from baselines.common.forecasting.series import FloatArray, SeriesForecaster
-from baselines.sageserve.autoscaling_config import SageServeScalingConfig
-from baselines.sageserve.capacity_plan import CapacityPlan, CapacityProblem, solve
-from baselines.sageserve.deferral import by_utilization, by_utilization_and_gap, immediate
-from baselines.sageserve.demand import buffer_tps, interactive_tps, present_tps
-from baselines.sageserve.spot import Stock, bring_in, give_away
-from envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState, ScaleChange
+from serving_gym.baselines.common.autoscaler import Autoscaler
+from serving_gym.baselines.common.forecasting.registry import make_forecaster
+from serving_gym.baselines.common.forecasting.series import FloatArray, SeriesForecaster
+from serving_gym.baselines.sageserve.autoscaling_config import SageServeScalingConfig
+from serving_gym.baselines.sageserve.capacity_plan import CapacityPlan, CapacityProblem, solve
+from serving_gym.baselines.sageserve.deferral import by_utilization, by_utilization_and_gap, immediate
+from serving_gym.baselines.sageserve.demand import buffer_tps, interactive_tps, present_tps
+from serving_gym.baselines.sageserve.spot import Stock, bring_in, give_away
+from serving_gym.envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState, ScaleChange
 
 _ROUNDING = 1e-9  # of a time that is a whole number of periods
 

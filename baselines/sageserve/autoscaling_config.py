@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baselines.policy import Tunable
+from serving_gym.baselines.policy import Tunable
 
 STRATEGIES = ("LT-I", "LT-U", "LT-UA")
 _RATIOS = ("out_above_ratio", "in_below_ratio", "epsilon")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from baselines.policy import Tunable
+from serving_gym.baselines.policy import Tunable
 
 _RATIOS = ("region_threshold_ratio", "one_below_ratio", "two_below_ratio")
 _NOT_NEGATIVE = ("deadline_s", "aged_s", "deadline_margin_s")

@@ -10,7 +10,7 @@ Each function says by how much the number of instances of an endpoint changes no
 
 from __future__ import annotations
 
-from baselines.sageserve.autoscaling_config import SageServeScalingConfig
+from serving_gym.baselines.sageserve.autoscaling_config import SageServeScalingConfig
 
 
 def immediate(present: int, planned: int) -> int:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from baselines.common.forecasting.series import FloatArray
-from envs.autoscaling.state import EndpointState
+from serving_gym.baselines.common.forecasting.series import FloatArray
+from serving_gym.envs.autoscaling.state import EndpointState
 
 HOUR_S = 3600.0
 

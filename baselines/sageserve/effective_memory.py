@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.backend import EngineStatus
-from envs.nominal import NominalEngines
-from envs.routing.state import RoutingState
+from serving_gym.envs.interface.backend import EngineStatus
+from serving_gym.envs.interface.nominal import NominalEngines
+from serving_gym.envs.routing.state import RoutingState
 
 IN_SERVICE = (EngineStatus.ACTIVE, EngineStatus.SPECULATIVE)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from baselines.sageserve.effective_memory import EffectiveMemory
-from envs.nominal import NominalEngines
+from serving_gym.baselines.sageserve.effective_memory import EffectiveMemory
+from serving_gym.envs.interface.nominal import NominalEngines
 
 
 def deployments_of(fleet: NominalEngines, most: int) -> NDArray[np.int64]:

@@ -14,8 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from baselines.sageserve.config import SageServeRoutingConfig
-from envs.routing.state import RoutedRequest
+from serving_gym.baselines.sageserve.config import SageServeRoutingConfig
+from serving_gym.envs.routing.state import RoutedRequest
 
 Endpoint = tuple[str, str]  # model and region
 _ROUNDING = 1e-9  # of a time that is a whole number of periods

@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from baselines.common.autoscaler import Autoscaler
-from baselines.sageserve.autoscaling_config import ReactiveConfig
-from baselines.sageserve.spot import Stock, bring_in, give_away
-from envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState, Pool, ScaleChange
+from serving_gym.baselines.common.autoscaler import Autoscaler
+from serving_gym.baselines.sageserve.autoscaling_config import ReactiveConfig
+from serving_gym.baselines.sageserve.spot import Stock, bring_in, give_away
+from serving_gym.envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState, Pool, ScaleChange
 
 
 def reaction(utilization: float, config: ReactiveConfig) -> int:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from baselines.common.router import Router
-from baselines.policy import Action
-from baselines.sageserve.config import SageServeRoutingConfig
-from baselines.sageserve.effective_memory import EffectiveMemory
-from baselines.sageserve.model_router import deployments_of, least_loaded_deployment
-from baselines.sageserve.queue_manager import Endpoint, QueueManager
-from baselines.sageserve.region_router import choose_region, order_of_preference
-from baselines.sageserve.shortest_queue import join_shortest_queue
-from envs.routing.state import Dispatch, RoutedRequest, RoutingState
+from serving_gym.baselines.common.router import Router
+from serving_gym.baselines.policy import Action
+from serving_gym.baselines.sageserve.config import SageServeRoutingConfig
+from serving_gym.baselines.sageserve.effective_memory import EffectiveMemory
+from serving_gym.baselines.sageserve.model_router import deployments_of, least_loaded_deployment
+from serving_gym.baselines.sageserve.queue_manager import Endpoint, QueueManager
+from serving_gym.baselines.sageserve.region_router import choose_region, order_of_preference
+from serving_gym.baselines.sageserve.shortest_queue import join_shortest_queue
+from serving_gym.envs.routing.state import Dispatch, RoutedRequest, RoutingState
 
 
 class SageServeRoutingPolicy(Router):

@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from baselines.common.router import in_flight_sum, lowest
-from envs.routing.state import RoutingState
+from serving_gym.baselines.common.router import in_flight_sum, lowest
+from serving_gym.envs.routing.state import RoutingState
 
 
 def remaining_tokens(state: RoutingState) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""Spot instances: where instances come from and go to (sections 2.3 and 6.4); `envs.scaling` has how long that takes.
+"""Spot instances: where instances come from and go to (sections 2.3 and 6.4); `envs.interface.scaling` has how long that takes.
 
 Out: first spot instances of the same model, "which are faster to acquire, and if none are available, ... spot instances
 from other model types"; then, where the text says nothing, vacant machines. In: "we donate the instances to the spot
@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from baselines.common.autoscaler import default_gpu, victims
-from envs.autoscaling.state import (
+from serving_gym.baselines.common.autoscaler import default_gpu, victims
+from serving_gym.envs.autoscaling.state import (
     AutoscalingSpec,
     AutoscalingState,
     Endpoint,

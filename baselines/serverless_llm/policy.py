@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from baselines.common.sharing import SharingPolicy
-from baselines.llm_mesh.bin_packing import Packing, instance_order, node_order
-from baselines.policy import Action, Tunable
-from envs.sharing.state import (
+from serving_gym.baselines.common.sharing import SharingPolicy
+from serving_gym.baselines.llm_mesh.bin_packing import Packing, instance_order, node_order
+from serving_gym.baselines.policy import Action, Tunable
+from serving_gym.envs.sharing.state import (
     Configure,
     Event,
     InstanceStatus,

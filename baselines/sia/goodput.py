@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from envs.nominal import NominalEngines
+from serving_gym.envs.interface.nominal import NominalEngines
 
 # Columns of costs: seconds per iteration, per request in one, per token of context in one, per prompt token.
 NUM_COSTS = 4

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from baselines.common.router import Router, in_flight_counts, in_flight_sum, lowest
-from baselines.policy import Action, Tunable
-from baselines.sia.assignment import assign
-from baselines.sia.goodput import GoodputModel, Load
-from envs.routing.state import RoutedRequest, RoutingState
+from serving_gym.baselines.common.router import Router, in_flight_counts, in_flight_sum, lowest
+from serving_gym.baselines.policy import Action, Tunable
+from serving_gym.baselines.sia.assignment import assign
+from serving_gym.baselines.sia.goodput import GoodputModel, Load
+from serving_gym.envs.routing.state import RoutedRequest, RoutingState
 
 
 @dataclass(frozen=True)

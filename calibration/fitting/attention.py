@@ -5,9 +5,9 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from calibration.fitting.data import table
-from calibration.fitting.matrices import MAX_DECODE_BATCH, MS
-from calibration.models import ModelSpec
+from serving_gym.calibration.fitting.data import table
+from serving_gym.calibration.fitting.matrices import MAX_DECODE_BATCH, MS
+from serving_gym.calibration.models import ModelSpec
 
 Array = NDArray[np.float64]
 

@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from calibration.coefficients import RATIO_TOKENS, LatencyCoefficients
-from calibration.deployments import ENGINE
-from calibration.engines import Engine, get_engine
-from calibration.fitting.data import data_path
-from calibration.fitting.kernels import RATIO_RANGE, fit_kernels
-from calibration.fitting.matrices import MS, Array, fit_roofline
-from calibration.hardware import get_gpu
-from calibration.latency import smooth_max
-from calibration.models import get_model
-from calibration.profile import Profile, dump_profile, profile_file_name
+from serving_gym.calibration.coefficients import RATIO_TOKENS, LatencyCoefficients
+from serving_gym.calibration.deployments import ENGINE
+from serving_gym.calibration.engines import Engine, get_engine
+from serving_gym.calibration.fitting.data import data_path
+from serving_gym.calibration.fitting.kernels import RATIO_RANGE, fit_kernels
+from serving_gym.calibration.fitting.matrices import MS, Array, fit_roofline
+from serving_gym.calibration.hardware import get_gpu
+from serving_gym.calibration.latency import smooth_max
+from serving_gym.calibration.models import get_model
+from serving_gym.calibration.profile import Profile, dump_profile, profile_file_name
 
 FILE = "profiles/vidur_dense_layers.parquet"
 DEVICE, TABLE_MODEL = "a40", "meta-llama/Llama-2-7b-hf"

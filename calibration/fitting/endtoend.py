@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from calibration.coefficients import LatencyCoefficients
-from calibration.fitting.data import Run
-from calibration.fitting.kernels import KernelFit, fit_kernels
-from calibration.fitting.steady_state import predict_s
-from calibration.hardware import get_gpu
-from calibration.latency import LatencyModel
-from calibration.models import get_model
+from serving_gym.calibration.coefficients import LatencyCoefficients
+from serving_gym.calibration.fitting.data import Run
+from serving_gym.calibration.fitting.kernels import KernelFit, fit_kernels
+from serving_gym.calibration.fitting.steady_state import predict_s
+from serving_gym.calibration.hardware import get_gpu
+from serving_gym.calibration.latency import LatencyModel
+from serving_gym.calibration.models import get_model
 
 Array = NDArray[np.float64]
 

@@ -6,8 +6,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from calibration.fitting.data import Run
-from calibration.fitting.endtoend import (
+from serving_gym.calibration.fitting.data import Run
+from serving_gym.calibration.fitting.endtoend import (
     Overheads,
     fit_overheads,
     held_out_errors,
@@ -15,10 +15,10 @@ from calibration.fitting.endtoend import (
     summary,
     tpot_ratio,
 )
-from calibration.fitting.plan import Family, Target
-from calibration.hardware import get_gpu
-from calibration.models import get_model
-from calibration.profile import Profile, dump_profile, profile_file_name
+from serving_gym.calibration.fitting.plan import Family, Target
+from serving_gym.calibration.hardware import get_gpu
+from serving_gym.calibration.models import get_model
+from serving_gym.calibration.profile import Profile, dump_profile, profile_file_name
 
 KERNEL_FILES = ("aic_gemm", "aic_attention_prefill", "aic_attention_decode", "aic_allreduce_vllm", "aic_nccl")
 MOE_FILES = ("aic_moe",)

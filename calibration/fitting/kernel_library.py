@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from calibration.coefficients import LatencyCoefficients
-from calibration.fitting.data import AIC_SYSTEM, data_path
-from calibration.fitting.kernels import fit_kernels
-from calibration.hardware import GpuSpec, get_gpu
-from calibration.kernels import FOLDER, dump_kernels, kernel_file_name
-from calibration.memory import check_fits
-from calibration.models import MODELS, ModelSpec, get_model
+from serving_gym.calibration.coefficients import LatencyCoefficients
+from serving_gym.calibration.fitting.data import AIC_SYSTEM, data_path
+from serving_gym.calibration.fitting.kernels import fit_kernels
+from serving_gym.calibration.hardware import GpuSpec, get_gpu
+from serving_gym.calibration.kernels import FOLDER, dump_kernels, kernel_file_name
+from serving_gym.calibration.memory import check_fits
+from serving_gym.calibration.models import MODELS, ModelSpec, get_model
 
 WIDTHS = (1, 2, 4, 8)
 SPLITS = ("tp", "ep")

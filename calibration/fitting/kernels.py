@@ -8,10 +8,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from calibration.coefficients import RATIO_TOKENS, LatencyCoefficients
-from calibration.fitting.attention import fit_collective, fit_decode_attention, fit_prefill_attention
-from calibration.fitting.data import KERNEL_SYSTEM
-from calibration.fitting.matrices import (
+from serving_gym.calibration.coefficients import RATIO_TOKENS, LatencyCoefficients
+from serving_gym.calibration.fitting.attention import (
+    fit_collective,
+    fit_decode_attention,
+    fit_prefill_attention,
+)
+from serving_gym.calibration.fitting.data import KERNEL_SYSTEM
+from serving_gym.calibration.fitting.matrices import (
     TOKENS,
     Array,
     dense_matrices_s,
@@ -19,9 +23,9 @@ from calibration.fitting.matrices import (
     fit_roofline,
     gemm_surface,
 )
-from calibration.hardware import GpuSpec
-from calibration.latency import LatencyModel
-from calibration.models import ModelSpec
+from serving_gym.calibration.hardware import GpuSpec
+from serving_gym.calibration.latency import LatencyModel
+from serving_gym.calibration.models import ModelSpec
 
 UNUSED_BANDWIDTH = 1e12  # bytes/s; a single GPU has no collectives
 NO_EXPERTS = (np.empty(0), np.empty(0), 0)

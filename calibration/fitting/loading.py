@@ -2,7 +2,7 @@
 
 import pandas as pd
 
-from calibration.fitting.data import data_path
+from serving_gym.calibration.fitting.data import data_path
 
 # Weights in 16 bits, bytes.
 WEIGHT_BYTES = {

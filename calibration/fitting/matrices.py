@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from scipy.interpolate import RegularGridInterpolator
 from scipy.optimize import least_squares
 
-from calibration.fitting.data import table
-from calibration.models import ModelSpec
+from serving_gym.calibration.fitting.data import table
+from serving_gym.calibration.models import ModelSpec
 
 Array = NDArray[np.float64]
 

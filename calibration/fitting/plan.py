@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from calibration.fitting.data import Run, closed_loop_runs, open_loop_runs
+from serving_gym.calibration.fitting.data import Run, closed_loop_runs, open_loop_runs
 
 FIT_GPUS = ("H100", "H200")
 

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import nnls
 
-from calibration.fitting.data import data_path
+from serving_gym.calibration.fitting.data import data_path
 
 MODEL, OUTPUT_TOKENS, LONGEST_PROMPT = "llama2-70b", 128, 4096
 

@@ -8,8 +8,8 @@ more tokens each.
 
 import math
 
-from calibration.fitting.data import Run
-from calibration.latency import LatencyModel
+from serving_gym.calibration.fitting.data import Run
+from serving_gym.calibration.latency import LatencyModel
 
 ROUNDS = 30
 DAMPING = 0.5

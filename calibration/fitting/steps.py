@@ -13,13 +13,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from calibration.coefficients import RATIO_TOKENS, LatencyCoefficients
-from calibration.deployments import Deployment, kernels_or_roofline
-from calibration.fitting.bayes import Array, Prior, fit_map
-from calibration.hardware import get_gpu
-from calibration.measured.steps import Step, predict_step
-from calibration.models import get_model
-from calibration.profile import Profile
+from serving_gym.calibration.coefficients import RATIO_TOKENS, LatencyCoefficients
+from serving_gym.calibration.deployments import Deployment, kernels_or_roofline
+from serving_gym.calibration.fitting.bayes import Array, Prior, fit_map
+from serving_gym.calibration.hardware import get_gpu
+from serving_gym.calibration.measured.steps import Step, predict_step
+from serving_gym.calibration.models import get_model
+from serving_gym.calibration.profile import Profile
 
 CAPPED, UNCAPPED = "H100-pcap", "H100"
 CAPPED_PREFILL_FACTOR = 1.3

@@ -2,8 +2,8 @@
 
 import re
 
-from calibration.lookup import nearest
-from calibration.models import MODELS, get_model
+from serving_gym.calibration.lookup import nearest
+from serving_gym.calibration.models import MODELS, get_model
 
 GPU_NAMES = {
     "a100": "A100-80GB",

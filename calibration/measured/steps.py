@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from calibration.deployments import Deployment
-from calibration.engines import BENCHMARKED_ENGINES
-from calibration.measured.names import gpu_name, model_name
-from calibration.profile import Profile
+from serving_gym.calibration.deployments import Deployment
+from serving_gym.calibration.engines import BENCHMARKED_ENGINES
+from serving_gym.calibration.measured.names import gpu_name, model_name
+from serving_gym.calibration.profile import Profile
 
 COLUMNS = ("prompt_size", "batch_size", "token_size", "prompt_time_ms", "token_time_ms", "hardware")
 MS = 1e-3

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.autoscaling.config import AutoscalingConfig
-from envs.autoscaling.state import AutoscalingSpec, AutoscalingState
-from envs.backend import EngineStatus
-from envs.scaling import Endpoint, Operation, Release, ScaleChange
-from envs.simulator.autoscaling.simulator import AutoscalingSimulator
+from serving_gym.envs.autoscaling.config import AutoscalingConfig
+from serving_gym.envs.autoscaling.state import AutoscalingSpec, AutoscalingState
+from serving_gym.envs.interface.backend import EngineStatus
+from serving_gym.envs.interface.scaling import Endpoint, Operation, Release, ScaleChange
+from serving_gym.envs.simulator.autoscaling.simulator import AutoscalingSimulator
 
 LEVERS = 3
 SPOT, MACHINE = range(2)  # spot instances first, or vacant machines first; donate, or stop

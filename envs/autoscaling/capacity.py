@@ -7,10 +7,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from envs.backend import SLO
-from envs.fleet import FleetSpec, GroupSpec, ReplicaSpec
-from envs.simulator.fleet.simulator import FleetSimulator
-from envs.workload.schema import TokenArray, Workload
+from serving_gym.envs.interface.backend import SLO
+from serving_gym.envs.interface.fleet import FleetSpec, GroupSpec, ReplicaSpec
+from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
+from serving_gym.envs.workload.schema import TokenArray, Workload
 
 SHARE = 0.95  # of requests that must keep both promises; source: ours, the percentile that SageServe reports
 PROBES = 1500  # requests of a trial; source: ours

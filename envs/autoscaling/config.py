@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, fields
 
-from envs.backend import SLO
-from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec
-from envs.objective import Objective
-from envs.scaling import MachineSpec, QueueSpec
-from envs.workload.predictions import PredictionSpec
-from envs.workload.registry import WorkloadSpec
+from serving_gym.envs.interface.backend import SLO
+from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
+from serving_gym.envs.interface.objective import Objective
+from serving_gym.envs.interface.scaling import MachineSpec, QueueSpec
+from serving_gym.envs.workload.predictions import PredictionSpec
+from serving_gym.envs.workload.registry import WorkloadSpec
 
 DEFAULT_SLOS = {
     "standard": SLO(ttft_s=1.0, tpot_s=0.1),

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from envs.autoscaling.config import AutoscalingConfig
-from envs.autoscaling.observation import (
+from serving_gym.envs.autoscaling.config import AutoscalingConfig
+from serving_gym.envs.autoscaling.observation import (
     HIGH,
     Constants,
     FloatArray,
@@ -16,9 +16,14 @@ from envs.autoscaling.observation import (
     observation_of,
     shapes_of,
 )
-from envs.autoscaling.state import AutoscalingSpec, AutoscalingState, EndpointState, InstanceStatus
-from envs.nominal import NominalEngines
-from envs.scaling import TRAFFIC_DTYPE
+from serving_gym.envs.autoscaling.state import (
+    AutoscalingSpec,
+    AutoscalingState,
+    EndpointState,
+    InstanceStatus,
+)
+from serving_gym.envs.interface.nominal import NominalEngines
+from serving_gym.envs.interface.scaling import TRAFFIC_DTYPE
 
 _COLUMNS = len(TRAFFIC_DTYPE.names or ())
 

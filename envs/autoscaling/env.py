@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from envs.autoscaling.config import AutoscalingConfig
-from envs.autoscaling.episode import Episode
-from envs.autoscaling.observation import HIGH, Observation
-from envs.autoscaling.render import Renderer
-from envs.autoscaling.state import AutoscalingState
-from envs.one_episode import StepByStep
-from envs.policy_spec import PolicySpec
-from envs.simulator.fleet.nominal import nominal_engines
+from serving_gym.envs.autoscaling.config import AutoscalingConfig
+from serving_gym.envs.autoscaling.episode import Episode
+from serving_gym.envs.autoscaling.observation import HIGH, Observation
+from serving_gym.envs.autoscaling.render import Renderer
+from serving_gym.envs.autoscaling.state import AutoscalingState
+from serving_gym.envs.base.env import SteppedEnv
+from serving_gym.envs.interface.policy_spec import PolicySpec
+from serving_gym.envs.simulator.fleet.nominal import nominal_engines
 
 
 def make_spaces(episode: Episode) -> tuple[spaces.Space[Any], spaces.MultiDiscrete]:
@@ -25,7 +25,7 @@ def make_spaces(episode: Episode) -> tuple[spaces.Space[Any], spaces.MultiDiscre
     return spaces.Dict(boxes), spaces.MultiDiscrete(episode.levers.nvec)
 
 
-class AutoscalingEnv(StepByStep[Observation]):
+class AutoscalingEnv(SteppedEnv[Observation]):
     """How many instances, of which model, where, and when? `Serving/Autoscaling-v0`.
 
     Models are served in regions; an endpoint is a model in a region. Its instances, a machine each, come within

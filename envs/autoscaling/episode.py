@@ -8,25 +8,25 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.hardware import get_gpu
-from envs.autoscaling.action import Levers
-from envs.autoscaling.capacity import measure_capacity
-from envs.autoscaling.config import AutoscalingConfig
-from envs.autoscaling.observation import Encoder, Observation
-from envs.autoscaling.state import AutoscalingSpec, AutoscalingState, Release, ScaleChange
-from envs.autoscaling.view import StateReader
-from envs.backend import SLO, TOTALS, promises
-from envs.reward import Interval, Outcome, RewardMeter
-from envs.scaling import Endpoint
-from envs.simulator.autoscaling.bins import LATENCIES, latency_percentile
-from envs.simulator.autoscaling.inventory import Held
-from envs.simulator.autoscaling.simulator import AutoscalingSimulator
-from envs.simulator.fleet.build import profile_of
-from envs.simulator.kernel.state import PS_PER_S
-from envs.simulator.scheduling import to_ps
-from envs.workload.registry import WorkloadSource, check_choice
-from envs.workload.schema import TokenArray
-from envs.workload.streams import RequestStream
+from serving_gym.calibration.hardware import get_gpu
+from serving_gym.envs.autoscaling.action import Levers
+from serving_gym.envs.autoscaling.capacity import measure_capacity
+from serving_gym.envs.autoscaling.config import AutoscalingConfig
+from serving_gym.envs.autoscaling.observation import Encoder, Observation
+from serving_gym.envs.autoscaling.state import AutoscalingSpec, AutoscalingState, Release, ScaleChange
+from serving_gym.envs.autoscaling.view import StateReader
+from serving_gym.envs.interface.backend import SLO, TOTALS, promises
+from serving_gym.envs.interface.inventory import Held
+from serving_gym.envs.interface.reward import Interval, Outcome, RewardMeter
+from serving_gym.envs.interface.scaling import Endpoint
+from serving_gym.envs.simulator.autoscaling.bins import LATENCIES, latency_percentile
+from serving_gym.envs.simulator.autoscaling.simulator import AutoscalingSimulator
+from serving_gym.envs.simulator.fleet.build import profile_of
+from serving_gym.envs.simulator.kernel.state import PS_PER_S
+from serving_gym.envs.simulator.scheduling import to_ps
+from serving_gym.envs.workload.registry import WorkloadSource, check_choice
+from serving_gym.envs.workload.schema import TokenArray
+from serving_gym.envs.workload.streams import RequestStream
 
 FloatArray = NDArray[np.float64]
 Action = NDArray[np.int64] | Iterable[ScaleChange | Release] | None

@@ -10,17 +10,17 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.autoscaling.config import AutoscalingConfig
-from envs.autoscaling.forecast import HOUR_S, forecast_tps, unrest, usual_tps
-from envs.autoscaling.slowness import first_places, slowness_of
-from envs.autoscaling.state import AutoscalingSpec
-from envs.backend import EngineStatus
-from envs.nominal import NominalEngines
-from envs.scaling import TRAFFIC_DTYPE
-from envs.simulator.autoscaling.inventory import Held
-from envs.simulator.autoscaling.simulator import AutoscalingSimulator
-from envs.simulator.fleet.nominal import nominal_engines
-from envs.simulator.kernel.state import PS_PER_S
+from serving_gym.envs.autoscaling.config import AutoscalingConfig
+from serving_gym.envs.autoscaling.forecast import HOUR_S, forecast_tps, unrest, usual_tps
+from serving_gym.envs.autoscaling.slowness import first_places, slowness_of
+from serving_gym.envs.autoscaling.state import AutoscalingSpec
+from serving_gym.envs.interface.backend import EngineStatus
+from serving_gym.envs.interface.inventory import Held
+from serving_gym.envs.interface.nominal import NominalEngines
+from serving_gym.envs.interface.scaling import TRAFFIC_DTYPE
+from serving_gym.envs.simulator.autoscaling.simulator import AutoscalingSimulator
+from serving_gym.envs.simulator.fleet.nominal import nominal_engines
+from serving_gym.envs.simulator.kernel.state import PS_PER_S
 
 FloatArray = NDArray[np.float64]
 Observation = dict[str, NDArray[np.float32]]

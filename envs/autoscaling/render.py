@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.autoscaling.state import AutoscalingState, InstanceStatus
-from envs.pictures import Panel, draw_panels, level
+from serving_gym.envs.autoscaling.state import AutoscalingState, InstanceStatus
+from serving_gym.envs.base.render import Panel, draw_panels, level
 
 _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _RATE_OVER_S = 300.0

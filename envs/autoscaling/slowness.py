@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.nominal import NominalEngines
-from envs.scaling import TRAFFIC_DTYPE, Endpoint
+from serving_gym.envs.interface.nominal import NominalEngines
+from serving_gym.envs.interface.scaling import TRAFFIC_DTYPE, Endpoint
 
 FloatArray = NDArray[np.float64]
 

@@ -14,8 +14,8 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.backend import SLO
-from envs.scaling import (
+from serving_gym.envs.interface.backend import SLO
+from serving_gym.envs.interface.scaling import (
     TRAFFIC_DTYPE,
     Endpoint,
     Operation,
@@ -86,7 +86,7 @@ class EndpointState:
         recent: Traffic in short bins (seconds), for as long as a quick controller looks back.
         history: Traffic in longer bins (minutes) since the first that is known, days before the episode included.
         weights_local: Whether the region's storage holds the model's weights.
-        release_level: How freely non-interactive requests are released to it (`envs.scaling.QueueSpec.levels`).
+        release_level: How freely non-interactive requests are released to it (`envs.interface.scaling.QueueSpec.levels`).
     """
 
     endpoint: Endpoint

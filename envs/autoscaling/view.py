@@ -8,22 +8,22 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from envs.autoscaling.config import AutoscalingConfig
-from envs.autoscaling.state import (
+from serving_gym.envs.autoscaling.config import AutoscalingConfig
+from serving_gym.envs.autoscaling.state import (
     INSTANCE_DTYPE,
     AutoscalingSpec,
     AutoscalingState,
     EndpointState,
     InstanceStatus,
 )
-from envs.backend import EngineStatus
-from envs.routing.state import IN_FLIGHT_DTYPE
-from envs.scaling import TRAFFIC_DTYPE, Traffic
-from envs.simulator.autoscaling.bins import PAST_COLUMNS
-from envs.simulator.autoscaling.simulator import AutoscalingSimulator
-from envs.simulator.kernel.router_view import in_flight_rows
-from envs.simulator.kernel.state import PS_PER_S
-from envs.workload.streams import RequestStream
+from serving_gym.envs.interface.backend import EngineStatus
+from serving_gym.envs.interface.scaling import TRAFFIC_DTYPE, Traffic
+from serving_gym.envs.routing.state import IN_FLIGHT_DTYPE
+from serving_gym.envs.simulator.autoscaling.bins import PAST_COLUMNS
+from serving_gym.envs.simulator.autoscaling.simulator import AutoscalingSimulator
+from serving_gym.envs.simulator.kernel.router_view import in_flight_rows
+from serving_gym.envs.simulator.kernel.state import PS_PER_S
+from serving_gym.envs.workload.streams import RequestStream
 
 STATUS = {
     EngineStatus.DOWN: InstanceStatus.STARTING,

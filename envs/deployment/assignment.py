@@ -26,7 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
-from envs.deployment.simplex import most_served, most_times
+from serving_gym.envs.deployment.simplex import most_served, most_times
 
 FloatArray = NDArray[np.float64]
 

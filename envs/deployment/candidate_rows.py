@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.deployment.candidates import Candidate
-from envs.deployment.config import DeploymentScales
-from envs.deployment.division import DECODE, PREFILL
-from envs.deployment.state import DeploymentSetting
-from envs.deployment.switch_cost import SwitchCost
-from envs.machines.cluster import ReplicaKind
+from serving_gym.envs.deployment.candidates import Candidate
+from serving_gym.envs.deployment.config import DeploymentScales
+from serving_gym.envs.deployment.division import DECODE, PREFILL
+from serving_gym.envs.deployment.state import DeploymentSetting
+from serving_gym.envs.deployment.switch_cost import SwitchCost
+from serving_gym.envs.machines.cluster import ReplicaKind
 
 FloatArray = NDArray[np.float64]
 LEAST_DEMAND = 1e-9  # requests a span; a type that is not expected has nearly no end of room

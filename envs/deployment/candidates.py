@@ -21,10 +21,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations_with_replacement
 
-from envs.deployment.division import Divisions
-from envs.deployment.strategies import GAIN, Plan, Worth
-from envs.machines.cluster import ReplicaKind
-from envs.machines.placement import packable, stage_widths
+from serving_gym.envs.deployment.division import Divisions
+from serving_gym.envs.deployment.strategies import GAIN, Plan, Worth
+from serving_gym.envs.machines.cluster import ReplicaKind
+from serving_gym.envs.machines.placement import packable, stage_widths
 
 Kinds = tuple[tuple[ReplicaKind, int], ...]  # by kind, each with how many there are
 

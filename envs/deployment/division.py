@@ -14,11 +14,11 @@ from itertools import product
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from envs.deployment.assignment import checked
-from envs.deployment.profiling import CapacityTable
-from envs.deployment.strategies import Plan
-from envs.machines.cluster import Cluster, ReplicaKind
-from envs.machines.placement import packable, stage_widths
+from serving_gym.envs.deployment.assignment import checked
+from serving_gym.envs.deployment.profiling import CapacityTable
+from serving_gym.envs.deployment.strategies import Plan
+from serving_gym.envs.machines.cluster import Cluster, ReplicaKind
+from serving_gym.envs.machines.placement import packable, stage_widths
 
 FloatArray = NDArray[np.float64]
 Kinds = dict[ReplicaKind, int]

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from envs.deployment.config import DeploymentConfig
-from envs.deployment.core import DeploymentCore
-from envs.deployment.observation import HIGH, Observation
-from envs.deployment.render import Renderer
-from envs.deployment.state import DeploymentState
-from envs.one_episode import StepByStep
-from envs.policy_spec import PolicySpec
+from serving_gym.envs.base.env import SteppedEnv
+from serving_gym.envs.deployment.config import DeploymentConfig
+from serving_gym.envs.deployment.episode import DeploymentCore
+from serving_gym.envs.deployment.observation import HIGH, Observation
+from serving_gym.envs.deployment.render import Renderer
+from serving_gym.envs.deployment.state import DeploymentState
+from serving_gym.envs.interface.policy_spec import PolicySpec
 
 
 def make_spaces(core: DeploymentCore) -> tuple[spaces.Space[Any], spaces.Discrete]:
@@ -24,7 +24,7 @@ def make_spaces(core: DeploymentCore) -> tuple[spaces.Space[Any], spaces.Discret
     return spaces.Dict(boxes), spaces.Discrete(core.config.num_candidates)
 
 
-class DeploymentEnv(StepByStep[Observation]):
+class DeploymentEnv(SteppedEnv[Observation]):
     """Which replicas, how parallel, serving what? `Serving/Deployment-v0`.
 
     A cluster of machines serves one model. Every span (a minute) it is cut into replicas, each with its own tensor- and

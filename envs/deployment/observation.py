@@ -11,14 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.backend import TOTALS, EngineStatus
-from envs.deployment.candidate_rows import CandidateRows
-from envs.deployment.candidates import Candidate
-from envs.deployment.config import DeploymentScales
-from envs.deployment.division import DECODE, PREFILL
-from envs.deployment.state import DeploymentSetting, DeploymentState
-from envs.deployment.switch_cost import SwitchCost
-from envs.machines.cluster import ReplicaKind
+from serving_gym.envs.deployment.candidate_rows import CandidateRows
+from serving_gym.envs.deployment.candidates import Candidate
+from serving_gym.envs.deployment.config import DeploymentScales
+from serving_gym.envs.deployment.division import DECODE, PREFILL
+from serving_gym.envs.deployment.state import DeploymentSetting, DeploymentState
+from serving_gym.envs.deployment.switch_cost import SwitchCost
+from serving_gym.envs.interface.backend import TOTALS, EngineStatus
+from serving_gym.envs.machines.cluster import ReplicaKind
 
 FloatArray = NDArray[np.float64]
 Observation = dict[str, NDArray[np.float32]]

@@ -29,14 +29,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import lsq_linear
 
-from envs.backend import SLO
-from envs.fleet import FleetSpec, GroupSpec, ReplicaSpec
-from envs.machines.cluster import ReplicaKind, replica_spec
-from envs.simulator.fleet.build import kv_tokens, tables_of
-from envs.simulator.fleet.simulator import FleetSimulator
-from envs.simulator.kernel.state import PS_PER_S
-from envs.workload.schema import Workload
-from envs.workload.seeding import stream
+from serving_gym.envs.interface.backend import SLO
+from serving_gym.envs.interface.fleet import FleetSpec, GroupSpec, ReplicaSpec
+from serving_gym.envs.machines.cluster import ReplicaKind, replica_spec
+from serving_gym.envs.simulator.fleet.build import kv_tokens, tables_of
+from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
+from serving_gym.envs.simulator.kernel.state import PS_PER_S
+from serving_gym.envs.workload.schema import Workload
+from serving_gym.envs.workload.seeding import stream
 
 FloatArray = NDArray[np.float64]
 

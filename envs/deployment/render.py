@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.backend import EngineStatus
-from envs.deployment.state import DeploymentState
-from envs.pictures import Panel, draw_panels, level
+from serving_gym.envs.base.render import Panel, draw_panels, level
+from serving_gym.envs.deployment.state import DeploymentState
+from serving_gym.envs.interface.backend import EngineStatus
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.deployment.config import BY_KMEANS, DeploymentConfig
-from envs.deployment.profiling import WorkloadType, profile
-from envs.deployment.state import DeploymentSetting
-from envs.deployment.workload_types import WorkloadTypes, count_by_span, find_types
-from envs.machines.cluster import ReplicaKind
-from envs.workload.predictions import predict_lengths
-from envs.workload.registry import WorkloadSource
-from envs.workload.schema import Workload
+from serving_gym.envs.deployment.config import BY_KMEANS, DeploymentConfig
+from serving_gym.envs.deployment.profiling import WorkloadType, profile
+from serving_gym.envs.deployment.state import DeploymentSetting
+from serving_gym.envs.deployment.workload_types import WorkloadTypes, count_by_span, find_types
+from serving_gym.envs.machines.cluster import ReplicaKind
+from serving_gym.envs.workload.predictions import predict_lengths
+from serving_gym.envs.workload.registry import WorkloadSource
+from serving_gym.envs.workload.schema import Workload
 
 PAST_SEED = 0
 

@@ -8,12 +8,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.deployment.division import PREFILL, Divisions
-from envs.deployment.profiling import CapacityTable, WorkloadType, profile
-from envs.deployment.strategies import Worth
-from envs.fleet import ReplicaSpec
-from envs.machines.cluster import Cluster, Deployment, ReplicaKind, replica_spec
-from envs.simulator.fleet.build import kv_tokens
+from serving_gym.envs.deployment.division import PREFILL, Divisions
+from serving_gym.envs.deployment.profiling import CapacityTable, WorkloadType, profile
+from serving_gym.envs.deployment.strategies import Worth
+from serving_gym.envs.interface.fleet import ReplicaSpec
+from serving_gym.envs.machines.cluster import Cluster, Deployment, ReplicaKind, replica_spec
+from serving_gym.envs.simulator.fleet.build import kv_tokens
 
 FloatArray = NDArray[np.float64]
 

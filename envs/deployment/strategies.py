@@ -19,11 +19,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from envs.deployment.assignment import Assignment, assign, checked, soonest
-from envs.deployment.profiling import CapacityTable
-from envs.deployment.simplex import most_served, most_times, reachable
-from envs.machines.cluster import Cluster, ReplicaKind
-from envs.machines.placement import packable, stage_widths
+from serving_gym.envs.deployment.assignment import Assignment, assign, checked, soonest
+from serving_gym.envs.deployment.profiling import CapacityTable
+from serving_gym.envs.deployment.simplex import most_served, most_times, reachable
+from serving_gym.envs.machines.cluster import Cluster, ReplicaKind
+from serving_gym.envs.machines.placement import packable, stage_widths
 
 FloatArray = NDArray[np.float64]
 Sizes = tuple[int, ...]  # GPUs of each replica, descending

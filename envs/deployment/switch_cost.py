@@ -8,10 +8,10 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.machines.cluster import Deployment
-from envs.machines.spec import DeploymentSpec
-from envs.machines.transfer import transfer_s
-from envs.simulator.deployment.plane import weight_plan
+from serving_gym.envs.machines.cluster import Deployment
+from serving_gym.envs.machines.spec import DeploymentSpec
+from serving_gym.envs.machines.transfer import transfer_s
+from serving_gym.envs.simulator.deployment.plane import weight_plan
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.cluster.vq import kmeans2, vq
 
-from envs.deployment.profiling import SPAN_S
-from envs.workload.seeding import stream
+from serving_gym.envs.deployment.profiling import SPAN_S
+from serving_gym.envs.workload.seeding import stream
 
 FloatArray = NDArray[np.float64]
 

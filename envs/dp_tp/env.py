@@ -8,13 +8,13 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from envs.backend import ClusterState
-from envs.dp_tp.action import num_actions
-from envs.dp_tp.core import DPTPConfig, DPTPCore
-from envs.dp_tp.observation import HIGH
-from envs.dp_tp.render import Renderer
-from envs.one_episode import StepByStep
-from envs.policy_spec import PolicySpec
+from serving_gym.envs.base.env import SteppedEnv
+from serving_gym.envs.dp_tp.action import num_actions
+from serving_gym.envs.dp_tp.episode import DPTPConfig, DPTPCore
+from serving_gym.envs.dp_tp.observation import HIGH
+from serving_gym.envs.dp_tp.render import Renderer
+from serving_gym.envs.interface.backend import ClusterState
+from serving_gym.envs.interface.policy_spec import PolicySpec
 
 Observation = dict[str, NDArray[np.float32]]
 
@@ -30,7 +30,7 @@ def make_spaces(core: DPTPCore) -> tuple[spaces.Space[Any], spaces.Discrete]:
     return observation, spaces.Discrete(num_actions(core.num_base))
 
 
-class DPTPEnv(StepByStep[Observation]):
+class DPTPEnv(SteppedEnv[Observation]):
     """When should eight GPUs be eight engines, and when one? `Serving/DPTP-v0`.
 
     A node carries base engines that can be merged live into tensor-parallel groups and split again, as Flying Serving
@@ -40,7 +40,7 @@ class DPTPEnv(StepByStep[Observation]):
     ## Action space
 
     `Discrete(layouts x 3)`, 78 for 8 base engines: `action = layout_index * 3 + mode`. A layout is a partition of the
-    node into aligned groups of power-of-two length (`envs.layout.all_layouts`; index 0 is all merged, the last one all
+    node into aligned groups of power-of-two length (`envs.interface.layout.all_layouts`; index 0 is all merged, the last one all
     apart). The mode says what happens to running requests: 0 sequential (wait for stragglers), 1 soft preempt (idle
     members serve new requests in DP meanwhile, which are recomputed after), 2 hard preempt (running DP requests stand
     still with their KV resident; those of a TP group that is split are recomputed). A live switch takes 15 ms once the
@@ -70,7 +70,7 @@ class DPTPEnv(StepByStep[Observation]):
 
     ## Arguments
 
-    See `envs.dp_tp.core.DPTPConfig`.
+    See `envs.dp_tp.episode.DPTPConfig`.
 
     ## Version history
 

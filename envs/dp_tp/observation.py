@@ -13,8 +13,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from envs.backend import TOTALS, ClusterState, EngineStatus, SwitchMode
-from envs.layout import Layout
+from serving_gym.envs.interface.backend import TOTALS, ClusterState, EngineStatus, SwitchMode
+from serving_gym.envs.interface.layout import Layout
 
 HIGH = 64.0  # no log1p of a float64 is larger than this for values below e^64
 

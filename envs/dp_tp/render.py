@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.backend import ClusterSpec, ClusterState, EngineStatus
-from envs.layout import format_layout
-from envs.pictures import Panel, draw_panels, level
+from serving_gym.envs.base.render import Panel, draw_panels, level
+from serving_gym.envs.interface.backend import ClusterSpec, ClusterState, EngineStatus
+from serving_gym.envs.interface.layout import format_layout
 
 _SERVING = (EngineStatus.ACTIVE, EngineStatus.DRAINING, EngineStatus.SPECULATIVE, EngineStatus.DOWN)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.backend import (
+from serving_gym.envs.interface.backend import (
     ENGINE_STATE_DTYPE,
     SLO,
     ClusterSpec,
@@ -21,17 +21,17 @@ from envs.backend import (
     SetLayout,
     WaitingRequest,
 )
-from envs.layout import all_groups
-from envs.live.endpoints import check_endpoints
-from envs.live.loop import LoopThread
-from envs.live.routers import Router
-from envs.live.servers import Server
-from envs.live.session import LiveSession
-from envs.live.settings import LiveSettings
+from serving_gym.envs.interface.layout import all_groups
+from serving_gym.envs.live.endpoints import check_endpoints
+from serving_gym.envs.live.loop import LoopThread
+from serving_gym.envs.live.routers import Router
+from serving_gym.envs.live.servers import Server
+from serving_gym.envs.live.session import LiveSession
+from serving_gym.envs.live.settings import LiveSettings
 
 if TYPE_CHECKING:
-    from envs.metrics import RequestRecords
-    from envs.workload.schema import Workload
+    from serving_gym.envs.interface.metrics import RequestRecords
+    from serving_gym.envs.workload.schema import Workload
 
 _STEP_S = 0.2
 

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from envs.live.routing.desk import NoDecision
+from serving_gym.envs.routing.live.desk import NoDecision
 
 
 @dataclass(frozen=True, slots=True)

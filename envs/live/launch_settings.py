@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from envs.live.tiny_model import KV_BYTES_PER_TOKEN
+from serving_gym.envs.live.tiny_model import KV_BYTES_PER_TOKEN
 
 PYTHON_VARIABLE = "SERVING_GYM_VLLM_PYTHON"
 SERVED_NAME = "tiny"

@@ -10,17 +10,17 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.backend import ENGINE_STATE_DTYPE, SLO
-from envs.live.envelope import Envelope, EnvelopeSettings
-from envs.live.gauges import CacheConfig
-from envs.live.launch_settings import SERVED_NAME, LaunchSettings
-from envs.live.run import LiveRun
-from envs.live.servers import Server
-from envs.live.session import LiveSession
-from envs.live.supervision import FIRST_BACK_OFF_S, LONGEST_BACK_OFF_S
-from envs.live.transitions import Slot, SlotState
-from envs.simulator.autoscaling.inventory import Held
-from envs.workload.schema import Workload
+from serving_gym.envs.interface.backend import ENGINE_STATE_DTYPE, SLO
+from serving_gym.envs.interface.inventory import Held
+from serving_gym.envs.live.envelope import Envelope, EnvelopeSettings
+from serving_gym.envs.live.gauges import CacheConfig
+from serving_gym.envs.live.launch_settings import SERVED_NAME, LaunchSettings
+from serving_gym.envs.live.run import LiveRun
+from serving_gym.envs.live.servers import Server
+from serving_gym.envs.live.session import LiveSession
+from serving_gym.envs.live.supervision import FIRST_BACK_OFF_S, LONGEST_BACK_OFF_S
+from serving_gym.envs.live.transitions import Slot, SlotState
+from serving_gym.envs.workload.schema import Workload
 
 LOOK_EVERY_S = 0.1
 HELD = {  # what a slot's machine is held for; it is vacant in other states

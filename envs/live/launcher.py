@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from envs.live.launch_settings import LaunchSettings, environment
-from envs.live.tiny_model import write_tiny_model
+from serving_gym.envs.live.launch_settings import LaunchSettings, environment
+from serving_gym.envs.live.tiny_model import write_tiny_model
 
 _POLL_S = 0.25
 _TAIL_LINES = 3

@@ -8,9 +8,16 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.backend import SLO, TOTALS
-from envs.metrics import FAILED, FINISHED, OUTCOME_NAMES, REFUSED, UNFINISHED, RequestRecords
-from envs.workload.schema import Workload
+from serving_gym.envs.interface.backend import SLO, TOTALS
+from serving_gym.envs.interface.metrics import (
+    FAILED,
+    FINISHED,
+    OUTCOME_NAMES,
+    REFUSED,
+    UNFINISHED,
+    RequestRecords,
+)
+from serving_gym.envs.workload.schema import Workload
 
 _COLUMN = {name: number for number, name in enumerate(TOTALS)}
 

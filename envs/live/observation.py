@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.backend import EngineStatus
-from envs.live.gauges import Gauges
-from envs.live.ledger import EngineLoad, Ledger
-from envs.live.servers import Server
-from envs.routing.state import IN_FLIGHT_DTYPE
+from serving_gym.envs.interface.backend import EngineStatus
+from serving_gym.envs.live.gauges import Gauges
+from serving_gym.envs.live.ledger import EngineLoad, Ledger
+from serving_gym.envs.live.servers import Server
+from serving_gym.envs.routing.state import IN_FLIGHT_DTYPE
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from envs.workload.schema import Workload
+    from serving_gym.envs.workload.schema import Workload
 
 FIRST_TOKEN_ID = 16  # below it lie the special tokens of many vocabularies
 _OWN, _SHARED = 0, 1  # random streams: a request's own text, a shared block's

@@ -8,10 +8,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from envs.live.ledger import Ledger
-from envs.live.prompts import Prompts
-from envs.live.servers import Server
-from envs.live.stream import StreamEnd, completion_request, stream_completion
+from serving_gym.envs.live.ledger import Ledger
+from serving_gym.envs.live.prompts import Prompts
+from serving_gym.envs.live.servers import Server
+from serving_gym.envs.live.stream import StreamEnd, completion_request, stream_completion
 
 if TYPE_CHECKING:
     import aiohttp

@@ -9,14 +9,14 @@ from typing import Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.backend import SLO
-from envs.live.ledger import Ledger
-from envs.live.loop import LoopThread
-from envs.live.servers import Server
-from envs.live.session import LiveSession
-from envs.live.settings import LiveSettings
-from envs.metrics import UNFINISHED, RequestRecords
-from envs.workload.schema import Workload
+from serving_gym.envs.interface.backend import SLO
+from serving_gym.envs.interface.metrics import UNFINISHED, RequestRecords
+from serving_gym.envs.live.ledger import Ledger
+from serving_gym.envs.live.loop import LoopThread
+from serving_gym.envs.live.servers import Server
+from serving_gym.envs.live.session import LiveSession
+from serving_gym.envs.live.settings import LiveSettings
+from serving_gym.envs.workload.schema import Workload
 
 T = TypeVar("T")
 
@@ -107,7 +107,7 @@ class DrivesServers:
         fleet: The servers.
     """
 
-    survives_failures = True  # of a policy: `envs.live.routing.desk.NoDecision` stands for its action
+    survives_failures = True  # of a policy: `envs.routing.live.desk.NoDecision` stands for its action
     fleet: LiveRun
 
     def records(self) -> RequestRecords:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from envs.live.gauges import Gauges, MissingMetricError, read_gauges
+from serving_gym.envs.live.gauges import Gauges, MissingMetricError, read_gauges
 
 if TYPE_CHECKING:
     import aiohttp

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from envs.live.gauges import CacheConfig, read_cache_config, read_gauges
+from serving_gym.envs.live.gauges import CacheConfig, read_cache_config, read_gauges
 
 if TYPE_CHECKING:
     import aiohttp

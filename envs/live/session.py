@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.backend import SLO
-from envs.live.gauges import NOTHING, Gauges
-from envs.live.ledger import Ledger
-from envs.live.observation import Snapshot, fill_row
-from envs.live.prompts import Prompts
-from envs.live.replay import Replay
-from envs.live.routers import Candidate, Chooser, Router
-from envs.live.scraper import Scraper
-from envs.live.servers import Server, open_client, probe
-from envs.live.settings import LiveSettings
+from serving_gym.envs.interface.backend import SLO
+from serving_gym.envs.live.gauges import NOTHING, Gauges
+from serving_gym.envs.live.ledger import Ledger
+from serving_gym.envs.live.observation import Snapshot, fill_row
+from serving_gym.envs.live.prompts import Prompts
+from serving_gym.envs.live.replay import Replay
+from serving_gym.envs.live.routers import Candidate, Chooser, Router
+from serving_gym.envs.live.scraper import Scraper
+from serving_gym.envs.live.servers import Server, open_client, probe
+from serving_gym.envs.live.settings import LiveSettings
 
 if TYPE_CHECKING:
     import aiohttp
 
-    from envs.workload.schema import Workload
+    from serving_gym.envs.workload.schema import Workload
 
 EMPTY_WITHIN_S = 30.0
 _POLL_S = 0.2

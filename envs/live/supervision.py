@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from envs.live.launch_settings import LaunchSettings, shares_gpu
-from envs.live.launcher import LocalServer
+from serving_gym.envs.live.launch_settings import LaunchSettings, shares_gpu
+from serving_gym.envs.live.launcher import LocalServer
 
 _LOOK_EVERY_S = 0.25
 FIRST_BACK_OFF_S, LONGEST_BACK_OFF_S = 1.0, 60.0

@@ -22,8 +22,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from envs.live.launch_settings import SERVED_NAME, LaunchSettings
-from envs.live.launcher import LocalServer
+from serving_gym.envs.live.launch_settings import SERVED_NAME, LaunchSettings
+from serving_gym.envs.live.launcher import LocalServer
 
 _LOOK_EVERY_S = 0.05
 _CANARY_PROMPT = [17] * 8

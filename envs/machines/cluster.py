@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from calibration.hardware import get_gpu
-from calibration.models import ModelSpec
-from envs.fleet import ROLES, ReplicaSpec
+from serving_gym.calibration.hardware import get_gpu
+from serving_gym.calibration.models import ModelSpec
+from serving_gym.envs.interface.fleet import ROLES, ReplicaSpec
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
 
-from calibration.models import ModelSpec
-from envs.machines.cluster import Cluster, Replica
-from envs.machines.shards import Shard, stage_layers
-from envs.machines.switch_plan import greedy_switch_plan
+from serving_gym.calibration.models import ModelSpec
+from serving_gym.envs.machines.cluster import Cluster, Replica
+from serving_gym.envs.machines.shards import Shard, stage_layers
+from serving_gym.envs.machines.switch_plan import greedy_switch_plan
 
 DRAIN_BELOW_TOKENS = 1024
 CHUNK_BYTES = 256e6

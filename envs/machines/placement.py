@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from envs.machines.cluster import Cluster, Deployment, Replica, ReplicaKind
+from serving_gym.envs.machines.cluster import Cluster, Deployment, Replica, ReplicaKind
 
 Widths = tuple[tuple[int, int], ...]  # (width of a stage, how many there are), wide ones first
 

@@ -17,8 +17,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from calibration.models import ModelSpec
-from envs.machines.cluster import Deployment, Replica
+from serving_gym.calibration.models import ModelSpec
+from serving_gym.envs.machines.cluster import Deployment, Replica
 
 HEAD_BYTES_PER_WEIGHT = (
     2.0  # embedding and head are held in 16 bits whatever the rest is (`calibration.architecture`)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from calibration.models import get_model
-from calibration.transitions import STORAGE_BYTES_PER_S
-from envs.fleet import ReplicaSpec
-from envs.machines.cluster import Cluster, ReplicaKind, replica_kinds
-from envs.machines.kv_migration import CHUNK_BYTES, DRAIN_BELOW_TOKENS
+from serving_gym.calibration.models import get_model
+from serving_gym.calibration.transitions import STORAGE_BYTES_PER_S
+from serving_gym.envs.interface.fleet import ReplicaSpec
+from serving_gym.envs.machines.cluster import Cluster, ReplicaKind, replica_kinds
+from serving_gym.envs.machines.kv_migration import CHUNK_BYTES, DRAIN_BELOW_TOKENS
 
 # Communicators, KV pools and captured graphs of the new replicas, s. Source: OServe, section 6.3: a switch of a 70B
 # model takes "around 10 seconds for any case", of which the bytes take less than one on 400 GB/s of NVLink.

@@ -12,8 +12,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from envs.machines.cluster import Cluster
-from envs.machines.shards import Shard
+from serving_gym.envs.machines.cluster import Cluster
+from serving_gym.envs.machines.shards import Shard
 
 STORAGE = -1  # the source of what no GPU holds
 BALANCES = ("pair", "source")

@@ -19,10 +19,10 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from calibration.models import ModelSpec
-from calibration.transitions import COLD_START_RULE, STORAGE_BYTES_PER_S
-from envs.machines.cluster import Cluster, Deployment
-from envs.machines.switch_plan import STORAGE
+from serving_gym.calibration.models import ModelSpec
+from serving_gym.calibration.transitions import COLD_START_RULE, STORAGE_BYTES_PER_S
+from serving_gym.envs.machines.cluster import Cluster, Deployment
+from serving_gym.envs.machines.switch_plan import STORAGE
 
 FloatArray = NDArray[np.float64]
 
@@ -181,7 +181,7 @@ def naive_reload_s(
 ) -> float:
     """Seconds of the naive switch: every replica that is new or has other GPUs reads the whole model from storage.
 
-    As `envs.fleet.FleetSpec` starts replicas: each at the storage rate, then its fixed part.
+    As `envs.interface.fleet.FleetSpec` starts replicas: each at the storage rate, then its fixed part.
 
     Args:
         model: The model.

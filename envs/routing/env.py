@@ -9,19 +9,24 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from envs.fleet import FleetCommand
-from envs.placing import Observation, PlacingEnv, PlacingSpaces
-from envs.policy_spec import PolicySpec
-from envs.routing.config import RoutingConfig
-from envs.routing.deciders import Deciders
-from envs.routing.episode import Episode
-from envs.routing.render import Renderer
-from envs.routing.state import Dispatch, RoutingState
-from envs.simulator.kernel.features import CLUSTER_FEATURES, HIGHEST, PLACE_FEATURES, REQUEST_FEATURES
-from envs.simulator.kernel.place_scores import PlaceScore
+from serving_gym.envs.base.placement import Observation, PlacementEnv, PlacementSpaces
+from serving_gym.envs.interface.fleet import FleetCommand
+from serving_gym.envs.interface.policy_spec import PolicySpec
+from serving_gym.envs.routing.batch import EpisodeBatch
+from serving_gym.envs.routing.config import RoutingConfig
+from serving_gym.envs.routing.episode import Episode
+from serving_gym.envs.routing.render import Renderer
+from serving_gym.envs.routing.state import Dispatch, RoutingState
+from serving_gym.envs.simulator.kernel.features import (
+    CLUSTER_FEATURES,
+    HIGHEST,
+    PLACE_FEATURES,
+    REQUEST_FEATURES,
+)
+from serving_gym.envs.simulator.kernel.place_scores import PlaceScore
 
 
-def make_spaces(episode: Episode) -> PlacingSpaces:
+def make_spaces(episode: Episode) -> PlacementSpaces:
     """Observation and action space of a configuration."""
     rows, classes = episode.config.num_rows, len(episode.classes)
     observation = spaces.Dict(
@@ -34,7 +39,7 @@ def make_spaces(episode: Episode) -> PlacingSpaces:
     return observation, spaces.Discrete(rows + 1)
 
 
-class RoutingEnv(PlacingEnv):
+class RoutingEnv(PlacementEnv):
     """Where does each request go? `Serving/Routing-v0`.
 
     A fleet of LLM engines, alike or of several GPUs, sizes and models, stands behind one router. Each request that
@@ -83,12 +88,12 @@ class RoutingEnv(PlacingEnv):
     """
 
     core: Episode
-    _deciders: Deciders
+    _batch: EpisodeBatch
 
     def __init__(self, render_mode: str | None = None, **config: Any) -> None:
         episode = Episode(RoutingConfig(**config))
         super().__init__(
-            render_mode, Deciders([episode]), make_spaces(episode), lambda: Renderer(episode.engines)
+            render_mode, EpisodeBatch([episode]), make_spaces(episode), lambda: Renderer(episode.engines)
         )
 
     @property
@@ -117,11 +122,11 @@ class RoutingEnv(PlacingEnv):
         self, action: np.int64 | int | Dispatch | None
     ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Takes a decision and lets time pass to the next one."""
-        if self._deciders.done[0]:
+        if self._batch.done[0]:
             raise RuntimeError("the episode is over; call reset()")
         place, reasons = self._place_of(action)
         before = self.core.num_refused
-        observations, outcomes = self._deciders.step(np.array([place], np.int64))
+        observations, outcomes = self._batch.step(np.array([place], np.int64))
         if self.core.num_refused > before:
             reasons.append(f"action {place} is no place that can take the request")
         seen = self._shown(observations)
@@ -133,12 +138,12 @@ class RoutingEnv(PlacingEnv):
     def _place_of(self, action: np.int64 | int | Dispatch | None) -> tuple[int, list[str]]:
         """The place that an action sends the request to, once all else that it says is done, and what was refused."""
         if not isinstance(action, Dispatch):
-            return (self._deciders.hold if action is None else int(action)), []
+            return (self._batch.hold if action is None else int(action)), []
         if action.priority is not None:
             self.core.give_priority(action.priority)
         receipts = [self.core.command(command) for command in action.commands]
-        self._deciders.look_at(0)
-        place = self._deciders.hold if action.place is None else int(action.place)
+        self._batch.look_at(0)
+        place = self._batch.hold if action.place is None else int(action.place)
         return place, [receipt.reason for receipt in receipts if not receipt.accepted]
 
     def command(self, command: FleetCommand) -> str:
@@ -147,7 +152,7 @@ class RoutingEnv(PlacingEnv):
         What has been observed, the mask included, stays as of the decision.
         """
         receipt = self.core.command(command)
-        self._deciders.look_at(0)
+        self._batch.look_at(0)
         return receipt.reason
 
     @property
@@ -165,7 +170,7 @@ class RoutingEnv(PlacingEnv):
             score: What decides afterwards.
             most_decisions: Decisions after which a fork is rolled no further.
         """
-        first = np.array([self._deciders.hold if action is None else action for action in actions], np.int64)
+        first = np.array([self._batch.hold if action is None else action for action in actions], np.int64)
         forever = np.full(len(actions), np.inf)
-        outcomes, _ = self._deciders.roll_branches([0] * len(actions), first, score, forever, most_decisions)
+        outcomes, _ = self._batch.roll_branches([0] * len(actions), first, score, forever, most_decisions)
         return outcomes.rewards(self.config.objective)

@@ -7,20 +7,20 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.backend import TOTALS, Receipt, promises
-from envs.fleet import FleetCommand, Route
-from envs.routing.config import RoutingConfig
-from envs.routing.faults import draw_faults
-from envs.routing.state import IN_FLIGHT_DTYPE, RoutedRequest, RoutingState
-from envs.simulator.fleet.nominal import nominal_engines
-from envs.simulator.fleet.simulator import FleetSimulator
-from envs.simulator.kernel.desk import DUE, FAR, Desk, fork_desk, new_desk
-from envs.simulator.kernel.router_view import cached_tokens, in_flight_rows, reprioritise
-from envs.simulator.kernel.state import NOTIFIED, PS_PER_S
-from envs.simulator.scheduling import to_ps
-from envs.workload.predictions import predict_lengths
-from envs.workload.registry import WorkloadSource
-from envs.workload.schema import Workload
+from serving_gym.envs.interface.backend import TOTALS, Receipt, promises
+from serving_gym.envs.interface.fleet import FleetCommand, Route
+from serving_gym.envs.routing.config import RoutingConfig
+from serving_gym.envs.routing.faults import draw_faults
+from serving_gym.envs.routing.state import IN_FLIGHT_DTYPE, RoutedRequest, RoutingState
+from serving_gym.envs.simulator.fleet.nominal import nominal_engines
+from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
+from serving_gym.envs.simulator.kernel.desk import DUE, FAR, Desk, fork_desk, new_desk
+from serving_gym.envs.simulator.kernel.router_view import cached_tokens, in_flight_rows, reprioritise
+from serving_gym.envs.simulator.kernel.state import NOTIFIED, PS_PER_S
+from serving_gym.envs.simulator.scheduling import to_ps
+from serving_gym.envs.workload.predictions import predict_lengths
+from serving_gym.envs.workload.registry import WorkloadSource
+from serving_gym.envs.workload.schema import Workload
 
 DISPATCH_PRIORITIES = (0, 1)  # that a router may give beside those of the workload
 

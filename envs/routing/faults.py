@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from envs.fleet import Crash, FleetFault, SlowNode
-from envs.routing.config import FaultRates
+from serving_gym.envs.interface.fleet import Crash, FleetFault, SlowNode
+from serving_gym.envs.routing.config import FaultRates
 
 _STREAM = 0xFA18
 

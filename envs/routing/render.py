@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.backend import EngineStatus
-from envs.nominal import NominalEngines
-from envs.pictures import Panel, draw_panels, level
-from envs.routing.state import RoutingState
+from serving_gym.envs.base.render import Panel, draw_panels, level
+from serving_gym.envs.interface.backend import EngineStatus
+from serving_gym.envs.interface.nominal import NominalEngines
+from serving_gym.envs.routing.state import RoutingState
 
 
 @dataclass(frozen=True, eq=False)

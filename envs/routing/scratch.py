@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.simulator.kernel.decisions import HANDLE_WIDTHS
-from envs.simulator.kernel.desk import Desk, fork_desk
-from envs.simulator.kernel.handles import write_handle
-from envs.simulator.kernel.state import LOG_DTYPE, World
-from envs.simulator.kernel.state import fork as fork_world
+from serving_gym.envs.simulator.kernel.decisions import HANDLE_WIDTHS
+from serving_gym.envs.simulator.kernel.desk import Desk, fork_desk
+from serving_gym.envs.simulator.kernel.handles import write_handle
+from serving_gym.envs.simulator.kernel.state import LOG_DTYPE, World
+from serving_gym.envs.simulator.kernel.state import fork as fork_world
 
 _LOG_LENGTH = 4096  # entries; a copy that has more to tell needs the control plane
 _WORLD, _, _, _DESK = HANDLE_WIDTHS

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.fleet import FleetCommand, Underway
+from serving_gym.envs.interface.fleet import FleetCommand, Underway
 
 # One row a request that the router has sent and whose answer has not ended. All of it is the router's own knowledge.
 IN_FLIGHT_DTYPE = np.dtype(

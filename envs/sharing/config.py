@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
-from envs.backend import LengthSLO
-from envs.objective import Objective
-from envs.sharing.spec import SharingSpec
-from envs.sharing.state import TokenScheduler
-from envs.simulator.sharing.build import ManagerSpec
-from envs.workload.registry import WorkloadSpec, check_choice
+from serving_gym.envs.interface.backend import LengthSLO
+from serving_gym.envs.interface.objective import Objective
+from serving_gym.envs.sharing.spec import SharingSpec
+from serving_gym.envs.sharing.state import TokenScheduler
+from serving_gym.envs.simulator.sharing.build import ManagerSpec
+from serving_gym.envs.workload.registry import WorkloadSpec, check_choice
 
 _PROMISE = LengthSLO(ttft_s=2.0, tpot_s=0.25, ttft_s_per_token=1 / 512)
 DEFAULT_SLOS = dict.fromkeys(("standard", "normal", "priority", "long"), _PROMISE)

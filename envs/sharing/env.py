@@ -7,18 +7,23 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from envs.placing import Observation, PlacingEnv, PlacingSpaces
-from envs.policy_spec import PolicySpec
-from envs.sharing.config import SharingConfig
-from envs.sharing.deciders import SharingDeciders
-from envs.sharing.episode import SharingEpisode
-from envs.sharing.render import Renderer
-from envs.sharing.state import Share, SharingState
-from envs.simulator.sharing.arrays import PS_PER_S
-from envs.simulator.sharing.features import CLUSTER_FEATURES, HIGHEST, PLACE_FEATURES, REQUEST_FEATURES
+from serving_gym.envs.base.placement import Observation, PlacementEnv, PlacementSpaces
+from serving_gym.envs.interface.policy_spec import PolicySpec
+from serving_gym.envs.sharing.batch import SharingDeciders
+from serving_gym.envs.sharing.config import SharingConfig
+from serving_gym.envs.sharing.episode import SharingEpisode
+from serving_gym.envs.sharing.render import Renderer
+from serving_gym.envs.sharing.state import Share, SharingState
+from serving_gym.envs.simulator.sharing.arrays import PS_PER_S
+from serving_gym.envs.simulator.sharing.features import (
+    CLUSTER_FEATURES,
+    HIGHEST,
+    PLACE_FEATURES,
+    REQUEST_FEATURES,
+)
 
 
-def make_spaces(episode: SharingEpisode) -> PlacingSpaces:
+def make_spaces(episode: SharingEpisode) -> PlacementSpaces:
     """Observation and action space of a configuration."""
     setting = episode.setting
     shapes = {
@@ -32,7 +37,7 @@ def make_spaces(episode: SharingEpisode) -> PlacingSpaces:
     return spaces.Dict(boxes), spaces.Discrete(episode.num_actions)
 
 
-class SharingEnv(PlacingEnv):
+class SharingEnv(PlacementEnv):
     """Many small models on few nodes: where does each request go? `Serving/Sharing-v0`.
 
     Dozens of models, each invoked rarely and in bursts, are served by a few CPU and GPU nodes after LLM-Mesh
@@ -90,7 +95,7 @@ class SharingEnv(PlacingEnv):
     """
 
     core: SharingEpisode
-    _deciders: SharingDeciders
+    _batch: SharingDeciders
 
     def __init__(self, render_mode: str | None = None, **config: Any) -> None:
         episode = SharingEpisode(SharingConfig(**config))
@@ -139,7 +144,7 @@ class SharingEnv(PlacingEnv):
         hold = self.core.num_actions - 1
         chosen = hold if action is None or isinstance(action, Share) else int(action)
         self._state = None
-        observations, outcomes = self._deciders.step(np.array([chosen], np.int64), told)
+        observations, outcomes = self._batch.step(np.array([chosen], np.int64), told)
         outcome = outcomes[0]
         assert outcome is not None, "an episode that is not done has an outcome"
         seen = self._shown(observations)

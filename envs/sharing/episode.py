@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.backend import TOTALS, Receipt, promises
-from envs.reward import Interval, RewardMeter
-from envs.sharing.config import SharingConfig
-from envs.sharing.state import Event, Share, SharingState, TokenScheduler
-from envs.simulator.sharing.arrays import PS_PER_S
-from envs.simulator.sharing.simulator import SharingSimulator
-from envs.workload.registry import WorkloadSource
+from serving_gym.envs.interface.backend import TOTALS, Receipt, promises
+from serving_gym.envs.interface.reward import Interval, RewardMeter
+from serving_gym.envs.sharing.config import SharingConfig
+from serving_gym.envs.sharing.state import Event, Share, SharingState, TokenScheduler
+from serving_gym.envs.simulator.sharing.arrays import PS_PER_S
+from serving_gym.envs.simulator.sharing.simulator import SharingSimulator
+from serving_gym.envs.workload.registry import WorkloadSource
 
 PAST_EPISODES = 4  # of the training split, from which the mean answer is taken; source: ours
 _SECONDS_PER_HOUR = 3600.0

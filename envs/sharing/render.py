@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.pictures import Panel, draw_panels, level
-from envs.sharing.state import InstanceStatus, SharingSetting, SharingState
+from serving_gym.envs.base.render import Panel, draw_panels, level
+from serving_gym.envs.sharing.state import InstanceStatus, SharingSetting, SharingState
 
 
 @dataclass(frozen=True, eq=False)

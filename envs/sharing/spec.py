@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from calibration.cpu import CPU_NAMES
-from calibration.hardware import get_gpu
-from calibration.transitions import STORAGE_BYTES_PER_S
+from serving_gym.calibration.cpu import CPU_NAMES
+from serving_gym.calibration.hardware import get_gpu
+from serving_gym.calibration.transitions import STORAGE_BYTES_PER_S
 
 
 @dataclass(frozen=True)

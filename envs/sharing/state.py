@@ -15,7 +15,7 @@ from enum import IntEnum, StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.transitions import kv_resize_s
+from serving_gym.calibration.transitions import kv_resize_s
 
 FloatArray = NDArray[np.float64]
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.backend import SLO, WaitingRequest
-from envs.simulator.kernel import state as kernel_state
-from envs.simulator.kernel.state import (
+from serving_gym.envs.interface.backend import SLO, WaitingRequest
+from serving_gym.envs.simulator.kernel import state as kernel_state
+from serving_gym.envs.simulator.kernel.state import (
     NEED_EXTENTS,
     NEED_LOG,
     NEED_SLOTS,
@@ -28,15 +28,15 @@ from envs.simulator.kernel.state import (
     with_more_log,
     with_more_slots,
 )
-from envs.simulator.kernel.world import advance, dispatch_pool, lacks_extents, show_engines
-from envs.simulator.prefix_tree import make_chains
-from envs.simulator.records import to_records
-from envs.simulator.scheduling import QUEUE_ORDERS, Scheduling, to_ps
-from envs.simulator.traffic import make_traffic, priorities_of
+from serving_gym.envs.simulator.kernel.world import advance, dispatch_pool, lacks_extents, show_engines
+from serving_gym.envs.simulator.prefix_tree import make_chains
+from serving_gym.envs.simulator.records import to_records
+from serving_gym.envs.simulator.scheduling import QUEUE_ORDERS, Scheduling, to_ps
+from serving_gym.envs.simulator.traffic import make_traffic, priorities_of
 
 if TYPE_CHECKING:
-    from envs.metrics import RequestRecords
-    from envs.workload.schema import Workload
+    from serving_gym.envs.interface.metrics import RequestRecords
+    from serving_gym.envs.workload.schema import Workload
 
 
 class Clockwork(Protocol):

@@ -19,20 +19,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from envs.backend import EngineStatus, Fault, Redeploy, SwitchMode
-from envs.layout import Group, groups_of
-from envs.simulator.kernel.state import NEVER, World
-from envs.simulator.kernel.world import (
+from serving_gym.envs.interface.backend import EngineStatus, Fault, Redeploy, SwitchMode
+from serving_gym.envs.interface.layout import Group, groups_of
+from serving_gym.envs.simulator.kernel.state import NEVER, World
+from serving_gym.envs.simulator.kernel.world import (
     fail_running,
     flush_cache,
     pool_running,
     pool_waiting,
 )
-from envs.simulator.plane import Plane, Process
-from envs.simulator.scheduling import to_ps
+from serving_gym.envs.simulator.plane import Plane, Process
+from serving_gym.envs.simulator.scheduling import to_ps
 
 if TYPE_CHECKING:
-    from envs.simulator.simulator import Simulator
+    from serving_gym.envs.simulator.simulator import Simulator
 
 
 class Phase(IntEnum):

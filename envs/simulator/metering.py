@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.hardware import get_gpu
-from calibration.power import Power
-from envs.simulator.kernel.state import PS_PER_S, World
-from envs.usage import Usage
+from serving_gym.calibration.hardware import get_gpu
+from serving_gym.calibration.power import Power
+from serving_gym.envs.interface.usage import Usage
+from serving_gym.envs.simulator.kernel.state import PS_PER_S, World
 
 _J_PER_KWH = 3.6e6
 _S_PER_H = 3600.0

@@ -14,8 +14,8 @@ from typing import Any, Self
 
 import simpy
 
-from envs.simulator.body import Body
-from envs.simulator.kernel.state import NEVER
+from serving_gym.envs.simulator.body import Body
+from serving_gym.envs.simulator.kernel.state import NEVER
 
 Process = Generator[simpy.Event, None, None]
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.simulator.kernel.state import CHAIN_DTYPE, Chains, no_chains
-from envs.workload.schema import Workload
+from serving_gym.envs.simulator.kernel.state import CHAIN_DTYPE, Chains, no_chains
+from serving_gym.envs.workload.schema import Workload
 
 
 def make_chains(workload: Workload, block_sizes: NDArray[np.int64]) -> Chains:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.metrics import FAILED, FINISHED, REFUSED, UNFINISHED, RequestRecords
-from envs.simulator.kernel import state as kernel
-from envs.simulator.kernel.state import PS_PER_S, Traffic, World
-from envs.simulator.kernel.world import decoding_progress
-from envs.workload.schema import Workload
+from serving_gym.envs.interface.metrics import FAILED, FINISHED, REFUSED, UNFINISHED, RequestRecords
+from serving_gym.envs.simulator.kernel import state as kernel
+from serving_gym.envs.simulator.kernel.state import PS_PER_S, Traffic, World
+from serving_gym.envs.simulator.kernel.world import decoding_progress
+from serving_gym.envs.workload.schema import Workload
 
 _OUTCOMES = np.array([FINISHED, REFUSED, FAILED, FAILED], np.int8)  # by the kernel's numbering; last: hung up
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from calibration.profile import Profile
-from envs.backend import ClusterSpec
-from envs.fleet import FleetSpec
-from envs.machines.spec import DeploymentSpec
-from envs.simulator.kernel.state import DPA, EDF, FCFS, PRIORITY, PS_PER_S, ROUTER_NAMES
+from serving_gym.calibration.profile import Profile
+from serving_gym.envs.interface.backend import ClusterSpec
+from serving_gym.envs.interface.fleet import FleetSpec
+from serving_gym.envs.machines.spec import DeploymentSpec
+from serving_gym.envs.simulator.kernel.state import DPA, EDF, FCFS, PRIORITY, PS_PER_S, ROUTER_NAMES
 
 Scheduling = ClusterSpec | FleetSpec | DeploymentSpec
 QUEUE_ORDERS = {"fcfs": FCFS, "priority": PRIORITY, "edf": EDF, "dpa": DPA}

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calibration.power import power_of
-from envs.backend import (
+from serving_gym.calibration.power import power_of
+from serving_gym.envs.interface.backend import (
     SLO,
     TOTALS,
     ClusterSpec,
@@ -20,17 +20,17 @@ from envs.backend import (
     SwitchMode,
     Transition,
 )
-from envs.layout import Group, Layout, changed_regions, groups_of, layout_of
-from envs.simulator.body import Body
-from envs.simulator.cluster import build_cluster, make_cluster
-from envs.simulator.control_plane import ControlPlane, Phase, Switch
-from envs.simulator.kernel.state import NEVER, PS_PER_S
-from envs.simulator.metering import usage, work_j
-from envs.usage import Usage
+from serving_gym.envs.interface.layout import Group, Layout, changed_regions, groups_of, layout_of
+from serving_gym.envs.interface.usage import Usage
+from serving_gym.envs.simulator.body import Body
+from serving_gym.envs.simulator.cluster import build_cluster, make_cluster
+from serving_gym.envs.simulator.control_plane import ControlPlane, Phase, Switch
+from serving_gym.envs.simulator.kernel.state import NEVER, PS_PER_S
+from serving_gym.envs.simulator.metering import usage, work_j
 
 if TYPE_CHECKING:
-    from calibration.profile import Profile
-    from envs.workload.schema import Workload
+    from serving_gym.calibration.profile import Profile
+    from serving_gym.envs.workload.schema import Workload
 
 
 class Simulator(Body):

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.backend import SLO
-from envs.simulator.fleet.simulator import FleetSimulator
-from envs.simulator.kernel.state import FINISHED, PS_PER_S
+from serving_gym.envs.interface.backend import SLO
+from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
+from serving_gym.envs.simulator.kernel.state import FINISHED, PS_PER_S
 
 if TYPE_CHECKING:
-    from envs.workload.schema import Workload
+    from serving_gym.envs.workload.schema import Workload
 
 _GROWTH = 2
 

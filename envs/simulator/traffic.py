@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.simulator.kernel.state import NEVER, NUM_LEVELS, PS_PER_S, Traffic
-from envs.workload.schema import Workload
+from serving_gym.envs.simulator.kernel.state import NEVER, NUM_LEVELS, PS_PER_S, Traffic
+from serving_gym.envs.workload.schema import Workload
 
 
 def priorities_of(workload: Workload, others: Sequence[int] = ()) -> NDArray[np.int32]:

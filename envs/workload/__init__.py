@@ -1,9 +1,15 @@
 """Streams of requests: real traces, fitted generators, synthetic loads of papers, and splits."""
 
-from envs.workload.mixing import with_long_prompts, with_priorities
-from envs.workload.registry import SPLITS, WorkloadSource, WorkloadSpec, make_workload, workload_names
-from envs.workload.schema import Workload
-from envs.workload.traces import load_file, load_trace
+from serving_gym.envs.workload.mixing import with_long_prompts, with_priorities
+from serving_gym.envs.workload.registry import (
+    SPLITS,
+    WorkloadSource,
+    WorkloadSpec,
+    make_workload,
+    workload_names,
+)
+from serving_gym.envs.workload.schema import Workload
+from serving_gym.envs.workload.traces import load_file, load_trace
 
 __all__ = [
     "SPLITS",

@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from envs.workload.predictions import LONGEST_TOKENS
-from envs.workload.schema import TokenArray, Workload
-from envs.workload.seeding import stream
+from serving_gym.envs.workload.predictions import LONGEST_TOKENS
+from serving_gym.envs.workload.schema import TokenArray, Workload
+from serving_gym.envs.workload.seeding import stream
 
 USER, MODEL = "user", "model"
 _SPEAKERS = {

@@ -18,9 +18,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from envs.workload.formats import load_file, write_trace
-from envs.workload.schema import Workload
-from envs.workload.traces import TraceInfo, cache_dir
+from serving_gym.envs.workload.formats import load_file, write_trace
+from serving_gym.envs.workload.schema import Workload
+from serving_gym.envs.workload.traces import TraceInfo, cache_dir
 
 _CHUNK_BYTES = 1 << 16
 _TIMEOUT_S = 60.0

@@ -13,9 +13,9 @@ from scipy.optimize import nnls
 from scipy.special import ndtri
 from scipy.stats import ks_2samp, rankdata, spearmanr
 
-from envs.workload.generators import FittedWorkload, MemoryComponent
-from envs.workload.schema import FloatArray, Workload, counts_per_bin, variation
-from envs.workload.seeding import stream
+from serving_gym.envs.workload.generators import FittedWorkload, MemoryComponent
+from serving_gym.envs.workload.schema import FloatArray, Workload, counts_per_bin, variation
+from serving_gym.envs.workload.seeding import stream
 
 METHOD = (
     "marginals: quantile tables (numpy 'linear'), interarrival table's top 1 % scaled to the trace's mean; "

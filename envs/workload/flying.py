@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from envs.workload.schema import FloatArray, Workload
+from serving_gym.envs.workload.schema import FloatArray, Workload
 
 Range = tuple[float, float]
 

@@ -22,7 +22,13 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from envs.workload.schema import DEFAULT_HASH_BLOCK_TOKENS, FloatArray, OffsetArray, TokenArray, Workload
+from serving_gym.envs.workload.schema import (
+    DEFAULT_HASH_BLOCK_TOKENS,
+    FloatArray,
+    OffsetArray,
+    TokenArray,
+    Workload,
+)
 
 _METADATA_KEY = b"serving_gym"
 _OPTIONAL_COLUMNS = ("max_output_tokens", "predicted_tokens", "priority")

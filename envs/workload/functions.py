@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.workload.generators import load_fitted
-from envs.workload.schema import TokenArray, Workload
-from envs.workload.traces import DATA_VARIABLE, cached_trace, find_trace
+from serving_gym.envs.workload.generators import load_fitted
+from serving_gym.envs.workload.schema import TokenArray, Workload
+from serving_gym.envs.workload.traces import DATA_VARIABLE, cached_trace, find_trace
 
 MINUTES_FILE = "azure_functions_2019_invocations_1min.parquet"
 FITTED_FILE = Path(__file__).parent / "functions.json"

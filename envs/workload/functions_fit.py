@@ -14,8 +14,8 @@ from dataclasses import asdict, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.workload.functions import FITTED_FILE, Counts, FunctionFit, minute_counts
-from envs.workload.seeding import stream
+from serving_gym.envs.workload.functions import FITTED_FILE, Counts, FunctionFit, minute_counts
+from serving_gym.envs.workload.seeding import stream
 
 BANDS = (1, 2, 4, 10, 30, 31, 100)
 _LEVELS = (*(i / 20 for i in range(19)), 0.92, 0.94, 0.96, 0.97, 0.98, 0.985, 0.99, 0.995, 1.0)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from scipy.special import ndtr
 
-from envs.workload.schema import FloatArray, TokenArray, Workload
+from serving_gym.envs.workload.schema import FloatArray, TokenArray, Workload
 
 FITTED_DIR = Path(__file__).parent / "fitted"
 _NEGLIGIBLE = 1e-18

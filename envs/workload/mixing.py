@@ -11,8 +11,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.workload.schema import Workload, gather_blocks
-from envs.workload.seeding import stream
+from serving_gym.envs.workload.schema import Workload, gather_blocks
+from serving_gym.envs.workload.seeding import stream
 
 PRIORITY_CLASS = "priority"
 NORMAL_CLASS = "normal"

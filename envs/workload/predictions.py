@@ -28,9 +28,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtri
 
-from envs.workload.registry import check_choice
-from envs.workload.schema import FloatArray, Workload
-from envs.workload.seeding import stream
+from serving_gym.envs.workload.registry import check_choice
+from serving_gym.envs.workload.schema import FloatArray, Workload
+from serving_gym.envs.workload.seeding import stream
 
 LONGEST_TOKENS = 4096  # Table 2: "up to 4096"; LLaMA-2's longest output
 BANDS = (25, 50, 100)  # tokens; Acc-25, Acc-50, Acc-100

@@ -12,17 +12,23 @@ from typing import Any
 
 import numpy as np
 
-from envs.workload import flying, sharegpt
-from envs.workload.functions import FittedFunctions, FunctionTraffic, TracedFunctions
-from envs.workload.generators import FittedWorkload, Generator, fitted_names, load_fitted
-from envs.workload.mixing import LONG_CLASS, NORMAL_CLASS, PRIORITY_CLASS, with_long_prompts, with_priorities
-from envs.workload.schema import Workload
-from envs.workload.seeding import seed_sequence, stream
-from envs.workload.streams import RequestStream, Streaming, WholeStream
-from envs.workload.tiers import TieredTraffic
-from envs.workload.traces import TRACES, cached_trace, load_file
-from envs.workload.type_mix import TypeMix
-from envs.workload.week import WeekTraffic
+from serving_gym.envs.workload import flying, sharegpt
+from serving_gym.envs.workload.functions import FittedFunctions, FunctionTraffic, TracedFunctions
+from serving_gym.envs.workload.generators import FittedWorkload, Generator, fitted_names, load_fitted
+from serving_gym.envs.workload.mixing import (
+    LONG_CLASS,
+    NORMAL_CLASS,
+    PRIORITY_CLASS,
+    with_long_prompts,
+    with_priorities,
+)
+from serving_gym.envs.workload.schema import Workload
+from serving_gym.envs.workload.seeding import seed_sequence, stream
+from serving_gym.envs.workload.streams import RequestStream, Streaming, WholeStream
+from serving_gym.envs.workload.tiers import TieredTraffic
+from serving_gym.envs.workload.traces import TRACES, cached_trace, load_file
+from serving_gym.envs.workload.type_mix import TypeMix
+from serving_gym.envs.workload.week import WeekTraffic
 
 SPLITS = ("train", "validation", "test", "all")
 FILE = "file"

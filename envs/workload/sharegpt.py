@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtri
 
-from envs.workload.schema import FloatArray, TokenArray, Workload
+from serving_gym.envs.workload.schema import FloatArray, TokenArray, Workload
 
 Quantiles = tuple[float, float, float]
 

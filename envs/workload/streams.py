@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.workload.schema import FloatArray, TokenArray, Workload
+from serving_gym.envs.workload.schema import FloatArray, TokenArray, Workload
 
 MINUTE_S = 60.0
 _PROBE = 20_000  # draws from which the mean and spread of lengths are taken

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import i0
 
-from envs.workload.generators import autoregress, load_fitted
-from envs.workload.schema import FloatArray, TokenArray, Workload
-from envs.workload.streams import MinuteStream
+from serving_gym.envs.workload.generators import autoregress, load_fitted
+from serving_gym.envs.workload.schema import FloatArray, TokenArray, Workload
+from serving_gym.envs.workload.streams import MinuteStream
 
 IW_F, IW_N, NIW = "iw_f", "iw_n", "niw"
 TIERS = (IW_F, IW_N, NIW)  # in the order of their priorities

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from envs.workload.schema import FloatArray
-from envs.workload.tiers import WEEKEND_H
+from serving_gym.envs.workload.schema import FloatArray
+from serving_gym.envs.workload.tiers import WEEKEND_H
 
 WEEK_FILE = "sageserve_week_tokens_digitised.csv"
 BURST_FILE = "azure_llm_2024_week_requests_digitised.csv.gz"

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from platformdirs import user_cache_dir
 
-from envs.workload.schema import FloatArray, Workload
-from envs.workload.seeding import stream
+from serving_gym.envs.workload.schema import FloatArray, Workload
+from serving_gym.envs.workload.seeding import stream
 
 DATA_VARIABLE = "SERVING_GYM_DATA"
 
@@ -165,7 +165,7 @@ def spread_arrivals(arrival_s: FloatArray, step_s: float, rng: np.random.Generat
 def load_file(path: str | Path) -> Workload:
     """Reads a trace file of your own, in any format of :mod:`envs.workload.formats`."""
     # Imported here because pandas and pyarrow take 0.3 s to import, and generators need neither.
-    from envs.workload import formats
+    from serving_gym.envs.workload import formats
 
     return formats.load_file(path)
 

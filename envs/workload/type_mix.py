@@ -18,9 +18,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from envs.workload.generators import load_fitted
-from envs.workload.schema import FloatArray, TokenArray, Workload
-from envs.workload.seeding import stream
+from serving_gym.envs.workload.generators import load_fitted
+from serving_gym.envs.workload.schema import FloatArray, TokenArray, Workload
+from serving_gym.envs.workload.seeding import stream
 
 TYPE_NAMES = ("SILO", "LILO", "SISO", "LISO")  # in the order of Table 1
 TABLE_1 = {  # shares of the types, %

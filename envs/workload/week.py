@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from envs.workload.generators import load_fitted
-from envs.workload.schema import FloatArray, TokenArray, Workload
-from envs.workload.seeding import child
-from envs.workload.streams import MINUTE_S, MinuteStream
-from envs.workload.tiers import TIERS
-from envs.workload.week_rates import Walk, factors
-from envs.workload.weekly_profile import WEEK_H, load_profile
+from serving_gym.envs.workload.generators import load_fitted
+from serving_gym.envs.workload.schema import FloatArray, TokenArray, Workload
+from serving_gym.envs.workload.seeding import child
+from serving_gym.envs.workload.streams import MINUTE_S, MinuteStream
+from serving_gym.envs.workload.tiers import TIERS
+from serving_gym.envs.workload.week_rates import Walk, factors
+from serving_gym.envs.workload.weekly_profile import WEEK_H, load_profile
 
 _LENGTHS = ("azure_code_fitted", "azure_conv_fitted")
 _DAY_S = 86_400.0

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from envs.workload.generators import autoregress
-from envs.workload.schema import FloatArray
-from envs.workload.seeding import child
-from envs.workload.streams import MINUTE_S
-from envs.workload.weekly_profile import WeeklyProfile
+from serving_gym.envs.workload.generators import autoregress
+from serving_gym.envs.workload.schema import FloatArray
+from serving_gym.envs.workload.seeding import child
+from serving_gym.envs.workload.streams import MINUTE_S
+from serving_gym.envs.workload.weekly_profile import WeeklyProfile
 
 COMMON_S = 7200.0  # noise that lasts longer is common to a model's regions; source: ours
 

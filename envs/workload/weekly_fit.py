@@ -30,9 +30,15 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
-from envs.workload.schema import FloatArray
-from envs.workload.tiers_fit import BURST_FILE, WEEK_FILE, fit_bursts
-from envs.workload.weekly_profile import DAY_H, WEEKLY_DIR, NoiseComponent, WeeklyProfile, daily_harmonics
+from serving_gym.envs.workload.schema import FloatArray
+from serving_gym.envs.workload.tiers_fit import BURST_FILE, WEEK_FILE, fit_bursts
+from serving_gym.envs.workload.weekly_profile import (
+    DAY_H,
+    WEEKLY_DIR,
+    NoiseComponent,
+    WeeklyProfile,
+    daily_harmonics,
+)
 
 SERVEGEN_FILE = "servegen_model_rates_10min.csv.gz"
 WEEK_KINDS = ("workday",) * 5 + ("saturday", "sunday")

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from envs.workload.schema import FloatArray
+from serving_gym.envs.workload.schema import FloatArray
 
 WEEKLY_DIR = Path(__file__).parent / "weekly"
 DAYS = 7

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runners.output import write_json
-from runners.tables import print_table
+from serving_gym.runners.reporting.output import write_json
+from serving_gym.runners.reporting.tables import print_table
 
 FILE_NAME = "claims.json"
 TOLERANCE = 0.10  # of a published number, where a rule does not say otherwise

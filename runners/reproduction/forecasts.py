@@ -21,19 +21,19 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from baselines.common.forecasting.prophet import ProphetForecaster
-from baselines.common.forecasting.registry import make_forecaster
-from baselines.common.forecasting.series import (
+from serving_gym.baselines.common.forecasting.prophet import ProphetForecaster
+from serving_gym.baselines.common.forecasting.registry import make_forecaster
+from serving_gym.baselines.common.forecasting.series import (
     FloatArray,
     SeriesForecaster,
     one_shot,
     percentage_errors,
     rolling,
 )
-from baselines.preserve.mlstm import Mlstm
-from calibration.fitting.data import data_path
-from runners.progress import progress_bar
-from runners.tables import print_table
+from serving_gym.baselines.preserve.mlstm import Mlstm
+from serving_gym.calibration.fitting.data import data_path
+from serving_gym.runners.reporting.progress import progress_bar
+from serving_gym.runners.reporting.tables import print_table
 
 METHODS = (
     "last_value",

@@ -1,4 +1,4 @@
-"""Figures of a run that the papers' tables hold and `envs.metrics.summarise` does not."""
+"""Figures of a run that the papers' tables hold and `envs.interface.metrics.summarise` does not."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from envs.backend import SLO, ClusterSpec, Command, Redeploy
-from envs.metrics import FloatArray, RequestRecords, percentiles
-from envs.simulator.simulator import Simulator
-from envs.workload.schema import Workload
-from runners.reproduction.trials import BoolArray
+from serving_gym.envs.interface.backend import SLO, ClusterSpec, Command, Redeploy
+from serving_gym.envs.interface.metrics import FloatArray, RequestRecords, percentiles
+from serving_gym.envs.simulator.simulator import Simulator
+from serving_gym.envs.workload.schema import Workload
+from serving_gym.runners.reproduction.trials import BoolArray
 
 _ANY_SLO = (SLO(ttft_s=1.0, tpot_s=1.0),)
 _LOOK_S = 0.001  # how often an unscheduled transition is looked at

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from baselines.sageserve.capacity_plan import CapacityProblem, SolverConfig, solve
-from runners.tables import print_table
+from serving_gym.baselines.sageserve.capacity_plan import CapacityProblem, SolverConfig, solve
+from serving_gym.runners.reporting.tables import print_table
 
 SIZES = {(4, 3, 1): 1.41, (20, 20, 5): 33.0}  # models, regions, kinds of GPU; seconds in section 5
 WINDOWS = 4  # quarters of an hour

@@ -17,17 +17,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from baselines.policy import BatchPolicy
-from envs.placing import Observations
-from envs.registration import make_env
-from envs.sharing.config import SharingConfig
-from envs.sharing.deciders import SharingDeciders
-from envs.sharing.episode import SharingEpisode
-from envs.workload.registry import WorkloadSpec
-from runners.policies import load_policy
-from runners.progress import progress_bar
-from runners.rollout import run_episode
-from runners.tables import print_table
+from serving_gym.baselines.policy import BatchPolicy
+from serving_gym.envs.base.placement import Observations
+from serving_gym.envs.registration import make_env
+from serving_gym.envs.sharing.batch import SharingDeciders
+from serving_gym.envs.sharing.config import SharingConfig
+from serving_gym.envs.sharing.episode import SharingEpisode
+from serving_gym.envs.workload.registry import WorkloadSpec
+from serving_gym.runners.configuration.policies import load_policy
+from serving_gym.runners.reporting.progress import progress_bar
+from serving_gym.runners.reporting.tables import print_table
+from serving_gym.runners.rollouts.rollout import run_episode
 
 _WORDS: dict[str, Any] = {
     "models": 64,

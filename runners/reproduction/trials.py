@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from baselines.policy import Policy
-from envs.layout import format_layout
-from envs.metrics import FloatArray
-from envs.workload import flying
-from envs.workload.registry import WorkloadSource
-from envs.workload.seeding import stream
-from runners.clusters import cluster_of
-from runners.composed import composed
-from runners.environments import make_configured_env
-from runners.policies import load_policy
-from runners.rollout import Episode, run_episode
-from runners.schema import EvaluateConfig
+from serving_gym.baselines.policy import Policy
+from serving_gym.envs.interface.layout import format_layout
+from serving_gym.envs.interface.metrics import FloatArray
+from serving_gym.envs.workload import flying
+from serving_gym.envs.workload.registry import WorkloadSource
+from serving_gym.envs.workload.seeding import stream
+from serving_gym.runners.configuration.clusters import cluster_of
+from serving_gym.runners.configuration.compose import composed
+from serving_gym.runners.configuration.environments import make_configured_env
+from serving_gym.runners.configuration.policies import load_policy
+from serving_gym.runners.configuration.schema import EvaluateConfig
+from serving_gym.runners.rollouts.rollout import Episode, run_episode
 
 BoolArray = NDArray[np.bool_]
 

@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from envs.side_by_side import SideBySide
+from serving_gym.envs.base.vector_env import BaseVectorEnv
 
 LENGTH, LEVERS, ENTRIES = 8, 2, 3
 SPACES = (
@@ -57,7 +57,7 @@ class LeversEnv(gym.Env):
         return [0] * LENGTH
 
 
-class LeversVectorEnv(SideBySide):
+class LeversVectorEnv(BaseVectorEnv):
     """The same, batched."""
 
     def __init__(self, num_envs=1, render_mode=None, **config):

@@ -10,20 +10,25 @@ import pytest
 import torch
 from torch import nn
 
-from agents.api.config import APIConfig
-from agents.api.counterfactuals import Batch, relative_advantages
-from agents.api.data import in_spreads
-from agents.api.fit import fit
-from agents.api.learner import APILearner
-from agents.dp_tp.candidates import encode_actions, encode_state, shortlist, stay_action
-from agents.dp_tp.counterfactuals import DPTPCounterfactuals
-from agents.dp_tp.score_policy import find_options, next_step
-from agents.learner import Budget, Task
-from agents.score_network import Committee, ScoreCommittee, TrainableNetwork
-from envs.backend import ClusterSpec, Redeploy, SetLayout, SwitchMode
-from envs.dp_tp.action import decode_action, encode_action
-from envs.dp_tp.core import DPTPConfig, DPTPCore
-from envs.workload.registry import WorkloadSpec
+from serving_gym.agents.environments.dp_tp.candidates import (
+    encode_actions,
+    encode_state,
+    shortlist,
+    stay_action,
+)
+from serving_gym.agents.environments.dp_tp.counterfactuals import DPTPCounterfactuals
+from serving_gym.agents.environments.dp_tp.score_policy import find_options, next_step
+from serving_gym.agents.learners.api.config import APIConfig
+from serving_gym.agents.learners.api.counterfactuals import Batch, relative_advantages
+from serving_gym.agents.learners.api.data import in_spreads
+from serving_gym.agents.learners.api.fit import fit
+from serving_gym.agents.learners.api.learner import APILearner
+from serving_gym.agents.learners.learner import Budget, Task
+from serving_gym.agents.networks.score_network import Committee, ScoreCommittee, TrainableNetwork
+from serving_gym.envs.dp_tp.action import decode_action, encode_action
+from serving_gym.envs.dp_tp.episode import DPTPConfig, DPTPCore
+from serving_gym.envs.interface.backend import ClusterSpec, Redeploy, SetLayout, SwitchMode
+from serving_gym.envs.workload.registry import WorkloadSpec
 
 TWO_GPUS = ClusterSpec(num_gpus=2)
 LIGHT = {"name": "flying_bursty", "num_requests": 200, "rate_scale": 0.3}

@@ -6,22 +6,28 @@ import numpy as np
 import pytest
 import torch
 
-from agents.adapter import adapter_of
-from agents.api.config import APIConfig
-from agents.api.counterfactuals import Batch
-from agents.api.learner import APILearner
-from agents.autoscaling.counterfactuals import AutoscalingCounterfactuals
-from agents.autoscaling.features import ACTION_FEATURES, STATE_SIZE, encode_actions, encode_state, options
-from agents.autoscaling.target_network import BAND_INPUTS, INPUTS, TargetNetwork
-from agents.config import CMAESConfig, NetworkConfig, PPOConfig
-from agents.learner import Budget, Task, make_learner
-from baselines.registry import make_policy
-from envs.autoscaling.action import MACHINE
-from envs.autoscaling.observation import ENDPOINT_FEATURES
-from envs.registration import make_env
-from envs.workload.registry import WorkloadSpec
-from runners.clairvoyant import ClairvoyantSearchPolicy
-from runners.rollout import run_episode
+from serving_gym.agents.config import CMAESConfig, NetworkConfig, PPOConfig
+from serving_gym.agents.environments.adapter import adapter_of
+from serving_gym.agents.environments.autoscaling.counterfactuals import AutoscalingCounterfactuals
+from serving_gym.agents.environments.autoscaling.features import (
+    ACTION_FEATURES,
+    STATE_SIZE,
+    encode_actions,
+    encode_state,
+    options,
+)
+from serving_gym.agents.environments.autoscaling.target_network import BAND_INPUTS, INPUTS, TargetNetwork
+from serving_gym.agents.learners.api.config import APIConfig
+from serving_gym.agents.learners.api.counterfactuals import Batch
+from serving_gym.agents.learners.api.learner import APILearner
+from serving_gym.agents.learners.learner import Budget, Task, make_learner
+from serving_gym.baselines.registry import make_policy
+from serving_gym.envs.autoscaling.action import MACHINE
+from serving_gym.envs.autoscaling.observation import ENDPOINT_FEATURES
+from serving_gym.envs.registration import make_env
+from serving_gym.envs.workload.registry import WorkloadSpec
+from serving_gym.runners.comparison.clairvoyant import ClairvoyantSearchPolicy
+from serving_gym.runners.rollouts.rollout import run_episode
 from tests.autoscaling.samples import ONE, REGIONS
 
 SHORT = {"episode_s": 1800.0}

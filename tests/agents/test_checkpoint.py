@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import yaml
 
-from agents import checkpoint
-from agents.checkpoint import (
+from serving_gym.agents import checkpoint
+from serving_gym.agents.checkpoint import (
     find_checkpoint,
     load_policy,
     read_config,
@@ -17,11 +17,11 @@ from agents.checkpoint import (
     standing,
     write_description,
 )
-from agents.config import DQNConfig, NetworkConfig, PPOConfig
-from agents.learner import Budget, Task, make_learner
-from envs.backend import ClusterSpec
-from envs.registration import make_env
-from envs.workload.registry import WorkloadSpec
+from serving_gym.agents.config import DQNConfig, NetworkConfig, PPOConfig
+from serving_gym.agents.learners.learner import Budget, Task, make_learner
+from serving_gym.envs.interface.backend import ClusterSpec
+from serving_gym.envs.registration import make_env
+from serving_gym.envs.workload.registry import WorkloadSpec
 
 BURSTY = WorkloadSpec(name="flying_bursty", num_requests=60)
 SMALL = NetworkConfig(row_width=8, place_width=2, hidden_widths=(16,))

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 import yaml
 
-from agents.checkpoint import plain
-from agents.config import (
+from serving_gym.agents.checkpoint import plain
+from serving_gym.agents.config import (
     ARSConfig,
     CMAESConfig,
     DQNConfig,
@@ -20,8 +20,14 @@ from agents.config import (
     SACConfig,
     TQCConfig,
 )
-from agents.learner import AGENTS, Budget, agent_config_class, agent_entry, build_agent_config
-from runners.policies import CONFIG_DIR
+from serving_gym.agents.learners.learner import (
+    AGENTS,
+    Budget,
+    agent_config_class,
+    agent_entry,
+    build_agent_config,
+)
+from serving_gym.runners.configuration.policies import CONFIG_DIR
 
 
 @pytest.mark.parametrize(

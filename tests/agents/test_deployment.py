@@ -7,19 +7,24 @@ import dataclasses
 import numpy as np
 import pytest
 
-from agents.api.config import APIConfig
-from agents.api.counterfactuals import Batch
-from agents.api.learner import APILearner
-from agents.config import DQNConfig, NetworkConfig, PPOConfig
-from agents.deployment.counterfactuals import DeploymentCounterfactuals
-from agents.deployment.features import EXISTS, encode_actions, encode_state, state_size
-from agents.learner import Budget, Task, make_learner
-from baselines.registry import make_policy
-from envs.deployment.core import DeploymentCore
-from envs.deployment.state import Deploy
-from envs.registration import make_env
-from envs.workload.registry import WorkloadSpec
-from runners.rollout import run_episode
+from serving_gym.agents.config import DQNConfig, NetworkConfig, PPOConfig
+from serving_gym.agents.environments.deployment.counterfactuals import DeploymentCounterfactuals
+from serving_gym.agents.environments.deployment.features import (
+    EXISTS,
+    encode_actions,
+    encode_state,
+    state_size,
+)
+from serving_gym.agents.learners.api.config import APIConfig
+from serving_gym.agents.learners.api.counterfactuals import Batch
+from serving_gym.agents.learners.api.learner import APILearner
+from serving_gym.agents.learners.learner import Budget, Task, make_learner
+from serving_gym.baselines.registry import make_policy
+from serving_gym.envs.deployment.episode import DeploymentCore
+from serving_gym.envs.deployment.state import Deploy
+from serving_gym.envs.registration import make_env
+from serving_gym.envs.workload.registry import WorkloadSpec
+from serving_gym.runners.rollouts.rollout import run_episode
 from tests.deployment.samples import BASE, MIX
 
 QUIET = {

@@ -11,24 +11,24 @@ import pytest
 import torch
 import yaml
 
-from agents.api.config import APIConfig
-from agents.api.learner import APILearner
-from agents.checkpoint import load_policy, replacing, write_description
-from agents.learner import Task, build_agent_config
-from agents.routing.adapter import RoutingAdapter
-from agents.routing.guard import GuardConfig, guarded, passing
-from envs.backend import ClusterSpec
-from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec
-from envs.registration import make_env
-from envs.routing.config import RoutingConfig, RoutingScales
-from envs.routing.deciders import Deciders
-from envs.routing.env import make_spaces
-from envs.routing.episode import Episode
-from envs.simulator.kernel.features import CLUSTER_FEATURES, PLACE_FEATURES, REQUEST_FEATURES
-from envs.simulator.kernel.place_guard import narrow_many
-from envs.simulator.kernel.place_scores import choose_place
-from envs.workload.registry import WorkloadSpec
-from runners.rollout import run_episode
+from serving_gym.agents.checkpoint import load_policy, replacing, write_description
+from serving_gym.agents.environments.routing.adapter import RoutingAdapter
+from serving_gym.agents.environments.routing.guard import GuardConfig, guarded, passing
+from serving_gym.agents.learners.api.config import APIConfig
+from serving_gym.agents.learners.api.learner import APILearner
+from serving_gym.agents.learners.learner import Task, build_agent_config
+from serving_gym.envs.interface.backend import ClusterSpec
+from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
+from serving_gym.envs.registration import make_env
+from serving_gym.envs.routing.batch import EpisodeBatch
+from serving_gym.envs.routing.config import RoutingConfig, RoutingScales
+from serving_gym.envs.routing.env import make_spaces
+from serving_gym.envs.routing.episode import Episode
+from serving_gym.envs.simulator.kernel.features import CLUSTER_FEATURES, PLACE_FEATURES, REQUEST_FEATURES
+from serving_gym.envs.simulator.kernel.place_guard import narrow_many
+from serving_gym.envs.simulator.kernel.place_scores import choose_place
+from serving_gym.envs.workload.registry import WorkloadSpec
+from serving_gym.runners.rollouts.rollout import run_episode
 
 UNEQUAL = FleetConfig(
     groups=(
@@ -169,9 +169,9 @@ def test_what_a_training_takes_for_the_present_choice_passes_too() -> None:
         np.testing.assert_array_equal(learner._passing(states, seen["places"], valid), expected)
 
 
-def policy(guard: GuardConfig | None, deciders: Deciders):
+def policy(guard: GuardConfig | None, batch: EpisodeBatch):
     torch.manual_seed(1)
-    observation, action = make_spaces(deciders.episodes[0])
+    observation, action = make_spaces(batch.episodes[0])
     adapter, config = RoutingAdapter(), replace(SMALL, guard=guard)
     network = adapter.score_network(observation, config)
     with torch.no_grad():
@@ -180,12 +180,12 @@ def policy(guard: GuardConfig | None, deciders: Deciders):
     return adapter.score_policy(network, observation, action, config, "x")
 
 
-def played(chosen_by, deciders: Deciders, first: np.ndarray) -> tuple[np.ndarray, list[list[int]]]:
+def played(chosen_by, batch: EpisodeBatch, first: np.ndarray) -> tuple[np.ndarray, list[list[int]]]:
     """Returns of episodes that are decided outside the kernel, and the places that each was sent to."""
     rewards, actions, chosen = np.zeros(len(first)), first, []
-    while not deciders.done.all():
-        seen, outcomes = deciders.step(actions)
-        rewards += outcomes.rewards(deciders.episodes[0].config.objective)
+    while not batch.done.all():
+        seen, outcomes = batch.step(actions)
+        rewards += outcomes.rewards(batch.episodes[0].config.objective)
         observation = {"places": seen.places, "request": seen.request, "cluster": seen.cluster}
         actions = chosen_by.act_batch(observation, seen.masks)
         chosen.append(actions.tolist())
@@ -193,8 +193,8 @@ def played(chosen_by, deciders: Deciders, first: np.ndarray) -> tuple[np.ndarray
 
 
 def test_it_decides_inside_the_kernel_as_outside_and_one_that_lets_all_pass_changes_nothing() -> None:
-    deciders = Deciders([Episode(RoutingConfig(**BUSY)) for _ in range(2)])
-    deciders.reset([0, 1], [1, 2])
+    batch = EpisodeBatch([Episode(RoutingConfig(**BUSY)) for _ in range(2)])
+    batch.reset([0, 1], [1, 2])
     first, forever = np.zeros(2, np.int64), np.full(2, np.inf)
     returns = {}
     for name, guard in {
@@ -202,10 +202,10 @@ def test_it_decides_inside_the_kernel_as_outside_and_one_that_lets_all_pass_chan
         "wide": GuardConfig(1e6, 1e6),
         "narrow": GuardConfig(1.1, 3.0, soon_of_slow=0.1, slots=16),
     }.items():
-        one = policy(guard, deciders)
-        rolled, _ = deciders.branch([0, 1]).roll(first, one.in_kernel, forever, 1 << 40)
-        returns[name] = rolled.rewards(deciders.episodes[0].config.objective)
-        outside, chosen = played(one, deciders.branch([0, 1]), first)
+        one = policy(guard, batch)
+        rolled, _ = batch.branch([0, 1]).roll(first, one.in_kernel, forever, 1 << 40)
+        returns[name] = rolled.rewards(batch.episodes[0].config.objective)
+        outside, chosen = played(one, batch.branch([0, 1]), first)
         np.testing.assert_allclose(outside, returns[name], rtol=1e-9)
         assert len(np.unique(chosen)) > 1
     np.testing.assert_array_equal(returns["none"], returns["wide"])
@@ -233,22 +233,24 @@ def test_it_is_saved_with_the_network_and_decides_alone_as_in_a_batch(tmp_path) 
     }
     ours, plain = load_policy(tmp_path / "guarded"), load_policy(tmp_path / "plain")
     episode = run_episode(env, ours, 1)
-    batched, chosen = played(ours, begun := Deciders([Episode(RoutingConfig(**BUSY))]), first_of(begun, ours))
+    batched, chosen = played(
+        ours, begun := EpisodeBatch([Episode(RoutingConfig(**BUSY))]), first_of(begun, ours)
+    )
     assert episode.metrics["return"] == pytest.approx(batched[0], rel=1e-6)
     assert episode.metrics["return"] != run_episode(env, plain, 1).metrics["return"]
     assert len(np.unique(chosen)) > 1
 
 
-def first_of(deciders: Deciders, chosen_by) -> np.ndarray:
+def first_of(batch: EpisodeBatch, chosen_by) -> np.ndarray:
     """Begins episode 1 and says where its first request goes."""
-    seen = deciders.reset([0], [1])
+    seen = batch.reset([0], [1])
     observation = {"places": seen.places, "request": seen.request, "cluster": seen.cluster}
     return np.asarray(chosen_by.act_batch(observation, seen.masks))
 
 
 @pytest.mark.parametrize("guard", [None, GuardConfig(1.1, 3.0, 0.1, soon_of_slow=0.1, slots=3.0)])
 def test_one_decision_is_made_in_the_kernel_as_many_are_in_numpy(guard) -> None:
-    chooser = policy(guard, Deciders([Episode(RoutingConfig(**BUSY))]))
+    chooser = policy(guard, EpisodeBatch([Episode(RoutingConfig(**BUSY))]))
     chooser.reset(make_env("routing", **BUSY).unwrapped.policy_spec, 0)
     rng, chosen = np.random.default_rng(5), []
     for places in (3, 64, 2, 16) * 10:

@@ -11,23 +11,23 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from agents.api.config import APIConfig
-from agents.api.counterfactuals import Batch
-from agents.api.learner import APILearner, read_network
-from agents.checkpoint import load_policy, read_config, write_description
-from agents.dp_tp.score_policy import ScorePolicy
-from agents.joining import join, learn_together
-from agents.learner import Budget, Task
-from agents.portfolio.config import PortfolioConfig
-from agents.portfolio.learner import PortfolioLearner
-from agents.portfolio.policy import PortfolioPolicy
-from agents.score_network import NEVER, Committee, ScoreCommittee, TrainableNetwork
-from agents.set_network import SetNetwork
-from envs.backend import ClusterSpec
-from envs.registration import make_env
-from envs.workload.registry import WorkloadSpec
-from runners import join as command
-from runners.rollout import run_episode
+from serving_gym.agents.checkpoint import load_policy, read_config, write_description
+from serving_gym.agents.environments.dp_tp.score_policy import ScorePolicy
+from serving_gym.agents.learners.api.config import APIConfig
+from serving_gym.agents.learners.api.counterfactuals import Batch
+from serving_gym.agents.learners.api.learner import APILearner, read_network
+from serving_gym.agents.learners.joining import join, learn_together
+from serving_gym.agents.learners.learner import Budget, Task
+from serving_gym.agents.learners.portfolio.config import PortfolioConfig
+from serving_gym.agents.learners.portfolio.learner import PortfolioLearner
+from serving_gym.agents.learners.portfolio.policy import PortfolioPolicy
+from serving_gym.agents.networks.score_network import NEVER, Committee, ScoreCommittee, TrainableNetwork
+from serving_gym.agents.networks.set_network import SetNetwork
+from serving_gym.envs.interface.backend import ClusterSpec
+from serving_gym.envs.registration import make_env
+from serving_gym.envs.workload.registry import WorkloadSpec
+from serving_gym.runners import join as command
+from serving_gym.runners.rollouts.rollout import run_episode
 
 ARGUMENTS = {
     "workload": WorkloadSpec(name="flying_bursty", num_requests=50),

@@ -7,10 +7,8 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from agents.adapter import ADAPTERS, Adapter
-from agents.api.config import APIConfig
-from agents.checkpoint import load_policy, replacing, write_description
-from agents.config import (
+from serving_gym.agents.checkpoint import load_policy, replacing, write_description
+from serving_gym.agents.config import (
     ARSConfig,
     CMAESConfig,
     DAggerConfig,
@@ -24,21 +22,23 @@ from agents.config import (
     SACConfig,
     TQCConfig,
 )
-from agents.deployment.features import EXISTS
-from agents.env_parts import Penalised
-from agents.learner import Budget, Task, make_learner
-from agents.networks import BASELINE, PooledNetwork, ResidualNetwork
-from agents.search_learner import ARSSearch
-from agents.serial_env import SerialVectorEnv
-from baselines.policy import BatchPolicy
-from baselines.registry import make_policy
-from envs.backend import SLO
-from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec
-from envs.objective import Objective
-from envs.registration import make_env, make_vector_env
-from envs.workload.registry import WorkloadSpec
-from runners.policies import policy_config
-from runners.rollout import episode_returns, run_episode
+from serving_gym.agents.environments.adapter import ADAPTERS, Adapter
+from serving_gym.agents.environments.deployment.features import EXISTS
+from serving_gym.agents.environments.env_parts import Penalised
+from serving_gym.agents.learners.api.config import APIConfig
+from serving_gym.agents.learners.learner import Budget, Task, make_learner
+from serving_gym.agents.learners.search_learner import ARSSearch
+from serving_gym.agents.learners.serial_env import SerialVectorEnv
+from serving_gym.agents.networks.networks import BASELINE, PooledNetwork, ResidualNetwork
+from serving_gym.baselines.policy import BatchPolicy
+from serving_gym.baselines.registry import make_policy
+from serving_gym.envs.interface.backend import SLO
+from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
+from serving_gym.envs.interface.objective import Objective
+from serving_gym.envs.registration import make_env, make_vector_env
+from serving_gym.envs.workload.registry import WorkloadSpec
+from serving_gym.runners.configuration.policies import policy_config
+from serving_gym.runners.rollouts.rollout import episode_returns, run_episode
 from tests.deployment.samples import BASE as DEPLOYMENT
 
 SLOW = GroupSpec(ReplicaSpec("llama-3.1-8b", "A100-80GB"), 1)

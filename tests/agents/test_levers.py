@@ -6,8 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from agents import adapter
-from agents.config import (
+from serving_gym.agents.config import (
     CMAESConfig,
     LagrangianConfig,
     NetworkConfig,
@@ -16,10 +15,11 @@ from agents.config import (
     RecurrentPPOConfig,
     SACConfig,
 )
-from agents.learner import Budget, Task, make_learner
-from agents.spaces import entries, highest, one_hot, read_spaces, spaces_to_json
-from envs import registration
-from envs.registration import EnvEntry
+from serving_gym.agents.environments import adapter
+from serving_gym.agents.environments.spaces import entries, highest, one_hot, read_spaces, spaces_to_json
+from serving_gym.agents.learners.learner import Budget, Task, make_learner
+from serving_gym.envs import registration
+from serving_gym.envs.registration import EnvEntry
 from tests.agents.levers import LENGTH, SPACES, LeversEnv
 
 ON_POLICY = {
@@ -98,7 +98,7 @@ def test_entries_by_hand(tmp_path):
 
 
 def test_promises_are_counted_over_whole_episodes():
-    from agents.serial_env import SerialVectorEnv
+    from serving_gym.agents.learners.serial_env import SerialVectorEnv
 
     env = SerialVectorEnv("levers", 2, {})
     env.reset(seed=[0, 1])

@@ -7,16 +7,16 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from agents.config import NetworkConfig, PPOConfig
-from agents.dp_tp.adapter import DPTPAdapter
-from agents.dp_tp.layout_network import layout_ranks
-from agents.factory import make_policy_network
-from agents.network_policy import scores_of
-from agents.networks import Pooling, RowNetwork
-from envs.backend import ClusterSpec
-from envs.layout import all_layouts
-from envs.registration import make_env
-from envs.workload.registry import WorkloadSpec
+from serving_gym.agents.config import NetworkConfig, PPOConfig
+from serving_gym.agents.environments.dp_tp.adapter import DPTPAdapter
+from serving_gym.agents.environments.dp_tp.layout_network import layout_ranks
+from serving_gym.agents.learners.factory import make_policy_network
+from serving_gym.agents.networks.networks import Pooling, RowNetwork
+from serving_gym.agents.policies.network_policy import scores_of
+from serving_gym.envs.interface.backend import ClusterSpec
+from serving_gym.envs.interface.layout import all_layouts
+from serving_gym.envs.registration import make_env
+from serving_gym.envs.workload.registry import WorkloadSpec
 
 BURSTY = WorkloadSpec(name="flying_bursty", num_requests=60)
 

@@ -7,21 +7,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agents.adapter import adapter_of
-from agents.api.counterfactuals import Batch
-from agents.api.start import Start
-from agents.checkpoint import load_policy, replacing, write_description
-from agents.learner import Budget, Task, make_learner
-from agents.portfolio.config import PortfolioConfig
-from agents.portfolio.panel import Panel, state_size
-from baselines.registry import make_policy
-from envs.backend import ClusterSpec
-from envs.dp_tp.observation import CLUSTER_FEATURES
-from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec
-from envs.registration import make_env
-from envs.seen import Seen
-from envs.workload.registry import WorkloadSource, WorkloadSpec
-from runners.rollout import run_episode
+from serving_gym.agents.checkpoint import load_policy, replacing, write_description
+from serving_gym.agents.environments.adapter import adapter_of
+from serving_gym.agents.learners.api.counterfactuals import Batch
+from serving_gym.agents.learners.api.start import Start
+from serving_gym.agents.learners.learner import Budget, Task, make_learner
+from serving_gym.agents.learners.portfolio.config import PortfolioConfig
+from serving_gym.agents.learners.portfolio.panel import Panel, state_size
+from serving_gym.baselines.registry import make_policy
+from serving_gym.envs.base.lazy_observation import LazyObservation
+from serving_gym.envs.dp_tp.observation import CLUSTER_FEATURES
+from serving_gym.envs.interface.backend import ClusterSpec
+from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
+from serving_gym.envs.registration import make_env
+from serving_gym.envs.workload.registry import WorkloadSource, WorkloadSpec
+from serving_gym.runners.rollouts.rollout import run_episode
 from tests.deployment.samples import BASE
 
 APART = {"name": "load_threshold", "params": {"layouts": ["2x1"]}}
@@ -226,7 +226,7 @@ def test_a_rollout_does_not_look() -> None:
         observation, reward, terminated, truncated, _ = looking.step(action)
         seen, other_reward, over = other.advance(action)
         assert (reward, terminated or truncated) == (other_reward, over)
-        assert isinstance(seen, Seen)
+        assert isinstance(seen, LazyObservation)
         assert set(seen) == set(observation)
         for name, part in observation.items():
             np.testing.assert_array_equal(seen[name], part)

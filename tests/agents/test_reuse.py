@@ -8,21 +8,28 @@ import numpy as np
 import pytest
 import torch
 
-from agents.checkpoint import load_policy, replacing, write_description
-from agents.learner import Budget, Task, make_learner
-from agents.reuse.config import ReuseConfig
-from agents.reuse.learner import ReuseLearner
-from agents.reuse.moments import DEMAND, DEMAND_FEATURES, SCALE_S, draw_moments, joined, moments_of
-from agents.reuse.network import SPANS_S, ReuseNetwork, gittins, loss_of, targets
-from envs.registration import make_env
-from envs.sharing.config import SharingConfig, SharingScales
-from envs.sharing.deciders import SharingDeciders
-from envs.sharing.episode import SharingEpisode
-from envs.sharing.state import Event, InstanceStatus
-from envs.simulator.sharing.features import PLACE_FEATURES
-from envs.workload.registry import WorkloadSpec
-from envs.workload.schema import Workload
-from runners.rollout import run_episode
+from serving_gym.agents.checkpoint import load_policy, replacing, write_description
+from serving_gym.agents.learners.learner import Budget, Task, make_learner
+from serving_gym.agents.learners.reuse.config import ReuseConfig
+from serving_gym.agents.learners.reuse.learner import ReuseLearner
+from serving_gym.agents.learners.reuse.moments import (
+    DEMAND,
+    DEMAND_FEATURES,
+    SCALE_S,
+    draw_moments,
+    joined,
+    moments_of,
+)
+from serving_gym.agents.learners.reuse.network import SPANS_S, ReuseNetwork, gittins, loss_of, targets
+from serving_gym.envs.registration import make_env
+from serving_gym.envs.sharing.batch import SharingDeciders
+from serving_gym.envs.sharing.config import SharingConfig, SharingScales
+from serving_gym.envs.sharing.episode import SharingEpisode
+from serving_gym.envs.sharing.state import Event, InstanceStatus
+from serving_gym.envs.simulator.sharing.features import PLACE_FEATURES
+from serving_gym.envs.workload.registry import WorkloadSpec
+from serving_gym.envs.workload.schema import Workload
+from serving_gym.runners.rollouts.rollout import run_episode
 from tests.agents.test_sharing import LIGHT, WARM
 from tests.sharing.samples import GPU
 
@@ -44,8 +51,8 @@ def asked_at(*times_s: tuple[float, ...]) -> Workload:
 
 
 def test_a_moment_shows_what_the_observation_shows():
-    deciders = SharingDeciders([SharingEpisode(SharingConfig(**WARM))])
-    seen, episode, compared = deciders.reset([0], [3]), deciders.episodes[0], 0
+    batch = SharingDeciders([SharingEpisode(SharingConfig(**WARM))])
+    seen, episode, compared = batch.reset([0], [3]), batch.episodes[0], 0
     workload = episode.simulator.workload
     while not episode.done:
         if episode.event == Event.PLACEMENT:
@@ -57,7 +64,7 @@ def test_a_moment_shows_what_the_observation_shows():
             for slot in np.flatnonzero(state.instances["model"] == model):
                 np.testing.assert_allclose(seen.places[0, slot, DEMAND], moment, atol=2e-4)
                 compared += 1
-        seen, _ = deciders.step(seen.places[:, :, 0].argmax(axis=1))
+        seen, _ = batch.step(seen.places[:, :, 0].argmax(axis=1))
     assert compared > 3
 
 
@@ -166,10 +173,8 @@ def test_who_goes_with_an_instance_is_who_the_environment_unloads():
         params={"num_models": 40, "sizes": ("llama-3.2-3b", "llama-2-13b"), "ratio": (2, 1), "minutes": 10},
     )
     cluster = replace(WARM["cluster"], nodes=(replace(GPU, count=2, memory_gb=60.0),), slots_per_node=8)
-    deciders = SharingDeciders(
-        [SharingEpisode(SharingConfig(**WARM | {"workload": mixed, "cluster": cluster}))]
-    )
-    seen, episode, compared = deciders.reset([0], [1]), deciders.episodes[0], 0
+    batch = SharingDeciders([SharingEpisode(SharingConfig(**WARM | {"workload": mixed, "cluster": cluster}))])
+    seen, episode, compared = batch.reset([0], [1]), batch.episodes[0], 0
     policy = ReuseLearner(QUICK, Task("sharing", WARM)).policy()
     policy.setting = episode.setting
     while not episode.done:
@@ -179,7 +184,7 @@ def test_who_goes_with_an_instance_is_who_the_environment_unloads():
             action = int(np.flatnonzero(replaces > 1)[-1])
             companions = policy._companions(before, action, int(replaces[action]) - 1)
             expected = {action, *companions.tolist()}
-        seen, _ = deciders.step(np.array([action]))
+        seen, _ = batch.step(np.array([action]))
         if expected is not None:
             was, now = before.instances["model"], episode.state.instances["model"]
             assert set(np.flatnonzero((was >= 0) & (now != was)).tolist()) == expected

@@ -6,24 +6,24 @@ import numpy as np
 import pytest
 import torch
 
-from agents.api.config import APIConfig
-from agents.api.counterfactuals import Batch
-from agents.api.learner import APILearner, steepness
-from agents.checkpoint import load_policy, replacing, write_description
-from agents.config import DQNConfig, NetworkConfig, PPOConfig
-from agents.factory import make_policy_network
-from agents.learner import Budget, Task, make_learner
-from agents.network_policy import NetworkPolicy, place_scores
-from agents.routing.adapter import RoutingAdapter
-from agents.routing.larger import as_of_larger
-from agents.set_network import SetNetwork
-from baselines.registry import make_policy
-from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec
-from envs.registration import make_env, make_vector_env
-from envs.routing import deciders
-from envs.simulator.kernel.features import CLUSTER_FEATURES, PLACE_FEATURES
-from envs.workload.registry import WorkloadSpec
-from runners.rollout import episode_returns, run_episode
+from serving_gym.agents.checkpoint import load_policy, replacing, write_description
+from serving_gym.agents.config import DQNConfig, NetworkConfig, PPOConfig
+from serving_gym.agents.environments.routing.adapter import RoutingAdapter
+from serving_gym.agents.environments.routing.larger import as_of_larger
+from serving_gym.agents.learners.api.config import APIConfig
+from serving_gym.agents.learners.api.counterfactuals import Batch
+from serving_gym.agents.learners.api.learner import APILearner, steepness
+from serving_gym.agents.learners.factory import make_policy_network
+from serving_gym.agents.learners.learner import Budget, Task, make_learner
+from serving_gym.agents.networks.set_network import SetNetwork
+from serving_gym.agents.policies.network_policy import NetworkPolicy, place_scores
+from serving_gym.baselines.registry import make_policy
+from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
+from serving_gym.envs.registration import make_env, make_vector_env
+from serving_gym.envs.routing import batch as batch
+from serving_gym.envs.simulator.kernel.features import CLUSTER_FEATURES, PLACE_FEATURES
+from serving_gym.envs.workload.registry import WorkloadSpec
+from serving_gym.runners.rollouts.rollout import episode_returns, run_episode
 
 IN_SERVICE = RoutingAdapter.present
 SLOW = GroupSpec(ReplicaSpec("llama-3.1-8b", "A100-80GB"), 1)
@@ -346,17 +346,17 @@ def test_a_rollout_of_the_present_choice_is_what_then_happens():
     seen = again._begin_ended()
     total, over = np.zeros(3), np.zeros(3, bool)
     while not over.all():
-        seen, outcomes = again.deciders.step(again._act(seen))
+        seen, outcomes = again.batch.step(again._act(seen))
         total += np.where(over, 0.0, outcomes.rewards(again.objective))
-        over = again.deciders.done
+        over = again.batch.done
     np.testing.assert_allclose(expected, total, rtol=1e-9)
 
 
 def test_what_rollouts_need_is_compiled_before_any_training_time_counts(monkeypatch):
     """Both the rollouts of forks and those of whole episodes go by one function, compiled for one kind of arguments."""
     called = []
-    compiled = deciders.roll_many
-    monkeypatch.setattr(deciders, "roll_many", lambda *args: called.append(compiled(*args)))
+    compiled = batch.roll_many
+    monkeypatch.setattr(batch, "roll_many", lambda *args: called.append(compiled(*args)))
     world = counterfactuals(horizon=1)
     assert called
     world._begin_ended()
@@ -373,7 +373,7 @@ def test_rollouts_end_at_the_same_arrival():
     owners, first = np.array([0, 0, 1]), np.array([0, 1, 0])
     returns, _ = world._rollouts(owners, first, Budget(10**6))
     for owner, place, value in zip(owners, first, returns, strict=True):
-        fork = world.deciders.branch([int(owner)])
+        fork = world.batch.branch([int(owner)])
         _, outcomes = fork.step(np.array([place]))
         assert value == pytest.approx(float(outcomes.rewards(world.objective)[0]))
     assert seen.masks[:, :2].all()

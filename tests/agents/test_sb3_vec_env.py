@@ -7,12 +7,12 @@ import pytest
 from sb3_contrib.common.maskable.utils import get_action_masks, is_masking_supported
 from stable_baselines3.common.vec_env import VecNormalize
 
-from agents.config import PPOConfig
-from agents.dp_tp.adapter import DPTPAdapter
-from agents.learner import Task, make_learner
-from agents.sb3_vec_env import SB3VecEnv
-from envs.registration import make_env, make_vector_env
-from envs.workload.registry import WorkloadSpec
+from serving_gym.agents.config import PPOConfig
+from serving_gym.agents.environments.dp_tp.adapter import DPTPAdapter
+from serving_gym.agents.learners.learner import Task, make_learner
+from serving_gym.agents.learners.sb3_vec_env import SB3VecEnv
+from serving_gym.envs.registration import make_env, make_vector_env
+from serving_gym.envs.workload.registry import WorkloadSpec
 
 BURSTY = WorkloadSpec(name="flying_bursty", num_requests=60)
 STAY = 75

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agents.checkpoint import load_policy, write_description
-from agents.config import ARSConfig, CMAESConfig, NetworkConfig, SearchConfig
-from agents.learner import Budget, Task
-from agents.search_learner import PARAMETERS, SearchLearner
-from envs.workload.registry import WorkloadSpec
-from runners.composed import composed
-from runners.policies import policy_config
-from runners.train_config import TrainConfig, register_agents
+from serving_gym.agents.checkpoint import load_policy, write_description
+from serving_gym.agents.config import ARSConfig, CMAESConfig, NetworkConfig, SearchConfig
+from serving_gym.agents.learners.learner import Budget, Task
+from serving_gym.agents.learners.search_learner import PARAMETERS, SearchLearner
+from serving_gym.envs.workload.registry import WorkloadSpec
+from serving_gym.runners.configuration.compose import composed
+from serving_gym.runners.configuration.policies import policy_config
+from serving_gym.runners.configuration.train_config import TrainConfig, register_agents
 from tests.autoscaling.samples import ONE
 
 CHAT = {"workload": WorkloadSpec(name="azure_conv_fitted", num_requests=200, rate_scale=10.0)}

@@ -8,7 +8,7 @@ import torch
 from gymnasium import spaces
 from stable_baselines3.common.buffers import DictReplayBuffer, DictRolloutBuffer
 
-from agents.semi_mdp import (
+from serving_gym.agents.learners.semi_mdp import (
     SemiMDPMaskableRolloutBuffer,
     SemiMDPReplayBuffer,
     SemiMDPRolloutBuffer,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from agents.shared_arrivals import Clock, centred
+from serving_gym.agents.learners.shared_arrivals import Clock, centred
 
 
 def test_the_mean_of_the_others_is_subtracted():

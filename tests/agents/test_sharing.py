@@ -8,21 +8,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agents.api.config import APIConfig
-from agents.api.counterfactuals import Batch
-from agents.api.learner import APILearner
-from agents.checkpoint import load_policy, replacing, write_description
-from agents.config import DAggerConfig, DQNConfig, NetworkConfig, PPOConfig
-from agents.imitation import ImitationLearner
-from agents.learner import Budget, Task, make_learner
-from agents.sharing.adapter import SharingAdapter
-from baselines.common.place_score import PlaceScoreConfig, PlaceScorePolicy
-from envs.registration import make_env, make_vector_env
-from envs.sharing.spec import SharingSpec
-from envs.simulator.sharing.build import ManagerSpec
-from envs.simulator.sharing.features import PLACE_FEATURES
-from envs.workload.registry import WorkloadSpec
-from runners.rollout import episode_returns, run_episode
+from serving_gym.agents.checkpoint import load_policy, replacing, write_description
+from serving_gym.agents.config import DAggerConfig, DQNConfig, NetworkConfig, PPOConfig
+from serving_gym.agents.environments.sharing.adapter import SharingAdapter
+from serving_gym.agents.learners.api.config import APIConfig
+from serving_gym.agents.learners.api.counterfactuals import Batch
+from serving_gym.agents.learners.api.learner import APILearner
+from serving_gym.agents.learners.imitation import ImitationLearner
+from serving_gym.agents.learners.learner import Budget, Task, make_learner
+from serving_gym.baselines.common.place_score import PlaceScoreConfig, PlaceScorePolicy
+from serving_gym.envs.registration import make_env, make_vector_env
+from serving_gym.envs.sharing.spec import SharingSpec
+from serving_gym.envs.simulator.sharing.build import ManagerSpec
+from serving_gym.envs.simulator.sharing.features import PLACE_FEATURES
+from serving_gym.envs.workload.registry import WorkloadSpec
+from serving_gym.runners.rollouts.rollout import episode_returns, run_episode
 from tests.sharing.samples import GPU, SMALL
 
 PARAMS = {"num_models": 8, "sizes": ("llama-3.2-3b", "llama-2-7b"), "ratio": (1, 1), "minutes": 3}
@@ -128,9 +128,9 @@ def test_a_rollout_of_the_present_choice_is_what_then_happens():
     again = world()  # the same episodes from their beginning
     seen, total, over = again._begin_ended(), np.zeros(2), np.zeros(2, bool)
     while not over.all():
-        seen, outcomes = again.deciders.step(again._act(seen))
+        seen, outcomes = again.batch.step(again._act(seen))
         total += np.array([outcome.reward if outcome else 0.0 for outcome in outcomes])
-        over = again.deciders.done
+        over = again.batch.done
     expected = [returns[chosen] for returns, chosen in zip(batch.returns, batch.chosen, strict=True)]
     np.testing.assert_allclose(expected, total, rtol=1e-9)
 

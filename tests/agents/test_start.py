@@ -10,24 +10,24 @@ import numpy as np
 import pytest
 import torch
 
-from agents.api.config import APIConfig
-from agents.api.counterfactuals import Batch
-from agents.api.learner import APILearner, load
-from agents.api.start import Start, calibrated_margin, compared, flagged, start_of
-from agents.deployment.proposal import Proposals
-from agents.learner import Budget, Task
-from agents.score_network import NEVER, TrainableNetwork
-from agents.spaces import FILE, spaces_to_json
-from baselines.registry import make_policy
-from envs.backend import ClusterSpec
-from envs.deployment.env import DeploymentEnv
-from envs.deployment.state import Deploy
-from envs.registration import make_env
-from envs.seen import Seen
-from envs.workload.registry import WorkloadSpec
-from runners.composed import composed
-from runners.rollout import run_episode
-from runners.train_config import TrainConfig, register_agents
+from serving_gym.agents.environments.deployment.proposal import Proposals
+from serving_gym.agents.environments.spaces import FILE, spaces_to_json
+from serving_gym.agents.learners.api.config import APIConfig
+from serving_gym.agents.learners.api.counterfactuals import Batch
+from serving_gym.agents.learners.api.learner import APILearner, load
+from serving_gym.agents.learners.api.start import Start, calibrated_margin, compared, flagged, start_of
+from serving_gym.agents.learners.learner import Budget, Task
+from serving_gym.agents.networks.score_network import NEVER, TrainableNetwork
+from serving_gym.baselines.registry import make_policy
+from serving_gym.envs.base.lazy_observation import LazyObservation
+from serving_gym.envs.deployment.env import DeploymentEnv
+from serving_gym.envs.deployment.state import Deploy
+from serving_gym.envs.interface.backend import ClusterSpec
+from serving_gym.envs.registration import make_env
+from serving_gym.envs.workload.registry import WorkloadSpec
+from serving_gym.runners.configuration.compose import composed
+from serving_gym.runners.configuration.train_config import TrainConfig, register_agents
+from serving_gym.runners.rollouts.rollout import run_episode
 from tests.autoscaling.samples import ONE
 from tests.deployment.samples import BASE, SMALL
 
@@ -230,7 +230,7 @@ def test_flags_and_observations_that_are_made_when_looked_at() -> None:
     rows = flagged(np.ones((2, 3), np.float32), np.full(3, 2.0, np.float32))
     assert rows.tolist() == [[1, 1, 1, 0], [1, 1, 1, 0], [2, 2, 2, 1]]
     made = []
-    seen = Seen(lambda: made.append(1) or {"cluster": np.zeros(2)})
+    seen = LazyObservation(lambda: made.append(1) or {"cluster": np.zeros(2)})
     assert not made
     assert list(seen) == ["cluster"]
     assert len(seen) == len(seen["cluster"]) - 1 == len(made) == 1

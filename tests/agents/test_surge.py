@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agents.api.config import APIConfig
-from agents.api.counterfactuals import Batch
-from agents.api.learner import APILearner
-from agents.dp_tp.counterfactuals import DPTPCounterfactuals
-from agents.dp_tp.score_policy import next_step
-from agents.dp_tp.surge import SurgeWatch
-from agents.learner import Budget, Task
-from envs.backend import ClusterSpec
-from envs.workload.registry import WorkloadSpec
+from serving_gym.agents.environments.dp_tp.counterfactuals import DPTPCounterfactuals
+from serving_gym.agents.environments.dp_tp.score_policy import next_step
+from serving_gym.agents.environments.dp_tp.surge import SurgeWatch
+from serving_gym.agents.learners.api.config import APIConfig
+from serving_gym.agents.learners.api.counterfactuals import Batch
+from serving_gym.agents.learners.api.learner import APILearner
+from serving_gym.agents.learners.learner import Budget, Task
+from serving_gym.envs.interface.backend import ClusterSpec
+from serving_gym.envs.workload.registry import WorkloadSpec
 
 BURSTS = {
     "low_rate_rps": [1.0, 1.0],

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agents.api.config import APIConfig
-from agents.dp_tp.memory import FEATURES, TrafficMemory
-from envs.backend import TOTALS
+from serving_gym.agents.environments.dp_tp.memory import FEATURES, TrafficMemory
+from serving_gym.agents.learners.api.config import APIConfig
+from serving_gym.envs.interface.backend import TOTALS
 
 
 class Traffic:

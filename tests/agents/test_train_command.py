@@ -15,13 +15,13 @@ import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 
-from runners import compare, evaluate, train
-from runners.cli import USER_ERROR
-from runners.composed import composed
-from runners.policies import CONFIG_DIR
-from runners.schema import register_command, register_schemas
-from runners.train_config import TrainConfig, _differences
-from runners.training import Training
+from serving_gym.runners import compare, evaluate, train
+from serving_gym.runners.command_line.cli import USER_ERROR
+from serving_gym.runners.configuration.compose import composed
+from serving_gym.runners.configuration.policies import CONFIG_DIR
+from serving_gym.runners.configuration.schema import register_command, register_schemas
+from serving_gym.runners.configuration.train_config import TrainConfig, _differences
+from serving_gym.runners.training.loop import Training
 
 TINY = [
     "env=dp_tp",

@@ -7,18 +7,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from baselines.registry import make_policy
-from envs.backend import ClusterSpec
-from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec, SlowNode
-from envs.registration import make_env
-from envs.workload.registry import WorkloadSpec
-from envs.workload.traces import find_trace
-from runners.clusters import cluster_of
-from runners.composed import composed
-from runners.environments import make_configured_env
-from runners.policies import load_policy
-from runners.rollout import run_episode
-from runners.schema import CompareConfig
+from serving_gym.baselines.registry import make_policy
+from serving_gym.envs.interface.backend import ClusterSpec
+from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec, SlowNode
+from serving_gym.envs.registration import make_env
+from serving_gym.envs.workload.registry import WorkloadSpec
+from serving_gym.envs.workload.traces import find_trace
+from serving_gym.runners.configuration.clusters import cluster_of
+from serving_gym.runners.configuration.compose import composed
+from serving_gym.runners.configuration.environments import make_configured_env
+from serving_gym.runners.configuration.policies import load_policy
+from serving_gym.runners.configuration.schema import CompareConfig
+from serving_gym.runners.rollouts.rollout import run_episode
 
 SEEDS = range(6)
 MIXED = FleetConfig(  # as cluster=fleet_mixed_x4

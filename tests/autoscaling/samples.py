@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec
-from envs.scaling import MachineSpec, QueueSpec
-from envs.workload.registry import WorkloadSpec
+from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
+from serving_gym.envs.interface.scaling import MachineSpec, QueueSpec
+from serving_gym.envs.workload.registry import WorkloadSpec
 
 SMALL_MODEL = ReplicaSpec("llama-3.1-8b", "H100")
 LARGE_MODEL = ReplicaSpec("llama-2-13b", "H100")

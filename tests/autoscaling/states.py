@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from envs.autoscaling.state import (
+from serving_gym.envs.autoscaling.state import (
     INSTANCE_DTYPE,
     TRAFFIC_DTYPE,
     AutoscalingSpec,
@@ -14,8 +14,8 @@ from envs.autoscaling.state import (
     InstanceStatus,
     Traffic,
 )
-from envs.backend import SLO
-from envs.routing.state import IN_FLIGHT_DTYPE
+from serving_gym.envs.interface.backend import SLO
+from serving_gym.envs.routing.state import IN_FLIGHT_DTYPE
 
 HERE = Endpoint("llama", "east")
 CAPACITY = 1000  # KV tokens of an instance

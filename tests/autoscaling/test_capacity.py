@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from envs.autoscaling.capacity import PROBES, measure_capacity
-from envs.backend import SLO
-from envs.fleet import FleetSpec, GroupSpec, ReplicaSpec
-from envs.simulator.fleet.simulator import FleetSimulator
-from envs.workload.schema import Workload
+from serving_gym.envs.autoscaling.capacity import PROBES, measure_capacity
+from serving_gym.envs.interface.backend import SLO
+from serving_gym.envs.interface.fleet import FleetSpec, GroupSpec, ReplicaSpec
+from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
+from serving_gym.envs.workload.schema import Workload
 
 REPLICA = ReplicaSpec("llama-3.1-8b", "A100-80GB", max_num_seqs=64)
 PROMPTS, ANSWERS = np.full(PROBES, 600, np.int32), np.full(PROBES, 50, np.int32)

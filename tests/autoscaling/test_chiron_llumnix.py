@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from baselines.chiron.autoscaler import ChironConfig, ChironPolicy
-from baselines.chiron.backpressure import batch_waiting_s, interactive_backpressure
-from baselines.llumnix.scaler import LlumnixScalingConfig, LlumnixScalingPolicy, average_freeness
-from envs.autoscaling.state import InstanceStatus, Operation, Pool
+from serving_gym.baselines.chiron.autoscaler import ChironConfig, ChironPolicy
+from serving_gym.baselines.chiron.backpressure import batch_waiting_s, interactive_backpressure
+from serving_gym.baselines.llumnix.scaler import LlumnixScalingConfig, LlumnixScalingPolicy, average_freeness
+from serving_gym.envs.autoscaling.state import InstanceStatus, Operation, Pool
 from tests.autoscaling.states import endpoint, instances, net, spec, state
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from envs.autoscaling.encoding import StateEncoder
-from envs.autoscaling.observation import ENDPOINT_FEATURES
-from envs.registration import make_env
+from serving_gym.envs.autoscaling.encoding import StateEncoder
+from serving_gym.envs.autoscaling.observation import ENDPOINT_FEATURES
+from serving_gym.envs.registration import make_env
 from tests.autoscaling.samples import VARIANTS, masked_action, play
 
 # A state counts KV in tokens of the whole pool, the simulator in blocks of what is left of it.

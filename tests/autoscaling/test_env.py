@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from envs.autoscaling.action import mask_from_state, vector_from_changes
-from envs.autoscaling.observation import CLOCK_FEATURES, ENDPOINT_FEATURES
-from envs.autoscaling.state import Endpoint, Operation, Release, ScaleChange
-from envs.fleet import Crash, FleetConfig, GroupSpec, ReplicaSpec
-from envs.metrics import FAILED
-from envs.objective import Objective
-from envs.registration import make_env, make_vector_env
-from envs.scaling import MachineSpec, QueueSpec, ReleaseLevel
+from serving_gym.envs.autoscaling.action import mask_from_state, vector_from_changes
+from serving_gym.envs.autoscaling.observation import CLOCK_FEATURES, ENDPOINT_FEATURES
+from serving_gym.envs.autoscaling.state import Endpoint, Operation, Release, ScaleChange
+from serving_gym.envs.interface.fleet import Crash, FleetConfig, GroupSpec, ReplicaSpec
+from serving_gym.envs.interface.metrics import FAILED
+from serving_gym.envs.interface.objective import Objective
+from serving_gym.envs.interface.scaling import MachineSpec, QueueSpec, ReleaseLevel
+from serving_gym.envs.registration import make_env, make_vector_env
 from tests.autoscaling.samples import ONE, REGIONS, VARIANTS, masked_action, play
 
 HERE = Endpoint("llama-3.1-8b", "local")

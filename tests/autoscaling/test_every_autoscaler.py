@@ -3,28 +3,31 @@
 import numpy as np
 import pytest
 
-from baselines.chiron.autoscaler import ChironConfig, ChironPolicy
-from baselines.common.autoscalers.cron import CronPolicy
-from baselines.common.autoscalers.horizontal import HorizontalConfig, HorizontalPolicy
-from baselines.common.autoscalers.panic_window import PanicWindowPolicy
-from baselines.common.autoscalers.queue_proportional import QueueProportionalPolicy
-from baselines.common.autoscalers.saturation import SaturationPolicy
-from baselines.common.autoscalers.throughput_planner import ThroughputPlannerConfig, ThroughputPlannerPolicy
-from baselines.llumnix.scaler import LlumnixScalingPolicy
-from baselines.preserve.comparators import (
+from serving_gym.baselines.chiron.autoscaler import ChironConfig, ChironPolicy
+from serving_gym.baselines.common.autoscalers.cron import CronPolicy
+from serving_gym.baselines.common.autoscalers.horizontal import HorizontalConfig, HorizontalPolicy
+from serving_gym.baselines.common.autoscalers.panic_window import PanicWindowPolicy
+from serving_gym.baselines.common.autoscalers.queue_proportional import QueueProportionalPolicy
+from serving_gym.baselines.common.autoscalers.saturation import SaturationPolicy
+from serving_gym.baselines.common.autoscalers.throughput_planner import (
+    ThroughputPlannerConfig,
+    ThroughputPlannerPolicy,
+)
+from serving_gym.baselines.llumnix.scaler import LlumnixScalingPolicy
+from serving_gym.baselines.preserve.comparators import (
     ComparatorConfig,
     PreServeHybridPolicy,
     PreServeProactivePolicy,
     PreServeReactivePolicy,
 )
-from baselines.preserve.instance_scaler import PreServeScalingConfig, PreServeScalingPolicy
-from baselines.preserve.mlstm import MlstmConfig
-from baselines.preserve.pass_scaler import PassConfig, PassPolicy
-from baselines.preserve.workload_predictor import WorkloadPredictorConfig
-from baselines.sageserve.autoscaler import SageServePolicy
-from baselines.sageserve.autoscaling_config import ReactiveConfig, SageServeScalingConfig
-from baselines.sageserve.reactive import ReactivePolicy
-from envs.autoscaling.state import Endpoint, InstanceStatus, Operation, Pool
+from serving_gym.baselines.preserve.instance_scaler import PreServeScalingConfig, PreServeScalingPolicy
+from serving_gym.baselines.preserve.mlstm import MlstmConfig
+from serving_gym.baselines.preserve.pass_scaler import PassConfig, PassPolicy
+from serving_gym.baselines.preserve.workload_predictor import WorkloadPredictorConfig
+from serving_gym.baselines.sageserve.autoscaler import SageServePolicy
+from serving_gym.baselines.sageserve.autoscaling_config import ReactiveConfig, SageServeScalingConfig
+from serving_gym.baselines.sageserve.reactive import ReactivePolicy
+from serving_gym.envs.autoscaling.state import Endpoint, InstanceStatus, Operation, Pool
 from tests.autoscaling.states import endpoint, instances, spec, state, traffic
 from tests.autoscaling.test_practitioners import engine
 from tests.preserve.states import in_flight, row

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from envs.autoscaling.forecast import forecast_tps, unrest, usual_tps
+from serving_gym.envs.autoscaling.forecast import forecast_tps, unrest, usual_tps
 
 HOUR, WEEK = 3600.0, 7 * 24
 

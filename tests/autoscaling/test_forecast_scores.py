@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from runners.reproduction.forecasts import METHODS, MODES, RealSeries, real_series, score
+from serving_gym.runners.reproduction.forecasts import METHODS, MODES, RealSeries, real_series, score
 
 
 def test_scores_by_hand():

@@ -5,17 +5,17 @@ import importlib
 import numpy as np
 import pytest
 
-from baselines.common.forecasting.arima import Arima, ArimaConfig
-from baselines.common.forecasting.ets import Ets, EtsConfig
-from baselines.common.forecasting.registry import FORECASTERS, make_forecaster
-from baselines.common.forecasting.series import (
+from serving_gym.baselines.common.forecasting.arima import Arima, ArimaConfig
+from serving_gym.baselines.common.forecasting.ets import Ets, EtsConfig
+from serving_gym.baselines.common.forecasting.registry import FORECASTERS, make_forecaster
+from serving_gym.baselines.common.forecasting.series import (
     filled,
     library,
     one_shot,
     percentage_errors,
     rolling,
 )
-from baselines.common.forecasting.simple import LastValue, MovingMean, SeasonalNaive
+from serving_gym.baselines.common.forecasting.simple import LastValue, MovingMean, SeasonalNaive
 
 TEN_MINUTES = 600.0
 DAY = 144

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from baselines.sageserve.capacity_plan import solve
-from runners.reproduction.plan_time import random_problem, seconds
+from serving_gym.baselines.sageserve.capacity_plan import solve
+from serving_gym.runners.reproduction.plan_time import random_problem, seconds
 
 
 def test_a_seed_gives_a_problem_that_can_be_solved():

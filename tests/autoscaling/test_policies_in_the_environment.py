@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from baselines.common.autoscaler import Autoscaler
-from baselines.registry import make_policy, policy_names
-from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec
-from envs.registration import make_env
-from envs.workload.registry import WorkloadSpec
-from runners.rollout import run_episode
+from serving_gym.baselines.common.autoscaler import Autoscaler
+from serving_gym.baselines.registry import make_policy, policy_names
+from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
+from serving_gym.envs.registration import make_env
+from serving_gym.envs.workload.registry import WorkloadSpec
+from serving_gym.runners.rollouts.rollout import run_episode
 
 AUTOSCALERS = [
     name for name in policy_names() if name != "static" and isinstance(make_policy(name), Autoscaler)

@@ -3,28 +3,31 @@
 import numpy as np
 import pytest
 
-from baselines.common.autoscalers.clairvoyant import ClairvoyantScalingConfig, ClairvoyantScalingPolicy
-from baselines.common.autoscalers.cron import CronConfig, CronPolicy, CronWindow
-from baselines.common.autoscalers.fixed import FixedInstancesConfig, FixedInstancesPolicy
-from baselines.common.autoscalers.horizontal import (
+from serving_gym.baselines.common.autoscalers.clairvoyant import (
+    ClairvoyantScalingConfig,
+    ClairvoyantScalingPolicy,
+)
+from serving_gym.baselines.common.autoscalers.cron import CronConfig, CronPolicy, CronWindow
+from serving_gym.baselines.common.autoscalers.fixed import FixedInstancesConfig, FixedInstancesPolicy
+from serving_gym.baselines.common.autoscalers.horizontal import (
     Behavior,
     HorizontalConfig,
     HorizontalPolicy,
     replicas_for_external,
     replicas_for_pods,
 )
-from baselines.common.autoscalers.panic_window import (
+from serving_gym.baselines.common.autoscalers.panic_window import (
     Panic,
     PanicWindowConfig,
     PanicWindowPolicy,
     replicas,
 )
-from baselines.common.autoscalers.queue_proportional import (
+from serving_gym.baselines.common.autoscalers.queue_proportional import (
     QueueProportionalConfig,
     QueueProportionalPolicy,
 )
-from baselines.common.autoscalers.saturation import SaturationConfig, SaturationPolicy, analyse
-from baselines.common.autoscalers.throughput_planner import (
+from serving_gym.baselines.common.autoscalers.saturation import SaturationConfig, SaturationPolicy, analyse
+from serving_gym.baselines.common.autoscalers.throughput_planner import (
     EngineProfile,
     Load,
     ThroughputPlannerConfig,
@@ -35,8 +38,8 @@ from baselines.common.autoscalers.throughput_planner import (
     prefill_engines,
     profile_of,
 )
-from envs.autoscaling.state import InstanceStatus, Operation
-from envs.nominal import NominalEngines
+from serving_gym.envs.autoscaling.state import InstanceStatus, Operation
+from serving_gym.envs.interface.nominal import NominalEngines
 from tests.autoscaling.states import at, endpoint, instances, net, spec, state, traffic
 
 DAY = 86_400.0

@@ -6,23 +6,23 @@ import numpy as np
 import pytest
 import torch
 
-from baselines.common.forecasting.series import percentage_errors, rolling
-from baselines.common.forecasting.simple import LastValue
-from baselines.preserve.capability import Capability, profile
-from baselines.preserve.comparators import (
+from serving_gym.baselines.common.forecasting.series import percentage_errors, rolling
+from serving_gym.baselines.common.forecasting.simple import LastValue
+from serving_gym.baselines.preserve.capability import Capability, profile
+from serving_gym.baselines.preserve.comparators import (
     ComparatorConfig,
     PreServeHybridPolicy,
     PreServeProactivePolicy,
     PreServeReactivePolicy,
 )
-from baselines.preserve.instance_scaler import (
+from serving_gym.baselines.preserve.instance_scaler import (
     PreServeScalingConfig,
     PreServeScalingPolicy,
     anticipate,
     instances_to_isolate,
 )
-from baselines.preserve.mlstm import Mlstm, MlstmCell, MlstmConfig
-from baselines.preserve.pass_scaler import (
+from serving_gym.baselines.preserve.mlstm import Mlstm, MlstmCell, MlstmConfig
+from serving_gym.baselines.preserve.pass_scaler import (
     Ensemble,
     PassConfig,
     PassPolicy,
@@ -30,8 +30,8 @@ from baselines.preserve.pass_scaler import (
     erlang_c,
     servers_for,
 )
-from baselines.preserve.workload_predictor import WorkloadPredictor, WorkloadPredictorConfig
-from envs.autoscaling.state import InstanceStatus, Operation
+from serving_gym.baselines.preserve.workload_predictor import WorkloadPredictor, WorkloadPredictorConfig
+from serving_gym.envs.autoscaling.state import InstanceStatus, Operation
 from tests.autoscaling.states import at, endpoint, instances, net, spec, state, traffic
 from tests.preserve.states import in_flight, row
 

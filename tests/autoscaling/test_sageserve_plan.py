@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from baselines.sageserve.capacity_plan import CapacityProblem, SolverConfig, solve
+from serving_gym.baselines.sageserve.capacity_plan import CapacityProblem, SolverConfig, solve
 
 
 def problem(**values) -> CapacityProblem:

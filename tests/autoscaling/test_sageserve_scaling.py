@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from baselines.sageserve.autoscaler import SageServePolicy
-from baselines.sageserve.autoscaling_config import ReactiveConfig, SageServeScalingConfig
-from baselines.sageserve.deferral import by_utilization, by_utilization_and_gap, immediate
-from baselines.sageserve.demand import buffer_tps, interactive_tps, present_tps
-from baselines.sageserve.reactive import ReactivePolicy
-from baselines.sageserve.spot import Stock, bring_in, give_away
-from envs.autoscaling.state import Endpoint, InstanceStatus, Operation, Pool
+from serving_gym.baselines.sageserve.autoscaler import SageServePolicy
+from serving_gym.baselines.sageserve.autoscaling_config import ReactiveConfig, SageServeScalingConfig
+from serving_gym.baselines.sageserve.deferral import by_utilization, by_utilization_and_gap, immediate
+from serving_gym.baselines.sageserve.demand import buffer_tps, interactive_tps, present_tps
+from serving_gym.baselines.sageserve.reactive import ReactivePolicy
+from serving_gym.baselines.sageserve.spot import Stock, bring_in, give_away
+from serving_gym.envs.autoscaling.state import Endpoint, InstanceStatus, Operation, Pool
 from tests.autoscaling.states import HERE, at, endpoint, instances, net, spec, state, traffic
 
 CONFIG = SageServeScalingConfig()

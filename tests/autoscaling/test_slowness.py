@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from envs.autoscaling.observation import ENDPOINT_FEATURES
-from envs.autoscaling.slowness import first_places, slowness_of
-from envs.fleet import SlowNode
-from envs.nominal import NominalEngines
-from envs.registration import make_env
-from envs.scaling import TRAFFIC_DTYPE, Endpoint
+from serving_gym.envs.autoscaling.observation import ENDPOINT_FEATURES
+from serving_gym.envs.autoscaling.slowness import first_places, slowness_of
+from serving_gym.envs.interface.fleet import SlowNode
+from serving_gym.envs.interface.nominal import NominalEngines
+from serving_gym.envs.interface.scaling import TRAFFIC_DTYPE, Endpoint
+from serving_gym.envs.registration import make_env
 from tests.autoscaling.samples import ONE, play
 
 BIN_S = 60.0

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from baselines.common.autoscaler import default_gpu, to_count, victims
-from envs.autoscaling.state import InstanceStatus, Operation, Pool, ScaleChange
+from serving_gym.baselines.common.autoscaler import default_gpu, to_count, victims
+from serving_gym.envs.autoscaling.state import InstanceStatus, Operation, Pool, ScaleChange
 from tests.autoscaling.states import HERE, endpoint, instances, spec, state, traffic
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pytest
 
-from envs.backend import (
+from serving_gym.envs.interface.backend import (
     ENGINE_STATE_DTYPE,
     SLO,
     TOTALS,
@@ -15,8 +15,8 @@ from envs.backend import (
     Transition,
     WaitingRequest,
 )
-from envs.layout import Group, all_groups, groups_of
-from envs.policy_spec import PolicySpec
+from serving_gym.envs.interface.layout import Group, all_groups, groups_of
+from serving_gym.envs.interface.policy_spec import PolicySpec
 
 CAPACITY_TOKENS = 100_000  # of a base engine
 

@@ -1,14 +1,14 @@
 import numpy as np
 import pytest
 
-from baselines.common.arrival_thresholds import (
+from serving_gym.baselines.common.arrival_thresholds import (
     PromptThresholdConfig,
     PromptThresholdPolicy,
     RateThresholdConfig,
     RateThresholdPolicy,
 )
-from baselines.common.hysteresis import HysteresisLadder
-from baselines.common.layouts import (
+from serving_gym.baselines.common.hysteresis import HysteresisLadder
+from serving_gym.baselines.common.layouts import (
     compose,
     free_regions,
     parse_layout,
@@ -16,12 +16,17 @@ from baselines.common.layouts import (
     rolling_step,
     with_regions,
 )
-from baselines.common.load_threshold import LoadThresholdConfig, LoadThresholdPolicy
-from baselines.common.random import RandomPolicy
-from baselines.common.signals import in_flight_by_class, mean_prompt_tokens, without_first_token
-from baselines.common.static import ShiftParallelismPolicy, StaticDPPolicy, StaticLayoutPolicy, StaticTPPolicy
-from envs.backend import Redeploy, SetLayout, SwitchMode, Transition
-from envs.layout import Group, all_layouts, format_layout
+from serving_gym.baselines.common.load_threshold import LoadThresholdConfig, LoadThresholdPolicy
+from serving_gym.baselines.common.random import RandomPolicy
+from serving_gym.baselines.common.signals import in_flight_by_class, mean_prompt_tokens, without_first_token
+from serving_gym.baselines.common.static import (
+    ShiftParallelismPolicy,
+    StaticDPPolicy,
+    StaticLayoutPolicy,
+    StaticTPPolicy,
+)
+from serving_gym.envs.interface.backend import Redeploy, SetLayout, SwitchMode, Transition
+from serving_gym.envs.interface.layout import Group, all_layouts, format_layout
 
 
 @pytest.mark.parametrize("num_base", [1, 2, 4, 8])

@@ -1,7 +1,11 @@
 import pytest
 
-from baselines.flying_serving.communicator_pool import Communicator, CommunicatorPool, identify_groups
-from envs.layout import all_groups
+from serving_gym.baselines.flying_serving.communicator_pool import (
+    Communicator,
+    CommunicatorPool,
+    identify_groups,
+)
+from serving_gym.envs.interface.layout import all_groups
 
 
 def test_the_papers_example():

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from baselines.flying_serving.binding import choose_group
-from baselines.flying_serving.config import FlyingServingConfig
-from baselines.flying_serving.policy import FlyingServingPolicy
-from envs.backend import (
+from serving_gym.baselines.flying_serving.binding import choose_group
+from serving_gym.baselines.flying_serving.config import FlyingServingConfig
+from serving_gym.baselines.flying_serving.policy import FlyingServingPolicy
+from serving_gym.envs.interface.backend import (
     EngineStatus,
     Redeploy,
     SetLayout,
@@ -15,7 +15,7 @@ from envs.backend import (
     Transition,
     WaitingRequest,
 )
-from envs.layout import Group
+from serving_gym.envs.interface.layout import Group
 
 DP, TP = (1,) * 8, (8,)
 SEQUENTIAL, SOFT, HARD = SwitchMode.SEQUENTIAL, SwitchMode.SOFT, SwitchMode.HARD

@@ -3,8 +3,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from baselines.flying_serving.kv_cache_adaptor import KVCacheAdaptor, KVParameters, block_bytes
-from envs.layout import all_groups
+from serving_gym.baselines.flying_serving.kv_cache_adaptor import KVCacheAdaptor, KVParameters, block_bytes
+from serving_gym.envs.interface.layout import all_groups
 
 BASE, HIDDEN, BLOCKS, ENGINES = 16, 1024, 10, 4
 

@@ -5,19 +5,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from baselines.registry import make_policy
-from baselines.sageserve.config import SageServeRoutingConfig
-from baselines.sageserve.effective_memory import EffectiveMemory
-from baselines.sageserve.model_router import deployments_of, least_loaded_deployment
-from baselines.sageserve.queue_manager import QueueManager
-from baselines.sageserve.region_router import choose_region, order_of_preference
-from baselines.sageserve.routing import SageServeRoutingPolicy
-from baselines.sageserve.shortest_queue import join_shortest_queue, remaining_tokens
-from envs.backend import ENGINE_STATE_DTYPE, SLO, TOTALS, EngineStatus
-from envs.fleet import FleetSpec, GroupSpec, ReplicaSpec
-from envs.nominal import NominalEngines
-from envs.policy_spec import PolicySpec
-from envs.routing.state import IN_FLIGHT_DTYPE, Dispatch, RoutedRequest, RoutingState
+from serving_gym.baselines.registry import make_policy
+from serving_gym.baselines.sageserve.config import SageServeRoutingConfig
+from serving_gym.baselines.sageserve.effective_memory import EffectiveMemory
+from serving_gym.baselines.sageserve.model_router import deployments_of, least_loaded_deployment
+from serving_gym.baselines.sageserve.queue_manager import QueueManager
+from serving_gym.baselines.sageserve.region_router import choose_region, order_of_preference
+from serving_gym.baselines.sageserve.routing import SageServeRoutingPolicy
+from serving_gym.baselines.sageserve.shortest_queue import join_shortest_queue, remaining_tokens
+from serving_gym.envs.interface.backend import ENGINE_STATE_DTYPE, SLO, TOTALS, EngineStatus
+from serving_gym.envs.interface.fleet import FleetSpec, GroupSpec, ReplicaSpec
+from serving_gym.envs.interface.nominal import NominalEngines
+from serving_gym.envs.interface.policy_spec import PolicySpec
+from serving_gym.envs.routing.state import IN_FLIGHT_DTYPE, Dispatch, RoutedRequest, RoutingState
 
 HOUR = 3600.0
 DAY = 24 * HOUR

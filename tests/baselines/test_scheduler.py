@@ -2,8 +2,8 @@ from itertools import permutations
 
 import pytest
 
-from baselines.flying_serving.kv_cache_adaptor import KVCacheAdaptor, KVParameters
-from baselines.flying_serving.scheduler import (
+from serving_gym.baselines.flying_serving.kv_cache_adaptor import KVCacheAdaptor, KVParameters
+from serving_gym.baselines.flying_serving.scheduler import (
     EXECUTE_MODEL,
     RESET_TP_MODE,
     SET_TP_MODE,

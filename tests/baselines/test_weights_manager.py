@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from baselines.flying_serving.weights_manager import (
+from serving_gym.baselines.flying_serving.weights_manager import (
     COLUMNS,
     ROWS,
     AttentionShape,

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from calibration.fitting.bayes import Prior, fit_map
+from serving_gym.calibration.fitting.bayes import Prior, fit_map
 
 
 def test_measurements_win_over_a_wide_prior():

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from calibration.cpu import CPU_COEFFICIENTS, REACHED_FLOPS, cpu_latency_model
-from calibration.hardware import get_gpu
-from calibration.latency import LatencyModel
-from calibration.models import get_model
+from serving_gym.calibration.cpu import CPU_COEFFICIENTS, REACHED_FLOPS, cpu_latency_model
+from serving_gym.calibration.hardware import get_gpu
+from serving_gym.calibration.latency import LatencyModel
+from serving_gym.calibration.models import get_model
 
 CODESTRAL_22B = replace(
     get_model("llama-2-70b"),

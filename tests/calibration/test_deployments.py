@@ -2,7 +2,7 @@ import warnings
 
 import pytest
 
-from calibration.deployments import (
+from serving_gym.calibration.deployments import (
     ENGINE,
     FITTED,
     NEAR_WIDTHS,
@@ -11,7 +11,7 @@ from calibration.deployments import (
     Deployment,
     find_profile,
 )
-from calibration.kernels import dump_kernels, find_kernels, load_kernels
+from serving_gym.calibration.kernels import dump_kernels, find_kernels, load_kernels
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from calibration.coefficients import RATIO_TOKENS, roofline_coefficients
-from calibration.engines import (
+from serving_gym.calibration.coefficients import RATIO_TOKENS, roofline_coefficients
+from serving_gym.calibration.engines import (
     SCALE_TOKENS,
     Engine,
     dump_engine,
@@ -13,7 +13,7 @@ from calibration.engines import (
     load_engines,
     parse_engine,
 )
-from calibration.specs import get_gpu
+from serving_gym.calibration.specs import get_gpu
 
 KERNELS = roofline_coefficients(get_gpu("H100"))
 

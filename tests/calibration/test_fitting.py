@@ -3,15 +3,21 @@ import os
 import numpy as np
 import pytest
 
-from calibration.coefficients import roofline_coefficients
-from calibration.fitting.attention import relative_nnls
-from calibration.fitting.data import Run, closed_loop_runs, data_path, open_loop_runs
-from calibration.fitting.dense_layers import LayerTimes, bounds_s, dense_layer_profile, fit_layers, layers_s
-from calibration.fitting.endtoend import fit_overheads, kernels_of, summary
-from calibration.fitting.matrices import TOKENS, fit_roofline
-from calibration.fitting.steady_state import predict_s
-from calibration.hardware import get_gpu
-from calibration.profile import dump_profile, load_profile
+from serving_gym.calibration.coefficients import roofline_coefficients
+from serving_gym.calibration.fitting.attention import relative_nnls
+from serving_gym.calibration.fitting.data import Run, closed_loop_runs, data_path, open_loop_runs
+from serving_gym.calibration.fitting.dense_layers import (
+    LayerTimes,
+    bounds_s,
+    dense_layer_profile,
+    fit_layers,
+    layers_s,
+)
+from serving_gym.calibration.fitting.endtoend import fit_overheads, kernels_of, summary
+from serving_gym.calibration.fitting.matrices import TOKENS, fit_roofline
+from serving_gym.calibration.fitting.steady_state import predict_s
+from serving_gym.calibration.hardware import get_gpu
+from serving_gym.calibration.profile import dump_profile, load_profile
 
 needs_data = pytest.mark.skipif(not os.environ.get("SERVING_GYM_DATA"), reason="SERVING_GYM_DATA is not set")
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from calibration.fitting.kernel_library import write_library
+from serving_gym.calibration.fitting.kernel_library import write_library
 
 
 def test_nothing_is_written_without_the_reference_data(

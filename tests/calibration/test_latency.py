@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibration.latency import attention_pairs, smooth_max
-from calibration.profile import load_profile
+from serving_gym.calibration.latency import attention_pairs, smooth_max
+from serving_gym.calibration.profile import load_profile
 
 PRESETS = [
     (model, gpu, width)

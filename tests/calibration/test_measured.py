@@ -1,13 +1,13 @@
 import numpy as np
 import pytest
 
-from calibration.deployments import find_profile
-from calibration.engines import Frontend
-from calibration.measured.forms import form_of, read_measurements, read_table
-from calibration.measured.names import gpu_name, model_name
-from calibration.measured.open_loop import prompt_blocks
-from calibration.measured.predict import predict, simulate, with_frontend
-from calibration.measured.score import Score, orderings, report, score_all, summary
+from serving_gym.calibration.deployments import find_profile
+from serving_gym.calibration.engines import Frontend
+from serving_gym.calibration.measured.names import gpu_name, model_name
+from serving_gym.runners.validation.forms import form_of, read_measurements, read_table
+from serving_gym.runners.validation.open_loop import prompt_blocks
+from serving_gym.runners.validation.predict import predict, simulate, with_frontend
+from serving_gym.runners.validation.score import Score, orderings, report, score_all, summary
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.memory import block_capacity_tokens, check_fits, kv_capacity_tokens, num_blocks
-from calibration.specs import get_gpu, get_model
+from serving_gym.calibration.memory import block_capacity_tokens, check_fits, kv_capacity_tokens, num_blocks
+from serving_gym.calibration.specs import get_gpu, get_model
 
 MODEL, GPU = get_model("llama-3-70b"), get_gpu("H200")
 

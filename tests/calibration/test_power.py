@@ -3,11 +3,11 @@ import os
 
 import pytest
 
-from calibration.fitting.loading import fit_storage_bandwidth
-from calibration.fitting.power import fit_power_shares
-from calibration.hardware import GPUS
-from calibration.power import DECODE_SHARE, POWER_LIMIT_W, PREFILL_SHARE, power_of
-from calibration.transitions import STORAGE_BYTES_PER_S
+from serving_gym.calibration.fitting.loading import fit_storage_bandwidth
+from serving_gym.calibration.fitting.power import fit_power_shares
+from serving_gym.calibration.hardware import GPUS
+from serving_gym.calibration.power import DECODE_SHARE, POWER_LIMIT_W, PREFILL_SHARE, power_of
+from serving_gym.calibration.transitions import STORAGE_BYTES_PER_S
 
 needs_data = pytest.mark.skipif(not os.environ.get("SERVING_GYM_DATA"), reason="SERVING_GYM_DATA is not set")
 

@@ -4,8 +4,8 @@ from importlib import resources
 import pytest
 import yaml
 
-from calibration.profile import dump_profile, load_profile, parse_profile, profile_file_name
-from calibration.specs import MODELS
+from serving_gym.calibration.profile import dump_profile, load_profile, parse_profile, profile_file_name
+from serving_gym.calibration.specs import MODELS
 
 FOLDER = resources.files("calibration") / "profiles"
 

@@ -3,10 +3,11 @@ import pandas as pd
 import pytest
 import yaml
 
-from calibration.engines import parse_engine
-from calibration.fitting import regenerate
-from calibration.fitting.held_out import configuration_folds, deployment_folds
-from calibration.fitting.hierarchy import (
+from serving_gym.calibration.engines import parse_engine
+from serving_gym.calibration.profile import parse_profile
+from serving_gym.runners.profile_fitting import regenerate
+from serving_gym.runners.profile_fitting.held_out import configuration_folds, deployment_folds
+from serving_gym.runners.profile_fitting.hierarchy import (
     Fit,
     fit_hierarchy,
     keys_of,
@@ -15,8 +16,7 @@ from calibration.fitting.hierarchy import (
     to_engine,
     to_values,
 )
-from calibration.measured.forms import read_measurements
-from calibration.profile import parse_profile
+from serving_gym.runners.validation.forms import read_measurements
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 import pytest
 
-from calibration.specs import MODELS, get_gpu, get_model
+from serving_gym.calibration.specs import MODELS, get_gpu, get_model
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from calibration.coefficients import RATIO_TOKENS
-from calibration.deployments import Deployment, find_profile
-from calibration.fitting.steps import (
+from serving_gym.calibration.coefficients import RATIO_TOKENS
+from serving_gym.calibration.deployments import Deployment, find_profile
+from serving_gym.calibration.fitting.steps import (
     CAPPED_PREFILL_FACTOR,
     configurations,
     fit_steps,
@@ -13,7 +13,7 @@ from calibration.fitting.steps import (
     step_log_errors,
     uncapped,
 )
-from calibration.measured.steps import Step, predict_step
+from serving_gym.calibration.measured.steps import Step, predict_step
 
 DEPLOYMENT = Deployment("llama-2-70b", "H100", 4, "splitwise")
 

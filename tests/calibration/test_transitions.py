@@ -1,7 +1,12 @@
 import pytest
 
-from calibration.specs import get_model
-from calibration.transitions import COLD_START_RULE, LIVE_SWITCH_S, cold_start_s, communicator_pool
+from serving_gym.calibration.specs import get_model
+from serving_gym.calibration.transitions import (
+    COLD_START_RULE,
+    LIVE_SWITCH_S,
+    cold_start_s,
+    communicator_pool,
+)
 
 
 @pytest.mark.parametrize(("width", "seconds"), [(2, 292.38), (4, 211.97), (8, 146.54)])

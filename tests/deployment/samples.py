@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from envs.machines.spec import DeploymentSpec
-from envs.workload.predictions import PredictionSpec
-from envs.workload.registry import WorkloadSpec
+from serving_gym.envs.machines.spec import DeploymentSpec
+from serving_gym.envs.workload.predictions import PredictionSpec
+from serving_gym.envs.workload.registry import WorkloadSpec
 
 SMALL = DeploymentSpec(model="llama-3.1-8b", num_machines=2, gpus_per_machine=2, reinit_s=2.0)
 MIX = WorkloadSpec(name="type_mix", num_requests=500, params={"mean_rps": 25.0, "hold_s": 20.0})

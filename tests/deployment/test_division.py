@@ -8,15 +8,15 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from envs.deployment.candidate_rows import CANDIDATE_FEATURES
-from envs.deployment.candidates import find_candidates
-from envs.deployment.division import Divisions, rebalance
-from envs.deployment.observation import REPLICA_FEATURES
-from envs.deployment.profiling import CapacityTable
-from envs.deployment.state import Deploy
-from envs.deployment.strategies import Worth
-from envs.machines.cluster import Cluster, ReplicaKind
-from envs.registration import make_env
+from serving_gym.envs.deployment.candidate_rows import CANDIDATE_FEATURES
+from serving_gym.envs.deployment.candidates import find_candidates
+from serving_gym.envs.deployment.division import Divisions, rebalance
+from serving_gym.envs.deployment.observation import REPLICA_FEATURES
+from serving_gym.envs.deployment.profiling import CapacityTable
+from serving_gym.envs.deployment.state import Deploy
+from serving_gym.envs.deployment.strategies import Worth
+from serving_gym.envs.machines.cluster import Cluster, ReplicaKind
+from serving_gym.envs.registration import make_env
 from tests.deployment.samples import BASE, SMALL, play
 
 K = ReplicaKind

@@ -8,19 +8,19 @@ import pickle
 import numpy as np
 import pytest
 
-from envs.deployment.candidate_rows import CANDIDATE_FEATURES
-from envs.deployment.config import DeploymentConfig
-from envs.deployment.observation import CLUSTER_FEATURES, REPLICA_FEATURES, TYPE_FEATURES
-from envs.deployment.state import Deploy
-from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec
-from envs.machines.cluster import ReplicaKind
-from envs.machines.placement import place
-from envs.objective import Objective
-from envs.registration import make_env, make_vector_env
-from envs.workload.predictions import PredictionSpec
-from envs.workload.registry import WorkloadSource, WorkloadSpec
-from runners.composed import composed
-from runners.schema import EvaluateConfig
+from serving_gym.envs.deployment.candidate_rows import CANDIDATE_FEATURES
+from serving_gym.envs.deployment.config import DeploymentConfig
+from serving_gym.envs.deployment.observation import CLUSTER_FEATURES, REPLICA_FEATURES, TYPE_FEATURES
+from serving_gym.envs.deployment.state import Deploy
+from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
+from serving_gym.envs.interface.objective import Objective
+from serving_gym.envs.machines.cluster import ReplicaKind
+from serving_gym.envs.machines.placement import place
+from serving_gym.envs.registration import make_env, make_vector_env
+from serving_gym.envs.workload.predictions import PredictionSpec
+from serving_gym.envs.workload.registry import WorkloadSource, WorkloadSpec
+from serving_gym.runners.configuration.compose import composed
+from serving_gym.runners.configuration.schema import EvaluateConfig
 from tests.deployment.samples import BASE, MIX, SMALL, masked_action, play
 
 VARIANTS = {

@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from baselines.common.deploying import DeployingPolicy
-from baselines.oserve.dynamo import DynamoConfig, DynamoPolicy
-from baselines.policy import Action
-from baselines.registry import make_policy
-from envs.deployment.config import DeploymentConfig
-from envs.deployment.state import Deploy, DeploymentState
-from envs.machines.cluster import ReplicaKind
-from envs.machines.placement import place
-from envs.machines.spec import DeploymentSpec
-from envs.registration import make_env
-from envs.workload.predictions import PredictionSpec
-from runners.rollout import run_episode
+from serving_gym.baselines.common.deploying import DeployingPolicy
+from serving_gym.baselines.oserve.dynamo import DynamoConfig, DynamoPolicy
+from serving_gym.baselines.policy import Action
+from serving_gym.baselines.registry import make_policy
+from serving_gym.envs.deployment.config import DeploymentConfig
+from serving_gym.envs.deployment.state import Deploy, DeploymentState
+from serving_gym.envs.machines.cluster import ReplicaKind
+from serving_gym.envs.machines.placement import place
+from serving_gym.envs.machines.spec import DeploymentSpec
+from serving_gym.envs.registration import make_env
+from serving_gym.envs.workload.predictions import PredictionSpec
+from serving_gym.runners.rollouts.rollout import run_episode
 from tests.deployment.samples import BASE
 
 K = ReplicaKind

@@ -7,15 +7,15 @@ import dataclasses
 import numpy as np
 import pytest
 
-from calibration.models import get_model
-from envs.backend import SLO, EngineStatus
-from envs.machines.cluster import Cluster, Deployment, ReplicaKind
-from envs.machines.placement import place
-from envs.machines.spec import DeploymentSpec
-from envs.machines.transfer import transfer_s
-from envs.simulator.deployment.plane import Phase, weight_plan
-from envs.simulator.deployment.simulator import DeploymentSimulator
-from envs.workload.schema import Workload
+from serving_gym.calibration.models import get_model
+from serving_gym.envs.interface.backend import SLO, EngineStatus
+from serving_gym.envs.machines.cluster import Cluster, Deployment, ReplicaKind
+from serving_gym.envs.machines.placement import place
+from serving_gym.envs.machines.spec import DeploymentSpec
+from serving_gym.envs.machines.transfer import transfer_s
+from serving_gym.envs.simulator.deployment.plane import Phase, weight_plan
+from serving_gym.envs.simulator.deployment.simulator import DeploymentSimulator
+from serving_gym.envs.workload.schema import Workload
 
 SPEC = DeploymentSpec(
     model="llama-3.1-8b", num_machines=1, gpus_per_machine=4, reinit_s=2.0, drain_below_tokens=1000

@@ -12,13 +12,13 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 from stable_baselines3.common.env_checker import check_env as sb3_check_env
 
-from envs.backend import ClusterSpec, SetLayout, SwitchMode
-from envs.dp_tp.action import num_actions
-from envs.dp_tp.env import DPTPEnv
-from envs.dp_tp.observation import CLASS_FEATURES, CLUSTER_FEATURES, ENGINE_FEATURES
-from envs.objective import Objective
-from envs.registration import ENVS, env_config_class, env_names, make_env
-from envs.workload.registry import WorkloadSpec
+from serving_gym.envs.dp_tp.action import num_actions
+from serving_gym.envs.dp_tp.env import DPTPEnv
+from serving_gym.envs.dp_tp.observation import CLASS_FEATURES, CLUSTER_FEATURES, ENGINE_FEATURES
+from serving_gym.envs.interface.backend import ClusterSpec, SetLayout, SwitchMode
+from serving_gym.envs.interface.objective import Objective
+from serving_gym.envs.registration import ENVS, env_config_class, env_names, make_env
+from serving_gym.envs.workload.registry import WorkloadSpec
 
 BURSTY = WorkloadSpec(name="flying_bursty", num_requests=200)
 VARIANTS: dict[str, dict[str, Any]] = {

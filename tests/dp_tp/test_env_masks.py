@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from envs.backend import ClusterSpec
-from envs.dp_tp.action import decode_action, encode_action, num_actions
-from envs.layout import all_layouts
-from envs.registration import make_env
-from envs.workload.registry import WorkloadSpec
+from serving_gym.envs.dp_tp.action import decode_action, encode_action, num_actions
+from serving_gym.envs.interface.backend import ClusterSpec
+from serving_gym.envs.interface.layout import all_layouts
+from serving_gym.envs.registration import make_env
+from serving_gym.envs.workload.registry import WorkloadSpec
 
 BURSTY = WorkloadSpec(name="flying_bursty", num_requests=200)
 

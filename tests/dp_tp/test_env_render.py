@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from envs.backend import SetLayout, SwitchMode
-from envs.registration import make_env
-from envs.workload.registry import WorkloadSpec
+from serving_gym.envs.interface.backend import SetLayout, SwitchMode
+from serving_gym.envs.registration import make_env
+from serving_gym.envs.workload.registry import WorkloadSpec
 
 LOAD = WorkloadSpec(name="flying_bursty", num_requests=400)
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode
 
-from envs.backend import ClusterSpec
-from envs.registration import ENVS, make_env, make_vector_env
-from envs.workload.registry import WorkloadSpec
+from serving_gym.envs.interface.backend import ClusterSpec
+from serving_gym.envs.registration import ENVS, make_env, make_vector_env
+from serving_gym.envs.workload.registry import WorkloadSpec
 
 FUNCTIONS = WorkloadSpec(name="functions_fitted", num_requests=40)  # models are asked for by name
 BURSTY = WorkloadSpec(name="flying_bursty", num_requests=120)

@@ -5,8 +5,8 @@ import re
 import numpy as np
 import pytest
 
-from baselines.preserve.length_predictor.augmentation import augment, bucket_of
-from baselines.preserve.length_predictor.synonyms import load_synonyms, perturbed
+from serving_gym.baselines.preserve.length_predictor.augmentation import augment, bucket_of
+from serving_gym.baselines.preserve.length_predictor.synonyms import load_synonyms, perturbed
 
 SYNONYMS = {word: (word.upper() + "X", word.upper() + "Y") for word in "abcdefghij"}
 TEXT = " ".join("abcdefghij" * 4)  # 40 words, all with synonyms

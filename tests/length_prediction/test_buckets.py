@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from baselines.mu_serve.buckets import percentile_buckets
-from baselines.mu_serve.config import MuServePredictorConfig
+from serving_gym.baselines.mu_serve.buckets import percentile_buckets
+from serving_gym.baselines.mu_serve.config import MuServePredictorConfig
 
 PERCENTILES = MuServePredictorConfig().percentiles
 

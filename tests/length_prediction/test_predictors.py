@@ -7,20 +7,20 @@ import numpy as np
 import pytest
 import torch
 
-from baselines.length_prediction.encoder import BERT, DISTILBERT, build_tokenizer, make_encoder
-from baselines.length_prediction.evaluation import milliseconds_per_prediction, random_split
-from baselines.length_prediction.registry import (
+from serving_gym.baselines.length_prediction.encoder import BERT, DISTILBERT, build_tokenizer, make_encoder
+from serving_gym.baselines.length_prediction.evaluation import milliseconds_per_prediction, random_split
+from serving_gym.baselines.length_prediction.registry import (
     PREDICTORS,
     load_predictor,
     make_predictor,
     predictor_config_class,
 )
-from baselines.length_prediction.tokens import encode, pad
-from baselines.mu_serve.config import MuServePredictorConfig
-from baselines.mu_serve.predictor import MuServeLengthPredictor
-from baselines.preserve.length_predictor.config import PreServePredictorConfig
-from baselines.preserve.length_predictor.predictor import PreServeLengthPredictor
-from envs.workload.predictions import accuracy
+from serving_gym.baselines.length_prediction.tokens import encode, pad
+from serving_gym.baselines.mu_serve.config import MuServePredictorConfig
+from serving_gym.baselines.mu_serve.predictor import MuServeLengthPredictor
+from serving_gym.baselines.preserve.length_predictor.config import PreServePredictorConfig
+from serving_gym.baselines.preserve.length_predictor.predictor import PreServeLengthPredictor
+from serving_gym.envs.workload.predictions import accuracy
 from tests.length_prediction.corpus import LENGTHS, corpus
 
 SMALL = {"learning_rate": 3e-3, "max_tokens": 48}

@@ -4,10 +4,10 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from envs.backend import SLO, ClusterSpec
-from envs.live.backend import LiveBackend
-from envs.live.settings import LiveSettings
-from envs.workload.schema import Workload
+from serving_gym.envs.interface.backend import SLO, ClusterSpec
+from serving_gym.envs.live.backend import LiveBackend
+from serving_gym.envs.live.settings import LiveSettings
+from serving_gym.envs.workload.schema import Workload
 from tests.live.fake_server import Behaviour, FakeServer
 
 SLOS = (SLO(0.5, 0.05),)

@@ -6,10 +6,10 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from envs.live.envelope import EnvelopeSettings
-from envs.live.launch_settings import LaunchSettings
-from envs.live.launcher import _free_port
-from envs.live.settings import LiveSettings
+from serving_gym.envs.live.envelope import EnvelopeSettings
+from serving_gym.envs.live.launch_settings import LaunchSettings
+from serving_gym.envs.live.launcher import _free_port
+from serving_gym.envs.live.settings import LiveSettings
 from tests.live.fake_server import Behaviour, FakeServer
 
 FREE = EnvelopeSettings(min_dwell_s=0.0, most_per_hour=1000, most_usage_after=1.0)

@@ -9,8 +9,8 @@ from types import TracebackType
 
 from aiohttp import web
 
-from envs.live.gauges import CACHE_CONFIG, NEEDED, RUNNING, WAITING
-from envs.live.loop import LoopThread
+from serving_gym.envs.live.gauges import CACHE_CONFIG, NEEDED, RUNNING, WAITING
+from serving_gym.envs.live.loop import LoopThread
 
 
 @dataclass

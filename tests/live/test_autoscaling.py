@@ -11,27 +11,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from baselines.registry import make_policy
-from envs.autoscaling.observation import ENDPOINT_FEATURES
-from envs.autoscaling.state import InstanceStatus
-from envs.backend import SLO
-from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec
-from envs.live.autoscaling.env import LiveAutoscalingEnv
-from envs.live.autoscaling.fleet import ScaledFleet
-from envs.live.autoscaling.traffic import RunningTime, traffic_of
-from envs.live.envelope import EnvelopeSettings
-from envs.live.launch_settings import LaunchSettings
-from envs.live.ledger import Ledger
-from envs.live.transitions import Deadlines, Slot, SlotState
-from envs.metrics import FAILED, FINISHED
-from envs.registration import make_env
-from envs.scaling import Operation, Release, ScaleChange
-from envs.simulator.autoscaling.inventory import Held
-from envs.workload.formats import write_trace
-from envs.workload.registry import WorkloadSpec
-from envs.workload.schema import Workload
-from runners import evaluate
-from runners.rollout import run_episode
+from serving_gym.baselines.registry import make_policy
+from serving_gym.envs.autoscaling.live.env import LiveAutoscalingEnv
+from serving_gym.envs.autoscaling.live.fleet import ScaledFleet
+from serving_gym.envs.autoscaling.live.traffic import RunningTime, traffic_of
+from serving_gym.envs.autoscaling.observation import ENDPOINT_FEATURES
+from serving_gym.envs.autoscaling.state import InstanceStatus
+from serving_gym.envs.interface.backend import SLO
+from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
+from serving_gym.envs.interface.inventory import Held
+from serving_gym.envs.interface.metrics import FAILED, FINISHED
+from serving_gym.envs.interface.scaling import Operation, Release, ScaleChange
+from serving_gym.envs.live.envelope import EnvelopeSettings
+from serving_gym.envs.live.launch_settings import LaunchSettings
+from serving_gym.envs.live.ledger import Ledger
+from serving_gym.envs.live.transitions import Deadlines, Slot, SlotState
+from serving_gym.envs.registration import make_env
+from serving_gym.envs.workload.formats import write_trace
+from serving_gym.envs.workload.registry import WorkloadSpec
+from serving_gym.envs.workload.schema import Workload
+from serving_gym.runners import evaluate
+from serving_gym.runners.rollouts.rollout import run_episode
 from tests.live.conftest import stream_of
 from tests.live.fake_local import FAST, FREE, FakeLocalServer
 from tests.live.test_launcher import wait_for
@@ -312,7 +312,7 @@ def test_both_bodies_by_one_command(tmp_path, monkeypatch):
     def launched(settings: LaunchSettings, folder: Path) -> FakeLocalServer:
         return FakeLocalServer(settings=settings, folder=folder)
 
-    monkeypatch.setattr("runners.live.LocalServer", launched)
+    monkeypatch.setattr("serving_gym.runners.live.attach.LocalServer", launched)
     words = [
         "env=autoscaling",
         "policy=hpa_waiting",

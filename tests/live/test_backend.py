@@ -4,12 +4,12 @@ import time
 import numpy as np
 import pytest
 
-from envs.backend import ClusterSpec, Fault, Redeploy, SetLayout
-from envs.live.backend import LiveBackend
-from envs.live.gauges import KV_USAGE, RUNNING, MissingMetricError
-from envs.live.ledger import Ledger
-from envs.live.settings import LiveSettings
-from envs.metrics import FAILED, FINISHED, REFUSED, UNFINISHED
+from serving_gym.envs.interface.backend import ClusterSpec, Fault, Redeploy, SetLayout
+from serving_gym.envs.interface.metrics import FAILED, FINISHED, REFUSED, UNFINISHED
+from serving_gym.envs.live.backend import LiveBackend
+from serving_gym.envs.live.gauges import KV_USAGE, RUNNING, MissingMetricError
+from serving_gym.envs.live.ledger import Ledger
+from serving_gym.envs.live.settings import LiveSettings
 from tests.live.conftest import SLOS, MakeBackend, MakeServer, stream_of
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from runners import compare, evaluate, simulate
+from serving_gym.runners import compare, evaluate, simulate
 from tests.live.conftest import MakeServer
 
 WORDS = [

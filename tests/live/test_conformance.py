@@ -6,7 +6,7 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from envs.backend import (
+from serving_gym.envs.interface.backend import (
     ENGINE_STATE_DTYPE,
     SLO,
     TOTALS,
@@ -16,11 +16,11 @@ from envs.backend import (
     Redeploy,
     SetLayout,
 )
-from envs.live.backend import LiveBackend
-from envs.live.settings import LiveSettings
-from envs.metrics import FINISHED, REFUSED, UNFINISHED, RequestRecords, summarise
-from envs.simulator.simulator import Simulator
-from envs.workload.schema import Workload
+from serving_gym.envs.interface.metrics import FINISHED, REFUSED, UNFINISHED, RequestRecords, summarise
+from serving_gym.envs.live.backend import LiveBackend
+from serving_gym.envs.live.settings import LiveSettings
+from serving_gym.envs.simulator.simulator import Simulator
+from serving_gym.envs.workload.schema import Workload
 from tests.live.fake_server import Behaviour, FakeServer
 
 SLOS = (SLO(1.0, 0.1), SLO(1.0, 0.1))

@@ -10,26 +10,26 @@ import numpy as np
 import pytest
 import torch
 
-from agents.deployment.features import action_size, state_size
-from agents.deployment.policy import ChoicePolicy
-from agents.score_network import TrainableNetwork
-from baselines.registry import make_policy
-from envs.backend import EngineStatus
-from envs.deployment.state import Deploy
-from envs.live.deployment.env import LiveDeploymentEnv
-from envs.live.deployment.fleet import DividedFleet
-from envs.live.deployment.platform import Platform
-from envs.live.envelope import EnvelopeSettings
-from envs.live.launch_settings import LaunchSettings
-from envs.live.transitions import Deadlines, Slot, SlotState
-from envs.machines.cluster import Deployment, Replica, ReplicaKind
-from envs.machines.spec import DeploymentSpec
-from envs.metrics import FAILED, FINISHED
-from envs.registration import make_env
-from envs.workload.formats import write_trace
-from envs.workload.registry import WorkloadSpec
-from envs.workload.schema import Workload
-from runners.rollout import run_episode
+from serving_gym.agents.environments.deployment.features import action_size, state_size
+from serving_gym.agents.environments.deployment.policy import ChoicePolicy
+from serving_gym.agents.networks.score_network import TrainableNetwork
+from serving_gym.baselines.registry import make_policy
+from serving_gym.envs.deployment.live.env import LiveDeploymentEnv
+from serving_gym.envs.deployment.live.fleet import DividedFleet
+from serving_gym.envs.deployment.live.platform import Platform
+from serving_gym.envs.deployment.state import Deploy
+from serving_gym.envs.interface.backend import EngineStatus
+from serving_gym.envs.interface.metrics import FAILED, FINISHED
+from serving_gym.envs.live.envelope import EnvelopeSettings
+from serving_gym.envs.live.launch_settings import LaunchSettings
+from serving_gym.envs.live.transitions import Deadlines, Slot, SlotState
+from serving_gym.envs.machines.cluster import Deployment, Replica, ReplicaKind
+from serving_gym.envs.machines.spec import DeploymentSpec
+from serving_gym.envs.registration import make_env
+from serving_gym.envs.workload.formats import write_trace
+from serving_gym.envs.workload.registry import WorkloadSpec
+from serving_gym.envs.workload.schema import Workload
+from serving_gym.runners.rollouts.rollout import run_episode
 from tests.live.conftest import stream_of
 from tests.live.fake_local import FAST, FREE, FakeLocalServer
 from tests.live.fake_server import Behaviour

@@ -14,15 +14,15 @@ from dataclasses import replace
 import aiohttp
 import pytest
 
-from baselines.registry import make_policy
-from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec
-from envs.live.hosting.host import PolicyHost
-from envs.live.hosting.server import PolicyServer
-from envs.registration import make_env
-from envs.routing.encoding import StateEncoder
-from envs.routing.state import Dispatch
-from envs.routing.wire import state_to_json
-from runners import serve
+from serving_gym.baselines.registry import make_policy
+from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
+from serving_gym.envs.registration import make_env
+from serving_gym.envs.routing.observation import StateEncoder
+from serving_gym.envs.routing.state import Dispatch
+from serving_gym.runners import serve
+from serving_gym.runners.serving.host import PolicyHost
+from serving_gym.runners.serving.server import PolicyServer
+from serving_gym.runners.serving.wire import state_to_json
 
 FLEET = FleetConfig(groups=(GroupSpec(ReplicaSpec("llama-3.1-8b", "H100"), 3),))
 

@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from envs.deployment.state import Deploy
-from envs.live.transitions import SlotState
-from envs.machines.cluster import Deployment, Replica, ReplicaKind
-from envs.metrics import FINISHED
-from envs.workload.formats import write_trace
-from runners import evaluate
-from runners.composed import composed
-from runners.live import live_env
-from runners.schema import EvaluateConfig
+from serving_gym.envs.deployment.state import Deploy
+from serving_gym.envs.interface.metrics import FINISHED
+from serving_gym.envs.live.transitions import SlotState
+from serving_gym.envs.machines.cluster import Deployment, Replica, ReplicaKind
+from serving_gym.envs.workload.formats import write_trace
+from serving_gym.runners import evaluate
+from serving_gym.runners.configuration.compose import composed
+from serving_gym.runners.configuration.schema import EvaluateConfig
+from serving_gym.runners.live.attach import live_env
 from tests.live.test_sharing import two_models
 from tests.processes import is_running
 

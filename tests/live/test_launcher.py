@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from envs.live.launch_settings import PYTHON_VARIABLE, LaunchSettings, environment, shares_gpu
-from envs.live.launcher import LocalServer, _answers, ending_on_sigterm
-from envs.live.supervision import LocalServers
+from serving_gym.envs.live.launch_settings import PYTHON_VARIABLE, LaunchSettings, environment, shares_gpu
+from serving_gym.envs.live.launcher import LocalServer, _answers, ending_on_sigterm
+from serving_gym.envs.live.supervision import LocalServers
 from tests.processes import is_running
 
 STAND_IN = """\
@@ -85,8 +85,8 @@ def test_sigterm_leaves_nothing_behind(tmp_path: Path) -> None:
     code = textwrap.dedent(f"""
         import time
         from pathlib import Path
-        from envs.live.launch_settings import LaunchSettings
-        from envs.live.launcher import LocalServer, ending_on_sigterm
+        from serving_gym.envs.live.launch_settings import LaunchSettings
+        from serving_gym.envs.live.launcher import LocalServer, ending_on_sigterm
         settings = LaunchSettings(python={settings.python!r}, stop_within_s=2.0)
         with ending_on_sigterm(), LocalServer(settings, Path({str(tmp_path / "run")!r})) as server:
             print(server.pid, flush=True)

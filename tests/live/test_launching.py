@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from envs.backend import ClusterSpec
-from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec
-from envs.live.launch_settings import environment
-from runners.live import fleet_launch_settings, launch_settings, slots_of
-from runners.schema import BackendConfig
+from serving_gym.envs.interface.backend import ClusterSpec
+from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
+from serving_gym.envs.live.launch_settings import environment
+from serving_gym.runners.configuration.schema import BackendConfig
+from serving_gym.runners.live.attach import fleet_launch_settings, launch_settings, slots_of
 
 
 def words(**more: object) -> BackendConfig:

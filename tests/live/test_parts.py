@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from envs.backend import SLO, TOTALS, LengthSLO
-from envs.live.endpoints import check_endpoints
-from envs.live.gauges import (
+from serving_gym.envs.interface.backend import SLO, TOTALS, LengthSLO
+from serving_gym.envs.live.endpoints import check_endpoints
+from serving_gym.envs.live.gauges import (
     CACHE_CONFIG,
     NEEDED,
     CacheConfig,
@@ -12,10 +12,10 @@ from envs.live.gauges import (
     read_cache_config,
     read_gauges,
 )
-from envs.live.ledger import EngineLoad, Ledger
-from envs.live.observation import Snapshot, split_requests
-from envs.live.prompts import FIRST_TOKEN_ID, Prompts
-from envs.live.routers import Candidate, Router, WeightedRouter
+from serving_gym.envs.live.ledger import EngineLoad, Ledger
+from serving_gym.envs.live.observation import Snapshot, split_requests
+from serving_gym.envs.live.prompts import FIRST_TOKEN_ID, Prompts
+from serving_gym.envs.live.routers import Candidate, Router, WeightedRouter
 from tests.live.conftest import stream_of
 
 LONG = LengthSLO(0.5, 1.0, 0.01)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envs.autoscaling.state import InstanceStatus
-from runners.ray_autoscaling import Meter, PolicyAutoscaler
+from serving_gym.envs.autoscaling.state import InstanceStatus
+from serving_gym.runners.serving.ray_autoscaling import Meter, PolicyAutoscaler
 
 WORDS = [
     "cluster=fleet_autoscaled",

@@ -42,7 +42,7 @@ def deployed(name: str, *words: str):
         max_ongoing_requests=32,
         ray_actor_options={"num_cpus": 0.5},
         request_router_config=RequestRouterConfig(
-            request_router_class="runners.ray_serve:PolicyRequestRouter",
+            request_router_class="serving_gym.runners.serving.ray_serve:PolicyRequestRouter",
             request_router_kwargs={"words": [GROUPS, *words]},
         ),
     )
@@ -99,7 +99,8 @@ def test_a_policy_scales_a_deployment():
             upscale_delay_s=0.0,
             downscale_delay_s=0.0,
             policy=AutoscalingPolicy(
-                policy_function="runners.ray_autoscaling:PolicyAutoscaler", policy_kwargs={"words": words}
+                policy_function="serving_gym.runners.serving.ray_autoscaling:PolicyAutoscaler",
+                policy_kwargs={"words": words},
             ),
         ),
     )

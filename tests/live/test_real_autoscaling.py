@@ -12,20 +12,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from envs.autoscaling.state import InstanceStatus
-from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec
-from envs.live.autoscaling.env import LiveAutoscalingEnv
-from envs.live.autoscaling.fleet import ScaledFleet
-from envs.live.envelope import EnvelopeSettings
-from envs.live.launch_settings import PYTHON_VARIABLE, LaunchSettings
-from envs.live.launcher import LocalServer
-from envs.live.settings import LiveSettings
-from envs.live.transitions import Slot, SlotState
-from envs.metrics import FINISHED, UNFINISHED
-from envs.scaling import Operation, ScaleChange
-from envs.workload.formats import write_trace
-from envs.workload.registry import WorkloadSpec
-from envs.workload.schema import Workload
+from serving_gym.envs.autoscaling.live.env import LiveAutoscalingEnv
+from serving_gym.envs.autoscaling.live.fleet import ScaledFleet
+from serving_gym.envs.autoscaling.state import InstanceStatus
+from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
+from serving_gym.envs.interface.metrics import FINISHED, UNFINISHED
+from serving_gym.envs.interface.scaling import Operation, ScaleChange
+from serving_gym.envs.live.envelope import EnvelopeSettings
+from serving_gym.envs.live.launch_settings import PYTHON_VARIABLE, LaunchSettings
+from serving_gym.envs.live.launcher import LocalServer
+from serving_gym.envs.live.settings import LiveSettings
+from serving_gym.envs.live.transitions import Slot, SlotState
+from serving_gym.envs.workload.formats import write_trace
+from serving_gym.envs.workload.registry import WorkloadSpec
+from serving_gym.envs.workload.schema import Workload
 from tests.processes import is_running
 
 pytestmark = [

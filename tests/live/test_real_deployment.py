@@ -12,22 +12,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from envs.backend import EngineStatus
-from envs.deployment.state import Deploy
-from envs.live.deployment.env import LiveDeploymentEnv
-from envs.live.deployment.fleet import DividedFleet
-from envs.live.deployment.platform import Platform
-from envs.live.envelope import EnvelopeSettings
-from envs.live.launch_settings import PYTHON_VARIABLE, LaunchSettings
-from envs.live.launcher import LocalServer
-from envs.live.settings import LiveSettings
-from envs.live.transitions import Slot, SlotState
-from envs.machines.cluster import Deployment, Replica, ReplicaKind
-from envs.machines.spec import DeploymentSpec
-from envs.metrics import FINISHED, UNFINISHED
-from envs.workload.formats import write_trace
-from envs.workload.registry import WorkloadSpec
-from envs.workload.schema import Workload
+from serving_gym.envs.deployment.live.env import LiveDeploymentEnv
+from serving_gym.envs.deployment.live.fleet import DividedFleet
+from serving_gym.envs.deployment.live.platform import Platform
+from serving_gym.envs.deployment.state import Deploy
+from serving_gym.envs.interface.backend import EngineStatus
+from serving_gym.envs.interface.metrics import FINISHED, UNFINISHED
+from serving_gym.envs.live.envelope import EnvelopeSettings
+from serving_gym.envs.live.launch_settings import PYTHON_VARIABLE, LaunchSettings
+from serving_gym.envs.live.launcher import LocalServer
+from serving_gym.envs.live.settings import LiveSettings
+from serving_gym.envs.live.transitions import Slot, SlotState
+from serving_gym.envs.machines.cluster import Deployment, Replica, ReplicaKind
+from serving_gym.envs.machines.spec import DeploymentSpec
+from serving_gym.envs.workload.formats import write_trace
+from serving_gym.envs.workload.registry import WorkloadSpec
+from serving_gym.envs.workload.schema import Workload
 from tests.processes import is_running
 
 pytestmark = [

@@ -12,20 +12,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from envs.live.envelope import EnvelopeSettings
-from envs.live.launch_settings import PYTHON_VARIABLE, LaunchSettings
-from envs.live.launcher import LocalServer
-from envs.live.settings import LiveSettings
-from envs.live.sharing.env import LiveSharingEnv
-from envs.live.sharing.fleet import SharedFleet
-from envs.live.transitions import Slot
-from envs.metrics import FINISHED
-from envs.sharing.spec import NodeSpec, SharingSpec
-from envs.sharing.state import Event, InstanceStatus
-from envs.simulator.sharing.build import ManagerSpec
-from envs.workload.formats import write_trace
-from envs.workload.registry import WorkloadSpec
-from envs.workload.schema import Workload
+from serving_gym.envs.interface.metrics import FINISHED
+from serving_gym.envs.live.envelope import EnvelopeSettings
+from serving_gym.envs.live.launch_settings import PYTHON_VARIABLE, LaunchSettings
+from serving_gym.envs.live.launcher import LocalServer
+from serving_gym.envs.live.settings import LiveSettings
+from serving_gym.envs.live.transitions import Slot
+from serving_gym.envs.sharing.live.env import LiveSharingEnv
+from serving_gym.envs.sharing.live.fleet import SharedFleet
+from serving_gym.envs.sharing.spec import NodeSpec, SharingSpec
+from serving_gym.envs.sharing.state import Event, InstanceStatus
+from serving_gym.envs.simulator.sharing.build import ManagerSpec
+from serving_gym.envs.workload.formats import write_trace
+from serving_gym.envs.workload.registry import WorkloadSpec
+from serving_gym.envs.workload.schema import Workload
 from tests.processes import is_running
 
 pytestmark = [

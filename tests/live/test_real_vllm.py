@@ -11,17 +11,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibration.hardware import GpuSpec
-from calibration.measuring.loads import Limits
-from calibration.measuring.measure import measure, profile_of
-from calibration.measuring.model import served_model
-from envs.backend import SLO, ClusterSpec
-from envs.live.backend import LiveBackend
-from envs.live.launch_settings import PYTHON_VARIABLE, LaunchSettings
-from envs.live.launcher import LocalServer
-from envs.live.settings import LiveSettings
-from envs.metrics import FINISHED, REFUSED, UNFINISHED
-from envs.workload.schema import Workload
+from serving_gym.calibration.hardware import GpuSpec
+from serving_gym.envs.interface.backend import SLO, ClusterSpec
+from serving_gym.envs.interface.metrics import FINISHED, REFUSED, UNFINISHED
+from serving_gym.envs.live.backend import LiveBackend
+from serving_gym.envs.live.launch_settings import PYTHON_VARIABLE, LaunchSettings
+from serving_gym.envs.live.launcher import LocalServer
+from serving_gym.envs.live.settings import LiveSettings
+from serving_gym.envs.workload.schema import Workload
+from serving_gym.runners.measuring.loads import Limits
+from serving_gym.runners.measuring.measure import measure, profile_of
+from serving_gym.runners.measuring.model import served_model
 
 pytestmark = [
     pytest.mark.vllm,

@@ -10,16 +10,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from baselines.registry import make_policy
-from envs.live.envelope import EnvelopeSettings
-from envs.live.launch_settings import LaunchSettings
-from envs.live.sharing.env import LiveSharingEnv
-from envs.live.sharing.fleet import SharedFleet
-from envs.live.transitions import Deadlines, Slot, SlotState
-from envs.metrics import FAILED, FINISHED, REFUSED
-from envs.registration import make_env
-from envs.sharing.spec import NodeSpec, SharingSpec
-from envs.sharing.state import (
+from serving_gym.baselines.registry import make_policy
+from serving_gym.envs.interface.metrics import FAILED, FINISHED, REFUSED
+from serving_gym.envs.live.envelope import EnvelopeSettings
+from serving_gym.envs.live.launch_settings import LaunchSettings
+from serving_gym.envs.live.transitions import Deadlines, Slot, SlotState
+from serving_gym.envs.registration import make_env
+from serving_gym.envs.sharing.live.env import LiveSharingEnv
+from serving_gym.envs.sharing.live.fleet import SharedFleet
+from serving_gym.envs.sharing.spec import NodeSpec, SharingSpec
+from serving_gym.envs.sharing.state import (
     Configure,
     Event,
     InstanceStatus,
@@ -32,11 +32,11 @@ from envs.sharing.state import (
     TokenScheduler,
     Unload,
 )
-from envs.simulator.sharing.build import ManagerSpec
-from envs.workload.formats import write_trace
-from envs.workload.registry import WorkloadSpec
-from envs.workload.schema import Workload
-from runners.rollout import run_episode
+from serving_gym.envs.simulator.sharing.build import ManagerSpec
+from serving_gym.envs.workload.formats import write_trace
+from serving_gym.envs.workload.registry import WorkloadSpec
+from serving_gym.envs.workload.schema import Workload
+from serving_gym.runners.rollouts.rollout import run_episode
 from tests.live.conftest import stream_of
 from tests.live.fake_local import FAST, FREE, FakeLocalServer
 from tests.live.fake_server import Behaviour
@@ -204,7 +204,8 @@ def test_an_idle_instance_is_unloaded_and_its_slot_serves_another(make_live):
 def test_an_instance_that_sleeps_is_woken_for_its_own_model(make_live, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        "envs.live.transitions.post", lambda url, within_s, body=None: asked.append(url.rsplit("/", 1)[1])
+        "serving_gym.envs.live.transitions.post",
+        lambda url, within_s, body=None: asked.append(url.rsplit("/", 1)[1]),
     )
     base = LaunchSettings(device="cuda", sleep_mode=True, max_model_len=2048)
     load = stream_of(3, gap_s=1.5, models=(A, B), model_id=np.array([0, 0, 1]))

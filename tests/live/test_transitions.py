@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from envs.live.envelope import Envelope, EnvelopeSettings
-from envs.live.launcher import LocalServer
-from envs.live.transitions import Deadlines, Slot, SlotState
+from serving_gym.envs.live.envelope import Envelope, EnvelopeSettings
+from serving_gym.envs.live.launcher import LocalServer
+from serving_gym.envs.live.transitions import Deadlines, Slot, SlotState
 from tests.live.test_launcher import stand_in, wait_for
 from tests.processes import is_running
 

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from envs.backend import TOTALS
-from envs.sharing.state import (
+from serving_gym.envs.interface.backend import TOTALS
+from serving_gym.envs.sharing.state import (
     FINISHED_DTYPE,
     INSTANCE_DTYPE,
     NODE_DTYPE,

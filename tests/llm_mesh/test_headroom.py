@@ -1,6 +1,6 @@
 import numpy as np
 
-from baselines.llm_mesh.headroom import headroom_s, longest_headroom, shortest_headroom
+from serving_gym.baselines.llm_mesh.headroom import headroom_s, longest_headroom, shortest_headroom
 
 
 def test_equation_1():

@@ -1,14 +1,14 @@
 import numpy as np
 import pytest
 
-from baselines.llm_mesh.config import LLMMeshConfig
-from baselines.llm_mesh.policy import LLMMeshPolicy
-from envs.registration import make_env
-from envs.sharing.spec import NodeSpec, SharingSpec
-from envs.sharing.state import Reschedule, ResizeKV, Unload
-from envs.workload.registry import WorkloadSpec
-from runners.policies import load_policy
-from runners.rollout import run_episode
+from serving_gym.baselines.llm_mesh.config import LLMMeshConfig
+from serving_gym.baselines.llm_mesh.policy import LLMMeshPolicy
+from serving_gym.envs.registration import make_env
+from serving_gym.envs.sharing.spec import NodeSpec, SharingSpec
+from serving_gym.envs.sharing.state import Reschedule, ResizeKV, Unload
+from serving_gym.envs.workload.registry import WorkloadSpec
+from serving_gym.runners.configuration.policies import load_policy
+from serving_gym.runners.rollouts.rollout import run_episode
 
 NODES = (NodeSpec("cpu", "Xeon-32c-AMX", 1, memory_gb=60.0), NodeSpec("gpu", "A100-80GB", 1))
 ABLATIONS = (

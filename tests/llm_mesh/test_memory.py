@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from baselines.llm_mesh.kv_scaling import compromise, recommended, scale_down_to, scale_up_to
-from baselines.llm_mesh.memory_demand import OutputLengths, required_tokens
-from baselines.llm_mesh.memory_orchestration import MemoryOrchestrator, Verdict
+from serving_gym.baselines.llm_mesh.kv_scaling import compromise, recommended, scale_down_to, scale_up_to
+from serving_gym.baselines.llm_mesh.memory_demand import OutputLengths, required_tokens
+from serving_gym.baselines.llm_mesh.memory_orchestration import MemoryOrchestrator, Verdict
 
 
 def test_equation_2():

@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 
-from baselines.llm_mesh.bin_packing import Packing, instance_order, node_order
-from baselines.llm_mesh.config import LLMMeshConfig
-from baselines.llm_mesh.policy import LLMMeshPolicy
-from baselines.llm_mesh.preemption import preempt, preemptible
-from envs.sharing.state import (
+from serving_gym.baselines.llm_mesh.bin_packing import Packing, instance_order, node_order
+from serving_gym.baselines.llm_mesh.config import LLMMeshConfig
+from serving_gym.baselines.llm_mesh.policy import LLMMeshPolicy
+from serving_gym.baselines.llm_mesh.preemption import preempt, preemptible
+from serving_gym.envs.sharing.state import (
     Configure,
     Event,
     InstanceStatus,

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from baselines.llm_mesh.quantification import powers_of_two, quantify
+from serving_gym.baselines.llm_mesh.quantification import powers_of_two, quantify
 
 
 def prefill(length):

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from baselines.llm_mesh import shadow_validation as module
-from baselines.llm_mesh.quantification import quantify
-from baselines.llm_mesh.shadow_validation import Case, NodeView, Phase
+from serving_gym.baselines.llm_mesh import shadow_validation as module
+from serving_gym.baselines.llm_mesh.quantification import quantify
+from serving_gym.baselines.llm_mesh.shadow_validation import Case, NodeView, Phase
 
 TPOT_S = 0.25
 

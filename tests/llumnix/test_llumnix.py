@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import yaml
 
-from baselines.llumnix.migration import pairs, request_to_move
-from baselines.llumnix.policy import LlumnixConfig, LlumnixPolicy
-from baselines.llumnix.virtual_usage import freeness, queue_order, usage_of
-from baselines.registry import make_policy
-from envs.backend import EngineStatus
-from envs.fleet import Migrate, Underway
-from envs.routing.state import Dispatch
+from serving_gym.baselines.llumnix.migration import pairs, request_to_move
+from serving_gym.baselines.llumnix.policy import LlumnixConfig, LlumnixPolicy
+from serving_gym.baselines.llumnix.virtual_usage import freeness, queue_order, usage_of
+from serving_gym.baselines.registry import make_policy
+from serving_gym.envs.interface.backend import EngineStatus
+from serving_gym.envs.interface.fleet import Migrate, Underway
+from serving_gym.envs.routing.state import Dispatch
 from tests.preserve.states import in_flight, request, row, spec, state
 
 CONFIG = Path(__file__).parents[2] / "configs" / "policy" / "llumnix.yaml"

@@ -6,10 +6,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baselines.magnus.batcher import batches_with, wasted_memory_access
-from baselines.magnus.policy import MagnusConfig, MagnusPolicy
-from baselines.magnus.serving_time import ServingTimeEstimator
-from baselines.registry import make_policy
+from serving_gym.baselines.magnus.batcher import batches_with, wasted_memory_access
+from serving_gym.baselines.magnus.policy import MagnusConfig, MagnusPolicy
+from serving_gym.baselines.magnus.serving_time import ServingTimeEstimator
+from serving_gym.baselines.registry import make_policy
 from tests.preserve.states import in_flight, request, row, spec, state
 
 CONFIG = Path(__file__).parents[2] / "configs" / "policy" / "magnus.yaml"

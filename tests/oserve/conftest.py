@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from calibration.models import get_model
-from envs.deployment.profiling import CapacityTable, profile_capacities
-from envs.machines.cluster import Cluster, replica_kinds
+from serving_gym.calibration.models import get_model
+from serving_gym.envs.deployment.profiling import CapacityTable, profile_capacities
+from serving_gym.envs.machines.cluster import Cluster, replica_kinds
 from tests.oserve.samples import ENGINE, MEANS, lengths
 
 

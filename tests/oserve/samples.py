@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from envs.deployment.profiling import CapacityTable, WorkloadType
-from envs.fleet import ReplicaSpec
+from serving_gym.envs.deployment.profiling import CapacityTable, WorkloadType
+from serving_gym.envs.interface.fleet import ReplicaSpec
 
 ENGINE = ReplicaSpec("opt-66b", "H100", engine="vllm-0.15")
 # Short or long inputs and outputs, in the order of Table 1: SILO, LILO, SISO, LISO.

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baselines.oserve.flow_network import READINGS, maximum_flow, normalised_capacity
-from envs.deployment.assignment import Assignment, assign, keep_apart, solve_highs, soonest
-from envs.deployment.simplex import most_served, most_times, reachable
+from serving_gym.baselines.oserve.flow_network import READINGS, maximum_flow, normalised_capacity
+from serving_gym.envs.deployment.assignment import Assignment, assign, keep_apart, solve_highs, soonest
+from serving_gym.envs.deployment.simplex import most_served, most_times, reachable
 from tests.oserve.samples import demand_for
 
 # Appendix C, rates in requests a second. It computes with 100 requests of type 2; the 50 in its text is a misprint.

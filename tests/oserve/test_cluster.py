@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration.models import get_model
-from envs.machines.cluster import Cluster, Deployment, Replica, ReplicaKind, replica_kinds
-from envs.machines.placement import packable, place, stage_widths
+from serving_gym.calibration.models import get_model
+from serving_gym.envs.machines.cluster import Cluster, Deployment, Replica, ReplicaKind, replica_kinds
+from serving_gym.envs.machines.placement import packable, place, stage_widths
 
 K = ReplicaKind
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from baselines.oserve.forecast import (
+from serving_gym.baselines.oserve.forecast import (
     Forecaster,
     MovingAverage,
     forecasts,
@@ -15,8 +15,8 @@ from baselines.oserve.forecast import (
     split,
     windows,
 )
-from baselines.oserve.lstm import LstmConfig, TotalLstm, TypeLstm
-from envs.deployment.workload_types import count_by_span, find_types
+from serving_gym.baselines.oserve.lstm import LstmConfig, TotalLstm, TypeLstm
+from serving_gym.envs.deployment.workload_types import count_by_span, find_types
 
 SMALL = LstmConfig(history=12, hidden=12, epochs=15, batch_size=64, learning_rate=1e-2)
 

@@ -8,14 +8,14 @@ from itertools import product
 import numpy as np
 import pytest
 
-from baselines.oserve.exhaustive import exhaustive_search, optimal_plan, partitions
-from baselines.oserve.generation import GenerationConfig, generate, uniform_sizes
-from baselines.oserve.mutations import merge, split, swap
-from baselines.oserve.scheduler import schedule
-from envs.deployment.profiling import CapacityTable
-from envs.deployment.strategies import OBJECTIVES, Worth
-from envs.machines.cluster import Cluster, ReplicaKind
-from envs.machines.placement import packable, stage_widths
+from serving_gym.baselines.oserve.exhaustive import exhaustive_search, optimal_plan, partitions
+from serving_gym.baselines.oserve.generation import GenerationConfig, generate, uniform_sizes
+from serving_gym.baselines.oserve.mutations import merge, split, swap
+from serving_gym.baselines.oserve.scheduler import schedule
+from serving_gym.envs.deployment.profiling import CapacityTable
+from serving_gym.envs.deployment.strategies import OBJECTIVES, Worth
+from serving_gym.envs.machines.cluster import Cluster, ReplicaKind
+from serving_gym.envs.machines.placement import packable, stage_widths
 from tests.oserve.samples import demand_for
 
 K = ReplicaKind

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from baselines.oserve.dynamo import best_workers
-from baselines.oserve.exhaustive import exhaustive_search
-from baselines.oserve.uniform import uniform_layouts, vllm_reload, vllm_static
-from envs.deployment.division import rebalance, spans_of_work
-from envs.deployment.profiling import CapacityTable, profile_capacities
-from envs.deployment.strategies import Worth
-from envs.machines.cluster import Cluster, ReplicaKind
+from serving_gym.baselines.oserve.dynamo import best_workers
+from serving_gym.baselines.oserve.exhaustive import exhaustive_search
+from serving_gym.baselines.oserve.uniform import uniform_layouts, vllm_reload, vllm_static
+from serving_gym.envs.deployment.division import rebalance, spans_of_work
+from serving_gym.envs.deployment.profiling import CapacityTable, profile_capacities
+from serving_gym.envs.deployment.strategies import Worth
+from serving_gym.envs.machines.cluster import Cluster, ReplicaKind
 from tests.oserve.samples import ENGINE, demand_for, lengths
 
 K = ReplicaKind

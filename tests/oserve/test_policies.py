@@ -7,17 +7,17 @@ import dataclasses
 import numpy as np
 import pytest
 
-from baselines.oserve.policy import OServeConfig, OServePolicy
-from baselines.registry import make_policy
-from envs.backend import SLO
-from envs.deployment.profiling import CapacityTable
-from envs.deployment.state import DeploymentSetting, DeploymentState, SwitchUnderway
-from envs.machines.cluster import Cluster, Deployment, ReplicaKind
-from envs.machines.placement import place
-from envs.machines.spec import DeploymentSpec
-from envs.policy_spec import PolicySpec
-from envs.registration import make_env
-from runners.rollout import run_episode
+from serving_gym.baselines.oserve.policy import OServeConfig, OServePolicy
+from serving_gym.baselines.registry import make_policy
+from serving_gym.envs.deployment.profiling import CapacityTable
+from serving_gym.envs.deployment.state import DeploymentSetting, DeploymentState, SwitchUnderway
+from serving_gym.envs.interface.backend import SLO
+from serving_gym.envs.interface.policy_spec import PolicySpec
+from serving_gym.envs.machines.cluster import Cluster, Deployment, ReplicaKind
+from serving_gym.envs.machines.placement import place
+from serving_gym.envs.machines.spec import DeploymentSpec
+from serving_gym.envs.registration import make_env
+from serving_gym.runners.rollouts.rollout import run_episode
 from tests.deployment.samples import BASE, SMALL
 
 K = ReplicaKind

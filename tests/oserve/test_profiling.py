@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from calibration.models import get_model
-from envs.deployment.profiling import (
+from serving_gym.calibration.models import get_model
+from serving_gym.envs.deployment.profiling import (
     LEAST_COST,
     CapacityTable,
     WorkloadType,
@@ -17,7 +17,7 @@ from envs.deployment.profiling import (
     mixed_rps,
     profile_capacities,
 )
-from envs.machines.cluster import Cluster, ReplicaKind, replica_kinds, replica_spec
+from serving_gym.envs.machines.cluster import Cluster, ReplicaKind, replica_kinds, replica_spec
 from tests.oserve.samples import ENGINE, lengths
 
 K = ReplicaKind

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibration.models import get_model
-from envs.machines.cluster import Cluster, Deployment, Replica, ReplicaKind
-from envs.machines.kv_migration import RequestKV, plan_kv
-from envs.machines.placement import packable, place, stage_widths
-from envs.machines.shards import Shard, layer_bytes, model_shards, stage_layers
-from envs.machines.switch_plan import BALANCES, STORAGE, Transfer, greedy_switch_plan
-from envs.machines.transfer import busiest_link_s, fair_rates, naive_reload_s, transfer_s
-from envs.simulator.fleet.links import max_min_rates
+from serving_gym.calibration.models import get_model
+from serving_gym.envs.machines.cluster import Cluster, Deployment, Replica, ReplicaKind
+from serving_gym.envs.machines.kv_migration import RequestKV, plan_kv
+from serving_gym.envs.machines.placement import packable, place, stage_widths
+from serving_gym.envs.machines.shards import Shard, layer_bytes, model_shards, stage_layers
+from serving_gym.envs.machines.switch_plan import BALANCES, STORAGE, Transfer, greedy_switch_plan
+from serving_gym.envs.machines.transfer import busiest_link_s, fair_rates, naive_reload_s, transfer_s
+from serving_gym.envs.simulator.fleet.links import max_min_rates
 
 K = ReplicaKind
 OPT = get_model("opt-66b")

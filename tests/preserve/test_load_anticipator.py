@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baselines.preserve.load_anticipator import LoadAnticipator, extended
-from baselines.preserve.look_ahead import anticipated_load
+from serving_gym.baselines.preserve.load_anticipator import LoadAnticipator, extended
+from serving_gym.baselines.preserve.look_ahead import anticipated_load
 from tests.preserve.states import in_flight, row
 
 RATIO = 0.2

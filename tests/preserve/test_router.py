@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import yaml
 
-from baselines.preserve.router import PreServeConfig, PreServePolicy
-from baselines.registry import make_policy
+from serving_gym.baselines.preserve.router import PreServeConfig, PreServePolicy
+from serving_gym.baselines.registry import make_policy
 from tests.preserve.states import request, row, spec, state
 
 CONFIG = Path(__file__).parents[2] / "configs" / "policy" / "preserve.yaml"

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from baselines.common.routers.bucket import BucketConfig, BucketPolicy, bucket_ends
+from serving_gym.baselines.common.routers.bucket import BucketConfig, BucketPolicy, bucket_ends
 from tests.routing.states import arriving, routing_spec, routing_state
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from envs.fleet import Crash, FleetConfig, GroupSpec, NetworkLatency, ReplicaSpec
-from envs.registration import make_env
-from envs.routing.encoding import StateEncoder, expected_output
-from envs.workload.formats import write_trace
-from envs.workload.predictions import PredictionSpec
-from envs.workload.registry import WorkloadSpec
-from envs.workload.schema import Workload
+from serving_gym.envs.interface.fleet import Crash, FleetConfig, GroupSpec, NetworkLatency, ReplicaSpec
+from serving_gym.envs.registration import make_env
+from serving_gym.envs.routing.observation import StateEncoder, expected_output
+from serving_gym.envs.workload.formats import write_trace
+from serving_gym.envs.workload.predictions import PredictionSpec
+from serving_gym.envs.workload.registry import WorkloadSpec
+from serving_gym.envs.workload.schema import Workload
 
 H100 = ReplicaSpec("llama-3.1-8b", "H100")
 SMALL = ReplicaSpec("llama-3.1-8b", "H100", kv_blocks=800, max_num_seqs=24)

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from baselines.common.routers.least_request import LeastRequestPolicy
-from envs.backend import SLO
-from envs.fleet import Crash, FleetConfig, GroupSpec, ReplicaSpec, SlowNode
-from envs.registration import make_env
-from envs.routing.config import FaultRates
-from envs.simulator.fleet.simulator import FleetSimulator
-from envs.simulator.kernel.features import CLUSTER_FEATURES, PLACE_FEATURES, REQUEST_FEATURES
-from envs.workload.predictions import PredictionSpec
-from envs.workload.registry import WorkloadSpec
+from serving_gym.baselines.common.routers.least_request import LeastRequestPolicy
+from serving_gym.envs.interface.backend import SLO
+from serving_gym.envs.interface.fleet import Crash, FleetConfig, GroupSpec, ReplicaSpec, SlowNode
+from serving_gym.envs.registration import make_env
+from serving_gym.envs.routing.config import FaultRates
+from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
+from serving_gym.envs.simulator.kernel.features import CLUSTER_FEATURES, PLACE_FEATURES, REQUEST_FEATURES
+from serving_gym.envs.workload.predictions import PredictionSpec
+from serving_gym.envs.workload.registry import WorkloadSpec
 
 H100 = ReplicaSpec("llama-3.1-8b", "H100")
 A100 = ReplicaSpec("llama-3.1-8b", "A100-80GB")

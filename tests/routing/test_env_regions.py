@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from envs.fleet import FleetConfig, GroupSpec, NetworkLatency, ReplicaSpec
-from envs.registration import make_env
-from envs.routing.state import Dispatch
-from envs.simulator.kernel.features import PLACE_FEATURES
-from envs.workload.formats import write_trace
-from envs.workload.registry import WorkloadSpec
-from envs.workload.schema import Workload
+from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, NetworkLatency, ReplicaSpec
+from serving_gym.envs.registration import make_env
+from serving_gym.envs.routing.state import Dispatch
+from serving_gym.envs.simulator.kernel.features import PLACE_FEATURES
+from serving_gym.envs.workload.formats import write_trace
+from serving_gym.envs.workload.registry import WorkloadSpec
+from serving_gym.envs.workload.schema import Workload
 
 H100 = ReplicaSpec("llama-3.1-8b", "H100")
 REGIONS = FleetConfig(

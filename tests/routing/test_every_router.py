@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from baselines.common.router import Router
-from baselines.policy import BatchPolicy
-from baselines.registry import make_policy, policy_names
-from envs.routing.state import Dispatch
+from serving_gym.baselines.common.router import Router
+from serving_gym.baselines.policy import BatchPolicy
+from serving_gym.baselines.registry import make_policy, policy_names
+from serving_gym.envs.routing.state import Dispatch
 from tests.routing.states import arriving, busy_state, routing_spec, routing_state
 
 ROUTERS = [

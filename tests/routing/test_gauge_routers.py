@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from baselines.common.routers.llm_d import LLMDConfig, LLMDPolicy, queue_score
-from baselines.common.routers.minimum_use import MinimumUseConfig, MinimumUsePolicy
-from baselines.common.routers.vllm_data_parallel import VLLMDataParallelPolicy
+from serving_gym.baselines.common.routers.llm_d import LLMDConfig, LLMDPolicy, queue_score
+from serving_gym.baselines.common.routers.minimum_use import MinimumUseConfig, MinimumUsePolicy
+from serving_gym.baselines.common.routers.vllm_data_parallel import VLLMDataParallelPolicy
 from tests.routing.states import arriving, engine, routing_spec, routing_state
 
 

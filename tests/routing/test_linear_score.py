@@ -8,16 +8,16 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from baselines.common.routers.linear_score import SCORED, LinearScoreConfig, LinearScorePolicy
-from baselines.policy import BatchPolicy
-from baselines.registry import make_policy
-from envs.backend import ClusterSpec
-from envs.registration import make_env, make_vector_env
-from envs.simulator.kernel.features import PLACE_FEATURES
-from envs.workload.registry import WorkloadSpec
-from runners import tune
-from runners.policies import load_policy
-from runners.rollout import episode_returns, run_episode
+from serving_gym.baselines.common.routers.linear_score import SCORED, LinearScoreConfig, LinearScorePolicy
+from serving_gym.baselines.policy import BatchPolicy
+from serving_gym.baselines.registry import make_policy
+from serving_gym.envs.interface.backend import ClusterSpec
+from serving_gym.envs.registration import make_env, make_vector_env
+from serving_gym.envs.simulator.kernel.features import PLACE_FEATURES
+from serving_gym.envs.workload.registry import WorkloadSpec
+from serving_gym.runners import tune
+from serving_gym.runners.configuration.policies import load_policy
+from serving_gym.runners.rollouts.rollout import episode_returns, run_episode
 
 SHORT = {"workload": WorkloadSpec(name="azure_conv_fitted", num_requests=60, rate_scale=8.0)}
 IN_FLIGHT, KV_CAPACITY = PLACE_FEATURES.index("in_flight"), PLACE_FEATURES.index("kv_capacity")

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from baselines.common.routers.jsq import JSQPolicy, remaining_tokens
-from baselines.common.routers.least_kv import LeastKVPolicy
-from baselines.common.routers.least_request import LeastRequestPolicy
-from baselines.common.routers.power_of_two import PowerOfTwoPolicy
-from baselines.common.routers.round_robin import RoundRobinPolicy
-from baselines.registry import make_policy
+from serving_gym.baselines.common.routers.jsq import JSQPolicy, remaining_tokens
+from serving_gym.baselines.common.routers.least_kv import LeastKVPolicy
+from serving_gym.baselines.common.routers.least_request import LeastRequestPolicy
+from serving_gym.baselines.common.routers.power_of_two import PowerOfTwoPolicy
+from serving_gym.baselines.common.routers.round_robin import RoundRobinPolicy
+from serving_gym.baselines.registry import make_policy
 from tests.routing.states import engine, routing_spec, routing_state, sent
 
 

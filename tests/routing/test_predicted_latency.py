@@ -3,9 +3,13 @@
 import numpy as np
 import pytest
 
-from baselines.common.routers.latency_model import LatencyModel
-from baselines.common.routers.predicted_latency import PredictedLatencyConfig, PredictedLatencyPolicy, _scores
-from envs.backend import SLO
+from serving_gym.baselines.common.routers.latency_model import LatencyModel
+from serving_gym.baselines.common.routers.predicted_latency import (
+    PredictedLatencyConfig,
+    PredictedLatencyPolicy,
+    _scores,
+)
+from serving_gym.envs.interface.backend import SLO
 from tests.routing.states import arriving, routing_spec, routing_state, sent
 
 # engines of `routing_spec`: 1 ms a prompt token, 10 ms an iteration, 1 us a token of context

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baselines.common.routers.prefix_index import BlockIndex, PrefixTree
+from serving_gym.baselines.common.routers.prefix_index import BlockIndex, PrefixTree
 
 
 def _ids(*ids):

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from baselines.common.routers.cache_aware import CacheAwareConfig, CacheAwarePolicy
-from baselines.common.routers.consistent_hash import ConsistentHashPolicy
-from baselines.common.routers.rendezvous_hash import RendezvousHashPolicy
-from baselines.common.routers.sessions import session_of
+from serving_gym.baselines.common.routers.cache_aware import CacheAwareConfig, CacheAwarePolicy
+from serving_gym.baselines.common.routers.consistent_hash import ConsistentHashPolicy
+from serving_gym.baselines.common.routers.rendezvous_hash import RendezvousHashPolicy
+from serving_gym.baselines.common.routers.sessions import session_of
 from tests.routing.states import arriving, routing_spec, routing_state
 
 

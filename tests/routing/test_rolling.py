@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from agents.network_policy import NetworkPolicy, place_scores
-from agents.routing.adapter import RoutingAdapter
-from agents.set_network import SetNetwork
-from baselines.registry import make_policy
-from envs.fleet import Crash, FleetConfig, GroupSpec, ReplicaSpec
-from envs.routing.config import FaultRates, RoutingConfig
-from envs.routing.deciders import Deciders
-from envs.routing.env import make_spaces
-from envs.routing.episode import Episode
-from envs.workload.registry import WorkloadSpec
+from serving_gym.agents.environments.routing.adapter import RoutingAdapter
+from serving_gym.agents.networks.set_network import SetNetwork
+from serving_gym.agents.policies.network_policy import NetworkPolicy, place_scores
+from serving_gym.baselines.registry import make_policy
+from serving_gym.envs.interface.fleet import Crash, FleetConfig, GroupSpec, ReplicaSpec
+from serving_gym.envs.routing.batch import EpisodeBatch
+from serving_gym.envs.routing.config import FaultRates, RoutingConfig
+from serving_gym.envs.routing.env import make_spaces
+from serving_gym.envs.routing.episode import Episode
+from serving_gym.envs.workload.registry import WorkloadSpec
 
 TWO_SPEEDS = FleetConfig(
     groups=(
@@ -46,13 +46,13 @@ MOST = 150
 def episodes(**changes):
     workload = WorkloadSpec(name="azure_conv_fitted", num_requests=120, rate_scale=6.0)
     config = RoutingConfig(**{"workload": workload, "cluster": TWO_SPEEDS, "split": "test", **changes})
-    deciders = Deciders([Episode(config) for _ in range(3)])
-    return deciders, deciders.reset(range(3), [1, 2, 3])
+    batch = EpisodeBatch([Episode(config) for _ in range(3)])
+    return batch, batch.reset(range(3), [1, 2, 3])
 
 
-def network_policy(deciders, direct=False):
+def network_policy(batch, direct=False):
     torch.manual_seed(1)
-    observation, action = make_spaces(deciders.episodes[0])
+    observation, action = make_spaces(batch.episodes[0])
     context = observation["request"].shape[0] + observation["cluster"].shape[0]
     adapter = RoutingAdapter()
     network = SetNetwork(context, observation["places"].shape[1], 16, (8,), adapter.present, direct=direct)
@@ -69,21 +69,21 @@ def network_policy(deciders, direct=False):
 @pytest.mark.parametrize("kind", ["sum", "network", "both"])
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_it_is_what_deciding_outside_brings(setting, kind):
-    deciders, seen = episodes(**SETTINGS[setting])
-    policy = make_policy("linear_score") if kind == "sum" else network_policy(deciders, kind == "both")
+    batch, seen = episodes(**SETTINGS[setting])
+    policy = make_policy("linear_score") if kind == "sum" else network_policy(batch, kind == "both")
     window_s = np.array([0.5, np.inf, np.inf])
-    forks = deciders.branch([0, 1, 2])
-    first = np.where(seen.masks[:, 0], 0, deciders.hold)
+    forks = batch.branch([0, 1, 2])
+    first = np.where(seen.masks[:, 0], 0, batch.hold)
     rolled, decisions = forks.roll(first, policy.in_kernel, window_s, MOST)
 
     rewards, elapsed_s, taken = np.zeros(3), np.zeros(3), 0
     going, actions, chosen = np.ones(3, bool), first, set()
     for _ in range(MOST):
-        seen, outcomes = deciders.step(actions)
-        rewards += np.where(going, outcomes.rewards(deciders.episodes[0].config.objective), 0.0)
+        seen, outcomes = batch.step(actions)
+        rewards += np.where(going, outcomes.rewards(batch.episodes[0].config.objective), 0.0)
         elapsed_s += np.where(going, outcomes.dt_s, 0.0)
         taken += int(going.sum())
-        going &= (elapsed_s < window_s - 1e-9) & ~deciders.done
+        going &= (elapsed_s < window_s - 1e-9) & ~batch.done
         if not going.any():
             break
         observation = {"places": seen.places, "request": seen.request, "cluster": seen.cluster}
@@ -95,23 +95,23 @@ def test_it_is_what_deciding_outside_brings(setting, kind):
     assert decisions == taken
     assert len(chosen) > 1
     if setting == "held_and_lost":
-        assert deciders.hold in chosen
+        assert batch.hold in chosen
         assert rolled.table[:, 3].sum() > 0
 
 
 def test_it_can_be_gone_on_from():
-    deciders, _ = episodes()
+    batch, _ = episodes()
     policy = make_policy("linear_score")
-    objective = deciders.episodes[0].config.objective
+    objective = batch.episodes[0].config.objective
     forever, first = np.full(3, np.inf), np.zeros(3, np.int64)
-    whole, all_of_them = deciders.branch([0, 1, 2]).roll(first, policy.in_kernel, forever, 1 << 40)
-    seen, _ = deciders.branch([0, 1, 2]).step(first)
+    whole, all_of_them = batch.branch([0, 1, 2]).roll(first, policy.in_kernel, forever, 1 << 40)
+    seen, _ = batch.branch([0, 1, 2]).step(first)
     second = policy.act_batch({"places": seen.places}, seen.masks)
-    some, one_each = deciders.roll(first, policy.in_kernel, forever, 1)
+    some, one_each = batch.roll(first, policy.in_kernel, forever, 1)
     assert one_each == 3
-    assert not deciders.done.any()
-    rest, others = deciders.roll(second, policy.in_kernel, forever, 1 << 40)
-    assert deciders.done.all()
+    assert not batch.done.any()
+    rest, others = batch.roll(second, policy.in_kernel, forever, 1 << 40)
+    assert batch.done.all()
     assert others == all_of_them - 3
     np.testing.assert_allclose(
         some.rewards(objective) + rest.rewards(objective), whole.rewards(objective), rtol=1e-9
@@ -123,16 +123,16 @@ def test_a_network_of_more_layers_stays_outside():
 
 
 def test_squares_weigh_late_first_tokens_also_of_requests_that_still_wait():
-    deciders, seen = episodes()
+    batch, seen = episodes()
     policy = make_policy("linear_score")
-    first = np.where(seen.masks[:, 0], 0, deciders.hold)
+    first = np.where(seen.masks[:, 0], 0, batch.hold)
     squares, until_s = [], []
     for window_s in (0.5, np.inf):
-        forks = deciders.branch([0, 1, 2])
+        forks = batch.branch([0, 1, 2])
         rolled, _ = forks.roll(first, policy.in_kernel, np.full(3, window_s), 10**6)
         squares.append(rolled.squares)
         until_s.append([episode.simulator.now_s for episode in forks.episodes])
-    (promise,) = deciders.episodes[0].slos
+    (promise,) = batch.episodes[0].slos
     for i, episode in enumerate(forks.episodes):
         records = episode.simulator.results()
         for square, until in zip(squares, until_s, strict=True):
@@ -145,27 +145,27 @@ def test_squares_weigh_late_first_tokens_also_of_requests_that_still_wait():
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_copies_in_the_kernel_bring_what_forks_bring(setting, kind):
     """Also where requests come and go between two calls, and where the control plane is needed."""
-    deciders, _ = episodes(**SETTINGS[setting])
-    score = (make_policy("linear_score") if kind == "sum" else network_policy(deciders)).in_kernel
-    objective = deciders.episodes[0].config.objective
+    batch, _ = episodes(**SETTINGS[setting])
+    score = (make_policy("linear_score") if kind == "sum" else network_policy(batch)).in_kernel
+    objective = batch.episodes[0].config.objective
     owners = np.array([0, 0, 1, 2, 2, 1])
     window_s = np.array([0.5, 0.3, np.inf, np.inf, 1.0, 0.2])
     for step in range(40):
         first = np.where(np.arange(6) % 2, 0, step % 2).astype(np.int64)
         if step % 8 == 0:
-            forks, decisions = deciders.branch(owners.tolist()).roll(first, score, window_s, MOST)
-            copies, also = deciders.roll_branches(owners.tolist(), first, score, window_s, MOST)
+            forks, decisions = batch.branch(owners.tolist()).roll(first, score, window_s, MOST)
+            copies, also = batch.roll_branches(owners.tolist(), first, score, window_s, MOST)
             np.testing.assert_array_equal(copies.table, forks.table)
             np.testing.assert_array_equal(copies.unfinished, forks.unfinished)
             np.testing.assert_array_equal(copies.rewards(objective), forks.rewards(objective))
             assert copies.truncated.tolist() == forks.truncated.tolist()
             assert copies.terminated.tolist() == forks.terminated.tolist()
             assert decisions == also
-        deciders.step(np.full(3, step % 2))
-    deciders.roll(np.zeros(3, np.int64), score, np.full(3, np.inf), 1 << 40)
-    assert deciders.done.all()
-    forks, none = deciders.branch(owners.tolist()).roll(first, score, window_s, MOST)
-    copies, also = deciders.roll_branches(owners.tolist(), first, score, window_s, MOST)
+        batch.step(np.full(3, step % 2))
+    batch.roll(np.zeros(3, np.int64), score, np.full(3, np.inf), 1 << 40)
+    assert batch.done.all()
+    forks, none = batch.branch(owners.tolist()).roll(first, score, window_s, MOST)
+    copies, also = batch.roll_branches(owners.tolist(), first, score, window_s, MOST)
     assert none == also == 0
     np.testing.assert_array_equal(copies.rewards(objective), forks.rewards(objective))
     np.testing.assert_array_equal(copies.unfinished, forks.unfinished)

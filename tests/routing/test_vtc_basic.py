@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from baselines.common.routers.vtc_basic import VTCBasicConfig, VTCBasicPolicy
+from serving_gym.baselines.common.routers.vtc_basic import VTCBasicConfig, VTCBasicPolicy
 from tests.routing.states import arriving, engine, routing_spec, routing_state
 
 

@@ -7,12 +7,12 @@ import json
 import numpy as np
 import pytest
 
-from baselines.registry import make_policy
-from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec
-from envs.registration import make_env
-from envs.routing.state import RoutingState
-from envs.routing.wire import state_from_json, state_to_json
-from envs.workload.registry import WorkloadSpec
+from serving_gym.baselines.registry import make_policy
+from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
+from serving_gym.envs.registration import make_env
+from serving_gym.envs.routing.state import RoutingState
+from serving_gym.envs.workload.registry import WorkloadSpec
+from serving_gym.runners.serving.wire import state_from_json, state_to_json
 
 FLEET = FleetConfig(groups=(GroupSpec(ReplicaSpec("llama-3.1-8b", "H100", kv_blocks=900), 3),))
 

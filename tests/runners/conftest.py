@@ -3,8 +3,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from envs.metrics import FINISHED, RequestRecords
-from runners.rollout import Episode
+from serving_gym.envs.interface.metrics import FINISHED, RequestRecords
+from serving_gym.runners.rollouts.rollout import Episode
 
 MakeEpisode = Callable[..., Episode]
 

@@ -14,15 +14,16 @@ import pytest
 import yaml
 from hydra import initialize_config_dir
 
-from envs.workload.registry import WorkloadSource, WorkloadSpec
-from envs.workload.traces import TRACES, find_trace
-from runners import benchmark, blocks, compare
-from runners.benchmark import _composed, load_task, task_names
-from runners.cli import USER_ERROR
-from runners.comparison import disjoint_seeds
-from runners.environments import make_configured_env
-from runners.policies import CONFIG_DIR, load_policy
-from runners.schema import CompareConfig, register_command, register_schemas
+from serving_gym.envs.workload.registry import WorkloadSource, WorkloadSpec
+from serving_gym.envs.workload.traces import TRACES, find_trace
+from serving_gym.runners import compare
+from serving_gym.runners.benchmark import benchmark, blocks
+from serving_gym.runners.benchmark.benchmark import _composed, load_task, task_names
+from serving_gym.runners.command_line.cli import USER_ERROR
+from serving_gym.runners.comparison.results import disjoint_seeds
+from serving_gym.runners.configuration.environments import make_configured_env
+from serving_gym.runners.configuration.policies import CONFIG_DIR, load_policy
+from serving_gym.runners.configuration.schema import CompareConfig, register_command, register_schemas
 from tests.processes import children_of, is_running
 
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from calibration.fitting import regenerate
-from calibration.profile import dump_profile, named_profile, parse_profile
-from runners import calibrate, simulate
-from runners.measured import with_width
+from serving_gym.calibration.profile import dump_profile, named_profile, parse_profile
+from serving_gym.runners import calibrate, simulate
+from serving_gym.runners.measuring.report import with_width
+from serving_gym.runners.profile_fitting import regenerate
 
 LIVE = ["backend=vllm", "backend.endpoints=[http://127.0.0.1:1]"]
 

@@ -6,13 +6,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from baselines.policy import Action
-from baselines.registry import make_policy
-from envs.registration import make_env
-from envs.scaling import Operation, ScaleChange
-from envs.workload.registry import WorkloadSpec
-from runners.comparison import Kinds, compare_results
-from runners.rollout import run_episode
+from serving_gym.baselines.policy import Action
+from serving_gym.baselines.registry import make_policy
+from serving_gym.envs.interface.scaling import Operation, ScaleChange
+from serving_gym.envs.registration import make_env
+from serving_gym.envs.workload.registry import WorkloadSpec
+from serving_gym.runners.comparison.results import Kinds, compare_results
+from serving_gym.runners.rollouts.rollout import run_episode
 from tests.autoscaling import samples as samples_of_autoscaling
 from tests.deployment import samples as samples_of_deployment
 from tests.sharing import samples as samples_of_sharing

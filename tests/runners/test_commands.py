@@ -11,10 +11,10 @@ import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 
-from runners import bench, compare, evaluate, simulate, tune
-from runners.cli import USER_ERROR
-from runners.policies import CONFIG_DIR, load_policy, policy_config, policy_names
-from runners.schema import register_schemas
+from serving_gym.runners import bench, compare, evaluate, simulate, tune
+from serving_gym.runners.command_line.cli import USER_ERROR
+from serving_gym.runners.configuration.policies import CONFIG_DIR, load_policy, policy_config, policy_names
+from serving_gym.runners.configuration.schema import register_schemas
 
 Main = Callable[[Sequence[str]], int]
 TINY = ["workload.num_requests=40", "seeds=2"]

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from envs.metrics import to_jsonable
-from envs.workload.registry import WorkloadSource, WorkloadSpec
-from runners.comparison import Kinds, References, compare_results, disjoint_blocks
-from runners.plots import plot_intervals, plot_timeline
-from runners.rollout import Episode
+from serving_gym.envs.interface.metrics import to_jsonable
+from serving_gym.envs.workload.registry import WorkloadSource, WorkloadSpec
+from serving_gym.runners.comparison.results import Kinds, References, compare_results, disjoint_blocks
+from serving_gym.runners.reporting.plots import plot_intervals, plot_timeline
+from serving_gym.runners.rollouts.rollout import Episode
 
 MakeEpisode = Callable[..., Episode]
 

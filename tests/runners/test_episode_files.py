@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from runners import episode_files, evaluate
+from serving_gym.runners import evaluate
+from serving_gym.runners.reporting import episode_files
 
 WORDS = ["env=routing", "policy=jsq", "workload.num_requests=30", "seeds=1"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from runners import compare
+from serving_gym.runners import compare
 
 WORDS = [
     "env=routing",
@@ -57,6 +57,6 @@ def test_what_cannot_be_is_said_in_a_sentence(words, message, tmp_path: Path, ca
 
 
 def test_without_ray_one_is_told_how_to_get_it(tmp_path: Path, capsys, monkeypatch):
-    monkeypatch.setattr("runners.fan_out.find_spec", lambda name: None)
+    monkeypatch.setattr("serving_gym.runners.rollouts.launchers.find_spec", lambda name: None)
     assert compare.main([*WORDS, "launcher=ray", f"out={tmp_path}"]) == 2
     assert "pip install 'serving-gym[ray]'" in capsys.readouterr().err

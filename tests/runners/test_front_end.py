@@ -7,14 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from baselines.registry import make_policy
-from calibration.engines import Frontend
-from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec
-from envs.objective import Objective
-from envs.registration import make_env
-from envs.workload.registry import WorkloadSpec
-from runners.front_end import as_clients_see_it, shifted
-from runners.rollout import run_episode
+from serving_gym.baselines.registry import make_policy
+from serving_gym.calibration.engines import Frontend
+from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
+from serving_gym.envs.interface.objective import Objective
+from serving_gym.envs.registration import make_env
+from serving_gym.envs.workload.registry import WorkloadSpec
+from serving_gym.runners.rollouts.rollout import run_episode
+from serving_gym.runners.validation.front_end import as_clients_see_it, shifted
 
 
 @pytest.fixture(scope="module")

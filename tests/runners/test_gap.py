@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from runners.gap import COMPARED, gap, transition_gap
-from runners.rollout import Episode
+from serving_gym.runners.live.gap import COMPARED, gap, transition_gap
+from serving_gym.runners.rollouts.rollout import Episode
 
 
 def episode(value: float, seed: int = 0, overrides: int = 0) -> Episode:

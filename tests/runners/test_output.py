@@ -5,8 +5,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from runners.output import write_json, write_jsonl, write_parquet, write_text
-from runners.tables import format_value
+from serving_gym.runners.reporting.output import write_json, write_jsonl, write_parquet, write_text
+from serving_gym.runners.reporting.tables import format_value
 
 
 def test_json_is_strict(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from runners import compare
-from runners.policies import ZOO_DIR, is_pattern, members_of
-from runners.pooling import pooled
-from runners.rollout import Episode
-from runners.statistics import bootstrap_interval, crossed_interval, interquartile_mean
+from serving_gym.runners import compare
+from serving_gym.runners.comparison.pooling import pooled
+from serving_gym.runners.comparison.statistics import bootstrap_interval, crossed_interval, interquartile_mean
+from serving_gym.runners.configuration.policies import ZOO_DIR, is_pattern, members_of
+from serving_gym.runners.rollouts.rollout import Episode
 
 MakeEpisode = Callable[..., Episode]
 FACTORS = {"plain": 1.0, "runs/a/0": 0.8, "runs/a/1": 0.9, "runs/a/2": 1.0, "runs/a/3": 0.9}

@@ -7,15 +7,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from envs.backend import SLO
-from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec, SlowNode
-from envs.objective import Objective
-from envs.registration import make_env
-from envs.workload.registry import WorkloadSpec
-from runners.clairvoyant import ClairvoyantSearchPolicy
-from runners.policies import load_policy
-from runners.references import Engines, bound_on_return, class_slowdowns, engines_of, srpt_flow_time
-from runners.rollout import run_episode
+from serving_gym.envs.interface.backend import SLO
+from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec, SlowNode
+from serving_gym.envs.interface.objective import Objective
+from serving_gym.envs.registration import make_env
+from serving_gym.envs.workload.registry import WorkloadSpec
+from serving_gym.runners.comparison.clairvoyant import ClairvoyantSearchPolicy
+from serving_gym.runners.comparison.references import (
+    Engines,
+    bound_on_return,
+    class_slowdowns,
+    engines_of,
+    srpt_flow_time,
+)
+from serving_gym.runners.configuration.policies import load_policy
+from serving_gym.runners.rollouts.rollout import run_episode
 
 MIXED = FleetConfig(
     groups=(

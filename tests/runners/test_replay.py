@@ -6,7 +6,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from runners import replay, simulate, validate
+from serving_gym.runners import simulate, validate
+from serving_gym.runners.validation import replay
 
 SERVER = {
     "url": "http://127.0.0.1:1",

@@ -9,18 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from envs.backend import Redeploy, SetLayout
-from envs.workload.seeding import stream
-from runners import reproduce
-from runners.cli import USER_ERROR
-from runners.reproduction.claims import Claim, above, at_least, at_most, near, shown, write_claims
-from runners.reproduction.flying_serving import switching
-from runners.reproduction.flying_serving.study import LLAMA, MODELS
-from runners.reproduction.measures import transition_s
-from runners.reproduction.parts import Evaluation, run_parts, total
-from runners.reproduction.preserve.study import NUM_SEARCHES, Figures, Study, gain
-from runners.reproduction.trials import compose_setting, in_burst, in_quiet, phase_of, run_trials
-from runners.schema import PAPERS, ReproduceConfig, register_schemas
+from serving_gym.envs.interface.backend import Redeploy, SetLayout
+from serving_gym.envs.workload.seeding import stream
+from serving_gym.runners import reproduce
+from serving_gym.runners.command_line.cli import USER_ERROR
+from serving_gym.runners.configuration.schema import PAPERS, ReproduceConfig, register_schemas
+from serving_gym.runners.reproduction.claims import Claim, above, at_least, at_most, near, shown, write_claims
+from serving_gym.runners.reproduction.flying_serving import switching
+from serving_gym.runners.reproduction.flying_serving.study import LLAMA, MODELS
+from serving_gym.runners.reproduction.measures import transition_s
+from serving_gym.runners.reproduction.parts import Evaluation, run_parts, total
+from serving_gym.runners.reproduction.preserve.study import NUM_SEARCHES, Figures, Study, gain
+from serving_gym.runners.reproduction.trials import compose_setting, in_burst, in_quiet, phase_of, run_trials
 
 KEYS = ["paper", "claim", "section", "paper_value", "ours", "unit", "ratio", "holds", "note"]
 
@@ -83,7 +83,7 @@ def test_phases_are_those_of_the_arrivals():
 
 
 def test_asking_for_phases_does_not_change_the_workload():
-    from envs.workload import flying
+    from serving_gym.envs.workload import flying
 
     traffic, rng = flying.bursty(), stream(3, "x")
     edges_s = traffic.phase_edges_s(200, stream(3, "x"))

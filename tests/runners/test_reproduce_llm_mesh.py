@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from envs.workload.traces import DATA_VARIABLE
-from runners import reproduce
-from runners.progress import progress_bar
-from runners.reproduction.llm_mesh import ablation, capacity, examples, mixes
-from runners.reproduction.llm_mesh.study import MESH, SLLM, Cell, Study, cells_of, num_steps
-from runners.schema import ReproduceConfig
+from serving_gym.envs.workload.traces import DATA_VARIABLE
+from serving_gym.runners import reproduce
+from serving_gym.runners.configuration.schema import ReproduceConfig
+from serving_gym.runners.reporting.progress import progress_bar
+from serving_gym.runners.reproduction.llm_mesh import ablation, capacity, examples, mixes
+from serving_gym.runners.reproduction.llm_mesh.study import MESH, SLLM, Cell, Study, cells_of, num_steps
 
 KEYS = ["paper", "claim", "section", "paper_value", "ours", "unit", "ratio", "holds", "note"]
 

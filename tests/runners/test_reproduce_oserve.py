@@ -9,12 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from baselines.oserve.forecast import MovingAverage
-from envs.workload.traces import DATA_VARIABLE
-from runners import reproduce
-from runners.progress import progress_bar
-from runners.reproduction.oserve import episodes, examples, forecasting, searching, switching
-from runners.schema import ReproduceConfig
+from serving_gym.baselines.oserve.forecast import MovingAverage
+from serving_gym.envs.workload.traces import DATA_VARIABLE
+from serving_gym.runners import reproduce
+from serving_gym.runners.configuration.schema import ReproduceConfig
+from serving_gym.runners.reporting.progress import progress_bar
+from serving_gym.runners.reproduction.oserve import episodes, examples, forecasting, searching, switching
 
 KEYS = ["paper", "claim", "section", "paper_value", "ours", "unit", "ratio", "holds", "note"]
 

@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from envs.workload.tiers import IW_F, IW_N, NIW
-from runners import reproduce
-from runners.progress import progress_bar
-from runners.reproduction.sageserve import tiers
-from runners.reproduction.sageserve.study import (
+from serving_gym.envs.workload.tiers import IW_F, IW_N, NIW
+from serving_gym.runners import reproduce
+from serving_gym.runners.configuration.schema import ReproduceConfig
+from serving_gym.runners.reporting.progress import progress_bar
+from serving_gym.runners.reproduction.sageserve import tiers
+from serving_gym.runners.reproduction.sageserve.study import (
     DPA,
     EDF,
     FCFS,
@@ -22,7 +23,6 @@ from runners.reproduction.sageserve.study import (
     Outcome,
     Study,
 )
-from runners.schema import ReproduceConfig
 
 KEYS = ["paper", "claim", "section", "paper_value", "ours", "unit", "ratio", "holds", "note"]
 

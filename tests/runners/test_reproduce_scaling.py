@@ -5,9 +5,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from runners.reproduction.preserve import scaling as preserve
-from runners.reproduction.sageserve import scaling as sageserve
-from runners.reproduction.sageserve.scaling_study import (
+from serving_gym.runners.configuration.schema import ReproduceConfig
+from serving_gym.runners.reproduction.preserve import scaling as preserve
+from serving_gym.runners.reproduction.sageserve import scaling as sageserve
+from serving_gym.runners.reproduction.sageserve.scaling_study import (
     CHIRON,
     FEWEST,
     LT_UA,
@@ -20,7 +21,6 @@ from runners.reproduction.sageserve.scaling_study import (
     instance_hours,
     kv_blocks,
 )
-from runners.schema import ReproduceConfig
 
 
 def records(arrival_s, e2e_s, tokens, class_id=None):
@@ -55,9 +55,9 @@ def test_outcomes_look_at_interactive_requests():
 
 def test_heads_of_grouped_queries_are_all_kept():
     """Llama-2-70B has 64 heads and 8 of keys and values, Bloom as many of each."""
-    from calibration.hardware import get_gpu
-    from calibration.memory import num_blocks
-    from calibration.models import get_model
+    from serving_gym.calibration.hardware import get_gpu
+    from serving_gym.calibration.memory import num_blocks
+    from serving_gym.calibration.models import get_model
 
     for model, factor in (("llama-2-70b", 8), ("bloom-176b", 1)):
         whole = num_blocks(get_model(model), get_gpu("H100"), 8, memory_utilization=0.9)

@@ -10,12 +10,12 @@ import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from runners import compare, evaluate, tune
-from runners.cli import USER_ERROR
-from runners.environments import make_configured_env
-from runners.policies import CONFIG_DIR
-from runners.schema import EvaluateConfig, register_schemas
-from runners.typed import build
+from serving_gym.runners import compare, evaluate, tune
+from serving_gym.runners.command_line.cli import USER_ERROR
+from serving_gym.runners.configuration.environments import make_configured_env
+from serving_gym.runners.configuration.policies import CONFIG_DIR
+from serving_gym.runners.configuration.schema import EvaluateConfig, register_schemas
+from serving_gym.runners.configuration.typed import build
 
 Main = Callable[[Sequence[str]], int]
 TINY = ["env=routing", "workload.num_requests=60", "seeds=2"]

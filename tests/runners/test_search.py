@@ -4,9 +4,9 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from baselines.policy import Tunable
-from baselines.ranges import from_unit, to_unit
-from runners.search import search
+from serving_gym.baselines.policy import Tunable
+from serving_gym.baselines.ranges import from_unit, to_unit
+from serving_gym.runners.tuning.cma_es import search
 
 RANGES = {"level": Tunable(0.1, 10.0, log=True), "share": Tunable(0.0, 1.0)}
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from runners import compare, evaluate, simulate, tune
-from runners.cli import USER_ERROR
+from serving_gym.runners import compare, evaluate, simulate, tune
+from serving_gym.runners.command_line.cli import USER_ERROR
 from tests.runners.test_commands import failure
 
 TINY = [

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from runners.statistics import (
+from serving_gym.runners.comparison.statistics import (
     Improvement,
     bootstrap_interval,
     holm,

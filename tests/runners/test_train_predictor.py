@@ -11,14 +11,14 @@ import pandas as pd
 import pytest
 from hydra import compose, initialize_config_dir
 
-from baselines.length_prediction.registry import PREDICTORS, load_predictor
-from envs.workload import load_file
-from envs.workload.predictions import PredictionSpec, accuracy, predict_lengths
-from runners import simulate, traces, train_predictor
-from runners.cli import USER_ERROR
-from runners.policies import CONFIG_DIR
-from runners.predictor_config import TrainPredictorConfig
-from runners.schema import register_command
+from serving_gym.baselines.length_prediction.registry import PREDICTORS, load_predictor
+from serving_gym.envs.workload import load_file
+from serving_gym.envs.workload.predictions import PredictionSpec, accuracy, predict_lengths
+from serving_gym.runners import simulate, traces, train_predictor
+from serving_gym.runners.command_line.cli import USER_ERROR
+from serving_gym.runners.configuration.policies import CONFIG_DIR
+from serving_gym.runners.configuration.predictor_config import TrainPredictorConfig
+from serving_gym.runners.configuration.schema import register_command
 from tests.length_prediction.corpus import write_sharegpt
 
 ROOT = Path(__file__).parents[2]

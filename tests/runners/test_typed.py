@@ -5,10 +5,10 @@ import pytest
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigKeyError
 
-from envs.backend import ClusterSpec
-from envs.registration import env_config_class, env_names
-from runners.schema import COMMANDS, SHARED_ENV_FIELDS
-from runners.typed import build, schema_of
+from serving_gym.envs.interface.backend import ClusterSpec
+from serving_gym.envs.registration import env_config_class, env_names
+from serving_gym.runners.configuration.schema import COMMANDS, SHARED_ENV_FIELDS
+from serving_gym.runners.configuration.typed import build, schema_of
 
 
 @dataclass(frozen=True)

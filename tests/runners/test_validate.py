@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from runners import calibrate, validate
-from runners.cli import USER_ERROR
+from serving_gym.runners import calibrate, validate
+from serving_gym.runners.command_line.cli import USER_ERROR
 
 STEP = {
     "model": "llama2-70b", "hardware": "h100-80gb", "tensor_parallel": 4, "prompt_size": 512, "batch_size": 1,

@@ -3,13 +3,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from baselines.registry import make_policy
-from baselines.serverless_llm.policy import ServerlessLLMConfig, ServerlessLLMPolicy
-from envs.registration import make_env
-from envs.sharing.spec import NodeSpec, SharingSpec
-from envs.sharing.state import Configure, Event, InstanceStatus, NewInstance, Retry, TokenScheduler
-from envs.workload.registry import WorkloadSpec
-from runners.rollout import run_episode
+from serving_gym.baselines.registry import make_policy
+from serving_gym.baselines.serverless_llm.policy import ServerlessLLMConfig, ServerlessLLMPolicy
+from serving_gym.envs.registration import make_env
+from serving_gym.envs.sharing.spec import NodeSpec, SharingSpec
+from serving_gym.envs.sharing.state import (
+    Configure,
+    Event,
+    InstanceStatus,
+    NewInstance,
+    Retry,
+    TokenScheduler,
+)
+from serving_gym.envs.workload.registry import WorkloadSpec
+from serving_gym.runners.rollouts.rollout import run_episode
 from tests.llm_mesh.states import TOKEN, instance, setting, spec, state
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from envs.backend import LengthSLO
-from envs.sharing.spec import NodeSpec, SharingSpec
-from envs.simulator.sharing.build import ManagerSpec
-from envs.simulator.sharing.simulator import SharingSimulator
-from envs.workload.schema import Workload
+from serving_gym.envs.interface.backend import LengthSLO
+from serving_gym.envs.sharing.spec import NodeSpec, SharingSpec
+from serving_gym.envs.simulator.sharing.build import ManagerSpec
+from serving_gym.envs.simulator.sharing.simulator import SharingSimulator
+from serving_gym.envs.workload.schema import Workload
 
 PROMISE = LengthSLO(2.0, 0.25, 1 / 512)
 MODELS = ("llama-3.2-3b#0", "llama-2-7b#1", "llama-2-7b#2", "llama-2-13b#3", "llama-3.2-3b#4")

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from baselines.common.first_fit import FirstFitConfig, FirstFitPolicy
-from baselines.common.random import RandomPolicy
-from envs.metrics import summarise
-from envs.registration import make_env, make_vector_env
-from envs.sharing.config import SharingConfig
-from envs.sharing.spec import NodeSpec, SharingSpec
-from envs.sharing.state import (
+from serving_gym.baselines.common.first_fit import FirstFitConfig, FirstFitPolicy
+from serving_gym.baselines.common.random import RandomPolicy
+from serving_gym.envs.interface.metrics import summarise
+from serving_gym.envs.registration import make_env, make_vector_env
+from serving_gym.envs.sharing.config import SharingConfig
+from serving_gym.envs.sharing.spec import NodeSpec, SharingSpec
+from serving_gym.envs.sharing.state import (
     Configure,
     Event,
     InstanceStatus,
@@ -28,10 +28,10 @@ from envs.sharing.state import (
     TokenScheduler,
     Unload,
 )
-from envs.simulator.sharing.build import ManagerSpec
-from envs.simulator.sharing.features import CLUSTER_FEATURES, PLACE_FEATURES, REQUEST_FEATURES
-from envs.workload.registry import WorkloadSpec
-from runners.rollout import run_episode
+from serving_gym.envs.simulator.sharing.build import ManagerSpec
+from serving_gym.envs.simulator.sharing.features import CLUSTER_FEATURES, PLACE_FEATURES, REQUEST_FEATURES
+from serving_gym.envs.workload.registry import WorkloadSpec
+from serving_gym.runners.rollouts.rollout import run_episode
 from tests.sharing.samples import SMALL
 
 MIX = {

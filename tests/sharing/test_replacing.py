@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from baselines.common.first_fit import FirstFitPolicy
-from baselines.common.keep_warm import KeepWarmConfig, KeepWarmPolicy
-from baselines.common.place_score import PlaceScoreConfig, PlaceScorePolicy
-from envs.backend import TOTALS
-from envs.live.sharing.env import check_shared
-from envs.live.sharing.mirror import demand_of
-from envs.registration import make_env
-from envs.sharing.config import SharingConfig
-from envs.sharing.spec import NodeSpec, SharingSpec
-from envs.sharing.state import Event, InstanceStatus
-from envs.simulator.sharing.build import ManagerSpec
-from envs.simulator.sharing.features import PLACE_FEATURES, REQUEST_FEATURES
-from envs.workload.registry import WorkloadSpec
-from envs.workload.schema import Workload
+from serving_gym.baselines.common.first_fit import FirstFitPolicy
+from serving_gym.baselines.common.keep_warm import KeepWarmConfig, KeepWarmPolicy
+from serving_gym.baselines.common.place_score import PlaceScoreConfig, PlaceScorePolicy
+from serving_gym.envs.interface.backend import TOTALS
+from serving_gym.envs.registration import make_env
+from serving_gym.envs.sharing.config import SharingConfig
+from serving_gym.envs.sharing.live.env import check_shared
+from serving_gym.envs.sharing.live.mirror import demand_of
+from serving_gym.envs.sharing.spec import NodeSpec, SharingSpec
+from serving_gym.envs.sharing.state import Event, InstanceStatus
+from serving_gym.envs.simulator.sharing.build import ManagerSpec
+from serving_gym.envs.simulator.sharing.features import PLACE_FEATURES, REQUEST_FEATURES
+from serving_gym.envs.workload.registry import WorkloadSpec
+from serving_gym.envs.workload.schema import Workload
 
 TWO = SharingSpec(  # room for two instances of a 7B model
     nodes=(NodeSpec("gpu", "A100-80GB", 1, 36.0),),

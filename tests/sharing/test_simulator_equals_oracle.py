@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envs.sharing.state import (
+from serving_gym.envs.sharing.state import (
     Configure,
     Event,
     InstanceStatus,
@@ -21,8 +21,8 @@ from envs.sharing.state import (
     TokenScheduler,
     Unload,
 )
-from envs.simulator.sharing.arrays import GONE
-from envs.simulator.sharing.build import ManagerSpec
+from serving_gym.envs.simulator.sharing.arrays import GONE
+from serving_gym.envs.simulator.sharing.build import ManagerSpec
 from tests.sharing.oracle import NEVER, Oracle
 from tests.sharing.samples import CPU, GPU, SMALL, simulator_of, some_requests
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from calibration.transitions import kv_resize_s
-from envs.backend import LengthSLO
-from envs.metrics import RequestRecords, summarise
-from envs.sharing.spec import NodeSpec, SharingSpec
-from envs.sharing.state import (
+from serving_gym.calibration.transitions import kv_resize_s
+from serving_gym.envs.interface.backend import LengthSLO
+from serving_gym.envs.interface.metrics import RequestRecords, summarise
+from serving_gym.envs.sharing.spec import NodeSpec, SharingSpec
+from serving_gym.envs.sharing.state import (
     Configure,
     Event,
     InstanceStatus,
@@ -22,7 +22,7 @@ from envs.sharing.state import (
     TokenScheduler,
     Unload,
 )
-from envs.workload.schema import Workload
+from serving_gym.envs.workload.schema import Workload
 from tests.sharing.samples import simulator_of
 
 ONE = SharingSpec(nodes=(NodeSpec("gpu", "A100-80GB", 1, 72.0),), slots_per_node=4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from envs.simulator.fleet.simulator import FleetSimulator
+from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
 
 MS = 1_000_000_000  # picoseconds
 ITERATION_MS = 10

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from envs.simulator.kernel.state import ACTIVE, ROUTER_NAMES, Tables
-from envs.simulator.scheduling import QUEUE_ORDERS
-from envs.simulator.simulator import Simulator
+from serving_gym.envs.simulator.kernel.state import ACTIVE, ROUTER_NAMES, Tables
+from serving_gym.envs.simulator.scheduling import QUEUE_ORDERS
+from serving_gym.envs.simulator.simulator import Simulator
 from tests.simulator.oracle import Cluster, Engine, Kind, Request, Settings
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from calibration.profile import load_profile
-from envs.backend import SLO, ClusterSpec
-from envs.fleet import FleetSpec, GroupSpec, ReplicaSpec
-from envs.simulator.cluster import build_cluster
-from envs.simulator.fleet.build import build_fleet
-from envs.simulator.scheduling import schedules_async
+from serving_gym.calibration.profile import load_profile
+from serving_gym.envs.interface.backend import SLO, ClusterSpec
+from serving_gym.envs.interface.fleet import FleetSpec, GroupSpec, ReplicaSpec
+from serving_gym.envs.simulator.cluster import build_cluster
+from serving_gym.envs.simulator.fleet.build import build_fleet
+from serving_gym.envs.simulator.scheduling import schedules_async
 from tests.simulator.oracle import Kind, Settings
 from tests.simulator.twins import Case, Kernel, Row, Slot
 

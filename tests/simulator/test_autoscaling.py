@@ -8,18 +8,27 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from calibration.models import get_model
-from envs.backend import SLO, EngineStatus
-from envs.fleet import Crash, FleetSpec, GroupSpec, NetworkLatency, ReplicaSpec
-from envs.scaling import Endpoint, MachineSpec, Operation, Pool, QueueSpec, Release, ReleaseLevel, ScaleChange
-from envs.simulator.autoscaling.simulator import AutoscalingSimulator
-from envs.simulator.fleet.simulator import FleetSimulator
-from envs.simulator.kernel.router_view import tracked_slots
-from envs.simulator.kernel.state import FREE
-from envs.workload.predictions import PredictionSpec
-from envs.workload.registry import WorkloadSource, WorkloadSpec
-from envs.workload.schema import Workload
-from envs.workload.streams import WholeStream
+from serving_gym.calibration.models import get_model
+from serving_gym.envs.interface.backend import SLO, EngineStatus
+from serving_gym.envs.interface.fleet import Crash, FleetSpec, GroupSpec, NetworkLatency, ReplicaSpec
+from serving_gym.envs.interface.scaling import (
+    Endpoint,
+    MachineSpec,
+    Operation,
+    Pool,
+    QueueSpec,
+    Release,
+    ReleaseLevel,
+    ScaleChange,
+)
+from serving_gym.envs.simulator.autoscaling.simulator import AutoscalingSimulator
+from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
+from serving_gym.envs.simulator.kernel.router_view import tracked_slots
+from serving_gym.envs.simulator.kernel.state import FREE
+from serving_gym.envs.workload.predictions import PredictionSpec
+from serving_gym.envs.workload.registry import WorkloadSource, WorkloadSpec
+from serving_gym.envs.workload.schema import Workload
+from serving_gym.envs.workload.streams import WholeStream
 
 MODEL, OTHER = "llama-3.1-8b", "llama-2-13b"
 REPLICA = ReplicaSpec(MODEL, "H100", kv_blocks=1000)

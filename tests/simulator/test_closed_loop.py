@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from envs.backend import SLO, ClusterSpec
-from envs.simulator.simulator import Simulator
-from envs.workload.schema import Workload
+from serving_gym.envs.interface.backend import SLO, ClusterSpec
+from serving_gym.envs.simulator.simulator import Simulator
+from serving_gym.envs.workload.schema import Workload
 
 SPEC = ClusterSpec(model="llama-3.1-8b", gpu="H100", num_gpus=1, base_width=1)
 

@@ -5,11 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from envs.backend import SLO, ClusterSpec, EngineStatus, Fault, Redeploy, SetLayout, SwitchMode
-from envs.layout import all_layouts
-from envs.metrics import FAILED, FINISHED, REFUSED, UNFINISHED
-from envs.simulator.simulator import Simulator
-from envs.workload.schema import Workload
+from serving_gym.envs.interface.backend import (
+    SLO,
+    ClusterSpec,
+    EngineStatus,
+    Fault,
+    Redeploy,
+    SetLayout,
+    SwitchMode,
+)
+from serving_gym.envs.interface.layout import all_layouts
+from serving_gym.envs.interface.metrics import FAILED, FINISHED, REFUSED, UNFINISHED
+from serving_gym.envs.simulator.simulator import Simulator
+from serving_gym.envs.workload.schema import Workload
 
 SPEC = ClusterSpec(num_gpus=4, router="jsq")
 DP, TP = (1, 1, 1, 1), (4,)

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.backend import SLO, EngineStatus
-from envs.fleet import FleetSpec, GroupSpec, ReplicaSpec, Stop
-from envs.simulator.fleet.simulator import FleetSimulator
-from envs.simulator.kernel.state import FREE
-from envs.workload.schema import Workload
+from serving_gym.envs.interface.backend import SLO, EngineStatus
+from serving_gym.envs.interface.fleet import FleetSpec, GroupSpec, ReplicaSpec, Stop
+from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
+from serving_gym.envs.simulator.kernel.state import FREE
+from serving_gym.envs.workload.schema import Workload
 
 SLOS = (SLO(1.0, 0.1),)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from envs.backend import SLO, EngineStatus
-from envs.fleet import FleetSpec, GroupSpec, ReplicaSpec, Route, Start, Stop
-from envs.simulator.fleet.simulator import FleetSimulator
-from envs.workload.schema import Workload
+from serving_gym.envs.interface.backend import SLO, EngineStatus
+from serving_gym.envs.interface.fleet import FleetSpec, GroupSpec, ReplicaSpec, Route, Start, Stop
+from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
+from serving_gym.envs.workload.schema import Workload
 
 SLOS = (SLO(1.0, 0.1),)
 SMALL = ReplicaSpec("llama-3.1-8b", "H100", max_num_seqs=16)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.backend import SLO, EngineStatus
-from envs.fleet import (
+from serving_gym.envs.interface.backend import SLO, EngineStatus
+from serving_gym.envs.interface.fleet import (
     Crash,
     FleetFault,
     FleetSpec,
@@ -24,11 +24,11 @@ from envs.fleet import (
     Start,
     Stop,
 )
-from envs.metrics import FAILED, FINISHED, UNFINISHED
-from envs.simulator.fleet.migrating import Migrating
-from envs.simulator.fleet.simulator import FleetSimulator
-from envs.simulator.kernel.state import DECODE, FREE, NEVER, PREFILL, TRANSIT
-from envs.workload.schema import Workload
+from serving_gym.envs.interface.metrics import FAILED, FINISHED, UNFINISHED
+from serving_gym.envs.simulator.fleet.migrating import Migrating
+from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
+from serving_gym.envs.simulator.kernel.state import DECODE, FREE, NEVER, PREFILL, TRANSIT
+from serving_gym.envs.workload.schema import Workload
 
 SLOS = (SLO(1.0, 0.1),)
 REPLICA = ReplicaSpec(

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envs.simulator.fleet.links import STORAGE, Links, max_min_rates
-from envs.simulator.kernel.state import PS_PER_S
+from serving_gym.envs.simulator.fleet.links import STORAGE, Links, max_min_rates
+from serving_gym.envs.simulator.kernel.state import PS_PER_S
 
 CAPACITY, STORAGE_RATE = 25_000_000_000, 3_310_000_000
 pairs = st.lists(st.tuples(st.integers(0, 3), st.integers(4, 9)), max_size=8)

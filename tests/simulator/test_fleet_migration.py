@@ -10,13 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envs.backend import SLO
-from envs.fleet import Crash, FleetCommand, FleetSpec, GroupSpec, Migrate, ReplicaSpec, ResizeKV, Start, Stop
-from envs.metrics import FAILED, FINISHED
-from envs.simulator.fleet.operations import Phase
-from envs.simulator.fleet.simulator import FleetSimulator
-from envs.simulator.kernel.state import FREE, TRANSIT
-from envs.workload.schema import Workload
+from serving_gym.envs.interface.backend import SLO
+from serving_gym.envs.interface.fleet import (
+    Crash,
+    FleetCommand,
+    FleetSpec,
+    GroupSpec,
+    Migrate,
+    ReplicaSpec,
+    ResizeKV,
+    Start,
+    Stop,
+)
+from serving_gym.envs.interface.metrics import FAILED, FINISHED
+from serving_gym.envs.simulator.fleet.operations import Phase
+from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
+from serving_gym.envs.simulator.kernel.state import FREE, TRANSIT
+from serving_gym.envs.workload.schema import Workload
 from tests.simulator.even import MS, advance, make_even
 
 SLOS = (SLO(1.0, 0.1),)

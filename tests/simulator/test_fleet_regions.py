@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from envs.backend import SLO, TOTALS
-from envs.fleet import (
+from serving_gym.envs.interface.backend import SLO, TOTALS
+from serving_gym.envs.interface.fleet import (
     Crash,
     FleetCommand,
     FleetSpec,
@@ -25,12 +25,12 @@ from envs.fleet import (
     Start,
     Stop,
 )
-from envs.metrics import FAILED, FINISHED
-from envs.simulator.fleet.simulator import FleetSimulator
-from envs.simulator.kernel.state import FREE, TRANSIT
-from envs.simulator.streaming import run_stream
-from envs.workload.schema import Workload
-from runners.clusters import FleetConfig, check_unattended, cluster_of
+from serving_gym.envs.interface.metrics import FAILED, FINISHED
+from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
+from serving_gym.envs.simulator.kernel.state import FREE, TRANSIT
+from serving_gym.envs.simulator.streaming import run_stream
+from serving_gym.envs.workload.schema import Workload
+from serving_gym.runners.configuration.clusters import FleetConfig, check_unattended, cluster_of
 from tests.simulator.even import MS, advance, make_even
 
 SLOS = (SLO(1.0, 0.1),)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from calibration.transitions import kv_resize_s
-from envs.backend import SLO, TOTALS
-from envs.fleet import Crash, FleetSpec, GroupSpec, ReplicaSpec, ResizeKV, Stop
-from envs.metrics import FINISHED
-from envs.simulator.fleet.simulator import FleetSimulator
-from envs.workload.schema import Workload
+from serving_gym.calibration.transitions import kv_resize_s
+from serving_gym.envs.interface.backend import SLO, TOTALS
+from serving_gym.envs.interface.fleet import Crash, FleetSpec, GroupSpec, ReplicaSpec, ResizeKV, Stop
+from serving_gym.envs.interface.metrics import FINISHED
+from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
+from serving_gym.envs.workload.schema import Workload
 
 SLOS = (SLO(1.0, 0.1),)
 BLOCK_BYTES = 16 * 2 * 32 * 8 * 128 * 2  # 16 tokens, keys and values, 32 layers, 8 heads of 128, 2 bytes

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from calibration.models import get_model
-from envs.backend import SLO
-from envs.fleet import Crash, FleetFault, FleetSpec, GroupSpec, ReplicaSpec, Start, Stop
-from envs.simulator.fleet.simulator import FleetSimulator
-from envs.workload.schema import Workload
+from serving_gym.calibration.models import get_model
+from serving_gym.envs.interface.backend import SLO
+from serving_gym.envs.interface.fleet import Crash, FleetFault, FleetSpec, GroupSpec, ReplicaSpec, Start, Stop
+from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
+from serving_gym.envs.workload.schema import Workload
 
 SLOS = (SLO(1.0, 0.1),)
 REPLICA = ReplicaSpec("llama-3.1-8b", "H100")

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from envs.simulator.kernel import state
-from envs.simulator.kernel.state import CLASS_DTYPE, KIND_DTYPE, Tables, Traffic, rows_of
-from envs.simulator.kernel.world import advance
+from serving_gym.envs.simulator.kernel import state
+from serving_gym.envs.simulator.kernel.state import CLASS_DTYPE, KIND_DTYPE, Tables, Traffic, rows_of
+from serving_gym.envs.simulator.kernel.world import advance
 
 ITERATION_PS = 1_000_000
 MEAN_TOKENS = 2_000

@@ -6,9 +6,9 @@ from types import ModuleType
 
 import pytest
 
-from envs.simulator.kernel import accounting, engine, gateway, queues, routers, runs, world
-from envs.simulator.kernel.compiled import source_stamp
-from envs.simulator.kernel.world import advance
+from serving_gym.envs.simulator.kernel import accounting, engine, gateway, queues, routers, runs, world
+from serving_gym.envs.simulator.kernel.compiled import source_stamp
+from serving_gym.envs.simulator.kernel.world import advance
 from tests.simulator.oracle import Kind, Settings
 from tests.simulator.twins import Case, Kernel, Row, Slot
 

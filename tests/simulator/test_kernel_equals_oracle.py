@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from envs.simulator.kernel.state import PS_PER_S
+from serving_gym.envs.simulator.kernel.state import PS_PER_S
 from tests.simulator.cases import cases, sharing, slices
 from tests.simulator.oracle import Cluster, Kind, Settings
 from tests.simulator.twins import Case, Kernel, Row, Slot, assert_equal, build_oracle

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from envs.simulator.kernel import state
-from envs.simulator.kernel.world import advance, is_idle, latency_cost
+from serving_gym.envs.simulator.kernel import state
+from serving_gym.envs.simulator.kernel.world import advance, is_idle, latency_cost
 from tests.simulator.cases import cases, slices
 from tests.simulator.oracle import Kind, Settings
 from tests.simulator.twins import Case, Kernel, Row, Slot

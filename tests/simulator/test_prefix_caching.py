@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.backend import SLO, ClusterSpec
-from envs.simulator.kernel.state import ANONYMOUS
-from envs.simulator.simulator import Simulator
-from envs.workload.schema import Workload
+from serving_gym.envs.interface.backend import SLO, ClusterSpec
+from serving_gym.envs.simulator.kernel.state import ANONYMOUS
+from serving_gym.envs.simulator.simulator import Simulator
+from serving_gym.envs.workload.schema import Workload
 
 SLOS = (SLO(1.0, 0.1),)
 BLOCK = 16

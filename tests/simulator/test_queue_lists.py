@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.simulator.kernel import gateway, queues, state
-from envs.simulator.kernel.compiled import entry
-from envs.simulator.kernel.gateway import Gate, new_gate
-from envs.simulator.kernel.state import DPA, EDF, PRIORITY, World
+from serving_gym.envs.simulator.kernel import gateway, queues, state
+from serving_gym.envs.simulator.kernel.compiled import entry
+from serving_gym.envs.simulator.kernel.gateway import Gate, new_gate
+from serving_gym.envs.simulator.kernel.state import DPA, EDF, PRIORITY, World
 from tests.simulator.oracle import Kind, Settings
 from tests.simulator.twins import Case, Kernel, Row, Slot
 

@@ -10,9 +10,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from envs.simulator.kernel import state
-from envs.simulator.kernel.state import CLASS_DTYPE, KIND_DTYPE, PS_PER_S, Tables, Traffic, rows_of
-from envs.simulator.kernel.world import advance
+from serving_gym.envs.simulator.kernel import state
+from serving_gym.envs.simulator.kernel.state import (
+    CLASS_DTYPE,
+    KIND_DTYPE,
+    PS_PER_S,
+    Tables,
+    Traffic,
+    rows_of,
+)
+from serving_gym.envs.simulator.kernel.world import advance
 
 ITERATION_PS = PS_PER_S // 1000
 F, N = 0, 1  # the tiers: class and priority level

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from envs.backend import SLO, ClusterSpec
-from envs.simulator.kernel.state import PS_PER_S
-from envs.simulator.simulator import Simulator
-from envs.workload.registry import WorkloadSource, WorkloadSpec
+from serving_gym.envs.interface.backend import SLO, ClusterSpec
+from serving_gym.envs.simulator.kernel.state import PS_PER_S
+from serving_gym.envs.simulator.simulator import Simulator
+from serving_gym.envs.workload.registry import WorkloadSource, WorkloadSpec
 from tests.simulator.oracle_of import oracle_of, run_oracle
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from envs.backend import SLO
-from envs.fleet import FleetSpec, GroupSpec, ReplicaSpec
-from envs.simulator.fleet.simulator import FleetSimulator
-from envs.simulator.streaming import run_stream
-from envs.workload.schema import Workload
+from serving_gym.envs.interface.backend import SLO
+from serving_gym.envs.interface.fleet import FleetSpec, GroupSpec, ReplicaSpec
+from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
+from serving_gym.envs.simulator.streaming import run_stream
+from serving_gym.envs.workload.schema import Workload
 
 SLOS = (SLO(0.2, 0.02), SLO(2.0, 0.02))
 SPEC = FleetSpec((GroupSpec(ReplicaSpec("llama-3.1-8b", "H100", max_num_seqs=32), 3),), order="priority")

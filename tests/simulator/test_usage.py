@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calibration.power import POWER_LIMIT_W, power_of
-from envs.backend import SLO, ClusterSpec, SetLayout, SwitchMode
-from envs.fleet import Crash, FleetSpec, GroupSpec, ReplicaSpec, SlowNode, Start, Stop
-from envs.simulator.fleet.simulator import FleetSimulator
-from envs.simulator.simulator import Simulator
-from envs.workload.schema import Workload
+from serving_gym.calibration.power import POWER_LIMIT_W, power_of
+from serving_gym.envs.interface.backend import SLO, ClusterSpec, SetLayout, SwitchMode
+from serving_gym.envs.interface.fleet import Crash, FleetSpec, GroupSpec, ReplicaSpec, SlowNode, Start, Stop
+from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
+from serving_gym.envs.simulator.simulator import Simulator
+from serving_gym.envs.workload.schema import Workload
 
 SLOS = (SLO(1.0, 0.1),)
 SPEC = FleetSpec(

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from envs.simulator.kernel import state
-from envs.simulator.kernel.aborts import abort
-from envs.simulator.kernel.blocks import flush_cache
-from envs.simulator.kernel.migration import ask_to_leave, join, keep, requeue
-from envs.simulator.kernel.state import CLASS_DTYPE, KIND_DTYPE, Tables, Traffic, World, rows_of
-from envs.simulator.kernel.world import (
+from serving_gym.envs.simulator.kernel import state
+from serving_gym.envs.simulator.kernel.aborts import abort
+from serving_gym.envs.simulator.kernel.blocks import flush_cache
+from serving_gym.envs.simulator.kernel.migration import ask_to_leave, join, keep, requeue
+from serving_gym.envs.simulator.kernel.state import CLASS_DTYPE, KIND_DTYPE, Tables, Traffic, World, rows_of
+from serving_gym.envs.simulator.kernel.world import (
     advance,
     decoding_progress,
     dispatch_pool,
@@ -21,9 +21,9 @@ from envs.simulator.kernel.world import (
     pool_waiting,
     send,
 )
-from envs.simulator.prefix_tree import make_chains
-from envs.simulator.scheduling import QUEUE_ORDERS
-from envs.workload.schema import Workload
+from serving_gym.envs.simulator.prefix_tree import make_chains
+from serving_gym.envs.simulator.scheduling import QUEUE_ORDERS
+from serving_gym.envs.workload.schema import Workload
 from tests.simulator import oracle
 from tests.simulator.oracle import Kind, Settings
 

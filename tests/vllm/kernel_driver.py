@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from envs.simulator.kernel import state
-from envs.simulator.kernel.aborts import abort
-from envs.simulator.kernel.world import lacks_extents
+from serving_gym.envs.simulator.kernel import state
+from serving_gym.envs.simulator.kernel.aborts import abort
+from serving_gym.envs.simulator.kernel.world import lacks_extents
 from tests.simulator.twins import Kernel
 from tests.vllm.kernel_entries import add, begin, computed_tokens, end
 from tests.vllm.replay import Step, case_of, replay

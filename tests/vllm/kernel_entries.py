@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from envs.simulator.kernel import accounting, engine, queues, world
-from envs.simulator.kernel.compiled import entry
-from envs.simulator.kernel.state import Tables, Traffic, World
+from serving_gym.envs.simulator.kernel import accounting, engine, queues, world
+from serving_gym.envs.simulator.kernel.compiled import entry
+from serving_gym.envs.simulator.kernel.state import Tables, Traffic, World
 
 
 @entry

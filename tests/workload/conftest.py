@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from envs.workload import traces
+from serving_gym.envs.workload import traces
 
 
 @pytest.fixture

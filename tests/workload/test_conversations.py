@@ -5,14 +5,14 @@ import json
 import numpy as np
 import pytest
 
-from envs.workload.conversations import (
+from serving_gym.envs.workload.conversations import (
     TokenCounter,
     answer_tokens,
     conversation_workload,
     holds_conversations,
     load_conversations,
 )
-from envs.workload.registry import WorkloadSpec, make_workload
+from serving_gym.envs.workload.registry import WorkloadSpec, make_workload
 
 
 def turn(speaker, text):
@@ -69,7 +69,7 @@ def test_words_and_punctuation_marks_are_counted(file):
 
 
 def test_tokens_of_a_tokenizer_are_counted(file, tmp_path):
-    from baselines.length_prediction.encoder import build_tokenizer
+    from serving_gym.baselines.length_prediction.encoder import build_tokenizer
 
     build_tokenizer(["well hello that"] * 5, 100).save_pretrained(tmp_path / "llm")
     counter = TokenCounter(tmp_path / "llm")

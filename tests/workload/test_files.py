@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from envs.workload.fetch import fetch_trace
-from envs.workload.formats import load_file, write_trace
-from envs.workload.schema import Workload
-from envs.workload.traces import DATA_VARIABLE, TRACES, find_trace, load_trace, spread_arrivals
+from serving_gym.envs.workload.fetch import fetch_trace
+from serving_gym.envs.workload.formats import load_file, write_trace
+from serving_gym.envs.workload.schema import Workload
+from serving_gym.envs.workload.traces import DATA_VARIABLE, TRACES, find_trace, load_trace, spread_arrivals
 
 AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from envs.workload.functions import FITTED_FILE, FittedFunctions, load_function_fit
-from envs.workload.functions_fit import fit_functions, is_periodic
-from envs.workload.registry import SPLITS, WorkloadSource, WorkloadSpec, make_workload
-from envs.workload.seeding import stream
+from serving_gym.envs.workload.functions import FITTED_FILE, FittedFunctions, load_function_fit
+from serving_gym.envs.workload.functions_fit import fit_functions, is_periodic
+from serving_gym.envs.workload.registry import SPLITS, WorkloadSource, WorkloadSpec, make_workload
+from serving_gym.envs.workload.seeding import stream
 
 MIX = {"sizes": ("llama-3.2-3b", "llama-2-7b", "llama-2-13b"), "ratio": (4, 1, 1)}
 
@@ -109,6 +109,6 @@ def test_the_trace_gives_its_own_minutes(real_traces):
 
 
 def _first_half_hour():
-    from envs.workload.functions import minute_counts
+    from serving_gym.envs.workload.functions import minute_counts
 
     return minute_counts()[:, :30]

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy.signal import lfilter
 
-from envs.workload import flying
-from envs.workload.fitting import (
+from serving_gym.envs.workload import flying
+from serving_gym.envs.workload.fitting import (
     PROBABILITIES,
     fit,
     fit_memory,
@@ -13,11 +13,17 @@ from envs.workload.fitting import (
     marginal_distances,
     rank_correlation,
 )
-from envs.workload.generators import FittedWorkload, MemoryComponent, autoregress, fitted_names, load_fitted
-from envs.workload.mixing import with_long_prompts, with_priorities
-from envs.workload.schema import Workload, counts_per_bin, variation
-from envs.workload.sharegpt import sharegpt_poisson
-from envs.workload.traces import TRACES, load_trace
+from serving_gym.envs.workload.generators import (
+    FittedWorkload,
+    MemoryComponent,
+    autoregress,
+    fitted_names,
+    load_fitted,
+)
+from serving_gym.envs.workload.mixing import with_long_prompts, with_priorities
+from serving_gym.envs.workload.schema import Workload, counts_per_bin, variation
+from serving_gym.envs.workload.sharegpt import sharegpt_poisson
+from serving_gym.envs.workload.traces import TRACES, load_trace
 
 FITTED = ("azure_code_fitted", "azure_conv_fitted", "mooncake_conv_fitted")
 

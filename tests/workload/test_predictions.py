@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from envs.workload.predictions import (
+from serving_gym.envs.workload.predictions import (
     PREDICTORS,
     TABLE_2,
     PredictionSpec,
@@ -13,7 +13,7 @@ from envs.workload.predictions import (
     error_probabilities,
     predict_lengths,
 )
-from envs.workload.schema import Workload
+from serving_gym.envs.workload.schema import Workload
 
 
 def spec_of(name, **changes):

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from envs.workload import flying
-from envs.workload.fitting import fit
-from envs.workload.formats import write_trace
-from envs.workload.registry import (
+from serving_gym.envs.workload import flying
+from serving_gym.envs.workload.fitting import fit
+from serving_gym.envs.workload.formats import write_trace
+from serving_gym.envs.workload.registry import (
     FUNCTIONS,
     SPLITS,
     WorkloadSource,
@@ -25,8 +25,8 @@ from envs.workload.registry import (
     split_rows,
     workload_names,
 )
-from envs.workload.schema import Workload
-from envs.workload.traces import TRACES, load_trace
+from serving_gym.envs.workload.schema import Workload
+from serving_gym.envs.workload.traces import TRACES, load_trace
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "workload"
 GENERATED = tuple(

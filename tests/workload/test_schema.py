@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from envs.workload.schema import Workload, counts_per_bin, variation
+from serving_gym.envs.workload.schema import Workload, counts_per_bin, variation
 
 
 def workload(n=6, **changes):

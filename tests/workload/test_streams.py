@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from envs.workload.registry import WorkloadSource, WorkloadSpec
-from envs.workload.streams import MinuteStream, WholeStream
-from envs.workload.tiers import TIERS
+from serving_gym.envs.workload.registry import WorkloadSource, WorkloadSpec
+from serving_gym.envs.workload.streams import MinuteStream, WholeStream
+from serving_gym.envs.workload.tiers import TIERS
 
 DAY_S = 86_400.0
 MODELS, REGIONS = {"small": 0.75, "large": 0.25}, {"east": 0.6, "west": 0.4}

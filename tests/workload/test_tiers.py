@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from envs.workload.registry import WorkloadSource, WorkloadSpec, make_workload
-from envs.workload.tiers import TieredTraffic
-from envs.workload.tiers_fit import BURST_FILE, WEEK_FILE, fit_bursts, fit_week
+from serving_gym.envs.workload.registry import WorkloadSource, WorkloadSpec, make_workload
+from serving_gym.envs.workload.tiers import TieredTraffic
+from serving_gym.envs.workload.tiers_fit import BURST_FILE, WEEK_FILE, fit_bursts, fit_week
 
 WEEK_S = 168 * 3600
 LEVEL = {"daily_amplitude": 0.0, "weekend_ratio": 1.0, "minute_noise": 0.0, "slow_noise": 0.0}

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from envs.workload import load_file
-from runners import traces
+from serving_gym.envs.workload import load_file
+from serving_gym.runners import traces
 
 
 def test_list_names_every_workload(capsys, monkeypatch, no_traces):
@@ -61,7 +61,7 @@ def test_describe_convert_and_fit(tmp_path, capsys):
     ],
 )
 def test_mistakes_give_one_sentence_and_a_status(words, message, capsys, no_traces, monkeypatch, tmp_path):
-    monkeypatch.setattr("envs.workload.fetch.cache_dir", lambda: tmp_path)
+    monkeypatch.setattr("serving_gym.envs.workload.fetch.cache_dir", lambda: tmp_path)
     assert traces.main(words) == 1
     shown = capsys.readouterr().err
     assert message in shown

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from envs.workload.registry import WorkloadSource, WorkloadSpec
-from envs.workload.seeding import stream
-from envs.workload.type_mix import TABLE_1, TypeMix, length_pools
+from serving_gym.envs.workload.registry import WorkloadSource, WorkloadSpec
+from serving_gym.envs.workload.seeding import stream
+from serving_gym.envs.workload.type_mix import TABLE_1, TypeMix, length_pools
 
 
 def test_the_four_pools_are_the_quadrants_about_the_medians():

@@ -7,11 +7,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from envs.workload.registry import WorkloadSource, WorkloadSpec
-from envs.workload.seeding import seed_sequence
-from envs.workload.week import WeekTraffic, joined
-from envs.workload.weekly_fit import fit_curves, fit_memory, main
-from envs.workload.weekly_profile import WeeklyProfile, load_profile, profile_names
+from serving_gym.envs.workload.registry import WorkloadSource, WorkloadSpec
+from serving_gym.envs.workload.seeding import seed_sequence
+from serving_gym.envs.workload.week import WeekTraffic, joined
+from serving_gym.envs.workload.weekly_fit import fit_curves, fit_memory, main
+from serving_gym.envs.workload.weekly_profile import WeeklyProfile, load_profile, profile_names
 
 TWO = {
     "models": {

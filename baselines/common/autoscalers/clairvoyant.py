@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from baselines.common.autoscaler import EndpointAutoscaler, default_gpu
-from baselines.policy import Tunable
-from envs.autoscaling.state import AutoscalingState, EndpointState, Traffic
+from serving_gym.baselines.common.autoscaler import EndpointAutoscaler, default_gpu
+from serving_gym.baselines.policy import Tunable
+from serving_gym.envs.autoscaling.state import AutoscalingState, EndpointState, Traffic
 
 _ROUNDING = 1e-9  # of a load that is a whole number of instances
 

@@ -10,14 +10,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from baselines.common.autoscaler import EndpointAutoscaler, bounded
-from baselines.common.autoscalers.horizontal import (
+from serving_gym.baselines.common.autoscaler import EndpointAutoscaler, bounded
+from serving_gym.baselines.common.autoscalers.horizontal import (
     CombinedHorizontal,
     HorizontalConfig,
     replicas_for_external,
 )
-from baselines.policy import Tunable
-from envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState
+from serving_gym.baselines.policy import Tunable
+from serving_gym.envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState
 
 _DAY_S = 86_400.0
 _WORKDAYS = (0, 1, 2, 3, 4)

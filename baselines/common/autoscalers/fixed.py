@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from baselines.common.autoscaler import EndpointAutoscaler
-from baselines.policy import Tunable
-from envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState
+from serving_gym.baselines.common.autoscaler import EndpointAutoscaler
+from serving_gym.baselines.policy import Tunable
+from serving_gym.envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from baselines.common.autoscaler import EndpointAutoscaler, bounded, default_gpu
-from baselines.policy import Tunable
-from envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState
+from serving_gym.baselines.common.autoscaler import EndpointAutoscaler, bounded, default_gpu
+from serving_gym.baselines.policy import Tunable
+from serving_gym.envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState
 
 METRICS = ("waiting", "kv", "rate")
 _TARGETS = {"waiting": 5.0, "kv": 0.8, "rate": 0.7}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from baselines.common.autoscaler import EndpointAutoscaler
-from baselines.policy import Tunable
-from envs.autoscaling.state import AutoscalingState, EndpointState
+from serving_gym.baselines.common.autoscaler import EndpointAutoscaler
+from serving_gym.baselines.policy import Tunable
+from serving_gym.envs.autoscaling.state import AutoscalingState, EndpointState
 
 
 @dataclass(frozen=True)

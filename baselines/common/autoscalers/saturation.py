@@ -14,9 +14,15 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from baselines.common.autoscaler import Autoscaler, to_count, victims
-from baselines.policy import Tunable
-from envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState, Operation, ScaleChange
+from serving_gym.baselines.common.autoscaler import Autoscaler, to_count, victims
+from serving_gym.baselines.policy import Tunable
+from serving_gym.envs.autoscaling.state import (
+    AutoscalingState,
+    Endpoint,
+    EndpointState,
+    Operation,
+    ScaleChange,
+)
 
 _ROUNDING = 1e-9  # of spare KV, which is a difference of decimal fractions
 

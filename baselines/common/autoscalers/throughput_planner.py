@@ -20,13 +20,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from baselines.common.autoscaler import EndpointAutoscaler
-from baselines.common.forecasting.registry import FORECASTERS, make_forecaster
-from baselines.common.forecasting.series import FloatArray, SeriesForecaster
-from baselines.policy import Tunable
-from envs.autoscaling.state import AutoscalingSpec, AutoscalingState, Endpoint, EndpointState
-from envs.nominal import NominalEngines
-from envs.policy_spec import PolicySpec
+from serving_gym.baselines.common.autoscaler import EndpointAutoscaler
+from serving_gym.baselines.common.forecasting.registry import FORECASTERS, make_forecaster
+from serving_gym.baselines.common.forecasting.series import FloatArray, SeriesForecaster
+from serving_gym.baselines.policy import Tunable
+from serving_gym.envs.autoscaling.state import AutoscalingSpec, AutoscalingState, Endpoint, EndpointState
+from serving_gym.envs.interface.nominal import NominalEngines
+from serving_gym.envs.interface.policy_spec import PolicySpec
 
 _PROMPTS: FloatArray = np.exp2(np.arange(5, 17, dtype=np.float64))  # tokens: the grids of calibrated engines
 _CONTEXTS: FloatArray = np.exp2(np.arange(5, 17, dtype=np.float64))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from baselines.common.forecasting.series import FloatArray, as_series, filled, library
+from serving_gym.baselines.common.forecasting.series import FloatArray, as_series, filled, library
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import warnings
 
 import numpy as np
 
-from baselines.common.forecasting.series import FloatArray, as_series, library
+from serving_gym.baselines.common.forecasting.series import FloatArray, as_series, library
 
 
 class KalmanTrend:

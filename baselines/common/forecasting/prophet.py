@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from baselines.common.forecasting.series import FloatArray, as_series, library
+from serving_gym.baselines.common.forecasting.series import FloatArray, as_series, library
 
 _ORIGIN = pd.Timestamp("2024-01-01")  # a Monday: the calendar only sets the phase of the weekly season
 

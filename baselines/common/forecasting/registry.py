@@ -5,12 +5,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 
-from baselines.common.forecasting.arima import Arima, ArimaConfig
-from baselines.common.forecasting.ets import Ets, EtsConfig
-from baselines.common.forecasting.kalman import KalmanTrend
-from baselines.common.forecasting.prophet import ProphetForecaster
-from baselines.common.forecasting.series import SeriesForecaster
-from baselines.common.forecasting.simple import LastValue, MovingMean, SeasonalNaive
+from serving_gym.baselines.common.forecasting.arima import Arima, ArimaConfig
+from serving_gym.baselines.common.forecasting.ets import Ets, EtsConfig
+from serving_gym.baselines.common.forecasting.kalman import KalmanTrend
+from serving_gym.baselines.common.forecasting.prophet import ProphetForecaster
+from serving_gym.baselines.common.forecasting.series import SeriesForecaster
+from serving_gym.baselines.common.forecasting.simple import LastValue, MovingMean, SeasonalNaive
 
 DAY_S = 86_400.0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from baselines.common.forecasting.series import FloatArray, as_series, filled
+from serving_gym.baselines.common.forecasting.series import FloatArray, as_series, filled
 
 
 class LastValue:

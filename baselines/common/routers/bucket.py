@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from baselines.common.router import Router, lowest
-from baselines.policy import Action, Tunable
-from envs.routing.state import RoutedRequest, RoutingState
+from serving_gym.baselines.common.router import Router, lowest
+from serving_gym.baselines.policy import Action, Tunable
+from serving_gym.envs.routing.state import RoutedRequest, RoutingState
 
 FIRST_LONGEST = 4096  # characters that the first buckets divide evenly
 CHARACTERS_A_TOKEN = 4  # source: ours

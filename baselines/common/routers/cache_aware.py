@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from baselines.common.router import Router, in_flight_counts, lowest
-from baselines.common.routers.prefix_index import PrefixTree
-from baselines.policy import Action, Tunable
-from envs.routing.state import RoutedRequest, RoutingState
+from serving_gym.baselines.common.router import Router, in_flight_counts, lowest
+from serving_gym.baselines.common.routers.prefix_index import PrefixTree
+from serving_gym.baselines.policy import Action, Tunable
+from serving_gym.envs.routing.state import RoutedRequest, RoutingState
 
 CHARACTERS_A_TOKEN = 8  # a token is eight hexadecimal digits in its tree
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from baselines.common.router import Router
-from baselines.common.routers.sessions import hash_pairs, session_of
-from baselines.policy import Action
-from envs.routing.state import RoutedRequest, RoutingState
+from serving_gym.baselines.common.router import Router
+from serving_gym.baselines.common.routers.sessions import hash_pairs, session_of
+from serving_gym.baselines.policy import Action
+from serving_gym.envs.routing.state import RoutedRequest, RoutingState
 
 VIRTUAL_NODES = 160  # places of an engine on the ring; vllm-router
 _OF_SESSIONS = 2**32  # what sessions are hashed with: no engine's number

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from baselines.common.router import Router, in_flight_sum, lowest
-from baselines.policy import Action
-from envs.routing.state import RoutedRequest, RoutingState
+from serving_gym.baselines.common.router import Router, in_flight_sum, lowest
+from serving_gym.baselines.policy import Action
+from serving_gym.envs.routing.state import RoutedRequest, RoutingState
 
 
 def remaining_tokens(state: RoutingState) -> NDArray[np.float64]:

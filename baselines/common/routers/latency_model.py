@@ -6,8 +6,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from envs.nominal import NominalEngines
-from envs.routing.state import RoutedRequest, RoutingState
+from serving_gym.envs.interface.nominal import NominalEngines
+from serving_gym.envs.routing.state import RoutedRequest, RoutingState
 
 
 class LatencyModel:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from baselines.common.router import Router, in_flight_counts, lowest_at_random
-from baselines.policy import Action
-from envs.routing.state import RoutedRequest, RoutingState
+from serving_gym.baselines.common.router import Router, in_flight_counts, lowest_at_random
+from serving_gym.baselines.policy import Action
+from serving_gym.envs.routing.state import RoutedRequest, RoutingState
 
 
 class LeastRequestPolicy(Router):

@@ -10,11 +10,11 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from baselines.common.router import Router
-from baselines.policy import Action, Tunable
-from envs.routing.state import RoutingState
-from envs.simulator.kernel.features import PLACE_FEATURES
-from envs.simulator.kernel.place_scores import PlaceScore
+from serving_gym.baselines.common.router import Router
+from serving_gym.baselines.policy import Action, Tunable
+from serving_gym.envs.routing.state import RoutingState
+from serving_gym.envs.simulator.kernel.features import PLACE_FEATURES
+from serving_gym.envs.simulator.kernel.place_scores import PlaceScore
 
 # The first two are 1 wherever a request may go.
 SCORED = PLACE_FEATURES[2:]

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from baselines.common.router import Router
-from baselines.common.routers.least_kv import kv_usage
-from baselines.common.routers.prefix_index import BlockIndex
-from baselines.policy import Action, Tunable
-from envs.nominal import NominalEngines
-from envs.routing.state import RoutedRequest, RoutingState
+from serving_gym.baselines.common.router import Router
+from serving_gym.baselines.common.routers.least_kv import kv_usage
+from serving_gym.baselines.common.routers.prefix_index import BlockIndex
+from serving_gym.baselines.policy import Action, Tunable
+from serving_gym.envs.interface.nominal import NominalEngines
+from serving_gym.envs.routing.state import RoutedRequest, RoutingState
 
 MAX_PREFIX_TOKENS = 131_072  # of a prompt that are looked up
 

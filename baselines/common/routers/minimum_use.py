@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from baselines.common.router import Router, lowest
-from baselines.common.routers.least_kv import kv_usage
-from baselines.policy import Action, Tunable
-from envs.routing.state import RoutedRequest, RoutingState
+from serving_gym.baselines.common.router import Router, lowest
+from serving_gym.baselines.common.routers.least_kv import kv_usage
+from serving_gym.baselines.policy import Action, Tunable
+from serving_gym.envs.routing.state import RoutedRequest, RoutingState
 
 
 @dataclass(frozen=True)

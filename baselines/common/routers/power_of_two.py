@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from baselines.common.router import Router, in_flight_counts
-from baselines.policy import Action
-from envs.routing.state import RoutedRequest, RoutingState
+from serving_gym.baselines.common.router import Router, in_flight_counts
+from serving_gym.baselines.policy import Action
+from serving_gym.envs.routing.state import RoutedRequest, RoutingState
 
 
 class PowerOfTwoPolicy(Router):

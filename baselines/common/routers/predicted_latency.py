@@ -8,11 +8,11 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from baselines.common.router import Router, in_flight_counts
-from baselines.common.routers.latency_model import LatencyModel
-from baselines.common.routers.llm_d import block_index, prefix_blocks
-from baselines.policy import Action, Tunable
-from envs.routing.state import RoutedRequest, RoutingState
+from serving_gym.baselines.common.router import Router, in_flight_counts
+from serving_gym.baselines.common.routers.latency_model import LatencyModel
+from serving_gym.baselines.common.routers.llm_d import block_index, prefix_blocks
+from serving_gym.baselines.policy import Action, Tunable
+from serving_gym.envs.routing.state import RoutedRequest, RoutingState
 
 STRATEGIES = ("least", "most")
 _STEPS = 100  # scores are hundredths

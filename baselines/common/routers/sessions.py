@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.routing.state import RoutedRequest
+from serving_gym.envs.routing.state import RoutedRequest
 
 _OF_PREFIX, _OF_REQUEST = 0, 1
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from baselines.common.router import Router, in_flight_counts
-from baselines.common.routers.least_kv import kv_usage
-from baselines.policy import Action
-from envs.routing.state import RoutedRequest, RoutingState
+from serving_gym.baselines.common.router import Router, in_flight_counts
+from serving_gym.baselines.common.routers.least_kv import kv_usage
+from serving_gym.baselines.policy import Action
+from serving_gym.envs.routing.state import RoutedRequest, RoutingState
 
 KV_FREE = 0.5  # usage below which a queue is no worse than running requests
 WAITING_PENALTY = 6.0  # of a waiting request at full KV usage, per half of the usage

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from baselines.common.router import Router
-from baselines.policy import Action, Tunable
-from envs.routing.state import RoutedRequest, RoutingState
+from serving_gym.baselines.common.router import Router
+from serving_gym.baselines.policy import Action, Tunable
+from serving_gym.envs.routing.state import RoutedRequest, RoutingState
 
 TOKENS_A_PLACE = 100.0  # of a user's count, until its next engine is the next one
 JITTER = 0.1

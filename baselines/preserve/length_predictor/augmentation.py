@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from baselines.preserve.length_predictor.synonyms import Synonyms, perturbed
+from serving_gym.baselines.preserve.length_predictor.synonyms import Synonyms, perturbed
 
 
 def bucket_of(lengths: NDArray[np.float64], num_buckets: int) -> NDArray[np.int64]:

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import l1_loss
 
-from baselines.length_prediction.encoder import DISTILBERT
-from baselines.length_prediction.predictor import LengthPredictor
-from baselines.preserve.length_predictor.augmentation import augment
-from baselines.preserve.length_predictor.config import PreServePredictorConfig
-from baselines.preserve.length_predictor.network import PromptTunedDistilBert
-from baselines.preserve.length_predictor.synonyms import load_synonyms
+from serving_gym.baselines.length_prediction.encoder import DISTILBERT
+from serving_gym.baselines.length_prediction.predictor import LengthPredictor
+from serving_gym.baselines.preserve.length_predictor.augmentation import augment
+from serving_gym.baselines.preserve.length_predictor.config import PreServePredictorConfig
+from serving_gym.baselines.preserve.length_predictor.network import PromptTunedDistilBert
+from serving_gym.baselines.preserve.length_predictor.synonyms import load_synonyms
 
 
 class PreServeLengthPredictor(LengthPredictor[PreServePredictorConfig]):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.backend import (
+from serving_gym.envs.interface.backend import (
     ENGINE_STATE_DTYPE,
     SLO,
     ClusterSpec,
@@ -25,14 +25,14 @@ from envs.backend import (
     SwitchMode,
     Transition,
 )
-from envs.layout import Group, Layout, all_groups
-from envs.live.backend import LiveBackend
-from envs.live.settings import LiveSettings
-from envs.live.switching.client import SwitchingClient
+from serving_gym.envs.interface.layout import Group, Layout, all_groups
+from serving_gym.envs.live.backend import LiveBackend
+from serving_gym.envs.live.settings import LiveSettings
+from serving_gym.envs.live.switching.client import SwitchingClient
 
 if TYPE_CHECKING:
-    from envs.metrics import RequestRecords
-    from envs.workload.schema import Workload
+    from serving_gym.envs.interface.metrics import RequestRecords
+    from serving_gym.envs.workload.schema import Workload
 
 _SETTLE_WITHIN_S = 60.0
 _POLL_S = 0.005

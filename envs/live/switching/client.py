@@ -8,9 +8,9 @@ import urllib.request
 from dataclasses import dataclass
 from typing import Any
 
-from envs.backend import SwitchMode
-from envs.layout import Layout
-from envs.live.switching.plugin.endpoint import PATH
+from serving_gym.envs.interface.backend import SwitchMode
+from serving_gym.envs.interface.layout import Layout
+from serving_gym.envs.live.switching.plugin.endpoint import PATH
 
 _WITHIN_S = 30.0  # an answer comes between two iterations
 

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from envs.layout import Layout
-from envs.live.switching.plugin import NAME
+from serving_gym.envs.interface.layout import Layout
+from serving_gym.envs.live.switching.plugin import NAME
 
 PLUGIN = Path(__file__).with_name("plugin")
 _METADATA = "Metadata-Version: 2.1\nName: serving-gym-switching\nVersion: 0.1\n"

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from envs.live.launch_settings import LaunchSettings
-from envs.live.launcher import LocalServer
-from envs.live.switching.install import arguments, environment
+from serving_gym.envs.live.launch_settings import LaunchSettings
+from serving_gym.envs.live.launcher import LocalServer
+from serving_gym.envs.live.switching.install import arguments, environment
 
 
 @dataclass(frozen=True)

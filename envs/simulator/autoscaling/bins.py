@@ -12,10 +12,10 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from envs.scaling import TRAFFIC_DTYPE, Traffic
-from envs.simulator.kernel import state as kernel
-from envs.simulator.kernel.router_view import tracked_slots
-from envs.simulator.kernel.state import PS_PER_S, World
+from serving_gym.envs.interface.scaling import TRAFFIC_DTYPE, Traffic
+from serving_gym.envs.simulator.kernel import state as kernel
+from serving_gym.envs.simulator.kernel.router_view import tracked_slots
+from serving_gym.envs.simulator.kernel.state import PS_PER_S, World
 
 FloatArray = NDArray[np.float64]
 Number = TypeVar("Number", bound=np.generic)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.backend import EngineStatus
-from envs.scaling import Endpoint, Operation, Release, ScaleChange
+from serving_gym.envs.interface.backend import EngineStatus
+from serving_gym.envs.interface.scaling import Endpoint, Operation, Release, ScaleChange
 
 if TYPE_CHECKING:
-    from envs.simulator.autoscaling.simulator import AutoscalingSimulator
+    from serving_gym.envs.simulator.autoscaling.simulator import AutoscalingSimulator
 
 
 def carry_out(simulator: AutoscalingSimulator, change: ScaleChange | Release) -> str:

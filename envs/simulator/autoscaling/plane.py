@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from envs.backend import EngineStatus
-from envs.simulator.autoscaling.inventory import Inventory
-from envs.simulator.fleet.operations import Phase, Starting
-from envs.simulator.fleet.plane import FleetPlane
-from envs.simulator.scheduling import to_ps
+from serving_gym.envs.interface.backend import EngineStatus
+from serving_gym.envs.interface.inventory import Inventory
+from serving_gym.envs.simulator.fleet.operations import Phase, Starting
+from serving_gym.envs.simulator.fleet.plane import FleetPlane
+from serving_gym.envs.simulator.scheduling import to_ps
 
 if TYPE_CHECKING:
-    from envs.simulator.autoscaling.simulator import AutoscalingSimulator
+    from serving_gym.envs.simulator.autoscaling.simulator import AutoscalingSimulator
 
 
 class AutoscalingPlane(FleetPlane):

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.metrics import FAILED, FINISHED, REFUSED, UNFINISHED, RequestRecords
-from envs.simulator.kernel import state as kernel
-from envs.simulator.kernel.state import PS_PER_S
-from envs.simulator.kernel.world import decoding_progress
+from serving_gym.envs.interface.metrics import FAILED, FINISHED, REFUSED, UNFINISHED, RequestRecords
+from serving_gym.envs.simulator.kernel import state as kernel
+from serving_gym.envs.simulator.kernel.state import PS_PER_S
+from serving_gym.envs.simulator.kernel.world import decoding_progress
 
 if TYPE_CHECKING:
-    from envs.simulator.autoscaling.simulator import AutoscalingSimulator
+    from serving_gym.envs.simulator.autoscaling.simulator import AutoscalingSimulator
 
 Left = NDArray[np.void]
 

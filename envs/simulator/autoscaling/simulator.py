@@ -7,19 +7,25 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.backend import SLO, EngineStatus, Receipt
-from envs.fleet import FleetCommand, FleetFault, FleetSpec, ReplicaSpec
-from envs.metrics import RequestRecords
-from envs.scaling import MachineSpec, QueueSpec, Release, ScaleChange
-from envs.simulator.autoscaling.bins import PAST_COLUMNS, Bins, book, book_instances, count_latencies
-from envs.simulator.autoscaling.changes import carry_out
-from envs.simulator.autoscaling.inventory import Held, Inventory, Layout
-from envs.simulator.autoscaling.plane import AutoscalingPlane
-from envs.simulator.autoscaling.records import Left, left_of, records_of
-from envs.simulator.autoscaling.sizing import machines_there, new_latencies, preferences
-from envs.simulator.fleet.build import model_of, profile_of
-from envs.simulator.fleet.simulator import FleetSimulator
-from envs.simulator.kernel.gateway import (
+from serving_gym.envs.interface.backend import SLO, EngineStatus, Receipt
+from serving_gym.envs.interface.fleet import FleetCommand, FleetFault, FleetSpec, ReplicaSpec
+from serving_gym.envs.interface.inventory import Held, Inventory, Layout
+from serving_gym.envs.interface.metrics import RequestRecords
+from serving_gym.envs.interface.scaling import MachineSpec, QueueSpec, Release, ScaleChange
+from serving_gym.envs.simulator.autoscaling.bins import (
+    PAST_COLUMNS,
+    Bins,
+    book,
+    book_instances,
+    count_latencies,
+)
+from serving_gym.envs.simulator.autoscaling.changes import carry_out
+from serving_gym.envs.simulator.autoscaling.plane import AutoscalingPlane
+from serving_gym.envs.simulator.autoscaling.records import Left, left_of, records_of
+from serving_gym.envs.simulator.autoscaling.sizing import machines_there, new_latencies, preferences
+from serving_gym.envs.simulator.fleet.build import model_of, profile_of
+from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
+from serving_gym.envs.simulator.kernel.gateway import (
     Gate,
     advance_with_gate,
     dispatch_with_gate,
@@ -27,10 +33,10 @@ from envs.simulator.kernel.gateway import (
     new_gate,
     pooled_by_endpoint,
 )
-from envs.simulator.kernel.state import NEVER, NOTIFIED
-from envs.simulator.scheduling import to_ps
-from envs.workload.predictions import PredictionSpec, predict_lengths
-from envs.workload.streams import RequestStream
+from serving_gym.envs.simulator.kernel.state import NEVER, NOTIFIED
+from serving_gym.envs.simulator.scheduling import to_ps
+from serving_gym.envs.workload.predictions import PredictionSpec, predict_lengths
+from serving_gym.envs.workload.streams import RequestStream
 
 _PS_PER_NS = 1000
 _HELD = {  # what a place's machine is held for, by its engine's status

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from envs.backend import SLO
-from envs.fleet import ReplicaSpec
-from envs.machines.cluster import ReplicaKind, replica_spec
-from envs.machines.spec import DeploymentSpec
-from envs.simulator.fleet.build import blocks_of, kv_tokens, stack_tables
-from envs.simulator.kernel.state import Tables
-from envs.simulator.scheduling import check_scheduling
+from serving_gym.envs.interface.backend import SLO
+from serving_gym.envs.interface.fleet import ReplicaSpec
+from serving_gym.envs.machines.cluster import ReplicaKind, replica_spec
+from serving_gym.envs.machines.spec import DeploymentSpec
+from serving_gym.envs.simulator.fleet.build import blocks_of, kv_tokens, stack_tables
+from serving_gym.envs.simulator.kernel.state import Tables
+from serving_gym.envs.simulator.scheduling import check_scheduling
 
 
 @dataclass(frozen=True)

@@ -21,22 +21,22 @@ from enum import IntEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from calibration.models import get_model
-from envs.backend import EngineStatus
-from envs.fleet import ROLES
-from envs.machines.cluster import Deployment, Replica
-from envs.machines.kv_migration import RequestKV, plan_kv
-from envs.machines.shards import model_shards
-from envs.machines.switch_plan import Transfer, greedy_switch_plan
-from envs.machines.transfer import naive_reload_s, transfer_s
-from envs.simulator.kernel.migration import ask_to_leave, join, keep
-from envs.simulator.kernel.state import DECODE, NEVER, TRANSIT
-from envs.simulator.kernel.world import decoding_progress, flush_cache, pool_running, pool_waiting
-from envs.simulator.plane import Plane, Process
-from envs.simulator.scheduling import to_ps
+from serving_gym.calibration.models import get_model
+from serving_gym.envs.interface.backend import EngineStatus
+from serving_gym.envs.interface.fleet import ROLES
+from serving_gym.envs.machines.cluster import Deployment, Replica
+from serving_gym.envs.machines.kv_migration import RequestKV, plan_kv
+from serving_gym.envs.machines.shards import model_shards
+from serving_gym.envs.machines.switch_plan import Transfer, greedy_switch_plan
+from serving_gym.envs.machines.transfer import naive_reload_s, transfer_s
+from serving_gym.envs.simulator.kernel.migration import ask_to_leave, join, keep
+from serving_gym.envs.simulator.kernel.state import DECODE, NEVER, TRANSIT
+from serving_gym.envs.simulator.kernel.world import decoding_progress, flush_cache, pool_running, pool_waiting
+from serving_gym.envs.simulator.plane import Plane, Process
+from serving_gym.envs.simulator.scheduling import to_ps
 
 if TYPE_CHECKING:
-    from envs.simulator.deployment.simulator import DeploymentSimulator
+    from serving_gym.envs.simulator.deployment.simulator import DeploymentSimulator
 
 AD_HOC, RELOAD = "ad_hoc", "reload"
 SWITCHES = (AD_HOC, RELOAD)

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from envs.backend import SLO, EngineStatus, Receipt
-from envs.machines.cluster import Deployment, Replica, ReplicaKind
-from envs.machines.spec import DeploymentSpec
-from envs.simulator.body import Body
-from envs.simulator.deployment.build import build_factory
-from envs.simulator.deployment.plane import AD_HOC, RELOAD, SWITCHES, DeploymentPlane
+from serving_gym.envs.interface.backend import SLO, EngineStatus, Receipt
+from serving_gym.envs.machines.cluster import Deployment, Replica, ReplicaKind
+from serving_gym.envs.machines.spec import DeploymentSpec
+from serving_gym.envs.simulator.body import Body
+from serving_gym.envs.simulator.deployment.build import build_factory
+from serving_gym.envs.simulator.deployment.plane import AD_HOC, RELOAD, SWITCHES, DeploymentPlane
 
 if TYPE_CHECKING:
-    from envs.workload.schema import Workload
+    from serving_gym.envs.workload.schema import Workload
 
 
 class DeploymentSimulator(Body):

@@ -9,17 +9,17 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.deployments import Deployment, find_profile
-from calibration.engines import Frontend
-from calibration.latency import LatencyModel, LatencyTables
-from calibration.memory import num_blocks
-from calibration.models import ModelSpec, get_model
-from calibration.pipeline import LINK_LATENCY_S, pipelined
-from calibration.profile import Profile, load_profile, named_profile
-from envs.backend import SLO
-from envs.fleet import FleetSpec, GroupSpec, ReplicaSpec
-from envs.simulator.kernel.state import CLASS_DTYPE, KIND_DTYPE, Tables, rows_of
-from envs.simulator.scheduling import check_scheduling, schedules_async, to_ps
+from serving_gym.calibration.deployments import Deployment, find_profile
+from serving_gym.calibration.engines import Frontend
+from serving_gym.calibration.latency import LatencyModel, LatencyTables
+from serving_gym.calibration.memory import num_blocks
+from serving_gym.calibration.models import ModelSpec, get_model
+from serving_gym.calibration.pipeline import LINK_LATENCY_S, pipelined
+from serving_gym.calibration.profile import Profile, load_profile, named_profile
+from serving_gym.envs.interface.backend import SLO
+from serving_gym.envs.interface.fleet import FleetSpec, GroupSpec, ReplicaSpec
+from serving_gym.envs.simulator.kernel.state import CLASS_DTYPE, KIND_DTYPE, Tables, rows_of
+from serving_gym.envs.simulator.scheduling import check_scheduling, schedules_async, to_ps
 
 
 @dataclass(frozen=True)

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.transitions import kv_resize_s
-from envs.backend import EngineStatus
-from envs.fleet import FleetCommand, Migrate, ResizeKV, Route, Start, Stop
-from envs.simulator.fleet.build import most_blocks, profile_of
-from envs.simulator.fleet.migrating import Migrating
-from envs.simulator.fleet.operations import Resizing
-from envs.simulator.kernel.migration import requeue
-from envs.simulator.kernel.state import FREE, PREFILL, TRANSIT, WAITING
-from envs.simulator.kernel.world import may_take, send
-from envs.simulator.scheduling import to_ps
+from serving_gym.calibration.transitions import kv_resize_s
+from serving_gym.envs.interface.backend import EngineStatus
+from serving_gym.envs.interface.fleet import FleetCommand, Migrate, ResizeKV, Route, Start, Stop
+from serving_gym.envs.simulator.fleet.build import most_blocks, profile_of
+from serving_gym.envs.simulator.fleet.migrating import Migrating
+from serving_gym.envs.simulator.fleet.operations import Resizing
+from serving_gym.envs.simulator.kernel.migration import requeue
+from serving_gym.envs.simulator.kernel.state import FREE, PREFILL, TRANSIT, WAITING
+from serving_gym.envs.simulator.kernel.world import may_take, send
+from serving_gym.envs.simulator.scheduling import to_ps
 
 if TYPE_CHECKING:
-    from envs.simulator.fleet.simulator import FleetSimulator
+    from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
 
 
 def obey(simulator: FleetSimulator, command: FleetCommand) -> str:

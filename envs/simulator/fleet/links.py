@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from envs.simulator.kernel.state import NEVER, PS_PER_S
+from serving_gym.envs.simulator.kernel.state import NEVER, PS_PER_S
 
 STORAGE = -1  # the source of a transfer that comes from storage, over no network link
 WEIGHTS = -1  # the cargo of a transfer to a starting replica; of any other, the request whose KV it is

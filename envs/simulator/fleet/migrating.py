@@ -25,17 +25,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from calibration.transitions import MIGRATION_LAST_STAGE_MAX_BLOCKS
-from envs.simulator.fleet.build import model_of
-from envs.simulator.fleet.operations import Operation, Phase
-from envs.simulator.kernel.migration import ask_to_leave, join, keep
-from envs.simulator.kernel.state import DECODE, TRANSIT
-from envs.simulator.kernel.world import decoding_progress
-from envs.simulator.plane import Process
+from serving_gym.calibration.transitions import MIGRATION_LAST_STAGE_MAX_BLOCKS
+from serving_gym.envs.simulator.fleet.build import model_of
+from serving_gym.envs.simulator.fleet.operations import Operation, Phase
+from serving_gym.envs.simulator.kernel.migration import ask_to_leave, join, keep
+from serving_gym.envs.simulator.kernel.state import DECODE, TRANSIT
+from serving_gym.envs.simulator.kernel.world import decoding_progress
+from serving_gym.envs.simulator.plane import Process
 
 if TYPE_CHECKING:
-    from envs.simulator.fleet.plane import FleetPlane
-    from envs.simulator.fleet.simulator import FleetSimulator
+    from serving_gym.envs.simulator.fleet.plane import FleetPlane
+    from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
 
 
 @dataclass

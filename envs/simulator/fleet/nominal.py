@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from envs.nominal import NominalEngines
-from envs.simulator.fleet.simulator import FleetSimulator
-from envs.simulator.kernel.state import PS_PER_S
+from serving_gym.envs.interface.nominal import NominalEngines
+from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
+from serving_gym.envs.simulator.kernel.state import PS_PER_S
 
 
 def nominal_engines(simulator: FleetSimulator) -> NominalEngines:

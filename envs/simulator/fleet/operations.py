@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from envs.simulator.kernel.state import NEVER
-from envs.simulator.plane import Process
+from serving_gym.envs.simulator.kernel.state import NEVER
+from serving_gym.envs.simulator.plane import Process
 
 if TYPE_CHECKING:
-    from envs.simulator.fleet.plane import FleetPlane
+    from serving_gym.envs.simulator.fleet.plane import FleetPlane
 
 
 class Phase(IntEnum):

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 import simpy
 
-from envs.backend import EngineStatus
-from envs.fleet import Crash, FleetFault, Underway
-from envs.simulator.fleet.build import model_of
-from envs.simulator.fleet.links import STORAGE, WEIGHTS, Links
-from envs.simulator.fleet.meter import Meter
-from envs.simulator.fleet.migrating import Migrating
-from envs.simulator.fleet.operations import (
+from serving_gym.envs.interface.backend import EngineStatus
+from serving_gym.envs.interface.fleet import Crash, FleetFault, Underway
+from serving_gym.envs.simulator.fleet.build import model_of
+from serving_gym.envs.simulator.fleet.links import STORAGE, WEIGHTS, Links
+from serving_gym.envs.simulator.fleet.meter import Meter
+from serving_gym.envs.simulator.fleet.migrating import Migrating
+from serving_gym.envs.simulator.fleet.operations import (
     Crashing,
     Forwarding,
     Operation,
@@ -23,14 +23,20 @@ from envs.simulator.fleet.operations import (
     Starting,
     Stopping,
 )
-from envs.simulator.kernel.forwarding import send_away, take_in
-from envs.simulator.kernel.state import NEVER, PS_PER_S
-from envs.simulator.kernel.world import fail_running, flush_cache, may_take, pool_running, pool_waiting
-from envs.simulator.plane import Plane, Process
-from envs.simulator.scheduling import to_ps
+from serving_gym.envs.simulator.kernel.forwarding import send_away, take_in
+from serving_gym.envs.simulator.kernel.state import NEVER, PS_PER_S
+from serving_gym.envs.simulator.kernel.world import (
+    fail_running,
+    flush_cache,
+    may_take,
+    pool_running,
+    pool_waiting,
+)
+from serving_gym.envs.simulator.plane import Plane, Process
+from serving_gym.envs.simulator.scheduling import to_ps
 
 if TYPE_CHECKING:
-    from envs.simulator.fleet.simulator import FleetSimulator
+    from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
 
 Kind = TypeVar("Kind", bound=Operation)
 

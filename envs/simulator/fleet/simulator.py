@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.power import power_of
-from envs.backend import SLO, TOTALS, Receipt, WaitingRequest
-from envs.fleet import ROLES, FleetCommand, FleetFault, FleetSpec, SlowNode, Underway
-from envs.simulator.body import Body
-from envs.simulator.fleet.build import Fleet, build_fleet
-from envs.simulator.fleet.commands import obey
-from envs.simulator.fleet.plane import FleetPlane
-from envs.simulator.kernel.state import PS_PER_S
-from envs.simulator.metering import usage, work_j
-from envs.usage import Usage
+from serving_gym.calibration.power import power_of
+from serving_gym.envs.interface.backend import SLO, TOTALS, Receipt, WaitingRequest
+from serving_gym.envs.interface.fleet import ROLES, FleetCommand, FleetFault, FleetSpec, SlowNode, Underway
+from serving_gym.envs.interface.usage import Usage
+from serving_gym.envs.simulator.body import Body
+from serving_gym.envs.simulator.fleet.build import Fleet, build_fleet
+from serving_gym.envs.simulator.fleet.commands import obey
+from serving_gym.envs.simulator.fleet.plane import FleetPlane
+from serving_gym.envs.simulator.kernel.state import PS_PER_S
+from serving_gym.envs.simulator.metering import usage, work_j
 
 if TYPE_CHECKING:
-    from envs.workload.schema import Workload
+    from serving_gym.envs.workload.schema import Workload
 
 
 @dataclass(frozen=True, slots=True)

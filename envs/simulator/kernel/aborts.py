@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from envs.simulator.kernel.accounting import book_abort
-from envs.simulator.kernel.compiled import compiled, entry, int64
-from envs.simulator.kernel.engine import drop_running, find_next_finish
-from envs.simulator.kernel.queues import tokens_to_prefill, unlink
-from envs.simulator.kernel.runs import catch_up, interrupt, show_load
-from envs.simulator.kernel.state import DECODE, WAITING, Tables, World
+from serving_gym.envs.simulator.kernel.accounting import book_abort
+from serving_gym.envs.simulator.kernel.compiled import compiled, entry, int64
+from serving_gym.envs.simulator.kernel.engine import drop_running, find_next_finish
+from serving_gym.envs.simulator.kernel.queues import tokens_to_prefill, unlink
+from serving_gym.envs.simulator.kernel.runs import catch_up, interrupt, show_load
+from serving_gym.envs.simulator.kernel.state import DECODE, WAITING, Tables, World
 
 
 @compiled

@@ -8,9 +8,9 @@ which a tail weighs more, with one sum more.
 
 from __future__ import annotations
 
-from envs.simulator.kernel.compiled import compiled, entry, int64
-from envs.simulator.kernel.queues import release_slot
-from envs.simulator.kernel.state import (
+from serving_gym.envs.simulator.kernel.compiled import compiled, entry, int64
+from serving_gym.envs.simulator.kernel.queues import release_slot
+from serving_gym.envs.simulator.kernel.state import (
     ABORTED,
     FAILED,
     FINISHED,

@@ -11,8 +11,8 @@ prefixes. Its other blocks are its own, and a number.
 
 from __future__ import annotations
 
-from envs.simulator.kernel.compiled import compiled, entry, int64
-from envs.simulator.kernel.extents import (
+from serving_gym.envs.simulator.kernel.compiled import compiled, entry, int64
+from serving_gym.envs.simulator.kernel.extents import (
     add_extent,
     drop_extent,
     first_extent,
@@ -26,7 +26,7 @@ from envs.simulator.kernel.extents import (
     take_free,
     unlink_free,
 )
-from envs.simulator.kernel.state import ANONYMOUS, NEVER, Tables, World
+from serving_gym.envs.simulator.kernel.state import ANONYMOUS, NEVER, Tables, World
 
 __all__ = [
     "blocks_for",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.backend import TOTALS
-from envs.simulator.kernel.accounting import latency_cost, square_cost
-from envs.simulator.kernel.compiled import entry, inlined, int64
-from envs.simulator.kernel.desk import (
+from serving_gym.envs.interface.backend import TOTALS
+from serving_gym.envs.simulator.kernel.accounting import latency_cost, square_cost
+from serving_gym.envs.simulator.kernel.compiled import entry, inlined, int64
+from serving_gym.envs.simulator.kernel.desk import (
     ANSWERED_SHORT,
     DECIDE,
     DUE,
@@ -25,11 +25,11 @@ from envs.simulator.kernel.desk import (
     Desk,
     new_desk,
 )
-from envs.simulator.kernel.features import LONG_S, SHORT_S, write_observation
-from envs.simulator.kernel.handles import handle_width, reader_of
-from envs.simulator.kernel.offers import begin_retry, next_offer, offer_arrivals, settle
-from envs.simulator.kernel.router_view import look_at_places
-from envs.simulator.kernel.state import (
+from serving_gym.envs.simulator.kernel.features import LONG_S, SHORT_S, write_observation
+from serving_gym.envs.simulator.kernel.handles import handle_width, reader_of
+from serving_gym.envs.simulator.kernel.offers import begin_retry, next_offer, offer_arrivals, settle
+from serving_gym.envs.simulator.kernel.router_view import look_at_places
+from serving_gym.envs.simulator.kernel.state import (
     CLASS_DTYPE,
     KIND_DTYPE,
     NEED_EXTENTS,
@@ -42,7 +42,7 @@ from envs.simulator.kernel.state import (
     World,
     new_world,
 )
-from envs.simulator.kernel.world import go_on, is_idle, lacks_extents, show_engines, take_stock
+from serving_gym.envs.simulator.kernel.world import go_on, is_idle, lacks_extents, show_engines, take_stock
 
 # Columns of what a decision brought, before the misses of each class: two (C,) blocks, TTFT and TPOT.
 OUTCOMES = ("dt_s", "latency", "good", "lost", "square")

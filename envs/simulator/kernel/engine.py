@@ -16,8 +16,8 @@ Two shortcuts, both exact: an iteration in which every running request gets what
 
 from __future__ import annotations
 
-from envs.simulator.kernel.accounting import book_finish, book_first_token
-from envs.simulator.kernel.blocks import (
+from serving_gym.envs.simulator.kernel.accounting import book_finish, book_first_token
+from serving_gym.envs.simulator.kernel.blocks import (
     blocks_for,
     cache_chunk,
     find_hit,
@@ -27,8 +27,8 @@ from envs.simulator.kernel.blocks import (
     take_blocks,
     take_hit,
 )
-from envs.simulator.kernel.compiled import compiled, entry, inlined, int64
-from envs.simulator.kernel.parting import (
+from serving_gym.envs.simulator.kernel.compiled import compiled, entry, inlined, int64
+from serving_gym.envs.simulator.kernel.parting import (
     know_all,
     less_urgent,
     let_parting_go,
@@ -37,7 +37,7 @@ from envs.simulator.kernel.parting import (
     parting_victim,
     preempt_parting,
 )
-from envs.simulator.kernel.queues import (
+from serving_gym.envs.simulator.kernel.queues import (
     count_known,
     head_of,
     known_head_of,
@@ -46,7 +46,7 @@ from envs.simulator.kernel.queues import (
     tokens_to_prefill,
     unlink,
 )
-from envs.simulator.kernel.state import (
+from serving_gym.envs.simulator.kernel.state import (
     ACTIVE,
     DECODE,
     DPA,
@@ -61,7 +61,7 @@ from envs.simulator.kernel.state import (
     Tables,
     World,
 )
-from envs.simulator.kernel.transit import send_off
+from serving_gym.envs.simulator.kernel.transit import send_off
 
 
 @compiled

@@ -7,8 +7,8 @@ eaten from its end, and an extent is split where a request comes to use only par
 
 from __future__ import annotations
 
-from envs.simulator.kernel.compiled import compiled, int64
-from envs.simulator.kernel.state import ANONYMOUS, World
+from serving_gym.envs.simulator.kernel.compiled import compiled, int64
+from serving_gym.envs.simulator.kernel.state import ANONYMOUS, World
 
 
 @compiled

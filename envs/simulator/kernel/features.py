@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.simulator.kernel.blocks import find_hit
-from envs.simulator.kernel.compiled import inlined, int64
-from envs.simulator.kernel.desk import (
+from serving_gym.envs.simulator.kernel.blocks import find_hit
+from serving_gym.envs.simulator.kernel.compiled import inlined, int64
+from serving_gym.envs.simulator.kernel.desk import (
     ANSWERED_SHORT,
     ENDED_SHORT,
     LATE_SHORT,
@@ -24,8 +24,8 @@ from envs.simulator.kernel.desk import (
     SLOW_SHORT,
     Desk,
 )
-from envs.simulator.kernel.offers import count_held
-from envs.simulator.kernel.state import ACTIVE, PS_PER_S, SPECULATIVE, Tables, Traffic, World
+from serving_gym.envs.simulator.kernel.offers import count_held
+from serving_gym.envs.simulator.kernel.state import ACTIVE, PS_PER_S, SPECULATIVE, Tables, Traffic, World
 
 PLACE_FEATURES = (
     "can_take",  # in service, of the request's model, and large enough for it

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from envs.simulator.kernel.compiled import entry
-from envs.simulator.kernel.queues import enqueue, unlink
-from envs.simulator.kernel.runs import interrupt, kick, show_load
-from envs.simulator.kernel.state import TRANSIT, Tables, World
+from serving_gym.envs.simulator.kernel.compiled import entry
+from serving_gym.envs.simulator.kernel.queues import enqueue, unlink
+from serving_gym.envs.simulator.kernel.runs import interrupt, kick, show_load
+from serving_gym.envs.simulator.kernel.state import TRANSIT, Tables, World
 
 
 @entry

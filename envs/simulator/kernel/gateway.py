@@ -15,12 +15,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.simulator.kernel.accounting import book_arrival, book_refusal, latency_cost
-from envs.simulator.kernel.compiled import compiled, entry, int64
-from envs.simulator.kernel.queues import enqueue, track, unlink, untrack
-from envs.simulator.kernel.routers import may_take
-from envs.simulator.kernel.runs import catch_up, interrupt, kick, show_load
-from envs.simulator.kernel.state import (
+from serving_gym.envs.simulator.kernel.accounting import book_arrival, book_refusal, latency_cost
+from serving_gym.envs.simulator.kernel.compiled import compiled, entry, int64
+from serving_gym.envs.simulator.kernel.queues import enqueue, track, unlink, untrack
+from serving_gym.envs.simulator.kernel.routers import may_take
+from serving_gym.envs.simulator.kernel.runs import catch_up, interrupt, kick, show_load
+from serving_gym.envs.simulator.kernel.state import (
     ACTIVE,
     REACHED,
     TRANSIT,
@@ -30,7 +30,7 @@ from envs.simulator.kernel.state import (
     World,
     rows_of,
 )
-from envs.simulator.kernel.world import (
+from serving_gym.envs.simulator.kernel.world import (
     hand_over,
     most_tokens,
     needs_room,

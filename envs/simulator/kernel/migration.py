@@ -8,12 +8,12 @@ control plane's affair. All of these are called between two `advance`s, when eng
 
 from __future__ import annotations
 
-from envs.simulator.kernel.blocks import cache_chunk, free_blocks, give_back, take_blocks
-from envs.simulator.kernel.compiled import compiled, entry, int64
-from envs.simulator.kernel.engine import enter_decode, let_migrating_go
-from envs.simulator.kernel.queues import enqueue, tokens_to_prefill, unlink
-from envs.simulator.kernel.runs import interrupt, kick, show_load
-from envs.simulator.kernel.state import DECODE, Tables, World
+from serving_gym.envs.simulator.kernel.blocks import cache_chunk, free_blocks, give_back, take_blocks
+from serving_gym.envs.simulator.kernel.compiled import compiled, entry, int64
+from serving_gym.envs.simulator.kernel.engine import enter_decode, let_migrating_go
+from serving_gym.envs.simulator.kernel.queues import enqueue, tokens_to_prefill, unlink
+from serving_gym.envs.simulator.kernel.runs import interrupt, kick, show_load
+from serving_gym.envs.simulator.kernel.state import DECODE, Tables, World
 
 
 @compiled

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from envs.simulator.kernel.compiled import entry
-from envs.simulator.kernel.state import PS_PER_S, Tables, World
+from serving_gym.envs.simulator.kernel.compiled import entry
+from serving_gym.envs.simulator.kernel.state import PS_PER_S, Tables, World
 
 
 @entry

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from envs.simulator.kernel.accounting import book_turned_away
-from envs.simulator.kernel.compiled import compiled, inlined, int64
-from envs.simulator.kernel.desk import FAR, HOLD, NO_ACTION, Desk
-from envs.simulator.kernel.queues import tokens_to_prefill, unlink
-from envs.simulator.kernel.routers import may_take
-from envs.simulator.kernel.state import NEVER, NUM_LEVELS, REACHED, Tables, Traffic, World
-from envs.simulator.kernel.world import send
+from serving_gym.envs.simulator.kernel.accounting import book_turned_away
+from serving_gym.envs.simulator.kernel.compiled import compiled, inlined, int64
+from serving_gym.envs.simulator.kernel.desk import FAR, HOLD, NO_ACTION, Desk
+from serving_gym.envs.simulator.kernel.queues import tokens_to_prefill, unlink
+from serving_gym.envs.simulator.kernel.routers import may_take
+from serving_gym.envs.simulator.kernel.state import NEVER, NUM_LEVELS, REACHED, Tables, Traffic, World
+from serving_gym.envs.simulator.kernel.world import send
 
 
 @compiled

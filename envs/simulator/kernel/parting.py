@@ -6,10 +6,10 @@ give way in it, as vLLM lets them. They stand in a list of their own, in the ord
 
 from __future__ import annotations
 
-from envs.simulator.kernel.accounting import book_finish
-from envs.simulator.kernel.blocks import give_back
-from envs.simulator.kernel.compiled import compiled, int64
-from envs.simulator.kernel.state import DECODE, EDF, PRIORITY, Tables, World
+from serving_gym.envs.simulator.kernel.accounting import book_finish
+from serving_gym.envs.simulator.kernel.blocks import give_back
+from serving_gym.envs.simulator.kernel.compiled import compiled, int64
+from serving_gym.envs.simulator.kernel.state import DECODE, EDF, PRIORITY, Tables, World
 
 
 @compiled

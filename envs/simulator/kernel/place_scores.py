@@ -1,6 +1,6 @@
 """Scores of places that the kernel can compute: a weighted sum of features, a small network over their set, or both.
 
-The network is that of `agents.set_network.SetScorer` with one hidden layer behind the rows: every place is seen through
+The network is that of `agents.networks.set_network.SetScorer` with one hidden layer behind the rows: every place is seen through
 the same two layers, with the context; their mean and maximum over the places in service and what became of a place
 itself give its score. A guard may leave places out beforehand (`place_guard`).
 """
@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.simulator.kernel.compiled import entry, inlined, int64
-from envs.simulator.kernel.features import PLACE_FEATURES
-from envs.simulator.kernel.place_guard import narrow
+from serving_gym.envs.simulator.kernel.compiled import entry, inlined, int64
+from serving_gym.envs.simulator.kernel.features import PLACE_FEATURES
+from serving_gym.envs.simulator.kernel.place_guard import narrow
 
 _IN_SERVICE = PLACE_FEATURES.index("in_service")
 _NONE = np.zeros(0, np.float32)

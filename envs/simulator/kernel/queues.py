@@ -13,9 +13,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.simulator.kernel.blocks import forget
-from envs.simulator.kernel.compiled import compiled, int64
-from envs.simulator.kernel.state import (
+from serving_gym.envs.simulator.kernel.blocks import forget
+from serving_gym.envs.simulator.kernel.compiled import compiled, int64
+from serving_gym.envs.simulator.kernel.state import (
     DPA,
     EDF,
     FCFS,

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.simulator.kernel.compiled import entry, int64, spliced
-from envs.simulator.kernel.decisions import (
+from serving_gym.envs.simulator.kernel.compiled import entry, int64, spliced
+from serving_gym.envs.simulator.kernel.decisions import (
     OUTCOMES,
     close_interval,
     read_desk,
@@ -17,18 +17,18 @@ from envs.simulator.kernel.decisions import (
     read_world,
     run_to_decision,
 )
-from envs.simulator.kernel.desk import DECIDE, ENDED, HOLD, Desk
-from envs.simulator.kernel.features import (
+from serving_gym.envs.simulator.kernel.desk import DECIDE, ENDED, HOLD, Desk
+from serving_gym.envs.simulator.kernel.features import (
     CLUSTER_FEATURES,
     PLACE_FEATURES,
     REQUEST_FEATURES,
     write_observation,
 )
-from envs.simulator.kernel.handles import copy_bytes
-from envs.simulator.kernel.offers import settle
-from envs.simulator.kernel.place_scores import PlaceScore, ScoreSpace, best_place, score_space
-from envs.simulator.kernel.router_view import look_at_places
-from envs.simulator.kernel.state import REACHED, Tables, Traffic, World
+from serving_gym.envs.simulator.kernel.handles import copy_bytes
+from serving_gym.envs.simulator.kernel.offers import settle
+from serving_gym.envs.simulator.kernel.place_scores import PlaceScore, ScoreSpace, best_place, score_space
+from serving_gym.envs.simulator.kernel.router_view import look_at_places
+from serving_gym.envs.simulator.kernel.state import REACHED, Tables, Traffic, World
 
 
 class Room(NamedTuple):

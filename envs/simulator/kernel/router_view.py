@@ -5,13 +5,21 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.simulator.kernel.blocks import find_hit
-from envs.simulator.kernel.compiled import compiled, entry, inlined, int64
-from envs.simulator.kernel.desk import AHEAD_STEP, NUM_GLANCES, Desk
-from envs.simulator.kernel.engine import decoding_progress
-from envs.simulator.kernel.offers import may_go
-from envs.simulator.kernel.queues import enqueue, next_tracked, unlink
-from envs.simulator.kernel.state import DECODE, NEVER, NUM_LEVELS, PS_PER_S, TRANSIT, Tables, World
+from serving_gym.envs.simulator.kernel.blocks import find_hit
+from serving_gym.envs.simulator.kernel.compiled import compiled, entry, inlined, int64
+from serving_gym.envs.simulator.kernel.desk import AHEAD_STEP, NUM_GLANCES, Desk
+from serving_gym.envs.simulator.kernel.engine import decoding_progress
+from serving_gym.envs.simulator.kernel.offers import may_go
+from serving_gym.envs.simulator.kernel.queues import enqueue, next_tracked, unlink
+from serving_gym.envs.simulator.kernel.state import (
+    DECODE,
+    NEVER,
+    NUM_LEVELS,
+    PS_PER_S,
+    TRANSIT,
+    Tables,
+    World,
+)
 
 __all__ = ["cached_tokens", "in_flight_rows", "look_at_places", "reprioritise", "tracked_slots"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from envs.simulator.kernel.compiled import compiled, entry, inlined, int64
-from envs.simulator.kernel.runs import catch_up
-from envs.simulator.kernel.state import (
+from serving_gym.envs.simulator.kernel.compiled import compiled, entry, inlined, int64
+from serving_gym.envs.simulator.kernel.runs import catch_up
+from serving_gym.envs.simulator.kernel.state import (
     ACTIVE,
     AFFINITY,
     HOLD,

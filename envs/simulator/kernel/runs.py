@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from envs.simulator.kernel.blocks import take_blocks
-from envs.simulator.kernel.compiled import compiled, inlined, int64
-from envs.simulator.kernel.engine import cache_decoded, complete, schedule, takes_steps
-from envs.simulator.kernel.state import ACTIVE, LEAST_REQUESTS, SPECULATIVE, Tables, World
+from serving_gym.envs.simulator.kernel.blocks import take_blocks
+from serving_gym.envs.simulator.kernel.compiled import compiled, inlined, int64
+from serving_gym.envs.simulator.kernel.engine import cache_decoded, complete, schedule, takes_steps
+from serving_gym.envs.simulator.kernel.state import ACTIVE, LEAST_REQUESTS, SPECULATIVE, Tables, World
 
 
 @compiled

@@ -7,9 +7,9 @@ there when it has blocks for all of it, as vLLM does with a KV connector. The fi
 
 from __future__ import annotations
 
-from envs.simulator.kernel.blocks import give_back
-from envs.simulator.kernel.compiled import compiled, int64
-from envs.simulator.kernel.state import NEVER, TRANSIT, Tables, World
+from serving_gym.envs.simulator.kernel.blocks import give_back
+from serving_gym.envs.simulator.kernel.compiled import compiled, int64
+from serving_gym.envs.simulator.kernel.state import NEVER, TRANSIT, Tables, World
 
 
 @compiled

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from envs.simulator.kernel.accounting import book_arrival, book_failure, book_refusal, latency_cost
-from envs.simulator.kernel.blocks import flush_cache
-from envs.simulator.kernel.compiled import compiled, entry, inlined, int64
-from envs.simulator.kernel.engine import decoding_progress, drop_running
-from envs.simulator.kernel.observe import show_engines
-from envs.simulator.kernel.queues import enqueue, head_of, take_slot, tokens_to_prefill, unlink
-from envs.simulator.kernel.routers import may_take, route, route_decode
-from envs.simulator.kernel.runs import catch_up, interrupt, kick, plan_run, show_load, step
-from envs.simulator.kernel.state import (
+from serving_gym.envs.simulator.kernel.accounting import (
+    book_arrival,
+    book_failure,
+    book_refusal,
+    latency_cost,
+)
+from serving_gym.envs.simulator.kernel.blocks import flush_cache
+from serving_gym.envs.simulator.kernel.compiled import compiled, entry, inlined, int64
+from serving_gym.envs.simulator.kernel.engine import decoding_progress, drop_running
+from serving_gym.envs.simulator.kernel.observe import show_engines
+from serving_gym.envs.simulator.kernel.queues import enqueue, head_of, take_slot, tokens_to_prefill, unlink
+from serving_gym.envs.simulator.kernel.routers import may_take, route, route_decode
+from serving_gym.envs.simulator.kernel.runs import catch_up, interrupt, kick, plan_run, show_load, step
+from serving_gym.envs.simulator.kernel.state import (
     NEED_EXTENTS,
     NEED_LOG,
     NEED_SLOTS,
@@ -22,7 +27,7 @@ from envs.simulator.kernel.state import (
     Traffic,
     World,
 )
-from envs.simulator.kernel.transit import take_off
+from serving_gym.envs.simulator.kernel.transit import take_off
 
 __all__ = [
     "advance",

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.backend import TOTALS
+from serving_gym.envs.interface.backend import TOTALS
 
 PS_PER_S = 10**12
 NEVER = 2**62

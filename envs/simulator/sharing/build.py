@@ -8,18 +8,18 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.cpu import cpu_latency_model
-from calibration.deployments import Deployment, find_profile
-from calibration.latency import LatencyModel
-from calibration.memory import check_fits
-from calibration.models import get_model
-from calibration.specs import get_gpu
-from calibration.transitions import KV_COPY_S_PER_BYTE, KV_CREATE_S_PER_BYTE
-from envs.backend import SLO
-from envs.sharing.spec import NodeSpec, SharingSpec
-from envs.sharing.state import SharedModel, SharingSetting
-from envs.simulator.sharing.arrays import NEVER, PARAMETERS_DTYPE, PS_PER_S, SharingTables
-from envs.workload.schema import Workload
+from serving_gym.calibration.cpu import cpu_latency_model
+from serving_gym.calibration.deployments import Deployment, find_profile
+from serving_gym.calibration.latency import LatencyModel
+from serving_gym.calibration.memory import check_fits
+from serving_gym.calibration.models import get_model
+from serving_gym.calibration.specs import get_gpu
+from serving_gym.calibration.transitions import KV_COPY_S_PER_BYTE, KV_CREATE_S_PER_BYTE
+from serving_gym.envs.interface.backend import SLO
+from serving_gym.envs.sharing.spec import NodeSpec, SharingSpec
+from serving_gym.envs.sharing.state import SharedModel, SharingSetting
+from serving_gym.envs.simulator.sharing.arrays import NEVER, PARAMETERS_DTYPE, PS_PER_S, SharingTables
+from serving_gym.envs.workload.schema import Workload
 
 MODEL_MARK = "#"  # between the architecture and the number of a model, as in llama-2-7b#12
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from envs.simulator.kernel.compiled import compiled, entry
-from envs.simulator.sharing.arrays import (
+from serving_gym.envs.simulator.kernel.compiled import compiled, entry
+from serving_gym.envs.simulator.sharing.arrays import (
     ALWAYS,
     COMING,
     GONE,
@@ -15,10 +15,17 @@ from envs.simulator.sharing.arrays import (
     SharingTables,
     SharingWorld,
 )
-from envs.simulator.sharing.engine import wait
-from envs.simulator.sharing.iterations import is_runnable
-from envs.simulator.sharing.manager import can_start, can_take, fit_pool, new_pool, replace, replaced
-from envs.simulator.sharing.memory import (
+from serving_gym.envs.simulator.sharing.engine import wait
+from serving_gym.envs.simulator.sharing.iterations import is_runnable
+from serving_gym.envs.simulator.sharing.manager import (
+    can_start,
+    can_take,
+    fit_pool,
+    new_pool,
+    replace,
+    replaced,
+)
+from serving_gym.envs.simulator.sharing.memory import (
     begin_load,
     begin_resize,
     begin_unload,
@@ -27,7 +34,7 @@ from envs.simulator.sharing.memory import (
     node_of,
     pool_blocks,
 )
-from envs.simulator.sharing.requests import evict, hold, queue
+from serving_gym.envs.simulator.sharing.requests import evict, hold, queue
 
 REASONS = (
     "",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.simulator.kernel.compiled import entry
-from envs.simulator.kernel.handles import handle_width, reader_of
-from envs.simulator.sharing.arrays import (
+from serving_gym.envs.simulator.kernel.compiled import entry
+from serving_gym.envs.simulator.kernel.handles import handle_width, reader_of
+from serving_gym.envs.simulator.sharing.arrays import (
     ITERATION,
     PARAMETERS_DTYPE,
     PLACEMENT,
@@ -15,11 +15,11 @@ from envs.simulator.sharing.arrays import (
     SharingWorld,
     new_world,
 )
-from envs.simulator.sharing.commands import act
-from envs.simulator.sharing.engine import advance
-from envs.simulator.sharing.features import write_observation
-from envs.simulator.sharing.manager import new_pool
-from envs.simulator.sharing.requests import latency_cost
+from serving_gym.envs.simulator.sharing.commands import act
+from serving_gym.envs.simulator.sharing.engine import advance
+from serving_gym.envs.simulator.sharing.features import write_observation
+from serving_gym.envs.simulator.sharing.manager import new_pool
+from serving_gym.envs.simulator.sharing.requests import latency_cost
 
 NO_ACTION = -1  # a command has been given already, or there is none to give
 

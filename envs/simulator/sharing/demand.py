@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.simulator.kernel.compiled import compiled, entry
-from envs.simulator.sharing.arrays import DEMAND_S
+from serving_gym.envs.simulator.kernel.compiled import compiled, entry
+from serving_gym.envs.simulator.sharing.arrays import DEMAND_S
 
 _LEAST_RATE = 1e-4  # 1/s, of requests of a model
 

@@ -7,8 +7,8 @@ changed; held requests are offered; idle nodes begin iterations, by node.
 
 from __future__ import annotations
 
-from envs.simulator.kernel.compiled import compiled, entry
-from envs.simulator.sharing.arrays import (
+from serving_gym.envs.simulator.kernel.compiled import compiled, entry
+from serving_gym.envs.simulator.sharing.arrays import (
     AFTER_RELEASE,
     ASK,
     END,
@@ -25,7 +25,7 @@ from envs.simulator.sharing.arrays import (
     SharingTables,
     SharingWorld,
 )
-from envs.simulator.sharing.iterations import (
+from serving_gym.envs.simulator.sharing.iterations import (
     begin_iteration,
     choose,
     chosen_by_policy,
@@ -35,9 +35,9 @@ from envs.simulator.sharing.iterations import (
     num_runnable,
     recompute_last,
 )
-from envs.simulator.sharing.manager import fit_node, has_place, relieve
-from envs.simulator.sharing.memory import begin_unload, end_operation, node_of
-from envs.simulator.sharing.requests import book_arrival, book_loss, hold, releases, take_out
+from serving_gym.envs.simulator.sharing.manager import fit_node, has_place, relieve
+from serving_gym.envs.simulator.sharing.memory import begin_unload, end_operation, node_of
+from serving_gym.envs.simulator.sharing.requests import book_arrival, book_loss, hold, releases, take_out
 
 
 @compiled

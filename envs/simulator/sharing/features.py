@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.simulator.kernel.compiled import compiled, int64
-from envs.simulator.sharing.arrays import (
+from serving_gym.envs.simulator.kernel.compiled import compiled, int64
+from serving_gym.envs.simulator.sharing.arrays import (
     EMPTY,
     ITERATION,
     LOADING,
@@ -20,9 +20,9 @@ from envs.simulator.sharing.arrays import (
     SharingTables,
     SharingWorld,
 )
-from envs.simulator.sharing.demand import log_of, write_demand
-from envs.simulator.sharing.iterations import is_runnable, to_prefill
-from envs.simulator.sharing.manager import (
+from serving_gym.envs.simulator.sharing.demand import log_of, write_demand
+from serving_gym.envs.simulator.sharing.iterations import is_runnable, to_prefill
+from serving_gym.envs.simulator.sharing.manager import (
     can_start,
     can_take,
     mean_output,
@@ -30,7 +30,7 @@ from envs.simulator.sharing.manager import (
     required,
     unfinished_tokens,
 )
-from envs.simulator.sharing.memory import empty_slot, node_of
+from serving_gym.envs.simulator.sharing.memory import empty_slot, node_of
 
 PLACE_FEATURES = (
     "can_take",  # whether the action is possible now

@@ -5,8 +5,8 @@ An iteration prefills one request, whole, or decodes one token of every running 
 
 from __future__ import annotations
 
-from envs.simulator.kernel.compiled import compiled
-from envs.simulator.sharing.arrays import (
+from serving_gym.envs.simulator.kernel.compiled import compiled
+from serving_gym.envs.simulator.sharing.arrays import (
     ASK,
     EXCLUSIVE,
     NEVER,
@@ -17,8 +17,8 @@ from envs.simulator.sharing.arrays import (
     SharingTables,
     SharingWorld,
 )
-from envs.simulator.sharing.memory import node_of
-from envs.simulator.sharing.requests import (
+from serving_gym.envs.simulator.sharing.memory import node_of
+from serving_gym.envs.simulator.sharing.requests import (
     admit,
     blocks_of,
     book_finish,

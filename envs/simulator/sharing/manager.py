@@ -7,11 +7,24 @@ It never allocates what the node does not hold free now.
 
 from __future__ import annotations
 
-from envs.simulator.kernel.compiled import compiled
-from envs.simulator.sharing.arrays import LOADING, NEVER, RESIZING, SERVING, SharingTables, SharingWorld
-from envs.simulator.sharing.iterations import is_stuck, missing_blocks, prefill_tokens
-from envs.simulator.sharing.memory import begin_replacement, begin_resize, empty_slot, node_of, vacate
-from envs.simulator.sharing.requests import evict, hold
+from serving_gym.envs.simulator.kernel.compiled import compiled
+from serving_gym.envs.simulator.sharing.arrays import (
+    LOADING,
+    NEVER,
+    RESIZING,
+    SERVING,
+    SharingTables,
+    SharingWorld,
+)
+from serving_gym.envs.simulator.sharing.iterations import is_stuck, missing_blocks, prefill_tokens
+from serving_gym.envs.simulator.sharing.memory import (
+    begin_replacement,
+    begin_resize,
+    empty_slot,
+    node_of,
+    vacate,
+)
+from serving_gym.envs.simulator.sharing.requests import evict, hold
 
 
 @compiled

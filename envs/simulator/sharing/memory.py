@@ -7,8 +7,8 @@ instance with it.
 
 from __future__ import annotations
 
-from envs.simulator.kernel.compiled import compiled
-from envs.simulator.sharing.arrays import (
+from serving_gym.envs.simulator.kernel.compiled import compiled
+from serving_gym.envs.simulator.sharing.arrays import (
     EMPTY,
     LOADING,
     NEVER,
@@ -18,7 +18,7 @@ from envs.simulator.sharing.arrays import (
     SharingTables,
     SharingWorld,
 )
-from envs.simulator.sharing.requests import book_loss, hold, take_out
+from serving_gym.envs.simulator.sharing.requests import book_loss, hold, take_out
 
 _FS_PER_PS = 1000
 

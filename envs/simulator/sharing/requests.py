@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from envs.backend import TOTALS
-from envs.metrics import FAILED, FINISHED, REFUSED
-from envs.simulator.kernel.compiled import compiled
-from envs.simulator.sharing.arrays import (
+from serving_gym.envs.interface.backend import TOTALS
+from serving_gym.envs.interface.metrics import FAILED, FINISHED, REFUSED
+from serving_gym.envs.simulator.kernel.compiled import compiled
+from serving_gym.envs.simulator.sharing.arrays import (
     ALWAYS,
     GONE,
     HELD,
@@ -22,7 +22,7 @@ from envs.simulator.sharing.arrays import (
     SharingTables,
     SharingWorld,
 )
-from envs.simulator.sharing.demand import note_demand
+from serving_gym.envs.simulator.sharing.demand import note_demand
 
 _ARRIVED, _PROMPTS = TOTALS.index("arrived"), TOTALS.index("arrived_tokens")
 _REFUSED, _FAILED = TOTALS.index("refused"), TOTALS.index("failed")

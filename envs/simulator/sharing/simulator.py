@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.backend import SLO, TOTALS, Receipt
-from envs.metrics import UNFINISHED, RequestRecords
-from envs.sharing.spec import SharingSpec
-from envs.sharing.state import (
+from serving_gym.envs.interface.backend import SLO, TOTALS, Receipt
+from serving_gym.envs.interface.metrics import UNFINISHED, RequestRecords
+from serving_gym.envs.sharing.spec import SharingSpec
+from serving_gym.envs.sharing.state import (
     FINISHED_DTYPE,
     INSTANCE_DTYPE,
     NODE_DTYPE,
@@ -28,8 +28,8 @@ from envs.sharing.state import (
     TokenScheduler,
     Unload,
 )
-from envs.simulator.sharing import commands as told
-from envs.simulator.sharing.arrays import (
+from serving_gym.envs.simulator.sharing import commands as told
+from serving_gym.envs.simulator.sharing.arrays import (
     NEVER,
     NO_CHOICE,
     PLACEMENT,
@@ -39,12 +39,12 @@ from envs.simulator.sharing.arrays import (
     fork_world,
     new_world,
 )
-from envs.simulator.sharing.build import ManagerSpec, build_setting, build_tables
-from envs.simulator.sharing.engine import advance
-from envs.simulator.sharing.view import show
+from serving_gym.envs.simulator.sharing.build import ManagerSpec, build_setting, build_tables
+from serving_gym.envs.simulator.sharing.engine import advance
+from serving_gym.envs.simulator.sharing.view import show
 
 if TYPE_CHECKING:
-    from envs.workload.schema import Workload
+    from serving_gym.envs.workload.schema import Workload
 
 SCHEDULERS = tuple(TokenScheduler)
 

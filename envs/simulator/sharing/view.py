@@ -5,10 +5,17 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.simulator.kernel.compiled import entry
-from envs.simulator.sharing.arrays import EMPTY, NEVER, PS_PER_S, RUNNING, SharingTables, SharingWorld
-from envs.simulator.sharing.iterations import is_runnable
-from envs.simulator.sharing.memory import node_of
+from serving_gym.envs.simulator.kernel.compiled import entry
+from serving_gym.envs.simulator.sharing.arrays import (
+    EMPTY,
+    NEVER,
+    PS_PER_S,
+    RUNNING,
+    SharingTables,
+    SharingWorld,
+)
+from serving_gym.envs.simulator.sharing.iterations import is_runnable
+from serving_gym.envs.simulator.sharing.memory import node_of
 
 
 @entry

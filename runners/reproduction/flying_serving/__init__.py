@@ -15,10 +15,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from runners.reproduction.flying_serving import bursts, long_context, priority, switching
-from runners.reproduction.flying_serving.study import Study
-from runners.reproduction.parts import Evaluation, total
-from runners.schema import ReproduceConfig
+from serving_gym.runners.configuration.schema import ReproduceConfig
+from serving_gym.runners.reproduction.flying_serving import bursts, long_context, priority, switching
+from serving_gym.runners.reproduction.flying_serving.study import Study
+from serving_gym.runners.reproduction.parts import Evaluation, total
 
 
 def evaluation(config: ReproduceConfig, bar: Any) -> Evaluation:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property, partial
 
-from envs.workload import flying
-from runners.policies import load_policy
-from runners.reproduction.claims import Claim, above, at_least, at_most, shown
-from runners.reproduction.flying_serving.study import (
+from serving_gym.envs.workload import flying
+from serving_gym.runners.configuration.policies import load_policy
+from serving_gym.runners.configuration.schema import ReproduceConfig
+from serving_gym.runners.reproduction.claims import Claim, above, at_least, at_most, shown
+from serving_gym.runners.reproduction.flying_serving.study import (
     BURST_RPS,
     COMPARED,
     DP,
@@ -24,8 +25,8 @@ from runners.reproduction.flying_serving.study import (
     num_seeds,
     range_word,
 )
-from runners.reproduction.measures import mean, over, percentile
-from runners.reproduction.trials import (
+from serving_gym.runners.reproduction.measures import mean, over, percentile
+from serving_gym.runners.reproduction.trials import (
     BoolArray,
     Trials,
     in_burst,
@@ -34,7 +35,6 @@ from runners.reproduction.trials import (
     ordered_layout_share,
     requests_in_system,
 )
-from runners.schema import ReproduceConfig
 
 
 @dataclass(frozen=True)

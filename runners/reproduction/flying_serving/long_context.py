@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runners.reproduction.claims import Claim, Rule, above, at_least, at_most, near, shown
-from runners.reproduction.flying_serving.study import (
+from serving_gym.runners.configuration.schema import ReproduceConfig
+from serving_gym.runners.reproduction.claims import Claim, Rule, above, at_least, at_most, near, shown
+from serving_gym.runners.reproduction.flying_serving.study import (
     DP,
     FLYING,
     LENGTHS,
@@ -20,9 +21,8 @@ from runners.reproduction.flying_serving.study import (
     Study,
     make_claim,
 )
-from runners.reproduction.measures import mean, over, prompt_tokens_per_s
-from runners.reproduction.trials import Trials, layout_shares
-from runners.schema import ReproduceConfig
+from serving_gym.runners.reproduction.measures import mean, over, prompt_tokens_per_s
+from serving_gym.runners.reproduction.trials import Trials, layout_shares
 
 SECTION = "6.5"
 NEMOTRON_TOKENS_PER_S = 74e3

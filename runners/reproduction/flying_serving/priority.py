@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runners.policies import load_policy
-from runners.reproduction.claims import Claim, at_least, at_most, shown
-from runners.reproduction.flying_serving.study import (
+from serving_gym.runners.configuration.policies import load_policy
+from serving_gym.runners.configuration.schema import ReproduceConfig
+from serving_gym.runners.reproduction.claims import Claim, at_least, at_most, shown
+from serving_gym.runners.reproduction.flying_serving.study import (
     COMPARED,
     DP,
     FLYING,
@@ -19,9 +20,8 @@ from runners.reproduction.flying_serving.study import (
     num_seeds,
     range_word,
 )
-from runners.reproduction.measures import mean, over
-from runners.reproduction.trials import Trials, layout_shares, switches
-from runners.schema import ReproduceConfig
+from serving_gym.runners.reproduction.measures import mean, over
+from serving_gym.runners.reproduction.trials import Trials, layout_shares, switches
 
 SECTION = "6.3"
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from runners.reproduction.claims import Claim, Rule
-from runners.reproduction.measures import geometric_mean, request_capacity_rps
-from runners.reproduction.trials import Trials, run_trials
-from runners.schema import ReproduceConfig
+from serving_gym.runners.configuration.schema import ReproduceConfig
+from serving_gym.runners.reproduction.claims import Claim, Rule
+from serving_gym.runners.reproduction.measures import geometric_mean, request_capacity_rps
+from serving_gym.runners.reproduction.trials import Trials, run_trials
 
 PAPER = "flying_serving"
 TP, DP, FLYING, SHIFT = "static_tp", "static_dp", "flying_serving", "shift_parallelism"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from calibration.memory import kv_capacity_tokens
-from calibration.specs import get_gpu, get_model
-from envs.backend import Redeploy, SetLayout
-from runners.reproduction.claims import Claim, at_least, near
-from runners.reproduction.flying_serving.study import LLAMA, make_claim
-from runners.reproduction.measures import transition_s
-from runners.reproduction.trials import compose_setting
+from serving_gym.calibration.memory import kv_capacity_tokens
+from serving_gym.calibration.specs import get_gpu, get_model
+from serving_gym.envs.interface.backend import Redeploy, SetLayout
+from serving_gym.runners.reproduction.claims import Claim, at_least, near
+from serving_gym.runners.reproduction.flying_serving.study import LLAMA, make_claim
+from serving_gym.runners.reproduction.measures import transition_s
+from serving_gym.runners.reproduction.trials import compose_setting
 
 SECTION = "6.4"
 STATIC_TOKENS = {2: 264e3, 4: 959e3, 8: 2.3e6}  # Table 2, by GPUs of an instance

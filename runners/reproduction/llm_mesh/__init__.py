@@ -14,10 +14,10 @@ from collections.abc import Collection
 from functools import partial
 from typing import Any
 
-from runners.reproduction.llm_mesh import ablation, capacity, examples, mixes
-from runners.reproduction.llm_mesh.study import Study, num_steps
-from runners.reproduction.parts import Evaluation
-from runners.schema import ReproduceConfig
+from serving_gym.runners.configuration.schema import ReproduceConfig
+from serving_gym.runners.reproduction.llm_mesh import ablation, capacity, examples, mixes
+from serving_gym.runners.reproduction.llm_mesh.study import Study, num_steps
+from serving_gym.runners.reproduction.parts import Evaluation
 
 PARTS = {"capacity": capacity, "ablation": ablation, "mixes": mixes}
 

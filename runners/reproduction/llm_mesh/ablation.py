@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from runners.reproduction.claims import Claim, above, near, shown
-from runners.reproduction.llm_mesh.study import MESH, OTHER_FUNCTIONS, Cell, Study, make_claim
-from runners.reproduction.measures import over
-from runners.schema import ReproduceConfig
+from serving_gym.runners.configuration.schema import ReproduceConfig
+from serving_gym.runners.reproduction.claims import Claim, above, near, shown
+from serving_gym.runners.reproduction.llm_mesh.study import MESH, OTHER_FUNCTIONS, Cell, Study, make_claim
+from serving_gym.runners.reproduction.measures import over
 
 DISABLED = {  # of figure 13, by the text
     "llm_mesh_no_cpu": "CPU nodes",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from runners.reproduction.claims import Claim, Rule, at_least, at_most, near, shown
-from runners.reproduction.llm_mesh.study import (
+from serving_gym.runners.configuration.schema import ReproduceConfig
+from serving_gym.runners.reproduction.claims import Claim, Rule, at_least, at_most, near, shown
+from serving_gym.runners.reproduction.llm_mesh.study import (
     COUNTS,
     MESH,
     OTHER_FUNCTIONS,
@@ -19,8 +20,7 @@ from runners.reproduction.llm_mesh.study import (
     grid,
     make_claim,
 )
-from runners.reproduction.measures import over, percentile
-from runners.schema import ReproduceConfig
+from serving_gym.runners.reproduction.measures import over, percentile
 
 HIGH_LOAD = COUNTS[-1]
 GAIN = {SLLM: (0.91, 1.59), SLLM_CPU: (0.44, 0.63)}  # lowest and highest, under high loads

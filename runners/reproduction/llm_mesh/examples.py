@@ -6,14 +6,14 @@ from functools import lru_cache
 
 import numpy as np
 
-from baselines.llm_mesh.headroom import headroom_s
-from baselines.llm_mesh.node_view import quantify_setting
-from calibration.transitions import kv_resize_s
-from envs.sharing.spec import SharingSpec
-from envs.sharing.state import SharingSetting
-from envs.simulator.sharing.build import build_setting
-from runners.reproduction.claims import Claim, above, at_most, near, shown
-from runners.reproduction.llm_mesh.study import ROOFLINE, SIZES, make_claim
+from serving_gym.baselines.llm_mesh.headroom import headroom_s
+from serving_gym.baselines.llm_mesh.node_view import quantify_setting
+from serving_gym.calibration.transitions import kv_resize_s
+from serving_gym.envs.sharing.spec import SharingSpec
+from serving_gym.envs.sharing.state import SharingSetting
+from serving_gym.envs.simulator.sharing.build import build_setting
+from serving_gym.runners.reproduction.claims import Claim, above, at_most, near, shown
+from serving_gym.runners.reproduction.llm_mesh.study import ROOFLINE, SIZES, make_claim
 
 _SHORTEST, _LONGEST = 128, 4096  # prompts whose TTFT figure 1 is read for, tokens
 TTFT_S, TPOT_S = 2.0, 0.25

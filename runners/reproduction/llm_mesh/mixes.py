@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from runners.reproduction.claims import Claim, at_most, shown
-from runners.reproduction.llm_mesh.study import (
+from serving_gym.runners.configuration.schema import ReproduceConfig
+from serving_gym.runners.reproduction.claims import Claim, at_most, shown
+from serving_gym.runners.reproduction.llm_mesh.study import (
     MESH,
     OTHER_FUNCTIONS,
     SLLM_CPU,
@@ -11,8 +12,7 @@ from runners.reproduction.llm_mesh.study import (
     Study,
     make_claim,
 )
-from runners.reproduction.measures import over
-from runners.schema import ReproduceConfig
+from serving_gym.runners.reproduction.measures import over
 
 RATIOS = ((4, 1, 1), (2, 1, 1), (1, 1, 1), (1, 1, 2), (1, 1, 4))
 NUM_MODELS = 64  # ours: the text gives none

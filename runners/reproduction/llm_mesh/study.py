@@ -23,16 +23,16 @@ from typing import Any
 
 import numpy as np
 
-from baselines.policy import Policy
-from envs.metrics import FloatArray
-from envs.registration import make_env
-from envs.sharing.env import SharingEnv
-from envs.workload.functions import minute_counts
-from envs.workload.registry import WorkloadSpec
-from runners.policies import load_policy
-from runners.reproduction.claims import Claim, Rule
-from runners.rollout import run_episode
-from runners.schema import ReproduceConfig
+from serving_gym.baselines.policy import Policy
+from serving_gym.envs.interface.metrics import FloatArray
+from serving_gym.envs.registration import make_env
+from serving_gym.envs.sharing.env import SharingEnv
+from serving_gym.envs.workload.functions import minute_counts
+from serving_gym.envs.workload.registry import WorkloadSpec
+from serving_gym.runners.configuration.policies import load_policy
+from serving_gym.runners.configuration.schema import ReproduceConfig
+from serving_gym.runners.reproduction.claims import Claim, Rule
+from serving_gym.runners.rollouts.rollout import run_episode
 
 PAPER = "llm_mesh"
 MESH, SLLM, SLLM_CPU = "llm_mesh", "sllm", "sllm_cpu"

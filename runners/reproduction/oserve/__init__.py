@@ -18,7 +18,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from runners.reproduction.oserve import (
+from serving_gym.runners.configuration.schema import ReproduceConfig
+from serving_gym.runners.reproduction.oserve import (
     ablation,
     appendices,
     examples,
@@ -28,8 +29,7 @@ from runners.reproduction.oserve import (
     switching,
     systems,
 )
-from runners.reproduction.parts import Evaluation, total
-from runners.schema import ReproduceConfig
+from serving_gym.runners.reproduction.parts import Evaluation, total
 
 PARTS = {
     "searching": searching,

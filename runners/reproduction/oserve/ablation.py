@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from runners.reproduction.claims import Claim, at_least
-from runners.reproduction.measures import over
-from runners.reproduction.oserve.episodes import System, Trace, figures, num_seeds
-from runners.reproduction.oserve.study import make_claim
-from runners.reproduction.oserve.systems import BEYOND, TRACES, systems
-from runners.schema import ReproduceConfig
+from serving_gym.runners.configuration.schema import ReproduceConfig
+from serving_gym.runners.reproduction.claims import Claim, at_least
+from serving_gym.runners.reproduction.measures import over
+from serving_gym.runners.reproduction.oserve.episodes import System, Trace, figures, num_seeds
+from serving_gym.runners.reproduction.oserve.study import make_claim
+from serving_gym.runners.reproduction.oserve.systems import BEYOND, TRACES, systems
 
 # Shares by which P99 latency falls: mean and largest (section 6.3).
 SWITCHING = (0.12, 0.17)

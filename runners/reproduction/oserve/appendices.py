@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from runners.reproduction.claims import Claim, Rule, at_least, shown
-from runners.reproduction.measures import over
-from runners.reproduction.oserve.episodes import Figures, System, Trace, figures
-from runners.reproduction.oserve.study import make_claim
-from runners.reproduction.oserve.systems import TRACES
-from runners.schema import ReproduceConfig
+from serving_gym.runners.configuration.schema import ReproduceConfig
+from serving_gym.runners.reproduction.claims import Claim, Rule, at_least, shown
+from serving_gym.runners.reproduction.measures import over
+from serving_gym.runners.reproduction.oserve.episodes import Figures, System, Trace, figures
+from serving_gym.runners.reproduction.oserve.study import make_claim
+from serving_gym.runners.reproduction.oserve.systems import TRACES
 
 RIVALS = (System("llama-30b", 1), System("llama-2-70b", 2))  # Appendix H
 CASE = System("opt-66b", 2)  # Appendix G, Table 3

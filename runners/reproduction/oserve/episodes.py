@@ -16,22 +16,22 @@ from typing import Any
 
 import numpy as np
 
-from baselines.oserve.exhaustive import optimal_plan
-from baselines.oserve.uniform import vllm_reload
-from baselines.oserve.vllm import VLLMStaticPolicy
-from baselines.policy import Policy
-from baselines.registry import make_policy
-from envs.deployment.strategies import Worth
-from envs.fleet import FleetConfig, GroupSpec
-from envs.machines.cluster import replica_spec
-from envs.machines.spec import DeploymentSpec
-from envs.registration import make_env
-from envs.workload.predictions import PredictionSpec
-from envs.workload.registry import WorkloadSpec
-from envs.workload.type_mix import MIXES
-from runners.reproduction.oserve.study import GPUS_PER_MACHINE, capacities, cluster_of
-from runners.rollout import Episode, run_episode
-from runners.schema import ReproduceConfig
+from serving_gym.baselines.oserve.exhaustive import optimal_plan
+from serving_gym.baselines.oserve.uniform import vllm_reload
+from serving_gym.baselines.oserve.vllm import VLLMStaticPolicy
+from serving_gym.baselines.policy import Policy
+from serving_gym.baselines.registry import make_policy
+from serving_gym.envs.deployment.strategies import Worth
+from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec
+from serving_gym.envs.machines.cluster import replica_spec
+from serving_gym.envs.machines.spec import DeploymentSpec
+from serving_gym.envs.registration import make_env
+from serving_gym.envs.workload.predictions import PredictionSpec
+from serving_gym.envs.workload.registry import WorkloadSpec
+from serving_gym.envs.workload.type_mix import MIXES
+from serving_gym.runners.configuration.schema import ReproduceConfig
+from serving_gym.runners.reproduction.oserve.study import GPUS_PER_MACHINE, capacities, cluster_of
+from serving_gym.runners.rollouts.rollout import Episode, run_episode
 
 LOAD = 0.9
 HOLD_S = 300.0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from baselines.oserve.flow_network import normalised_capacity
-from envs.deployment.assignment import Assignment, soonest
-from runners.reproduction.claims import Claim, near
-from runners.reproduction.oserve.study import make_claim
+from serving_gym.baselines.oserve.flow_network import normalised_capacity
+from serving_gym.envs.deployment.assignment import Assignment, soonest
+from serving_gym.runners.reproduction.claims import Claim, near
+from serving_gym.runners.reproduction.oserve.study import make_claim
 
 LARGE, SMALL = (10.0, 5.0), (5.0, 3.0)  # requests/s of types 1 and 2
 _EXACT = 0.001  # two decimals of the text

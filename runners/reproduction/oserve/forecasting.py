@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from baselines.oserve.forecast import Forecaster, MovingAverage, forecasts, rrmse, split
-from baselines.oserve.lstm import LstmConfig, TotalLstm, TypeLstm
-from envs.deployment.workload_types import count_by_span
-from envs.workload.seeding import stream
-from envs.workload.traces import DATA_VARIABLE
-from envs.workload.type_mix import TypeMix
-from runners.reproduction.claims import Claim, Rule, shown
-from runners.reproduction.oserve.study import make_claim
-from runners.schema import ReproduceConfig
+from serving_gym.baselines.oserve.forecast import Forecaster, MovingAverage, forecasts, rrmse, split
+from serving_gym.baselines.oserve.lstm import LstmConfig, TotalLstm, TypeLstm
+from serving_gym.envs.deployment.workload_types import count_by_span
+from serving_gym.envs.workload.seeding import stream
+from serving_gym.envs.workload.traces import DATA_VARIABLE
+from serving_gym.envs.workload.type_mix import TypeMix
+from serving_gym.runners.configuration.schema import ReproduceConfig
+from serving_gym.runners.reproduction.claims import Claim, Rule, shown
+from serving_gym.runners.reproduction.oserve.study import make_claim
 
 FILE = "azure_llm_2024_week_requests_digitised.csv.gz"
 SERVICES = ("code", "conv")

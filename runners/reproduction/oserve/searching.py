@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from baselines.oserve.exhaustive import exhaustive_search, optimal_plan
-from baselines.oserve.generation import generate
-from envs.deployment.strategies import Worth
-from envs.workload.type_mix import TABLE_1
-from runners.reproduction.claims import Claim, Rule, at_most, shown
-from runners.reproduction.oserve.study import capacities, cluster_of, make_claim
-from runners.schema import ReproduceConfig
+from serving_gym.baselines.oserve.exhaustive import exhaustive_search, optimal_plan
+from serving_gym.baselines.oserve.generation import generate
+from serving_gym.envs.deployment.strategies import Worth
+from serving_gym.envs.workload.type_mix import TABLE_1
+from serving_gym.runners.configuration.schema import ReproduceConfig
+from serving_gym.runners.reproduction.claims import Claim, Rule, at_most, shown
+from serving_gym.runners.reproduction.oserve.study import capacities, cluster_of, make_claim
 
 MODEL = "opt-66b"
 LOADS = (0.7, 1.0, 1.3)  # of what the optimum serves of the mix

@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from envs.deployment.profiling import WorkloadType, measured_rps
-from envs.machines.cluster import ReplicaKind, replica_spec
-from envs.machines.spec import DeploymentSpec
-from envs.workload.seeding import stream
-from envs.workload.type_mix import TABLE_1, TypeMix, length_pools
-from runners.reproduction.claims import Claim, at_least, near, shown
-from runners.reproduction.measures import over
-from runners.reproduction.oserve.episodes import System, Trace, figures, reach
-from runners.reproduction.oserve.study import PAPER, capacities, make_claim
-from runners.reproduction.oserve.systems import OURS
-from runners.schema import ReproduceConfig
+from serving_gym.envs.deployment.profiling import WorkloadType, measured_rps
+from serving_gym.envs.machines.cluster import ReplicaKind, replica_spec
+from serving_gym.envs.machines.spec import DeploymentSpec
+from serving_gym.envs.workload.seeding import stream
+from serving_gym.envs.workload.type_mix import TABLE_1, TypeMix, length_pools
+from serving_gym.runners.configuration.schema import ReproduceConfig
+from serving_gym.runners.reproduction.claims import Claim, at_least, near, shown
+from serving_gym.runners.reproduction.measures import over
+from serving_gym.runners.reproduction.oserve.episodes import System, Trace, figures, reach
+from serving_gym.runners.reproduction.oserve.study import PAPER, capacities, make_claim
+from serving_gym.runners.reproduction.oserve.systems import OURS
 
 MODEL, MACHINES = "llama-2-70b", 2
 SYSTEM = System(MODEL, MACHINES)

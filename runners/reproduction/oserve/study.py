@@ -14,12 +14,12 @@ from functools import lru_cache
 
 import numpy as np
 
-from calibration.models import get_model
-from envs.deployment.profiling import CapacityTable, WorkloadType, profile_capacities
-from envs.machines.cluster import Cluster, replica_kinds
-from envs.machines.spec import DeploymentSpec
-from envs.workload.type_mix import TypeMix, length_pools
-from runners.reproduction.claims import Claim, Rule
+from serving_gym.calibration.models import get_model
+from serving_gym.envs.deployment.profiling import CapacityTable, WorkloadType, profile_capacities
+from serving_gym.envs.machines.cluster import Cluster, replica_kinds
+from serving_gym.envs.machines.spec import DeploymentSpec
+from serving_gym.envs.workload.type_mix import TypeMix, length_pools
+from serving_gym.runners.reproduction.claims import Claim, Rule
 
 PAPER = "oserve"
 GPUS_PER_MACHINE = 8

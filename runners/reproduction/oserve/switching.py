@@ -5,16 +5,16 @@ from __future__ import annotations
 from itertools import permutations
 from typing import Any
 
-from calibration.models import get_model
-from envs.machines.cluster import ReplicaKind
-from envs.machines.placement import place
-from envs.machines.shards import model_shards
-from envs.machines.spec import DeploymentSpec
-from envs.machines.switch_plan import greedy_switch_plan
-from envs.machines.transfer import naive_reload_s, transfer_s
-from runners.reproduction.claims import Claim, Rule, at_least, shown
-from runners.reproduction.oserve.study import make_claim
-from runners.schema import ReproduceConfig
+from serving_gym.calibration.models import get_model
+from serving_gym.envs.machines.cluster import ReplicaKind
+from serving_gym.envs.machines.placement import place
+from serving_gym.envs.machines.shards import model_shards
+from serving_gym.envs.machines.spec import DeploymentSpec
+from serving_gym.envs.machines.switch_plan import greedy_switch_plan
+from serving_gym.envs.machines.transfer import naive_reload_s, transfer_s
+from serving_gym.runners.configuration.schema import ReproduceConfig
+from serving_gym.runners.reproduction.claims import Claim, Rule, at_least, shown
+from serving_gym.runners.reproduction.oserve.study import make_claim
 
 MODEL = "llama-2-70b"
 # Table 3, trace 1: what OServe deploys on 16 GPUs (of OPT-66B; Llama-2-70B with TP=3 would not divide its heads).

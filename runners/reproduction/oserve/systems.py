@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from runners.reproduction.claims import Claim, at_least
-from runners.reproduction.measures import over
-from runners.reproduction.oserve.episodes import Figures, System, Trace, figures, num_seeds
-from runners.reproduction.oserve.study import make_claim
-from runners.schema import ReproduceConfig
+from serving_gym.runners.configuration.schema import ReproduceConfig
+from serving_gym.runners.reproduction.claims import Claim, at_least
+from serving_gym.runners.reproduction.measures import over
+from serving_gym.runners.reproduction.oserve.episodes import Figures, System, Trace, figures, num_seeds
+from serving_gym.runners.reproduction.oserve.study import make_claim
 
 SYSTEMS = (
     System("opt-30b", 1),

@@ -15,10 +15,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from runners.reproduction.parts import Evaluation, total
-from runners.reproduction.preserve import forecasting, overhead, routing, scaling
-from runners.reproduction.preserve.study import Study
-from runners.schema import ReproduceConfig
+from serving_gym.runners.configuration.schema import ReproduceConfig
+from serving_gym.runners.reproduction.parts import Evaluation, total
+from serving_gym.runners.reproduction.preserve import forecasting, overhead, routing, scaling
+from serving_gym.runners.reproduction.preserve.study import Study
 
 
 def evaluation(config: ReproduceConfig, bar: Any) -> Evaluation:

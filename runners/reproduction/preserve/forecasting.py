@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from runners.reproduction.claims import Claim, above, shown
-from runners.reproduction.forecasts import PAPER, RealSeries, Score, real_series, score
-from runners.reproduction.preserve.study import make_claim
-from runners.schema import ReproduceConfig
+from serving_gym.runners.configuration.schema import ReproduceConfig
+from serving_gym.runners.reproduction.claims import Claim, above, shown
+from serving_gym.runners.reproduction.forecasts import PAPER, RealSeries, Score, real_series, score
+from serving_gym.runners.reproduction.preserve.study import make_claim
 
 SECTION = "5.2.1, Table 1"
 NEXT, WHOLE = "next", "whole half"

@@ -10,15 +10,22 @@ from typing import Any
 
 import numpy as np
 
-from baselines.policy import Policy
-from baselines.preserve.router import PreServePolicy
-from envs.routing.state import RoutingState
-from runners.environments import make_configured_env
-from runners.policies import load_policy
-from runners.reproduction.claims import Claim, at_most, shown
-from runners.reproduction.preserve.study import COMPARED, PRACTICE, PRESERVE, SETTING, Study, make_claim
-from runners.reproduction.trials import compose_setting
-from runners.schema import ReproduceConfig
+from serving_gym.baselines.policy import Policy
+from serving_gym.baselines.preserve.router import PreServePolicy
+from serving_gym.envs.routing.state import RoutingState
+from serving_gym.runners.configuration.environments import make_configured_env
+from serving_gym.runners.configuration.policies import load_policy
+from serving_gym.runners.configuration.schema import ReproduceConfig
+from serving_gym.runners.reproduction.claims import Claim, at_most, shown
+from serving_gym.runners.reproduction.preserve.study import (
+    COMPARED,
+    PRACTICE,
+    PRESERVE,
+    SETTING,
+    Study,
+    make_claim,
+)
+from serving_gym.runners.reproduction.trials import compose_setting
 
 SECTION = "5.5"
 ROUTING_S = 9.7e-3  # paper: "load anticipator maintenance" and all else but the prediction, on four engines

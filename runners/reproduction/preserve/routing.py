@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from runners.reproduction.claims import Claim, Rule, above, at_least, at_most, shown
-from runners.reproduction.measures import over
-from runners.reproduction.preserve.study import (
+from serving_gym.runners.configuration.schema import ReproduceConfig
+from serving_gym.runners.reproduction.claims import Claim, Rule, above, at_least, at_most, shown
+from serving_gym.runners.reproduction.measures import over
+from serving_gym.runners.reproduction.preserve.study import (
     BASELINES,
     COMPARED,
     LEAST_REQUEST,
@@ -32,7 +33,6 @@ from runners.reproduction.preserve.study import (
     make_claim,
     num_seeds,
 )
-from runners.schema import ReproduceConfig
 
 SECTION = "5.4"
 # On the paper's scale; figure 10 has no numbers in the text.

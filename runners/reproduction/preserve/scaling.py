@@ -25,19 +25,19 @@ from typing import Any
 
 import numpy as np
 
-from baselines.registry import make_policy
-from envs.autoscaling.capacity import measure_capacity
-from envs.autoscaling.env import AutoscalingEnv
-from envs.backend import SLO
-from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec
-from envs.metrics import FloatArray, RequestRecords
-from envs.scaling import MachineSpec
-from envs.workload.predictions import PredictionSpec
-from envs.workload.registry import WorkloadSource, WorkloadSpec
-from runners.reproduction.claims import Claim, above, at_least, shown
-from runners.reproduction.measures import over
-from runners.reproduction.preserve.study import SLO_S, make_claim
-from runners.schema import ReproduceConfig
+from serving_gym.baselines.registry import make_policy
+from serving_gym.envs.autoscaling.capacity import measure_capacity
+from serving_gym.envs.autoscaling.env import AutoscalingEnv
+from serving_gym.envs.interface.backend import SLO
+from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
+from serving_gym.envs.interface.metrics import FloatArray, RequestRecords
+from serving_gym.envs.interface.scaling import MachineSpec
+from serving_gym.envs.workload.predictions import PredictionSpec
+from serving_gym.envs.workload.registry import WorkloadSource, WorkloadSpec
+from serving_gym.runners.configuration.schema import ReproduceConfig
+from serving_gym.runners.reproduction.claims import Claim, above, at_least, shown
+from serving_gym.runners.reproduction.measures import over
+from serving_gym.runners.reproduction.preserve.study import SLO_S, make_claim
 
 SECTION = "5.3"
 INSTANCES = 8
@@ -116,7 +116,7 @@ class Scalers:
         return self._known[scaler, service]
 
     def _run(self, scaler: str, service: str) -> Result:
-        from runners.rollout import run_episode
+        from serving_gym.runners.rollouts.rollout import run_episode
 
         prediction = "oracle" if scaler == WITHOUT_ERRORS else "preserve"
         env = self._env(service, prediction, self.requests_per_week(service))

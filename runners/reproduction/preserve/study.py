@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from envs.metrics import FloatArray
-from runners.reproduction.claims import Claim, Rule
-from runners.reproduction.measures import over, request_capacity_rps
-from runners.reproduction.trials import run_trials
-from runners.schema import ReproduceConfig
+from serving_gym.envs.interface.metrics import FloatArray
+from serving_gym.runners.configuration.schema import ReproduceConfig
+from serving_gym.runners.reproduction.claims import Claim, Rule
+from serving_gym.runners.reproduction.measures import over, request_capacity_rps
+from serving_gym.runners.reproduction.trials import run_trials
 
 PAPER = "preserve"
 SETTING = (

@@ -13,11 +13,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from runners.reproduction.parts import Evaluation, total
-from runners.reproduction.sageserve import planning, scaling, tiers
-from runners.reproduction.sageserve.scaling_study import ScalingStudy
-from runners.reproduction.sageserve.study import Study
-from runners.schema import ReproduceConfig
+from serving_gym.runners.configuration.schema import ReproduceConfig
+from serving_gym.runners.reproduction.parts import Evaluation, total
+from serving_gym.runners.reproduction.sageserve import planning, scaling, tiers
+from serving_gym.runners.reproduction.sageserve.scaling_study import ScalingStudy
+from serving_gym.runners.reproduction.sageserve.study import Study
 
 
 def evaluation(config: ReproduceConfig, bar: Any) -> Evaluation:

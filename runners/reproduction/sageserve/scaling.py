@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from runners.reproduction.claims import Claim, above, at_least, at_most, shown
-from runners.reproduction.measures import over
-from runners.reproduction.sageserve.scaling_study import (
+from serving_gym.runners.reproduction.claims import Claim, above, at_least, at_most, shown
+from serving_gym.runners.reproduction.measures import over
+from serving_gym.runners.reproduction.sageserve.scaling_study import (
     CHIRON,
     LT_I,
     LT_U,
@@ -20,7 +20,7 @@ from runners.reproduction.sageserve.scaling_study import (
     ScalingStudy,
     Setting,
 )
-from runners.reproduction.sageserve.study import make_claim
+from serving_gym.runners.reproduction.sageserve.study import make_claim
 
 PEAK_DAY = Setting()
 HOURS = {REACTIVE: 362.25, LT_I: 274.5, LT_U: 291.0, LT_UA: 277.5, CHIRON: 1146.0}  # Figure 11, three regions

@@ -34,22 +34,22 @@ from typing import Any
 
 import numpy as np
 
-from baselines.registry import make_policy
-from calibration.hardware import get_gpu
-from calibration.memory import num_blocks
-from calibration.models import get_model
-from envs.autoscaling.env import AutoscalingEnv
-from envs.backend import SLO
-from envs.fleet import FleetConfig, GroupSpec, ReplicaSpec
-from envs.metrics import FloatArray, RequestRecords
-from envs.scaling import QueueSpec
-from envs.workload.registry import WorkloadSource, WorkloadSpec
-from envs.workload.seeding import seed_sequence
-from envs.workload.tiers import NIW, TIERS
-from envs.workload.week import WeekTraffic
-from runners.progress import say
-from runners.reproduction.measures import percentile
-from runners.schema import ReproduceConfig
+from serving_gym.baselines.registry import make_policy
+from serving_gym.calibration.hardware import get_gpu
+from serving_gym.calibration.memory import num_blocks
+from serving_gym.calibration.models import get_model
+from serving_gym.envs.autoscaling.env import AutoscalingEnv
+from serving_gym.envs.interface.backend import SLO
+from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
+from serving_gym.envs.interface.metrics import FloatArray, RequestRecords
+from serving_gym.envs.interface.scaling import QueueSpec
+from serving_gym.envs.workload.registry import WorkloadSource, WorkloadSpec
+from serving_gym.envs.workload.seeding import seed_sequence
+from serving_gym.envs.workload.tiers import NIW, TIERS
+from serving_gym.envs.workload.week import WeekTraffic
+from serving_gym.runners.configuration.schema import ReproduceConfig
+from serving_gym.runners.reporting.progress import say
+from serving_gym.runners.reproduction.measures import percentile
 
 REACTIVE, SILOED, CHIRON = "Reactive", "Siloed", "Chiron"
 LT_I, LT_U, LT_UA = "LT-I", "LT-U", "LT-UA"
@@ -263,7 +263,7 @@ class ScalingStudy:
         )
 
     def _run(self, policy: str, setting: Setting) -> Outcome:
-        from runners.rollout import run_episode
+        from serving_gym.runners.rollouts.rollout import run_episode
 
         env = self._env(setting, self.requests_per_week(setting, self.capacity_tps(setting)))
         name, params = POLICIES[policy]

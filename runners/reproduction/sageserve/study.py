@@ -26,17 +26,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.deployments import Deployment, find_profile
-from calibration.profile import Profile
-from envs.backend import SLO, ClusterSpec
-from envs.metrics import FloatArray, RequestRecords
-from envs.simulator.simulator import Simulator
-from envs.workload.schema import Workload
-from envs.workload.seeding import stream
-from envs.workload.tiers import IW_F, IW_N, TIERS, TieredTraffic
-from runners.reproduction.claims import Claim, Rule
-from runners.reproduction.measures import percentile, request_capacity_rps
-from runners.schema import ReproduceConfig
+from serving_gym.calibration.deployments import Deployment, find_profile
+from serving_gym.calibration.profile import Profile
+from serving_gym.envs.interface.backend import SLO, ClusterSpec
+from serving_gym.envs.interface.metrics import FloatArray, RequestRecords
+from serving_gym.envs.simulator.simulator import Simulator
+from serving_gym.envs.workload.schema import Workload
+from serving_gym.envs.workload.seeding import stream
+from serving_gym.envs.workload.tiers import IW_F, IW_N, TIERS, TieredTraffic
+from serving_gym.runners.configuration.schema import ReproduceConfig
+from serving_gym.runners.reproduction.claims import Claim, Rule
+from serving_gym.runners.reproduction.measures import percentile, request_capacity_rps
 
 PAPER = "sageserve"
 FCFS, EDF, PF, DPA = "FCFS", "EDF", "PF", "DPA"

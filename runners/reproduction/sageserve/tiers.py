@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from envs.backend import ClusterSpec
-from envs.workload.tiers import IW_F, IW_N
-from runners.reproduction.claims import Claim, above, near, shown
-from runners.reproduction.sageserve.study import (
+from serving_gym.envs.interface.backend import ClusterSpec
+from serving_gym.envs.workload.tiers import IW_F, IW_N
+from serving_gym.runners.configuration.schema import ReproduceConfig
+from serving_gym.runners.reproduction.claims import Claim, above, near, shown
+from serving_gym.runners.reproduction.sageserve.study import (
     DPA,
     EDF,
     FCFS,
@@ -26,7 +27,6 @@ from runners.reproduction.sageserve.study import (
     make_claim,
     num_seeds,
 )
-from runners.schema import ReproduceConfig
 
 SECTION = "7.2.6"
 ABSOLUTE = "it depends on the traces, which are not public, and on the scaling of instances"

@@ -4,22 +4,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibration.coefficients import roofline_coefficients
-from calibration.engines import Frontend
-from calibration.hardware import GpuSpec, get_gpu
-from calibration.latency import LatencyModel
-from calibration.measuring.composition import Step
-from calibration.measuring.fit import errors_of, fit_coefficients, step_s
-from calibration.measuring.front_end import Probe, fit_front_end
-from calibration.measuring.loads import Limits, designed_loads, held_out
-from calibration.measuring.measure import PULL, Measurement, profile_of
-from calibration.measuring.model import model_from_config, served_model
-from calibration.measuring.stretches import Stretch, stretches_of
-from calibration.models import get_model
-from calibration.profile import dump_profile, load_profile, parse_profile, read_profile
-from envs.live.gauges import CacheConfig
-from envs.live.servers import Server
-from envs.live.tiny_model import KV_BYTES_PER_TOKEN, TINY_LLAMA, write_tiny_model
+from serving_gym.calibration.coefficients import roofline_coefficients
+from serving_gym.calibration.engines import Frontend
+from serving_gym.calibration.hardware import GpuSpec, get_gpu
+from serving_gym.calibration.latency import LatencyModel
+from serving_gym.calibration.models import get_model
+from serving_gym.calibration.profile import dump_profile, load_profile, parse_profile, read_profile
+from serving_gym.envs.live.gauges import CacheConfig
+from serving_gym.envs.live.servers import Server
+from serving_gym.envs.live.tiny_model import KV_BYTES_PER_TOKEN, TINY_LLAMA, write_tiny_model
+from serving_gym.runners.measuring.composition import Step
+from serving_gym.runners.measuring.fit import errors_of, fit_coefficients, step_s
+from serving_gym.runners.measuring.front_end import Probe, fit_front_end
+from serving_gym.runners.measuring.loads import Limits, designed_loads, held_out
+from serving_gym.runners.measuring.measure import PULL, Measurement, profile_of
+from serving_gym.runners.measuring.model import model_from_config, served_model
+from serving_gym.runners.measuring.stretches import Stretch, stretches_of
 
 CPU = GpuSpec("cpu", 16e9, 40e9, {"bf16": 500e9}, 40e9)
 TINY = model_from_config(TINY_LLAMA, "tiny-llama")

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from calibration.measuring.composition import ContradictionError, Step, steps_of
-from calibration.measuring.drive import Sent
-from calibration.measuring.loads import Limits, Load, designed_loads, held_out
-from calibration.measuring.log import Iteration, IterationLog, check_told, parse_line
+from serving_gym.runners.measuring.composition import ContradictionError, Step, steps_of
+from serving_gym.runners.measuring.drive import Sent
+from serving_gym.runners.measuring.loads import Limits, Load, designed_loads, held_out
+from serving_gym.runners.measuring.log import Iteration, IterationLog, check_told, parse_line
 
 LINE = (
     "1795194734.486981 INFO Engine 000: Iteration({index}): {ctx} context requests, {ctx_tokens} context tokens, "

@@ -9,15 +9,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from calibration.coefficients import roofline_coefficients
-from calibration.engines import Frontend
-from calibration.hardware import get_gpu
-from calibration.latency import LatencyModel
-from calibration.measuring.composition import Step
-from calibration.measuring.drive import Sent
-from calibration.measuring.fit import errors_of, fit_coefficients
-from calibration.measuring.log import Iteration
-from calibration.measuring.stretches import (
+from serving_gym.calibration.coefficients import roofline_coefficients
+from serving_gym.calibration.engines import Frontend
+from serving_gym.calibration.hardware import get_gpu
+from serving_gym.calibration.latency import LatencyModel
+from serving_gym.calibration.models import get_model
+from serving_gym.calibration.profile import read_profile
+from serving_gym.runners import calibrate
+from serving_gym.runners.measuring.composition import Step
+from serving_gym.runners.measuring.drive import Sent
+from serving_gym.runners.measuring.fit import errors_of, fit_coefficients
+from serving_gym.runners.measuring.log import Iteration
+from serving_gym.runners.measuring.stretches import (
     DECODE_STEPS,
     LEAST_AFTER_UNKNOWN,
     Run,
@@ -26,10 +29,7 @@ from calibration.measuring.stretches import (
     stretches_of,
     told_by,
 )
-from calibration.measuring.traffic import LEAST_PROBES, PULL, fit_front_end
-from calibration.models import get_model
-from calibration.profile import read_profile
-from runners import calibrate
+from serving_gym.runners.measuring.traffic import LEAST_PROBES, PULL, fit_front_end
 
 MODEL, GPU = get_model("llama-3.1-8b"), get_gpu("H100")
 PRIOR = roofline_coefficients(GPU)

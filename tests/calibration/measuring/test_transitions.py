@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from calibration.measuring.transitions import SWITCHES, measure_switch, measure_transitions, settled
-from envs.live.launcher import LocalServer
-from envs.live.transitions import Slot, SlotState
+from serving_gym.envs.live.launcher import LocalServer
+from serving_gym.envs.live.transitions import Slot, SlotState
+from serving_gym.runners.measuring.transitions import SWITCHES, measure_switch, measure_transitions, settled
 from tests.live.test_launcher import stand_in
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from aiohttp import web
 
-from envs.live.switching.plugin.book import Mode, RefusedError, SwitchBook
-from envs.live.switching.plugin.endpoint import PATH, parse
-from envs.live.switching.plugin.groups import Group, all_groups
+from serving_gym.envs.live.switching.plugin.book import Mode, RefusedError, SwitchBook
+from serving_gym.envs.live.switching.plugin.endpoint import PATH, parse
+from serving_gym.envs.live.switching.plugin.groups import Group, all_groups
 from tests.live.fake_server import FakeServer
 
 FIGURES = (

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from envs import layout
-from envs.backend import SwitchMode
-from envs.live.switching.plugin.book import Mode, RefusedError, SwitchBook
-from envs.live.switching.plugin.groups import (
+from serving_gym.envs.interface import layout
+from serving_gym.envs.interface.backend import SwitchMode
+from serving_gym.envs.live.switching.plugin.book import Mode, RefusedError, SwitchBook
+from serving_gym.envs.live.switching.plugin.groups import (
     Group,
     all_groups,
     changed_regions,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from runners import evaluate
+from serving_gym.runners import evaluate
 from tests.live.fake_server import Behaviour, FakeServer
 from tests.live.switching.fake import FakeSwitchingServer
 

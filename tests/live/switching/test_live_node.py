@@ -7,17 +7,17 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from envs.backend import SLO, ClusterSpec, EngineStatus, Redeploy, SetLayout, SwitchMode
-from envs.dp_tp.core import DEFAULT_SLOS
-from envs.dp_tp.env import DPTPEnv
-from envs.layout import Group
-from envs.live.ledger import Ledger
-from envs.live.settings import LiveSettings
-from envs.live.switching.backend import SwitchingBackend
-from envs.live.switching.env import LiveDPTPEnv
-from envs.metrics import FINISHED
-from envs.workload.registry import WorkloadSpec
-from envs.workload.schema import Workload
+from serving_gym.envs.dp_tp.env import DPTPEnv
+from serving_gym.envs.dp_tp.episode import DEFAULT_SLOS
+from serving_gym.envs.dp_tp.live.env import LiveDPTPEnv
+from serving_gym.envs.interface.backend import SLO, ClusterSpec, EngineStatus, Redeploy, SetLayout, SwitchMode
+from serving_gym.envs.interface.layout import Group
+from serving_gym.envs.interface.metrics import FINISHED
+from serving_gym.envs.live.ledger import Ledger
+from serving_gym.envs.live.settings import LiveSettings
+from serving_gym.envs.live.switching.backend import SwitchingBackend
+from serving_gym.envs.workload.registry import WorkloadSpec
+from serving_gym.envs.workload.schema import Workload
 from tests.live.fake_server import FakeServer
 from tests.live.switching.fake import FakeSwitchingServer
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import nn
 
-from envs.live.switching.install import NAME, arguments, engine_words, environment, install, main
-from envs.live.switching.plugin.book import Mode
-from envs.live.switching.plugin.endpoint import parse
-from envs.live.switching.plugin.groups import Group
-from envs.live.switching.plugin.routing import Candidate, Router
-from envs.live.switching.plugin.settings import SwitchingSettings
-from envs.live.switching.plugin.supported import check_config, check_version
-from envs.live.switching.plugin.weights import (
+from serving_gym.envs.live.switching.install import NAME, arguments, engine_words, environment, install, main
+from serving_gym.envs.live.switching.plugin.book import Mode
+from serving_gym.envs.live.switching.plugin.endpoint import parse
+from serving_gym.envs.live.switching.plugin.groups import Group
+from serving_gym.envs.live.switching.plugin.routing import Candidate, Router
+from serving_gym.envs.live.switching.plugin.settings import SwitchingSettings
+from serving_gym.envs.live.switching.plugin.supported import check_config, check_version
+from serving_gym.envs.live.switching.plugin.weights import (
     Kinds,
     active,
     distinct_bytes,

@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envs.backend import ClusterSpec, EngineStatus, SetLayout, SwitchMode
-from envs.dp_tp.core import DEFAULT_SLOS
-from envs.live.launch_settings import PYTHON_VARIABLE
-from envs.live.settings import LiveSettings
-from envs.live.switching.env import LiveDPTPEnv
-from envs.live.switching.install import engine_words, environment, install
-from envs.live.switching.launch import SwitchingLaunchSettings, switching_server
-from envs.metrics import FINISHED
-from envs.workload.registry import WorkloadSpec
+from serving_gym.envs.dp_tp.episode import DEFAULT_SLOS
+from serving_gym.envs.dp_tp.live.env import LiveDPTPEnv
+from serving_gym.envs.interface.backend import ClusterSpec, EngineStatus, SetLayout, SwitchMode
+from serving_gym.envs.interface.metrics import FINISHED
+from serving_gym.envs.live.launch_settings import PYTHON_VARIABLE
+from serving_gym.envs.live.settings import LiveSettings
+from serving_gym.envs.live.switching.install import engine_words, environment, install
+from serving_gym.envs.live.switching.launch import SwitchingLaunchSettings, switching_server
+from serving_gym.envs.workload.registry import WorkloadSpec
 
 pytestmark = [
     pytest.mark.vllm,

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from baselines.registry import make_policy
-from envs.routing.state import RoutingState
+from serving_gym.baselines.registry import make_policy
+from serving_gym.envs.routing.state import RoutingState
 from tests.routing.states import arriving, routing_spec, routing_state, sent
 from tests.routing.vllm_router.scripts import PRUNE_INTERVAL_S, Script
 

@@ -1,0 +1,1 @@
+"""What learners need to know of each environment."""

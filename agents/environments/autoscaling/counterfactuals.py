@@ -1,0 +1,164 @@
+"""Counterfactual rollouts of autoscaling: what a few other things would have brought, done at one endpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from serving_gym.agents.environments.autoscaling.features import Actions, encode_actions, encode_state
+from serving_gym.agents.environments.autoscaling.policy import (
+    LeversPolicy,
+    Observation,
+    Options,
+    find_options,
+)
+from serving_gym.agents.learners.api.config import APIConfig
+from serving_gym.agents.learners.api.counterfactuals import Batch, relative_advantages
+from serving_gym.agents.learners.api.start import Start, compared, start_of
+from serving_gym.agents.learners.learner import Budget, Task
+from serving_gym.baselines.policy import Policy
+from serving_gym.envs.autoscaling.action import LEVERS
+from serving_gym.envs.autoscaling.env import AutoscalingEnv
+from serving_gym.envs.autoscaling.episode import Episode
+from serving_gym.envs.base.lazy_observation import LazyObservation
+from serving_gym.envs.base.vector_env import MAX_SEED
+
+
+class AutoscalingCounterfactuals:
+    """Plays one episode after another; at sampled states it is forked once for each of a few actions.
+
+    A sampled state is an endpoint's, drawn at random: there the actions differ, at the others the present policy's
+    stands. A rollout leaves all as its action made it for `commit` decisions, for an instance that is stopped again at
+    once shows nothing, and follows the present policy from there; one that begins with what the policy to start from
+    says follows on at once. Without such a policy the first rollouts leave all as it is. Requests that still wait in
+    the queue manager's lines when a rollout ends are charged as at the end of an episode, or to hold them would look
+    free.
+
+    Args:
+        config: Settings of the agent.
+        task: What is to be learned.
+        rng: Of episodes, sampling and exploration.
+
+    Raises:
+        ValueError: The policy to start from does not fit.
+    """
+
+    def __init__(self, config: APIConfig, task: Task, rng: np.random.Generator) -> None:
+        self.config, self.rng = config, rng
+        env: Any = AutoscalingEnv(**{**task.training_arguments, "keep_records": False})
+        self.episode: Episode = env.core
+        self.observation: spaces.Dict = env.observation_space
+        self.action: spaces.MultiDiscrete = env.action_space
+        self.spec = env.policy_spec
+        self.start = start_of(config.start)
+        if self.start is not None:
+            self.start.reset(self.spec, task.seed)
+        self.present: LeversPolicy | None = None  # None: what was started from, or to leave all as it is
+
+    def follow(self, policy: Policy) -> None:
+        """From now on this is the present policy."""
+        assert isinstance(policy, LeversPolicy)
+        self.present = policy
+
+    def play(self, budget: Budget, batch: Batch) -> None:
+        """One decision of the present policy or of chance, its state sampled now and then."""
+        episode = self.episode
+        if episode.done:
+            episode.reset(int(self.rng.integers(MAX_SEED)))
+            if self.start is not None:
+                self.start.reset(self.spec, int(self.rng.integers(MAX_SEED)))
+        observation = episode.observe()
+        possible = self._options(episode, observation, self.start)
+        chosen = self._choose(episode, observation, possible)
+        if self.rng.random() * self.config.sample_every < 1.0:
+            budget.count(self._sample(observation, possible, chosen, batch))
+        if self.rng.random() < self.config.exploration:
+            chosen = [int(self.rng.integers(len(rows))) for rows in possible.rows]
+        episode.step(possible.action(chosen))
+        budget.count(1)
+
+    def _options(self, episode: Episode, observation: Observation, start: Start | None) -> Options:
+        state = None if start is None else episode.state
+        return find_options(episode.mask(), self.action, start, observation, state, episode.spec)
+
+    def _choose(self, episode: Episode, observation: Observation, possible: Options) -> list[int]:
+        """(P,) rows that the present policy takes."""
+        if self.present is not None:
+            return self.present.choose(observation, possible)
+        if possible.started:
+            return list(possible.usual)
+        return _plain(episode, possible)
+
+    def _sample(self, observation: Observation, possible: Options, chosen: list[int], batch: Batch) -> int:
+        """Adds the state of an endpoint, with the returns of some actions there; returns the decisions that took."""
+        endpoint = int(self.rng.integers(len(possible.rows)))
+        rows = possible.rows[endpoint]
+        usual = possible.usual if possible.started else _plain(self.episode, possible)
+        musts = sorted({usual[endpoint], chosen[endpoint]})
+        features = encode_actions(observation, endpoint, rows, self.action, possible.started)
+        tried = compared(features, musts, self.config.candidates, self.rng, possible.started)
+        if len(tried) < 2:
+            return 0
+        returns = []
+        for row in tried:
+            varied = [row if number == endpoint else own for number, own in enumerate(chosen)]
+            keeps = not (possible.started and row == usual[endpoint])
+            returns.append(self._rollout(possible.action(varied), keeps))
+        batch.add(
+            encode_state(observation, endpoint),
+            features[tried],
+            np.array(returns),
+            tried.index(chosen[endpoint]),
+        )
+        return len(tried) * self.config.horizon
+
+    def _rollout(self, action: Any, keeps: bool = True) -> float:
+        """Return of an action, followed by the present policy, on the arrivals that really come.
+
+        Args:
+            action: What is done first.
+            keeps: Whether it is kept to for `commit` decisions.
+        """
+        episode = self.episode.fork()
+        start = None if self.start is None else self.start.fork()
+        interval_s, horizon = episode.config.decision_interval_s, self.config.horizon
+        stays = self.present is None and start is None
+        held = horizon if stays else min(self.config.commit, horizon) if keeps else 1
+        total = episode.step(action, held * interval_s).reward
+        for _ in range(held, horizon):
+            if episode.done:
+                return total
+            total += episode.step(self._next(episode, start)).reward
+        return total + episode.standing_reward
+
+    def _next(self, episode: Episode, start: Start | None) -> Any:
+        """What the present policy does in a rollout."""
+        from_start = self.present is None or self.config.continuation == "start"
+        if from_start and start is not None:
+            return start.says(LazyObservation(episode.observe), episode.state)
+        assert self.present is not None
+        observation = episode.observe()
+        possible = self._options(episode, observation, start)
+        return possible.action(self.present.choose(observation, possible))
+
+    def advantages(self, returns: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
+        """In shares of what the best costs."""
+        return relative_advantages(returns, self.config)
+
+
+def _plain(episode: Episode, possible: Options) -> list[int]:
+    """(P,) rows that leave all as it is."""
+    nothing = episode.levers.nothing(episode.simulator).reshape(-1, LEVERS)
+    return [_row_of(rows, own) for rows, own in zip(possible.rows, nothing, strict=True)]
+
+
+def _row_of(rows: Actions, action: NDArray[np.int64]) -> int:
+    """Which row an endpoint's entries are; a lever that says nothing there may differ."""
+    same = (rows == action).all(axis=1)
+    if not same.any():
+        same = (rows[:, [0, 2]] == action[[0, 2]]).all(axis=1)
+    return int(same.argmax())

@@ -1,0 +1,80 @@
+"""What environments that send a request to one of their places have in common for the learners."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+from torch import nn
+
+from serving_gym.agents.environments.adapter import Adapter, Observation
+from serving_gym.agents.environments.spaces import ActionSpace
+from serving_gym.agents.learners.api.config import APIConfig
+from serving_gym.agents.networks.set_network import SetNetwork
+from serving_gym.agents.policies.network_policy import NetworkPolicy, place_scores
+from serving_gym.baselines.policy import Action, Policy
+from serving_gym.envs.interface.policy_spec import PolicySpec
+
+_CONTEXT = ("request", "cluster")
+
+
+class PlaceAdapter(Adapter):
+    """Places, one a row and an action each, and a last action: to hold the request.
+
+    Attributes:
+        features: Names of the columns of the rows.
+        plain: An untuned score of places.
+        direct: Whether networks add a weighted sum of features to their scores, so that they may begin as such a score.
+        network_policy: What decides by a network's scores.
+    """
+
+    rows = "places"
+    features: ClassVar[tuple[str, ...]]
+    plain: Policy
+    direct: ClassVar[bool] = False
+    network_policy: ClassVar[type[NetworkPolicy]]
+
+    def plain_action(self, observation: Observation, state: object) -> Action:
+        """Where an untuned score sends the request."""
+        return self.plain.act(observation, state)
+
+    def index_of(self, action: Action, state: object, mask: NDArray[np.bool_], spec: PolicySpec) -> int:
+        """The place that a request is sent to, or the last action, to hold it."""
+        if action is None or (isinstance(action, (int, np.integer)) and not mask[action]):
+            return len(mask) - 1
+        return int(super().index_of(action, state, mask, spec))
+
+    def candidates(
+        self, observation: Observation, state: object, mask: NDArray[np.bool_]
+    ) -> NDArray[np.int64]:
+        """The places that can take the request."""
+        return np.flatnonzero(mask[:-1])
+
+    def score_network(self, observation: spaces.Dict, config: APIConfig) -> SetNetwork:
+        """Scores of places."""
+        context_size = sum((observation[key].shape or (0,))[0] for key in _CONTEXT)
+        return SetNetwork(
+            context_size,
+            len(self.features),
+            config.hidden,
+            (config.hidden,),
+            self.present,
+            direct=self.direct,
+        )
+
+    def score_policy(
+        self,
+        network: nn.Module,
+        observation: spaces.Dict,
+        action: ActionSpace,
+        config: APIConfig,
+        name: str,
+        **named: Any,
+    ) -> NetworkPolicy:
+        """Greedy in such a network; it never holds a request that some place can take. `named` is for the policy."""
+        assert isinstance(network, SetNetwork)
+        scorer = network.export()
+        scores, in_kernel = place_scores(scorer, _CONTEXT), scorer.in_kernel()
+        return self.network_policy(scores, self, name, observation, action, in_kernel=in_kernel, **named)

@@ -1,0 +1,121 @@
+"""What approximate policy iteration needs of an environment: a world that can be forked at a decision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+from torch import nn
+
+from serving_gym.agents.environments.spaces import ActionSpace
+from serving_gym.agents.learners.api.config import PolicyIterationConfig
+from serving_gym.agents.learners.learner import Budget, Task
+from serving_gym.baselines.policy import Policy
+
+
+@dataclass
+class Batch:
+    """Sampled states with what their actions brought."""
+
+    states: list[NDArray[np.float32]] = field(default_factory=list)  # (state_size,) each
+    actions: list[NDArray[np.float32]] = field(default_factory=list)  # (K, action_size) each
+    returns: list[NDArray[np.float64]] = field(default_factory=list)  # (K,) each, NaN: not tried
+    chosen: list[int] = field(default_factory=list)  # row of the action that the present policy took
+    squares: list[NDArray[np.float64]] = field(default_factory=list)  # (K,) each, of TTFT / SLO, summed
+    kinds: list[str] = field(default_factory=list)  # of traffic, each with advantages of its own size
+
+    def add(
+        self,
+        state: NDArray[np.float32],
+        actions: NDArray[np.float32],
+        returns: NDArray[np.float64],
+        chosen: int,
+        kind: str = "",
+        squares: NDArray[np.float64] | None = None,
+    ) -> None:
+        """Adds a state; arguments as the attributes."""
+        self.states.append(state)
+        self.actions.append(actions)
+        self.returns.append(returns)
+        self.chosen.append(chosen)
+        self.kinds.append(kind)
+        self.squares.append(np.zeros(len(returns)) if squares is None else squares)
+
+
+class Counterfactuals(Protocol):
+    """Training episodes that the present policy plays, and rollouts from states that it visits."""
+
+    @property
+    def observation(self) -> spaces.Dict:
+        """What the environment shows."""
+        ...
+
+    @property
+    def action(self) -> ActionSpace:
+        """What it takes."""
+        ...
+
+    def follow(self, policy: Policy) -> None:
+        """From now on this is the present policy, in the episodes and in rollouts."""
+        ...
+
+    def play(self, budget: Budget, batch: Batch) -> None:
+        """Takes a decision in every episode, and adds the states that are sampled."""
+        ...
+
+    def advantages(self, returns: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
+        """What counts of the returns at each state, (K,) each; NaN stays."""
+        ...
+
+
+def padded(rows: Sequence[NDArray[np.floating[Any]]], widest: int) -> NDArray[np.float64]:
+    """(N, widest), values one state a row; NaN where there are none.
+
+    Args:
+        rows: (K,) each, K at most `widest`.
+        widest: Columns.
+    """
+    table = np.full((len(rows), widest), np.nan)
+    for filled, values in zip(table, rows, strict=True):
+        filled[: len(values)] = values
+    return table
+
+
+def relative_advantages(
+    returns: Sequence[NDArray[np.float64]], config: PolicyIterationConfig
+) -> list[NDArray[np.float64]]:
+    """Relative to what the best action costs at a state, or to a power of it; (K,) each.
+
+    Args:
+        returns: (K,) each, of the actions that were tried at a state.
+        config: Of the agent: what is added to the cost, what is the worst, and how much quiet hours count.
+    """
+
+    def counted(value: NDArray[np.float64]) -> NDArray[np.float64]:
+        cost = abs(value.max()) + config.least_cost
+        relative = np.maximum((value - value.max()) / cost, config.worst)
+        return np.asarray(relative * cost ** (1.0 - config.cost_power))
+
+    return [counted(value) for value in returns]
+
+
+class Improvable(Protocol):
+    """What says how the policies of an environment are improved; `config` is that of the agent."""
+
+    def counterfactuals(self, config: Any, task: Task, rng: np.random.Generator) -> Counterfactuals:
+        """The world that is played in."""
+        ...
+
+    def score_network(self, observation: spaces.Dict, config: Any) -> nn.Module:
+        """The network that is trained: scores of actions from a state and from theirs."""
+        ...
+
+    def score_policy(
+        self, network: nn.Module, observation: spaces.Dict, action: ActionSpace, config: Any, name: str
+    ) -> Policy:
+        """A policy that is greedy in such a network."""
+        ...

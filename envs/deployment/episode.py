@@ -1,0 +1,345 @@
+"""One deployment episode: simulator, candidates, encoder and reward. Both environments are made of these."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving_gym.envs.deployment.assignment import Assignment, keep_apart, soonest
+from serving_gym.envs.deployment.candidates import (
+    Candidate,
+    best_uniform,
+    choices_of,
+    find_candidates,
+    is_divided,
+    plan_of,
+)
+from serving_gym.envs.deployment.config import DeploymentConfig
+from serving_gym.envs.deployment.observation import Encoder, Observation, SpanFigures
+from serving_gym.envs.deployment.setting import Typing, make_setting
+from serving_gym.envs.deployment.state import Deploy, DeploymentState, SwitchUnderway
+from serving_gym.envs.deployment.switch_cost import SwitchCost, gpus_changed, switch_cost
+from serving_gym.envs.deployment.workload_types import count_by_span
+from serving_gym.envs.interface.backend import TOTALS, Receipt
+from serving_gym.envs.interface.reward import Interval, Outcome, RewardMeter
+from serving_gym.envs.machines.cluster import Deployment
+from serving_gym.envs.machines.placement import place
+from serving_gym.envs.simulator.deployment.plane import Phase
+from serving_gym.envs.simulator.deployment.simulator import DeploymentSimulator
+from serving_gym.envs.simulator.kernel.state import FINISHED, PS_PER_S
+from serving_gym.envs.simulator.metering import busy_s
+from serving_gym.envs.simulator.scheduling import to_ps
+from serving_gym.envs.workload.registry import WorkloadSource
+from serving_gym.envs.workload.schema import Workload
+
+FloatArray = NDArray[np.float64]
+
+
+class DeploymentCore:
+    """Runs episodes of one configuration.
+
+    Args:
+        config: What the environment is made of.
+
+    Raises:
+        ValueError: Something in it is unknown or impossible.
+    """
+
+    def __init__(self, config: DeploymentConfig) -> None:
+        self.config = config
+        self.source = WorkloadSource(config.workload)
+        self.classes = self.source.classes
+        self.slos = config.slos_of(self.classes)
+        self.simulator = DeploymentSimulator(config.cluster, self.slos)
+        factory = self.simulator.factory
+        self.typing = Typing(config, self.source)
+        self.setting = make_setting(config, self.typing, factory.kinds)
+        self.encoder = Encoder(
+            self.setting,
+            config.scales,
+            config.span_s,
+            config.history,
+            config.num_candidates,
+            factory.max_replicas,
+            config.cluster.max_pp,
+            {kind: factory.capacity_tokens(kind) for kind in factory.kinds},
+        )
+        self.meter = RewardMeter(len(self.classes))
+        self._span_ps = to_ps(config.span_s)
+        self.done = True
+        self._state: DeploymentState | None = None
+        self._candidates: list[Candidate] | None = None
+
+    # -- an episode ----------------------------------------------------------------------------------------------------
+
+    def reset(self, seed: int, split: str | None = None) -> None:
+        """Begins the episode that a seed stands for, with the best uniform deployment for the mean of the past.
+
+        Args:
+            seed: Which episode.
+            split: Where it is drawn from; None: the configuration's split.
+        """
+        workload, types = self._begin(seed, split)
+        self.simulator.reset(workload, types, self.typing.num_types)
+        self._look()
+        receipt = self._deploy(self._first())
+        assert receipt.accepted, receipt.reason
+        self._look()
+
+    def _begin(self, seed: int, split: str | None) -> tuple[Workload, NDArray[np.int64]]:
+        """Draws an episode, and opens its books; its requests, and the workload type of each."""
+        workload = self.source.sample(seed, split or self.config.split)
+        types = self.typing.classify(workload, seed)
+        self.deadline_ps = to_ps(float(workload.arrival_s[-1]) + self.config.drain_limit_s)
+        spans = -(-self.deadline_ps // self._span_ps)
+        self.counts = count_by_span(
+            workload.arrival_s,
+            types,
+            self.typing.num_types,
+            self.config.span_s,
+            (spans + 0.5) * self.config.span_s,
+        )
+        self.meter.reset()
+        self.done, self.num_refused, self._switch_ps = False, 0, 0
+        self._log_read = 0
+        self._totals = np.zeros((len(self.classes), len(TOTALS)))
+        self._busy_s = np.zeros(self._num_slots)
+        self.span = SpanFigures(0.0, np.zeros(self._totals.shape), 0.0, self._busy_s, 0.0)
+        return workload, types
+
+    def _first(self) -> Deploy:
+        """What an episode begins with: the best uniform deployment for the mean of the past."""
+        plan = best_uniform(self.setting.worth(self._mean_past()))
+        deployment = place(self.setting.cluster, plan.kinds)
+        return Deploy(deployment, self.shares_of(deployment, False))
+
+    @property
+    def _num_slots(self) -> int:
+        """Engine slots, in which replicas come and go."""
+        return self.simulator.factory.num_engines
+
+    def _mean_past(self) -> FloatArray:
+        return np.asarray(self.setting.past.mean(axis=0), np.float64)
+
+    @property
+    def forecast(self) -> FloatArray:
+        """(J,), requests of each type that the next span may bring: the mean of the last ones."""
+        seen = self.counts[: self._num_seen]
+        if not len(seen):
+            return self._mean_past()
+        return np.asarray(seen[-self.config.forecast_spans :].mean(axis=0), np.float64)
+
+    @property
+    def _num_seen(self) -> int:
+        """Spans that are over."""
+        return self.simulator.now_ps // self._span_ps
+
+    @property
+    def deployment(self) -> Deployment:
+        """Replicas in force, or those to be when the switch under way is done."""
+        return self.simulator.deployment
+
+    @property
+    def slots(self) -> NDArray[np.int64]:
+        """(K,), slot of each replica of `deployment`."""
+        return self.simulator.slots
+
+    @property
+    def underway(self) -> SwitchUnderway | None:
+        """The switch under way."""
+        switch = self.simulator.plane.switch
+        if switch is None:
+            return None
+        return SwitchUnderway(
+            switch.started_ps / PS_PER_S, switch.due_ps / PS_PER_S, switch.phase == Phase.DRAIN
+        )
+
+    @property
+    def candidates(self) -> list[Candidate]:
+        """What can be chosen now, in the order of actions; made when somebody asks."""
+        if self._candidates is None:
+            self._candidates = self._find_candidates()
+        return self._candidates
+
+    def _find_candidates(self) -> list[Candidate]:
+        worth, divisions = self.setting.worth(self.forecast), self.setting.divisions(self.forecast)
+        present = self.deployment.kinds
+        if self.underway is not None:
+            return choices_of(plan_of(worth, present, divisions), stay=True)
+        return find_candidates(worth, present, self.config.num_candidates, divisions)
+
+    def placed(self, candidate: Candidate) -> Deployment:
+        """Where a candidate's replicas would stand."""
+        now = self.deployment
+        return now if candidate.stay else place(self.setting.cluster, candidate.plan.kinds, now)
+
+    def mask(self) -> NDArray[np.bool_]:
+        """(num_candidates,), which candidates there are; while a switch is under way only to stay."""
+        return np.arange(self.config.num_candidates) < len(self.candidates)
+
+    def step(self, action: int | np.integer | Deploy | None) -> Outcome:
+        """Carries out a decision and lets time pass to the end of the span.
+
+        Args:
+            action: A candidate, a command, or None (leave all as it is, the assignment too).
+        """
+        simulator = self.simulator
+        switched, refused = self._apply(action)
+        before_ps = simulator.now_ps
+        simulator.advance_ps(min((self._num_seen + 1) * self._span_ps, self.deadline_ps))
+        now_ps = simulator.now_ps
+        terminated = simulator.idle
+        truncated = not terminated and now_ps >= self.deadline_ps
+        self.done = terminated or truncated
+        self._measure((now_ps - before_ps) / PS_PER_S)
+        interval = self.meter.measure(
+            simulator.world.stats, simulator.latency_cost, switched, self._in_flight() if truncated else None
+        )
+        self._look()
+        terms = interval.terms(self.classes) | self._own_terms()
+        return Outcome(self._reward(interval), terms, self.span.dt_s, terminated, truncated, refused)
+
+    def _own_terms(self) -> dict[str, float]:
+        finished = self.span.change[:, TOTALS.index("finished")].sum()
+        return {"p99": -self.span.p99_s, "throughput": float(finished)}
+
+    def _reward(self, interval: Interval) -> float:
+        own, config = self._own_terms(), self.config
+        extra = config.p99 * own["p99"] + config.throughput * own["throughput"]
+        return interval.reward(config.objective) + config.objective.scale * extra
+
+    # -- decisions -----------------------------------------------------------------------------------------------------
+
+    def _apply(self, action: int | np.integer | Deploy | None) -> tuple[int, str]:
+        """GPUs in replicas that come, and why the command was refused."""
+        if action is None:
+            return 0, ""
+        command, reason = self._command(action)
+        if command is None:
+            self.num_refused += 1
+            return 0, reason
+        free, before = self.simulator.untouched, self.simulator.deployment
+        receipt = self._deploy(command)
+        if not receipt.accepted:
+            self.num_refused += 1
+            return 0, receipt.reason
+        changed = round(gpus_changed(before, self.simulator.deployment) * self.config.cluster.num_gpus)
+        if free or not changed:
+            return 0, ""
+        self._switch_ps = self.simulator.now_ps
+        return changed, ""
+
+    def _command(self, action: int | np.integer | Deploy) -> tuple[Deploy | None, str]:
+        """What an action says; None, and why, where there is no such candidate."""
+        if isinstance(action, Deploy):
+            return action, ""
+        if not 0 <= int(action) < len(self.candidates):
+            return None, f"there is no candidate {int(action)}; there are {len(self.candidates)} now"
+        candidate = self.candidates[int(action)]
+        deployment = self.placed(candidate)
+        return Deploy(deployment, self.shares_of(deployment, candidate.apart)), ""
+
+    def _deploy(self, command: Deploy) -> Receipt:
+        shares = self.shares_of(command.deployment, True) if command.shares is None else command.shares
+        return self.simulator.deploy(command.deployment, shares, command.switch)
+
+    def shares_of(self, deployment: Deployment, apart: bool) -> FloatArray:
+        """(K, J), an assignment of the forecast; prefill and decode workers share evenly.
+
+        Args:
+            deployment: The replicas.
+            apart: Whether it is the flow solution with types kept apart; else each type goes to all replicas in
+                proportion to what they can do of it.
+        """
+        if is_divided(deployment.kinds):
+            return np.ones((len(deployment.replicas), self.setting.num_types))
+        of_replicas = [replica.kind for replica in deployment.replicas]
+        capacity = np.array([self.setting.table.row(kind) for kind in of_replicas])
+        if not apart:
+            return capacity / np.maximum(capacity.sum(axis=0), np.finfo(float).tiny)
+        kinds = sorted(deployment.kinds)
+        counts = np.array([deployment.kinds[kind] for kind in kinds], np.float64)
+        together = np.array([self.setting.table.row(kind) for kind in kinds]) * counts[:, None]
+        able = np.where((together > 0).any(axis=0), self.forecast, 0.0)
+        rows = [kinds.index(kind) for kind in of_replicas]
+        requests = (soonest(together, able).requests / counts[:, None])[rows]
+        return keep_apart(Assignment(requests, capacity, able), of_replicas, self.setting.order).routing()
+
+    # -- what is seen --------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        self._state = self._candidates = None
+
+    @property
+    def state(self) -> DeploymentState:
+        """What a policy may know at this decision; made when somebody asks."""
+        if self._state is None:
+            self._state = self._observe()
+        return self._state
+
+    def _observe(self) -> DeploymentState:
+        simulator, slots = self.simulator, self.simulator.slots
+        world = simulator.world
+        engines = simulator.shown()[slots]
+        return DeploymentState(
+            now_s=simulator.now_s,
+            deployment=simulator.deployment,
+            engines=engines,
+            shares=world.shares[:, slots].T.copy(),
+            switch=self.underway,
+            history=self.counts[: self._num_seen].copy(),
+            forecast=self.forecast,
+            num_pooled=int(world.cluster["num_pooled"][0]),
+            pooled_tokens=int(world.cluster["pooled_tokens"][0]),
+            totals=world.stats[:, : len(TOTALS)].copy(),
+            coming=self.counts[self._num_seen :].copy(),
+        )
+
+    def observe(self) -> Observation:
+        """The observation of the present state."""
+        costs = [self.cost(candidate) for candidate in self.candidates]
+        return self.encoder.encode(self.state, self.candidates, costs, self.span, self.slots)
+
+    def cost(self, candidate: Candidate) -> SwitchCost:
+        """What a switch to a candidate would cost now."""
+        return switch_cost(self.config.cluster, self.deployment, self.placed(candidate), self.state.engines)
+
+    def _measure(self, dt_s: float) -> None:
+        """Works out what the span brought."""
+        simulator = self.simulator
+        world = simulator.world
+        busy, _ = busy_s(world)
+        totals = world.stats[:, : len(TOTALS)].copy()
+        self.span = SpanFigures(
+            dt_s,
+            totals - self._totals,
+            self._p99_s(),
+            np.maximum(busy - self._busy_s, 0.0),
+            (simulator.now_ps - self._switch_ps) / PS_PER_S,
+        )
+        self._totals, self._busy_s = totals, busy
+
+    def _p99_s(self) -> float:
+        """99th percentile of the latency of requests that have ended since the last call, seconds."""
+        world = self.simulator.world
+        length = int(world.cluster["log_length"][0])
+        entries = world.log[self._log_read : length]
+        self._log_read = length
+        ended = entries[entries["outcome"] == FINISHED]
+        if not len(ended):
+            return 0.0
+        return float(np.percentile((ended["finish_ps"] - ended["arrival_ps"]) / PS_PER_S, 99))
+
+    def _in_flight(self) -> NDArray[np.int64]:
+        totals = self._totals
+        gone = sum(totals[:, TOTALS.index(name)] for name in ("refused", "failed", "finished"))
+        return np.asarray(totals[:, TOTALS.index("arrived")] - gone).astype(np.int64)
+
+    def fork(self) -> DeploymentCore:
+        """A copy of the episode that continues to the same numbers."""
+        copy = DeploymentCore.__new__(DeploymentCore)
+        copy.__dict__.update(self.__dict__)
+        copy.simulator = self.simulator.fork()
+        copy.meter = self.meter.fork()
+        copy._log_read = 0
+        return copy

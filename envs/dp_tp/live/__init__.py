@@ -1,0 +1,1 @@
+"""The DP/TP environment on a live vLLM server."""

@@ -1,0 +1,1 @@
+"""What environments, policies and both bodies share: state, commands, fleets, metrics, rewards."""

@@ -1,0 +1,348 @@
+"""Fleets: replicas of several models, on several kinds of GPUs, in several regions.
+
+A fleet is a list of replica groups. Groups of one model in one region form an endpoint; a request names a model and
+comes from a region, and goes to the endpoint of both, unless a policy sends it to another region. Replicas can be
+started and stopped; a group has a fixed number of places for them, and a place without a replica costs nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from serving_gym.calibration.transitions import (
+    COLD_START_RULE,
+    LINK_BYTES_PER_S,
+    MIGRATION_STAGE_S,
+    STORAGE_BYTES_PER_S,
+)
+
+ROLES = ("mixed", "prefill", "decode")
+
+
+@dataclass(frozen=True)
+class ReplicaSpec:
+    """One kind of replica.
+
+    Args:
+        model: Name of a model in `calibration.models`.
+        gpu: Name of a GPU in `calibration.hardware`.
+        tp_size: Tensor-parallel degree.
+        pp_size: Pipeline-parallel degree; the replica has tp_size x pp_size GPUs.
+        role: mixed, or prefill and decode replicas that share a request (disaggregated prefill).
+        max_num_seqs: Most running requests.
+        max_num_batched_tokens: Token budget of an iteration.
+        block_size: Tokens a KV block holds.
+        memory_utilization: Share of GPU memory that weights and KV may use.
+        kv_blocks: KV blocks; None: what the memory leaves.
+        engine: Serving engine in `calibration.engines` whose latency it has, at any width (`calibration.deployments`);
+            empty: the profile of the model on the GPU, at the widths it was fitted at.
+        profile: File of a measured profile, or name of a committed one, which then says what model and GPU are; None:
+            the committed one of the model on the GPU.
+    """
+
+    model: str
+    gpu: str
+    tp_size: int = 1
+    pp_size: int = 1
+    role: str = "mixed"
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    block_size: int = 16
+    memory_utilization: float = 0.9
+    kv_blocks: int | None = None
+    engine: str = ""
+    profile: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("tp_size", "pp_size", "max_num_seqs", "max_num_batched_tokens", "block_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"replica.{name} must be at least 1, got {getattr(self, name)}")
+        if self.role not in ROLES:
+            raise ValueError(f"replica.role must be one of {', '.join(ROLES)}, got {self.role!r}")
+        if self.engine and self.profile is not None:
+            raise ValueError(
+                "replica.engine and replica.profile both say where latencies come from; give one"
+            )
+        if not 0 < self.memory_utilization <= 1:
+            raise ValueError(f"replica.memory_utilization must lie in (0, 1], got {self.memory_utilization}")
+        if self.kv_blocks is not None and self.kv_blocks < 1:
+            raise ValueError(f"replica.kv_blocks must be at least 1, got {self.kv_blocks}")
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of a replica."""
+        return self.tp_size * self.pp_size
+
+
+@dataclass(frozen=True)
+class GroupSpec:
+    """Places for replicas of one kind in one region.
+
+    Args:
+        replica: What runs there.
+        count: Replicas that run at the start.
+        places: Most replicas; None: `count`.
+        region: Where it is.
+    """
+
+    replica: ReplicaSpec
+    count: int
+    places: int | None = None
+    region: str = "local"
+
+    def __post_init__(self) -> None:
+        if self.count < 0:
+            raise ValueError(f"group.count must not be negative, got {self.count}")
+        if self.num_places < max(self.count, 1):
+            raise ValueError(f"group.places must be at least 1 and group.count, got {self.places}")
+
+    @property
+    def num_places(self) -> int:
+        """Most replicas."""
+        return self.count if self.places is None else self.places
+
+
+@dataclass(frozen=True)
+class NetworkLatency:
+    """What a request pays that is served in another region than it comes from, either way round.
+
+    One number stands for the whole round trip, so that the time to the first token is what the client sees; the request
+    reaches the engine that much later. Later tokens follow each other as fast as they come out, whatever the distance.
+    Source of sizes: SageServe, section 7.1, between data centres: below 0.5 s in 90 % of cases, 2.5 s in less than 2 %.
+
+    Args:
+        regions: The two regions.
+        round_trip_s: There and back, s.
+    """
+
+    regions: tuple[str, ...]
+    round_trip_s: float
+
+    def __post_init__(self) -> None:
+        if len(set(self.regions)) != 2 or len(self.regions) != 2:
+            raise ValueError(f"network.regions must be two regions, got {list(self.regions)}")
+        if not 0 <= self.round_trip_s < float("inf"):
+            raise ValueError(f"network.round_trip_s must be finite and not negative, got {self.round_trip_s}")
+
+
+@dataclass(frozen=True)
+class SlowNode:
+    """Iterations at a place take `factor` times as long from `time_s` on, for `duration_s`; below 1 they are faster.
+
+    The iteration in flight keeps its time. The worst of several that hold counts; a restart does not end them. Routers
+    go on counting with the nominal speed.
+    """
+
+    time_s: float
+    place: int
+    factor: float
+    duration_s: float = float("inf")
+
+    def __post_init__(self) -> None:
+        if not 0 < self.factor < float("inf"):
+            raise ValueError(f"slow_node.factor must be positive and finite, got {self.factor}")
+        if self.time_s < 0 or not self.duration_s > 0:
+            raise ValueError(
+                "slow_node.time_s must not be negative and slow_node.duration_s must be positive"
+            )
+
+
+@dataclass(frozen=True)
+class Crash:
+    """The replica at a place fails at `time_s` and is started again.
+
+    Requests that it runs fail, those that wait for it go elsewhere. One that was being taken out of service is gone;
+    one that was starting begins anew. An empty place has nothing to lose.
+    """
+
+    time_s: float
+    place: int
+
+    def __post_init__(self) -> None:
+        if self.time_s < 0:
+            raise ValueError(f"crash.time_s must not be negative, got {self.time_s}")
+
+
+FleetFault = Crash | SlowNode
+
+
+@dataclass(frozen=True)
+class FleetSpec:
+    """A fleet and how its engines schedule; the fields that `ClusterSpec` has too mean the same.
+
+    Args:
+        groups: Replica groups; the places of an endpoint are numbered in their order.
+        router: Built-in router within an endpoint: round_robin, least_requests, jsq or hold.
+        order: Queue order of the engines: fcfs, priority, edf or dpa.
+        weight_source: Where a starting replica gets its weights from: "storage" (each at `storage_bytes_per_s`) or
+            "peer" (from a running replica of the same model in the region, if there is one, over its network link).
+        storage_bytes_per_s: Bandwidth of loading from storage, bytes/s; `calibration.transitions.STORAGE_BYTES_PER_S`
+            has measured ones, this is vLLM's default format.
+        link_bytes_per_s: Bandwidth of a replica's network link, each way, bytes/s, shared max-min fairly by its
+            transfers.
+        start_fixed_s: What a start takes after its weights have come, s: engine start and graph capture, here the
+            fixed part of Flying Serving's cold starts (`calibration.transitions.COLD_START_RULE`).
+        migration_stage_s: What a stage of a live migration takes besides the copy over the link, s
+            (`calibration.transitions.MIGRATION_STAGE_S`, after Llumnix).
+        network: Latencies between regions; within one there is none.
+        default_round_trip_s: Latency between regions that `network` does not name, s; None: no way leads from one to
+            the other, and to send a request there is refused.
+    """
+
+    groups: tuple[GroupSpec, ...]
+    router: str = "jsq"
+    order: str = "fcfs"
+    dpa_expired_s: float = 5.0
+    dpa_urgent_s: float = 1.0
+    prefix_caching: bool = False
+    chunked_prefill: bool = True
+    reserve_full_prompt: bool = True
+    long_prefill_token_threshold: int = 0
+    async_scheduling: bool | None = None
+    weight_source: str = "storage"
+    storage_bytes_per_s: float = STORAGE_BYTES_PER_S["safetensors"]
+    link_bytes_per_s: float = LINK_BYTES_PER_S
+    start_fixed_s: float = COLD_START_RULE.fixed_s
+    migration_stage_s: float = MIGRATION_STAGE_S
+    network: tuple[NetworkLatency, ...] = ()
+    default_round_trip_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.groups:
+            raise ValueError("fleet.groups must have at least one group of replicas")
+        if self.weight_source not in ("storage", "peer"):
+            raise ValueError(f"fleet.weight_source must be storage or peer, got {self.weight_source!r}")
+        for name in ("storage_bytes_per_s", "link_bytes_per_s"):
+            if not getattr(self, name) >= 1:
+                raise ValueError(f"fleet.{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("start_fixed_s", "migration_stage_s"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"fleet.{name} must not be negative, got {getattr(self, name)}")
+        pairs = [tuple(sorted(latency.regions)) for latency in self.network]
+        for pair in pairs:
+            if pairs.count(pair) > 1:
+                raise ValueError(f"fleet.network names {' and '.join(pair)} more than once")
+        if self.default_round_trip_s is not None and not 0 <= self.default_round_trip_s < float("inf"):
+            raise ValueError(
+                f"fleet.default_round_trip_s must be finite and not negative, got {self.default_round_trip_s}"
+            )
+
+    def round_trip_s(self, origin: str, region: str) -> float | None:
+        """Network latency of a request from one region that is served in another, s; None: no way leads there."""
+        if origin == region:
+            return 0.0
+        named = (latency.round_trip_s for latency in self.network if {origin, region} == set(latency.regions))
+        return next(named, self.default_round_trip_s)
+
+    @property
+    def num_places(self) -> int:
+        """Places of all groups."""
+        return sum(group.num_places for group in self.groups)
+
+
+@dataclass(frozen=True)
+class FleetConfig(FleetSpec):
+    """A fleet and what will go wrong in it.
+
+    Attributes:
+        crashes: Replicas that fail.
+        slow_nodes: Places that slow down.
+    """
+
+    crashes: tuple[Crash, ...] = ()
+    slow_nodes: tuple[SlowNode, ...] = ()
+
+    @property
+    def faults(self) -> tuple[FleetFault, ...]:
+        """All of them."""
+        return (*self.crashes, *self.slow_nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start a replica at an empty place."""
+
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Take a replica out of service: it finishes what it runs (`drain`), or its requests are sent elsewhere at once."""
+
+    place: int
+    drain: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeKV:
+    """Give a replica a KV pool of another size; after the iteration in flight it stands still while blocks are copied.
+
+    What is running must fit the new pool (a smaller one holds for admission at once), and that the GPU memory. The pool
+    stays with the place when its replica is started again.
+    """
+
+    place: int
+    kv_blocks: int
+
+    def __post_init__(self) -> None:
+        if self.kv_blocks < 1:
+            raise ValueError(f"kv_blocks must be at least 1, got {self.kv_blocks}")
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Send a request that no engine has yet to a replica of its model.
+
+    In another region than its own it arrives after the network latency between the two; until then it cannot be sent
+    elsewhere, but if the replica is lost meanwhile it waits for a decision again.
+    """
+
+    request: int  # row of the workload
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class Migrate:
+    """Move a request to another replica of the endpoint, as Llumnix does (OSDI 24, section 4.2).
+
+    A decoding request moves KV and all while it goes on decoding (`envs.simulator.fleet.migrating`); one that waits in
+    an engine's queue and has no KV moves at once. One whose prompt is being prefilled cannot move.
+    """
+
+    request: int  # row of the workload
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class Underway:
+    """What a policy sees of an operation."""
+
+    kind: str  # starting, stopping, resizing or migrating
+    place: int  # where; of a migration, where it leads
+    started_s: float
+    due_s: (
+        float | None
+    )  # as things stand; None: when what it waits for has ended; of a migration, its present step
+    request: int | None = None  # of a migration, row of the workload
+
+
+FleetCommand = Start | Stop | ResizeKV | Route | Migrate
+
+__all__ = [
+    "ROLES",
+    "Crash",
+    "FleetCommand",
+    "FleetConfig",
+    "FleetFault",
+    "FleetSpec",
+    "GroupSpec",
+    "Migrate",
+    "NetworkLatency",
+    "ReplicaSpec",
+    "ResizeKV",
+    "Route",
+    "SlowNode",
+    "Start",
+    "Stop",
+    "Underway",
+]

@@ -1,0 +1,355 @@
+"""What became of every request, and the figures that follow from it.
+
+Accounting is honest: every request that arrived counts. One that was refused, failed or has not finished misses its
+SLO, stands as infinity in the percentiles, and is left out only of the means, whose names say so (`*_mean_finished_s`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from serving_gym.envs.interface.backend import SLO
+
+FloatArray = NDArray[np.float64]
+
+# Outcomes of a request.
+FINISHED, REFUSED, FAILED, UNFINISHED = range(4)
+OUTCOME_NAMES = ("finished", "refused", "failed", "unfinished")
+
+PERCENTILES = (50, 90, 99)
+_PEAK_BIN_S = 1.0
+_AT_ONCE_S = 1e-6  # tokens closer together than this come out at once
+
+
+@dataclass(frozen=True, eq=False)
+class RequestRecords:
+    """Every request that has arrived, one row each, in order of arrival.
+
+    Attributes:
+        index: (N,), row in the workload.
+        arrival_s: (N,), seconds since the episode began, as the other times; NaN there is what did not happen.
+        input_tokens: (N,), prompt length.
+        output_tokens: (N,), tokens asked for.
+        class_id: (N,), request class.
+        priority: (N,), the lower value is served first.
+        first_scheduled_s: (N,), when an engine first took it from the queue.
+        first_token_s: (N,), when its first token came out.
+        finish_s: (N,), when its last token came out.
+        generated_tokens: (N,), tokens that came out.
+        preemptions: (N,), times it was thrown out of a batch and recomputed.
+        engine: (N,), engine slot it ended on, -1 where it never reached one.
+        outcome: (N,), FINISHED, REFUSED, FAILED or UNFINISHED.
+        cached_tokens: (N,), prompt tokens that were in the prefix cache when it was first scheduled; 0 if left out.
+    """
+
+    index: NDArray[np.int64]
+    arrival_s: FloatArray
+    input_tokens: NDArray[np.int32]
+    output_tokens: NDArray[np.int32]
+    class_id: NDArray[np.int32]
+    priority: NDArray[np.int32]
+    first_scheduled_s: FloatArray
+    first_token_s: FloatArray
+    finish_s: FloatArray
+    generated_tokens: NDArray[np.int32]
+    preemptions: NDArray[np.int32]
+    engine: NDArray[np.int32]
+    outcome: NDArray[np.int8]
+    cached_tokens: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+
+    def __post_init__(self) -> None:
+        if not self.cached_tokens.size:
+            object.__setattr__(self, "cached_tokens", np.zeros(np.size(self.index), np.int32))
+        sizes = {entry.name: np.size(getattr(self, entry.name)) for entry in fields(self)}
+        if len(set(sizes.values())) > 1:
+            raise ValueError(f"columns of RequestRecords differ in length: {sizes}")
+
+    def __len__(self) -> int:
+        """Number of requests."""
+        return int(self.arrival_s.size)
+
+    @property
+    def finished(self) -> NDArray[np.bool_]:
+        """Which requests got all of their answer, (N,)."""
+        return self.outcome == FINISHED
+
+    @property
+    def ttft_s(self) -> FloatArray:
+        """Time to first token, (N,) seconds, infinite where the request did not finish."""
+        return self._elapsed(self.first_token_s)
+
+    @property
+    def e2e_s(self) -> FloatArray:
+        """Arrival to last token, (N,) seconds, infinite where the request did not finish."""
+        return self._elapsed(self.finish_s)
+
+    @property
+    def queue_s(self) -> FloatArray:
+        """Arrival to first being scheduled, (N,) seconds, infinite where the request did not finish."""
+        return self._elapsed(self.first_scheduled_s)
+
+    @property
+    def tpot_s(self) -> FloatArray:
+        """Mean time per output token after the first, (N,) seconds, infinite where the request did not finish.
+
+        NaN for a finished answer of one token, which has none; percentiles leave it out, as `vllm bench serve` does,
+        and it cannot miss its SLO.
+        """
+        gaps = self.generated_tokens - 1.0
+        with np.errstate(divide="ignore", invalid="ignore"):
+            tpot = np.where(gaps > 0, (self.finish_s - self.first_token_s) / gaps, np.nan)
+        return np.where(self.finished, tpot, np.inf)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row a request; the outcome by name."""
+        import pandas as pd
+
+        columns = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        columns["outcome"] = np.array(OUTCOME_NAMES)[self.outcome]
+        return pd.DataFrame(columns)
+
+    def to_parquet(self, path: str | Path) -> None:
+        """Writes `to_frame` to a file."""
+        self.to_frame().to_parquet(path, index=False)
+
+    def to_vllm_json(
+        self,
+        duration_s: float | None = None,
+        slos: Mapping[str, SLO] | None = None,
+        classes: Sequence[str] = (),
+    ) -> dict[str, Any]:
+        """Results under the keys of `vllm bench serve --save-result --save-detailed`, ready for `to_jsonable`.
+
+        Lists hold an entry for every request that arrived. Where vLLM writes 0 for a request without an answer, here is
+        infinity (null in the file), and `errors` says why. The tokens between first and last are not timed one by one:
+        `itls` spreads them evenly.
+
+        Args:
+            duration_s: length of the run, seconds; None takes it to the last token.
+            slos: promises by class name, for `request_goodput`; None leaves that null.
+            classes: class names in the order of `class_id`; needed with `slos`.
+        """
+        length_s = self.last_event_s if duration_s is None else duration_s
+        done = self.finished
+        tokens_in, tokens_out = int(self.input_tokens[done].sum()), int(self.generated_tokens[done].sum())
+        good = None if slos is None else int(_meets(self, slos, classes).all(axis=0).sum())
+        gaps = np.maximum(self.generated_tokens - 1, 0)
+        tpot_s = np.round(np.where(done, np.nan_to_num(self.tpot_s), 0.0), 6).tolist()
+        return {
+            "duration": length_s,
+            "completed": int(done.sum()),
+            "failed": int((~done).sum()),
+            "total_input_tokens": tokens_in,
+            "total_output_tokens": tokens_out,
+            "request_throughput": _rate(int(done.sum()), length_s),
+            "request_goodput": None if good is None else _rate(good, length_s),
+            "output_throughput": _rate(tokens_out, length_s),
+            "total_token_throughput": _rate(tokens_in + tokens_out, length_s),
+            "input_lens": self.input_tokens.tolist(),
+            "output_lens": self.generated_tokens.tolist(),
+            "ttfts": self.ttft_s.tolist(),
+            "itls": [
+                [gap_s] * n if d else []
+                for gap_s, n, d in zip(tpot_s, gaps.tolist(), done.tolist(), strict=True)
+            ],
+            "latencies": self.e2e_s.tolist(),
+            "start_times": self.arrival_s.tolist(),
+            "queue_times": self.queue_s.tolist(),
+            "errors": ["" if o == FINISHED else OUTCOME_NAMES[o] for o in self.outcome.tolist()],
+        }
+
+    @property
+    def last_event_s(self) -> float:
+        """Time of the last arrival or token on record, seconds; 0 without requests."""
+        times = (self.arrival_s, self.first_token_s, self.finish_s)
+        return max((float(np.nanmax(t)) for t in times if not np.isnan(t).all()), default=0.0)
+
+    def _elapsed(self, event_s: FloatArray) -> FloatArray:
+        return np.where(self.finished, event_s - self.arrival_s, np.inf)
+
+
+def summarise(
+    records: RequestRecords, slos: Mapping[str, SLO], classes: Sequence[str], duration_s: float
+) -> dict[str, float]:
+    """Figures of one episode, over all requests that arrived.
+
+    Keys: `ttft_ tpot_ e2e_ queue_` with `p50_s p90_s p99_s` (over all requests) and `mean_finished_s` (over those that
+    finished); `slo_attainment` (both promises kept), `ttft_attainment`, `tpot_attainment`, as shares of all requests;
+    the same with `/CLASS` behind it for each class; `goodput_rps` (requests a second that keep both promises),
+    `request_throughput_rps`, `throughput_tokens_per_s` (all tokens that came out), `peak_throughput_tokens_per_s` (most
+    in a whole second, each answer's tokens spread evenly between its first and its last); counts `arrived completed
+    refused failed unfinished preemptions`; `cached_prompt_ratio`, the share of prompt tokens that were in the prefix
+    cache. A figure about no request at all is NaN.
+
+    Args:
+        records: what happened.
+        slos: promises by class name.
+        classes: class names in the order of `class_id`.
+        duration_s: length of the episode, seconds.
+
+    Raises:
+        ValueError: a class has no SLO, or `duration_s` is not positive.
+    """
+    if not duration_s > 0:
+        raise ValueError(f"duration_s must be positive, got {duration_s}")
+    latencies = {
+        "ttft": records.ttft_s,
+        "tpot": records.tpot_s,
+        "e2e": records.e2e_s,
+        "queue": records.queue_s,
+    }
+    ttft_met, tpot_met = _meets(records, slos, classes)
+    met = {"slo": ttft_met & tpot_met, "ttft": ttft_met, "tpot": tpot_met}
+    summary = _latency_figures(latencies, met)
+    if len(classes) > 1:
+        for class_id, name in enumerate(classes):
+            rows = records.class_id == class_id
+            of_class = _latency_figures(
+                {k: v[rows] for k, v in latencies.items()}, {k: v[rows] for k, v in met.items()}
+            )
+            summary |= {f"{key}/{name}": value for key, value in of_class.items()}
+    else:
+        summary |= {f"{key}/{name}": value for name in classes for key, value in list(summary.items())}
+    counts = np.bincount(records.outcome, minlength=len(OUTCOME_NAMES))
+    summary |= {
+        "goodput_rps": float(met["slo"].sum()) / duration_s,
+        "request_throughput_rps": float(counts[FINISHED]) / duration_s,
+        "throughput_tokens_per_s": float(records.generated_tokens.sum(dtype=np.int64)) / duration_s,
+        "peak_throughput_tokens_per_s": _peak_throughput(records, duration_s),
+        "arrived": float(len(records)),
+        "completed": float(counts[FINISHED]),
+        "refused": float(counts[REFUSED]),
+        "failed": float(counts[FAILED]),
+        "unfinished": float(counts[UNFINISHED]),
+        "preemptions": float(records.preemptions.sum(dtype=np.int64)),
+        "cached_prompt_ratio": _share(records.cached_tokens, records.input_tokens),
+    }
+    return summary
+
+
+def _share(part: NDArray[np.int32], whole: NDArray[np.int32]) -> float:
+    """Sum over sum; 0 of nothing."""
+    total = float(whole.sum(dtype=np.int64))
+    return float(part.sum(dtype=np.int64)) / total if total else 0.0
+
+
+def percentiles(values: FloatArray, which: Sequence[float] = PERCENTILES) -> list[float]:
+    """Percentiles by linear interpolation, as `numpy.percentile`, for values that may be infinite.
+
+    Args:
+        values: (N,), any unit; NaN is left out.
+        which: percentiles, 0 to 100.
+
+    Returns:
+        One value each: infinite as soon as an infinite value takes part, NaN where nothing is given.
+    """
+    ordered = np.sort(values[~np.isnan(values)])
+    if not ordered.size:
+        return [math.nan] * len(which)
+    results = []
+    for percentile in which:
+        position = percentile / 100.0 * (ordered.size - 1)
+        low, share = int(position), position - int(position)
+        value = float(ordered[low])
+        if share > 0 and math.isfinite(value):
+            value += share * (float(ordered[low + 1]) - value)
+        results.append(value)
+    return results
+
+
+def to_jsonable(value: Any) -> Any:
+    """Value with plain Python types that any JSON reader takes.
+
+    Infinity becomes null, which therefore means "infinite" in every file of this project; an entry of a mapping that is
+    NaN, hence about nothing, is left out, and a NaN in a list becomes null as well.
+    """
+    if isinstance(value, Mapping):
+        return {str(key): to_jsonable(entry) for key, entry in value.items() if not _is_nan(entry)}
+    if isinstance(value, np.ndarray):
+        return to_jsonable(value.tolist())
+    if isinstance(value, (list, tuple)):
+        return [to_jsonable(entry) for entry in value]
+    if isinstance(value, np.generic):
+        return to_jsonable(value.item())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return str(value) if isinstance(value, Path) else value
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, (float, np.floating)) and math.isnan(value)
+
+
+def _rate(amount: float, duration_s: float) -> float:
+    return amount / duration_s if duration_s > 0 else 0.0
+
+
+def _latency_figures(
+    latencies: Mapping[str, FloatArray], met: Mapping[str, NDArray[np.bool_]]
+) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    for name, values in latencies.items():
+        for percentile, value in zip(PERCENTILES, percentiles(values), strict=True):
+            figures[f"{name}_p{percentile}_s"] = value
+        finished = values[np.isfinite(values)]
+        figures[f"{name}_mean_finished_s"] = float(finished.mean()) if finished.size else math.nan
+    for name, flags in met.items():
+        figures[f"{name}_attainment"] = float(flags.mean()) if flags.size else math.nan
+    return figures
+
+
+def _meets(records: RequestRecords, slos: Mapping[str, SLO], classes: Sequence[str]) -> NDArray[np.bool_]:
+    """Whether each request kept its TTFT and its TPOT promise: (2, N)."""
+    missing = [name for name in classes if name not in slos]
+    if missing:
+        raise ValueError(
+            f"no SLO for class {missing[0]!r}; slos are declared for: {', '.join(slos) or 'none'}"
+        )
+    if not classes:
+        raise ValueError("classes must name at least one request class")
+    rows = np.arange(len(records))
+    ttft_limits = np.array([slos[name].ttft_limits_s(records.input_tokens) for name in classes])
+    tpot_limits = np.array([slos[name].tpot_s for name in classes])[records.class_id]
+    tpot_s = np.where(records.finished, np.nan_to_num(records.tpot_s, nan=0.0, posinf=np.inf), np.inf)
+    return np.stack([records.ttft_s <= ttft_limits[records.class_id, rows], tpot_s <= tpot_limits])
+
+
+def _peak_throughput(records: RequestRecords, duration_s: float) -> float:
+    """Most tokens in a whole second, tokens per second.
+
+    Tokens of a request come evenly from its first to its last; where the last is not on record, to the episode's end.
+    """
+    begun = ~np.isnan(records.first_token_s) & (records.generated_tokens > 0)
+    if not begun.any():
+        return 0.0
+    first, tokens = records.first_token_s[begun], records.generated_tokens[begun].astype(np.float64)
+    end = np.where(np.isnan(records.finish_s[begun]), np.maximum(duration_s, first), records.finish_s[begun])
+    bins = int(np.floor(end.max() / _PEAK_BIN_S)) + 1
+    spread = (end - first > _AT_ONCE_S) & (tokens > 1)
+    at_once = np.bincount(
+        (first / _PEAK_BIN_S).astype(np.int64), np.where(spread, 1.0, tokens), minlength=bins
+    )
+    slope = (tokens[spread] - 1.0) / (end[spread] - first[spread])
+    edges: FloatArray = np.arange(bins + 1, dtype=np.float64) * _PEAK_BIN_S
+    cumulative = _ramp(edges, first[spread], slope) - _ramp(edges, end[spread], slope)
+    return float((at_once + np.diff(cumulative)).max()) / _PEAK_BIN_S
+
+
+def _ramp(at_s: FloatArray, start_s: FloatArray, slope: FloatArray) -> FloatArray:
+    """Sum over i of slope[i] * max(0, at - start[i]), for every `at`: (len(at_s),)."""
+    order = np.argsort(start_s)
+    passed = np.searchsorted(start_s[order], at_s, side="right")
+    slopes = np.concatenate([[0.0], np.cumsum(slope[order])])
+    offsets = np.concatenate([[0.0], np.cumsum(slope[order] * start_s[order])])
+    ramp: FloatArray = slopes[passed] * at_s - offsets[passed]
+    return ramp

@@ -1,0 +1,134 @@
+"""The reward: what the time from one decision to the next cost, term by term."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from serving_gym.envs.interface.backend import TOTALS
+from serving_gym.envs.interface.objective import Objective
+
+_REFUSED, _FAILED, _GOOD = (TOTALS.index(name) for name in ("refused", "failed", "good"))
+_FIRST, _TTFT_MET = TOTALS.index("first_tokens"), TOTALS.index("ttft_met")
+_FINISHED, _TPOT_MET = TOTALS.index("finished"), TOTALS.index("tpot_met")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a step brought."""
+
+    reward: float
+    terms: dict[str, float]  # before weighting, signed so that more is better
+    dt_s: float  # to the next decision
+    terminated: bool  # every request has been served, refused or lost
+    truncated: bool  # the drain limit was reached
+    refused: str  # what could not be carried out, and why; or ""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """What one decision interval brought, before weighting."""
+
+    latency: float  # growth of the sum over requests of TTFT / SLO + TPOT / SLO
+    ttft_missed: NDArray[np.float64]  # (num_classes,) first tokens later than promised, or never
+    tpot_missed: NDArray[np.float64]  # (num_classes,)
+    good: float  # requests finished within both promises
+    switched: int  # base engines that began a reconfiguration
+    lost: float  # requests refused, failed or left unfinished
+
+    def reward(self, objective: Objective) -> float:
+        """The weighted sum."""
+        return objective.scale * (
+            -objective.latency * self.latency
+            - objective.ttft_attainment * sum(self.ttft_missed.tolist())
+            - objective.tpot_attainment * sum(self.tpot_missed.tolist())
+            + objective.goodput * self.good
+            - objective.switch * self.switched
+            - objective.abandoned * self.lost
+        )
+
+    def terms(self, classes: tuple[str, ...]) -> dict[str, float]:
+        """The terms by name, signed so that more is better."""
+        terms = {"latency": -self.latency}
+        for c, name in enumerate(classes):
+            terms[f"ttft_attainment/{name}"] = -float(self.ttft_missed[c])
+            terms[f"tpot_attainment/{name}"] = -float(self.tpot_missed[c])
+        return terms | {"goodput": self.good, "switch": -float(self.switched), "abandoned": -self.lost}
+
+
+@njit(cache=True)
+def _difference(
+    now: NDArray[np.float64],
+    before: NDArray[np.float64],
+    abandoned: NDArray[np.int64],
+    missed: NDArray[np.float64],
+) -> tuple[float, float]:
+    """Fills `missed` (TTFT and TPOT by class) and returns good and lost, all since `before`, which becomes `now`."""
+    good, lost = 0.0, 0.0
+    for c in range(len(now)):
+        delta = now[c, : before.shape[1]] - before[c]
+        before[c] = now[c, : before.shape[1]]
+        gone = delta[_REFUSED] + delta[_FAILED] + abandoned[c]
+        missed[0, c] = delta[_FIRST] - delta[_TTFT_MET] + gone
+        missed[1, c] = delta[_FINISHED] - delta[_TPOT_MET] + gone
+        good += delta[_GOOD]
+        lost += gone
+    return good, lost
+
+
+class RewardMeter:
+    """Differences of the cluster's running totals.
+
+    Args:
+        num_classes: Request classes.
+    """
+
+    def __init__(self, num_classes: int) -> None:
+        self.num_classes = num_classes
+        self.reset()
+
+    def reset(self) -> None:
+        """Starts from nothing."""
+        self._totals = np.zeros((self.num_classes, len(TOTALS)))
+        self._latency_cost = 0.0
+        self._nobody = np.zeros(self.num_classes, np.int64)
+
+    def fork(self) -> RewardMeter:
+        """A copy with running totals of its own."""
+        copy = RewardMeter.__new__(RewardMeter)
+        copy.__dict__.update(self.__dict__)
+        copy._totals = self._totals.copy()
+        return copy
+
+    def measure(
+        self,
+        totals: NDArray[np.float64],
+        latency_cost: float,
+        switched: int,
+        abandoned: NDArray[np.int64] | None,
+    ) -> Interval:
+        """What has happened since the last call.
+
+        Args:
+            totals: (num_classes, len(TOTALS) or more), running.
+            latency_cost: Running sum of TTFT / SLO + TPOT / SLO.
+            switched: Base engines that began a reconfiguration.
+            abandoned: (num_classes,), requests that the end of the episode leaves unfinished; None: it goes on.
+        """
+        missed = np.empty((2, self.num_classes))
+        good, lost = _difference(
+            totals, self._totals, self._nobody if abandoned is None else abandoned, missed
+        )
+        interval = Interval(
+            latency=latency_cost - self._latency_cost,
+            ttft_missed=missed[0],
+            tpot_missed=missed[1],
+            good=good,
+            switched=switched,
+            lost=lost,
+        )
+        self._latency_cost = latency_cost
+        return interval

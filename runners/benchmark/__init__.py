@@ -1,0 +1,1 @@
+"""The benchmark: all tasks, block by block."""

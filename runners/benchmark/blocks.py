@@ -1,0 +1,320 @@
+"""Blocks of a benchmark: every policy on one episode, over several processes, each written down as soon as it is done.
+
+What a block says depends on its configuration, its seed and the code alone, so that it does not matter which process
+ran it, and what was written down before a run was stopped need not be run again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from serving_gym.agents.checkpoint import CARD, find_checkpoint, read_config
+from serving_gym.agents.config import CHECKPOINT
+from serving_gym.baselines.policy import Policy
+from serving_gym.envs.workload.registry import WorkloadSpec, parts_of
+from serving_gym.envs.workload.traces import TRACES, find_trace
+from serving_gym.runners.command_line.cli import use_one_thread
+from serving_gym.runners.comparison.run import run_block, search
+from serving_gym.runners.configuration.environments import make_configured_env
+from serving_gym.runners.configuration.policies import (
+    CONFIG_DIR,
+    ZOO_DIR,
+    checkpoint_dir,
+    load_policy,
+    policy_config,
+)
+from serving_gym.runners.configuration.schema import CompareConfig, SearchConfig
+from serving_gym.runners.reporting.output import write_parquet
+
+_ROOT = CONFIG_DIR.parent
+_CODE = ("agents", "baselines", "calibration", "envs", "runners")
+# Modules that say what blocks came to, and run none.
+_AFTERWARDS = tuple(
+    f"runners/{name}.py"
+    for name in ("aggregate", "benchmark", "comparison", "gates", "plots", "pooling", "statistics", "tables")
+)
+_NOT_METRICS = ("policy", "us_per_decision", "bound", "digest")
+_OF_NO_EPISODE = (
+    "out",
+    "seeds",
+    "first_seed",
+    "policies",
+    "plots",
+    "disjoint",
+    "search",
+    "benchmark",
+    "tracker",
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Every policy on one episode, or the clairvoyant search on it.
+
+    Attributes:
+        folder: of the task, and of the perturbation if any, under the benchmark's.
+        stratum: what the workload is called.
+        config: where.
+        seed: of the episode.
+        policies: names; none for the search.
+        search: its settings.
+    """
+
+    folder: str
+    stratum: str
+    config: CompareConfig
+    seed: int
+    policies: tuple[str, ...] = ()
+    search: SearchConfig | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the policies that it runs."""
+        if self.search is None:
+            return self.policies
+        return () if self.search.base is None else (self.search.base,)
+
+    @property
+    def path(self) -> Path:
+        """Of its file in the benchmark's folder."""
+        kind = "policies" if self.search is None else "search"
+        return Path(self.folder) / "blocks" / f"{self.stratum}_{self.seed}_{kind}.parquet"
+
+    def digest(self, contents: Mapping[str, str]) -> str:
+        """Of all that its figures depend on.
+
+        Args:
+            contents: what stands behind each policy's name.
+        """
+        where = {
+            item.name: getattr(self.config, item.name)
+            for item in fields(self.config)
+            if item.name not in _OF_NO_EPISODE
+        }
+        what = (where, self.seed, self.search, [contents[name] for name in self.names])
+        return hashlib.sha256(repr((_code(), what, _traces(self.config.workload))).encode()).hexdigest()
+
+    def run(self) -> BlockScores:
+        """Runs it."""
+        if self.search is not None:
+            score = Score({"return": search(self.config, self.search, self.seed)}, 0.0)
+            return BlockScores({self.search.base or "": score})
+        env, policies = _world(self)
+        episodes, bound = run_block(env, self.config, policies, self.seed)
+        of = {name: Score(episode.metrics, episode.us_per_decision) for name, episode in episodes.items()}
+        return BlockScores(of, bound)
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a policy came to on an episode.
+
+    Attributes:
+        metrics: figures by name, as of `runners.rollouts.rollout.Episode`.
+        us_per_decision: mean time that it took to decide, microseconds.
+    """
+
+    metrics: dict[str, float]
+    us_per_decision: float
+
+
+@dataclass(frozen=True)
+class BlockScores:
+    """What came of a block.
+
+    Attributes:
+        of: scores by policy; of a search, one.
+        bound: a return that no policy can exceed on the episode; None: not known.
+    """
+
+    of: dict[str, Score] = field(default_factory=dict)
+    bound: float | None = None
+
+
+def run_blocks(
+    blocks: Sequence[Block], out: Path, processes: int, tell: Callable[[Block], None] = lambda block: None
+) -> list[BlockScores]:
+    """Runs the blocks that `out` does not hold yet; returns the scores of all.
+
+    Args:
+        blocks: what to run.
+        out: folder of the benchmark.
+        processes: that run them side by side; 1: this one alone.
+        tell: hears of each that is done.
+    """
+    digests = _digests(blocks)
+    _worlds.clear()
+    missing = []
+    for block, digest in zip(blocks, digests, strict=True):
+        if _read(out / block.path, digest) is None:
+            missing.append((block, digest))
+        else:
+            tell(block)
+    if processes == 1 or len(missing) < 2:
+        for block, digest in missing:
+            _run_and_write(block, digest, out)
+            tell(block)
+    else:
+        _run_side_by_side(missing, out, processes, tell)
+    return [_written(out / block.path, digest) for block, digest in zip(blocks, digests, strict=True)]
+
+
+def _digests(blocks: Sequence[Block]) -> list[str]:
+    names = {name for block in blocks for name in block.names}
+    contents = {name: _content(name) for name in names}
+    return [block.digest(contents) for block in blocks]
+
+
+def _run_side_by_side(
+    missing: Sequence[tuple[Block, str]], out: Path, processes: int, tell: Callable[[Block], None]
+) -> None:
+    """Runs blocks, each with its digest, the searches first: they take longest."""
+    for block in {block.config.env["name"]: block for block, _ in missing}.values():
+        make_configured_env(block.config).reset(seed=block.seed)  # one process compiles the kernel, not each
+    order = sorted(missing, key=lambda item: item[0].search is None)
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), start_worker) as pool:
+        running = {pool.submit(_run_and_write, block, digest, out): block for block, digest in order}
+        try:
+            for future in as_completed(running):
+                future.result()
+                tell(running[future])
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def start_worker() -> None:
+    """Begins a process of a pool: one thread, and it ends with the process that it works for, however that one ends."""
+    use_one_thread()
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(process: BaseProcess) -> None:
+    process.join()
+    os._exit(1)
+
+
+def _run_and_write(block: Block, digest: str, out: Path) -> None:
+    """Runs a block and writes it down.
+
+    Raises:
+        ValueError: What it is made of is no longer what it was when the benchmark began.
+    """
+    scores = block.run()
+    _code.cache_clear()
+    if _digests([block]) != [digest]:
+        raise ValueError(
+            "code, traces or policies changed while the benchmark ran; "
+            "given the same out=DIR it goes on, and what they concern is run again"
+        )
+    rows = [
+        {
+            "policy": name,
+            "us_per_decision": score.us_per_decision,
+            "bound": scores.bound,
+            "digest": digest,
+            **score.metrics,
+        }
+        for name, score in scores.of.items()
+    ]
+    write_parquet(out / block.path, pd.DataFrame(rows))
+
+
+def _read(path: Path, digest: str) -> BlockScores | None:
+    """What a block has come to before; None: it has not been run as it would be now."""
+    if not path.is_file():
+        return None
+    rows: list[dict[Any, Any]] = pd.read_parquet(path).to_dict("records")
+    if rows[0]["digest"] != digest:
+        return None
+    of = {
+        row["policy"]: Score(
+            {key: float(value) for key, value in row.items() if key not in _NOT_METRICS},
+            row["us_per_decision"],
+        )
+        for row in rows
+    }
+    bound = rows[0]["bound"]
+    return BlockScores(of, None if pd.isna(bound) else float(bound))
+
+
+def _written(path: Path, digest: str) -> BlockScores:
+    scores = _read(path, digest)
+    assert scores is not None
+    return scores
+
+
+_worlds: dict[tuple[str, str, tuple[str, ...]], tuple[Any, dict[str, Policy]]] = {}
+
+
+def _world(block: Block) -> tuple[Any, dict[str, Policy]]:
+    """The environment and the policies, which neighbouring blocks share."""
+    key = (block.folder, block.stratum, block.policies)
+    if key not in _worlds:
+        _worlds.clear()
+        policies = {name: load_policy(name) for name in block.policies}
+        _worlds[key] = make_configured_env(block.config), policies
+    return _worlds[key]
+
+
+@lru_cache
+def _code() -> str:
+    """Of every file that episodes depend on; checkpoints count where they decide alone (`_content`)."""
+    digest = hashlib.sha256()
+    for folder in _CODE:
+        for path in sorted((_ROOT / folder).rglob("*")):
+            if (
+                ZOO_DIR not in path.parents
+                and path.relative_to(_ROOT).as_posix() not in _AFTERWARDS
+                and path.suffix in (".py", ".yaml", ".json", ".csv", ".npz")
+                and path.is_file()
+            ):
+                digest.update(os.fsencode(path.relative_to(_ROOT)))
+                digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _traces(workload: WorkloadSpec) -> list[str]:
+    """Of the files that a workload or its parts are read from, as far as they are on this machine."""
+    found = [find_trace(part.name) if part.name in TRACES else part.path for part in parts_of(workload)]
+    paths = [Path(path) for path in found if path is not None]
+    return [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths if path.is_file()]
+
+
+def _content(name: str) -> str:
+    """What stands behind a policy's name, but for what is said of it."""
+    if checkpoint_dir(name) is None:
+        return repr(policy_config(name))
+    folder = find_checkpoint(name)
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != CARD)
+    inside = [path for path in _paths_in(read_config(folder)["agent"]) if checkpoint_dir(path) is not None]
+    return repr(
+        (
+            [(path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in files],
+            [_content(path) for path in inside],
+        )
+    )
+
+
+def _paths_in(settings: Any) -> list[str]:
+    """Checkpoints that an agent's settings name."""
+    if isinstance(settings, Mapping):
+        own = [str(settings["path"])] if settings.get("name") == CHECKPOINT and "path" in settings else []
+        return own + [path for value in settings.values() for path in _paths_in(value)]
+    if isinstance(settings, list | tuple):
+        return [path for value in settings for path in _paths_in(value)]
+    return []

@@ -1,0 +1,1 @@
+"""How a command starts and fails."""

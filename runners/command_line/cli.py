@@ -1,0 +1,90 @@
+"""How a command starts and how it fails: Hydra in front, one clear sentence on the way out."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from serving_gym.runners.command_line.errors import explain
+from serving_gym.runners.configuration.policies import CONFIG_DIR, register_choices
+from serving_gym.runners.configuration.schema import register_command, register_schemas
+from serving_gym.runners.configuration.typed import build
+
+Config = TypeVar("Config")
+
+DEBUG_VARIABLE = "SERVING_GYM_DEBUG"
+USER_ERROR = 2
+_INTERRUPTED = 130
+_USER_ERRORS = (ValueError, HydraException, OmegaConfBaseException, OSError)
+
+
+def command(
+    name: str, schema: type[Config]
+) -> Callable[[Callable[[Config, Path], None]], Callable[[Sequence[str] | None], int]]:
+    """Turns `function(config, run_directory)` into a command that takes words and returns an exit status.
+
+    Args:
+        name: of the command and of its YAML file in `configs`.
+        schema: dataclass of its words.
+    """
+
+    def decorate(function: Callable[[Config, Path], None]) -> Callable[[Sequence[str] | None], int]:
+        def task(config: DictConfig) -> None:
+            values = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
+            function(build(schema, values), Path(HydraConfig.get().runtime.output_dir))
+
+        @functools.wraps(function)
+        def main(words: Sequence[str] | None = None) -> int:
+            register_schemas()
+            register_command(name, schema)
+            return _run(name, task, list(sys.argv[1:] if words is None else words))
+
+        return main
+
+    return decorate
+
+
+def _run(name: str, task: Callable[[DictConfig], None], words: list[str]) -> int:
+    use_one_thread()
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us, not to Hydra's own printer
+    own_words, sys.argv = sys.argv, [f"runners.{name}"]
+    failures: list[Exception] = []
+
+    def guarded(config: DictConfig) -> None:
+        try:
+            task(config)
+        except _USER_ERRORS as error:  # a sweep goes on with its other jobs
+            failures.append(error)
+
+    try:
+        sys.argv += register_choices(words)
+        hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name=name)(guarded)()
+    except _USER_ERRORS as error:
+        failures.append(error)
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        return _INTERRUPTED
+    finally:
+        sys.argv = own_words
+    for failure in failures:
+        if os.environ.get(DEBUG_VARIABLE) == "1":
+            raise failure
+        print(f"error: {explain(failure, name, words, CONFIG_DIR)}", file=sys.stderr)
+    return USER_ERROR if failures else 0
+
+
+def use_one_thread() -> None:
+    """One thread for PyTorch: the networks are small, and contended threads cost an order of magnitude."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))

@@ -1,0 +1,1 @@
+"""Paired comparisons of policies on identical arrivals."""

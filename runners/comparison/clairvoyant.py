@@ -1,0 +1,132 @@
+"""A clairvoyant search: at every decision it tries candidates on forks of the world that is to come.
+
+It is a reference, not a bound: it looks one decision ahead and follows a plain policy from there, so that a better
+policy may well beat it. What it shows is that there is room.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from serving_gym.agents.environments.adapter import adapter_of
+from serving_gym.agents.environments.spaces import entries
+from serving_gym.baselines.policy import Action, Policy
+from serving_gym.envs.interface.policy_spec import PolicySpec
+
+
+class ClairvoyantSearchPolicy:
+    """Takes the candidate whose rollout returns most, on the arrivals that really come.
+
+    Args:
+        env: The scalar environment that it decides in; it forks it.
+        env_name: Its name.
+        base: What rollouts follow after the candidate; its own choice is always one. None: all is left as it is.
+        horizon: Decisions that a rollout looks ahead.
+        candidates: Most actions compared; more are drawn from. Where a decision has several levers, an action that is
+            compared differs from the base's in those of one row of the observation.
+        every: Decisions between two searches; in between, the base decides, or nothing else is done (`hold`).
+        hold: Whether candidates are also kept to: rollouts in which nothing else is done are compared as well, one of
+            them in which all is left as it is from the start. Where one of these comes out best, nothing else is done
+            up to the next search. A base that takes back what it would not have done itself hides what that brings. In
+            routing and sharing, where every request asks for a decision, nothing else means that requests are held.
+
+    Raises:
+        ValueError: the environment cannot be forked, or takes other actions than numbers.
+    """
+
+    clairvoyant = True
+    name = "clairvoyant_search"
+
+    def __init__(
+        self,
+        env: Any,
+        env_name: str,
+        base: Policy | None,
+        horizon: int = 100,
+        candidates: int = 8,
+        every: int = 1,
+        hold: bool = False,
+    ) -> None:
+        if not hasattr(env.unwrapped, "fork"):
+            raise ValueError(f"env {env_name!r} cannot be forked, which a clairvoyant search needs")
+        if not isinstance(env.action_space, (spaces.Discrete, spaces.MultiDiscrete)):
+            raise ValueError(f"env {env_name!r} does not take numbers, which a clairvoyant search tries")
+        self.env, self.base, self.adapter = env.unwrapped, base, adapter_of(env_name)
+        self.horizon, self.candidates, self.every, self.hold = horizon, candidates, every, hold
+
+    def reset(self, spec: PolicySpec, seed: int) -> None:
+        """Prepares the base."""
+        self._rng, self._decisions, self._spec = np.random.default_rng(seed), 0, spec
+        self._held = False
+        if self.base is not None:
+            self.base.reset(spec, seed)
+
+    def act(self, observation: Any, state: Any) -> Action:
+        """The best candidate."""
+        usual = None if self.base is None else self.base.act(observation, state)
+        self._decisions += 1
+        if (self._decisions - 1) % self.every:
+            return None if self._held else usual
+        options = self._options(usual, observation, state)
+        actions = [usual, *options]
+        values = self._values(actions)
+        if self.hold:
+            actions += [None, *options]
+            values = np.append(values, [self._rollout(action, None) for action in (None, *options)])
+        best = int(np.argmax(values))
+        self._held = best > len(options)
+        return actions[best]
+
+    def _values(self, actions: list[Action]) -> NDArray[np.float64]:
+        """Return of each action and what the base does after it; inside the kernel where both can be there."""
+        score = getattr(self.base, "in_kernel", None)
+        if score is not None and hasattr(self.env, "roll_forks"):
+            values: NDArray[np.float64] = self.env.roll_forks(actions, score, self.horizon)
+            return values
+        return np.array([self._rollout(action, self.base) for action in actions])
+
+    def _options(self, usual: Action, observation: Any, state: Any) -> list[Any]:
+        """Actions to compare with the base's."""
+        mask = self.env.action_masks()
+        if isinstance(self.env.action_space, spaces.MultiDiscrete):
+            vector = self.adapter.index_of(usual, state, mask, self._spec)
+            rows = len(observation[self.adapter.rows]) if self.adapter.rows else 1
+            return [self._varied(vector, rows, mask) for _ in range(self.candidates - 1)]
+        options = self.adapter.candidates(observation, state, mask)
+        if len(options) >= self.candidates:
+            options = self._rng.choice(options, self.candidates - 1, replace=False)
+        chosen: list[Any] = options.tolist()
+        return chosen
+
+    def _varied(self, vector: NDArray[np.int64], rows: int, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """The vector with the levers of one row drawn anew, from what is possible."""
+        sizes = entries(self.env.action_space)
+        begins = np.cumsum((0, *sizes))
+        row, levers = int(self._rng.integers(rows)), len(sizes) // rows
+        varied = vector.copy()
+        for lever in range(row * levers, (row + 1) * levers):
+            own = mask[begins[lever] : begins[lever + 1]]
+            varied[lever] = self._rng.choice(np.flatnonzero(own))
+        return varied
+
+    def _rollout(self, action: Action, base: Policy | None) -> float:
+        """Return of an action and what a policy does after it, less what the world would charge for work in line.
+
+        Args:
+            action: What is done first.
+            base: The policy; None: all is left as it is.
+        """
+        env, base = self.env.fork(), copy.deepcopy(base)
+        total = 0.0
+        for _ in range(self.horizon):
+            observation, reward, terminated, truncated, _ = env.step(action)
+            total += reward
+            if terminated or truncated:
+                return total
+            action = None if base is None else base.act(observation, env.state)
+        return total + float(getattr(env, "standing_reward", 0.0))

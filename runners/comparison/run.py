@@ -1,0 +1,129 @@
+"""Policies on the same episodes of one or several workloads, and what that says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving_gym.baselines.policy import Policy
+from serving_gym.runners.comparison.aggregate import Scored
+from serving_gym.runners.comparison.clairvoyant import ClairvoyantSearchPolicy
+from serving_gym.runners.comparison.references import bound_on_return, engines_of
+from serving_gym.runners.comparison.results import Kinds, References, compare_results, disjoint_seeds
+from serving_gym.runners.configuration.environments import make_configured_env
+from serving_gym.runners.configuration.policies import is_checkpoint, load_policy
+from serving_gym.runners.configuration.schema import SIMULATOR, CompareConfig, SearchConfig
+from serving_gym.runners.rollouts.launchers import episodes_of
+from serving_gym.runners.rollouts.rollout import Episode, run_episode
+
+
+@dataclass
+class Comparison:
+    """Episodes of every policy, and the returns that they are held against.
+
+    Attributes:
+        results: by policy what it came to, all over the same seeds in the same order.
+        strata: workload of each seed.
+        bounds: returns that no policy can exceed, one a seed; NaN: not known.
+        searched: returns of the clairvoyant search by seed's place in the order.
+    """
+
+    results: dict[str, list[Any]]
+    strata: list[str] = field(default_factory=list)
+    bounds: list[float] = field(default_factory=list)
+    searched: dict[int, float] = field(default_factory=dict)
+
+    def add(self, stratum: str, scored: Mapping[str, Scored], bound: float | None) -> None:
+        """Adds what every policy came to on a seed."""
+        for name, each in scored.items():
+            self.results[name].append(each)
+        self.strata.append(stratum)
+        self.bounds.append(np.nan if bound is None else bound)
+
+    def said(self, kinds: Kinds) -> dict[str, Any]:
+        """The statistical part of `comparison.json`."""
+        searched = np.array([self.searched.get(i, np.nan) for i in range(len(self.strata))])
+        references = References(bound=_known(np.array(self.bounds)), clairvoyant=_known(searched))
+        several = self.strata if len(set(self.strata)) > 1 else None
+        return compare_results(self.results, kinds, references, several)
+
+
+def _known(values: NDArray[np.float64]) -> NDArray[np.float64] | None:
+    return None if np.isnan(values).all() else values
+
+
+def kinds_of(policies: Mapping[str, Policy], learned: Iterable[str] = ()) -> Kinds:
+    """Which are learned, and which look into the future.
+
+    Args:
+        policies: by name; what is named as a checkpoint is learned.
+        learned: others that are.
+    """
+    return Kinds(
+        learned=frozenset(name for name in policies if is_checkpoint(name)).union(learned),
+        clairvoyant=frozenset(name for name, policy in policies.items() if policy.clairvoyant),
+    )
+
+
+def run(
+    env: Any,
+    config: CompareConfig,
+    policies: Mapping[str, Policy],
+    comparison: Comparison,
+    tell: Callable[[Episode], None] = lambda episode: None,
+) -> None:
+    """Runs every policy over the seeds of a comparison, and adds what came of it.
+
+    Args:
+        env: where.
+        config: what is compared, and where.
+        policies: by name.
+        comparison: what to add to.
+        tell: hears of each episode that has just been run.
+    """
+    seeds: Sequence[int] = config.seed_range
+    if config.disjoint:
+        seeds = disjoint_seeds(config.workload_source, config.split, config.seeds, config.first_seed)
+    episodes = episodes_of(config, config.launcher, env, policies, seeds)
+    for _ in seeds:
+        block = {}
+        for name in policies:
+            block[name] = next(episodes)
+            tell(block[name])
+        comparison.add(config.workload.name, block, _bound_of(env, config, block))
+
+
+def run_block(
+    env: Any, config: CompareConfig, policies: Mapping[str, Policy], seed: int
+) -> tuple[dict[str, Episode], float | None]:
+    """Every policy on one episode, and a return that none of them can exceed, where one is known."""
+    block = {name: run_episode(env, policy, seed, name) for name, policy in policies.items()}
+    return block, _bound_of(env, config, block)
+
+
+def _bound_of(env: Any, config: CompareConfig, block: Mapping[str, Episode]) -> float | None:
+    engines = engines_of(env) if config.backend.name == SIMULATOR else None
+    if engines is None:
+        return None
+    records = next(iter(block.values())).records
+    return bound_on_return(engines, records, env.policy_spec.slos, env.config.objective)
+
+
+def search(config: CompareConfig, settings: SearchConfig, seed: int) -> float:
+    """Return of a clairvoyant search on an episode."""
+    env: Any = make_configured_env(config)
+    base = None if settings.base is None else load_policy(settings.base)
+    policy = ClairvoyantSearchPolicy(
+        env,
+        config.env["name"],
+        base,
+        settings.horizon,
+        settings.candidates,
+        settings.every,
+        settings.hold,
+    )
+    return run_episode(env, policy, seed).metrics["return"]

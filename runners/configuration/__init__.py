@@ -1,0 +1,1 @@
+"""From words to typed configuration, environments and policies."""

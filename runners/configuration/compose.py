@@ -1,0 +1,37 @@
+"""The words of a command as Python code gives them: what `python -m runners.NAME` would get."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar, cast
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
+
+from serving_gym.runners.configuration.policies import CONFIG_DIR, register_choices
+from serving_gym.runners.configuration.schema import register_command, register_schemas
+from serving_gym.runners.configuration.typed import build
+
+Config = TypeVar("Config")
+
+
+def composed(name: str, schema: type[Config], words: Sequence[str]) -> Config:
+    """A command's configuration, typed.
+
+    Args:
+        name: Of the command.
+        schema: Dataclass of its words.
+        words: As one would type them; `out` is not used.
+    """
+    register_schemas()
+    register_command(name, schema)
+    overrides = register_choices(words)
+    if GlobalHydra.instance().is_initialized():
+        config = compose(name, overrides=overrides)
+    else:
+        with initialize_config_dir(version_base="1.3", config_dir=str(CONFIG_DIR)):
+            config = compose(name, overrides=overrides)
+    config.out = "unused"  # its default names the hour
+    values = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
+    return build(schema, values)

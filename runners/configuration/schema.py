@@ -1,0 +1,571 @@
+"""What every command takes, typed: the schemas behind `configs/`, which refuse unknown keys.
+
+The dataclasses here are the real, frozen ones; `runners.configuration.typed` mirrors them for Hydra. A group whose keys depend on the
+choice (`env`, `policy`) stays a mapping: `env` is checked against the environment's own dataclass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar
+
+from hydra.core.config_store import ConfigStore
+
+from serving_gym.envs.interface.backend import SLO, ClusterSpec
+from serving_gym.envs.interface.objective import Objective
+from serving_gym.envs.live.envelope import EnvelopeSettings
+from serving_gym.envs.live.launch_settings import DEVICES
+from serving_gym.envs.live.settings import LiveSettings
+from serving_gym.envs.live.transitions import Deadlines
+from serving_gym.envs.registration import env_config_class, env_names, usual_policies
+from serving_gym.envs.workload.registry import SPLITS, WorkloadSource, WorkloadSpec, check_choice
+from serving_gym.runners.configuration.clusters import CLUSTERS
+from serving_gym.runners.configuration.policies import is_pattern, members_of
+from serving_gym.runners.configuration.typed import schema_of
+
+# Fields of an environment's dataclass that are config groups or words of their own.
+SHARED_ENV_FIELDS = ("workload", "cluster", "objective", "split")
+
+PAPERS = ("flying_serving", "llm_mesh", "oserve", "preserve", "sageserve")
+SIMULATOR = "simulator"
+BACKENDS = (SIMULATOR, "vllm", "both", "tables")
+LIVE_BACKENDS = ("vllm", "both")
+
+
+@dataclass(frozen=True)
+class BackendConfig(LiveSettings):
+    """The body of the cluster; all but its name is for live servers.
+
+    Attributes:
+        name: "simulator", "vllm", or "both" to run the same in one after the other; "tables" for `runners.calibrate`.
+        launch: Whether to start servers on this machine, one an engine, where no endpoints are given.
+        python: Python with vLLM to launch with; None: the one that SERVING_GYM_VLLM_PYTHON names.
+        device: What launched servers run on, cpu or cuda.
+        slots: Cores or GPUs of each launched server; empty: one after another, as far as there are any.
+        serves: Folder with the config.json of the model that launched servers serve; None: a tiny Llama.
+        max_model_len: Longest request that launched servers take, tokens; None: what the tiny Llama takes.
+        sleep_mode: Whether launched servers can be put to sleep; on GPUs only.
+        control_within_s: Longest time that a policy which starts and stops servers may take, s; then all is left as it
+            is.
+        envelope: What such a policy may not do.
+        deadlines: Of the steps of starting and stopping.
+    """
+
+    name: str = "simulator"
+    launch: bool = False
+    python: str | None = None
+    device: str = "cpu"
+    slots: tuple[str, ...] = ()
+    serves: str | None = None
+    max_model_len: int | None = None
+    sleep_mode: bool = False
+    control_within_s: float = 10.0
+    envelope: EnvelopeSettings = field(default_factory=EnvelopeSettings)
+    deadlines: Deadlines = field(default_factory=Deadlines)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("backend", self.name, BACKENDS)
+        check_choice("backend.device", self.device, DEVICES)
+        if self.max_model_len is not None:
+            check_least("backend.max_model_len", self.max_model_len, 1)
+        if not self.control_within_s > 0:
+            raise ValueError(f"backend.control_within_s must be positive, got {self.control_within_s}")
+        if self.name not in LIVE_BACKENDS and (self.endpoints or self.launch):
+            raise ValueError("backend.endpoints and backend.launch need backend=vllm")
+        if self.name in LIVE_BACKENDS and bool(self.endpoints) == self.launch:
+            raise ValueError(
+                f"backend={self.name} needs either running servers, as in backend.endpoints=[http://127.0.0.1:8000], "
+                "or backend.launch=true"
+            )
+
+
+@dataclass(frozen=True)
+class TrackerConfig:
+    """Where figures of a run go besides its directory.
+
+    Attributes:
+        name: "none", "tensorboard" or "wandb".
+        project: W&B project.
+        entity: W&B user or team; None: the account's own.
+        mode: W&B "offline" (a folder to be synchronised later) or "online" (needs an account).
+        run_name: name of the run; None: the tracker chooses.
+        tags: W&B tags.
+    """
+
+    name: str = "none"
+    project: str = "serving-gym"
+    entity: str | None = None
+    mode: str = "offline"
+    run_name: str | None = None
+    tags: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_choice("tracker", self.name, ("none", "tensorboard", "wandb"))
+        check_choice("tracker.mode", self.mode, ("offline", "online"))
+
+
+@dataclass(frozen=True)
+class LauncherConfig:
+    """Where the episodes of a comparison are run.
+
+    Attributes:
+        name: "local" (one after another in this process) or "ray".
+        workers: Ray workers; None: one a processor of the cluster.
+        address: Of a running Ray cluster; None: one on this machine for the time of the command.
+    """
+
+    name: str = "local"
+    workers: int | None = None
+    address: str | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("launcher", self.name, ("local", "ray"))
+        if self.workers is not None:
+            check_least("launcher.workers", self.workers, 1)
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """What every command on an environment takes.
+
+    Attributes:
+        env: name and arguments of the environment.
+        workload: requests of an episode.
+        cluster: a node or a fleet, typed by its own file (`runners.configuration.clusters`).
+        objective: weights of the reward terms.
+        backend: the body of the cluster.
+        tracker: where figures go besides the run directory.
+        out: run directory.
+        split: part of the workload that episodes are drawn from.
+        seeds: number of episodes (of each policy).
+        first_seed: seed of the first; the others follow it.
+    """
+
+    env: Any
+    workload: WorkloadSpec
+    cluster: Any
+    objective: Objective
+    backend: BackendConfig
+    tracker: TrackerConfig
+    out: str
+    split: str = "test"
+    seeds: int = 10
+    first_seed: int = 0
+
+    bodies: ClassVar[tuple[str, ...]] = ("simulator",)  # that the command can use
+
+    def __post_init__(self) -> None:
+        check_choice("split", self.split, SPLITS)
+        check_least("seeds", self.seeds, 1)
+        check_least("first_seed", self.first_seed, 0)
+        if self.backend.name not in self.bodies:
+            raise ValueError(
+                f"backend={self.backend.name} is not to be had here (allowed: {', '.join(self.bodies)}); "
+                "runners.evaluate and runners.compare run policies on live servers"
+            )
+
+    @property
+    def seed_range(self) -> range:
+        """Seeds of the episodes."""
+        return range(self.first_seed, self.first_seed + self.seeds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig(RunConfig):
+    """Words of `runners.evaluate`.
+
+    Attributes:
+        policy: name and constants of the policy.
+        detailed: whether `requests.json` holds every episode, not only the first.
+        rivals: policies that are ranked beside it with backend=both; None: four that anyone would try.
+        repeats: times that each episode is run on live servers with backend=both, to know how much they vary.
+    """
+
+    policy: dict[str, Any]
+    detailed: bool = False
+    rivals: tuple[str, ...] | None = None
+    repeats: int = 2
+
+    bodies: ClassVar[tuple[str, ...]] = ("simulator", "vllm", "both")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least("repeats", self.repeats, 1)
+
+
+@dataclass(frozen=True)
+class SearchConfig:
+    """A clairvoyant search (`runners.comparison.clairvoyant`).
+
+    Attributes:
+        base: policy that rollouts follow after the candidate; None: all is left as it is.
+        horizon: decisions that a rollout looks ahead.
+        candidates: most actions compared.
+        every: decisions between two searches.
+        hold: whether candidates are also kept to, up to the next search.
+        seeds: of how many of the first seeds; 0: none.
+    """
+
+    base: str | None = None
+    horizon: int = 100
+    candidates: int = 8
+    every: int = 1
+    hold: bool = False
+    seeds: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("horizon", 1), ("candidates", 2), ("every", 1), ("seeds", 0)):
+            check_least(f"search.{name}", getattr(self, name), least)
+
+
+@dataclass(frozen=True)
+class BenchmarkTask:
+    """A task of the benchmark, as in `configs/benchmark/task`.
+
+    Attributes:
+        words: as `runners.compare` takes them.
+        policies: names.
+        strata: words of each workload, between which the blocks are shared out.
+        short: words for short episodes.
+        search: the clairvoyant search; its number of seeds is the benchmark's.
+        shifts: words of each perturbation.
+    """
+
+    words: tuple[str, ...]
+    policies: tuple[str, ...]
+    strata: dict[str, tuple[str, ...]]
+    short: tuple[str, ...] = ()
+    search: SearchConfig = field(default_factory=SearchConfig)
+    shifts: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.policies or not self.strata:
+            raise ValueError("a task of the benchmark needs policies and at least one workload in strata")
+
+
+@dataclass(frozen=True)
+class BenchmarkConfig:
+    """A benchmark, as in `configs/benchmark`.
+
+    Attributes:
+        name: what it is called.
+        tasks: their names; None: all.
+        blocks: episodes of each policy in each task, without a request in common.
+        first_seed: least seed, apart from those of training and tuning.
+        short: whether tasks run on short episodes.
+        shifted: whether tasks run under each of their perturbations instead of as they are.
+        search_blocks: episodes on which the clairvoyant search is made, shared out between the workloads.
+        processes: that run blocks side by side.
+    """
+
+    name: str
+    tasks: tuple[str, ...] | None = None
+    blocks: int = 30
+    first_seed: int = 1_000_000
+    short: bool = False
+    shifted: bool = False
+    search_blocks: int = 0
+    processes: int = 2
+
+    def __post_init__(self) -> None:
+        if self.tasks is not None and not self.tasks:
+            raise ValueError("benchmark.tasks must name at least one task, or be null for all")
+        check_least("benchmark.blocks", self.blocks, 1)
+        check_least("benchmark.processes", self.processes, 1)
+        check_least("benchmark.first_seed", self.first_seed, 0)
+        check_least("benchmark.search_blocks", self.search_blocks, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareConfig(RunConfig):
+    """Words of `runners.compare`.
+
+    Attributes:
+        policies: names of files in `configs/policy`, or checkpoints (`zoo/NAME`, or a path; a pattern, as runs/ten/*,
+            stands for several trainings of one agent, which are also pooled); None: the environment's usual ones.
+        plots: whether to draw.
+        disjoint: whether windows of a trace must not overlap; there may be fewer than `seeds` then.
+        search: clairvoyant search beside the policies.
+        benchmark: many comparisons at once, which decide about all other words but `out`; None: this one.
+        launcher: where episodes are run.
+    """
+
+    policies: tuple[str, ...] | None = None
+    plots: bool = True
+    disjoint: bool = False
+    search: SearchConfig = field(default_factory=SearchConfig)
+    benchmark: BenchmarkConfig | None = None
+    launcher: LauncherConfig = field(default_factory=LauncherConfig)
+
+    bodies: ClassVar[tuple[str, ...]] = ("simulator", "vllm")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.compared:
+            raise ValueError("policies must name at least one policy, as in policies=[static_dp,static_tp]")
+        if self.launcher.name != "local" and self.backend.name != SIMULATOR:
+            raise ValueError("launcher=ray needs backend=simulator: live servers serve one episode at a time")
+        if self.search.seeds and self.backend.name != SIMULATOR:
+            raise ValueError(
+                "search.seeds needs backend=simulator: nobody looks into the future of live servers"
+            )
+        twice = sorted({name for name in self.compared if self.compared.count(name) > 1})
+        if twice:
+            raise ValueError(f"policies names {twice[0]!r} more than once")
+
+    @property
+    def workload_source(self) -> WorkloadSource:
+        """Where episodes come from."""
+        return WorkloadSource(self.workload)
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """The policies, each member of a pool by itself."""
+        named = usual_policies(self.env["name"]) if self.policies is None else self.policies
+        return tuple(member for name in named for member in self.pools.get(name, (name,)))
+
+    @cached_property
+    def pools(self) -> dict[str, tuple[str, ...]]:
+        """Checkpoints by the pattern that stands for them, as they are when it is first asked.
+
+        Raises:
+            ValueError: a pattern stands for fewer than two.
+        """
+        return {name: members_of(name) for name in self.policies or () if is_pattern(name)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneConfig(RunConfig):
+    """Words of `runners.tune`.
+
+    Attributes:
+        policy: name and constants of the policy; the constants are where the search begins.
+        evaluations: candidates to try, each on every seed.
+        sigma: first step size, as a share of each constant's range.
+        search_seed: seed of the search itself.
+        reference: a policy of whose returns, episode by episode, the returns count as shares, so that hard and easy
+            episodes count alike; null: they count as they are.
+        clip: by what share an episode's return may differ from that policy's; more does not count; null: any.
+        save: whether to write `configs/policy/NAME_tuned.yaml` as well.
+    """
+
+    policy: dict[str, Any]
+    evaluations: int = 100
+    sigma: float = 0.25
+    search_seed: int = 0
+    reference: str | None = None
+    clip: float | None = None
+    save: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_least("evaluations", self.evaluations, 1)
+        if not 0 < self.sigma <= 1:
+            raise ValueError(f"sigma must be above 0 and at most 1, got {self.sigma}")
+        if self.clip is not None:
+            if not self.clip > 0:
+                raise ValueError(f"clip must be positive or null, got {self.clip}")
+            if self.reference is None:
+                raise ValueError("clip needs reference: what is clipped are shares of its returns")
+
+
+@dataclass(frozen=True)
+class SimulateConfig:
+    """Words of `runners.simulate`.
+
+    Attributes:
+        workload: requests.
+        cluster: a node or a fleet, typed by its own file (`runners.configuration.clusters`).
+        router: built-in router; None: the cluster's own.
+        slos: latency promises by request class.
+        seed: of the workload.
+        limit_s: when to stop, seconds of the cluster's time; None: when every request is done.
+        out: run directory.
+        backend: the body of the cluster.
+    """
+
+    workload: WorkloadSpec
+    cluster: Any
+    out: str
+    backend: BackendConfig = field(default_factory=BackendConfig)
+    slos: dict[str, SLO] = field(default_factory=dict)
+    router: str | None = None
+    seed: int = 0
+    limit_s: float | None = None
+
+    def __post_init__(self) -> None:
+        check_least("seed", self.seed, 0)
+        check_choice("backend", self.backend.name, ("simulator", "vllm"))
+        if self.limit_s is not None and not self.limit_s > 0:
+            raise ValueError(f"limit_s must be positive, got {self.limit_s}")
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """Words of `runners.bench`.
+
+    Attributes:
+        out: run directory.
+        cluster: the node; its number of GPUs is set to each of `engines`.
+        workload: requests, always all of them; None: azure_conv where its trace is at hand, else azure_conv_fitted.
+        engines: numbers of engines to simulate.
+        router: built-in router.
+        load: share of what the engines can serve that arrives.
+        requests: lengths of the streams.
+        week_requests: requests of the week.
+        repeats: runs of each measurement; the median counts.
+        only: names of the measurements to make; empty: all.
+        num_envs: width of the batched environment.
+        oracle_requests: requests given to the slow oracle.
+    """
+
+    out: str
+    cluster: ClusterSpec
+    workload: WorkloadSpec | None = None
+    engines: tuple[int, ...] = (1, 8, 16, 64, 256)
+    router: str = "jsq"
+    load: float = 0.7
+    requests: tuple[int, ...] = (10_000, 100_000, 1_000_000, 10_000_000)
+    week_requests: int = 10_000_000
+    repeats: int = 5
+    only: tuple[str, ...] = ()
+    num_envs: int = 64
+    oracle_requests: int = 300
+
+    def __post_init__(self) -> None:
+        for name in ("repeats", "num_envs", "oracle_requests", "week_requests"):
+            check_least(name, getattr(self, name), 1)
+        for name in ("engines", "requests"):
+            for value in getattr(self, name):
+                check_least(name, value, 1)
+        if not 0 < self.load <= 1:
+            raise ValueError(f"load must lie in (0, 1], got {self.load}")
+
+
+@dataclass(frozen=True)
+class JoinConfig:
+    """Words of `runners.join`.
+
+    Attributes:
+        checkpoints: those whose networks are to decide together; a pattern stands for all that it matches.
+        out: run directory.
+        weights: what the scores of each weigh, of any sum; none: as much as those of any other.
+        epochs: passes over the states of all trainings, from which new networks learn; None: networks stay as they are.
+        networks: how many new ones.
+        seed: of these.
+    """
+
+    checkpoints: tuple[str, ...]
+    out: str
+    weights: tuple[float, ...] = ()
+    epochs: int | None = None
+    networks: int = 4
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_least("networks", self.networks, 1)
+        check_least("seed", self.seed, 0)
+        if self.epochs is not None:
+            check_least("epochs", self.epochs, 1)
+            if self.weights:
+                raise ValueError(
+                    "weights are for networks that stay as they are: leave weights or epochs out"
+                )
+        elif (self.networks, self.seed) != (JoinConfig.networks, JoinConfig.seed):
+            raise ValueError("networks and seed are for new networks: set epochs, or leave them out")
+
+
+@dataclass(frozen=True)
+class ReproduceConfig:
+    """Words of `runners.reproduce`.
+
+    Attributes:
+        paper: whose figures.
+        out: run directory.
+        only: names of the parts of the paper's evaluation to make; empty: all, with `quick` a selection.
+        quick: whether to make do with one short episode of each.
+        seeds: episodes of each policy on each workload; quick takes one.
+        first_seed: seed of the first; the others follow it.
+        requests: length of an episode at the paper's rates; None: the paper's own; quick takes fewer.
+        split: part of the workloads that episodes are drawn from.
+    """
+
+    out: str
+    paper: str = "flying_serving"
+    only: tuple[str, ...] = ()
+    quick: bool = False
+    seeds: int = 3
+    first_seed: int = 0
+    requests: int | None = None
+    split: str = "test"
+
+    def __post_init__(self) -> None:
+        check_choice("paper", self.paper, PAPERS)
+        check_choice("split", self.split, SPLITS)
+        check_least("seeds", self.seeds, 1)
+        check_least("first_seed", self.first_seed, 0)
+        if self.requests is not None:
+            check_least("requests", self.requests, 1)
+
+
+@dataclass(frozen=True)
+class ValidateConfig:
+    """Words of `runners.validate`.
+
+    Attributes:
+        out: run directory.
+        cluster: of traffic: the engine, its TP degree (`base_width`) and batch limits; its KV cache is the server's.
+        data: table of measurements.
+        traffic: instead, run directories of `runners.simulate backend=vllm` on one server each, to be simulated.
+        profile: file or name of the one profile to score; None: whatever is committed for each row, or the cluster's.
+    """
+
+    out: str
+    cluster: ClusterSpec
+    data: str | None = None
+    traffic: list[str] = field(default_factory=list)
+    profile: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.data is None) == (not self.traffic):
+            raise ValueError("either data must name a table of measurements, or traffic the folders of runs")
+
+
+COMMANDS: dict[str, type] = {
+    "evaluate": EvaluateConfig,
+    "compare": CompareConfig,
+    "tune": TuneConfig,
+    "simulate": SimulateConfig,
+    "bench": BenchConfig,
+    "reproduce": ReproduceConfig,
+    "validate": ValidateConfig,
+}
+
+
+def check_least(name: str, value: int, least: int) -> None:
+    """Refuses a number that is too small.
+
+    Raises:
+        ValueError: names the word, its value and the least that is allowed.
+    """
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
+def register_schemas() -> None:
+    """Puts every schema into Hydra's ConfigStore, under `schema/`, where YAML files refer to them."""
+    store = ConfigStore.instance()
+    for name, config in COMMANDS.items():
+        register_command(name, config)
+    for name in env_names():
+        node = schema_of(env_config_class(name), omit=SHARED_ENV_FIELDS, name=str)
+        store.store(group="schema/env", name=name, node=node)
+    for name, cluster in CLUSTERS.items():
+        store.store(group="schema/cluster", name=name, node=schema_of(cluster))
+
+
+def register_command(name: str, config: type) -> None:
+    """Puts one command's schema into the ConfigStore, as `schema/NAME`."""
+    ConfigStore.instance().store(group="schema", name=name, node=schema_of(config), package="_global_")

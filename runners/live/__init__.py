@@ -1,0 +1,1 @@
+"""Policies on live servers, beside the simulator."""

@@ -1,0 +1,362 @@
+"""Attaching to live servers, started on the spot where that is asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+
+from serving_gym.envs.autoscaling.live.env import LiveAutoscalingEnv
+from serving_gym.envs.autoscaling.live.fleet import ScaledFleet
+from serving_gym.envs.deployment.live.env import LiveDeploymentEnv, check_divided
+from serving_gym.envs.deployment.live.fleet import DividedFleet
+from serving_gym.envs.deployment.live.platform import Platform
+from serving_gym.envs.dp_tp.live.env import LiveDPTPEnv
+from serving_gym.envs.interface.backend import SLO, ClusterSpec
+from serving_gym.envs.interface.fleet import FleetConfig, ReplicaSpec
+from serving_gym.envs.live.backend import LiveBackend
+from serving_gym.envs.live.launch_settings import LaunchSettings
+from serving_gym.envs.live.launcher import LocalServer, ending_on_sigterm
+from serving_gym.envs.live.supervision import LocalServers
+from serving_gym.envs.live.tiny_model import LONGEST
+from serving_gym.envs.live.transitions import Slot
+from serving_gym.envs.machines.cluster import Deployment
+from serving_gym.envs.machines.spec import DeploymentSpec
+from serving_gym.envs.registration import env_config_class
+from serving_gym.envs.routing.live.env import LiveRoutingEnv
+from serving_gym.envs.routing.live.fleet import places_of
+from serving_gym.envs.sharing.episode import SharingEpisode
+from serving_gym.envs.sharing.live.env import LiveSharingEnv
+from serving_gym.envs.sharing.live.fleet import SharedFleet
+from serving_gym.envs.sharing.spec import SharingSpec
+from serving_gym.envs.sharing.state import SharedModel
+from serving_gym.envs.simulator.sharing.build import size_of
+from serving_gym.runners.configuration.environments import env_arguments, make_configured_env
+from serving_gym.runners.configuration.schema import LIVE_BACKENDS, BackendConfig, RunConfig
+from serving_gym.runners.live.switching import switching_env
+
+LiveEnv = LiveRoutingEnv | LiveDPTPEnv | LiveAutoscalingEnv | LiveDeploymentEnv | LiveSharingEnv
+_PACKAGES = ("aiohttp", "prometheus_client")
+
+
+@contextlib.contextmanager
+def live_backend(
+    config: BackendConfig, cluster: ClusterSpec, slos: tuple[SLO, ...], folder: Path
+) -> Iterator[LiveBackend]:
+    """The live body that a command asks for; what was started is stopped at the end of the block.
+
+    The endpoints are the cluster: it has one base engine for each.
+
+    Args:
+        config: the `backend` group.
+        cluster: the `cluster` group.
+        slos: latency promise of each request class.
+        folder: where a launched server's model and log go.
+
+    Raises:
+        ValueError: a package is missing, a server cannot be started, or does not answer as vLLM does.
+    """
+    check_installed()
+    with ending_on_sigterm(), served(config, cluster, folder) as endpoints:
+        spec = replace(cluster, num_gpus=len(endpoints) * cluster.base_width, max_group=1)
+        with LiveBackend(spec, slos, replace(config, endpoints=endpoints, launch=False)) as backend:
+            yield backend
+
+
+@contextlib.contextmanager
+def configured_env(config: RunConfig, folder: Path) -> Iterator[gym.Env[Any, Any]]:
+    """The scalar environment that a command asks for, in the body that it asks for; what was started is stopped.
+
+    Args:
+        config: the command's words.
+        folder: where launched servers' models and logs go.
+
+    Raises:
+        ValueError: as of the environment, or of `live_backend`.
+    """
+    if config.backend.name not in LIVE_BACKENDS:
+        yield make_configured_env(config)
+        return
+    with live_env(config, folder) as (env, _):
+        yield env
+
+
+@contextlib.contextmanager
+def live_env(config: RunConfig, folder: Path) -> Iterator[tuple[LiveEnv, LocalServers | None]]:
+    """The environment on live servers, and the servers of a fleet that was launched for it."""
+    check_installed()
+    if config.env["name"] == "dp_tp":
+        with switching_env(config, folder) as node:
+            yield node, None
+        return
+    if config.env["name"] in _LAUNCHING:
+        with _LAUNCHING[config.env["name"]](config, folder) as env_of_slots:
+            yield env_of_slots, None
+        return
+    arguments, backend = env_arguments(config), config.backend
+    with ending_on_sigterm(), contextlib.ExitStack() as stack:
+        launched = None
+        if backend.launch:
+            settings = fleet_launch_settings(backend, arguments["cluster"])
+            launched = stack.enter_context(LocalServers(settings, folder))
+        endpoints = backend.endpoints if launched is None else launched.urls
+        env = LiveRoutingEnv(replace(backend, endpoints=endpoints, launch=False), **arguments)
+        stack.callback(env.close)
+        yield env, launched
+
+
+@contextlib.contextmanager
+def _scaled_env(config: RunConfig, folder: Path) -> Iterator[LiveAutoscalingEnv]:
+    """The autoscaling environment on slots of this machine; every server is stopped in the end.
+
+    Raises:
+        ValueError: servers are named that somebody else launched, or there are not as many slots as places.
+    """
+    arguments, backend = _launching_arguments(config)
+    cluster = arguments["cluster"]
+    with ending_on_sigterm(), contextlib.ExitStack() as stack:
+        settings = fleet_launch_settings(backend, cluster)
+        limits = [each.max_num_seqs for each in settings]
+        slots = _slots(settings, backend, folder)
+        fleet = stack.enter_context(ScaledFleet(slots, limits, cluster.order, backend, backend.envelope))
+        yield LiveAutoscalingEnv(fleet, backend.control_within_s, **arguments)
+
+
+@contextlib.contextmanager
+def _divided_env(config: RunConfig, folder: Path) -> Iterator[LiveDeploymentEnv]:
+    """The deployment environment on GPUs or cores of this machine; every server is stopped in the end.
+
+    Raises:
+        ValueError: servers are named that somebody else launched, or there are not as many ranks as GPUs.
+    """
+    arguments, backend = _launching_arguments(config)
+    cluster: DeploymentSpec = arguments["cluster"]
+    check_divided(cluster)
+    platform = Platform(_replica_settings(backend, cluster), slots_of(backend, [1] * cluster.num_gpus))
+    most = 2 * cluster.num_gpus
+    with ending_on_sigterm(), contextlib.ExitStack() as stack:
+        fleet = stack.enter_context(
+            DividedFleet(
+                _slots([platform.base] * most, backend, folder, in_turn=False),
+                platform,
+                Deployment(cluster.cluster),
+                cluster.max_num_seqs,
+                cluster.order,
+                backend,
+                backend.envelope,
+            )
+        )
+        yield LiveDeploymentEnv(fleet, backend.control_within_s, **arguments)
+
+
+@contextlib.contextmanager
+def _shared_env(config: RunConfig, folder: Path) -> Iterator[LiveSharingEnv]:
+    """The sharing environment on GPUs or cores of this machine; every server is stopped in the end.
+
+    Raises:
+        ValueError: servers are named that somebody else launched, or there are not as many slots as nodes.
+    """
+    arguments, backend = _launching_arguments(config)
+    cluster: SharingSpec = arguments["cluster"]
+    nodes = slots_of(backend, [1] * cluster.num_nodes)
+
+    def settings_of(model: SharedModel, node: int) -> LaunchSettings:
+        return LaunchSettings(
+            device=backend.device,
+            slot=nodes[node],
+            model=_folder_of(backend.serves, model.name),
+            max_model_len=model.max_tokens,
+            memory_utilization=cluster.memory_utilization,
+            sleep_mode=backend.sleep_mode,
+            python=backend.python,
+            block_size=cluster.block_tokens,
+            max_num_seqs=cluster.max_num_seqs,
+        )
+
+    def make_fleet(episode: SharingEpisode) -> SharedFleet:
+        setting, manager = episode.setting, episode.config.manager
+        widest = max(setting.models, key=lambda model: model.max_tokens)
+        empty = [settings_of(widest, i // setting.slots_per_node) for i in range(setting.num_slots)]
+        slots = _slots(empty, backend, folder)
+        fleet = SharedFleet(slots, setting, settings_of, manager, "fcfs", backend, backend.envelope)
+        stack.callback(fleet.close)
+        return fleet
+
+    with ending_on_sigterm(), contextlib.ExitStack() as stack:
+        yield LiveSharingEnv(make_fleet, backend.control_within_s, **arguments)
+
+
+def _folder_of(serves: str | None, model: str) -> str | None:
+    """Folder with a model's config.json: `serves/ARCHITECTURE` where there is one, else `serves` for all."""
+    if serves is None:
+        return None
+    own = Path(serves) / size_of(model)
+    return str(own) if own.is_dir() else serves
+
+
+def _replica_settings(config: BackendConfig, cluster: DeploymentSpec) -> LaunchSettings:
+    """How a replica on one GPU is launched."""
+    settings = LaunchSettings(
+        device=config.device,
+        model=config.serves,
+        max_model_len=config.max_model_len or LONGEST,
+        memory_utilization=cluster.memory_utilization,
+        python=config.python,
+        block_size=cluster.block_size,
+        max_num_seqs=cluster.max_num_seqs,
+        max_num_batched_tokens=cluster.max_num_batched_tokens,
+        order=cluster.order,
+    )
+    return settings if cluster.kv_blocks is None else replace(settings, kv_blocks=cluster.kv_blocks)
+
+
+def _launching_arguments(config: RunConfig) -> tuple[dict[str, Any], BackendConfig]:
+    """Arguments of an environment that starts and stops servers itself, and its backend.
+
+    Raises:
+        ValueError: servers are named that somebody else launched, time is to go faster, or as of the environment.
+    """
+    name, backend = config.env["name"], config.backend
+    if not backend.launch:
+        raise ValueError(f"env={name} starts and stops servers itself: backend.launch must be true")
+    if backend.speed != 1:
+        raise ValueError(f"backend.speed must be 1 with env={name}, got {backend.speed}")
+    arguments = env_arguments(config)
+    env_config_class(name)(**arguments)  # it says what is wrong with them before anything is started
+    return arguments, backend
+
+
+def _slots(
+    settings: Sequence[LaunchSettings], backend: BackendConfig, folder: Path, in_turn: bool = True
+) -> list[Slot]:
+    """Places for servers, all stopped.
+
+    Args:
+        settings: Of each.
+        backend: The `backend` group.
+        folder: Where models and logs go, a folder each.
+        in_turn: Whether those with the same GPUs or cores start one after another.
+    """
+    gates: dict[Any, threading.Lock] = defaultdict(threading.Lock)
+    return [
+        Slot(
+            LocalServer(each, folder / str(n)),
+            lambda: 0,
+            backend.deadlines,
+            gate=gates[each.slot if in_turn else n],
+        )
+        for n, each in enumerate(settings)
+    ]
+
+
+def fleet_launch_settings(config: BackendConfig, fleet: FleetConfig) -> list[LaunchSettings]:
+    """How to launch a server for each place of a fleet.
+
+    Raises:
+        ValueError: there are not as many slots as places.
+    """
+    places = places_of(fleet)
+    slots = slots_of(config, [group.replica.tp_size for group in places])
+    return [
+        _launch_settings(config, fleet, group.replica, slot)
+        for group, slot in zip(places, slots, strict=True)
+    ]
+
+
+def slots_of(config: BackendConfig, widths: Sequence[int]) -> tuple[str, ...]:
+    """A slot for each of some servers: those that are named, or cores or GPUs one after another.
+
+    Args:
+        config: the `backend` group.
+        widths: ranks of each server, with a core or a GPU for each.
+
+    Raises:
+        ValueError: another number of slots is named.
+    """
+    if config.slots:
+        if len(config.slots) != len(widths):
+            raise ValueError(
+                f"backend.slots must name a slot for each of {len(widths)} servers, got {len(config.slots)}"
+            )
+        return config.slots
+    ranks = iter(range(sum(widths)))
+    if config.device != "cpu":
+        return tuple(",".join(str(next(ranks)) for _ in range(width)) for width in widths)
+    cores = os.cpu_count() or 1
+    return tuple("|".join(str(next(ranks) % cores) for _ in range(width)) for width in widths)
+
+
+def _launch_settings(
+    config: BackendConfig, fleet: FleetConfig, replica: ReplicaSpec, slot: str
+) -> LaunchSettings:
+    settings = LaunchSettings(
+        device=config.device,
+        slot=slot,
+        model=config.serves,
+        tp_size=replica.tp_size,
+        max_model_len=config.max_model_len or LONGEST,
+        memory_utilization=replica.memory_utilization,
+        sleep_mode=config.sleep_mode,
+        python=config.python,
+        block_size=replica.block_size,
+        max_num_seqs=replica.max_num_seqs,
+        max_num_batched_tokens=replica.max_num_batched_tokens,
+        order=fleet.order,
+        async_scheduling=fleet.async_scheduling,
+    )
+    return settings if replica.kv_blocks is None else replace(settings, kv_blocks=replica.kv_blocks)
+
+
+_LAUNCHING: dict[str, Callable[[RunConfig, Path], contextlib.AbstractContextManager[LiveEnv]]] = {
+    "autoscaling": _scaled_env,
+    "deployment": _divided_env,
+    "sharing": _shared_env,
+}
+
+
+@contextlib.contextmanager
+def served(config: BackendConfig, cluster: ClusterSpec, folder: Path) -> Iterator[tuple[str, ...]]:
+    """Addresses of the servers; a launched one has the cluster's scheduler settings."""
+    if not config.launch:
+        yield config.endpoints
+        return
+    with LocalServer(launch_settings(config, cluster), folder) as server:
+        yield (server.url,)
+
+
+def launch_settings(config: BackendConfig, cluster: ClusterSpec) -> LaunchSettings:
+    """How to launch a server that is an engine of `cluster`."""
+    settings = LaunchSettings(
+        device=config.device,
+        slot=slots_of(replace(config, slots=config.slots[:1]), [cluster.base_width])[0],
+        model=config.serves,
+        tp_size=cluster.base_width,
+        memory_utilization=cluster.memory_utilization,
+        sleep_mode=config.sleep_mode,
+        python=config.python,
+        block_size=cluster.block_size,
+        max_num_seqs=cluster.max_num_seqs,
+        max_num_batched_tokens=cluster.max_num_batched_tokens,
+        order=cluster.order,
+        async_scheduling=cluster.async_scheduling,
+    )
+    if config.max_model_len is not None:
+        settings = replace(settings, max_model_len=config.max_model_len)
+    blocks = cluster.kv_blocks_override
+    return settings if blocks is None else replace(settings, kv_blocks=blocks)
+
+
+def check_installed() -> None:
+    """Raises ValueError where the packages of the live body are missing."""
+    from importlib.util import find_spec
+
+    missing = [name for name in _PACKAGES if find_spec(name) is None]
+    if missing:
+        raise ValueError(f"backend=vllm needs the package {missing[0]!r}: pip install 'serving-gym[live]'")

@@ -1,0 +1,144 @@
+"""`runners.evaluate backend=both`: a policy and its rivals in simulation, then on live servers, and the gap between."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from serving_gym.envs.interface.fleet import FleetConfig
+from serving_gym.envs.live.supervision import LocalServers
+from serving_gym.envs.machines.spec import DeploymentSpec
+from serving_gym.envs.routing.live.fleet import places_of
+from serving_gym.envs.simulator.fleet.build import front_end_of, lone_start_s
+from serving_gym.envs.simulator.kernel.state import PS_PER_S
+from serving_gym.runners.comparison.aggregate import aggregate
+from serving_gym.runners.configuration.environments import make_configured_env
+from serving_gym.runners.configuration.policies import load_policy, policy_label
+from serving_gym.runners.configuration.schema import EvaluateConfig
+from serving_gym.runners.live.attach import live_env
+from serving_gym.runners.live.gap import USUAL_RIVALS, gap, transition_gap
+from serving_gym.runners.reporting.episode_files import write_episodes
+from serving_gym.runners.reporting.output import write_json
+from serving_gym.runners.reporting.progress import progress_bar
+from serving_gym.runners.reporting.tables import print_results_in, print_table
+from serving_gym.runners.reporting.trackers import make_tracker
+from serving_gym.runners.rollouts.rollout import Episode, run_episode
+from serving_gym.runners.validation.front_end import as_clients_see_it
+
+
+def evaluate_both(config: EvaluateConfig, out: Path) -> None:
+    """Runs both bodies and writes."""
+    label = policy_label(config.policy)
+    rivals = USUAL_RIVALS[config.env["name"]] if config.rivals is None else config.rivals
+    policies = {label: load_policy(config.policy)} | {
+        name: load_policy(name) for name in rivals if name != label
+    }
+    simulator = make_configured_env(config)
+    with (
+        live_env(config, out / "servers") as (live, launched),
+        make_tracker(config.tracker, out, dataclasses.asdict(config)) as tracker,
+        progress_bar(len(policies) * config.seeds * (1 + config.repeats), "evaluate", "episode") as bar,
+    ):
+        runs: list[dict[str, list[Episode]]] = []
+        for env, repeats in ((simulator, 1), (live, config.repeats)):
+            episodes: dict[str, list[Episode]] = {name: [] for name in policies}
+            for _ in range(repeats):
+                for seed in config.seed_range:
+                    for name, policy in policies.items():
+                        bar.set_postfix_str(f"{name}, seed {seed}", refresh=False)
+                        episodes[name].append(run_episode(env, policy, seed, name))
+                        bar.update()
+            runs.append(episodes)
+        simulated, real = runs
+        spec = live.policy_spec
+        seen = _with_front_ends(simulated, simulator)
+        found = {
+            **_header(config),
+            **gap(seen, real),
+            "without_front_end": gap(simulated, real)["gap"],
+            "transitions": _transitions(simulator, live, launched),
+        }
+        tracker.summary({f"gap/{name}": entry["ape_median"] for name, entry in found["gap"].items()})
+    write_episodes(config, out, real[label], aggregate(real[label]), spec)
+    write_json(out / "gap.json", found)
+    _print(found)
+    print_results_in(out)
+
+
+def _header(config: EvaluateConfig) -> dict[str, Any]:
+    return {
+        "env": config.env["name"],
+        "workload": config.workload.name,
+        "split": config.split,
+        "seeds": config.seeds,
+        "repeats": config.repeats,
+    }
+
+
+def _with_front_ends(simulated: dict[str, list[Episode]], simulator: Any) -> dict[str, list[Episode]]:
+    """Simulated episodes as clients would see them; a node's profile says nothing of its front end."""
+    core = simulator.unwrapped
+    spec = core.policy_spec
+    if not isinstance(spec.cluster, FleetConfig):
+        return simulated
+    front_ends = [front_end_of(group.replica) for group in places_of(spec.cluster)]
+    return {
+        name: [as_clients_see_it(episode, front_ends, spec, core.config.objective) for episode in episodes]
+        for name, episodes in simulated.items()
+    }
+
+
+def _transitions(simulator: Any, live: Any, launched: LocalServers | None) -> dict[str, Any]:
+    """What each transition takes in simulation and what it took here; empty where none was seen."""
+    times: dict[str, list[float]] = {"start_s": launched.ready_s} if launched is not None else {}
+    if hasattr(live, "transition_times"):
+        times = live.transition_times()
+    nominal = _nominal(simulator)
+    return {
+        name: transition_gap([nominal[name]] * len(seconds), seconds)
+        for name, seconds in times.items()
+        if seconds
+    }
+
+
+def _nominal(simulator: Any) -> dict[str, float]:
+    """What transitions take in simulation, s, by name."""
+    core = simulator.unwrapped
+    cluster = core.policy_spec.cluster
+    if core.policy_spec.autoscaling is not None:
+        return {"start_s": float(core.policy_spec.autoscaling.start_s[0, 0])}
+    if isinstance(cluster, DeploymentSpec):  # of a switch without what must drain
+        return {"start_s": cluster.reinit_s, "switch_s": cluster.reinit_s}
+    if core.policy_spec.sharing is not None:
+        return {"start_s": float(core.policy_spec.sharing.load_s.mean())}
+    if isinstance(cluster, FleetConfig):
+        return {"start_s": lone_start_s(cluster, cluster.groups[0].replica)}
+    return {"switch_s": core.core.simulator.cluster.switch_ps / PS_PER_S}
+
+
+def _print(found: dict[str, Any]) -> None:
+    rows = [
+        (
+            metric,
+            *(100 * entry[key] for key in ("ape_median", "ape_mean", "ape_max")),
+            found["spread"][metric],
+        )
+        for metric, entry in found["gap"].items()
+    ]
+    headings = ("figure", "median error %", "mean %", "largest %", "spread of live runs")
+    print_table(f"Simulation against live servers, {len(found['policies'])} policies", headings, rows)
+    ranking = found["ranking"]
+    print_table(
+        f"Ranking by {ranking['by']}",
+        ("", ""),
+        [
+            ("simulated", ", ".join(ranking["simulated"])),
+            ("live", ", ".join(ranking["live"])),
+            ("pairs in the same order", f"{ranking['pairs_in_the_same_order']} of {ranking['pairs']}"),
+            (
+                "of those that differ clearly",
+                f"{ranking['clear_pairs_in_the_same_order']} of {ranking['clear_pairs']}",
+            ),
+        ],
+    )

@@ -1,0 +1,1 @@
+"""Measures a running vLLM server and fits a profile to it."""

@@ -1,0 +1,1 @@
+"""Fits profiles by simulation to measured runs, and writes them."""

@@ -1,0 +1,1 @@
+"""Tables, plots, progress, files and trackers."""

@@ -1,0 +1,53 @@
+"""What `runners.evaluate` leaves behind of episodes of one policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from serving_gym.runners.configuration.schema import EvaluateConfig
+from serving_gym.runners.reporting.output import write_json, write_jsonl, write_parquet
+from serving_gym.runners.rollouts.rollout import Episode
+
+MOST_REPORTED = 100_000  # requests of an episode that `requests.json` holds without being asked to
+
+
+def write_episodes(
+    config: EvaluateConfig, out: Path, episodes: list[Episode], summary: dict[str, Any], spec: Any
+) -> None:
+    """Writes `episodes.parquet`, `requests.parquet`, `decisions.jsonl`, `requests.json` and `summary.json`."""
+    write_parquet(out / "episodes.parquet", pd.DataFrame([episode.row() for episode in episodes]))
+    requests = [episode.records.to_frame().assign(seed=episode.seed) for episode in episodes]
+    write_parquet(out / "requests.parquet", pd.concat(requests, ignore_index=True))
+    write_jsonl(out / "decisions.jsonl", (row for episode in episodes for row in episode.decisions))
+    if not config.detailed and len(episodes[0].records) > MOST_REPORTED:
+        print(
+            f"requests.json is left out: {len(episodes[0].records):,} requests are in requests.parquet; "
+            "detailed=true writes them here too"
+        )
+    else:
+        _write_reports(config, out, episodes, spec)
+    write_json(
+        out / "summary.json",
+        {
+            "env": config.env["name"],
+            "workload": config.workload.name,
+            "policy": episodes[0].policy,
+            "backend": config.backend.name,
+            "split": config.split,
+            "seeds": config.seeds,
+            "metrics": summary,
+            "us_per_decision": sum(episode.us_per_decision for episode in episodes) / len(episodes),
+        },
+    )
+
+
+def _write_reports(config: EvaluateConfig, out: Path, episodes: list[Episode], spec: Any) -> None:
+    slos = dict(zip(spec.classes, spec.slos, strict=True))
+    reports = [
+        {"seed": episode.seed, **episode.records.to_vllm_json(episode.duration_s, slos, spec.classes)}
+        for episode in (episodes if config.detailed else episodes[:1])
+    ]
+    write_json(out / "requests.json", reports if config.detailed else reports[0], indent=None)

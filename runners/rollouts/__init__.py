@@ -1,0 +1,1 @@
+"""Episodes under a policy, in this process or on workers."""

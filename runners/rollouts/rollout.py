@@ -1,0 +1,192 @@
+"""One policy through one episode, and everything worth keeping of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+
+from serving_gym.envs.interface.metrics import RequestRecords, summarise
+from serving_gym.runners.comparison.references import class_slowdowns, engines_of
+
+if TYPE_CHECKING:
+    from gymnasium.vector import VectorEnv
+
+    from serving_gym.baselines.policy import BatchPolicy, Policy
+    from serving_gym.envs.interface.policy_spec import PolicySpec
+
+_SECONDS_PER_HOUR = 3600.0
+
+
+@dataclass(frozen=True, eq=False)
+class Episode:
+    """What a policy did with one episode and what came of it.
+
+    Attributes:
+        policy: name of the policy.
+        seed: of the episode.
+        metrics: figures by name: `return`, `reward/TERM` (before weighting), `gpu_hours`, `commands_refused`,
+            `slowdown/CLASS` (`runners.comparison.references.class_slowdowns`), and those of `envs.interface.metrics.summarise`.
+        decisions: one mapping a decision: time, action, why it was refused, reward and its terms.
+        us_per_decision: mean time the policy took to decide, microseconds; the first decision, in which it may compile,
+            does not count.
+        duration_s: length of the episode, seconds of simulated time.
+        records: every request.
+    """
+
+    policy: str
+    seed: int
+    metrics: dict[str, float]
+    decisions: list[dict[str, Any]]
+    us_per_decision: float
+    duration_s: float
+    records: RequestRecords
+
+    def row(self) -> dict[str, Any]:
+        """The episode as one row of a table."""
+        return {
+            "policy": self.policy,
+            "seed": self.seed,
+            "decisions": len(self.decisions),
+            "duration_s": self.duration_s,
+            "us_per_decision": self.us_per_decision,
+            **self.metrics,
+        }
+
+
+def run_episode(env: gym.Env[Any, Any], policy: Policy, seed: int, name: str | None = None) -> Episode:
+    """Runs one episode to its end.
+
+    Args:
+        env: environment with `state`, `policy_spec`, `gpu_seconds` and `records()`.
+        policy: what decides.
+        seed: of the episode and of the policy.
+        name: what the policy is called in the results; None takes its own name.
+    """
+    called = policy.name if name is None else name
+    core: Any = env.unwrapped
+    if hasattr(core, "rehearse"):  # on live servers, whose clock does not wait
+        core.rehearse(policy, seed)
+    observation, _ = env.reset(seed=seed)
+    policy.reset(core.policy_spec, seed)
+    decisions: list[dict[str, Any]] = []
+    thinking_s: list[float] = []
+    done = False
+    while not done:
+        now_s, begun = core.state.now_s, time.perf_counter()
+        action = _decide(policy, observation, core)
+        thinking_s.append(time.perf_counter() - begun)
+        observation, reward, terminated, truncated, info = env.step(action)
+        done = terminated or truncated
+        decisions.append(
+            {
+                "policy": called,
+                "seed": seed,
+                "now_s": now_s,
+                "dt_s": info["dt"],
+                "action": describe_action(action),
+                "refused": info["refused"],
+                "reward": float(reward),
+                "reward_terms": info["reward_terms"],
+                **_what_live_servers_add(info),
+            }
+        )
+    records: RequestRecords = core.records()
+    duration_s = float(core.state.now_s)
+    spec = core.policy_spec
+    return Episode(
+        policy=called,
+        seed=seed,
+        metrics=_metrics(spec, records, decisions, duration_s)
+        | class_slowdowns(engines_of(env), records, spec.slos, spec.classes)
+        | {"gpu_hours": core.gpu_seconds / _SECONDS_PER_HOUR},
+        decisions=decisions,
+        us_per_decision=1e6 * float(np.mean(thinking_s[1:] or thinking_s)),
+        duration_s=duration_s,
+        records=records,
+    )
+
+
+def episode_returns(
+    env: VectorEnv[Any, Any, Any], policy: BatchPolicy, spec: PolicySpec, seeds: Sequence[int]
+) -> NDArray[np.float64]:
+    """Returns of episodes that are run side by side, (num_envs,).
+
+    Args:
+        env: batched environment with same-step autoreset and masks.
+        policy: what decides.
+        spec: the setting.
+        seeds: of the episodes, one for each place of the environment.
+    """
+    policy.reset(spec, seeds[0])
+    each: Any = list(seeds)
+    observation, info = env.reset(seed=each)
+    returns, over = np.zeros(env.num_envs), np.zeros(env.num_envs, bool)
+    while not over.all():
+        actions = policy.act_batch(observation, info["action_mask"])
+        observation, rewards, terminated, truncated, info = env.step(actions)
+        returns += np.where(over, 0.0, rewards)
+        over |= terminated | truncated
+    return returns
+
+
+def _decide(policy: Policy, observation: Any, core: Any) -> Any:
+    """What a policy decides; on live servers one that fails is passed over, as the requests are real."""
+    if not getattr(core, "survives_failures", False):
+        return policy.act(observation, core.state)
+    from serving_gym.envs.routing.live.desk import NoDecision
+
+    try:
+        return policy.act(observation, core.state)
+    except Exception as error:  # noqa: BLE001 -- whatever a policy does, the requests go on
+        return NoDecision(f"{policy.name} failed: {type(error).__name__}: {error}")
+
+
+def _what_live_servers_add(info: Mapping[str, Any]) -> dict[str, Any]:
+    """What was done, where it may be something else than was decided, and what was decided for the policy."""
+    if "overrides" not in info:
+        return {}
+    return {
+        "executed": info["executed"],
+        "overrides": [dataclasses.asdict(override) for override in info["overrides"]],
+    }
+
+
+def describe_action(action: Any) -> Any:
+    """An action as it stands in the decisions log: indices, commands spelt out, or null for "leave all as it is"."""
+    if action is None or isinstance(action, (int, np.integer)):
+        return action if action is None else int(action)
+    if isinstance(action, tuple) and all(dataclasses.is_dataclass(change) for change in action):
+        return [describe_action(change) for change in action]
+    if dataclasses.is_dataclass(action) and not isinstance(action, type):
+        values = {key: getattr(value, "name", value) for key, value in dataclasses.asdict(action).items()}
+        return {"command": type(action).__name__, **values}
+    return np.asarray(action).tolist()
+
+
+def _metrics(
+    spec: PolicySpec, records: RequestRecords, decisions: list[dict[str, Any]], duration_s: float
+) -> dict[str, float]:
+    slos = dict(zip(spec.classes, spec.slos, strict=True))
+    return {
+        "return": sum(decision["reward"] for decision in decisions),
+        **summarise(records, slos, spec.classes, duration_s),
+        "commands_refused": float(sum(bool(decision["refused"]) for decision in decisions)),
+        **_sum_terms(decision["reward_terms"] for decision in decisions),
+    }
+
+
+def _sum_terms(terms: Any) -> dict[str, float]:
+    """Each reward term, before weighting, over the episode."""
+    total: dict[str, float] = {}
+    each: Mapping[str, float]
+    for each in terms:
+        for name, value in each.items():
+            total[f"reward/{name}"] = total.get(f"reward/{name}", 0.0) + value
+    return total

@@ -1,0 +1,1 @@
+"""Policies behind HTTP and behind Ray Serve."""

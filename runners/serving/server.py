@@ -1,0 +1,106 @@
+"""A policy behind HTTP: a state goes in, an action comes out.
+
+    POST /decide  {"state": STATE, "chosen": PLACE or null}
+                  -> {"place": PLACE or null, "priority": NUMBER or null, "applies": true, "us": 150.0, "error": ""}
+    POST /reset   {"seed": INTEGER}
+    GET  /status
+
+STATE is that of `runners.serving.wire`. An answer that does not apply is for the record; the front end then does what it
+would do without us. What is wrong with a request is said in a sentence, under `error`, with status 400.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any
+
+from serving_gym.runners.serving.host import PolicyHost
+from serving_gym.runners.serving.wire import state_from_json
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+LOOPBACK = "127.0.0.1"
+
+
+class PolicyServer:
+    """The server.
+
+    Args:
+        host: The policy.
+        port: Where it listens; 0: wherever there is room.
+        address: To listen on; beyond loopback only where that is asked for.
+    """
+
+    def __init__(self, host: PolicyHost, port: int = 0, address: str = LOOPBACK) -> None:
+        self.host, self.port, self.address = host, port, address
+        self._runner: web.AppRunner | None = None
+
+    async def start(self) -> str:
+        """Begins to listen; returns the address."""
+        from aiohttp import web
+
+        app = web.Application(client_max_size=16 * 2**20)
+        app.router.add_post("/decide", self._decide)
+        app.router.add_post("/reset", self._reset)
+        app.router.add_get("/status", self._status)
+        self._runner = web.AppRunner(app)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, self.address, self.port).start()
+        self.port = self._runner.addresses[0][1]
+        return f"http://{self.address}:{self.port}"
+
+    async def stop(self) -> None:
+        """Stops listening."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def _decide(self, request: web.Request) -> web.Response:
+        from aiohttp import web
+
+        try:
+            body = await _object(request)
+            spec = self.host.spec
+            state = state_from_json(body.get("state"), len(spec.fleet), spec.slos)  # type: ignore[arg-type]
+            if state.request is None:
+                raise ValueError("state.request is null: there is nothing to decide")
+            chosen = body.get("chosen")
+            if chosen is not None and (isinstance(chosen, bool) or not isinstance(chosen, int)):
+                raise ValueError(f"chosen must be a place or null, got {chosen!r}")
+        except ValueError as error:
+            return web.json_response({"error": str(error)}, status=400)
+        return web.json_response(dataclasses.asdict(self.host.ask(state, chosen)))
+
+    async def _reset(self, request: web.Request) -> web.Response:
+        from aiohttp import web
+
+        try:
+            seed = (await _object(request)).get("seed", 0)
+            if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+                raise ValueError(f"seed must be a whole number from 0 on, got {seed!r}")
+        except ValueError as error:
+            return web.json_response({"error": str(error)}, status=400)
+        self.host.reset(seed)
+        return web.json_response(self.host.status())
+
+    async def _status(self, request: web.Request) -> web.Response:
+        from aiohttp import web
+
+        return web.json_response(self.host.status())
+
+
+async def _object(request: web.Request) -> dict[str, Any]:
+    """The body of a request.
+
+    Raises:
+        ValueError: it is no JSON object.
+    """
+    try:
+        body = json.loads(await request.read() or b"{}")
+    except ValueError:
+        raise ValueError("the body is not JSON") from None
+    if not isinstance(body, dict):
+        raise ValueError(f"the body must be an object, got {type(body).__name__}")
+    return body

@@ -1,0 +1,1 @@
+"""Searches over the constants of policies."""

@@ -1,0 +1,1 @@
+"""Latency predictions against measurements of real engines."""

@@ -1,0 +1,123 @@
+"""Serving at fixed concurrency: the form of aiconfigurator's `silicon_sample.csv` for vLLM, aggregated.
+
+The source does not record the number of requests, the spread of lengths or the statistic. What is assumed is what the
+public benchmark scripts behind most rows do: ten requests a client, all clients starting at once, lengths uniform
+between 80 and 100 % of the nominal ones where the lengths are those of that benchmark, and means over all requests.
+"""
+
+import functools
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from serving_gym.calibration.deployments import Deployment
+from serving_gym.calibration.engines import engine_of_version
+from serving_gym.calibration.measured.names import gpu_name, model_name
+from serving_gym.envs.workload.schema import Workload
+from serving_gym.runners.validation.runs import ServingRun, Stage
+
+COLUMNS = ("isl", "osl", "concurrency", "tensor_parallel", "ttft_ms", "tpot_ms", "model", "system")
+REQUESTS_PER_CLIENT = 10
+BLOCK_TOKENS = 16
+# The nightly benchmark serves these with an 8-bit KV cache on Blackwell: 64 requests of 9,216 tokens run there beside
+# the weights of a 70B model on one GPU without queueing, for which 16 bits leave no room.
+KV8_MODELS, KV8_GPUS = ("meta-llama/",), ("B200", "B300")
+SHORTEST = 0.8  # of the nominal length, in the public nightly benchmark
+# Token budgets: vLLM's default for an API server on these GPUs, and what the authors' own runs behave like.
+NIGHTLY_BUDGET, OWN_BUDGET = 8192, 2048
+# The authors' runs of this checkpoint leave prefill less time than its kernels need on that GPU: most of each prompt
+# must have been found in the prefix cache. The share is fitted; the budget is then the default.
+CACHED_SHARE = {"llama-3.1-8b-fp8": 0.7}
+MS = 1e-3
+# vLLM's 0.9 of the device. These GPUs hold 2^30 bytes for each advertised 10^9 (7 % more than the data sheet's number
+# that capacities are counted from); activations and captured graphs take about 4 % back.
+MEMORY_UTILIZATION = 0.925
+
+
+def workload(isl: int, osl: int, clients: int, shortest: float, cached: float, seed: int) -> Workload:
+    """Requests of a closed loop, the first `cached` share of each prompt alike."""
+    count = clients * REQUESTS_PER_CLIENT
+    random = np.random.default_rng(seed)
+    shared = int(cached * isl) // BLOCK_TOKENS
+    return Workload(
+        arrival_s=np.zeros(count),
+        input_tokens=random.integers(max(1, round(shortest * isl)), isl + 1, count, dtype=np.int32),
+        output_tokens=random.integers(max(1, round(shortest * osl)), osl + 1, count, dtype=np.int32),
+        hash_offsets=np.arange(count + 1, dtype=np.int64) * shared if shared else None,
+        hash_ids=np.tile(np.arange(shared, dtype=np.int32), count) if shared else None,
+        hash_block_tokens=BLOCK_TOKENS,
+        num_clients=clients,
+        name="closed loop",
+    )
+
+
+def number(row: dict[str, Any], name: str, default: float) -> float:
+    """A cell, or what stands for a blank one."""
+    value = row.get(name)
+    return default if value is None or pd.isna(value) else float(value)
+
+
+def text(row: dict[str, Any], name: str) -> str:
+    """A cell as text, empty where blank."""
+    value = row.get(name)
+    return "" if value is None or pd.isna(value) else str(value)
+
+
+def deployment_of(row: dict[str, Any]) -> Deployment:
+    """The deployment of a row.
+
+    Raises:
+        ValueError: The row is not of one engine that this project can describe.
+    """
+    if text(row, "backend") not in ("", "vllm") or text(row, "mode") not in ("", "agg"):
+        raise ValueError(f"only aggregated vLLM is known, not {text(row, 'backend')} {text(row, 'mode')}")
+    if number(row, "pipeline_parallel", 1) != 1:
+        raise ValueError("pipeline parallelism is not modelled")
+    tp, ranks = int(row["tensor_parallel"]), int(number(row, "attention_dp_size", 1))
+    moe_tp, moe_ep = int(number(row, "moe_tp_size", tp)), int(number(row, "moe_ep_size", 1))
+    name = text(row, "model")
+    precision = text(row, "gemm_quant_mode") or text(row, "precision")
+    model = model_name(name, precision)
+    if is_nightly(row) and name.lower().startswith(KV8_MODELS) and gpu_name(text(row, "system")) in KV8_GPUS:
+        model = f"{model}-kv8"
+    if ranks > 1 or (moe_tp * moe_ep > tp):
+        raise ValueError("data-parallel attention with shared experts is not modelled")
+    return Deployment(
+        model=model,
+        gpu=gpu_name(text(row, "system")),
+        tp=tp,
+        engine=engine_of_version(text(row, "backend_version"), text(row, "measured_at")),
+        expert_parallel=moe_ep > 1,
+    )
+
+
+def is_nightly(row: dict[str, Any]) -> bool:
+    """Whether a row comes from the public nightly benchmark, whose lengths are spread; else they are constant."""
+    source = text(row, "source")
+    return not source or "/vllm/" not in source
+
+
+def run_of(row: dict[str, Any], index: int) -> ServingRun:
+    """One row as a run."""
+    for name in ("isl", "osl"):
+        if not float(row[name]) >= 1:
+            raise ValueError(f"{name} must be at least 1")
+    clients = int(number(row, "concurrency", number(row, "batch_size", 1)))
+    if clients < 1:
+        raise ValueError("concurrency must be at least 1")
+    isl, osl = int(row["isl"]), int(row["osl"])
+    deployment, nightly = deployment_of(row), is_nightly(row)
+    cached = 0.0 if nightly else CACHED_SHARE.get(deployment.model, 0.0)
+    budget = NIGHTLY_BUDGET if nightly or cached else OWN_BUDGET
+    shortest = SHORTEST if nightly else 1.0
+    measured = {"ttft": float(row["ttft_ms"]) * MS, "tpot": float(row["tpot_ms"]) * MS}
+    return ServingRun(
+        deployment=deployment,
+        workload=functools.partial(workload, isl, osl, clients, shortest, cached, index),
+        stages=(Stage(0, clients * REQUESTS_PER_CLIENT, measured, index),),
+        max_num_batched_tokens=budget,
+        memory_utilization=MEMORY_UTILIZATION,
+        prefix_caching=cached > 0.0,
+        configuration=f"{isl}/{osl} x {clients}",
+    )

@@ -1,0 +1,89 @@
+"""What the simulator says of a measured run."""
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving_gym.calibration.engines import Frontend
+from serving_gym.calibration.profile import Profile
+from serving_gym.envs.interface.backend import SLO, ClusterSpec
+from serving_gym.envs.interface.metrics import RequestRecords
+from serving_gym.envs.simulator.simulator import Simulator
+from serving_gym.runners.validation.runs import ServingRun
+
+NO_PROMISE = (SLO(ttft_s=1e6, tpot_s=1e6),)
+
+
+def cluster_of(run: ServingRun) -> ClusterSpec:
+    """One engine as a cluster."""
+    deployment = run.deployment
+    return ClusterSpec(
+        model=deployment.model,
+        gpu=deployment.gpu,
+        num_gpus=deployment.tp,
+        base_width=deployment.tp,
+        max_group=1,
+        router="round_robin",
+        order="fcfs",
+        max_num_seqs=run.max_num_seqs,
+        max_num_batched_tokens=run.max_num_batched_tokens,
+        chunked_prefill=run.chunked_prefill,
+        memory_utilization=run.memory_utilization,
+        prefix_caching=run.prefix_caching,
+    )
+
+
+def with_frontend(records: RequestRecords, frontend: Frontend) -> RequestRecords:
+    """Adds what happens to a request outside the iterations that compute it.
+
+    A constant before the engine's queue shifts every arrival alike, so that adding it afterwards is the same;
+    iterations that were already decided last as long as the request's own decode steps.
+    """
+    steps = (records.finish_s - records.first_token_s) / (records.output_tokens - 1.0).clip(1.0)
+    delay = frontend.fixed_s + frontend.token_s * records.input_tokens
+    delay = delay + frontend.pipeline_iterations * steps
+    if frontend.request_s:
+        delay = delay + frontend.request_s * decoding_beside(records)
+    return replace(records, first_token_s=records.first_token_s + delay, finish_s=records.finish_s + delay)
+
+
+def decoding_beside(records: RequestRecords) -> NDArray[np.int64]:
+    """(N,) other requests that decode in the engine of a request as its first token comes; 0 if it has none."""
+    beside = np.zeros(len(records), np.int64)
+    for engine in np.unique(records.engine):
+        there = np.flatnonzero((records.engine == engine) & ~np.isnan(records.first_token_s))
+        first_s = records.first_token_s[there]
+        begun = np.searchsorted(np.sort(first_s), first_s, side="right")
+        over = np.searchsorted(
+            np.sort(records.finish_s[there]), first_s, side="right"
+        )  # NaN, not over, comes last
+        decodes = ~(records.finish_s[there] <= first_s)  # counted itself
+        beside[there] = begun - over - decodes
+    return beside
+
+
+def capacity_rps(run: ServingRun, profile: Profile) -> float:
+    """Requests a second that decoding alone would let an engine finish with every sequence slot taken."""
+    model = profile.latency_model(run.deployment.tp)
+    sequences = run.max_num_seqs
+    step_s = model.iteration_s(sequences, sequences * run.context_tokens)
+    return sequences / (run.output_tokens * step_s)
+
+
+def simulate(run: ServingRun, profile: Profile) -> RequestRecords:
+    """Serves a run's requests in the simulator, nothing but the engine around them."""
+    simulator = Simulator(cluster_of(run), NO_PROMISE, profile=profile)
+    simulator.reset(run.workload())
+    simulator.run_to_completion()
+    return simulator.results()
+
+
+def predict(run: ServingRun, profile: Profile, frontend: Frontend) -> list[dict[str, float]]:
+    """Predicted figures of every stage of a run, s.
+
+    Raises:
+        ValueError: The model does not fit its GPUs.
+    """
+    records = with_frontend(simulate(run, profile), frontend)
+    return [run.condense(records, stage) for stage in run.stages]

@@ -1,0 +1,1 @@
+"""Reinforcement-learning environments for LLM serving policies."""
