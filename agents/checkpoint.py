@@ -22,8 +22,9 @@ from gymnasium import spaces
 
 from serving_gym.agents.environments.spaces import FILE as SPACES
 from serving_gym.agents.environments.spaces import ActionSpace, spaces_to_json
-from serving_gym.agents.learners.learner import agent_entry, resolve
+from serving_gym.agents.learners.learner import agent_entry
 from serving_gym.baselines.policy import Policy
+from serving_gym.calibration.lookup import load_attribute
 
 CONFIG, CARD = "config.yaml", "card.md"
 CHECKPOINT, LAST = "checkpoint", "last"  # folders of a run: the best policy, and what is needed to go on
@@ -118,7 +119,7 @@ def load_policy(checkpoint: str | Path) -> Policy:
     folder = find_checkpoint(checkpoint)
     config = read_config(folder)
     kind = str(config["agent"].get("name"))
-    loader = LOADERS[kind] if kind in LOADERS else cast("Loader", resolve(agent_entry(kind).loader))
+    loader = LOADERS[kind] if kind in LOADERS else cast("Loader", load_attribute(agent_entry(kind).loader))
     try:
         return loader(folder, config, str(checkpoint))
     except RuntimeError as error:  # of torch, where names or shapes of the weights are others

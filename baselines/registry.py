@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -11,6 +10,7 @@ from typing import Any, NoReturn, get_args, get_type_hints
 
 from serving_gym.baselines.common.layouts import parse_layout
 from serving_gym.baselines.policy import Policy, Tunable
+from serving_gym.calibration.lookup import load_attribute
 from serving_gym.envs.interface.layout import all_layouts, format_layout
 
 STATIC_PREFIX = "static_"
@@ -233,11 +233,11 @@ def make_policy(name: str, **params: Any) -> Policy:
             "; a static layout goes by static_8, static_4x2, static_4+2+1+1 and so on",
         )
     entry = POLICIES[name]
-    policy = _load(entry.policy)
+    policy = load_attribute(entry.policy)
     if entry.config is None:
         _check(name, policy, params)
         return policy(**params)
-    config = _load(entry.config)
+    config = load_attribute(entry.config)
     _check(name, config, params)
     return policy(_made(config, params))
 
@@ -253,7 +253,7 @@ def policy_tunables(name: str) -> dict[str, Tunable]:
     if name not in POLICIES:
         _refuse("policy", name, POLICIES)
     entry = POLICIES[name]
-    return _load(entry.config).tunables() if entry.config else {}
+    return load_attribute(entry.config).tunables() if entry.config else {}
 
 
 def _static_layout(name: str) -> str | None:
@@ -268,11 +268,6 @@ def _static_layout(name: str) -> str | None:
             raise
         return None
     return layout
-
-
-def _load(path: str) -> Any:
-    module, _, attribute = path.partition(":")
-    return getattr(importlib.import_module(module), attribute)
 
 
 def _made(config: Any, params: Mapping[str, Any], prefix: str = "") -> Any:

@@ -1,7 +1,9 @@
-"""What to tell a user who mistyped a name."""
+"""Names: the nearest to a mistyped one, and what an internal `module:attribute` stands for."""
 
+import importlib
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -11,3 +13,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
     close = get_close_matches(name.lower(), lowered, n=1, cutoff=0.0)
     guess = f"did you mean {lowered[close[0]]!r}? " if close else ""
     return f"{guess}allowed: {', '.join(names)}"
+
+
+def load_attribute(target: str) -> Any:
+    """An attribute of this package, imported on demand.
+
+    Args:
+        target: `module:attribute`, the module below `serving_gym`, as "baselines.common.static:StaticDPPolicy".
+    """
+    module, _, attribute = target.partition(":")
+    return getattr(importlib.import_module(f"serving_gym.{module}"), attribute)

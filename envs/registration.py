@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
+
+from serving_gym.calibration.lookup import load_attribute
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,9 @@ def register_envs() -> None:
     for entry in ENVS.values():
         if entry.env_id not in gym.registry:
             gym.register(
-                entry.env_id, entry_point=entry.entry_point, vector_entry_point=entry.vector_entry_point
+                entry.env_id,
+                entry_point=f"serving_gym.{entry.entry_point}",
+                vector_entry_point=f"serving_gym.{entry.vector_entry_point}",
             )
 
 
@@ -112,8 +115,7 @@ def env_config_class(name: str) -> type:
     Raises:
         ValueError: the name is unknown.
     """
-    module, _, attribute = _entry(name).config.partition(":")
-    config_class: type = getattr(importlib.import_module(module), attribute)
+    config_class: type = load_attribute(_entry(name).config)
     return config_class
 
 

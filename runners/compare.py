@@ -5,10 +5,11 @@
 
     python -m runners.compare env=routing policies=[linear_score_tuned,runs/ten/*]
 
-A pattern stands for several trainings of one agent: they are pooled (`runners.comparison.pooling`), with intervals over trainings
-and episodes both.
+A pattern stands for several trainings of one agent: they are pooled (`runners.comparison.pooling`), with
+intervals over trainings and episodes both.
 
-Writes `comparison.json` (see `runners.comparison.results`; null means infinite), `episodes.parquet`, and, unless `plots=false`,
+Writes `comparison.json` (see `runners.comparison.results`; null means infinite), `episodes.parquet`, and,
+unless `plots=false`,
 `intervals.png` and `timeline.png`. `benchmark=smoke|full|shift` runs every task of `configs/benchmark/task` instead and
 writes `TASK/comparison.json` and `benchmark.json` (see `runners.benchmark.benchmark`).
 """

@@ -9,7 +9,6 @@ than a number, or that can be forked for `agent=api`, has a subclass in `agents/
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from serving_gym.agents.environments.spaces import ActionSpace, entries
 from serving_gym.agents.networks.networks import DecisionNetwork, PooledNetwork, RowNetwork
+from serving_gym.calibration.lookup import load_attribute
 from serving_gym.envs.registration import env_names, make_env
 
 if TYPE_CHECKING:
@@ -270,6 +270,5 @@ def adapter_of(env: str) -> Adapter:
         if env not in env_names():
             raise ValueError(f"there is no env {env!r} to learn; known: {', '.join(env_names())}")
         return Adapter(env)
-    module, _, attribute = ADAPTERS[env].partition(":")
-    adapter: Adapter = getattr(importlib.import_module(module), attribute)(env)
+    adapter: Adapter = load_attribute(ADAPTERS[env])(env)
     return adapter

@@ -46,8 +46,10 @@ def join(checkpoints: Sequence[str], out: Path, weights: Sequence[float] = ()) -
     """Writes a checkpoint whose networks are those of others, which decide by the mean of their scores.
 
     Trainings that share nothing err in different places, more so than the networks of one
-    (`agents.learners.api.config.APIConfig.committee`). Who is surer weighs more, and so does a training of more networks. In
-    routing and sharing they become one network, as wide as all of them (`agents.networks.set_mean`), and count as one if they
+    (`agents.learners.api.config.APIConfig.committee`). Who is surer weighs more, and so does a training of
+    more networks. In
+    routing and sharing they become one network, as wide as all of them (`agents.networks.set_mean`), and count
+    as one if they
     are joined again. All settings are those of the first, in dp_tp also how long they wait after a split
     (`agent.dwell_s`), in routing the guard (`agent.guard`).
 

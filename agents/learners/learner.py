@@ -7,13 +7,13 @@ A learner of one's own is a class that extends `Learner`, a dataclass of its set
 from __future__ import annotations
 
 import difflib
-import importlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from serving_gym.calibration.lookup import load_attribute
 from serving_gym.envs.workload.registry import check_choice
 
 if TYPE_CHECKING:
@@ -192,15 +192,9 @@ def agent_entry(name: str) -> AgentEntry:
     return AGENTS[name]
 
 
-def resolve(target: str) -> Any:
-    """What "module:name" stands for."""
-    module, _, attribute = target.partition(":")
-    return getattr(importlib.import_module(module), attribute)
-
-
 def agent_config_class(name: str) -> type[AgentConfig]:
     """The dataclass of an agent's settings."""
-    config: type[AgentConfig] = resolve(agent_entry(name).config)
+    config: type[AgentConfig] = load_attribute(agent_entry(name).config)
     return config
 
 
@@ -226,5 +220,5 @@ def build_agent_config(values: Mapping[str, Any]) -> Any:
 
 def make_learner(config: AgentConfig, task: Task) -> Learner:
     """The learner of an agent."""
-    learner: Learner = resolve(agent_entry(config.name).learner)(config, task)
+    learner: Learner = load_attribute(agent_entry(config.name).learner)(config, task)
     return learner

@@ -67,7 +67,8 @@ class _ElapsedTime(_Mixed):
     """What the rollout buffers add to those they extend: the time that each step took, in decision intervals.
 
     Args:
-        group_size: Environments side by side that live through the same episodes; see `agents.learners.shared_arrivals`.
+        group_size: Environments side by side that live through the same episodes; see
+            `agents.learners.shared_arrivals`.
         advantage_floor: Divides advantages, together with the size of the state's value; None: they stay.
     """
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from serving_gym.calibration.lookup import load_attribute
 from serving_gym.envs.workload.registry import check_choice
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def predictor_config_class(name: str) -> type[PredictorConfig]:
         ValueError: there is no such predictor.
     """
     check_choice("predictor", name, PREDICTORS)
-    found: type[PredictorConfig] = _resolved(PREDICTORS[name].config)
+    found: type[PredictorConfig] = load_attribute(PREDICTORS[name].config)
     return found
 
 
@@ -57,7 +57,7 @@ def make_predictor(config: PredictorConfig) -> LengthPredictor[Any]:
         ValueError: there is no such predictor.
     """
     check_choice("predictor", config.name, PREDICTORS)
-    predictor: LengthPredictor[Any] = _resolved(PREDICTORS[config.name].predictor)(config)
+    predictor: LengthPredictor[Any] = load_attribute(PREDICTORS[config.name].predictor)(config)
     return predictor
 
 
@@ -78,10 +78,7 @@ def load_predictor(checkpoint: str | Path, device: str = "auto") -> LengthPredic
     description = read_description(folder)
     name = str(description["config"].get("name"))
     check_choice("predictor", name, PREDICTORS)
-    predictor: LengthPredictor[Any] = _resolved(PREDICTORS[name].predictor).load(folder, description, device)
+    predictor: LengthPredictor[Any] = load_attribute(PREDICTORS[name].predictor).load(
+        folder, description, device
+    )
     return predictor
-
-
-def _resolved(path: str) -> Any:
-    module, _, name = path.partition(":")
-    return getattr(importlib.import_module(module), name)

@@ -1,4 +1,4 @@
-"""Spot instances: where instances come from and go to (sections 2.3 and 6.4); `envs.interface.scaling` has how long that takes.
+"""Spot instances: where instances come from and go to (sections 2.3 and 6.4; times: `envs.interface.scaling`).
 
 Out: first spot instances of the same model, "which are faster to acquire, and if none are available, ... spot instances
 from other model types"; then, where the text says nothing, vacant machines. In: "we donate the instances to the spot

@@ -86,7 +86,8 @@ class EndpointState:
         recent: Traffic in short bins (seconds), for as long as a quick controller looks back.
         history: Traffic in longer bins (minutes) since the first that is known, days before the episode included.
         weights_local: Whether the region's storage holds the model's weights.
-        release_level: How freely non-interactive requests are released to it (`envs.interface.scaling.QueueSpec.levels`).
+        release_level: How freely non-interactive requests are released to it
+            (`envs.interface.scaling.QueueSpec.levels`).
     """
 
     endpoint: Endpoint

@@ -40,7 +40,8 @@ class DPTPEnv(SteppedEnv[Observation]):
     ## Action space
 
     `Discrete(layouts x 3)`, 78 for 8 base engines: `action = layout_index * 3 + mode`. A layout is a partition of the
-    node into aligned groups of power-of-two length (`envs.interface.layout.all_layouts`; index 0 is all merged, the last one all
+    node into aligned groups of power-of-two length (`envs.interface.layout.all_layouts`; index 0 is all
+    merged, the last one all
     apart). The mode says what happens to running requests: 0 sequential (wait for stragglers), 1 soft preempt (idle
     members serve new requests in DP meanwhile, which are recomputed after), 2 hard preempt (running DP requests stand
     still with their KV resident; those of a TP group that is split are recomputed). A live switch takes 15 ms once the

@@ -19,7 +19,7 @@ from serving_gym.runners.command_line.errors import nearest
 if TYPE_CHECKING:
     from serving_gym.baselines.policy import Policy
 
-_ROOT = Path(__file__).resolve().parent.parent
+_ROOT = Path(__file__).resolve().parents[2]
 CONFIG_DIR = _ROOT / "configs"
 POLICY_DIR = CONFIG_DIR / "policy"
 ZOO_DIR = _ROOT / "agents" / "zoo"

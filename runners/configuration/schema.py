@@ -1,6 +1,7 @@
 """What every command takes, typed: the schemas behind `configs/`, which refuse unknown keys.
 
-The dataclasses here are the real, frozen ones; `runners.configuration.typed` mirrors them for Hydra. A group whose keys depend on the
+The dataclasses here are the real, frozen ones; `runners.configuration.typed` mirrors them for Hydra. A group
+whose keys depend on the
 choice (`env`, `policy`) stays a mapping: `env` is checked against the environment's own dataclass.
 """
 

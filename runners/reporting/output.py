@@ -30,7 +30,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any, indent: int | None = 1) -> None:
-    """Writes strict JSON; null means infinite, and what is undefined is left out (`envs.interface.metrics.to_jsonable`)."""
+    """Writes strict JSON; null means infinite, and what is undefined is left out (`interface.metrics.to_jsonable`)."""
     write_text(path, json.dumps(to_jsonable(value), indent=indent, allow_nan=False) + "\n")
 
 

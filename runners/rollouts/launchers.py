@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import serving_gym
 from serving_gym.runners.configuration.environments import make_configured_env
 from serving_gym.runners.configuration.schema import LauncherConfig, RunConfig
 from serving_gym.runners.rollouts.rollout import Episode, run_episode
@@ -92,7 +93,7 @@ def _begin(address: str | None) -> None:
     """
     import ray
 
-    own = str(Path(__file__).resolve().parents[1])
+    own = str(Path(serving_gym.__file__).resolve().parents[1])
     paths = [own, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     variables = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "OMP_NUM_THREADS": "1"}
     try:

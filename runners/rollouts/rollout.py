@@ -32,7 +32,8 @@ class Episode:
         policy: name of the policy.
         seed: of the episode.
         metrics: figures by name: `return`, `reward/TERM` (before weighting), `gpu_hours`, `commands_refused`,
-            `slowdown/CLASS` (`runners.comparison.references.class_slowdowns`), and those of `envs.interface.metrics.summarise`.
+            `slowdown/CLASS` (`runners.comparison.references.class_slowdowns`), and those of
+        `envs.interface.metrics.summarise`.
         decisions: one mapping a decision: time, action, why it was refused, reward and its terms.
         us_per_decision: mean time the policy took to decide, microseconds; the first decision, in which it may compile,
             does not count.

@@ -5,8 +5,8 @@
     POST /reset   {"seed": INTEGER}
     GET  /status
 
-STATE is that of `runners.serving.wire`. An answer that does not apply is for the record; the front end then does what it
-would do without us. What is wrong with a request is said in a sentence, under `error`, with status 400.
+STATE is that of `runners.serving.wire`. An answer that does not apply is for the record; the front end then
+does what it would do without us. What is wrong with a request is said in a sentence, under `error`, with status 400.
 """
 
 from __future__ import annotations

@@ -92,8 +92,8 @@ class APIConfig(PolicyIterationConfig):
         start: Policy that the first rollouts follow, name and parameters as in `configs/policy`, or `name: checkpoint`
             and its `path`; None: all stays as it is, or requests follow an untuned score. What it would do is always
             among the actions compared; but for routing and sharing, where it must be a score that decides inside the
-            kernel or by the observation alone, it is also among the learned policy's (`agents.learners.api.start`), and all that
-            this does in states that are unlike those of the training.
+            kernel or by the observation alone, it is also among the learned policy's
+            (`agents.learners.api.start`), and all that this does in states that are unlike those of the training.
         continuation: What rollouts follow after their action: "present" (the present policy) or "start" (the policy
             that was started from, in all iterations: an improvement of that one alone, at a fraction of the cost where
             the network's decisions take longer). Not in routing and sharing.
@@ -108,8 +108,8 @@ class APIConfig(PolicyIterationConfig):
         even: Whether only layouts of equal engines are compared and chosen, and what the policy that was started from
             would do: with fewer actions more states can be tried, and layouts whose engines differ seldom pay where one
             router serves them all. dp_tp only.
-        memory_s: Time constants over which the policy remembers what the traffic has been (`agents.environments.dp_tp.memory`),
-            seconds; none: it goes by what the environment shows. dp_tp only.
+        memory_s: Time constants over which the policy remembers what the traffic has been
+            (`agents.environments.dp_tp.memory`), seconds; none: it goes by what the environment shows. dp_tp only.
         dwell_s: How long after a split no engines are merged, seconds: a backlog that is gone does not say that the
             load is. dp_tp only.
         linger_s: For how long what chance has begun with while data is gathered is kept to, seconds, on average
@@ -126,7 +126,8 @@ class APIConfig(PolicyIterationConfig):
             answers with late first tokens. routing only.
         largest_fleet: Networks are trained as if half of the states were of larger fleets, up to so many times, that
             are asked for as much more (`agents.environments.routing.larger`); 1: as they are. routing only.
-        guard: Settings of a guard on late first tokens (`agents.environments.routing.guard.GuardConfig`), in front of every
+        guard: Settings of a guard on late first tokens (`agents.environments.routing.guard.GuardConfig`), in
+            front of every
             network: afterwards, and in training from the second iteration on; None: it may choose any place that can
             take the request. The observation must have its usual scales. routing only.
     """

@@ -3,8 +3,8 @@
 Whom to evict from a cache has an answer that needs the future (Belady 1966). To learn how far off each next request is
 and act on it is learned relaxed Belady (Song et al., NSDI 2020, "Learning relaxed Belady for content distribution
 network caching"); here a network learns how likely each model is to be asked for in each span of time to come, and an
-index is made of that (`agents.learners.reuse.network`). Who asks does not depend on who is kept, so that what was learned holds
-for any nodes, and whatever fills their memory.
+index is made of that (`agents.learners.reuse.network`). Who asks does not depend on who is kept, so that what
+was learned holds for any nodes, and whatever fills their memory.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Scores of places that the kernel can compute: a weighted sum of features, a small network over their set, or both.
 
-The network is that of `agents.networks.set_network.SetScorer` with one hidden layer behind the rows: every place is seen through
+The network is that of `agents.networks.set_network.SetScorer` with one hidden layer behind the rows: every
+place is seen through
 the same two layers, with the context; their mean and maximum over the places in service and what became of a place
 itself give its score. A guard may leave places out beforehand (`place_guard`).
 """

@@ -1,4 +1,4 @@
-"""Aligned groups of ranks and layouts made of them, as in `envs.interface.layout`, which the server's Python may not have."""
+"""Aligned groups of ranks and layouts of them, as `envs.interface.layout` has, which servers may lack."""
 
 from __future__ import annotations
 
