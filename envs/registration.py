@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
-import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
-from serving_gym.calibration.lookup import load_attribute
+from serving_gym.calibration.lookup import load_attribute, nearest
 
 
 @dataclass(frozen=True)
 class EnvEntry:
-    """One environment."""
+    """One environment.
+
+    Attributes:
+        env_id: Its Gymnasium id.
+        entry_point: The scalar environment, `module:Class` below `serving_gym`.
+        vector_entry_point: The vector environment.
+        config: The dataclass of its settings.
+        policies: Names of the policies that one compares with.
+    """
 
     env_id: str
     entry_point: str
     vector_entry_point: str
-    config: str  # the dataclass of its arguments
-    policies: tuple[str, ...]  # what one compares with, by name
+    config: str
+    policies: tuple[str, ...]
 
 
 ENVS = {
@@ -93,15 +100,57 @@ ENVS = {
 }
 
 
+# What Gymnasium calls: composes the configuration that `env=NAME` has on the command line, and makes the environment.
+_MAKE = "serving_gym.runners.configuration.make:make_env"
+_MAKE_VECTOR = "serving_gym.runners.configuration.make:make_vector_env"
+
+
 def register_envs() -> None:
     """Makes every environment known to Gymnasium."""
-    for entry in ENVS.values():
+    for name, entry in ENVS.items():
         if entry.env_id not in gym.registry:
             gym.register(
-                entry.env_id,
-                entry_point=f"serving_gym.{entry.entry_point}",
-                vector_entry_point=f"serving_gym.{entry.vector_entry_point}",
+                entry.env_id, entry_point=_MAKE, vector_entry_point=_MAKE_VECTOR, kwargs={"env": name}
             )
+
+
+@dataclass(frozen=True)
+class Environment:
+    """An environment with all its settings.
+
+    Attributes:
+        name: As in `ENVS`.
+        settings: The environment's own dataclass, typed and complete.
+    """
+
+    name: str
+    settings: Any
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments of the environment's classes: the fields of its settings."""
+        return {entry.name: getattr(self.settings, entry.name) for entry in fields(self.settings)}
+
+    def changed(self, **settings: Any) -> Environment:
+        """The same environment with some settings changed."""
+        return replace(self, settings=replace(self.settings, **settings))
+
+    def make(self, **options: Any) -> gym.Env[Any, Any]:
+        """The scalar environment, without wrappers.
+
+        Args:
+            options: What is no setting: `render_mode`.
+        """
+        return make_env(self.name, **self.arguments, **options)
+
+    def make_vector(self, num_envs: int, **options: Any) -> VectorEnv[Any, Any, Any]:
+        """The vector environment.
+
+        Args:
+            num_envs: Episodes side by side.
+            options: What is no setting: `render_mode`, `autoreset_mode`.
+        """
+        return make_vector_env(self.name, num_envs, **self.arguments, **options)
 
 
 def env_names() -> tuple[str, ...]:
@@ -110,10 +159,10 @@ def env_names() -> tuple[str, ...]:
 
 
 def env_config_class(name: str) -> type:
-    """The dataclass whose fields are the arguments of an environment.
+    """The dataclass whose fields are the settings of an environment.
 
     Raises:
-        ValueError: the name is unknown.
+        ValueError: The name is unknown.
     """
     config_class: type = load_attribute(_entry(name).config)
     return config_class
@@ -123,33 +172,44 @@ def usual_policies(name: str) -> tuple[str, ...]:
     """Policies that one compares with in an environment.
 
     Raises:
-        ValueError: the name is unknown.
+        ValueError: The name is unknown.
     """
     return _entry(name).policies
 
 
+def env_metadata(name: str) -> dict[str, Any]:
+    """`metadata` of the scalar environment's class."""
+    metadata: dict[str, Any] = load_attribute(_entry(name).entry_point).metadata
+    return metadata
+
+
 def _entry(name: str) -> EnvEntry:
     if name not in ENVS:
-        near = difflib.get_close_matches(name, ENVS, n=1, cutoff=0.0)
-        raise ValueError(f"unknown env {name!r}; did you mean {near[0]!r}? known: {', '.join(ENVS)}")
+        raise ValueError(f"unknown env {name!r}: {nearest(name, ENVS)}")
     return ENVS[name]
 
 
-def make_env(name: str, **config: Any) -> gym.Env[Any, Any]:
-    """A scalar environment, without Gymnasium's checking wrappers.
+def make_env(name: str, **arguments: Any) -> gym.Env[Any, Any]:
+    """A scalar environment from typed settings, without wrappers.
+
+    Args:
+        name: As in `ENVS`.
+        arguments: Fields of its settings; `workload` and `cluster` have no defaults here, `gymnasium.make` knows them.
 
     Raises:
-        ValueError: the name or something in the config is unknown.
+        ValueError: The name or a setting is unknown or not allowed.
     """
-    return gym.make(_entry(name).env_id, disable_env_checker=True, **config).unwrapped
+    env: gym.Env[Any, Any] = load_attribute(_entry(name).entry_point)(**arguments)
+    return env
 
 
-def make_vector_env(name: str, num_envs: int, **config: Any) -> VectorEnv[Any, Any, Any]:
-    """A batched environment that runs natively in this process.
+def make_vector_env(name: str, num_envs: int, **arguments: Any) -> VectorEnv[Any, Any, Any]:
+    """A vector environment that runs natively in this process, from typed settings.
 
     Raises:
-        ValueError: the name or something in the config is unknown.
+        ValueError: The name or a setting is unknown or not allowed.
     """
-    return gym.make_vec(
-        _entry(name).env_id, num_envs=num_envs, vectorization_mode="vector_entry_point", **config
+    env: VectorEnv[Any, Any, Any] = load_attribute(_entry(name).vector_entry_point)(
+        num_envs=num_envs, **arguments
     )
+    return env

@@ -20,7 +20,6 @@ from serving_gym.envs.live.endpoints import is_loopback
 from serving_gym.envs.routing.observation import StateEncoder
 from serving_gym.envs.workload.registry import check_choice
 from serving_gym.runners.command_line.cli import command
-from serving_gym.runners.configuration.environments import make_configured_env
 from serving_gym.runners.configuration.policies import load_policy
 from serving_gym.runners.configuration.schema import RunConfig
 from serving_gym.runners.live.attach import check_installed
@@ -65,7 +64,7 @@ class ServeConfig(RunConfig):
 
 def policy_host(config: ServeConfig) -> PolicyHost:
     """The policy in its setting."""
-    env: Any = make_configured_env(config).unwrapped
+    env: Any = config.environment.make().unwrapped
     spec = env.policy_spec
     encoder = StateEncoder(spec.fleet, spec.slos, env.config.scales, env.config.num_rows)
     return PolicyHost(load_policy(config.policy), spec, encoder, config.mode, config.share, config.seed)

@@ -18,20 +18,14 @@ Writes `checkpoint/` (the policy that did best on validation episodes: weights, 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from serving_gym.agents.checkpoint import CHECKPOINT, load_policy, plain
 from serving_gym.agents.learners.learner import Task, make_learner
-from serving_gym.envs.routing.config import RoutingConfig
-from serving_gym.envs.workload.registry import WorkloadSpec, check_choice, for_larger
 from serving_gym.runners.command_line.cli import command, use_one_thread
 from serving_gym.runners.comparison.results import compare_results
 from serving_gym.runners.comparison.run import kinds_of
-from serving_gym.runners.configuration.environments import env_arguments, make_configured_env
-from serving_gym.runners.configuration.policies import composed_file
 from serving_gym.runners.configuration.policies import load_policy as load_named_policy
 from serving_gym.runners.configuration.train_config import TrainConfig, register_agents, resumed
 from serving_gym.runners.reporting.output import write_json
@@ -54,15 +48,22 @@ def main(config: TrainConfig, out: Path) -> None:
         config = resumed(config)
     baselines = {name: load_named_policy(name) for name in config.compared}
     agent = config.agent_config
-    also, also_words = _also(config)
-    make_configured_env(config)  # says what is wrong with it before anything takes time
+    config.environment.make()  # says what is wrong with it before anything takes time
     limit = "" if config.minutes is None else f", at most {config.minutes:g} minutes"
     _say(
         f"Training {agent.name} on {config.env['name']} ({config.workload.name}): {config.steps:,} steps{limit}."
     )
     _say("The simulator compiles itself on first use (30 s to 2 min), before any minute counts.")
     use_one_thread()
-    task = Task(config.env["name"], env_arguments(config), config.num_envs, config.seed, also, also_words)
+    also, also_words = config.others.values(), config.others
+    task = Task(
+        config.environment.name,
+        config.environment.arguments,
+        config.num_envs,
+        config.seed,
+        tuple(other.arguments for other in also),
+        tuple(also_words),
+    )
     training = Training(config, make_learner(agent, task), out)
     with make_tracker(config.tracker, out, plain(config)) as tracker:
         try:
@@ -89,39 +90,9 @@ def main(config: TrainConfig, out: Path) -> None:
     print_results_in(out)
 
 
-def _also(config: TrainConfig) -> tuple[tuple[dict[str, Any], ...], tuple[str, ...]]:
-    """Arguments of the same environment wherever else episodes are played, and the word that asks for each."""
-    places = [(_elsewhere(config, each), f"also_clusters={each}") for each in config.also_clusters]
-    places += [(_with_settings(config, each), f"also_env={each}") for each in config.also_env]
-    places += [(_with_workload(config, each), f"also_workloads={each}") for each in config.also_workloads]
-    return tuple(arguments for arguments, _ in places), tuple(word for _, word in places)
-
-
-def _elsewhere(config: TrainConfig, cluster: str) -> dict[str, Any]:
-    """Arguments of the same environment on another cluster; to a fleet as many more requests come as it has places."""
-    if config.env["name"] != "routing":
-        return env_arguments(replace(config, cluster=composed_file("cluster", cluster)))
-    here = RoutingConfig(**env_arguments(config)).cluster.num_places
-    arguments = env_arguments(replace(config, cluster=composed_file("cluster", cluster)))
-    factor = RoutingConfig(**arguments).cluster.num_places / here
-    return {**arguments, "workload": for_larger(config.workload, factor)}
-
-
-def _with_settings(config: TrainConfig, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of the same environment with some of its settings changed."""
-    for name in settings:
-        check_choice("key", f"also_env.{name}", [f"also_env.{each}" for each in config.env if each != "name"])
-    return env_arguments(replace(config, env={**config.env, **settings}))
-
-
-def _with_workload(config: TrainConfig, workload: str) -> dict[str, Any]:
-    """Arguments of the same environment where other requests come."""
-    return env_arguments(replace(config, workload=WorkloadSpec(**composed_file("workload", workload))))
-
-
 def _compare(config: TrainConfig, policies: dict[str, Any]) -> dict[str, Any]:
     """All policies on the same episodes of the test split."""
-    env = make_configured_env(config)
+    env = config.environment.make()
     results: dict[str, list[Episode]] = {name: [] for name in policies}
     with progress_bar(len(policies) * config.seeds, "compare", "episode") as bar:
         for episode in episodes_of(config, config.launcher, env, policies, config.seed_range):

@@ -27,7 +27,6 @@ from serving_gym.baselines.policy import BatchPolicy, Policy, Tunable
 from serving_gym.baselines.registry import policy_tunables
 from serving_gym.envs.registration import make_vector_env
 from serving_gym.runners.command_line.cli import command
-from serving_gym.runners.configuration.environments import env_arguments, make_configured_env
 from serving_gym.runners.configuration.policies import POLICY_DIR, load_policy, policy_label
 from serving_gym.runners.configuration.schema import TuneConfig
 from serving_gym.runners.reporting.output import write_json, write_parquet, write_text
@@ -84,12 +83,12 @@ def main(config: TuneConfig, out: Path) -> None:
 
 def _evaluation(config: TuneConfig, kind: Policy) -> Callable[[Policy], NDArray[np.float64]]:
     """Returns of a policy on the episodes of the tuning; side by side where its kind can decide for many at once."""
-    env: Any = make_configured_env(config)
+    env: Any = config.environment.make()
     if not isinstance(kind, BatchPolicy):
         return lambda policy: np.array(
             [run_episode(env, policy, seed).metrics["return"] for seed in config.seed_range]
         )
-    batch = make_vector_env(config.env["name"], config.seeds, **env_arguments(config))
+    batch = make_vector_env(config.env["name"], config.seeds, **config.environment.arguments)
     return lambda policy: episode_returns(
         batch, cast(BatchPolicy, policy), env.policy_spec, config.seed_range
     )

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field, fields
 
 from serving_gym.envs.interface.backend import SLO
-from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
+from serving_gym.envs.interface.fleet import FleetConfig
 from serving_gym.envs.interface.objective import Objective
 from serving_gym.envs.interface.scaling import MachineSpec, QueueSpec
 from serving_gym.envs.workload.predictions import PredictionSpec
@@ -47,20 +47,6 @@ class AutoscalingScales:
         for item in fields(self):
             if not getattr(self, item.name) > 0:
                 raise ValueError(f"scales.{item.name} must be positive, got {getattr(self, item.name)}")
-
-
-def _default_cluster() -> FleetConfig:
-    return FleetConfig(
-        groups=(GroupSpec(ReplicaSpec("llama-2-13b", "H100"), 4, 12),),
-        order="priority",
-        start_fixed_s=600.0,
-    )
-
-
-def _default_workload() -> WorkloadSpec:
-    return WorkloadSpec(
-        name="sageserve_tiers", params={"mean_rps": 15.0, "slow_noise": 0.4, "slow_memory_s": 1200.0}
-    )
 
 
 def _default_objective() -> Objective:
@@ -110,8 +96,8 @@ class AutoscalingConfig:
         split: Part of the workload that episodes are drawn from; None: the workload's own.
     """
 
-    workload: WorkloadSpec = field(default_factory=_default_workload)
-    cluster: FleetConfig = field(default_factory=_default_cluster)
+    workload: WorkloadSpec
+    cluster: FleetConfig
     slos: dict[str, SLO] = field(default_factory=lambda: dict(DEFAULT_SLOS))
     objective: Objective = field(default_factory=_default_objective)
     machines: MachineSpec = field(default_factory=MachineSpec)

@@ -76,21 +76,8 @@ class DeploymentConfig:
         split: Part of the workload that episodes are drawn from; None: the workload's own.
     """
 
-    workload: WorkloadSpec = field(
-        default_factory=lambda: WorkloadSpec(
-            name="type_mix",
-            num_requests=29_000,
-            params={
-                "mean_rps": 16.0,
-                "mixes": ("generation", "S5", "reading"),
-                "rates": (5.0, 20.0, 14.0),
-                "hold_s": 480.0,
-                "gradual": True,
-                "long_answer_factor": 4.0,
-            },
-        )
-    )
-    cluster: DeploymentSpec = field(default_factory=lambda: DeploymentSpec(disaggregation=True))
+    workload: WorkloadSpec
+    cluster: DeploymentSpec
     slos: dict[str, SLO] = field(default_factory=lambda: dict(DEFAULT_SLOS))
     objective: Objective = field(default_factory=lambda: OBJECTIVE)
     p99: float = 1.0

@@ -53,8 +53,8 @@ class DPTPConfig:
         split: Part of the workload that episodes are drawn from; None: the workload's own.
     """
 
-    workload: WorkloadSpec = field(default_factory=lambda: WorkloadSpec(name="flying_bursty"))
-    cluster: ClusterSpec = field(default_factory=ClusterSpec)
+    workload: WorkloadSpec
+    cluster: ClusterSpec
     slos: dict[str, SLO] = field(default_factory=lambda: dict(DEFAULT_SLOS))
     objective: Objective = field(default_factory=Objective)
     scales: ObservationScales = field(default_factory=ObservationScales)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 
 from serving_gym.envs.interface.backend import SLO
-from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
+from serving_gym.envs.interface.fleet import FleetConfig
 from serving_gym.envs.interface.objective import Objective
 from serving_gym.envs.workload.predictions import PredictionSpec
 from serving_gym.envs.workload.registry import WorkloadSpec
@@ -57,10 +57,6 @@ class RoutingScales:
                 raise ValueError(f"scales.{item.name} must be positive, got {getattr(self, item.name)}")
 
 
-def _default_cluster() -> FleetConfig:
-    return FleetConfig(groups=(GroupSpec(ReplicaSpec("llama-3.1-8b", "H100"), 4),))
-
-
 @dataclass(frozen=True)
 class FaultRates:
     """How often things go wrong, drawn anew for each episode from its seed.
@@ -107,8 +103,8 @@ class RoutingConfig:
         split: Part of the workload that episodes are drawn from; None: the workload's own.
     """
 
-    workload: WorkloadSpec = field(default_factory=lambda: WorkloadSpec(name="azure_conv_fitted"))
-    cluster: FleetConfig = field(default_factory=_default_cluster)
+    workload: WorkloadSpec
+    cluster: FleetConfig
     slos: dict[str, SLO] = field(default_factory=lambda: dict(DEFAULT_SLOS))
     objective: Objective = field(default_factory=Objective)
     scales: RoutingScales = field(default_factory=RoutingScales)

@@ -58,8 +58,8 @@ class SharingConfig:
         split: Part of the workload that episodes are drawn from; None: the workload's own.
     """
 
-    workload: WorkloadSpec = field(default_factory=lambda: WorkloadSpec(name="functions_fitted"))
-    cluster: SharingSpec = field(default_factory=SharingSpec)
+    workload: WorkloadSpec
+    cluster: SharingSpec
     slos: dict[str, LengthSLO] = field(default_factory=lambda: dict(DEFAULT_SLOS))
     objective: Objective = field(default_factory=lambda: Objective(latency=0.1, abandoned=10.0))
     node_hours: dict[str, float] = field(default_factory=lambda: {"cpu": 10.0, "gpu": 120.0})

@@ -27,7 +27,6 @@ from serving_gym.envs.workload.registry import WorkloadSpec, parts_of
 from serving_gym.envs.workload.traces import TRACES, find_trace
 from serving_gym.runners.command_line.cli import use_one_thread
 from serving_gym.runners.comparison.run import run_block, search
-from serving_gym.runners.configuration.environments import make_configured_env
 from serving_gym.runners.configuration.policies import (
     CONFIG_DIR,
     ZOO_DIR,
@@ -182,7 +181,7 @@ def _run_side_by_side(
 ) -> None:
     """Runs blocks, each with its digest, the searches first: they take longest."""
     for block in {block.config.env["name"]: block for block, _ in missing}.values():
-        make_configured_env(block.config).reset(seed=block.seed)  # one process compiles the kernel, not each
+        block.config.environment.make().reset(seed=block.seed)  # one process compiles the kernel, not each
     order = sorted(missing, key=lambda item: item[0].search is None)
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), start_worker) as pool:
         running = {pool.submit(_run_and_write, block, digest, out): block for block, digest in order}
@@ -267,7 +266,7 @@ def _world(block: Block) -> tuple[Any, dict[str, Policy]]:
     if key not in _worlds:
         _worlds.clear()
         policies = {name: load_policy(name) for name in block.policies}
-        _worlds[key] = make_configured_env(block.config), policies
+        _worlds[key] = block.config.environment.make(), policies
     return _worlds[key]
 
 

@@ -14,7 +14,6 @@ from serving_gym.runners.comparison.aggregate import Scored
 from serving_gym.runners.comparison.clairvoyant import ClairvoyantSearchPolicy
 from serving_gym.runners.comparison.references import bound_on_return, engines_of
 from serving_gym.runners.comparison.results import Kinds, References, compare_results, disjoint_seeds
-from serving_gym.runners.configuration.environments import make_configured_env
 from serving_gym.runners.configuration.policies import is_checkpoint, load_policy
 from serving_gym.runners.configuration.schema import SIMULATOR, CompareConfig, SearchConfig
 from serving_gym.runners.rollouts.launchers import episodes_of
@@ -115,7 +114,7 @@ def _bound_of(env: Any, config: CompareConfig, block: Mapping[str, Episode]) -> 
 
 def search(config: CompareConfig, settings: SearchConfig, seed: int) -> float:
     """Return of a clairvoyant search on an episode."""
-    env: Any = make_configured_env(config)
+    env: Any = config.environment.make()
     base = None if settings.base is None else load_policy(settings.base)
     policy = ClairvoyantSearchPolicy(
         env,

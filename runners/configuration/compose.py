@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from serving_gym.runners.configuration.policies import CONFIG_DIR, register_choices
 from serving_gym.runners.configuration.schema import register_command, register_schemas
@@ -24,14 +24,24 @@ def composed(name: str, schema: type[Config], words: Sequence[str]) -> Config:
         schema: Dataclass of its words.
         words: As one would type them; `out` is not used.
     """
+    config = compose_words(name, schema, words)
+    config.out = "unused"  # its default names the hour
+    values = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
+    return build(schema, values)
+
+
+def compose_words(name: str, schema: type, words: Sequence[str]) -> DictConfig:
+    """A command's configuration as Hydra composes it, on the search path of the command that runs, if one does.
+
+    Args:
+        name: Of the command.
+        schema: Dataclass of its words.
+        words: As one would type them.
+    """
     register_schemas()
     register_command(name, schema)
     overrides = register_choices(words)
     if GlobalHydra.instance().is_initialized():
-        config = compose(name, overrides=overrides)
-    else:
-        with initialize_config_dir(version_base="1.3", config_dir=str(CONFIG_DIR)):
-            config = compose(name, overrides=overrides)
-    config.out = "unused"  # its default names the hour
-    values = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
-    return build(schema, values)
+        return compose(name, overrides=overrides)
+    with initialize_config_dir(version_base="1.3", config_dir=str(CONFIG_DIR)):
+        return compose(name, overrides=overrides)

@@ -19,11 +19,11 @@ from serving_gym.envs.live.envelope import EnvelopeSettings
 from serving_gym.envs.live.launch_settings import DEVICES
 from serving_gym.envs.live.settings import LiveSettings
 from serving_gym.envs.live.transitions import Deadlines
-from serving_gym.envs.registration import env_config_class, env_names, usual_policies
+from serving_gym.envs.registration import Environment, env_config_class, env_names, usual_policies
 from serving_gym.envs.workload.registry import SPLITS, WorkloadSource, WorkloadSpec, check_choice
-from serving_gym.runners.configuration.clusters import CLUSTERS
+from serving_gym.runners.configuration.clusters import CLUSTERS, cluster_of
 from serving_gym.runners.configuration.policies import is_pattern, members_of
-from serving_gym.runners.configuration.typed import schema_of
+from serving_gym.runners.configuration.typed import build, schema_of
 
 # Fields of an environment's dataclass that are config groups or words of their own.
 SHARED_ENV_FIELDS = ("workload", "cluster", "objective", "split")
@@ -127,38 +127,70 @@ class LauncherConfig:
             check_least("launcher.workers", self.workers, 1)
 
 
-@dataclass(frozen=True)
-class RunConfig:
-    """What every command on an environment takes.
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentConfig:
+    """What says which environment is meant, on the command line and in `gymnasium.make`.
 
     Attributes:
-        env: name and arguments of the environment.
-        workload: requests of an episode.
-        cluster: a node or a fleet, typed by its own file (`runners.configuration.clusters`).
-        objective: weights of the reward terms.
-        backend: the body of the cluster.
-        tracker: where figures go besides the run directory.
-        out: run directory.
-        split: part of the workload that episodes are drawn from.
-        seeds: number of episodes (of each policy).
-        first_seed: seed of the first; the others follow it.
+        env: Name of the environment, and those of its settings that are no group of their own.
+        workload: Requests of an episode.
+        cluster: A node or a fleet, typed by its own file (`runners.configuration.clusters`).
+        objective: Weights of the reward terms.
+        split: Part of the workload that episodes are drawn from; None: the workload's own.
     """
 
     env: Any
     workload: WorkloadSpec
     cluster: Any
     objective: Objective
+    split: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.split is not None:
+            check_choice("split", self.split, SPLITS)
+        _ = self.environment  # says what is wrong with it before anything takes time
+
+    @cached_property
+    def environment(self) -> Environment:
+        """The environment with all its settings, typed.
+
+        Raises:
+            ValueError: A setting that the environment does not have or allow.
+        """
+        name = self.env["name"]
+        own = {key: value for key, value in self.env.items() if key != "name"}
+        groups = {
+            "workload": self.workload,
+            "cluster": cluster_of(self.cluster),
+            "objective": self.objective,
+            "split": self.split,
+        }
+        return Environment(name, build(env_config_class(name), {**own, **groups}, "env."))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(EnvironmentConfig):
+    """What every command on an environment takes besides.
+
+    Attributes:
+        backend: The body of the cluster.
+        tracker: Where figures go besides the run directory.
+        out: Run directory.
+        seeds: Number of episodes (of each policy).
+        first_seed: Seed of the first; the others follow it.
+    """
+
     backend: BackendConfig
     tracker: TrackerConfig
     out: str
-    split: str = "test"
+    split: str | None = "test"
     seeds: int = 10
     first_seed: int = 0
 
     bodies: ClassVar[tuple[str, ...]] = ("simulator",)  # that the command can use
 
     def __post_init__(self) -> None:
-        check_choice("split", self.split, SPLITS)
+        super().__post_init__()
         check_least("seeds", self.seeds, 1)
         check_least("first_seed", self.first_seed, 0)
         if self.backend.name not in self.bodies:
@@ -535,6 +567,7 @@ class ValidateConfig:
 
 
 COMMANDS: dict[str, type] = {
+    "environment": EnvironmentConfig,
     "evaluate": EvaluateConfig,
     "compare": CompareConfig,
     "tune": TuneConfig,

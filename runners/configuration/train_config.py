@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,8 +16,9 @@ from omegaconf import OmegaConf
 from serving_gym.agents.checkpoint import CHECKPOINT, LAST, plain, read_config, standing
 from serving_gym.agents.config import POLICY_KEYS, POLICY_LISTS, REQUIRED_POLICIES, AgentConfig, no_policy
 from serving_gym.agents.learners.learner import AGENTS, agent_config_class
-from serving_gym.envs.registration import usual_policies
-from serving_gym.runners.configuration.policies import policy_config
+from serving_gym.envs.registration import Environment, usual_policies
+from serving_gym.envs.workload.registry import WorkloadSpec, check_choice, for_larger
+from serving_gym.runners.configuration.policies import composed_file, policy_config
 from serving_gym.runners.configuration.schema import LauncherConfig, RunConfig, check_least
 from serving_gym.runners.configuration.typed import build, schema_of
 
@@ -113,6 +115,36 @@ class TrainConfig(RunConfig):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be positive, got {value}")
+
+    @cached_property
+    def others(self) -> dict[str, Environment]:
+        """The environments besides that training episodes are played in, by the word that asks for each.
+
+        Raises:
+            ValueError: a file or a setting that there is not.
+        """
+        found = {f"also_clusters={each}": self._on_cluster(each) for each in self.also_clusters}
+        found |= {f"also_env={each}": self._with_settings(each) for each in self.also_env}
+        for each in self.also_workloads:
+            workload = WorkloadSpec(**composed_file("workload", each))
+            found[f"also_workloads={each}"] = dataclasses.replace(self, workload=workload).environment
+        return found
+
+    def _on_cluster(self, name: str) -> Environment:
+        """The environment on another cluster; as many more requests come to a fleet as it has more places."""
+        other = dataclasses.replace(self, cluster=composed_file("cluster", name)).environment
+        if self.env["name"] != "routing":
+            return other
+        factor = other.settings.cluster.num_places / self.environment.settings.cluster.num_places
+        return other.changed(workload=for_larger(self.workload, factor))
+
+    def _with_settings(self, settings: Mapping[str, Any]) -> Environment:
+        """The environment with some of its settings changed."""
+        for name in settings:
+            check_choice(
+                "key", f"also_env.{name}", [f"also_env.{each}" for each in self.env if each != "name"]
+            )
+        return dataclasses.replace(self, env={**self.env, **settings}).environment
 
     @property
     def compared(self) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
 
     Args:
         cls: dataclass.
-        values: its fields by name.
+        values: its fields by name; what is typed already stays as it is.
         prefix: what stands before a field's name in messages, as "env.".
 
     Raises:
@@ -91,7 +91,7 @@ def _built(hint: Any, value: Any, prefix: str) -> Any:
     if origin in (Union, types.UnionType):
         return _built(next(argument for argument in arguments if argument is not type(None)), value, prefix)
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return build(hint, value, prefix)
+        return build(hint, value, prefix) if isinstance(value, Mapping) else value
     if origin is dict:
         return {key: _built(arguments[1], entry, f"{prefix}{key}.") for key, entry in value.items()}
     if origin is tuple:

@@ -38,7 +38,6 @@ from serving_gym.envs.sharing.live.fleet import SharedFleet
 from serving_gym.envs.sharing.spec import SharingSpec
 from serving_gym.envs.sharing.state import SharedModel
 from serving_gym.envs.simulator.sharing.build import size_of
-from serving_gym.runners.configuration.environments import env_arguments, make_configured_env
 from serving_gym.runners.configuration.schema import LIVE_BACKENDS, BackendConfig, RunConfig
 from serving_gym.runners.live.switching import switching_env
 
@@ -82,7 +81,7 @@ def configured_env(config: RunConfig, folder: Path) -> Iterator[gym.Env[Any, Any
         ValueError: as of the environment, or of `live_backend`.
     """
     if config.backend.name not in LIVE_BACKENDS:
-        yield make_configured_env(config)
+        yield config.environment.make()
         return
     with live_env(config, folder) as (env, _):
         yield env
@@ -100,7 +99,7 @@ def live_env(config: RunConfig, folder: Path) -> Iterator[tuple[LiveEnv, LocalSe
         with _LAUNCHING[config.env["name"]](config, folder) as env_of_slots:
             yield env_of_slots, None
         return
-    arguments, backend = env_arguments(config), config.backend
+    arguments, backend = config.environment.arguments, config.backend
     with ending_on_sigterm(), contextlib.ExitStack() as stack:
         launched = None
         if backend.launch:
@@ -228,7 +227,7 @@ def _launching_arguments(config: RunConfig) -> tuple[dict[str, Any], BackendConf
         raise ValueError(f"env={name} starts and stops servers itself: backend.launch must be true")
     if backend.speed != 1:
         raise ValueError(f"backend.speed must be 1 with env={name}, got {backend.speed}")
-    arguments = env_arguments(config)
+    arguments = config.environment.arguments
     env_config_class(name)(**arguments)  # it says what is wrong with them before anything is started
     return arguments, backend
 

@@ -13,7 +13,6 @@ from serving_gym.envs.routing.live.fleet import places_of
 from serving_gym.envs.simulator.fleet.build import front_end_of, lone_start_s
 from serving_gym.envs.simulator.kernel.state import PS_PER_S
 from serving_gym.runners.comparison.aggregate import aggregate
-from serving_gym.runners.configuration.environments import make_configured_env
 from serving_gym.runners.configuration.policies import load_policy, policy_label
 from serving_gym.runners.configuration.schema import EvaluateConfig
 from serving_gym.runners.live.attach import live_env
@@ -34,7 +33,7 @@ def evaluate_both(config: EvaluateConfig, out: Path) -> None:
     policies = {label: load_policy(config.policy)} | {
         name: load_policy(name) for name in rivals if name != label
     }
-    simulator = make_configured_env(config)
+    simulator = config.environment.make()
     with (
         live_env(config, out / "servers") as (live, launched),
         make_tracker(config.tracker, out, dataclasses.asdict(config)) as tracker,

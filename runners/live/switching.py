@@ -13,7 +13,6 @@ from serving_gym.envs.live.launcher import ending_on_sigterm
 from serving_gym.envs.live.switching.install import install
 from serving_gym.envs.live.switching.launch import SwitchingLaunchSettings, switching_server
 from serving_gym.envs.live.switching.plugin.routing import ROUTERS
-from serving_gym.runners.configuration.environments import env_arguments
 from serving_gym.runners.configuration.schema import BackendConfig, RunConfig
 
 
@@ -28,7 +27,7 @@ def switching_env(config: RunConfig, folder: Path) -> Iterator[LiveDPTPEnv]:
     Raises:
         ValueError: a server cannot be started, does not answer, or is not the cluster.
     """
-    arguments = env_arguments(config)
+    arguments = config.environment.arguments
     with ending_on_sigterm(), contextlib.ExitStack() as stack:
         backend = config.backend
         if backend.launch:

@@ -18,7 +18,6 @@ from serving_gym.envs.workload.registry import WorkloadSource
 from serving_gym.envs.workload.seeding import stream
 from serving_gym.runners.configuration.clusters import cluster_of
 from serving_gym.runners.configuration.compose import composed
-from serving_gym.runners.configuration.environments import make_configured_env
 from serving_gym.runners.configuration.policies import load_policy
 from serving_gym.runners.configuration.schema import EvaluateConfig
 from serving_gym.runners.rollouts.rollout import Episode, run_episode
@@ -90,7 +89,7 @@ def _policy(name: str) -> Policy:
 def run_trials(words: Sequence[str], policy: str, seeds: Sequence[int], tick: Any) -> Trials:
     """Runs a policy by name; calls `tick` after each episode."""
     setting = compose_setting(tuple(words))
-    env, chosen = make_configured_env(setting), _policy(policy)
+    env, chosen = setting.environment.make(), _policy(policy)
     episodes = []
     for seed in seeds:
         episodes.append(run_episode(env, chosen, seed, policy))

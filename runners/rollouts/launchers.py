@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import serving_gym
-from serving_gym.runners.configuration.environments import make_configured_env
 from serving_gym.runners.configuration.schema import LauncherConfig, RunConfig
 from serving_gym.runners.rollouts.rollout import Episode, run_episode
 
@@ -30,7 +29,7 @@ class Worker:
     """
 
     def __init__(self, config: RunConfig, policies: Mapping[str, Policy]) -> None:
-        self.env, self.policies = make_configured_env(config), policies
+        self.env, self.policies = config.environment.make(), policies
 
     def run(self, name: str, seed: int) -> Episode:
         """One episode."""

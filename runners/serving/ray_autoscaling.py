@@ -37,7 +37,6 @@ from serving_gym.envs.autoscaling.state import INSTANCE_DTYPE, AutoscalingState,
 from serving_gym.envs.interface.scaling import TRAFFIC_DTYPE, ScaleChange, Traffic
 from serving_gym.envs.routing.state import IN_FLIGHT_DTYPE
 from serving_gym.runners.configuration.compose import composed
-from serving_gym.runners.configuration.environments import make_configured_env
 from serving_gym.runners.configuration.policies import load_policy
 from serving_gym.runners.configuration.schema import EvaluateConfig
 
@@ -111,7 +110,7 @@ class PolicyAutoscaler:
 
     def __init__(self, words: Sequence[str] = ()) -> None:
         config = composed("evaluate", EvaluateConfig, ["env=autoscaling", *words])
-        env: Any = make_configured_env(config).unwrapped
+        env: Any = config.environment.make().unwrapped
         assert isinstance(env, AutoscalingEnv)
         setting = env.policy_spec
         assert setting.autoscaling is not None

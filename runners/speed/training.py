@@ -10,7 +10,6 @@ from hydra import compose
 from omegaconf import OmegaConf
 
 from serving_gym.agents.learners.learner import Budget, Task, make_learner
-from serving_gym.runners.configuration.environments import env_arguments
 from serving_gym.runners.configuration.schema import BenchConfig, register_command
 from serving_gym.runners.configuration.train_config import TrainConfig, register_agents
 from serving_gym.runners.configuration.typed import build
@@ -50,4 +49,4 @@ def _learner(env: str, agent: str, num_envs: int) -> Learner:
     values = compose("train", overrides=[f"env={env}", f"agent={agent}", "out=unused"])
     plain = cast(dict[str, Any], OmegaConf.to_container(values, resolve=True))
     config = build(TrainConfig, plain)
-    return make_learner(config.agent_config, Task(env, env_arguments(config), num_envs))
+    return make_learner(config.agent_config, Task(env, config.environment.arguments, num_envs))

@@ -25,7 +25,6 @@ from serving_gym.agents.checkpoint import (
 from serving_gym.agents.learners.learner import Budget, Learner
 from serving_gym.envs.interface.metrics import to_jsonable
 from serving_gym.envs.registration import make_env
-from serving_gym.runners.configuration.environments import env_arguments
 from serving_gym.runners.configuration.train_config import TrainConfig
 from serving_gym.runners.reporting.output import write_jsonl
 from serving_gym.runners.reporting.trackers import Tracker
@@ -49,7 +48,7 @@ class Training:
         self.budget = Budget(config.steps, config.minutes)
         self.best_return, self.best_steps, self.validations = -np.inf, 0, 0
         self.last_return = np.nan
-        arguments = {**env_arguments(config), "split": "validation"}
+        arguments = {**config.environment.arguments, "split": "validation"}
         self.envs: list[Any] = [
             make_env(config.env["name"], **place) for place in config.agent_config.places(arguments)
         ]

@@ -478,7 +478,7 @@ def test_a_router_is_trained_with_other_settings_as_well() -> None:
     words = ["env=routing", "agent=api", "also_env=[{gauge_interval_s: 1.0, retry_s: 0.2}]"]
     config = composed("train", TrainConfig, words)
     (settings,) = (train._with_settings(config, each) for each in config.also_env)
-    here = train.env_arguments(config)
+    here = train.config.environment.arguments
     assert (here["gauge_interval_s"], settings["gauge_interval_s"], settings["retry_s"]) == (0.0, 1.0, 0.2)
     assert {name for name in here if here[name] != settings[name]} == {"gauge_interval_s", "retry_s"}
 

@@ -15,7 +15,6 @@ from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.envs.workload.traces import find_trace
 from serving_gym.runners.configuration.clusters import cluster_of
 from serving_gym.runners.configuration.compose import composed
-from serving_gym.runners.configuration.environments import make_configured_env
 from serving_gym.runners.configuration.policies import load_policy
 from serving_gym.runners.configuration.schema import CompareConfig
 from serving_gym.runners.rollouts.rollout import run_episode
@@ -62,7 +61,7 @@ def test_the_shipped_agent_beats_both_static_layouts(workload: WorkloadSpec) -> 
 def test_the_shipped_agent_of_sequences_beats_the_best_heuristics() -> None:
     """Kinds of traffic follow one another, for which a layout that stays and a threshold on prompts are best."""
     words = ["env=dp_tp", "experiment=nemotron_8b", "workload=sequence", "split=validation"]
-    env = make_configured_env(composed("compare", CompareConfig, words))
+    env = composed("compare", CompareConfig, words).environment.make()
     names = ("zoo/dp_tp_sequence", "static_4x2", "prompt_threshold_tuned")
     metrics = {
         name: [run_episode(env, load_policy(name), seed).metrics for seed in range(8)] for name in names
@@ -178,7 +177,7 @@ def test_the_shipped_choice_of_planners_beats_the_best_tuned_heuristic(
     """Most where the mix changes at once: what is divided for one mix breaks the promises of the next."""
     words = ("env=deployment", "split=validation", f"workload.params.gradual={gradual}")
     config = composed("compare", CompareConfig, words)
-    env = make_configured_env(replace(config, cluster=cluster_of(config.cluster)))
+    env = replace(config, cluster=cluster_of(config.cluster)).environment.make()
     ours, theirs = (
         np.mean([run_episode(env, load_policy(name), seed).metrics["return"] for seed in range(200, 206)])
         for name in ("zoo/deployment", "dynamo_tuned")
@@ -195,7 +194,7 @@ def test_the_shipped_choice_of_planners_takes_wide_workers_where_there_is_room()
         "workload.num_requests=14500",
     )
     config = composed("compare", CompareConfig, words)
-    env = make_configured_env(replace(config, cluster=cluster_of(config.cluster)))
+    env = replace(config, cluster=cluster_of(config.cluster)).environment.make()
     ours, threshold, narrow = (
         np.mean([run_episode(env, load_policy(name), seed).metrics["return"] for seed in (200, 201)])
         for name in ("zoo/deployment", "dynamo_two_widths_tuned", "dynamo_tuned")
@@ -208,7 +207,7 @@ def test_the_shipped_choice_of_planners_clears_an_overload() -> None:
     """Half more than can be served: what is tuned for less gives too little to decoding."""
     load = ("workload.params.mean_rps=24.0", "workload.num_requests=43500")
     config = composed("compare", CompareConfig, ("env=deployment", "split=validation", *load))
-    env = make_configured_env(replace(config, cluster=cluster_of(config.cluster)))
+    env = replace(config, cluster=cluster_of(config.cluster)).environment.make()
     ours, theirs = (
         np.mean([run_episode(env, load_policy(name), seed).metrics["return"] for seed in (200, 201)])
         for name in ("zoo/deployment", "dynamo_tuned")
@@ -219,7 +218,7 @@ def test_the_shipped_choice_of_planners_clears_an_overload() -> None:
 def test_the_shipped_planner_serves_a_cluster_of_another_size() -> None:
     words = ("env=deployment", "cluster.num_machines=4", "split=validation", "workload.params.mean_rps=32.0")
     config = composed("compare", CompareConfig, (*words, "workload.num_requests=6000"))
-    env = make_configured_env(replace(config, cluster=cluster_of(config.cluster)))
+    env = replace(config, cluster=cluster_of(config.cluster)).environment.make()
     episode = run_episode(env, load_policy("zoo/deployment"), 300)
     assert episode.metrics["commands_refused"] == 0
     assert env.unwrapped.state.deployment.cluster.num_gpus == 32
@@ -227,7 +226,7 @@ def test_the_shipped_planner_serves_a_cluster_of_another_size() -> None:
 
 def test_the_shipped_autoscaler_beats_the_one_that_practitioners_would_pick() -> None:
     config = composed("compare", CompareConfig, ("experiment=autoscaling_day", "split=validation"))
-    env = make_configured_env(replace(config, cluster=cluster_of(config.cluster)))
+    env = replace(config, cluster=cluster_of(config.cluster)).environment.make()
     episodes = {
         name: [run_episode(env, load_policy(name), seed).metrics for seed in range(300, 303)]
         for name in ("zoo/autoscaling", "hpa_rate_tuned")
@@ -242,7 +241,7 @@ def test_the_shipped_autoscaler_finds_out_that_engines_are_slower_than_known() -
     cluster = cluster_of(config.cluster)
     assert isinstance(cluster, FleetConfig)
     slow = tuple(SlowNode(0.0, place, 1.2) for place in range(cluster.num_places))
-    env = make_configured_env(replace(config, cluster=replace(cluster, slow_nodes=slow)))
+    env = replace(config, cluster=replace(cluster, slow_nodes=slow)).environment.make()
     episodes = {
         name: [run_episode(env, load_policy(name), seed).metrics for seed in range(300, 303)]
         for name in ("zoo/autoscaling", "hpa_rate_tuned")
@@ -257,9 +256,8 @@ def test_the_shipped_autoscaler_finds_out_that_engines_are_slower_than_known() -
 
 def test_the_shipped_placement_keeps_warm_what_is_asked_for_again() -> None:
     """It lies between what counts how often models have been asked for and what knows when they will be."""
-    env = make_configured_env(
-        composed("compare", CompareConfig, ("experiment=sharing_warm", "split=validation"))
-    )
+    words = ("experiment=sharing_warm", "split=validation")
+    env = composed("compare", CompareConfig, words).environment.make()
     names = ("zoo/sharing", "place_score_warm_tuned", "keep_warm", "belady")
     episodes = {
         name: [run_episode(env, load_policy(name), seed) for seed in range(300, 310)] for name in names

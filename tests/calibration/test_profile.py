@@ -7,7 +7,7 @@ import yaml
 from serving_gym.calibration.profile import dump_profile, load_profile, parse_profile, profile_file_name
 from serving_gym.calibration.specs import MODELS
 
-FOLDER = resources.files("calibration") / "profiles"
+FOLDER = resources.files("serving_gym.calibration") / "profiles"
 
 
 def read(name):
@@ -66,7 +66,9 @@ def test_profiles_of_engines_state_errors_on_what_the_fit_never_saw(name):
 
 @pytest.mark.parametrize("name", FILES)
 def test_coefficients_are_physical(name):
-    profile = parse_profile((resources.files("calibration") / "profiles" / name).read_text(encoding="utf-8"))
+    profile = parse_profile(
+        (resources.files("serving_gym.calibration") / "profiles" / name).read_text(encoding="utf-8")
+    )
     for coefficients in profile.coefficients.values():
         values = vars(coefficients).copy()
         curve = values.pop("matrix_ratios")
@@ -117,7 +119,9 @@ def test_unknown_names_and_widths_are_refused():
 
 def test_profiles_hold_no_paths():
     for name in ENVIRONMENT_FILES:
-        raw = yaml.safe_load((resources.files("calibration") / "profiles" / name).read_text(encoding="utf-8"))
+        raw = yaml.safe_load(
+            (resources.files("serving_gym.calibration") / "profiles" / name).read_text(encoding="utf-8")
+        )
         files = raw["provenance"]["kernels"]["files"] + [
             entry["file"] for entry in raw["provenance"].get("end_to_end", [])
         ]

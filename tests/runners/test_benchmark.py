@@ -21,7 +21,6 @@ from serving_gym.runners.benchmark import benchmark, blocks
 from serving_gym.runners.benchmark.benchmark import _composed, load_task, task_names
 from serving_gym.runners.command_line.cli import USER_ERROR
 from serving_gym.runners.comparison.results import disjoint_seeds
-from serving_gym.runners.configuration.environments import make_configured_env
 from serving_gym.runners.configuration.policies import CONFIG_DIR, load_policy
 from serving_gym.runners.configuration.schema import CompareConfig, register_command, register_schemas
 from tests.processes import children_of, is_running
@@ -44,7 +43,7 @@ def test_every_task_composes(name, composing):
         config = _composed((*task.words, *words, *task.short))
         assert name.startswith(config.env["name"])
         if config.workload.name not in TRACES or find_trace(config.workload.name) is not None:
-            make_configured_env(config)
+            config.environment.make()
 
 
 def test_blocks_of_a_trace_have_no_request_in_common(tmp_path):

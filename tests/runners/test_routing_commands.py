@@ -12,7 +12,6 @@ from omegaconf import OmegaConf
 
 from serving_gym.runners import compare, evaluate, tune
 from serving_gym.runners.command_line.cli import USER_ERROR
-from serving_gym.runners.configuration.environments import make_configured_env
 from serving_gym.runners.configuration.policies import CONFIG_DIR
 from serving_gym.runners.configuration.schema import EvaluateConfig, register_schemas
 from serving_gym.runners.configuration.typed import build
@@ -34,7 +33,7 @@ def test_every_fleet_makes_an_environment(fleet: str) -> None:
     with initialize_config_dir(version_base="1.3", config_dir=str(CONFIG_DIR)):
         values = OmegaConf.to_container(compose("evaluate", overrides=words), resolve=True)
     assert isinstance(values, dict)
-    env = make_configured_env(build(EvaluateConfig, {str(key): value for key, value in values.items()}))
+    env = build(EvaluateConfig, {str(key): value for key, value in values.items()}).environment.make()
     observation, info = env.reset(seed=0)
     assert env.observation_space.contains(observation)
     assert info["action_mask"].any()

@@ -13,7 +13,6 @@ import numpy as np
 from serving_gym.baselines.policy import Policy
 from serving_gym.baselines.preserve.router import PreServePolicy
 from serving_gym.envs.routing.state import RoutingState
-from serving_gym.runners.configuration.environments import make_configured_env
 from serving_gym.runners.configuration.policies import load_policy
 from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reproduction.claims import Claim, at_most, shown
@@ -89,7 +88,7 @@ def measure(engines: int, rate_rps: float, seed: int) -> Overhead:
         f"workload.rate_rps={engines * rate_rps!r}",
         "split=validation",
     ]
-    env: Any = make_configured_env(compose_setting(tuple(words))).unwrapped
+    env: Any = compose_setting(tuple(words)).environment.make().unwrapped
     observation, _ = env.reset(seed=seed)
     policies = {name: load_policy(name) for name in (*COMPARED, *PRACTICE)}
     for policy in policies.values():
