@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import pandas as pd
 
-    from serving_gym.envs.interface.backend import SLO
+    from serving_gym.envs.interface.slo import SLO
 
 FloatArray = NDArray[np.float64]
 

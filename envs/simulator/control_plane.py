@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from serving_gym.envs.interface.backend import EngineStatus, Fault, Redeploy, SwitchMode
+from serving_gym.envs.interface.cluster import Fault
+from serving_gym.envs.interface.commands import Redeploy, SwitchMode
 from serving_gym.envs.interface.layout import Group, groups_of
+from serving_gym.envs.interface.state import EngineStatus
 from serving_gym.envs.simulator.kernel.state import NEVER, World
 from serving_gym.envs.simulator.kernel.world import (
     fail_running,

@@ -7,20 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from serving_gym.calibration.power import power_of
-from serving_gym.envs.interface.backend import (
-    SLO,
-    TOTALS,
-    ClusterSpec,
-    ClusterState,
-    Command,
-    Fault,
-    Receipt,
-    Redeploy,
-    SetLayout,
-    SwitchMode,
-    Transition,
-)
+from serving_gym.envs.interface.cluster import ClusterSpec, Fault
+from serving_gym.envs.interface.commands import Command, Receipt, Redeploy, SetLayout, SwitchMode
 from serving_gym.envs.interface.layout import Group, Layout, changed_regions, groups_of, layout_of
+from serving_gym.envs.interface.slo import SLO
+from serving_gym.envs.interface.state import TOTALS, ClusterState, Transition
 from serving_gym.envs.interface.usage import Usage
 from serving_gym.envs.simulator.body import Body
 from serving_gym.envs.simulator.cluster import build_cluster, make_cluster

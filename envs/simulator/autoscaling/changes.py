@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.envs.interface.backend import EngineStatus
 from serving_gym.envs.interface.scaling import Endpoint, Operation, Release, ScaleChange
+from serving_gym.envs.interface.state import EngineStatus
 
 if TYPE_CHECKING:
     from serving_gym.envs.simulator.autoscaling.simulator import AutoscalingSimulator

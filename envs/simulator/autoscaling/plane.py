@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from serving_gym.envs.interface.backend import EngineStatus
-from serving_gym.envs.interface.inventory import Inventory
+from serving_gym.envs.interface.state import EngineStatus
+from serving_gym.envs.simulator.autoscaling.inventory import Inventory
 from serving_gym.envs.simulator.fleet.operations import Phase, Starting
 from serving_gym.envs.simulator.fleet.plane import FleetPlane
 from serving_gym.envs.simulator.scheduling import to_ps

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.envs.interface.backend import SLO, EngineStatus, Receipt
+from serving_gym.envs.interface.commands import Receipt
 from serving_gym.envs.interface.fleet import FleetCommand, FleetFault, FleetSpec, ReplicaSpec
-from serving_gym.envs.interface.inventory import Held, Inventory, Layout
 from serving_gym.envs.interface.metrics import RequestRecords
-from serving_gym.envs.interface.scaling import MachineSpec, QueueSpec, Release, ScaleChange
+from serving_gym.envs.interface.scaling import Held, MachineSpec, QueueSpec, Release, ScaleChange
+from serving_gym.envs.interface.slo import SLO
+from serving_gym.envs.interface.state import EngineStatus
 from serving_gym.envs.simulator.autoscaling.bins import (
     PAST_COLUMNS,
     Bins,
@@ -20,6 +21,7 @@ from serving_gym.envs.simulator.autoscaling.bins import (
     count_latencies,
 )
 from serving_gym.envs.simulator.autoscaling.changes import carry_out
+from serving_gym.envs.simulator.autoscaling.inventory import Inventory, Layout
 from serving_gym.envs.simulator.autoscaling.plane import AutoscalingPlane
 from serving_gym.envs.simulator.autoscaling.records import Left, left_of, records_of
 from serving_gym.envs.simulator.autoscaling.sizing import machines_there, new_latencies, preferences

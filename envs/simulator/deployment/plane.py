@@ -22,8 +22,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from serving_gym.calibration.models import get_model
-from serving_gym.envs.interface.backend import EngineStatus
 from serving_gym.envs.interface.fleet import ROLES
+from serving_gym.envs.interface.state import EngineStatus
 from serving_gym.envs.machines.cluster import Deployment, Replica
 from serving_gym.envs.machines.kv_migration import RequestKV, plan_kv
 from serving_gym.envs.machines.shards import model_shards

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from serving_gym.envs.interface.backend import SLO, EngineStatus, Receipt
+from serving_gym.envs.interface.commands import Receipt
+from serving_gym.envs.interface.slo import SLO
+from serving_gym.envs.interface.state import EngineStatus
 from serving_gym.envs.machines.cluster import Deployment, Replica, ReplicaKind
 from serving_gym.envs.machines.spec import DeploymentSpec
 from serving_gym.envs.simulator.body import Body

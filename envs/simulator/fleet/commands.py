@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.calibration.transitions import kv_resize_s
-from serving_gym.envs.interface.backend import EngineStatus
 from serving_gym.envs.interface.fleet import FleetCommand, Migrate, ResizeKV, Route, Start, Stop
+from serving_gym.envs.interface.state import EngineStatus
 from serving_gym.envs.simulator.fleet.build import most_blocks, profile_of
 from serving_gym.envs.simulator.fleet.migrating import Migrating
 from serving_gym.envs.simulator.fleet.operations import Resizing

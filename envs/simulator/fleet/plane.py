@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import simpy
 
-from serving_gym.envs.interface.backend import EngineStatus
 from serving_gym.envs.interface.fleet import Crash, FleetFault, Underway
+from serving_gym.envs.interface.state import EngineStatus
 from serving_gym.envs.simulator.fleet.build import model_of
 from serving_gym.envs.simulator.fleet.links import STORAGE, WEIGHTS, Links
 from serving_gym.envs.simulator.fleet.meter import Meter

@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.calibration.power import power_of
-from serving_gym.envs.interface.backend import SLO, TOTALS, Receipt, WaitingRequest
+from serving_gym.envs.interface.commands import Receipt
 from serving_gym.envs.interface.fleet import ROLES, FleetCommand, FleetFault, FleetSpec, SlowNode, Underway
+from serving_gym.envs.interface.slo import SLO
+from serving_gym.envs.interface.state import TOTALS, WaitingRequest
 from serving_gym.envs.interface.usage import Usage
 from serving_gym.envs.simulator.body import Body
 from serving_gym.envs.simulator.fleet.build import Fleet, build_fleet
