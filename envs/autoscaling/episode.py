@@ -75,7 +75,7 @@ class Episode:
         for place, group in enumerate(fleet.places):
             cell = models.index(group.replica.model), int(layout.kind_of[place])
             if not start_s[cell]:
-                start_s[cell] = self.simulator.start_s(group.replica)
+                start_s[cell] = self.simulator.machines.start_s(group.replica)
                 capacity_tps[cell] = measure_capacity(group.replica, *lengths[cell[0]], self.strictest)
         return AutoscalingSpec(
             endpoints=tuple(Endpoint(*endpoint) for endpoint in fleet.endpoints),

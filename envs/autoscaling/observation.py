@@ -194,7 +194,7 @@ class Encoder:
             config,
             spec,
             kinds=np.array([layout.kind_of[layout.places(p)[0]] for p in range(len(spec.endpoints))]),
-            local=np.array([simulator.weights_local(p) for p in range(len(spec.endpoints))]),
+            local=np.array([simulator.machines.weights_local(p) for p in range(len(spec.endpoints))]),
             engines=nominal_engines(simulator),
         )
 

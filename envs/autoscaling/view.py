@@ -130,7 +130,7 @@ class StateReader:
             niw_oldest_s=oldest_s,
             recent=books.recent.traffic(number, simulator.now_ps, self.num_recent),
             history=books.history.traffic(number, simulator.now_ps),
-            weights_local=simulator.weights_local(number),
+            weights_local=simulator.machines.weights_local(number),
             release_level=int(simulator.release_level[number]),
         )
 

@@ -116,7 +116,7 @@ def test_machine_hours_by_status_add_up(env):
     for _ in play(env, 5, lambda e: masked_action(e, rng)):
         inventory = env.core.simulator.plane.inventory
         held = env.core.simulator.held().sum()
-        assert held + inventory.vacant.sum() == env.core.simulator._owned.sum()
+        assert held + inventory.vacant.sum() == env.core.simulator.machines.owned.sum()
         assert inventory.vacant.min() >= 0
         assert inventory.spot.min() >= 0
     hours = {name: float(values.sum()) for name, values in env.core.instance_hours.items()}
