@@ -12,7 +12,7 @@ from serving_gym.envs.interface.state import EngineStatus
 from serving_gym.envs.simulator.autoscaling.plane import AutoscalingPlane
 
 
-def carry_out(plane: AutoscalingPlane, pools: NDArray[np.int8], change: ScaleChange) -> str:
+def carry_out(plane: AutoscalingPlane, pools: NDArray[np.int32], change: ScaleChange) -> str:
     """Begins to carry out a change.
 
     As many instances come or go as can; the rest is refused.
@@ -39,7 +39,7 @@ def endpoint_number(plane: AutoscalingPlane, endpoint: Endpoint) -> int | None:
     return with_places.index(tuple(endpoint)) if tuple(endpoint) in with_places else None
 
 
-def _bring_up(plane: AutoscalingPlane, pools: NDArray[np.int8], endpoint: int, change: ScaleChange) -> str:
+def _bring_up(plane: AutoscalingPlane, pools: NDArray[np.int32], endpoint: int, change: ScaleChange) -> str:
     layout = plane.machines.layout
     if not 0 <= change.gpu < len(layout.kinds):
         return f"there is no kind of machine {change.gpu}; there are {len(layout.kinds)}"
