@@ -8,10 +8,10 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.envs.autoscaling.state import ScalingAction
 from serving_gym.envs.deployment.state import Deploy
-from serving_gym.envs.interface.backend import Command
+from serving_gym.envs.interface.commands import Command
 from serving_gym.envs.interface.policy_spec import PolicySpec
+from serving_gym.envs.interface.scaling import ScalingAction
 from serving_gym.envs.routing.state import Dispatch
 from serving_gym.envs.sharing.state import Share
 

@@ -36,7 +36,7 @@ class Profile:
         frontends: What happens to a request outside the engine's iterations, by width.
         transitions: Measured times of an engine's start, stop and so on, s (`runners.measuring.transitions`).
         async_scheduling: Whether the engine put an iteration together while the one before it ran; an engine that is
-            simulated under this profile then does (`envs.interface.backend.ClusterSpec`), and the front end
+            simulated under this profile then does (`envs.interface.cluster.ClusterSpec`), and the front end
             has no part of it.
     """
 

@@ -17,11 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from serving_gym.envs.interface.backend import SLO, ClusterSpec, promises
+from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.fleet import FleetConfig
 from serving_gym.envs.interface.metrics import RequestRecords, summarise
+from serving_gym.envs.interface.slo import SLO, promises
+from serving_gym.envs.machines.shared_nodes import SharingSpec
 from serving_gym.envs.machines.spec import DeploymentSpec
-from serving_gym.envs.sharing.spec import SharingSpec
 from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
 from serving_gym.envs.simulator.simulator import Simulator
 from serving_gym.envs.workload.registry import WorkloadSource

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving_gym.envs.interface.backend import SLO
 from serving_gym.envs.interface.metrics import (
     FAILED,
     FINISHED,
@@ -19,6 +18,7 @@ from serving_gym.envs.interface.metrics import (
     summarise,
     to_jsonable,
 )
+from serving_gym.envs.interface.slo import SLO
 
 NAN = math.nan
 SLOS = {"standard": SLO(ttft_s=1.0, tpot_s=0.1), "long": SLO(ttft_s=10.0, tpot_s=0.1)}

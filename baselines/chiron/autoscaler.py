@@ -12,13 +12,8 @@ from serving_gym.baselines.chiron.backpressure import batch_waiting_s, interacti
 from serving_gym.baselines.common.autoscaler import Autoscaler
 from serving_gym.baselines.policy import Tunable
 from serving_gym.baselines.sageserve.spot import Stock, bring_in, give_away
-from serving_gym.envs.autoscaling.state import (
-    AutoscalingState,
-    EndpointState,
-    InstanceStatus,
-    Pool,
-    ScaleChange,
-)
+from serving_gym.envs.autoscaling.state import AutoscalingState, EndpointState, InstanceStatus
+from serving_gym.envs.interface.scaling import Pool, ScaleChange
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.envs.autoscaling.state import Pool
+from serving_gym.envs.interface.scaling import Pool
 
 
 def interactive_backpressure(rows: NDArray[np.void]) -> float:

@@ -13,11 +13,9 @@ from serving_gym.envs.autoscaling.state import (
     AutoscalingState,
     EndpointState,
     InstanceStatus,
-    Operation,
-    Pool,
-    ScaleChange,
 )
 from serving_gym.envs.interface.policy_spec import PolicySpec
+from serving_gym.envs.interface.scaling import Operation, Pool, ScaleChange
 
 Changes = tuple[ScaleChange, ...]
 
@@ -39,7 +37,7 @@ class Autoscaler:
         Raises:
             ValueError: The environment decides about something else.
         """
-        self.spec = spec if isinstance(spec, AutoscalingSpec) else spec.scaling
+        self.spec = spec if isinstance(spec, AutoscalingSpec) else spec.setting_of(AutoscalingSpec)
         self.rng = np.random.default_rng(seed)
         self.begin()
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from serving_gym.baselines.policy import Action, PolicySpec
-from serving_gym.envs.deployment.state import Deploy, DeploymentState
+from serving_gym.envs.deployment.state import Deploy, DeploymentSetting, DeploymentState
 from serving_gym.envs.deployment.strategies import GAIN, Plan
 from serving_gym.envs.machines.cluster import ReplicaKind
 from serving_gym.envs.machines.placement import place
@@ -23,7 +23,7 @@ class DeployingPolicy:
 
     def reset(self, spec: PolicySpec, seed: int) -> None:
         """Takes note of what is known before an episode."""
-        self.setting = spec.setting
+        self.setting = spec.setting_of(DeploymentSetting)
 
     def act(self, observation: Any, state: DeploymentState) -> Action:
         """Decides."""

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from serving_gym.baselines.common.sharing import SharingPolicy
 from serving_gym.baselines.policy import Action, Tunable
-from serving_gym.envs.sharing.state import Event, InstanceStatus, RequestPhase, SharingState
+from serving_gym.envs.interface.sharing import Event, InstanceStatus, RequestPhase
+from serving_gym.envs.sharing.state import SharingState
 from serving_gym.envs.simulator.sharing.features import PLACE_FEATURES
 
 _REPLACES = PLACE_FEATURES.index("replaces")

@@ -17,8 +17,9 @@ from serving_gym.baselines.common.layouts import (
     with_regions,
 )
 from serving_gym.baselines.policy import Action, Tunable
-from serving_gym.envs.interface.backend import ClusterState, Redeploy, SetLayout, SwitchMode
+from serving_gym.envs.interface.commands import Redeploy, SetLayout, SwitchMode
 from serving_gym.envs.interface.layout import Layout, changed_regions, groups_of
+from serving_gym.envs.interface.state import ClusterState
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable, Sequence
 
 from serving_gym.baselines.common.signals import requests_in_system
-from serving_gym.envs.interface.backend import ClusterState, SwitchMode
+from serving_gym.envs.interface.commands import SwitchMode
 from serving_gym.envs.interface.layout import (
     Group,
     Layout,
@@ -16,6 +16,7 @@ from serving_gym.envs.interface.layout import (
     format_layout,
     groups_of,
 )
+from serving_gym.envs.interface.state import ClusterState
 
 
 def parse_layout(text: str | int | Sequence[int]) -> Layout:

@@ -9,7 +9,8 @@ from serving_gym.baselines.common.layout_ladder import LadderConfig, LayoutLadde
 from serving_gym.baselines.common.layouts import parse_mode
 from serving_gym.baselines.common.signals import requests_in_system
 from serving_gym.baselines.policy import Action, PolicySpec, Tunable
-from serving_gym.envs.interface.backend import ClusterState, SwitchMode
+from serving_gym.envs.interface.commands import SwitchMode
+from serving_gym.envs.interface.state import ClusterState
 
 
 @dataclass(frozen=True)

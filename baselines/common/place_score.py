@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from serving_gym.baselines.common.sharing import SharingPolicy
 from serving_gym.baselines.policy import Tunable
-from serving_gym.envs.sharing.state import Event, SharingState
+from serving_gym.envs.interface.sharing import Event
+from serving_gym.envs.sharing.state import SharingState
 from serving_gym.envs.simulator.sharing.features import PLACE_FEATURES
 
 _COLUMNS = {name: PLACE_FEATURES.index(name) for name in PLACE_FEATURES}

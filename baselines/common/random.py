@@ -8,10 +8,12 @@ import numpy as np
 
 from serving_gym.baselines.common.autoscaler import victims
 from serving_gym.baselines.policy import Action, PolicySpec
-from serving_gym.envs.autoscaling.state import AutoscalingState, Operation, ScaleChange
+from serving_gym.envs.autoscaling.state import AutoscalingSpec, AutoscalingState
 from serving_gym.envs.deployment.state import DeploymentState
-from serving_gym.envs.interface.backend import ClusterState, SetLayout, SwitchMode
+from serving_gym.envs.interface.commands import SetLayout, SwitchMode
 from serving_gym.envs.interface.layout import all_layouts
+from serving_gym.envs.interface.scaling import Operation, ScaleChange
+from serving_gym.envs.interface.state import ClusterState
 from serving_gym.envs.routing.state import RoutingState
 from serving_gym.envs.sharing.state import SharingState
 
@@ -40,8 +42,7 @@ class RandomPolicy:
 
     def reset(self, spec: PolicySpec, seed: int) -> None:
         """Begins the stream of draws that the seed stands for."""
-        others = (spec.engines, spec.deployment, spec.sharing, spec.autoscaling)
-        on_node = all(setting is None for setting in others)
+        on_node = spec.engines is None and spec.setting is None
         self._spec = spec
         self._layouts = all_layouts(spec.num_base) if on_node else ()
         self._rng = np.random.default_rng(seed)
@@ -73,7 +74,7 @@ class RandomPolicy:
         return int(able[self._rng.integers(len(able))])
 
     def _scale(self, state: AutoscalingState) -> tuple[ScaleChange, ...]:
-        spec = self._spec.scaling
+        spec = self._spec.setting_of(AutoscalingSpec)
         vacant = {region: counts.copy() for region, counts in state.vacant.items()}
         changes = []
         for own in state.endpoints:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from serving_gym.baselines.policy import Action, PolicySpec
+from serving_gym.envs.interface.sharing import SharingSetting
 from serving_gym.envs.sharing.state import SharingState
 
 
@@ -16,7 +17,7 @@ class SharingPolicy:
 
     def reset(self, spec: PolicySpec, seed: int) -> None:
         """Takes note of nodes and models, and forgets everything else."""
-        self.setting = spec.shared
+        self.setting = spec.setting_of(SharingSetting)
         self.begin()
 
     def begin(self) -> None:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.envs.interface.backend import TOTALS, ClusterState
+from serving_gym.envs.interface.state import TOTALS, ClusterState
 
 _ARRIVED, _ARRIVED_TOKENS = TOTALS.index("arrived"), TOTALS.index("arrived_tokens")
 _GONE = [TOTALS.index(name) for name in ("refused", "failed", "finished")]

@@ -7,8 +7,9 @@ from typing import Any
 
 from serving_gym.baselines.common.layouts import check_layout, parse_layout, uniform_layout
 from serving_gym.baselines.policy import Action, PolicySpec
-from serving_gym.envs.interface.backend import ClusterState, Redeploy
+from serving_gym.envs.interface.commands import Redeploy
 from serving_gym.envs.interface.layout import Layout, format_layout
+from serving_gym.envs.interface.state import ClusterState
 
 
 class DeployOncePolicy:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from serving_gym.baselines.common.layouts import requests_by_base
-from serving_gym.envs.interface.backend import ClusterState
 from serving_gym.envs.interface.layout import Group, all_groups, groups_of
+from serving_gym.envs.interface.state import ClusterState
 
 
 def choose_group(

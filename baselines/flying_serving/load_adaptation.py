@@ -12,7 +12,7 @@ import math
 from serving_gym.baselines.common.hysteresis import HysteresisLadder
 from serving_gym.baselines.common.signals import requests_in_system, tokens_to_prefill
 from serving_gym.baselines.flying_serving.config import FlyingServingConfig
-from serving_gym.envs.interface.backend import ClusterState
+from serving_gym.envs.interface.state import ClusterState
 
 
 class LoadAdaptation:

@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from serving_gym.baselines.common.signals import in_flight_by_class, mean_prompt_tokens, without_first_token
 from serving_gym.baselines.flying_serving.binding import choose_group, target_groups
 from serving_gym.baselines.flying_serving.config import FlyingServingConfig
-from serving_gym.envs.interface.backend import ClusterSpec, ClusterState, EngineStatus
+from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.layout import Group, all_groups
+from serving_gym.envs.interface.state import ClusterState, EngineStatus
 
 
 class LongContextBinding:

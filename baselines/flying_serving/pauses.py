@@ -6,8 +6,8 @@ ever, neither under a steady stream of priority requests nor under a group that 
 
 from __future__ import annotations
 
-from serving_gym.envs.interface.backend import ClusterState, EngineStatus
 from serving_gym.envs.interface.layout import Group, all_groups
+from serving_gym.envs.interface.state import ClusterState, EngineStatus
 
 
 class PauseWatch:

@@ -24,8 +24,9 @@ from serving_gym.baselines.flying_serving.long_context import LongContextBinding
 from serving_gym.baselines.flying_serving.pauses import PauseWatch
 from serving_gym.baselines.flying_serving.priority_binding import PriorityBinding
 from serving_gym.baselines.policy import Action, PolicySpec
-from serving_gym.envs.interface.backend import ClusterState, Redeploy, SetLayout, SwitchMode
+from serving_gym.envs.interface.commands import Redeploy, SetLayout, SwitchMode
 from serving_gym.envs.interface.layout import Group, Layout, groups_of
+from serving_gym.envs.interface.state import ClusterState
 
 
 class _Cause(Enum):

@@ -16,8 +16,8 @@ from serving_gym.baselines.common.signals import in_flight_by_class, without_fir
 from serving_gym.baselines.flying_serving.binding import choose_group
 from serving_gym.baselines.flying_serving.config import FlyingServingConfig
 from serving_gym.baselines.flying_serving.pauses import PauseWatch
-from serving_gym.envs.interface.backend import ClusterState
 from serving_gym.envs.interface.layout import Group
+from serving_gym.envs.interface.state import ClusterState
 
 
 class PriorityBinding:

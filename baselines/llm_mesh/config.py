@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from serving_gym.baselines.llm_mesh.bin_packing import Packing
 from serving_gym.baselines.policy import Tunable
-from serving_gym.envs.sharing.state import TokenScheduler
+from serving_gym.envs.interface.sharing import TokenScheduler
 
 
 @dataclass(frozen=True)

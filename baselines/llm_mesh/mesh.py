@@ -10,7 +10,7 @@ from serving_gym.baselines.llm_mesh.bin_packing import Packing
 from serving_gym.baselines.llm_mesh.config import LLMMeshConfig
 from serving_gym.baselines.llm_mesh.memory_demand import OutputLengths
 from serving_gym.baselines.llm_mesh.node_view import profiles_of, quantify_setting
-from serving_gym.envs.sharing.state import NewInstance, Place, SharingSetting
+from serving_gym.envs.interface.sharing import NewInstance, Place, SharingSetting
 
 
 class Job(NamedTuple):

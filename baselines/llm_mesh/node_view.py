@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from serving_gym.baselines.llm_mesh.quantification import Quantification, quantify
 from serving_gym.baselines.llm_mesh.shadow_validation import FloatArray, IntArray, NodeView, Phase
-from serving_gym.envs.sharing.state import InstanceStatus, RequestPhase, SharingSetting, SharingState
+from serving_gym.envs.interface.sharing import InstanceStatus, RequestPhase, SharingSetting
+from serving_gym.envs.sharing.state import SharingState
 
 
 def quantify_setting(setting: SharingSetting, max_batch: int) -> Quantification:

@@ -11,14 +11,8 @@ from serving_gym.baselines.llm_mesh.mesh import Fit, Job, Mesh
 from serving_gym.baselines.llm_mesh.node_view import expected_tokens, view_of
 from serving_gym.baselines.llm_mesh.preemption import preempt, preemptible
 from serving_gym.baselines.llm_mesh.shadow_validation import Case, NodeView, shadow_validation
-from serving_gym.envs.sharing.state import (
-    InstanceStatus,
-    Reschedule,
-    ResizeKV,
-    SharingCommand,
-    SharingState,
-    Unload,
-)
+from serving_gym.envs.interface.sharing import InstanceStatus, Reschedule, ResizeKV, SharingCommand, Unload
+from serving_gym.envs.sharing.state import SharingState
 
 _EMPTY = int(InstanceStatus.EMPTY)
 _TAKES_REQUESTS = (InstanceStatus.LOADING, InstanceStatus.SERVING, InstanceStatus.RESIZING)

@@ -16,7 +16,7 @@ from serving_gym.baselines.llm_mesh.mesh import Job, Mesh
 from serving_gym.baselines.llm_mesh.node_view import needed_tokens
 from serving_gym.baselines.llm_mesh.plan import Plan
 from serving_gym.baselines.policy import Action
-from serving_gym.envs.sharing.state import (
+from serving_gym.envs.interface.sharing import (
     Configure,
     Event,
     InstanceStatus,
@@ -26,10 +26,9 @@ from serving_gym.envs.sharing.state import (
     Reschedule,
     ResizeKV,
     Retry,
-    Share,
-    SharingState,
     TokenScheduler,
 )
+from serving_gym.envs.sharing.state import Share, SharingState
 
 
 @dataclass(frozen=True)

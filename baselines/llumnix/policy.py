@@ -12,10 +12,9 @@ from serving_gym.baselines.common.router import Router, lowest
 from serving_gym.baselines.llumnix.migration import pairs, request_to_move
 from serving_gym.baselines.llumnix.virtual_usage import freeness, queue_order, usage_of
 from serving_gym.baselines.policy import Action, Tunable
-from serving_gym.envs.interface.backend import EngineStatus
-from serving_gym.envs.interface.fleet import Migrate
+from serving_gym.envs.interface.fleet import FleetSpec, Migrate
+from serving_gym.envs.interface.state import EngineStatus
 from serving_gym.envs.routing.state import Dispatch, RoutingState
-from serving_gym.envs.sharing.spec import SharingSpec
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ class LlumnixPolicy(Router):
         names = list(zip(fleet.models, fleet.regions, strict=True))
         self._endpoints = np.array([names.index(name) for name in names], np.int64)
         cluster = self.spec.cluster
-        self._by_priority = not isinstance(cluster, SharingSpec) and cluster.order == "priority"
+        self._by_priority = isinstance(cluster, FleetSpec) and cluster.order == "priority"
         self._high_priority = np.array([name in self.config.priority_classes for name in self.spec.classes])
         self._last_round_s = -np.inf
         self._moving: dict[int, int] = {}  # row of the workload: instance that it leaves

@@ -19,13 +19,8 @@ from numpy.typing import NDArray
 
 from serving_gym.baselines.common.autoscaler import Autoscaler, bounded, to_count
 from serving_gym.baselines.policy import Tunable
-from serving_gym.envs.autoscaling.state import (
-    AutoscalingState,
-    Endpoint,
-    EndpointState,
-    Operation,
-    ScaleChange,
-)
+from serving_gym.envs.autoscaling.state import AutoscalingState, EndpointState
+from serving_gym.envs.interface.scaling import Endpoint, Operation, ScaleChange
 
 
 @dataclass(frozen=True)

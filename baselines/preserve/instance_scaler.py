@@ -18,7 +18,8 @@ from serving_gym.baselines.preserve.workload_predictor import (
     predictors,
     window_number,
 )
-from serving_gym.envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState, ScaleChange
+from serving_gym.envs.autoscaling.state import AutoscalingState, EndpointState
+from serving_gym.envs.interface.scaling import Endpoint, ScaleChange
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ from serving_gym.baselines.common.forecasting.registry import make_forecaster
 from serving_gym.baselines.common.forecasting.series import FloatArray, SeriesForecaster, percentage_errors
 from serving_gym.baselines.policy import Tunable
 from serving_gym.baselines.preserve.workload_predictor import window_number
-from serving_gym.envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState, ScaleChange
+from serving_gym.envs.autoscaling.state import AutoscalingState, EndpointState
+from serving_gym.envs.interface.scaling import Endpoint, ScaleChange
 
 
 @dataclass(frozen=True)

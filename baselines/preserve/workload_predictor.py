@@ -12,7 +12,8 @@ from serving_gym.baselines.common.autoscaler import default_gpu
 from serving_gym.baselines.common.forecasting.series import FloatArray, SeriesForecaster
 from serving_gym.baselines.preserve.capability import Capability, profile
 from serving_gym.baselines.preserve.mlstm import Mlstm, MlstmConfig
-from serving_gym.envs.autoscaling.state import AutoscalingSpec, Endpoint, EndpointState
+from serving_gym.envs.autoscaling.state import AutoscalingSpec, EndpointState
+from serving_gym.envs.interface.scaling import Endpoint
 
 MakeForecaster = Callable[[], SeriesForecaster]
 

@@ -23,7 +23,8 @@ from serving_gym.baselines.sageserve.capacity_plan import CapacityPlan, Capacity
 from serving_gym.baselines.sageserve.deferral import by_utilization, by_utilization_and_gap, immediate
 from serving_gym.baselines.sageserve.demand import buffer_tps, interactive_tps, present_tps
 from serving_gym.baselines.sageserve.spot import Stock, bring_in, give_away
-from serving_gym.envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState, ScaleChange
+from serving_gym.envs.autoscaling.state import AutoscalingState, EndpointState
+from serving_gym.envs.interface.scaling import Endpoint, ScaleChange
 
 _ROUNDING = 1e-9  # of a time that is a whole number of periods
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.envs.interface.backend import EngineStatus
 from serving_gym.envs.interface.nominal import NominalEngines
+from serving_gym.envs.interface.state import EngineStatus
 from serving_gym.envs.routing.state import RoutingState
 
 IN_SERVICE = (EngineStatus.ACTIVE, EngineStatus.SPECULATIVE)

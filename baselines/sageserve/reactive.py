@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from serving_gym.baselines.common.autoscaler import Autoscaler
 from serving_gym.baselines.sageserve.autoscaling_config import ReactiveConfig
 from serving_gym.baselines.sageserve.spot import Stock, bring_in, give_away
-from serving_gym.envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState, Pool, ScaleChange
+from serving_gym.envs.autoscaling.state import AutoscalingState, EndpointState
+from serving_gym.envs.interface.scaling import Endpoint, Pool, ScaleChange
 
 
 def reaction(utilization: float, config: ReactiveConfig) -> int:

@@ -15,15 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.baselines.common.autoscaler import default_gpu, victims
-from serving_gym.envs.autoscaling.state import (
-    AutoscalingSpec,
-    AutoscalingState,
-    Endpoint,
-    EndpointState,
-    Operation,
-    Pool,
-    ScaleChange,
-)
+from serving_gym.envs.autoscaling.state import AutoscalingSpec, AutoscalingState, EndpointState
+from serving_gym.envs.interface.scaling import Endpoint, Operation, Pool, ScaleChange
 
 
 @dataclass

@@ -9,17 +9,16 @@ from typing import Any
 from serving_gym.baselines.common.sharing import SharingPolicy
 from serving_gym.baselines.llm_mesh.bin_packing import Packing, instance_order, node_order
 from serving_gym.baselines.policy import Action, Tunable
-from serving_gym.envs.sharing.state import (
+from serving_gym.envs.interface.sharing import (
     Configure,
     Event,
     InstanceStatus,
     NewInstance,
     Place,
     Retry,
-    Share,
-    SharingState,
     TokenScheduler,
 )
+from serving_gym.envs.sharing.state import Share, SharingState
 
 _TAKES_REQUESTS = (InstanceStatus.LOADING, InstanceStatus.SERVING)
 TAILORED_CPU = {"llama-3.2-3b": 59, "llama-2-7b": 15, "llama-2-13b": 6}

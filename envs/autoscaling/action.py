@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from serving_gym.envs.autoscaling.config import AutoscalingConfig
 from serving_gym.envs.autoscaling.state import AutoscalingSpec, AutoscalingState
-from serving_gym.envs.interface.backend import EngineStatus
 from serving_gym.envs.interface.scaling import Endpoint, Operation, Release, ScaleChange
+from serving_gym.envs.interface.state import EngineStatus
 from serving_gym.envs.simulator.autoscaling.simulator import AutoscalingSimulator
 
 LEVERS = 3

@@ -7,8 +7,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from serving_gym.envs.interface.backend import SLO
 from serving_gym.envs.interface.fleet import FleetSpec, GroupSpec, ReplicaSpec
+from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
 from serving_gym.envs.workload.schema import TokenArray, Workload
 

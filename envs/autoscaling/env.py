@@ -111,7 +111,7 @@ class AutoscalingEnv(SteppedEnv[Observation]):
             classes=self.core.classes,
             decision_interval_s=self.config.decision_interval_s,
             engines=nominal_engines(self.core.simulator),
-            autoscaling=self.core.spec,
+            setting=self.core.spec,
         )
 
     @property

@@ -13,12 +13,12 @@ from serving_gym.envs.autoscaling.action import Levers
 from serving_gym.envs.autoscaling.capacity import measure_capacity
 from serving_gym.envs.autoscaling.config import AutoscalingConfig
 from serving_gym.envs.autoscaling.observation import Encoder, Observation
-from serving_gym.envs.autoscaling.state import AutoscalingSpec, AutoscalingState, Release, ScaleChange
+from serving_gym.envs.autoscaling.state import AutoscalingSpec, AutoscalingState
 from serving_gym.envs.autoscaling.view import StateReader
-from serving_gym.envs.interface.backend import SLO, TOTALS, promises
-from serving_gym.envs.interface.inventory import Held
 from serving_gym.envs.interface.reward import Interval, Outcome, RewardMeter
-from serving_gym.envs.interface.scaling import Endpoint
+from serving_gym.envs.interface.scaling import Endpoint, Held, Release, ScaleChange
+from serving_gym.envs.interface.slo import SLO, promises
+from serving_gym.envs.interface.state import TOTALS
 from serving_gym.envs.simulator.autoscaling.bins import LATENCIES, latency_percentile
 from serving_gym.envs.simulator.autoscaling.simulator import AutoscalingSimulator
 from serving_gym.envs.simulator.fleet.build import profile_of
@@ -75,7 +75,7 @@ class Episode:
         for place, group in enumerate(fleet.places):
             cell = models.index(group.replica.model), int(layout.kind_of[place])
             if not start_s[cell]:
-                start_s[cell] = self.simulator.start_s(group.replica)
+                start_s[cell] = self.simulator.machines.start_s(group.replica)
                 capacity_tps[cell] = measure_capacity(group.replica, *lengths[cell[0]], self.strictest)
         return AutoscalingSpec(
             endpoints=tuple(Endpoint(*endpoint) for endpoint in fleet.endpoints),

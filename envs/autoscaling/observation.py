@@ -14,10 +14,9 @@ from serving_gym.envs.autoscaling.config import AutoscalingConfig
 from serving_gym.envs.autoscaling.forecast import HOUR_S, forecast_tps, unrest, usual_tps
 from serving_gym.envs.autoscaling.slowness import first_places, slowness_of
 from serving_gym.envs.autoscaling.state import AutoscalingSpec
-from serving_gym.envs.interface.backend import EngineStatus
-from serving_gym.envs.interface.inventory import Held
 from serving_gym.envs.interface.nominal import NominalEngines
-from serving_gym.envs.interface.scaling import TRAFFIC_DTYPE
+from serving_gym.envs.interface.scaling import TRAFFIC_DTYPE, Held
+from serving_gym.envs.interface.state import EngineStatus
 from serving_gym.envs.simulator.autoscaling.simulator import AutoscalingSimulator
 from serving_gym.envs.simulator.fleet.nominal import nominal_engines
 from serving_gym.envs.simulator.kernel.state import PS_PER_S
@@ -195,7 +194,7 @@ class Encoder:
             config,
             spec,
             kinds=np.array([layout.kind_of[layout.places(p)[0]] for p in range(len(spec.endpoints))]),
-            local=np.array([simulator.weights_local(p) for p in range(len(spec.endpoints))]),
+            local=np.array([simulator.machines.weights_local(p) for p in range(len(spec.endpoints))]),
             engines=nominal_engines(simulator),
         )
 

@@ -10,37 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.envs.interface.backend import SLO
 from serving_gym.envs.interface.scaling import (
-    TRAFFIC_DTYPE,
     Endpoint,
-    Operation,
     Pool,
-    Release,
-    ScaleChange,
-    ScalingAction,
     Traffic,
 )
-
-__all__ = [
-    "INSTANCE_DTYPE",
-    "TRAFFIC_DTYPE",
-    "AutoscalingSpec",
-    "AutoscalingState",
-    "Endpoint",
-    "EndpointState",
-    "InstanceStatus",
-    "Operation",
-    "Pool",
-    "Release",
-    "ScaleChange",
-    "ScalingAction",
-    "Traffic",
-]
+from serving_gym.envs.interface.slo import SLO
 
 
 class InstanceStatus(IntEnum):
@@ -143,7 +123,7 @@ class AutoscalingState:
         clock_s: Time of day and week on the clock at the fleet: seconds since Monday, 0:00.
         endpoints: (E,) in the order of the spec.
         vacant: By region, (G,) machines of each kind that hold no instance, spot ones included in neither.
-        in_flight: (M,) IN_FLIGHT_DTYPE of `envs.routing.state`: requests that the gateway has sent to an instance
+        in_flight: (M,) IN_FLIGHT_DTYPE of `envs.interface.state`: requests that the gateway has sent to an instance
             (`place`) and whose answers have not ended.
         coming: (E,) expected requests and tokens in bins from now on, `end_s` being the end of the last: the future,
             for clairvoyant references alone.
@@ -182,6 +162,8 @@ class AutoscalingSpec:
         max_change: Most instances by which a vector of the action space changes an endpoint.
         num_levels: Release levels of non-interactive requests.
     """
+
+    decision: ClassVar[str] = "how many instances there are"
 
     endpoints: tuple[Endpoint, ...]
     gpus: tuple[str, ...]

@@ -16,9 +16,8 @@ from serving_gym.envs.autoscaling.state import (
     EndpointState,
     InstanceStatus,
 )
-from serving_gym.envs.interface.backend import EngineStatus
 from serving_gym.envs.interface.scaling import TRAFFIC_DTYPE, Traffic
-from serving_gym.envs.routing.state import IN_FLIGHT_DTYPE
+from serving_gym.envs.interface.state import IN_FLIGHT_DTYPE, EngineStatus
 from serving_gym.envs.simulator.autoscaling.bins import PAST_COLUMNS
 from serving_gym.envs.simulator.autoscaling.simulator import AutoscalingSimulator
 from serving_gym.envs.simulator.kernel.router_view import in_flight_rows
@@ -131,7 +130,7 @@ class StateReader:
             niw_oldest_s=oldest_s,
             recent=books.recent.traffic(number, simulator.now_ps, self.num_recent),
             history=books.history.traffic(number, simulator.now_ps),
-            weights_local=simulator.weights_local(number),
+            weights_local=simulator.machines.weights_local(number),
             release_level=int(simulator.release_level[number]),
         )
 

@@ -119,7 +119,7 @@ class DeploymentEnv(SteppedEnv[Observation]):
             slos=self.core.slos,
             classes=self.core.classes,
             decision_interval_s=self.config.span_s,
-            deployment=self.core.setting,
+            setting=self.core.setting,
         )
 
     @property

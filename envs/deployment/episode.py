@@ -20,8 +20,9 @@ from serving_gym.envs.deployment.setting import Typing, make_setting
 from serving_gym.envs.deployment.state import Deploy, DeploymentState, SwitchUnderway
 from serving_gym.envs.deployment.switch_cost import SwitchCost, gpus_changed, switch_cost
 from serving_gym.envs.deployment.workload_types import count_by_span
-from serving_gym.envs.interface.backend import TOTALS, Receipt
+from serving_gym.envs.interface.commands import Receipt
 from serving_gym.envs.interface.reward import Interval, Outcome, RewardMeter
+from serving_gym.envs.interface.state import TOTALS
 from serving_gym.envs.machines.cluster import Deployment
 from serving_gym.envs.machines.placement import place
 from serving_gym.envs.simulator.deployment.plane import Phase

@@ -17,7 +17,7 @@ from serving_gym.envs.deployment.config import DeploymentScales
 from serving_gym.envs.deployment.division import DECODE, PREFILL
 from serving_gym.envs.deployment.state import DeploymentSetting, DeploymentState
 from serving_gym.envs.deployment.switch_cost import SwitchCost
-from serving_gym.envs.interface.backend import TOTALS, EngineStatus
+from serving_gym.envs.interface.state import TOTALS, EngineStatus
 from serving_gym.envs.machines.cluster import ReplicaKind
 
 FloatArray = NDArray[np.float64]

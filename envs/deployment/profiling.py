@@ -29,8 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import lsq_linear
 
-from serving_gym.envs.interface.backend import SLO
 from serving_gym.envs.interface.fleet import FleetSpec, GroupSpec, ReplicaSpec
+from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.machines.cluster import ReplicaKind, replica_spec
 from serving_gym.envs.simulator.fleet.build import kv_tokens, tables_of
 from serving_gym.envs.simulator.fleet.simulator import FleetSimulator

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from serving_gym.envs.base.render import Panel, draw_panels, level
 from serving_gym.envs.deployment.state import DeploymentState
-from serving_gym.envs.interface.backend import EngineStatus
+from serving_gym.envs.interface.state import EngineStatus
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +54,8 @@ class DeploymentSetting:
             could not hold it would have it refused.
         longest_prompt_tokens: Longest prompt, which is what prefill workers are to hold; 0: not known.
     """
+
+    decision: ClassVar[str] = "how a cluster is cut into replicas"
 
     cluster: Cluster
     model: str

@@ -7,8 +7,9 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.envs.interface.backend import ClusterState, SetLayout, SwitchMode
+from serving_gym.envs.interface.commands import SetLayout, SwitchMode
 from serving_gym.envs.interface.layout import Group, Layout, all_layouts, changed_regions, groups_of
+from serving_gym.envs.interface.state import ClusterState
 
 NUM_MODES = len(SwitchMode)
 

@@ -13,8 +13,8 @@ from serving_gym.envs.dp_tp.action import num_actions
 from serving_gym.envs.dp_tp.episode import DPTPConfig, DPTPCore
 from serving_gym.envs.dp_tp.observation import HIGH
 from serving_gym.envs.dp_tp.render import Renderer
-from serving_gym.envs.interface.backend import ClusterState
 from serving_gym.envs.interface.policy_spec import PolicySpec
+from serving_gym.envs.interface.state import ClusterState
 
 Observation = dict[str, NDArray[np.float32]]
 

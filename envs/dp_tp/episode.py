@@ -9,19 +9,13 @@ from numpy.typing import NDArray
 
 from serving_gym.envs.dp_tp.action import action_mask, decode_action, settled_mask
 from serving_gym.envs.dp_tp.observation import ENGINE_FEATURES, Encoder, ObservationScales
-from serving_gym.envs.interface.backend import (
-    SLO,
-    TOTALS,
-    ClusterSpec,
-    ClusterState,
-    Command,
-    Fault,
-    Redeploy,
-    promises,
-)
+from serving_gym.envs.interface.cluster import ClusterSpec, Fault
+from serving_gym.envs.interface.commands import Command, Redeploy
 from serving_gym.envs.interface.layout import changed_regions, groups_of
 from serving_gym.envs.interface.objective import Objective
 from serving_gym.envs.interface.reward import Outcome, RewardMeter
+from serving_gym.envs.interface.slo import SLO, promises
+from serving_gym.envs.interface.state import TOTALS, ClusterState
 from serving_gym.envs.simulator.cluster import Cluster
 from serving_gym.envs.simulator.kernel.state import PS_PER_S
 from serving_gym.envs.simulator.scheduling import to_ps

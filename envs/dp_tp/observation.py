@@ -13,8 +13,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from serving_gym.envs.interface.backend import TOTALS, ClusterState, EngineStatus, SwitchMode
+from serving_gym.envs.interface.commands import SwitchMode
 from serving_gym.envs.interface.layout import Layout
+from serving_gym.envs.interface.state import TOTALS, ClusterState, EngineStatus
 
 HIGH = 64.0  # no log1p of a float64 is larger than this for values below e^64
 

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.envs.base.render import Panel, draw_panels, level
-from serving_gym.envs.interface.backend import ClusterSpec, ClusterState, EngineStatus
+from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.layout import format_layout
+from serving_gym.envs.interface.state import ClusterState, EngineStatus
 
 _SERVING = (EngineStatus.ACTIVE, EngineStatus.DRAINING, EngineStatus.SPECULATIVE, EngineStatus.DOWN)
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from serving_gym.envs.interface.slo import SLO
+
 if TYPE_CHECKING:
     import pandas as pd
-
-    from serving_gym.envs.interface.backend import SLO
 
 FloatArray = NDArray[np.float64]
 

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar, Protocol, TypeVar
 
-from serving_gym.envs.autoscaling.state import AutoscalingSpec
-from serving_gym.envs.deployment.state import DeploymentSetting
-from serving_gym.envs.interface.backend import SLO, ClusterSpec
-from serving_gym.envs.interface.fleet import FleetSpec
+from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.nominal import NominalEngines
-from serving_gym.envs.machines.spec import DeploymentSpec
-from serving_gym.envs.sharing.spec import SharingSpec
-from serving_gym.envs.sharing.state import SharingSetting
+from serving_gym.envs.interface.slo import SLO
+
+
+class Setting(Protocol):
+    """What one environment tells its policies beforehand, besides what all do.
+
+    Attributes:
+        decision: What is decided there, as in "this policy decides how models share nodes".
+    """
+
+    decision: ClassVar[str]
+
+
+SettingT = TypeVar("SettingT", bound=Setting)
 
 
 @dataclass(frozen=True)
@@ -19,26 +28,22 @@ class PolicySpec:
     """The setting a policy decides in.
 
     Attributes:
-        cluster: The cluster.
+        cluster: The cluster's specification: a `ClusterSpec`, a `FleetSpec`, or the environment's own.
         slos: Latency promises, by class.
         classes: Names of the request classes, in the order of `ClusterState.totals`.
         decision_interval_s: Time between decisions, seconds; in routing, from the first hold to the next offer.
         engines: What is known of the engines beforehand; None where their layout is what is decided.
         queue_capacity: Requests that the router may hold; one more is refused.
-        deployment: Capacities and the past, where the cut into replicas is what is decided.
-        sharing: Nodes, models and their times, where nodes are shared.
-        autoscaling: Endpoints, capacities and start-up times, where the number of instances is what is decided.
+        setting: What the environment tells besides (capacities, nodes, endpoints); None: nothing.
     """
 
-    cluster: ClusterSpec | FleetSpec | DeploymentSpec | SharingSpec
+    cluster: object
     slos: tuple[SLO, ...]
     classes: tuple[str, ...]
     decision_interval_s: float
     engines: NominalEngines | None = None
     queue_capacity: int = 0
-    deployment: DeploymentSetting | None = None
-    sharing: SharingSetting | None = None
-    autoscaling: AutoscalingSpec | None = None
+    setting: Setting | None = None
 
     @property
     def node(self) -> ClusterSpec:
@@ -64,42 +69,18 @@ class PolicySpec:
             )
         return self.engines
 
-    @property
-    def setting(self) -> DeploymentSetting:
-        """What is known of replica kinds, which must be what is decided about.
+    def setting_of(self, kind: type[SettingT]) -> SettingT:
+        """What the environment tells besides, which must be of a kind.
+
+        Args:
+            kind: Class of the setting that the policy needs, such as `envs.deployment.state.DeploymentSetting`.
 
         Raises:
-            ValueError: the cluster is not cut into replicas.
+            ValueError: the environment has another setting or none, so that another decision is taken there.
         """
-        if self.deployment is None:
-            raise ValueError(
-                "this policy decides how a cluster is cut into replicas; here another decision is taken"
-            )
-        return self.deployment
-
-    @property
-    def shared(self) -> SharingSetting:
-        """What is known of nodes and models, whose sharing must be what is decided about.
-
-        Raises:
-            ValueError: nodes are not shared.
-        """
-        if self.sharing is None:
-            raise ValueError("this policy decides how models share nodes; here another decision is taken")
-        return self.sharing
-
-    @property
-    def scaling(self) -> AutoscalingSpec:
-        """What is known of endpoints, whose number of instances must be what is decided.
-
-        Raises:
-            ValueError: it is not.
-        """
-        if self.autoscaling is None:
-            raise ValueError(
-                "this policy decides how many instances there are; here another decision is taken"
-            )
-        return self.autoscaling
+        if not isinstance(self.setting, kind):
+            raise ValueError(f"this policy decides {kind.decision}; here another decision is taken")
+        return self.setting
 
     @property
     def num_base(self) -> int:

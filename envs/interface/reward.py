@@ -8,8 +8,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from serving_gym.envs.interface.backend import TOTALS
 from serving_gym.envs.interface.objective import Objective
+from serving_gym.envs.interface.state import TOTALS
 
 _REFUSED, _FAILED, _GOOD = (TOTALS.index(name) for name in ("refused", "failed", "good"))
 _FIRST, _TTFT_MET = TOTALS.index("first_tokens"), TOTALS.index("ttft_met")

@@ -291,3 +291,12 @@ class MachineSpec:
         for name in ("redeploy_s", "remote_s", "spot_revenue_ratio"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"machines.{name} must not be negative, got {getattr(self, name)}")
+
+
+class Held(IntEnum):
+    """What a machine that is not vacant is held for."""
+
+    STARTING = 0
+    RUNNING = 1
+    DRAINING = 2
+    SPOT = 3

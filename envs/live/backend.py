@@ -10,18 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.envs.interface.backend import (
-    ENGINE_STATE_DTYPE,
-    SLO,
-    ClusterSpec,
-    ClusterState,
-    Command,
-    Fault,
-    Receipt,
-    SetLayout,
-    WaitingRequest,
-)
+from serving_gym.envs.interface.cluster import ClusterSpec, Fault
+from serving_gym.envs.interface.commands import Command, Receipt, SetLayout
 from serving_gym.envs.interface.layout import all_groups
+from serving_gym.envs.interface.slo import SLO
+from serving_gym.envs.interface.state import ENGINE_STATE_DTYPE, ClusterState
 from serving_gym.envs.live.endpoints import check_endpoints
 from serving_gym.envs.live.loop import LoopThread
 from serving_gym.envs.live.routers import Router
@@ -233,7 +226,7 @@ class LiveBackend:
             num_pooled=len(pool),
             pooled_tokens=int(self.workload.input_tokens[list(pool)].sum()),
             totals=self._session.ledger.totals.copy(),
-            waiting=tuple(WaitingRequest.of(self.workload, row) for row in self._triggered),
+            waiting=tuple(self.workload.waiting_request(row) for row in self._triggered),
             stale=self._session.stale(),
         )
 

@@ -1,4 +1,4 @@
-"""How long a policy that starts and stops servers may think, and what becomes of a decision that comes too late."""
+"""What becomes of a decision that fails or comes too late, and how long a policy that starts servers may think."""
 
 from __future__ import annotations
 
@@ -6,7 +6,16 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from serving_gym.envs.routing.live.desk import NoDecision
+
+@dataclass(frozen=True, slots=True)
+class NoDecision:
+    """What stands for an action where a policy has failed: the request goes by power of two choices.
+
+    Attributes:
+        reason: How it failed.
+    """
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,9 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.envs.interface.backend import ENGINE_STATE_DTYPE, SLO
-from serving_gym.envs.interface.inventory import Held
+from serving_gym.envs.interface.scaling import Held
+from serving_gym.envs.interface.slo import SLO
+from serving_gym.envs.interface.state import ENGINE_STATE_DTYPE
 from serving_gym.envs.live.envelope import Envelope, EnvelopeSettings
 from serving_gym.envs.live.gauges import CacheConfig
 from serving_gym.envs.live.launch_settings import SERVED_NAME, LaunchSettings

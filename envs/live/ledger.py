@@ -8,7 +8,6 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.envs.interface.backend import SLO, TOTALS
 from serving_gym.envs.interface.metrics import (
     FAILED,
     FINISHED,
@@ -17,6 +16,8 @@ from serving_gym.envs.interface.metrics import (
     UNFINISHED,
     RequestRecords,
 )
+from serving_gym.envs.interface.slo import SLO
+from serving_gym.envs.interface.state import TOTALS
 from serving_gym.envs.workload.schema import Workload
 
 _COLUMN = {name: number for number, name in enumerate(TOTALS)}

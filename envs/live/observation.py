@@ -11,11 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.envs.interface.backend import EngineStatus
+from serving_gym.envs.interface.state import IN_FLIGHT_DTYPE, EngineStatus
 from serving_gym.envs.live.gauges import Gauges
 from serving_gym.envs.live.ledger import EngineLoad, Ledger
 from serving_gym.envs.live.servers import Server
-from serving_gym.envs.routing.state import IN_FLIGHT_DTYPE
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from typing import Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.envs.interface.backend import SLO
 from serving_gym.envs.interface.metrics import UNFINISHED, RequestRecords
+from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.live.ledger import Ledger
 from serving_gym.envs.live.loop import LoopThread
 from serving_gym.envs.live.servers import Server
@@ -107,7 +107,7 @@ class DrivesServers:
         fleet: The servers.
     """
 
-    survives_failures = True  # of a policy: `envs.routing.live.desk.NoDecision` stands for its action
+    survives_failures = True  # of a policy: `envs.live.control.NoDecision` stands for its action
     fleet: LiveRun
 
     def records(self) -> RequestRecords:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.envs.interface.backend import SLO
+from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.live.gauges import NOTHING, Gauges
 from serving_gym.envs.live.ledger import Ledger
 from serving_gym.envs.live.observation import Snapshot, fill_row

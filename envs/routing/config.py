@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
-from serving_gym.envs.interface.backend import SLO
 from serving_gym.envs.interface.fleet import FleetConfig
 from serving_gym.envs.interface.objective import Objective
+from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.workload.predictions import PredictionSpec
 from serving_gym.envs.workload.registry import WorkloadSpec
 

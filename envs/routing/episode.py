@@ -7,11 +7,13 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.envs.interface.backend import TOTALS, Receipt, promises
+from serving_gym.envs.interface.commands import Receipt
 from serving_gym.envs.interface.fleet import FleetCommand, Route
+from serving_gym.envs.interface.slo import promises
+from serving_gym.envs.interface.state import IN_FLIGHT_DTYPE, TOTALS
 from serving_gym.envs.routing.config import RoutingConfig
 from serving_gym.envs.routing.faults import draw_faults
-from serving_gym.envs.routing.state import IN_FLIGHT_DTYPE, RoutedRequest, RoutingState
+from serving_gym.envs.routing.state import RoutedRequest, RoutingState
 from serving_gym.envs.simulator.fleet.nominal import nominal_engines
 from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
 from serving_gym.envs.simulator.kernel.desk import DUE, FAR, Desk, fork_desk, new_desk

@@ -12,8 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.envs.interface.backend import SLO, TOTALS, EngineStatus
 from serving_gym.envs.interface.nominal import NominalEngines
+from serving_gym.envs.interface.slo import SLO
+from serving_gym.envs.interface.state import TOTALS, EngineStatus
 from serving_gym.envs.routing.config import RoutingScales
 from serving_gym.envs.routing.state import RoutingState
 from serving_gym.envs.simulator.kernel.desk import AHEAD_STEP, NUM_GLANCES

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.envs.base.render import Panel, draw_panels, level
-from serving_gym.envs.interface.backend import EngineStatus
 from serving_gym.envs.interface.nominal import NominalEngines
+from serving_gym.envs.interface.state import EngineStatus
 from serving_gym.envs.routing.state import RoutingState
 
 

@@ -7,28 +7,13 @@ once is what passes through its own hands: every request that it sent, and every
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.envs.interface.fleet import FleetCommand, Underway
-
-# One row a request that the router has sent and whose answer has not ended. All of it is the router's own knowledge.
-IN_FLIGHT_DTYPE = np.dtype(
-    [
-        ("arrival_s", np.float64),
-        ("first_token_s", np.float64),  # -1 until it came
-        ("index", np.int32),  # row of the workload
-        ("place", np.int32),  # where it was sent
-        ("input_tokens", np.int32),
-        ("predicted_tokens", np.int32),  # predicted output length
-        ("generated_tokens", np.int32),  # streamed back so far
-        ("max_output_tokens", np.int32),  # what its client declared
-        ("class_id", np.int32),
-        ("priority", np.int32),
-    ],
-    align=True,
-)
+from serving_gym.envs.interface.policy_spec import PolicySpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,3 +73,17 @@ class Dispatch:
     place: int | None
     priority: int | None = None
     commands: tuple[FleetCommand, ...] = ()
+
+
+class RoutingPolicy(Protocol):
+    """Any policy of `env=routing`."""
+
+    name: str
+
+    def reset(self, spec: PolicySpec, seed: int) -> None:
+        """Begins anew."""
+        ...
+
+    def act(self, observation: Any, state: Any) -> Any:
+        """Decides."""
+        ...

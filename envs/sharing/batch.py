@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from serving_gym.envs.base.placement import Observations
 from serving_gym.envs.interface.reward import Interval
+from serving_gym.envs.interface.sharing import Event
 from serving_gym.envs.sharing.config import SharingScales
 from serving_gym.envs.sharing.episode import SharingEpisode
-from serving_gym.envs.sharing.state import Event, Share
+from serving_gym.envs.sharing.state import Share
 from serving_gym.envs.simulator.kernel.handles import write_handle
 from serving_gym.envs.simulator.sharing.arrays import PS_PER_S, REACHED
 from serving_gym.envs.simulator.sharing.commands import REASONS

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
-from serving_gym.envs.interface.backend import LengthSLO
 from serving_gym.envs.interface.objective import Objective
-from serving_gym.envs.sharing.spec import SharingSpec
-from serving_gym.envs.sharing.state import TokenScheduler
+from serving_gym.envs.interface.sharing import TokenScheduler
+from serving_gym.envs.interface.slo import LengthSLO
+from serving_gym.envs.machines.shared_nodes import SharingSpec
 from serving_gym.envs.simulator.sharing.build import ManagerSpec
 from serving_gym.envs.workload.registry import WorkloadSpec, check_choice
 
@@ -51,7 +51,7 @@ class SharingConfig:
             what stands idle beside GPUs (LLM-Mesh, section 3) and cost little.
         ooms: Weight on minus the number of instances that die of an allocation, besides what becomes of their requests.
         token_scheduler: Which instance of a node has the next iteration, until a policy says otherwise: one of
-            `envs.sharing.state.TokenScheduler`; "policy": it is a decision as well.
+            `envs.interface.sharing.TokenScheduler`; "policy": it is a decision as well.
         manager: The environment's own memory manager, and the gateway.
         scales: Scales of the observation.
         drain_limit_s: How long after the last arrival an episode may go on before it is cut off, seconds.

@@ -62,7 +62,7 @@ class SharingEnv(PlacementEnv):
     the node go with it, those that have been idle the longest first. With `token_scheduler="policy"` decisions are
     asked for where a node is to give its next iteration and two or more of its instances have one to run: a slot of
     that node, or the last action (the shortest headroom decides). `step` also takes None (hold) and a `Share` with
-    commands of `envs.sharing.state`: these reach everything but such replacements, KV pools, evictions and token
+    commands of `envs.interface.sharing`: these reach everything but such replacements, KV pools, evictions and token
     schedulers, and a policy that configures `manages_memory` is asked at more events.
 
     ## Observation space
@@ -124,7 +124,7 @@ class SharingEnv(PlacementEnv):
             slos=self.core.slos,
             classes=self.core.classes,
             decision_interval_s=self.config.manager.retry_s,
-            sharing=self.core.setting,
+            setting=self.core.setting,
         )
 
     def reset(

@@ -5,10 +5,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.envs.interface.backend import TOTALS, Receipt, promises
+from serving_gym.envs.interface.commands import Receipt
 from serving_gym.envs.interface.reward import Interval, RewardMeter
+from serving_gym.envs.interface.sharing import Event, TokenScheduler
+from serving_gym.envs.interface.slo import promises
+from serving_gym.envs.interface.state import TOTALS
 from serving_gym.envs.sharing.config import SharingConfig
-from serving_gym.envs.sharing.state import Event, Share, SharingState, TokenScheduler
+from serving_gym.envs.sharing.state import Share, SharingState
+from serving_gym.envs.sharing.view import state_of
 from serving_gym.envs.simulator.sharing.arrays import PS_PER_S
 from serving_gym.envs.simulator.sharing.simulator import SharingSimulator
 from serving_gym.envs.workload.registry import WorkloadSource
@@ -136,7 +140,7 @@ class SharingEpisode:
     @property
     def state(self) -> SharingState:
         """What a policy may know at this decision."""
-        return self.simulator.observe()
+        return state_of(self.simulator)
 
     def fork(self) -> SharingEpisode:
         """A copy that continues to the same numbers."""

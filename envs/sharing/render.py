@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.envs.base.render import Panel, draw_panels, level
-from serving_gym.envs.sharing.state import InstanceStatus, SharingSetting, SharingState
+from serving_gym.envs.interface.sharing import InstanceStatus, SharingSetting
+from serving_gym.envs.sharing.state import SharingState
 
 
 @dataclass(frozen=True, eq=False)

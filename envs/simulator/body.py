@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.envs.interface.backend import SLO, WaitingRequest
+from serving_gym.envs.interface.slo import SLO
+from serving_gym.envs.interface.state import WaitingRequest
 from serving_gym.envs.simulator.kernel import state as kernel_state
 from serving_gym.envs.simulator.kernel.state import (
     NEED_EXTENTS,
@@ -277,7 +278,7 @@ class Body:
             if self.traffic.trigger[i]:
                 rows.append(i)
             i -= 1
-        return tuple(WaitingRequest.of(self.workload, row) for row in reversed(rows))
+        return tuple(self.workload.waiting_request(row) for row in reversed(rows))
 
     # -- forks ---------------------------------------------------------------------------------------------------------
 

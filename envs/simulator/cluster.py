@@ -12,8 +12,9 @@ from serving_gym.calibration.latency import LatencyTables
 from serving_gym.calibration.memory import num_blocks
 from serving_gym.calibration.profile import Profile, load_profile, named_profile
 from serving_gym.calibration.transitions import COMMUNICATOR_START_S, LIVE_SWITCH_S, cold_start_s
-from serving_gym.envs.interface.backend import SLO, ClusterSpec
+from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.layout import Group, all_groups, groups_of
+from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.simulator.kernel.state import CLASS_DTYPE, KIND_DTYPE, Tables, rows_of
 from serving_gym.envs.simulator.scheduling import check_scheduling, schedules_async, to_ps
 

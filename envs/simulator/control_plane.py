@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from serving_gym.envs.interface.backend import EngineStatus, Fault, Redeploy, SwitchMode
+from serving_gym.envs.interface.cluster import Fault
+from serving_gym.envs.interface.commands import Redeploy, SwitchMode
 from serving_gym.envs.interface.layout import Group, groups_of
+from serving_gym.envs.interface.state import EngineStatus
 from serving_gym.envs.simulator.kernel.state import NEVER, World
 from serving_gym.envs.simulator.kernel.world import (
     fail_running,
@@ -28,11 +29,9 @@ from serving_gym.envs.simulator.kernel.world import (
     pool_running,
     pool_waiting,
 )
+from serving_gym.envs.simulator.node import Node
 from serving_gym.envs.simulator.plane import Plane, Process
 from serving_gym.envs.simulator.scheduling import to_ps
-
-if TYPE_CHECKING:
-    from serving_gym.envs.simulator.simulator import Simulator
 
 
 class Phase(IntEnum):
@@ -97,14 +96,14 @@ Operation = Switch | Restart | PendingFault
 class ControlPlane(Plane):
     """Carries out operations on a simulator's engines."""
 
-    def __init__(self, simulator: Simulator) -> None:
+    def __init__(self, simulator: Node) -> None:
         super().__init__(simulator)
         self.simulator = simulator
         self.layout: tuple[Group, ...] = ()
         self.execution = "tp"
         self.weights = simulator.cluster.spec.weights
 
-    def fork(self, simulator: Simulator) -> ControlPlane:
+    def fork(self, simulator: Node) -> ControlPlane:
         """A copy for another simulator."""
         copy = self._fork_plane(simulator)
         copy.simulator = simulator

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from serving_gym.calibration.profile import Profile
-from serving_gym.envs.interface.backend import ClusterSpec
+from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.fleet import FleetSpec
 from serving_gym.envs.machines.spec import DeploymentSpec
 from serving_gym.envs.simulator.kernel.state import DPA, EDF, FCFS, PRIORITY, PS_PER_S, ROUTER_NAMES

@@ -7,55 +7,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from serving_gym.calibration.power import power_of
-from serving_gym.envs.interface.backend import (
-    SLO,
-    TOTALS,
-    ClusterSpec,
-    ClusterState,
-    Command,
-    Fault,
-    Receipt,
-    Redeploy,
-    SetLayout,
-    SwitchMode,
-    Transition,
-)
+from serving_gym.envs.interface.cluster import Fault
+from serving_gym.envs.interface.commands import Command, Receipt, Redeploy, SetLayout, SwitchMode
 from serving_gym.envs.interface.layout import Group, Layout, changed_regions, groups_of, layout_of
+from serving_gym.envs.interface.state import TOTALS, ClusterState, Transition
 from serving_gym.envs.interface.usage import Usage
-from serving_gym.envs.simulator.body import Body
-from serving_gym.envs.simulator.cluster import build_cluster, make_cluster
 from serving_gym.envs.simulator.control_plane import ControlPlane, Phase, Switch
 from serving_gym.envs.simulator.kernel.state import NEVER, PS_PER_S
 from serving_gym.envs.simulator.metering import usage, work_j
+from serving_gym.envs.simulator.node import Node
 
 if TYPE_CHECKING:
-    from serving_gym.calibration.profile import Profile
     from serving_gym.envs.workload.schema import Workload
 
 
-class Simulator(Body):
+class Simulator(Node):
     """A simulated node of GPUs whose engines can be merged and split.
 
-    Args:
-        spec: The cluster.
-        slos: Latency promise of each request class, in the order of the workload's classes.
-        trigger_classes: Classes whose arrival stops `advance` so that a decision can be taken.
-        profile: Latency of the engines; None: the committed profile of the spec's model and GPU.
-
-    Raises:
-        ValueError: the spec names something unknown, or the model does not fit its GPUs.
+    Args and errors are those of `Node`.
     """
-
-    def __init__(
-        self,
-        spec: ClusterSpec,
-        slos: tuple[SLO, ...],
-        trigger_classes: tuple[int, ...] = (),
-        profile: Profile | None = None,
-    ) -> None:
-        self.spec = spec
-        self.cluster = build_cluster(spec, slos) if profile is None else make_cluster(spec, slos, profile)
-        super().__init__(spec, self.cluster.tables, slos, trigger_classes)
 
     @property
     def clockwork(self) -> ControlPlane:
@@ -135,17 +105,9 @@ class Simulator(Body):
 
     def fork(self) -> Simulator:
         """A copy that continues to the same numbers and shares nothing that changes."""
-        copy = self._fork_body()
-        copy.spec, copy.cluster = self.spec, self.cluster
+        copy = self._fork_node()
         copy.control = self.control.fork(copy)
         return copy
-
-    def set_request_limit(self, weights: str) -> None:
-        """Refuses on arrival what no engine of the node could ever hold."""
-        most = self.cluster.max_request_tokens(weights)
-        if not self.spec.chunked_prefill:
-            most = min(most, self.spec.max_num_batched_tokens)  # vLLM wants a budget of max_model_len then
-        self.world.endpoints["max_request_tokens"] = most
 
     @property
     def settled(self) -> bool:

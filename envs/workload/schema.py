@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from serving_gym.envs.interface.state import WaitingRequest
+
 FloatArray = NDArray[np.float64]
 TokenArray = NDArray[np.int32]
 OffsetArray = NDArray[np.int64]
@@ -285,6 +287,17 @@ class Workload:
             hash_block_tokens=block_tokens,
             name="+".join(part.name for part in workloads),
             provenance="; ".join(dict.fromkeys(part.provenance for part in workloads if part.provenance)),
+        )
+
+    def waiting_request(self, row: int) -> WaitingRequest:
+        """A row as a router sees it."""
+        return WaitingRequest(
+            index=row,
+            arrival_s=float(self.arrival_s[row]),
+            input_tokens=int(self.input_tokens[row]),
+            max_output_tokens=int(self.max_output_tokens[row]),
+            priority=int(self.priority[row]),
+            class_id=int(self.class_id[row]),
         )
 
     def equals(self, other: Workload) -> bool:

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.envs.interface.backend import SLO
 from serving_gym.envs.interface.metrics import RequestRecords
 from serving_gym.envs.interface.objective import Objective
+from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.simulator.kernel.state import PS_PER_S
 
 FloatArray = NDArray[np.float64]

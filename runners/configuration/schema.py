@@ -13,8 +13,9 @@ from typing import Any, ClassVar
 
 from hydra.core.config_store import ConfigStore
 
-from serving_gym.envs.interface.backend import SLO, ClusterSpec
+from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.objective import Objective
+from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.live.envelope import EnvelopeSettings
 from serving_gym.envs.live.launch_settings import DEVICES
 from serving_gym.envs.live.settings import LiveSettings

@@ -19,8 +19,10 @@ from serving_gym.envs.deployment.live.env import LiveDeploymentEnv, check_divide
 from serving_gym.envs.deployment.live.fleet import DividedFleet
 from serving_gym.envs.deployment.live.platform import Platform
 from serving_gym.envs.dp_tp.live.env import LiveDPTPEnv
-from serving_gym.envs.interface.backend import SLO, ClusterSpec
+from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.fleet import FleetConfig, ReplicaSpec
+from serving_gym.envs.interface.sharing import SharedModel
+from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.live.backend import LiveBackend
 from serving_gym.envs.live.launch_settings import LaunchSettings
 from serving_gym.envs.live.launcher import LocalServer, ending_on_sigterm
@@ -28,6 +30,7 @@ from serving_gym.envs.live.supervision import LocalServers
 from serving_gym.envs.live.tiny_model import LONGEST
 from serving_gym.envs.live.transitions import Slot
 from serving_gym.envs.machines.cluster import Deployment
+from serving_gym.envs.machines.shared_nodes import SharingSpec
 from serving_gym.envs.machines.spec import DeploymentSpec
 from serving_gym.envs.registration import env_config_class
 from serving_gym.envs.routing.live.env import LiveRoutingEnv
@@ -35,8 +38,6 @@ from serving_gym.envs.routing.live.fleet import places_of
 from serving_gym.envs.sharing.episode import SharingEpisode
 from serving_gym.envs.sharing.live.env import LiveSharingEnv
 from serving_gym.envs.sharing.live.fleet import SharedFleet
-from serving_gym.envs.sharing.spec import SharingSpec
-from serving_gym.envs.sharing.state import SharedModel
 from serving_gym.envs.simulator.sharing.build import size_of
 from serving_gym.runners.configuration.schema import LIVE_BACKENDS, BackendConfig, RunConfig
 from serving_gym.runners.live.switching import switching_env

@@ -6,7 +6,9 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from serving_gym.envs.autoscaling.state import AutoscalingSpec
 from serving_gym.envs.interface.fleet import FleetConfig
+from serving_gym.envs.interface.sharing import SharingSetting
 from serving_gym.envs.live.supervision import LocalServers
 from serving_gym.envs.machines.spec import DeploymentSpec
 from serving_gym.envs.routing.live.fleet import places_of
@@ -104,13 +106,13 @@ def _transitions(simulator: Any, live: Any, launched: LocalServers | None) -> di
 def _nominal(simulator: Any) -> dict[str, float]:
     """What transitions take in simulation, s, by name."""
     core = simulator.unwrapped
-    cluster = core.policy_spec.cluster
-    if core.policy_spec.autoscaling is not None:
-        return {"start_s": float(core.policy_spec.autoscaling.start_s[0, 0])}
+    cluster, setting = core.policy_spec.cluster, core.policy_spec.setting
+    if isinstance(setting, AutoscalingSpec):
+        return {"start_s": float(setting.start_s[0, 0])}
     if isinstance(cluster, DeploymentSpec):  # of a switch without what must drain
         return {"start_s": cluster.reinit_s, "switch_s": cluster.reinit_s}
-    if core.policy_spec.sharing is not None:
-        return {"start_s": float(core.policy_spec.sharing.load_s.mean())}
+    if isinstance(setting, SharingSetting):
+        return {"start_s": float(setting.load_s.mean())}
     if isinstance(cluster, FleetConfig):
         return {"start_s": lone_start_s(cluster, cluster.groups[0].replica)}
     return {"switch_s": core.core.simulator.cluster.switch_ps / PS_PER_S}

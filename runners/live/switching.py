@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from serving_gym.envs.dp_tp.live.env import LiveDPTPEnv
-from serving_gym.envs.interface.backend import ClusterSpec
+from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.live.launcher import ending_on_sigterm
 from serving_gym.envs.live.switching.install import install
 from serving_gym.envs.live.switching.launch import SwitchingLaunchSettings, switching_server

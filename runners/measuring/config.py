@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import date
 
 from serving_gym.calibration.hardware import GPUS, GpuSpec, get_gpu
-from serving_gym.envs.interface.backend import ClusterSpec
+from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.workload.registry import check_choice
 from serving_gym.runners.configuration.schema import BackendConfig, check_least
 

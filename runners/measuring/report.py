@@ -12,7 +12,7 @@ from typing import Any
 from serving_gym.calibration.latency import LatencyModel
 from serving_gym.calibration.models import MODELS, ModelSpec
 from serving_gym.calibration.profile import Profile, dump_profile, named_profile, profile_file_name
-from serving_gym.envs.interface.backend import ClusterSpec
+from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.runners.measuring.config import CalibrateConfig
 from serving_gym.runners.measuring.log import IterationLog
 from serving_gym.runners.measuring.model import served_model

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from serving_gym.calibration.profile import Profile
-from serving_gym.envs.interface.backend import ClusterSpec
+from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.live.endpoints import check_endpoints
 from serving_gym.envs.live.launcher import LocalServer, ending_on_sigterm
 from serving_gym.envs.live.servers import Server

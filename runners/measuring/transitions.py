@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from serving_gym.envs.interface.backend import SwitchMode
+from serving_gym.envs.interface.commands import SwitchMode
 from serving_gym.envs.live.switching.client import SwitchingClient
 from serving_gym.envs.live.transitions import Slot, SlotState
 

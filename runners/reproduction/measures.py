@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from serving_gym.envs.interface.backend import SLO, ClusterSpec, Command, Redeploy
+from serving_gym.envs.interface.cluster import ClusterSpec
+from serving_gym.envs.interface.commands import Command, Redeploy
 from serving_gym.envs.interface.metrics import FloatArray, RequestRecords, percentiles
+from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.simulator.simulator import Simulator
 from serving_gym.envs.workload.schema import Workload
 from serving_gym.runners.reproduction.trials import BoolArray

@@ -141,7 +141,7 @@ def _decide(policy: Policy, observation: Any, core: Any) -> Any:
     """What a policy decides; on live servers one that fails is passed over, as the requests are real."""
     if not getattr(core, "survives_failures", False):
         return policy.act(observation, core.state)
-    from serving_gym.envs.routing.live.desk import NoDecision
+    from serving_gym.envs.live.control import NoDecision
 
     try:
         return policy.act(observation, core.state)

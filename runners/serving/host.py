@@ -6,30 +6,16 @@ import time
 import zlib
 from collections import Counter, deque
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from serving_gym.envs.interface.policy_spec import PolicySpec
 from serving_gym.envs.routing.observation import StateEncoder
-from serving_gym.envs.routing.state import Dispatch, RoutingState
+from serving_gym.envs.routing.state import Dispatch, RoutingPolicy, RoutingState
 
 MODES = ("live", "shadow", "canary")
 _REMEMBERED = 10_000  # decisions whose time the status knows
-
-
-class RoutingPolicy(Protocol):
-    """Any policy of `env=routing`."""
-
-    name: str
-
-    def reset(self, spec: PolicySpec, seed: int) -> None:
-        """Begins anew."""
-        ...
-
-    def act(self, observation: Any, state: Any) -> Any:
-        """Decides."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from serving_gym.envs.autoscaling.encoding import StateEncoder
 from serving_gym.envs.autoscaling.env import AutoscalingEnv
 from serving_gym.envs.autoscaling.state import INSTANCE_DTYPE, AutoscalingState, EndpointState, InstanceStatus
 from serving_gym.envs.interface.scaling import TRAFFIC_DTYPE, ScaleChange, Traffic
-from serving_gym.envs.routing.state import IN_FLIGHT_DTYPE
+from serving_gym.envs.interface.state import IN_FLIGHT_DTYPE
 from serving_gym.runners.configuration.compose import composed
 from serving_gym.runners.configuration.policies import load_policy
 from serving_gym.runners.configuration.schema import EvaluateConfig

@@ -29,8 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 from ray.serve.request_router import PendingRequest, ReplicaID, ReplicaResult, RequestRouter, RunningReplica
 
-from serving_gym.envs.interface.backend import ENGINE_STATE_DTYPE, TOTALS, EngineStatus
-from serving_gym.envs.routing.state import IN_FLIGHT_DTYPE, RoutedRequest, RoutingState
+from serving_gym.envs.interface.state import ENGINE_STATE_DTYPE, IN_FLIGHT_DTYPE, TOTALS, EngineStatus
+from serving_gym.envs.routing.state import RoutedRequest, RoutingState
 from serving_gym.runners.configuration.compose import composed
 from serving_gym.runners.serve import ServeConfig, policy_host
 

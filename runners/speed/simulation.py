@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from serving_gym.envs.interface.backend import SLO, ClusterSpec
+from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.fleet import FleetSpec, GroupSpec, ReplicaSpec
+from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
 from serving_gym.envs.simulator.simulator import Simulator
 from serving_gym.envs.simulator.streaming import run_stream

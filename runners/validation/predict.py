@@ -7,8 +7,9 @@ from numpy.typing import NDArray
 
 from serving_gym.calibration.engines import Frontend
 from serving_gym.calibration.profile import Profile
-from serving_gym.envs.interface.backend import SLO, ClusterSpec
+from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.metrics import RequestRecords
+from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.simulator.simulator import Simulator
 from serving_gym.runners.validation.runs import ServingRun
 

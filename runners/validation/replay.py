@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from serving_gym.calibration.engines import Frontend
-from serving_gym.envs.interface.backend import SLO, ClusterSpec
+from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.metrics import summarise
+from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.simulator.cluster import profile_of
 from serving_gym.envs.simulator.simulator import Simulator
 from serving_gym.envs.workload.schema import Workload

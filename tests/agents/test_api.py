@@ -27,7 +27,8 @@ from serving_gym.agents.learners.learner import Budget, Task
 from serving_gym.agents.networks.score_network import Committee, ScoreCommittee, TrainableNetwork
 from serving_gym.envs.dp_tp.action import decode_action, encode_action
 from serving_gym.envs.dp_tp.episode import DPTPConfig, DPTPCore
-from serving_gym.envs.interface.backend import ClusterSpec, Redeploy, SetLayout, SwitchMode
+from serving_gym.envs.interface.cluster import ClusterSpec
+from serving_gym.envs.interface.commands import Redeploy, SetLayout, SwitchMode
 from serving_gym.envs.workload.registry import WorkloadSpec
 
 TWO_GPUS = ClusterSpec(num_gpus=2)

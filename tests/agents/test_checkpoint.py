@@ -19,7 +19,7 @@ from serving_gym.agents.checkpoint import (
 )
 from serving_gym.agents.config import DQNConfig, NetworkConfig, PPOConfig
 from serving_gym.agents.learners.learner import Budget, Task, make_learner
-from serving_gym.envs.interface.backend import ClusterSpec
+from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.registration import make_env
 from serving_gym.envs.workload.registry import WorkloadSpec
 

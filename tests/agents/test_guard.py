@@ -17,7 +17,7 @@ from serving_gym.agents.environments.routing.guard import GuardConfig, guarded, 
 from serving_gym.agents.learners.api.config import APIConfig
 from serving_gym.agents.learners.api.learner import APILearner
 from serving_gym.agents.learners.learner import Task, build_agent_config
-from serving_gym.envs.interface.backend import ClusterSpec
+from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
 from serving_gym.envs.registration import make_env
 from serving_gym.envs.routing.batch import EpisodeBatch

@@ -23,7 +23,7 @@ from serving_gym.agents.learners.portfolio.learner import PortfolioLearner
 from serving_gym.agents.learners.portfolio.policy import PortfolioPolicy
 from serving_gym.agents.networks.score_network import NEVER, Committee, ScoreCommittee, TrainableNetwork
 from serving_gym.agents.networks.set_network import SetNetwork
-from serving_gym.envs.interface.backend import ClusterSpec
+from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.registration import make_env
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners import join as command

@@ -32,9 +32,9 @@ from serving_gym.agents.learners.serial_env import SerialVectorEnv
 from serving_gym.agents.networks.networks import BASELINE, PooledNetwork, ResidualNetwork
 from serving_gym.baselines.policy import BatchPolicy
 from serving_gym.baselines.registry import make_policy
-from serving_gym.envs.interface.backend import SLO
 from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
 from serving_gym.envs.interface.objective import Objective
+from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.registration import make_env, make_vector_env
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners.configuration.policies import policy_config

@@ -7,7 +7,7 @@ import pytest
 from serving_gym.agents.config import NetworkConfig, PPOConfig
 from serving_gym.agents.learners.learner import Budget, Task, make_learner
 from serving_gym.baselines.registry import make_policy
-from serving_gym.envs.interface.backend import ClusterSpec
+from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.registration import make_env
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners.rollouts.rollout import run_episode

@@ -13,7 +13,7 @@ from serving_gym.agents.environments.dp_tp.layout_network import layout_ranks
 from serving_gym.agents.learners.factory import make_policy_network
 from serving_gym.agents.networks.networks import Pooling, RowNetwork
 from serving_gym.agents.policies.network_policy import scores_of
-from serving_gym.envs.interface.backend import ClusterSpec
+from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.layout import all_layouts
 from serving_gym.envs.registration import make_env
 from serving_gym.envs.workload.registry import WorkloadSpec

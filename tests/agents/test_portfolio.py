@@ -17,7 +17,7 @@ from serving_gym.agents.learners.portfolio.panel import Panel, state_size
 from serving_gym.baselines.registry import make_policy
 from serving_gym.envs.base.lazy_observation import LazyObservation
 from serving_gym.envs.dp_tp.observation import CLUSTER_FEATURES
-from serving_gym.envs.interface.backend import ClusterSpec
+from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
 from serving_gym.envs.registration import make_env
 from serving_gym.envs.workload.registry import WorkloadSource, WorkloadSpec

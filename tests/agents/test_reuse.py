@@ -21,11 +21,11 @@ from serving_gym.agents.learners.reuse.moments import (
     moments_of,
 )
 from serving_gym.agents.learners.reuse.network import SPANS_S, ReuseNetwork, gittins, loss_of, targets
+from serving_gym.envs.interface.sharing import Event, InstanceStatus
 from serving_gym.envs.registration import make_env
 from serving_gym.envs.sharing.batch import SharingDeciders
 from serving_gym.envs.sharing.config import SharingConfig, SharingScales
 from serving_gym.envs.sharing.episode import SharingEpisode
-from serving_gym.envs.sharing.state import Event, InstanceStatus
 from serving_gym.envs.simulator.sharing.features import PLACE_FEATURES
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.envs.workload.schema import Workload

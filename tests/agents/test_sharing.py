@@ -17,8 +17,8 @@ from serving_gym.agents.learners.api.learner import APILearner
 from serving_gym.agents.learners.imitation import ImitationLearner
 from serving_gym.agents.learners.learner import Budget, Task, make_learner
 from serving_gym.baselines.common.place_score import PlaceScoreConfig, PlaceScorePolicy
+from serving_gym.envs.machines.shared_nodes import SharingSpec
 from serving_gym.envs.registration import make_env, make_vector_env
-from serving_gym.envs.sharing.spec import SharingSpec
 from serving_gym.envs.simulator.sharing.build import ManagerSpec
 from serving_gym.envs.simulator.sharing.features import PLACE_FEATURES
 from serving_gym.envs.workload.registry import WorkloadSpec

@@ -21,8 +21,8 @@ from serving_gym.agents.networks.score_network import NEVER, TrainableNetwork
 from serving_gym.baselines.registry import make_policy
 from serving_gym.envs.base.lazy_observation import LazyObservation
 from serving_gym.envs.deployment.env import DeploymentEnv
-from serving_gym.envs.deployment.state import Deploy
-from serving_gym.envs.interface.backend import ClusterSpec
+from serving_gym.envs.deployment.state import Deploy, DeploymentSetting
+from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.registration import make_env
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners.configuration.compose import composed
@@ -191,7 +191,7 @@ class Counting:
     name, clairvoyant = "counting", False
 
     def reset(self, spec: Any, seed: int) -> None:
-        self.asked, self.setting = [0], spec.setting
+        self.asked, self.setting = [0], spec.setting_of(DeploymentSetting)
 
     def act(self, observation: Any, state: Any) -> int:
         self.asked[0] += 1

@@ -14,7 +14,7 @@ from serving_gym.agents.learners.api.config import APIConfig
 from serving_gym.agents.learners.api.counterfactuals import Batch
 from serving_gym.agents.learners.api.learner import APILearner
 from serving_gym.agents.learners.learner import Budget, Task
-from serving_gym.envs.interface.backend import ClusterSpec
+from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.workload.registry import WorkloadSpec
 
 BURSTS = {

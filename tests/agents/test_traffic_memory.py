@@ -11,7 +11,7 @@ import pytest
 
 from serving_gym.agents.environments.dp_tp.memory import FEATURES, TrafficMemory
 from serving_gym.agents.learners.api.config import APIConfig
-from serving_gym.envs.interface.backend import TOTALS
+from serving_gym.envs.interface.state import TOTALS
 
 
 class Traffic:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from serving_gym.baselines.registry import make_policy
-from serving_gym.envs.interface.backend import ClusterSpec
+from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec, SlowNode
 from serving_gym.envs.registration import make_env
 from serving_gym.envs.workload.registry import WorkloadSpec

@@ -6,16 +6,14 @@ import numpy as np
 
 from serving_gym.envs.autoscaling.state import (
     INSTANCE_DTYPE,
-    TRAFFIC_DTYPE,
     AutoscalingSpec,
     AutoscalingState,
-    Endpoint,
     EndpointState,
     InstanceStatus,
-    Traffic,
 )
-from serving_gym.envs.interface.backend import SLO
-from serving_gym.envs.routing.state import IN_FLIGHT_DTYPE
+from serving_gym.envs.interface.scaling import TRAFFIC_DTYPE, Endpoint, Traffic
+from serving_gym.envs.interface.slo import SLO
+from serving_gym.envs.interface.state import IN_FLIGHT_DTYPE
 
 HERE = Endpoint("llama", "east")
 CAPACITY = 1000  # KV tokens of an instance

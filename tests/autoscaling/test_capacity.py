@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from serving_gym.envs.autoscaling.capacity import PROBES, measure_capacity
-from serving_gym.envs.interface.backend import SLO
 from serving_gym.envs.interface.fleet import FleetSpec, GroupSpec, ReplicaSpec
+from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
 from serving_gym.envs.workload.schema import Workload
 

@@ -6,7 +6,8 @@ import pytest
 from serving_gym.baselines.chiron.autoscaler import ChironConfig, ChironPolicy
 from serving_gym.baselines.chiron.backpressure import batch_waiting_s, interactive_backpressure
 from serving_gym.baselines.llumnix.scaler import LlumnixScalingConfig, LlumnixScalingPolicy, average_freeness
-from serving_gym.envs.autoscaling.state import InstanceStatus, Operation, Pool
+from serving_gym.envs.autoscaling.state import InstanceStatus
+from serving_gym.envs.interface.scaling import Operation, Pool
 from tests.autoscaling.states import endpoint, instances, net, spec, state
 
 

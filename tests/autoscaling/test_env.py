@@ -10,11 +10,18 @@ import pytest
 
 from serving_gym.envs.autoscaling.action import mask_from_state, vector_from_changes
 from serving_gym.envs.autoscaling.observation import CLOCK_FEATURES, ENDPOINT_FEATURES
-from serving_gym.envs.autoscaling.state import Endpoint, Operation, Release, ScaleChange
 from serving_gym.envs.interface.fleet import Crash, FleetConfig, GroupSpec, ReplicaSpec
 from serving_gym.envs.interface.metrics import FAILED
 from serving_gym.envs.interface.objective import Objective
-from serving_gym.envs.interface.scaling import MachineSpec, QueueSpec, ReleaseLevel
+from serving_gym.envs.interface.scaling import (
+    Endpoint,
+    MachineSpec,
+    Operation,
+    QueueSpec,
+    Release,
+    ReleaseLevel,
+    ScaleChange,
+)
 from serving_gym.envs.registration import make_env, make_vector_env
 from tests.autoscaling.samples import ONE, REGIONS, VARIANTS, masked_action, play
 
@@ -109,7 +116,7 @@ def test_machine_hours_by_status_add_up(env):
     for _ in play(env, 5, lambda e: masked_action(e, rng)):
         inventory = env.core.simulator.plane.inventory
         held = env.core.simulator.held().sum()
-        assert held + inventory.vacant.sum() == env.core.simulator._owned.sum()
+        assert held + inventory.vacant.sum() == env.core.simulator.machines.owned.sum()
         assert inventory.vacant.min() >= 0
         assert inventory.spot.min() >= 0
     hours = {name: float(values.sum()) for name, values in env.core.instance_hours.items()}

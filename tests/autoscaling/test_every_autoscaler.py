@@ -27,7 +27,8 @@ from serving_gym.baselines.preserve.workload_predictor import WorkloadPredictorC
 from serving_gym.baselines.sageserve.autoscaler import SageServePolicy
 from serving_gym.baselines.sageserve.autoscaling_config import ReactiveConfig, SageServeScalingConfig
 from serving_gym.baselines.sageserve.reactive import ReactivePolicy
-from serving_gym.envs.autoscaling.state import Endpoint, InstanceStatus, Operation, Pool
+from serving_gym.envs.autoscaling.state import InstanceStatus
+from serving_gym.envs.interface.scaling import Endpoint, Operation, Pool
 from tests.autoscaling.states import endpoint, instances, spec, state, traffic
 from tests.autoscaling.test_practitioners import engine
 from tests.preserve.states import in_flight, row

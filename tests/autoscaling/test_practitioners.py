@@ -38,8 +38,9 @@ from serving_gym.baselines.common.autoscalers.throughput_planner import (
     prefill_engines,
     profile_of,
 )
-from serving_gym.envs.autoscaling.state import InstanceStatus, Operation
+from serving_gym.envs.autoscaling.state import InstanceStatus
 from serving_gym.envs.interface.nominal import NominalEngines
+from serving_gym.envs.interface.scaling import Operation
 from tests.autoscaling.states import at, endpoint, instances, net, spec, state, traffic
 
 DAY = 86_400.0

@@ -31,7 +31,8 @@ from serving_gym.baselines.preserve.pass_scaler import (
     servers_for,
 )
 from serving_gym.baselines.preserve.workload_predictor import WorkloadPredictor, WorkloadPredictorConfig
-from serving_gym.envs.autoscaling.state import InstanceStatus, Operation
+from serving_gym.envs.autoscaling.state import InstanceStatus
+from serving_gym.envs.interface.scaling import Operation
 from tests.autoscaling.states import at, endpoint, instances, net, spec, state, traffic
 from tests.preserve.states import in_flight, row
 

@@ -9,7 +9,8 @@ from serving_gym.baselines.sageserve.deferral import by_utilization, by_utilizat
 from serving_gym.baselines.sageserve.demand import buffer_tps, interactive_tps, present_tps
 from serving_gym.baselines.sageserve.reactive import ReactivePolicy
 from serving_gym.baselines.sageserve.spot import Stock, bring_in, give_away
-from serving_gym.envs.autoscaling.state import Endpoint, InstanceStatus, Operation, Pool
+from serving_gym.envs.autoscaling.state import InstanceStatus
+from serving_gym.envs.interface.scaling import Endpoint, Operation, Pool
 from tests.autoscaling.states import HERE, at, endpoint, instances, net, spec, state, traffic
 
 CONFIG = SageServeScalingConfig()

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from serving_gym.baselines.common.autoscaler import default_gpu, to_count, victims
-from serving_gym.envs.autoscaling.state import InstanceStatus, Operation, Pool, ScaleChange
+from serving_gym.envs.autoscaling.state import InstanceStatus
+from serving_gym.envs.interface.scaling import Operation, Pool, ScaleChange
 from tests.autoscaling.states import HERE, endpoint, instances, spec, state, traffic
 
 

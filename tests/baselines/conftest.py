@@ -5,18 +5,18 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import pytest
 
-from serving_gym.envs.interface.backend import (
+from serving_gym.envs.interface.cluster import ClusterSpec
+from serving_gym.envs.interface.layout import Group, all_groups, groups_of
+from serving_gym.envs.interface.policy_spec import PolicySpec
+from serving_gym.envs.interface.slo import SLO
+from serving_gym.envs.interface.state import (
     ENGINE_STATE_DTYPE,
-    SLO,
     TOTALS,
-    ClusterSpec,
     ClusterState,
     EngineStatus,
     Transition,
     WaitingRequest,
 )
-from serving_gym.envs.interface.layout import Group, all_groups, groups_of
-from serving_gym.envs.interface.policy_spec import PolicySpec
 
 CAPACITY_TOKENS = 100_000  # of a base engine
 

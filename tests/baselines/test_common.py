@@ -25,8 +25,9 @@ from serving_gym.baselines.common.static import (
     StaticLayoutPolicy,
     StaticTPPolicy,
 )
-from serving_gym.envs.interface.backend import Redeploy, SetLayout, SwitchMode, Transition
+from serving_gym.envs.interface.commands import Redeploy, SetLayout, SwitchMode
 from serving_gym.envs.interface.layout import Group, all_layouts, format_layout
+from serving_gym.envs.interface.state import Transition
 
 
 @pytest.mark.parametrize("num_base", [1, 2, 4, 8])

@@ -7,15 +7,9 @@ import pytest
 from serving_gym.baselines.flying_serving.binding import choose_group
 from serving_gym.baselines.flying_serving.config import FlyingServingConfig
 from serving_gym.baselines.flying_serving.policy import FlyingServingPolicy
-from serving_gym.envs.interface.backend import (
-    EngineStatus,
-    Redeploy,
-    SetLayout,
-    SwitchMode,
-    Transition,
-    WaitingRequest,
-)
+from serving_gym.envs.interface.commands import Redeploy, SetLayout, SwitchMode
 from serving_gym.envs.interface.layout import Group
+from serving_gym.envs.interface.state import EngineStatus, Transition, WaitingRequest
 
 DP, TP = (1,) * 8, (8,)
 SEQUENTIAL, SOFT, HARD = SwitchMode.SEQUENTIAL, SwitchMode.SOFT, SwitchMode.HARD

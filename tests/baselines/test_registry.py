@@ -10,8 +10,9 @@ from serving_gym.baselines.common.deploying import DeployingPolicy
 from serving_gym.baselines.common.router import Router
 from serving_gym.baselines.common.sharing import SharingPolicy
 from serving_gym.baselines.registry import POLICIES, make_policy, policy_names, policy_tunables
-from serving_gym.envs.interface.backend import Redeploy, SetLayout, SwitchMode, Transition
+from serving_gym.envs.interface.commands import Redeploy, SetLayout, SwitchMode
 from serving_gym.envs.interface.layout import all_layouts, changed_regions, groups_of
+from serving_gym.envs.interface.state import Transition
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs" / "policy").glob("*.yaml"))
 ROUTERS = [name for name in policy_names() if name != "static" and isinstance(make_policy(name), Router)]

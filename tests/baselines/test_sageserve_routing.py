@@ -13,11 +13,12 @@ from serving_gym.baselines.sageserve.queue_manager import QueueManager
 from serving_gym.baselines.sageserve.region_router import choose_region, order_of_preference
 from serving_gym.baselines.sageserve.routing import SageServeRoutingPolicy
 from serving_gym.baselines.sageserve.shortest_queue import join_shortest_queue, remaining_tokens
-from serving_gym.envs.interface.backend import ENGINE_STATE_DTYPE, SLO, TOTALS, EngineStatus
 from serving_gym.envs.interface.fleet import FleetSpec, GroupSpec, ReplicaSpec
 from serving_gym.envs.interface.nominal import NominalEngines
 from serving_gym.envs.interface.policy_spec import PolicySpec
-from serving_gym.envs.routing.state import IN_FLIGHT_DTYPE, Dispatch, RoutedRequest, RoutingState
+from serving_gym.envs.interface.slo import SLO
+from serving_gym.envs.interface.state import ENGINE_STATE_DTYPE, IN_FLIGHT_DTYPE, TOTALS, EngineStatus
+from serving_gym.envs.routing.state import Dispatch, RoutedRequest, RoutingState
 
 HOUR = 3600.0
 DAY = 24 * HOUR

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from serving_gym.calibration.models import get_model
-from serving_gym.envs.interface.backend import SLO, EngineStatus
+from serving_gym.envs.interface.slo import SLO
+from serving_gym.envs.interface.state import EngineStatus
 from serving_gym.envs.machines.cluster import Cluster, Deployment, ReplicaKind
 from serving_gym.envs.machines.placement import place
 from serving_gym.envs.machines.spec import DeploymentSpec

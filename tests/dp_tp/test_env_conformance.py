@@ -15,7 +15,8 @@ from stable_baselines3.common.env_checker import check_env as sb3_check_env
 from serving_gym.envs.dp_tp.action import num_actions
 from serving_gym.envs.dp_tp.env import DPTPEnv
 from serving_gym.envs.dp_tp.observation import CLASS_FEATURES, CLUSTER_FEATURES, ENGINE_FEATURES
-from serving_gym.envs.interface.backend import ClusterSpec, SetLayout, SwitchMode
+from serving_gym.envs.interface.cluster import ClusterSpec
+from serving_gym.envs.interface.commands import SetLayout, SwitchMode
 from serving_gym.envs.interface.objective import Objective
 from serving_gym.envs.registration import ENVS, env_config_class, env_names, make_env
 from serving_gym.envs.workload.registry import WorkloadSpec

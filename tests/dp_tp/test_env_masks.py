@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from serving_gym.envs.dp_tp.action import decode_action, encode_action, num_actions
-from serving_gym.envs.interface.backend import ClusterSpec
+from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.layout import all_layouts
 from serving_gym.envs.registration import make_env
 from serving_gym.envs.workload.registry import WorkloadSpec

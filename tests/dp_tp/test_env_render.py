@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from serving_gym.envs.interface.backend import SetLayout, SwitchMode
+from serving_gym.envs.interface.commands import SetLayout, SwitchMode
 from serving_gym.envs.registration import make_env
 from serving_gym.envs.workload.registry import WorkloadSpec
 

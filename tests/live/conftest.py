@@ -4,7 +4,8 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from serving_gym.envs.interface.backend import SLO, ClusterSpec
+from serving_gym.envs.interface.cluster import ClusterSpec
+from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.live.backend import LiveBackend
 from serving_gym.envs.live.settings import LiveSettings
 from serving_gym.envs.workload.schema import Workload

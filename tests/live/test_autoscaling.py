@@ -16,12 +16,11 @@ from serving_gym.envs.autoscaling.live.env import LiveAutoscalingEnv
 from serving_gym.envs.autoscaling.live.fleet import ScaledFleet
 from serving_gym.envs.autoscaling.live.traffic import RunningTime, traffic_of
 from serving_gym.envs.autoscaling.observation import ENDPOINT_FEATURES
-from serving_gym.envs.autoscaling.state import InstanceStatus
-from serving_gym.envs.interface.backend import SLO
+from serving_gym.envs.autoscaling.state import AutoscalingSpec, InstanceStatus
 from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
-from serving_gym.envs.interface.inventory import Held
 from serving_gym.envs.interface.metrics import FAILED, FINISHED
-from serving_gym.envs.interface.scaling import Operation, Release, ScaleChange
+from serving_gym.envs.interface.scaling import Held, Operation, Release, ScaleChange
+from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.live.envelope import EnvelopeSettings
 from serving_gym.envs.live.launch_settings import LaunchSettings
 from serving_gym.envs.live.ledger import Ledger
@@ -93,11 +92,13 @@ def play(env, decide: Callable[[int], object]) -> list[dict]:
 
 
 def start(env, count: int = 1) -> tuple[ScaleChange, ...]:
-    return (ScaleChange(env.policy_spec.autoscaling.endpoints[0], Operation.START, count),)
+    return (ScaleChange(env.policy_spec.setting_of(AutoscalingSpec).endpoints[0], Operation.START, count),)
 
 
 def stop(env, count: int = 1, **words) -> tuple[ScaleChange, ...]:
-    return (ScaleChange(env.policy_spec.autoscaling.endpoints[0], Operation.STOP, count, **words),)
+    return (
+        ScaleChange(env.policy_spec.setting_of(AutoscalingSpec).endpoints[0], Operation.STOP, count, **words),
+    )
 
 
 def test_servers_come_and_go_and_every_request_is_served(make_live):
@@ -150,7 +151,7 @@ def test_the_spaces_terms_and_files_of_simulation(make_live):
 def test_the_money_is_for_the_time_that_slots_are_held(make_live):
     env = make_live()
     infos = play(env, lambda step: start(env) if step == 0 else None)
-    usd_per_s = float(env.policy_spec.autoscaling.gpu_usd_per_h[0]) / 3600
+    usd_per_s = float(env.policy_spec.setting_of(AutoscalingSpec).gpu_usd_per_h[0]) / 3600
     held_s = env.fleet.held_s()
     assert held_s[0, Held.RUNNING] == pytest.approx(env.state.now_s, rel=0.2)
     assert 0.1 <= held_s[1, Held.STARTING] < env.state.now_s
@@ -211,7 +212,7 @@ def test_the_envelope_refuses_and_says_why(make_live):
 def test_what_cannot_be_carried_out(make_live, change, message):
     env = make_live(limits=EnvelopeSettings(min_dwell_s=0.0, min_ready=0), episode_s=60.0)
     env.reset(seed=0)
-    *_, info = env.step((change(env.policy_spec.autoscaling.endpoints[0]),))
+    *_, info = env.step((change(env.policy_spec.setting_of(AutoscalingSpec).endpoints[0]),))
     assert message in info["refused"]
 
 

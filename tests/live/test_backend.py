@@ -4,7 +4,8 @@ import time
 import numpy as np
 import pytest
 
-from serving_gym.envs.interface.backend import ClusterSpec, Fault, Redeploy, SetLayout
+from serving_gym.envs.interface.cluster import ClusterSpec, Fault
+from serving_gym.envs.interface.commands import Redeploy, SetLayout
 from serving_gym.envs.interface.metrics import FAILED, FINISHED, REFUSED, UNFINISHED
 from serving_gym.envs.live.backend import LiveBackend
 from serving_gym.envs.live.gauges import KV_USAGE, RUNNING, MissingMetricError

@@ -6,17 +6,12 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from serving_gym.envs.interface.backend import (
-    ENGINE_STATE_DTYPE,
-    SLO,
-    TOTALS,
-    Backend,
-    ClusterSpec,
-    ClusterState,
-    Redeploy,
-    SetLayout,
-)
+from serving_gym.envs.interface.backend import Backend
+from serving_gym.envs.interface.cluster import ClusterSpec
+from serving_gym.envs.interface.commands import Redeploy, SetLayout
 from serving_gym.envs.interface.metrics import FINISHED, REFUSED, UNFINISHED, RequestRecords, summarise
+from serving_gym.envs.interface.slo import SLO
+from serving_gym.envs.interface.state import ENGINE_STATE_DTYPE, TOTALS, ClusterState
 from serving_gym.envs.live.backend import LiveBackend
 from serving_gym.envs.live.settings import LiveSettings
 from serving_gym.envs.simulator.simulator import Simulator

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from serving_gym.envs.interface.backend import ClusterSpec
+from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
 from serving_gym.envs.live.launch_settings import environment
 from serving_gym.runners.configuration.schema import BackendConfig

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from serving_gym.envs.interface.backend import SLO, TOTALS, LengthSLO
+from serving_gym.envs.interface.slo import SLO, LengthSLO
+from serving_gym.envs.interface.state import TOTALS
 from serving_gym.envs.live.endpoints import check_endpoints
 from serving_gym.envs.live.gauges import (
     CACHE_CONFIG,

@@ -14,7 +14,7 @@ import pytest
 
 from serving_gym.envs.autoscaling.live.env import LiveAutoscalingEnv
 from serving_gym.envs.autoscaling.live.fleet import ScaledFleet
-from serving_gym.envs.autoscaling.state import InstanceStatus
+from serving_gym.envs.autoscaling.state import AutoscalingSpec, InstanceStatus
 from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
 from serving_gym.envs.interface.metrics import FINISHED, UNFINISHED
 from serving_gym.envs.interface.scaling import Operation, ScaleChange
@@ -65,7 +65,7 @@ def test_a_server_is_started_under_load_and_takes_over_from_the_first(tmp_path: 
             drain_limit_s=60.0,
         )
         env.reset(seed=0)
-        (own,) = env.policy_spec.autoscaling.endpoints  # type: ignore[union-attr]
+        (own,) = env.policy_spec.setting_of(AutoscalingSpec).endpoints
         *_, info = env.step((ScaleChange(own, Operation.START, 1),))
         assert info["executed"] == [{"operation": "start", "places": [1]}]
         assert env.state.endpoints[0].starting["place"].tolist() == [1]

@@ -16,8 +16,8 @@ from serving_gym.envs.deployment.live.env import LiveDeploymentEnv
 from serving_gym.envs.deployment.live.fleet import DividedFleet
 from serving_gym.envs.deployment.live.platform import Platform
 from serving_gym.envs.deployment.state import Deploy
-from serving_gym.envs.interface.backend import EngineStatus
 from serving_gym.envs.interface.metrics import FINISHED, UNFINISHED
+from serving_gym.envs.interface.state import EngineStatus
 from serving_gym.envs.live.envelope import EnvelopeSettings
 from serving_gym.envs.live.launch_settings import PYTHON_VARIABLE, LaunchSettings
 from serving_gym.envs.live.launcher import LocalServer

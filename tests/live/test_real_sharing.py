@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 
 from serving_gym.envs.interface.metrics import FINISHED
+from serving_gym.envs.interface.sharing import Event, InstanceStatus
 from serving_gym.envs.live.envelope import EnvelopeSettings
 from serving_gym.envs.live.launch_settings import PYTHON_VARIABLE, LaunchSettings
 from serving_gym.envs.live.launcher import LocalServer
 from serving_gym.envs.live.settings import LiveSettings
 from serving_gym.envs.live.transitions import Slot
+from serving_gym.envs.machines.shared_nodes import NodeSpec, SharingSpec
 from serving_gym.envs.sharing.live.env import LiveSharingEnv
 from serving_gym.envs.sharing.live.fleet import SharedFleet
-from serving_gym.envs.sharing.spec import NodeSpec, SharingSpec
-from serving_gym.envs.sharing.state import Event, InstanceStatus
 from serving_gym.envs.simulator.sharing.build import ManagerSpec
 from serving_gym.envs.workload.formats import write_trace
 from serving_gym.envs.workload.registry import WorkloadSpec

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from serving_gym.calibration.hardware import GpuSpec
-from serving_gym.envs.interface.backend import SLO, ClusterSpec
+from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.metrics import FINISHED, REFUSED, UNFINISHED
+from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.live.backend import LiveBackend
 from serving_gym.envs.live.launch_settings import PYTHON_VARIABLE, LaunchSettings
 from serving_gym.envs.live.launcher import LocalServer

@@ -12,14 +12,7 @@ import pytest
 
 from serving_gym.baselines.registry import make_policy
 from serving_gym.envs.interface.metrics import FAILED, FINISHED, REFUSED
-from serving_gym.envs.live.envelope import EnvelopeSettings
-from serving_gym.envs.live.launch_settings import LaunchSettings
-from serving_gym.envs.live.transitions import Deadlines, Slot, SlotState
-from serving_gym.envs.registration import make_env
-from serving_gym.envs.sharing.live.env import LiveSharingEnv
-from serving_gym.envs.sharing.live.fleet import SharedFleet
-from serving_gym.envs.sharing.spec import NodeSpec, SharingSpec
-from serving_gym.envs.sharing.state import (
+from serving_gym.envs.interface.sharing import (
     Configure,
     Event,
     InstanceStatus,
@@ -28,10 +21,17 @@ from serving_gym.envs.sharing.state import (
     RequestPhase,
     Reschedule,
     ResizeKV,
-    Share,
     TokenScheduler,
     Unload,
 )
+from serving_gym.envs.live.envelope import EnvelopeSettings
+from serving_gym.envs.live.launch_settings import LaunchSettings
+from serving_gym.envs.live.transitions import Deadlines, Slot, SlotState
+from serving_gym.envs.machines.shared_nodes import NodeSpec, SharingSpec
+from serving_gym.envs.registration import make_env
+from serving_gym.envs.sharing.live.env import LiveSharingEnv
+from serving_gym.envs.sharing.live.fleet import SharedFleet
+from serving_gym.envs.sharing.state import Share
 from serving_gym.envs.simulator.sharing.build import ManagerSpec
 from serving_gym.envs.workload.formats import write_trace
 from serving_gym.envs.workload.registry import WorkloadSpec

@@ -4,8 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from serving_gym.envs.interface.backend import TOTALS
-from serving_gym.envs.sharing.state import (
+from serving_gym.envs.interface.sharing import (
     FINISHED_DTYPE,
     INSTANCE_DTYPE,
     NODE_DTYPE,
@@ -15,8 +14,9 @@ from serving_gym.envs.sharing.state import (
     RequestPhase,
     SharedModel,
     SharingSetting,
-    SharingState,
 )
+from serving_gym.envs.interface.state import TOTALS
+from serving_gym.envs.sharing.state import SharingState
 
 TOKEN = 1000  # bytes of KV cache
 WEIGHTS = 1_000_000  # as 1000 tokens

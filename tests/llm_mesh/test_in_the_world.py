@@ -3,9 +3,9 @@ import pytest
 
 from serving_gym.baselines.llm_mesh.config import LLMMeshConfig
 from serving_gym.baselines.llm_mesh.policy import LLMMeshPolicy
+from serving_gym.envs.interface.sharing import Reschedule, ResizeKV, Unload
+from serving_gym.envs.machines.shared_nodes import NodeSpec, SharingSpec
 from serving_gym.envs.registration import make_env
-from serving_gym.envs.sharing.spec import NodeSpec, SharingSpec
-from serving_gym.envs.sharing.state import Reschedule, ResizeKV, Unload
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners.configuration.policies import load_policy
 from serving_gym.runners.rollouts.rollout import run_episode

@@ -5,7 +5,7 @@ from serving_gym.baselines.llm_mesh.bin_packing import Packing, instance_order, 
 from serving_gym.baselines.llm_mesh.config import LLMMeshConfig
 from serving_gym.baselines.llm_mesh.policy import LLMMeshPolicy
 from serving_gym.baselines.llm_mesh.preemption import preempt, preemptible
-from serving_gym.envs.sharing.state import (
+from serving_gym.envs.interface.sharing import (
     Configure,
     Event,
     InstanceStatus,

@@ -8,8 +8,8 @@ from serving_gym.baselines.llumnix.migration import pairs, request_to_move
 from serving_gym.baselines.llumnix.policy import LlumnixConfig, LlumnixPolicy
 from serving_gym.baselines.llumnix.virtual_usage import freeness, queue_order, usage_of
 from serving_gym.baselines.registry import make_policy
-from serving_gym.envs.interface.backend import EngineStatus
 from serving_gym.envs.interface.fleet import Migrate, Underway
+from serving_gym.envs.interface.state import EngineStatus
 from serving_gym.envs.routing.state import Dispatch
 from tests.preserve.states import in_flight, request, row, spec, state
 

@@ -11,8 +11,8 @@ from serving_gym.baselines.oserve.policy import OServeConfig, OServePolicy
 from serving_gym.baselines.registry import make_policy
 from serving_gym.envs.deployment.profiling import CapacityTable
 from serving_gym.envs.deployment.state import DeploymentSetting, DeploymentState, SwitchUnderway
-from serving_gym.envs.interface.backend import SLO
 from serving_gym.envs.interface.policy_spec import PolicySpec
+from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.machines.cluster import Cluster, Deployment, ReplicaKind
 from serving_gym.envs.machines.placement import place
 from serving_gym.envs.machines.spec import DeploymentSpec
@@ -36,7 +36,7 @@ def spec(past=((40.0, 0.0), (0.0, 20.0)), table: CapacityTable = TABLE) -> Polic
         (SLO(1.0, 0.1),),
         ("standard",),
         60.0,
-        deployment=setting,
+        setting=setting,
     )
 
 
@@ -313,4 +313,4 @@ def test_mistakes_are_named(name, params, words):
 
 def test_another_decision_is_refused():
     with pytest.raises(ValueError, match="cut into replicas"):
-        make_policy("oserve").reset(dataclasses.replace(spec(), deployment=None), 0)
+        make_policy("oserve").reset(dataclasses.replace(spec(), setting=None), 0)

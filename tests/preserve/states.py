@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from serving_gym.envs.interface.backend import ENGINE_STATE_DTYPE, SLO, TOTALS, EngineStatus
 from serving_gym.envs.interface.fleet import FleetSpec, GroupSpec, ReplicaSpec, Underway
 from serving_gym.envs.interface.nominal import NominalEngines
 from serving_gym.envs.interface.policy_spec import PolicySpec
-from serving_gym.envs.routing.state import IN_FLIGHT_DTYPE, RoutedRequest, RoutingState
+from serving_gym.envs.interface.slo import SLO
+from serving_gym.envs.interface.state import ENGINE_STATE_DTYPE, IN_FLIGHT_DTYPE, TOTALS, EngineStatus
+from serving_gym.envs.routing.state import RoutedRequest, RoutingState
 
 CAPACITY_TOKENS = 1000
 

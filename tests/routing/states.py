@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from serving_gym.envs.interface.backend import ENGINE_STATE_DTYPE, SLO, TOTALS, EngineStatus
 from serving_gym.envs.interface.fleet import FleetSpec, GroupSpec, ReplicaSpec
 from serving_gym.envs.interface.nominal import NominalEngines
 from serving_gym.envs.interface.policy_spec import PolicySpec
-from serving_gym.envs.routing.state import IN_FLIGHT_DTYPE, RoutedRequest, RoutingState
+from serving_gym.envs.interface.slo import SLO
+from serving_gym.envs.interface.state import ENGINE_STATE_DTYPE, IN_FLIGHT_DTYPE, TOTALS, EngineStatus
+from serving_gym.envs.routing.state import RoutedRequest, RoutingState
 
 KV_BLOCKS = 1000  # of an engine
 BLOCK_SIZE = 16  # tokens

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from serving_gym.baselines.common.routers.least_request import LeastRequestPolicy
-from serving_gym.envs.interface.backend import SLO
 from serving_gym.envs.interface.fleet import Crash, FleetConfig, GroupSpec, ReplicaSpec, SlowNode
+from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.registration import make_env
 from serving_gym.envs.routing.config import FaultRates
 from serving_gym.envs.simulator.fleet.simulator import FleetSimulator

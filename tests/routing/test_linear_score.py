@@ -11,7 +11,7 @@ import pytest
 from serving_gym.baselines.common.routers.linear_score import SCORED, LinearScoreConfig, LinearScorePolicy
 from serving_gym.baselines.policy import BatchPolicy
 from serving_gym.baselines.registry import make_policy
-from serving_gym.envs.interface.backend import ClusterSpec
+from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.registration import make_env, make_vector_env
 from serving_gym.envs.simulator.kernel.features import PLACE_FEATURES
 from serving_gym.envs.workload.registry import WorkloadSpec

@@ -9,7 +9,7 @@ from serving_gym.baselines.common.routers.predicted_latency import (
     PredictedLatencyPolicy,
     _scores,
 )
-from serving_gym.envs.interface.backend import SLO
+from serving_gym.envs.interface.slo import SLO
 from tests.routing.states import arriving, routing_spec, routing_state, sent
 
 # engines of `routing_spec`: 1 ms a prompt token, 10 ms an iteration, 1 us a token of context

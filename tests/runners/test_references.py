@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from serving_gym.envs.interface.backend import SLO
 from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec, SlowNode
 from serving_gym.envs.interface.objective import Objective
+from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.registration import make_env
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners.comparison.clairvoyant import ClairvoyantSearchPolicy

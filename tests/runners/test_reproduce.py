@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from serving_gym.envs.interface.backend import Redeploy, SetLayout
+from serving_gym.envs.interface.commands import Redeploy, SetLayout
 from serving_gym.envs.workload.seeding import stream
 from serving_gym.runners import reproduce
 from serving_gym.runners.command_line.cli import USER_ERROR

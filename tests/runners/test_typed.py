@@ -5,7 +5,7 @@ import pytest
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigKeyError
 
-from serving_gym.envs.interface.backend import ClusterSpec
+from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.registration import env_config_class, env_names
 from serving_gym.runners.configuration.schema import COMMANDS, SHARED_ENV_FIELDS
 from serving_gym.runners.configuration.typed import build, schema_of

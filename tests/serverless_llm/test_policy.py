@@ -5,9 +5,7 @@ import pytest
 
 from serving_gym.baselines.registry import make_policy
 from serving_gym.baselines.serverless_llm.policy import ServerlessLLMConfig, ServerlessLLMPolicy
-from serving_gym.envs.registration import make_env
-from serving_gym.envs.sharing.spec import NodeSpec, SharingSpec
-from serving_gym.envs.sharing.state import (
+from serving_gym.envs.interface.sharing import (
     Configure,
     Event,
     InstanceStatus,
@@ -15,6 +13,8 @@ from serving_gym.envs.sharing.state import (
     Retry,
     TokenScheduler,
 )
+from serving_gym.envs.machines.shared_nodes import NodeSpec, SharingSpec
+from serving_gym.envs.registration import make_env
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners.rollouts.rollout import run_episode
 from tests.llm_mesh.states import TOKEN, instance, setting, spec, state

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from serving_gym.envs.interface.backend import LengthSLO
-from serving_gym.envs.sharing.spec import NodeSpec, SharingSpec
+from serving_gym.envs.interface.slo import LengthSLO
+from serving_gym.envs.machines.shared_nodes import NodeSpec, SharingSpec
 from serving_gym.envs.simulator.sharing.build import ManagerSpec
 from serving_gym.envs.simulator.sharing.simulator import SharingSimulator
 from serving_gym.envs.workload.schema import Workload

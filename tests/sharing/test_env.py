@@ -13,10 +13,7 @@ from gymnasium.utils.env_checker import check_env
 from serving_gym.baselines.common.first_fit import FirstFitConfig, FirstFitPolicy
 from serving_gym.baselines.common.random import RandomPolicy
 from serving_gym.envs.interface.metrics import summarise
-from serving_gym.envs.registration import make_env, make_vector_env
-from serving_gym.envs.sharing.config import SharingConfig
-from serving_gym.envs.sharing.spec import NodeSpec, SharingSpec
-from serving_gym.envs.sharing.state import (
+from serving_gym.envs.interface.sharing import (
     Configure,
     Event,
     InstanceStatus,
@@ -24,10 +21,14 @@ from serving_gym.envs.sharing.state import (
     NewInstance,
     Reschedule,
     ResizeKV,
-    Share,
+    SharingSetting,
     TokenScheduler,
     Unload,
 )
+from serving_gym.envs.machines.shared_nodes import NodeSpec, SharingSpec
+from serving_gym.envs.registration import make_env, make_vector_env
+from serving_gym.envs.sharing.config import SharingConfig
+from serving_gym.envs.sharing.state import Share
 from serving_gym.envs.simulator.sharing.build import ManagerSpec
 from serving_gym.envs.simulator.sharing.features import CLUSTER_FEATURES, PLACE_FEATURES, REQUEST_FEATURES
 from serving_gym.envs.workload.registry import WorkloadSpec
@@ -357,7 +358,7 @@ def test_cheats_rank_last():
             self.make = make
 
         def reset(self, spec: Any, seed: int) -> None:
-            self.setting = spec.shared
+            self.setting = spec.setting_of(SharingSetting)
 
         def act(self, observation: Any, state: Any) -> Any:
             return self.make(self.setting, state)

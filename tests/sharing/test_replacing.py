@@ -12,13 +12,13 @@ import pytest
 from serving_gym.baselines.common.first_fit import FirstFitPolicy
 from serving_gym.baselines.common.keep_warm import KeepWarmConfig, KeepWarmPolicy
 from serving_gym.baselines.common.place_score import PlaceScoreConfig, PlaceScorePolicy
-from serving_gym.envs.interface.backend import TOTALS
+from serving_gym.envs.interface.sharing import Event, InstanceStatus
+from serving_gym.envs.interface.state import TOTALS
+from serving_gym.envs.machines.shared_nodes import NodeSpec, SharingSpec
 from serving_gym.envs.registration import make_env
 from serving_gym.envs.sharing.config import SharingConfig
 from serving_gym.envs.sharing.live.env import check_shared
 from serving_gym.envs.sharing.live.mirror import demand_of
-from serving_gym.envs.sharing.spec import NodeSpec, SharingSpec
-from serving_gym.envs.sharing.state import Event, InstanceStatus
 from serving_gym.envs.simulator.sharing.build import ManagerSpec
 from serving_gym.envs.simulator.sharing.features import PLACE_FEATURES, REQUEST_FEATURES
 from serving_gym.envs.workload.registry import WorkloadSpec

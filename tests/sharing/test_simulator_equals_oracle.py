@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serving_gym.envs.sharing.state import (
+from serving_gym.envs.interface.sharing import (
     Configure,
     Event,
     InstanceStatus,
@@ -21,6 +21,7 @@ from serving_gym.envs.sharing.state import (
     TokenScheduler,
     Unload,
 )
+from serving_gym.envs.sharing.view import state_of
 from serving_gym.envs.simulator.sharing.arrays import GONE
 from serving_gym.envs.simulator.sharing.build import ManagerSpec
 from tests.sharing.oracle import NEVER, Oracle
@@ -56,7 +57,7 @@ class Twins:
 
     def compare(self, event: Event) -> None:
         simulator, oracle = self.simulator, self.oracle
-        state = simulator.observe()
+        state = state_of(simulator)
         assert simulator.now_ps == oracle.now
         clock = simulator.world.clock[0]
         about = (int(clock["event_node"]), int(clock["event_instance"]), int(clock["event_request"]))

@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 
 from serving_gym.calibration.transitions import kv_resize_s
-from serving_gym.envs.interface.backend import LengthSLO
 from serving_gym.envs.interface.metrics import RequestRecords, summarise
-from serving_gym.envs.sharing.spec import NodeSpec, SharingSpec
-from serving_gym.envs.sharing.state import (
+from serving_gym.envs.interface.sharing import (
     Configure,
     Event,
     InstanceStatus,
@@ -22,6 +20,9 @@ from serving_gym.envs.sharing.state import (
     TokenScheduler,
     Unload,
 )
+from serving_gym.envs.interface.slo import LengthSLO
+from serving_gym.envs.machines.shared_nodes import NodeSpec, SharingSpec
+from serving_gym.envs.sharing.view import state_of
 from serving_gym.envs.workload.schema import Workload
 from tests.sharing.samples import simulator_of
 
@@ -172,13 +173,13 @@ def test_a_resize_stops_its_instance_and_holds_the_larger_pool():
     assert before == 2 * (weights + 16 * 10**9)
     simulator.advance_ps(simulator.now_ps + 10**11)
     begun = simulator.now_s
-    busy_until = simulator.observe().nodes["due_s"][0]
-    running = int(simulator.observe().nodes["at_work"][0])
+    busy_until = state_of(simulator).nodes["due_s"][0]
+    running = int(state_of(simulator).nodes["at_work"][0])
     assert simulator.apply(ResizeKV(running, 8 * 10**9)).accepted
     assert int(simulator.world.nodes["held"][0]) == before
     assert simulator.apply(ResizeKV(1 - running, 18 * 10**9)).accepted
     assert int(simulator.world.nodes["held"][0]) == before + 2 * 10**9
-    state = simulator.observe()
+    state = state_of(simulator)
     due = state.instances["operation_due_s"]
     # The iteration under way ends first; the other instance is not at work and begins at once.
     assert due[running] == pytest.approx(busy_until + kv_resize_s(16e9, 8e9))
@@ -214,13 +215,13 @@ def test_a_growth_behind_a_shrink_runs_out_of_memory_and_waiting_for_it_does_not
         while simulator.advance_ps() == Event.PLACEMENT:
             simulator.place(NewInstance(0, 20 * 10**9))
         assert simulator.apply(ResizeKV(0, 4 * 10**9)).accepted
-        while waits and simulator.observe().instances["status"][0] == InstanceStatus.RESIZING:
+        while waits and state_of(simulator).instances["status"][0] == InstanceStatus.RESIZING:
             simulator.advance_ps()
-        if simulator.observe().instances["status"][1] != InstanceStatus.SERVING:
+        if state_of(simulator).instances["status"][1] != InstanceStatus.SERVING:
             simulator.advance_ps()
         assert simulator.apply(ResizeKV(1, 34 * 10**9)).accepted
-        assert simulator.observe().num_ooms == (0 if waits else 1)
-        status = simulator.observe().instances["status"][1]
+        assert state_of(simulator).num_ooms == (0 if waits else 1)
+        status = state_of(simulator).instances["status"][1]
         assert status == (InstanceStatus.RESIZING if waits else InstanceStatus.EMPTY)
         assert (simulator.results().outcome == 2).sum() == (0 if waits else 1)
 
@@ -246,12 +247,12 @@ def test_a_rescheduled_request_is_prefilled_with_what_it_had():
     simulator.place(NewInstance(0, GIB4))
     simulator.advance_ps()
     simulator.advance_ps(simulator.now_ps + 5 * 10**11)
-    had = int(simulator.observe().requests["generated_tokens"][0])
+    had = int(state_of(simulator).requests["generated_tokens"][0])
     assert 0 < had < 50
-    due = float(simulator.observe().nodes["due_s"][0])
+    due = float(state_of(simulator).nodes["due_s"][0])
     assert simulator.apply(Reschedule(0, NewInstance(0, GIB4))).accepted
-    assert simulator.observe().requests["evictions"].tolist() == [1]
-    assert simulator.observe().nodes["at_work"][0] == 0  # the iteration goes on, for nobody
+    assert state_of(simulator).requests["evictions"].tolist() == [1]
+    assert state_of(simulator).nodes["at_work"][0] == 0  # the iteration goes on, for nobody
     began = simulator.now_s
     while simulator.advance_ps() != Event.END:
         pass
@@ -288,7 +289,7 @@ def test_shortest_headroom_is_figure_5():
     simulator.place(NewInstance(0, GIB4))
     deadlines, served = [], []
     while simulator.now_s < 2.5:
-        state = simulator.observe()
+        state = state_of(simulator)
         at_work = int(state.nodes["at_work"][0])
         rows = state.requests
         headroom = rows["arrival_s"] + rows["ttft_slo_s"] + 0.25 * rows["generated_tokens"] - state.now_s

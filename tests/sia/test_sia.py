@@ -9,7 +9,7 @@ from serving_gym.baselines.registry import make_policy
 from serving_gym.baselines.sia.assignment import assign
 from serving_gym.baselines.sia.goodput import GoodputModel, Load, nominal_costs, work_between
 from serving_gym.baselines.sia.policy import SiaConfig, SiaPolicy
-from serving_gym.envs.interface.backend import ENGINE_STATE_DTYPE
+from serving_gym.envs.interface.state import ENGINE_STATE_DTYPE
 from tests.preserve.states import request, row, spec, state
 
 CONFIG = Path(__file__).parents[2] / "configs" / "policy" / "sia.yaml"

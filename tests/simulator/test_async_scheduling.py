@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from serving_gym.calibration.profile import load_profile
-from serving_gym.envs.interface.backend import SLO, ClusterSpec
+from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.fleet import FleetSpec, GroupSpec, ReplicaSpec
+from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.simulator.cluster import build_cluster
 from serving_gym.envs.simulator.fleet.build import build_fleet
 from serving_gym.envs.simulator.scheduling import schedules_async

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from serving_gym.calibration.models import get_model
-from serving_gym.envs.interface.backend import SLO, EngineStatus
 from serving_gym.envs.interface.fleet import Crash, FleetSpec, GroupSpec, NetworkLatency, ReplicaSpec
 from serving_gym.envs.interface.scaling import (
     Endpoint,
@@ -21,6 +20,8 @@ from serving_gym.envs.interface.scaling import (
     ReleaseLevel,
     ScaleChange,
 )
+from serving_gym.envs.interface.slo import SLO
+from serving_gym.envs.interface.state import EngineStatus
 from serving_gym.envs.simulator.autoscaling.simulator import AutoscalingSimulator
 from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
 from serving_gym.envs.simulator.kernel.router_view import tracked_slots

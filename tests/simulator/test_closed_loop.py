@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from serving_gym.envs.interface.backend import SLO, ClusterSpec
+from serving_gym.envs.interface.cluster import ClusterSpec
+from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.simulator.simulator import Simulator
 from serving_gym.envs.workload.schema import Workload
 

@@ -5,17 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from serving_gym.envs.interface.backend import (
-    SLO,
-    ClusterSpec,
-    EngineStatus,
-    Fault,
-    Redeploy,
-    SetLayout,
-    SwitchMode,
-)
+from serving_gym.envs.interface.cluster import ClusterSpec, Fault
+from serving_gym.envs.interface.commands import Redeploy, SetLayout, SwitchMode
 from serving_gym.envs.interface.layout import all_layouts
 from serving_gym.envs.interface.metrics import FAILED, FINISHED, REFUSED, UNFINISHED
+from serving_gym.envs.interface.slo import SLO
+from serving_gym.envs.interface.state import EngineStatus
 from serving_gym.envs.simulator.simulator import Simulator
 from serving_gym.envs.workload.schema import Workload
 

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving_gym.envs.interface.backend import SLO, EngineStatus
 from serving_gym.envs.interface.fleet import FleetSpec, GroupSpec, ReplicaSpec, Stop
+from serving_gym.envs.interface.slo import SLO
+from serving_gym.envs.interface.state import EngineStatus
 from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
 from serving_gym.envs.simulator.kernel.state import FREE
 from serving_gym.envs.workload.schema import Workload

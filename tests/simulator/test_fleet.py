@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from serving_gym.envs.interface.backend import SLO, EngineStatus
 from serving_gym.envs.interface.fleet import FleetSpec, GroupSpec, ReplicaSpec, Route, Start, Stop
+from serving_gym.envs.interface.slo import SLO
+from serving_gym.envs.interface.state import EngineStatus
 from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
 from serving_gym.envs.workload.schema import Workload
 

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving_gym.envs.interface.backend import SLO, EngineStatus
 from serving_gym.envs.interface.fleet import (
     Crash,
     FleetFault,
@@ -25,6 +24,8 @@ from serving_gym.envs.interface.fleet import (
     Stop,
 )
 from serving_gym.envs.interface.metrics import FAILED, FINISHED, UNFINISHED
+from serving_gym.envs.interface.slo import SLO
+from serving_gym.envs.interface.state import EngineStatus
 from serving_gym.envs.simulator.fleet.migrating import Migrating
 from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
 from serving_gym.envs.simulator.kernel.state import DECODE, FREE, NEVER, PREFILL, TRANSIT

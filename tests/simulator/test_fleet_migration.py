@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving_gym.envs.interface.backend import SLO
 from serving_gym.envs.interface.fleet import (
     Crash,
     FleetCommand,
@@ -23,6 +22,7 @@ from serving_gym.envs.interface.fleet import (
     Stop,
 )
 from serving_gym.envs.interface.metrics import FAILED, FINISHED
+from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.simulator.fleet.operations import Phase
 from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
 from serving_gym.envs.simulator.kernel.state import FREE, TRANSIT

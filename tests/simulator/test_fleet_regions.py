@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving_gym.envs.interface.backend import SLO, TOTALS
 from serving_gym.envs.interface.fleet import (
     Crash,
     FleetCommand,
@@ -26,6 +25,8 @@ from serving_gym.envs.interface.fleet import (
     Stop,
 )
 from serving_gym.envs.interface.metrics import FAILED, FINISHED
+from serving_gym.envs.interface.slo import SLO
+from serving_gym.envs.interface.state import TOTALS
 from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
 from serving_gym.envs.simulator.kernel.state import FREE, TRANSIT
 from serving_gym.envs.simulator.streaming import run_stream

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from serving_gym.calibration.transitions import kv_resize_s
-from serving_gym.envs.interface.backend import SLO, TOTALS
 from serving_gym.envs.interface.fleet import Crash, FleetSpec, GroupSpec, ReplicaSpec, ResizeKV, Stop
 from serving_gym.envs.interface.metrics import FINISHED
+from serving_gym.envs.interface.slo import SLO
+from serving_gym.envs.interface.state import TOTALS
 from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
 from serving_gym.envs.workload.schema import Workload
 

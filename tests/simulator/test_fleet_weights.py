@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from serving_gym.calibration.models import get_model
-from serving_gym.envs.interface.backend import SLO
 from serving_gym.envs.interface.fleet import Crash, FleetFault, FleetSpec, GroupSpec, ReplicaSpec, Start, Stop
+from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
 from serving_gym.envs.workload.schema import Workload
 

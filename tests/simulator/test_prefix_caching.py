@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serving_gym.envs.interface.backend import SLO, ClusterSpec
+from serving_gym.envs.interface.cluster import ClusterSpec
+from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.simulator.kernel.state import ANONYMOUS
 from serving_gym.envs.simulator.simulator import Simulator
 from serving_gym.envs.workload.schema import Workload

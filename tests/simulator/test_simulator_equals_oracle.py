@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from serving_gym.envs.interface.backend import SLO, ClusterSpec
+from serving_gym.envs.interface.cluster import ClusterSpec
+from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.simulator.kernel.state import PS_PER_S
 from serving_gym.envs.simulator.simulator import Simulator
 from serving_gym.envs.workload.registry import WorkloadSource, WorkloadSpec

@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving_gym.calibration.power import POWER_LIMIT_W, power_of
-from serving_gym.envs.interface.backend import SLO, ClusterSpec, SetLayout, SwitchMode
+from serving_gym.envs.interface.cluster import ClusterSpec
+from serving_gym.envs.interface.commands import SetLayout, SwitchMode
 from serving_gym.envs.interface.fleet import Crash, FleetSpec, GroupSpec, ReplicaSpec, SlowNode, Start, Stop
+from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
 from serving_gym.envs.simulator.simulator import Simulator
 from serving_gym.envs.workload.schema import Workload

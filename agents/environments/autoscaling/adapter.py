@@ -24,7 +24,7 @@ from serving_gym.agents.networks.score_network import Committee, TrainableNetwor
 from serving_gym.baselines.policy import Action
 from serving_gym.envs.autoscaling.action import LEVERS, mask_from_state, vector_from_changes
 from serving_gym.envs.autoscaling.observation import ENDPOINT_FEATURES
-from serving_gym.envs.autoscaling.state import AutoscalingState
+from serving_gym.envs.autoscaling.state import AutoscalingSpec, AutoscalingState
 from serving_gym.envs.interface.policy_spec import PolicySpec
 
 
@@ -39,7 +39,7 @@ class AutoscalingAdapter(Adapter):
 
     def mask(self, observation: Observation, state: AutoscalingState, spec: PolicySpec) -> NDArray[np.bool_]:
         """Changes for which there are machines and places."""
-        return mask_from_state(spec.scaling, state)
+        return mask_from_state(spec.setting_of(AutoscalingSpec), state)
 
     def index_of(
         self, action: Action, state: AutoscalingState, mask: NDArray[np.bool_], spec: PolicySpec
@@ -47,15 +47,17 @@ class AutoscalingAdapter(Adapter):
         """The possible vector that is nearest to the changes that an autoscaler names."""
         if isinstance(action, np.ndarray):
             return action
-        return vector_from_changes(spec.scaling, state, () if action is None else cast(Iterable[Any], action))
+        return vector_from_changes(
+            spec.setting_of(AutoscalingSpec), state, () if action is None else cast(Iterable[Any], action)
+        )
 
     def check_setting(
         self, name: str, observation: spaces.Dict, action: ActionSpace, spec: PolicySpec
     ) -> None:
         """Refuses a setting that is not about instances, or has other levers or another number of endpoints."""
         assert isinstance(action, spaces.MultiDiscrete)
-        check_levers(name, action, spec.scaling)
-        here, trained = len(spec.scaling.endpoints), len(action.nvec) // LEVERS
+        check_levers(name, action, spec.setting_of(AutoscalingSpec))
+        here, trained = len(spec.setting_of(AutoscalingSpec).endpoints), len(action.nvec) // LEVERS
         if here != trained:
             raise ValueError(f"{name} was trained for {trained} endpoints, here there are {here}")
 

@@ -139,7 +139,7 @@ class LeversPolicy:
         Raises:
             ValueError: The setting is not about instances, or has other levers.
         """
-        self.spec = spec.scaling
+        self.spec = spec.setting_of(AutoscalingSpec)
         check_levers(self.name, self.action, self.spec)
         if self.start is not None:
             self.start.reset(spec, seed)

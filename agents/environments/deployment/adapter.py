@@ -21,7 +21,7 @@ from serving_gym.agents.learners.api.start import start_of
 from serving_gym.agents.learners.learner import Task
 from serving_gym.agents.networks.score_network import Committee, TrainableNetwork
 from serving_gym.baselines.policy import Action
-from serving_gym.envs.deployment.state import Deploy, DeploymentState
+from serving_gym.envs.deployment.state import Deploy, DeploymentSetting, DeploymentState
 from serving_gym.envs.interface.policy_spec import PolicySpec
 
 STAY = 0  # the first choice: the deployment as it is
@@ -64,7 +64,7 @@ class DeploymentAdapter(Adapter):
         self, name: str, observation: spaces.Dict, action: ActionSpace, spec: PolicySpec
     ) -> None:
         """Refuses a setting that is not about deployments."""
-        _ = spec.setting
+        _ = spec.setting_of(DeploymentSetting)
 
     def counterfactuals(
         self, config: APIConfig, task: Task, rng: np.random.Generator

@@ -14,7 +14,7 @@ from serving_gym.agents.environments.spaces import check_observation
 from serving_gym.agents.learners.api.start import Start
 from serving_gym.agents.networks.score_network import Scores
 from serving_gym.baselines.policy import Action
-from serving_gym.envs.deployment.state import DeploymentState
+from serving_gym.envs.deployment.state import DeploymentSetting, DeploymentState
 from serving_gym.envs.interface.policy_spec import PolicySpec
 
 Observation = Mapping[str, NDArray[np.float32]]
@@ -45,7 +45,7 @@ class ChoicePolicy:
         Raises:
             ValueError: the setting is not about deployments.
         """
-        _ = spec.setting
+        _ = spec.setting_of(DeploymentSetting)
         self._spec, self._checked, self._proposals = spec, False, None
         if self.start is not None:
             self.start.reset(spec, seed)

@@ -9,7 +9,7 @@ from serving_gym.baselines.policy import Action
 from serving_gym.envs.deployment.candidate_rows import CandidateRows
 from serving_gym.envs.deployment.candidates import Candidate, plan_of
 from serving_gym.envs.deployment.config import DeploymentScales
-from serving_gym.envs.deployment.state import Deploy, DeploymentState
+from serving_gym.envs.deployment.state import Deploy, DeploymentSetting, DeploymentState
 from serving_gym.envs.deployment.switch_cost import switch_cost
 from serving_gym.envs.interface.policy_spec import PolicySpec
 from serving_gym.envs.machines.cluster import ReplicaKind, replica_spec
@@ -29,7 +29,7 @@ class Proposals:
 
     def __init__(self, spec: PolicySpec, max_replicas: int) -> None:
         assert isinstance(spec.cluster, DeploymentSpec)
-        self.cluster, self.setting = spec.cluster, spec.setting
+        self.cluster, self.setting = spec.cluster, spec.setting_of(DeploymentSetting)
         self._rows = CandidateRows(
             self.setting, DeploymentScales(), max_replicas, spec.cluster.max_pp, self._kv_tokens
         )

@@ -33,9 +33,9 @@ from serving_gym.agents.networks.score_network import Committee, TrainableNetwor
 from serving_gym.baselines.policy import Action
 from serving_gym.envs.dp_tp.action import action_mask, num_actions
 from serving_gym.envs.dp_tp.observation import CLASS_FEATURES, CLUSTER_FEATURES, ENGINE_FEATURES
-from serving_gym.envs.interface.backend import ClusterState
 from serving_gym.envs.interface.layout import all_layouts
 from serving_gym.envs.interface.policy_spec import PolicySpec
+from serving_gym.envs.interface.state import ClusterState
 
 _TARGET_WIDTH = ENGINE_FEATURES.index("target_width")
 

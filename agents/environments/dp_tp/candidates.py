@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from serving_gym.envs.dp_tp.action import NUM_MODES, encode_action
 from serving_gym.envs.dp_tp.observation import CLASS_FEATURES, CLUSTER_FEATURES, ENGINE_FEATURES
-from serving_gym.envs.interface.backend import Redeploy, SetLayout, SwitchMode
+from serving_gym.envs.interface.commands import Redeploy, SetLayout, SwitchMode
 from serving_gym.envs.interface.layout import Layout, all_layouts, groups_of
 
 _LOAD = tuple(

@@ -28,7 +28,7 @@ from serving_gym.envs.dp_tp.observation import (
     ENGINE_FEATURES,
     ObservationScales,
 )
-from serving_gym.envs.interface.backend import SwitchMode
+from serving_gym.envs.interface.commands import SwitchMode
 
 FloatArray = NDArray[np.float32]
 INPUTS = (  # each about 1 or less where it matters; rates are arrivals a second, prompts their mean tokens

@@ -14,7 +14,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from serving_gym.envs.interface.backend import TOTALS, ClusterState
+from serving_gym.envs.interface.state import TOTALS, ClusterState
 
 FEATURES = (  # of each time constant; averages are weighted means of the time so far
     "known",  # share of the weights that fall on the episode: 0 at its beginning, towards 1

@@ -28,9 +28,10 @@ from serving_gym.agents.networks.score_network import Scores
 from serving_gym.baselines.common.layouts import rolling_step
 from serving_gym.baselines.policy import Action
 from serving_gym.envs.dp_tp.action import NUM_MODES, action_mask, decode_action
-from serving_gym.envs.interface.backend import ClusterState, SetLayout
+from serving_gym.envs.interface.commands import SetLayout
 from serving_gym.envs.interface.layout import Layout, all_layouts, changed_regions, groups_of
 from serving_gym.envs.interface.policy_spec import PolicySpec
+from serving_gym.envs.interface.state import ClusterState
 
 FloatArray = NDArray[np.float32]
 Observation = Mapping[str, FloatArray]

@@ -18,6 +18,7 @@ from serving_gym.agents.learners.api.config import APIConfig
 from serving_gym.agents.learners.learner import Task
 from serving_gym.baselines.common.place_score import PlaceScorePolicy
 from serving_gym.envs.interface.policy_spec import PolicySpec
+from serving_gym.envs.interface.sharing import SharingSetting
 from serving_gym.envs.sharing.config import SharingConfig
 from serving_gym.envs.sharing.state import SharingState
 from serving_gym.envs.simulator.sharing.features import PLACE_FEATURES
@@ -55,7 +56,7 @@ class SharingAdapter(PlaceAdapter):
         self, name: str, observation: spaces.Dict, action: ActionSpace, spec: PolicySpec
     ) -> None:
         """Refuses a setting without shared nodes."""
-        _ = spec.shared
+        _ = spec.setting_of(SharingSetting)
 
     def counterfactuals(
         self, config: APIConfig, task: Task, rng: np.random.Generator

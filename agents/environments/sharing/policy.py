@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from serving_gym.agents.policies.network_policy import NetworkPolicy, Observation
-from serving_gym.envs.sharing.state import Event
+from serving_gym.envs.interface.sharing import Event
 
 
 class SharingNetworkPolicy(NetworkPolicy):

@@ -14,7 +14,8 @@ from serving_gym.agents.learners.reuse.network import ReuseScorer
 from serving_gym.baselines.common.keep_warm import KeepWarmConfig, KeepWarmPolicy
 from serving_gym.baselines.policy import Action
 from serving_gym.envs.interface.policy_spec import PolicySpec
-from serving_gym.envs.sharing.state import InstanceStatus, SharingState
+from serving_gym.envs.interface.sharing import InstanceStatus
+from serving_gym.envs.sharing.state import SharingState
 from serving_gym.envs.simulator.sharing.features import PLACE_FEATURES
 
 _REPLACES = PLACE_FEATURES.index("replaces")

@@ -15,7 +15,8 @@ import numpy as np
 
 from serving_gym.baselines.common.autoscaler import EndpointAutoscaler, default_gpu
 from serving_gym.baselines.policy import Tunable
-from serving_gym.envs.autoscaling.state import AutoscalingState, EndpointState, Traffic
+from serving_gym.envs.autoscaling.state import AutoscalingState, EndpointState
+from serving_gym.envs.interface.scaling import Traffic
 
 _ROUNDING = 1e-9  # of a load that is a whole number of instances
 

@@ -17,7 +17,8 @@ from serving_gym.baselines.common.autoscalers.horizontal import (
     replicas_for_external,
 )
 from serving_gym.baselines.policy import Tunable
-from serving_gym.envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState
+from serving_gym.envs.autoscaling.state import AutoscalingState, EndpointState
+from serving_gym.envs.interface.scaling import Endpoint
 
 _DAY_S = 86_400.0
 _WORKDAYS = (0, 1, 2, 3, 4)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from serving_gym.baselines.common.autoscaler import EndpointAutoscaler
 from serving_gym.baselines.policy import Tunable
-from serving_gym.envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState
+from serving_gym.envs.autoscaling.state import AutoscalingState, EndpointState
+from serving_gym.envs.interface.scaling import Endpoint
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from serving_gym.baselines.common.autoscaler import EndpointAutoscaler, bounded, default_gpu
 from serving_gym.baselines.policy import Tunable
-from serving_gym.envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState
+from serving_gym.envs.autoscaling.state import AutoscalingState, EndpointState
+from serving_gym.envs.interface.scaling import Endpoint
 
 METRICS = ("waiting", "kv", "rate")
 _TARGETS = {"waiting": 5.0, "kv": 0.8, "rate": 0.7}

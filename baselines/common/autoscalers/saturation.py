@@ -16,13 +16,8 @@ from numpy.typing import NDArray
 
 from serving_gym.baselines.common.autoscaler import Autoscaler, to_count, victims
 from serving_gym.baselines.policy import Tunable
-from serving_gym.envs.autoscaling.state import (
-    AutoscalingState,
-    Endpoint,
-    EndpointState,
-    Operation,
-    ScaleChange,
-)
+from serving_gym.envs.autoscaling.state import AutoscalingState, EndpointState
+from serving_gym.envs.interface.scaling import Endpoint, Operation, ScaleChange
 
 _ROUNDING = 1e-9  # of spare KV, which is a difference of decimal fractions
 

@@ -24,9 +24,10 @@ from serving_gym.baselines.common.autoscaler import EndpointAutoscaler
 from serving_gym.baselines.common.forecasting.registry import FORECASTERS, make_forecaster
 from serving_gym.baselines.common.forecasting.series import FloatArray, SeriesForecaster
 from serving_gym.baselines.policy import Tunable
-from serving_gym.envs.autoscaling.state import AutoscalingSpec, AutoscalingState, Endpoint, EndpointState
+from serving_gym.envs.autoscaling.state import AutoscalingSpec, AutoscalingState, EndpointState
 from serving_gym.envs.interface.nominal import NominalEngines
 from serving_gym.envs.interface.policy_spec import PolicySpec
+from serving_gym.envs.interface.scaling import Endpoint
 
 _PROMPTS: FloatArray = np.exp2(np.arange(5, 17, dtype=np.float64))  # tokens: the grids of calibrated engines
 _CONTEXTS: FloatArray = np.exp2(np.arange(5, 17, dtype=np.float64))

@@ -23,16 +23,14 @@ from serving_gym.envs.autoscaling.state import (
     InstanceStatus,
 )
 from serving_gym.envs.base.env import BaseEnv
-from serving_gym.envs.interface.inventory import Held
 from serving_gym.envs.interface.policy_spec import PolicySpec
 from serving_gym.envs.interface.reward import RewardMeter
-from serving_gym.envs.interface.scaling import TRAFFIC_DTYPE, Operation, Release, ScaleChange, Traffic
-from serving_gym.envs.live.control import ControlDeadline, ControlOverride
+from serving_gym.envs.interface.scaling import TRAFFIC_DTYPE, Held, Operation, Release, ScaleChange, Traffic
+from serving_gym.envs.live.control import ControlDeadline, ControlOverride, NoDecision
 from serving_gym.envs.live.launched import HELD
 from serving_gym.envs.live.observation import in_flight_rows
 from serving_gym.envs.live.run import DrivesServers
 from serving_gym.envs.live.transitions import SlotState
-from serving_gym.envs.routing.live.desk import NoDecision
 from serving_gym.envs.simulator.autoscaling.bins import PAST_COLUMNS
 from serving_gym.envs.simulator.autoscaling.simulator import piece_seed
 from serving_gym.envs.simulator.fleet.nominal import nominal_engines
@@ -101,7 +99,7 @@ class LiveAutoscalingEnv(DrivesServers, BaseEnv[Observation]):
             classes=self._simulated.classes,
             decision_interval_s=self.config.decision_interval_s,
             engines=self._engines,
-            autoscaling=self._simulated.spec,
+            setting=self._simulated.spec,
         )
 
     def reset(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from serving_gym.envs.autoscaling.live.traffic import RunningTime
-from serving_gym.envs.interface.backend import SLO
 from serving_gym.envs.interface.scaling import Operation
+from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.live.envelope import EnvelopeSettings
 from serving_gym.envs.live.launched import LaunchedRun
 from serving_gym.envs.live.session import LiveSession

@@ -16,11 +16,10 @@ from serving_gym.envs.deployment.observation import SpanFigures
 from serving_gym.envs.deployment.render import Renderer
 from serving_gym.envs.deployment.state import Deploy, DeploymentState, SwitchUnderway
 from serving_gym.envs.interface.reward import Outcome
-from serving_gym.envs.live.control import ControlDeadline, ControlOverride
+from serving_gym.envs.live.control import ControlDeadline, ControlOverride, NoDecision
 from serving_gym.envs.live.run import DrivesServers
 from serving_gym.envs.machines.cluster import Deployment
 from serving_gym.envs.machines.spec import DeploymentSpec
-from serving_gym.envs.routing.live.desk import NoDecision
 from serving_gym.envs.simulator.kernel.state import PS_PER_S
 
 FloatArray = NDArray[np.float64]

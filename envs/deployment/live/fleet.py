@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from serving_gym.envs.deployment.live.platform import Platform
-from serving_gym.envs.interface.backend import ENGINE_STATE_DTYPE, SLO, EngineStatus, Receipt
+from serving_gym.envs.interface.commands import Receipt
+from serving_gym.envs.interface.slo import SLO
+from serving_gym.envs.interface.state import ENGINE_STATE_DTYPE, EngineStatus
 from serving_gym.envs.live.envelope import EnvelopeSettings
 from serving_gym.envs.live.launched import GONE, LaunchedRun, bring, wait_until_idle
 from serving_gym.envs.live.routers import WeightedRouter

@@ -11,7 +11,7 @@ from serving_gym.envs.dp_tp.action import action_mask, decode_action
 from serving_gym.envs.dp_tp.env import DPTPEnv, make_spaces
 from serving_gym.envs.dp_tp.episode import DPTPConfig, DPTPCore
 from serving_gym.envs.dp_tp.render import Renderer
-from serving_gym.envs.interface.backend import Command, Redeploy
+from serving_gym.envs.interface.commands import Command, Redeploy
 from serving_gym.envs.interface.layout import changed_regions, groups_of
 from serving_gym.envs.interface.metrics import RequestRecords
 from serving_gym.envs.interface.reward import Outcome

@@ -11,21 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.envs.interface.backend import (
-    ENGINE_STATE_DTYPE,
-    SLO,
-    ClusterSpec,
-    ClusterState,
-    Command,
-    EngineStatus,
-    Fault,
-    Receipt,
-    Redeploy,
-    SetLayout,
-    SwitchMode,
-    Transition,
-)
+from serving_gym.envs.interface.cluster import ClusterSpec, Fault
+from serving_gym.envs.interface.commands import Command, Receipt, Redeploy, SetLayout, SwitchMode
 from serving_gym.envs.interface.layout import Group, Layout, all_groups
+from serving_gym.envs.interface.slo import SLO
+from serving_gym.envs.interface.state import ENGINE_STATE_DTYPE, ClusterState, EngineStatus, Transition
 from serving_gym.envs.live.backend import LiveBackend
 from serving_gym.envs.live.settings import LiveSettings
 from serving_gym.envs.live.switching.client import SwitchingClient

@@ -8,7 +8,7 @@ import urllib.request
 from dataclasses import dataclass
 from typing import Any
 
-from serving_gym.envs.interface.backend import SwitchMode
+from serving_gym.envs.interface.commands import SwitchMode
 from serving_gym.envs.interface.layout import Layout
 from serving_gym.envs.live.switching.plugin.endpoint import PATH
 

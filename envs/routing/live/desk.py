@@ -35,17 +35,6 @@ class Override:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class NoDecision:
-    """What stands for an action where a policy has failed: the request goes by power of two choices.
-
-    Attributes:
-        reason: How it failed.
-    """
-
-    reason: str
-
-
 class LiveDesk:
     """Lives in the loop's thread.
 

@@ -13,18 +13,18 @@ from serving_gym.envs.base.placement import Observation
 from serving_gym.envs.interface.fleet import FleetCommand
 from serving_gym.envs.interface.policy_spec import PolicySpec
 from serving_gym.envs.interface.reward import RewardMeter
+from serving_gym.envs.live.control import NoDecision
 from serving_gym.envs.live.run import DrivesServers
 from serving_gym.envs.live.settings import LiveSettings
 from serving_gym.envs.routing.config import RoutingConfig
 from serving_gym.envs.routing.env import make_spaces
 from serving_gym.envs.routing.episode import Episode
-from serving_gym.envs.routing.live.desk import NoDecision, Override
+from serving_gym.envs.routing.live.desk import Override
 from serving_gym.envs.routing.live.fleet import LiveFleet
 from serving_gym.envs.routing.observation import StateEncoder
 from serving_gym.envs.routing.render import Renderer
-from serving_gym.envs.routing.state import Dispatch, RoutingState
+from serving_gym.envs.routing.state import Dispatch, RoutingPolicy, RoutingState
 from serving_gym.envs.workload.predictions import predict_lengths
-from serving_gym.runners.serving.host import RoutingPolicy
 
 
 class LiveRoutingEnv(DrivesServers, BaseEnv[Observation]):

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.envs.interface.backend import ENGINE_STATE_DTYPE, SLO
 from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec
+from serving_gym.envs.interface.slo import SLO
+from serving_gym.envs.interface.state import ENGINE_STATE_DTYPE
 from serving_gym.envs.live.endpoints import check_endpoints
 from serving_gym.envs.live.observation import in_flight_rows
 from serving_gym.envs.live.run import LiveRun

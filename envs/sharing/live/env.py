@@ -9,16 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.envs.base.placement import Observation, Observations
-from serving_gym.envs.live.control import ControlDeadline, ControlOverride
+from serving_gym.envs.interface.sharing import Event, NewInstance, Place, TokenScheduler
+from serving_gym.envs.live.control import ControlDeadline, ControlOverride, NoDecision
 from serving_gym.envs.live.run import DrivesServers
-from serving_gym.envs.routing.live.desk import NoDecision
 from serving_gym.envs.sharing.config import SharingConfig
 from serving_gym.envs.sharing.env import SharingEnv, make_spaces
 from serving_gym.envs.sharing.episode import SharingEpisode
 from serving_gym.envs.sharing.live.fleet import Asked, SharedFleet
 from serving_gym.envs.sharing.live.mirror import Mirror
 from serving_gym.envs.sharing.render import Renderer
-from serving_gym.envs.sharing.state import Event, NewInstance, Place, Share, TokenScheduler
+from serving_gym.envs.sharing.state import Share
 from serving_gym.envs.simulator.sharing.arrays import PS_PER_S
 
 Action = np.integer | int | Share | NoDecision | None

@@ -10,17 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.envs.interface.backend import SLO
 from serving_gym.envs.interface.metrics import FINISHED, UNFINISHED
-from serving_gym.envs.live.envelope import EnvelopeSettings
-from serving_gym.envs.live.launch_settings import LaunchSettings
-from serving_gym.envs.live.launched import GONE, LOOK_EVERY_S, LaunchedRun
-from serving_gym.envs.live.ledger import Ledger
-from serving_gym.envs.live.session import LiveSession
-from serving_gym.envs.live.settings import LiveSettings
-from serving_gym.envs.live.transitions import Slot, SlotState
-from serving_gym.envs.sharing.live.instances import Instance, Instances
-from serving_gym.envs.sharing.state import (
+from serving_gym.envs.interface.sharing import (
     Configure,
     Event,
     InstanceStatus,
@@ -36,6 +27,15 @@ from serving_gym.envs.sharing.state import (
     TokenScheduler,
     Unload,
 )
+from serving_gym.envs.interface.slo import SLO
+from serving_gym.envs.live.envelope import EnvelopeSettings
+from serving_gym.envs.live.launch_settings import LaunchSettings
+from serving_gym.envs.live.launched import GONE, LOOK_EVERY_S, LaunchedRun
+from serving_gym.envs.live.ledger import Ledger
+from serving_gym.envs.live.session import LiveSession
+from serving_gym.envs.live.settings import LiveSettings
+from serving_gym.envs.live.transitions import Slot, SlotState
+from serving_gym.envs.sharing.live.instances import Instance, Instances
 from serving_gym.envs.simulator.sharing.build import ManagerSpec
 from serving_gym.envs.workload.schema import Workload
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from serving_gym.envs.interface.sharing import InstanceStatus, SharedModel, SharingSetting
 from serving_gym.envs.live.launch_settings import LaunchSettings
 from serving_gym.envs.live.transitions import Slot, SlotState
-from serving_gym.envs.sharing.state import InstanceStatus, SharedModel, SharingSetting
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Instances:
 
     Attributes:
         here: What is in each slot; None: nothing.
-        releases: Changes that may have brought room for each model, and for all (`envs.sharing.state.Retry`).
+        releases: Changes that may have brought room for each model, and for all (`envs.interface.sharing.Retry`).
         losses: Instances that died, or did not come up.
     """
 

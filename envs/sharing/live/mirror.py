@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.envs.base.placement import Observations
-from serving_gym.envs.interface.backend import TOTALS
 from serving_gym.envs.interface.metrics import UNFINISHED
+from serving_gym.envs.interface.sharing import Event, InstanceStatus
+from serving_gym.envs.interface.state import TOTALS
 from serving_gym.envs.live.ledger import Ledger
 from serving_gym.envs.sharing.config import SharingScales
 from serving_gym.envs.sharing.episode import SharingEpisode
 from serving_gym.envs.sharing.live.fleet import Asked, SharedFleet
-from serving_gym.envs.sharing.state import Event, InstanceStatus
 from serving_gym.envs.simulator.sharing.arrays import (
     COMING,
     DEMAND_S,
@@ -86,7 +86,7 @@ class Mirror:
         """Looks at a world in which nothing has happened, so that nothing is compiled while requests wait."""
         self.observe()
         self.new_pool(0, 0)
-        self.episode.simulator.observe()
+        self.episode.simulator.shown()
 
     def has_place(self, row: int) -> bool:
         """Whether some place could take a request of the gateway now."""

@@ -8,18 +8,16 @@ endpoint takes as long whatever else a policy does.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from serving_gym.envs.interface.backend import EngineStatus
-from serving_gym.envs.interface.inventory import Inventory
+from serving_gym.envs.interface.state import EngineStatus
+from serving_gym.envs.simulator.autoscaling.inventory import Inventory
+from serving_gym.envs.simulator.autoscaling.machines import Machines
 from serving_gym.envs.simulator.fleet.operations import Phase, Starting
+from serving_gym.envs.simulator.fleet.places import Places
 from serving_gym.envs.simulator.fleet.plane import FleetPlane
 from serving_gym.envs.simulator.scheduling import to_ps
-
-if TYPE_CHECKING:
-    from serving_gym.envs.simulator.autoscaling.simulator import AutoscalingSimulator
 
 
 class AutoscalingPlane(FleetPlane):
@@ -33,21 +31,23 @@ class AutoscalingPlane(FleetPlane):
 
     Args:
         simulator: The fleet.
+        machines: Its machines.
+        seed: Of times until spot instances are back.
     """
 
-    def __init__(self, simulator: AutoscalingSimulator) -> None:
+    def __init__(self, simulator: Places, machines: Machines, seed: int) -> None:
         super().__init__(simulator)
-        self.scaled = simulator
-        self.inventory: Inventory = simulator.new_inventory()
+        self.machines, self.seed = machines, seed
+        self.inventory: Inventory = machines.new_inventory()
         self.to_spot = np.zeros(len(simulator.fleet.places), bool)
-        self.reclaimed = np.zeros(len(simulator.layout.region_of), np.int64)
+        self.reclaimed = np.zeros(len(machines.layout.region_of), np.int64)
         self.since_ps = np.zeros(len(simulator.fleet.places), np.int64)
 
-    def fork_for(self, simulator: AutoscalingSimulator) -> AutoscalingPlane:
+    def fork_for(self, simulator: Places) -> AutoscalingPlane:
         """A copy for another simulator."""
         copy = super().fork(simulator)
         assert isinstance(copy, AutoscalingPlane)
-        copy.scaled = simulator
+        copy.machines, copy.seed = self.machines, self.seed
         copy.inventory = self.inventory.fork()
         copy.to_spot, copy.reclaimed = self.to_spot.copy(), self.reclaimed.copy()
         copy.since_ps = self.since_ps.copy()
@@ -71,10 +71,10 @@ class AutoscalingPlane(FleetPlane):
 
     def begin_start(self, place: int) -> None:
         """Begins a start from nothing, after a crash as well: from the region's storage where that has the weights."""
-        scaled = self.scaled
-        local = scaled.weights_local(int(scaled.layout.endpoint_of[place]))
-        given_s = scaled.given_start_s(scaled.fleet.places[place].replica)
-        seconds = given_s if local else scaled.machines.remote_s
+        machines = self.machines
+        local = machines.weights_local(int(machines.layout.endpoint_of[place]))
+        given_s = machines.given_start_s(self.simulator.fleet.places[place].replica)
+        seconds = given_s if local else machines.spec.remote_s
         if seconds is None:
             super().begin_start(place)
         else:
@@ -90,11 +90,11 @@ class AutoscalingPlane(FleetPlane):
 
         The paper gives its median and its longest; that logarithms are spread evenly about the median is ours.
         """
-        machines, number = self.scaled.machines, int(self.reclaimed[endpoint])
+        spec, number = self.machines.spec, int(self.reclaimed[endpoint])
         self.reclaimed[endpoint] += 1
-        rng = np.random.default_rng([self.scaled.seed, endpoint, number])
-        spread = machines.reclaim_max_s / machines.reclaim_median_s
-        return float(machines.reclaim_median_s * spread ** (2 * rng.random() - 1))
+        rng = np.random.default_rng([self.seed, endpoint, number])
+        spread = spec.reclaim_max_s / spec.reclaim_median_s
+        return float(spec.reclaim_median_s * spread ** (2 * rng.random() - 1))
 
     # -- going ---------------------------------------------------------------------------------------------------------
 
@@ -112,7 +112,7 @@ class AutoscalingPlane(FleetPlane):
     def retire(self, place: int) -> None:
         """Leaves a place empty; its machine becomes a spot instance, or vacant."""
         super().retire(place)
-        layout, kind = self.scaled.layout, self.scaled.layout.kind_of[place]
+        layout, kind = self.machines.layout, self.machines.layout.kind_of[place]
         endpoint = layout.endpoint_of[place]
         if self.to_spot[place]:
             self.inventory.spot[endpoint, kind] += 1

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.envs.interface.metrics import FAILED, FINISHED, REFUSED, UNFINISHED, RequestRecords
 from serving_gym.envs.simulator.kernel import state as kernel
-from serving_gym.envs.simulator.kernel.state import PS_PER_S
+from serving_gym.envs.simulator.kernel.state import PS_PER_S, World
 from serving_gym.envs.simulator.kernel.world import decoding_progress
-
-if TYPE_CHECKING:
-    from serving_gym.envs.simulator.autoscaling.simulator import AutoscalingSimulator
+from serving_gym.envs.workload.schema import Workload
 
 Left = NDArray[np.void]
 
@@ -47,10 +45,15 @@ def left_of(log: NDArray[np.void]) -> Left:
     return rows
 
 
-def records_of(simulator: AutoscalingSimulator) -> RequestRecords:
-    """Every request that has arrived, in the order of arrival; its pieces are drawn anew."""
-    pieces = [simulator.stream.piece(number) for number in range(simulator.piece + 1)]
-    present = int(simulator.world.cluster["next_arrival"][0])
+def records_of(pieces: Sequence[Workload], world: World, gone: Sequence[Left]) -> RequestRecords:
+    """Every request that has arrived, in the order of arrival.
+
+    Args:
+        pieces: Requests so far, piece by piece; of the last one not all have arrived.
+        world: The world, with the requests that are still there.
+        gone: Those that have left.
+    """
+    present = int(world.cluster["next_arrival"][0])
     counts = [len(piece) for piece in pieces[:-1]] + [present]
 
     def column(name: str) -> NDArray[np.generic]:
@@ -61,13 +64,12 @@ def records_of(simulator: AutoscalingSimulator) -> RequestRecords:
     times = {name: np.full(count, np.nan) for name in ("first_scheduled_s", "first_token_s", "finish_s")}
     generated, preemptions = np.zeros(count, np.int32), np.zeros(count, np.int32)
     engine, outcome = np.full(count, -1, np.int32), np.full(count, UNFINISHED, np.int8)
-    left = np.concatenate([*simulator.books.left, np.empty(0, LEFT_DTYPE)])
+    left = np.concatenate([*gone, np.empty(0, LEFT_DTYPE)])
     at = left["index"]
     for name, values in times.items():
         values[at] = arrival_s[at] + left[name]
     generated[at], preemptions[at] = left["generated"], left["preemptions"]
     engine[at], outcome[at] = left["engine"], left["outcome"]
-    world = simulator.world
     for slot in np.flatnonzero(world.requests["phase"] != kernel.FREE):
         request = world.requests[slot]
         row = request["index"]

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.envs.interface.backend import SLO, EngineStatus, Receipt
-from serving_gym.envs.interface.fleet import FleetCommand, FleetFault, FleetSpec, ReplicaSpec
-from serving_gym.envs.interface.inventory import Held, Inventory, Layout
+from serving_gym.envs.interface.commands import Receipt
+from serving_gym.envs.interface.fleet import FleetCommand, FleetFault, FleetSpec
 from serving_gym.envs.interface.metrics import RequestRecords
-from serving_gym.envs.interface.scaling import MachineSpec, QueueSpec, Release, ScaleChange
+from serving_gym.envs.interface.scaling import Held, MachineSpec, QueueSpec, Release, ScaleChange
+from serving_gym.envs.interface.slo import SLO
+from serving_gym.envs.interface.state import EngineStatus
 from serving_gym.envs.simulator.autoscaling.bins import (
     PAST_COLUMNS,
     Bins,
@@ -19,11 +20,11 @@ from serving_gym.envs.simulator.autoscaling.bins import (
     book_instances,
     count_latencies,
 )
-from serving_gym.envs.simulator.autoscaling.changes import carry_out
+from serving_gym.envs.simulator.autoscaling.changes import carry_out, endpoint_number
+from serving_gym.envs.simulator.autoscaling.machines import Machines
 from serving_gym.envs.simulator.autoscaling.plane import AutoscalingPlane
 from serving_gym.envs.simulator.autoscaling.records import Left, left_of, records_of
-from serving_gym.envs.simulator.autoscaling.sizing import machines_there, new_latencies, preferences
-from serving_gym.envs.simulator.fleet.build import model_of, profile_of
+from serving_gym.envs.simulator.autoscaling.sizing import new_latencies, preferences
 from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
 from serving_gym.envs.simulator.kernel.gateway import (
     Gate,
@@ -77,6 +78,7 @@ class AutoscalingSimulator(FleetSimulator):
     Places are the most instances of each endpoint on each kind of machine.
 
     Attributes:
+        machines: Machines, and what of them instances hold at the start.
         layout: Places by endpoint and kind of machine.
 
     Args:
@@ -102,28 +104,15 @@ class AutoscalingSimulator(FleetSimulator):
         interactive: tuple[bool, ...],
     ) -> None:
         super().__init__(spec, slos)
-        self.machines, self.queue = machines, queue
+        self.queue = queue
         self.interactive = np.array(interactive, np.int8)
-        self.layout = Layout.of(self.fleet)
-        self._owned = machines_there(self.fleet, self.layout, machines)
+        self.machines = Machines(self.fleet, machines)
+        self.layout = self.machines.layout
         self.seed = 0
 
     def make_plane(self) -> AutoscalingPlane:
         """A control plane for a new episode."""
-        return AutoscalingPlane(self)
-
-    def new_inventory(self) -> Inventory:
-        """Machines at the start: what instances and spot instances leave is vacant."""
-        layout, vacant = self.layout, self._owned.copy()
-        spot = np.zeros((layout.num_endpoints, len(layout.kinds)), np.int64)
-        for endpoint in range(layout.num_endpoints):
-            places = layout.places(endpoint)
-            spot[endpoint, layout.kind_of[places[0]]] = self.machines.spot
-        held = spot.copy()
-        for place in self.fleet.running:
-            held[layout.endpoint_of[place], layout.kind_of[place]] += 1
-        np.subtract.at(vacant, layout.region_of, held)
-        return Inventory(vacant, spot, np.zeros((*spot.shape, len(Held)), np.int64))
+        return AutoscalingPlane(self, self.machines, self.seed)
 
     # -- an episode ----------------------------------------------------------------------------------------------------
 
@@ -221,24 +210,6 @@ class AutoscalingSimulator(FleetSimulator):
         """Lets all that stand in line go, and all that come."""
         assert self.gate is not None
         self.gate.gate["flush"] = 1
-
-    def start_s(self, replica: ReplicaSpec) -> float:
-        """Seconds that a start from the region's storage takes."""
-        given_s = self.given_start_s(replica)
-        if given_s is not None:
-            return given_s
-        return model_of(replica).weight_bytes / self.spec.storage_bytes_per_s + self.spec.start_fixed_s
-
-    def given_start_s(self, replica: ReplicaSpec) -> float | None:
-        """The same where it is given or measured, whatever the weights; None: it is not."""
-        if self.machines.start_s is not None:
-            return self.machines.start_s
-        return profile_of(replica).transitions.get("start_s")
-
-    def weights_local(self, endpoint: int) -> bool:
-        """Whether the region's storage holds the model's weights."""
-        model, region = self.endpoints[endpoint]
-        return f"{model}@{region}" not in self.machines.without_weights
 
     # -- the clock -----------------------------------------------------------------------------------------------------
 
@@ -355,17 +326,33 @@ class AutoscalingSimulator(FleetSimulator):
         """
         if not self.books.keeps:
             raise ValueError("what became of each request was not kept: keep_records is false")
-        return records_of(self)
+        pieces = [self.stream.piece(number) for number in range(self.piece + 1)]
+        return records_of(pieces, self.world, self.books.left)
 
     # -- commands ------------------------------------------------------------------------------------------------------
 
     def change(self, change: ScaleChange | Release) -> Receipt:
         """Begins to carry out a change, or refuses it with a reason; nothing of it is begun then."""
         self.stale = True
-        reason = carry_out(self, change)
+        reason = self._release(change) if isinstance(change, Release) else self._scale(change)
         if reason:
             self.refused_commands += 1
         return Receipt(not reason, reason)
+
+    def _release(self, release: Release) -> str:
+        """Chooses a release level; returns why it cannot be, or nothing."""
+        endpoint = endpoint_number(self.plane, release.endpoint)
+        if endpoint is None:
+            return f"there is no endpoint {release.endpoint.model} in {release.endpoint.region}"
+        if release.level >= len(self.queue.levels):
+            return f"there is no release level {release.level}; there are {len(self.queue.levels)}"
+        self.set_release(endpoint, release.level)
+        return ""
+
+    def _scale(self, change: ScaleChange) -> str:
+        """Changes the number of instances; returns why all or part of it cannot be, or nothing."""
+        assert self.gate is not None
+        return carry_out(self.plane, self.gate.pools, change)
 
     def apply(self, command: FleetCommand) -> Receipt:
         """Refuses what is not a change of the number of instances."""
@@ -375,7 +362,7 @@ class AutoscalingSimulator(FleetSimulator):
     def fork(self) -> AutoscalingSimulator:
         """A copy that continues to the same numbers and shares nothing that changes."""
         copy = self._fork_body()
-        for name in ("spec", "fleet", "endpoints", "machines", "queue", "interactive", "layout", "_owned"):
+        for name in ("spec", "fleet", "endpoints", "machines", "queue", "interactive", "layout"):
             setattr(copy, name, getattr(self, name))
         for name in ("seed", "stream", "_prediction", "piece", "_booked_ps", "_booked_row"):
             setattr(copy, name, getattr(self, name))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from serving_gym.envs.interface.backend import SLO
 from serving_gym.envs.interface.fleet import ReplicaSpec
+from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.machines.cluster import ReplicaKind, replica_spec
 from serving_gym.envs.machines.spec import DeploymentSpec
 from serving_gym.envs.simulator.fleet.build import blocks_of, kv_tokens, stack_tables

@@ -19,24 +19,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from serving_gym.calibration.models import get_model
-from serving_gym.envs.interface.backend import EngineStatus
 from serving_gym.envs.interface.fleet import ROLES
+from serving_gym.envs.interface.state import EngineStatus
 from serving_gym.envs.machines.cluster import Deployment, Replica
 from serving_gym.envs.machines.kv_migration import RequestKV, plan_kv
 from serving_gym.envs.machines.shards import model_shards
 from serving_gym.envs.machines.switch_plan import Transfer, greedy_switch_plan
 from serving_gym.envs.machines.transfer import naive_reload_s, transfer_s
+from serving_gym.envs.simulator.deployment.replicas import Replicas
 from serving_gym.envs.simulator.kernel.migration import ask_to_leave, join, keep
 from serving_gym.envs.simulator.kernel.state import DECODE, NEVER, TRANSIT
 from serving_gym.envs.simulator.kernel.world import decoding_progress, flush_cache, pool_running, pool_waiting
 from serving_gym.envs.simulator.plane import Plane, Process
 from serving_gym.envs.simulator.scheduling import to_ps
-
-if TYPE_CHECKING:
-    from serving_gym.envs.simulator.deployment.simulator import DeploymentSimulator
 
 AD_HOC, RELOAD = "ad_hoc", "reload"
 SWITCHES = (AD_HOC, RELOAD)
@@ -108,11 +105,11 @@ class DeploymentPlane(Plane):
         simulator: The cluster.
     """
 
-    def __init__(self, simulator: DeploymentSimulator) -> None:
+    def __init__(self, simulator: Replicas) -> None:
         super().__init__(simulator)
         self.simulator = simulator
 
-    def fork(self, simulator: DeploymentSimulator) -> DeploymentPlane:
+    def fork(self, simulator: Replicas) -> DeploymentPlane:
         """A copy for another simulator."""
         copy = self._fork_plane(simulator)
         copy.simulator = simulator
@@ -276,7 +273,7 @@ class DeploymentPlane(Plane):
         for e in stranded:
             pool_running(simulator.world, simulator.tables, e)
         for e in switch.going:
-            simulator.remove(e)
+            self.remove(e)
         switch.phase, switch.due_ps = Phase.DONE, NEVER
         simulator.dispatch()
 
@@ -305,7 +302,7 @@ class DeploymentPlane(Plane):
         flush_cache(simulator.world, e)
         self._set(e, EngineStatus.ACTIVE)
 
-    def retire(self, e: int) -> None:
+    def remove(self, e: int) -> None:
         """Leaves a slot empty."""
         engine = self.simulator.world.engines[e]
         at_work = engine["num_running"] + engine["num_waiting"] + engine["num_kept"]
@@ -313,6 +310,7 @@ class DeploymentPlane(Plane):
         assert engine["used_blocks"] == 0
         self._set(e, EngineStatus.INACTIVE)
         engine["total_blocks"] = engine["capacity_blocks"] = 0
+        del self.simulator.standing[e]
 
 
 @lru_cache(maxsize=256)

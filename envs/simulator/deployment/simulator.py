@@ -8,40 +8,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from serving_gym.envs.interface.backend import SLO, EngineStatus, Receipt
-from serving_gym.envs.machines.cluster import Deployment, Replica, ReplicaKind
-from serving_gym.envs.machines.spec import DeploymentSpec
-from serving_gym.envs.simulator.body import Body
-from serving_gym.envs.simulator.deployment.build import build_factory
+from serving_gym.envs.interface.commands import Receipt
+from serving_gym.envs.interface.state import EngineStatus
+from serving_gym.envs.machines.cluster import Deployment, Replica
 from serving_gym.envs.simulator.deployment.plane import AD_HOC, RELOAD, SWITCHES, DeploymentPlane
+from serving_gym.envs.simulator.deployment.replicas import Replicas
 
 if TYPE_CHECKING:
     from serving_gym.envs.workload.schema import Workload
 
 
-class DeploymentSimulator(Body):
+class DeploymentSimulator(Replicas):
     """A simulated cluster that is cut into replicas anew.
 
     A workload type is to the kernel an endpoint of its own over all engines, whose requests go to them by the shares of
     the assignment; while a switch is under way, and where no replica with a share can hold a request, they go to the
     least loaded replica that can.
 
-    Attributes:
-        deployment: Replicas in force, or those to be when the switch under way is done.
-        standing: Replica in each slot that is not empty; those that go and those that come included.
-
-    Args:
-        spec: The cluster.
-        slos: Latency promise of each request class, in the order of the workload's classes.
-
-    Raises:
-        ValueError: the spec names something unknown, or the model fits no replica.
+    Attributes, arguments and errors are those of `Replicas`.
     """
-
-    def __init__(self, spec: DeploymentSpec, slos: tuple[SLO, ...]) -> None:
-        self.spec = spec
-        self.factory = build_factory(spec, slos)
-        super().__init__(spec, self.factory.tables, slos)
 
     @property
     def clockwork(self) -> DeploymentPlane:
@@ -69,7 +54,7 @@ class DeploymentSimulator(Body):
         endpoints["first_decode"], endpoints["last_decode"] = most, self.factory.num_engines
         self.world.engines["total_blocks"] = self.world.engines["capacity_blocks"] = 0
         self.deployment = Deployment(self.spec.cluster)
-        self.standing: dict[int, Replica] = {}
+        self.standing = {}
         self.plane = DeploymentPlane(self)
         self._limit_requests()
 
@@ -97,7 +82,7 @@ class DeploymentSimulator(Body):
         at_once = self.untouched
         if at_once:
             for e in going:
-                self.remove(e)
+                self.plane.remove(e)
         coming = self._slots([replica for replica in deployment.replicas if replica not in old])
         self.standing.update(coming)
         self._share_out(weights)
@@ -151,11 +136,6 @@ class DeploymentSimulator(Body):
             self.world.shares[:] = shares
             self.world.credit[:] = 0.0
 
-    def remove(self, e: int) -> None:
-        """Leaves a slot empty."""
-        self.plane.retire(e)
-        del self.standing[e]
-
     def _limit_requests(self) -> None:
         """Refuses on arrival what no replica of the deployment could hold; prefill workers hold prompts alone.
 
@@ -183,14 +163,6 @@ class DeploymentSimulator(Body):
     def in_service(self) -> NDArray[np.bool_]:
         """(K,), which replicas of `deployment` serve."""
         return np.asarray(self.world.engines["status"][self.slots] == EngineStatus.ACTIVE)
-
-    def holds(self, kind: ReplicaKind, prompt: int, max_output: int) -> bool:
-        """Whether a replica of a kind could hold what it does of a request: its prompt, and what it may answer."""
-        return prompt + (1 if kind.role == "prefill" else max_output) <= self.factory.capacity_tokens(kind)
-
-    def blocks_for(self, tokens: int) -> int:
-        """KV blocks that hold `tokens` tokens."""
-        return -(-tokens // self.spec.block_size)
 
     @property
     def gpu_seconds(self) -> float:

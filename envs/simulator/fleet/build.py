@@ -16,8 +16,8 @@ from serving_gym.calibration.memory import num_blocks
 from serving_gym.calibration.models import ModelSpec, get_model
 from serving_gym.calibration.pipeline import LINK_LATENCY_S, pipelined
 from serving_gym.calibration.profile import Profile, load_profile, named_profile
-from serving_gym.envs.interface.backend import SLO
 from serving_gym.envs.interface.fleet import FleetSpec, GroupSpec, ReplicaSpec
+from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.simulator.kernel.state import CLASS_DTYPE, KIND_DTYPE, Tables, rows_of
 from serving_gym.envs.simulator.scheduling import check_scheduling, schedules_async, to_ps
 

@@ -2,54 +2,54 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.calibration.transitions import kv_resize_s
-from serving_gym.envs.interface.backend import EngineStatus
 from serving_gym.envs.interface.fleet import FleetCommand, Migrate, ResizeKV, Route, Start, Stop
+from serving_gym.envs.interface.state import EngineStatus
 from serving_gym.envs.simulator.fleet.build import most_blocks, profile_of
 from serving_gym.envs.simulator.fleet.migrating import Migrating
 from serving_gym.envs.simulator.fleet.operations import Resizing
+from serving_gym.envs.simulator.fleet.places import Places
+from serving_gym.envs.simulator.fleet.plane import FleetPlane
 from serving_gym.envs.simulator.kernel.migration import requeue
 from serving_gym.envs.simulator.kernel.state import FREE, PREFILL, TRANSIT, WAITING
 from serving_gym.envs.simulator.kernel.world import may_take, send
 from serving_gym.envs.simulator.scheduling import to_ps
 
-if TYPE_CHECKING:
-    from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
 
-
-def obey(simulator: FleetSimulator, command: FleetCommand) -> str:
+def obey(plane: FleetPlane, command: FleetCommand) -> str:
     """Begins to carry out a command; returns why it cannot be, or nothing."""
+    simulator = plane.simulator
     if not 0 <= command.place < len(simulator.fleet.places):
         return f"there is no place {command.place}; the fleet has {len(simulator.fleet.places)}"
     if isinstance(command, Route):
-        return _route(simulator, command)
+        return _route(plane, command)
     if isinstance(command, Migrate):
-        return _migrate(simulator, command)
+        return _migrate(plane, command)
     if isinstance(command, Start):
-        return _start(simulator, command)
-    status = simulator.plane.status(command.place)
+        return _start(plane, command)
+    status = plane.status(command.place)
     if status != EngineStatus.ACTIVE:
         return f"place {command.place} has no replica in service"
     if isinstance(command, Stop):
-        simulator.plane.begin_stop(command.place, command.drain)
+        plane.begin_stop(command.place, command.drain)
         return ""
-    return _resize(simulator, command)
+    return _resize(plane, command)
 
 
-def _start(simulator: FleetSimulator, command: Start) -> str:
-    if simulator.plane.status(command.place) != EngineStatus.INACTIVE:
+def _start(plane: FleetPlane, command: Start) -> str:
+    simulator = plane.simulator
+    if plane.status(command.place) != EngineStatus.INACTIVE:
         return f"place {command.place} is not empty"
-    simulator.plane.meter.open(command.place, simulator.now_ps)
-    simulator.plane.begin_start(command.place)
+    plane.meter.open(command.place, simulator.now_ps)
+    plane.begin_start(command.place)
     return ""
 
 
-def _route(simulator: FleetSimulator, command: Route) -> str:
+def _route(plane: FleetPlane, command: Route) -> str:
+    simulator = plane.simulator
     world, place = simulator.world, command.place
     slots = np.flatnonzero(
         (world.requests["index"] == command.request) & (world.requests["phase"] == WAITING)
@@ -77,20 +77,21 @@ def _route(simulator: FleetSimulator, command: Route) -> str:
     if round_trip_s == 0:
         send(simulator.world, simulator.tables, slot, place)
     else:
-        simulator.plane.begin_forward(slot, place, to_ps(round_trip_s))
+        plane.begin_forward(slot, place, to_ps(round_trip_s))
     return ""
 
 
-def _migrate(simulator: FleetSimulator, command: Migrate) -> str:
-    world, plane, place = simulator.world, simulator.plane, command.place
+def _migrate(plane: FleetPlane, command: Migrate) -> str:
+    simulator, place = plane.simulator, command.place
+    world = simulator.world
     slots = np.flatnonzero((world.requests["index"] == command.request) & (world.requests["phase"] != FREE))
-    reason = "is not in the system" if not len(slots) else _why_not_movable(simulator, int(slots[0]))
+    reason = "is not in the system" if not len(slots) else _why_not_movable(plane, int(slots[0]))
     if reason:
         return f"request {command.request} {reason}"
     slot = int(slots[0])
     request = world.requests[slot]
     source = int(request["engine"])
-    reason = _why_not_moved_there(simulator, slot, place)
+    reason = _why_not_moved_there(plane, slot, place)
     if reason:
         return f"place {place} {reason}"
     simulator.make_room()
@@ -108,24 +109,26 @@ def _migrate(simulator: FleetSimulator, command: Migrate) -> str:
     return ""
 
 
-def _why_not_movable(simulator: FleetSimulator, slot: int) -> str:
+def _why_not_movable(plane: FleetPlane, slot: int) -> str:
     """What keeps a request from moving anywhere, or nothing."""
+    simulator = plane.simulator
     request = simulator.world.requests[slot]
     if request["engine"] < 0:
         return "has no engine that it could be moved from"
     if request["phase"] == PREFILL:
         return "is partly prefilled"
-    if request["phase"] == TRANSIT or simulator.plane.migration_of(int(request["index"])) is not None:
+    if request["phase"] == TRANSIT or plane.migration_of(int(request["index"])) is not None:
         return "is on its way already"
     if request["phase"] == WAITING and request["computed"] > 0:
         return "waits with KV that has come from another engine"
-    if simulator.plane.operation_at(Resizing, int(request["engine"])) is not None:
+    if plane.operation_at(Resizing, int(request["engine"])) is not None:
         return f"is at place {request['engine']}, which is being resized"
     return ""
 
 
-def _why_not_moved_there(simulator: FleetSimulator, slot: int, place: int) -> str:
+def _why_not_moved_there(plane: FleetPlane, slot: int, place: int) -> str:
     """Why a request cannot be moved to a place, or nothing."""
+    simulator = plane.simulator
     fleet, request = simulator.fleet, simulator.world.requests[slot]
     source = int(request["engine"])
     if place == source:
@@ -136,14 +139,15 @@ def _why_not_moved_there(simulator: FleetSimulator, slot: int, place: int) -> st
     most = int(request["prompt"]) + int(request["max_output"])
     if not may_take(simulator.world, simulator.tables, place, most):
         return f"has no replica in service that could hold request {request['index']}"
-    if simulator.plane.operation_at(Resizing, place) is not None:
+    if plane.operation_at(Resizing, place) is not None:
         return "is being resized"
     return ""
 
 
-def _resize(simulator: FleetSimulator, command: ResizeKV) -> str:
+def _resize(plane: FleetPlane, command: ResizeKV) -> str:
+    simulator = plane.simulator
     place, now_blocks = command.place, int(simulator.world.engines["total_blocks"][command.place])
-    if simulator.plane.operation_at(Resizing, place) is not None:
+    if plane.operation_at(Resizing, place) is not None:
         return f"place {place} is being resized"
     if command.kv_blocks == now_blocks:
         return f"place {place} has {now_blocks} KV blocks already"
@@ -156,11 +160,11 @@ def _resize(simulator: FleetSimulator, command: ResizeKV) -> str:
         block_bytes = profile_of(replica).model.kv_bytes_per_token * replica.block_size
         per_gpu = block_bytes / replica.num_gpus
         seconds = kv_resize_s(now_blocks * per_gpu, command.kv_blocks * per_gpu)
-        simulator.plane.begin_resize(place, command.kv_blocks, to_ps(seconds))
+        plane.begin_resize(place, command.kv_blocks, to_ps(seconds))
     return reason
 
 
-def _overfull(simulator: FleetSimulator, command: ResizeKV) -> str:
+def _overfull(simulator: Places, command: ResizeKV) -> str:
     """Why what is there would not fit the new pool, or nothing."""
     place, engine = command.place, simulator.world.engines[command.place]
     if engine["used_blocks"] > command.kv_blocks:
@@ -181,7 +185,7 @@ def _overfull(simulator: FleetSimulator, command: ResizeKV) -> str:
     return ""
 
 
-def _longest(simulator: FleetSimulator, which: NDArray[np.bool_]) -> int:
+def _longest(simulator: Places, which: NDArray[np.bool_]) -> int:
     """Most tokens that one of some requests may grow to, as its client declared; `which` is (R,)."""
     requests = simulator.world.requests
     most = requests["prompt"].astype(np.int64) + requests["max_output"]

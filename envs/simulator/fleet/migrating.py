@@ -23,19 +23,15 @@ holds of the request is copied none the less.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from serving_gym.calibration.transitions import MIGRATION_LAST_STAGE_MAX_BLOCKS
 from serving_gym.envs.simulator.fleet.build import model_of
-from serving_gym.envs.simulator.fleet.operations import Operation, Phase
+from serving_gym.envs.simulator.fleet.operations import Operation, Phase, Steps
+from serving_gym.envs.simulator.fleet.places import Places
 from serving_gym.envs.simulator.kernel.migration import ask_to_leave, join, keep
 from serving_gym.envs.simulator.kernel.state import DECODE, TRANSIT
 from serving_gym.envs.simulator.kernel.world import decoding_progress
 from serving_gym.envs.simulator.plane import Process
-
-if TYPE_CHECKING:
-    from serving_gym.envs.simulator.fleet.plane import FleetPlane
-    from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
 
 
 @dataclass
@@ -61,7 +57,7 @@ class Migrating(Operation):
     stage_tokens: int = 0
     blocks: int = 0
 
-    def process(self, plane: FleetPlane) -> Process:
+    def process(self, plane: Steps) -> Process:
         """Carries it out from whatever phase it is in."""
         while not self.done:
             yield plane.timer(self) | plane.next_sharing()
@@ -76,15 +72,15 @@ class Migrating(Operation):
 
     # -- what is so ----------------------------------------------------------------------------------------------------
 
-    def goes_on(self, simulator: FleetSimulator) -> bool:
+    def goes_on(self, simulator: Places) -> bool:
         """Whether the request is still in the source's batch and has not been preempted."""
         return self._stands(simulator, DECODE)
 
-    def away(self, simulator: FleetSimulator) -> bool:
+    def away(self, simulator: Places) -> bool:
         """Whether the request has left the source's batch to join the destination's."""
         return self._stands(simulator, TRANSIT)
 
-    def _stands(self, simulator: FleetSimulator, phase: int) -> bool:
+    def _stands(self, simulator: Places, phase: int) -> bool:
         """Whether the request is in a phase, where it was, and has not been preempted; its slot may be another's."""
         request = simulator.world.requests[self.slot]
         same = request["index"] == self.request and request["preemptions"] == self.preemptions
@@ -92,7 +88,7 @@ class Migrating(Operation):
 
     # -- stages --------------------------------------------------------------------------------------------------------
 
-    def begin_stage(self, plane: FleetPlane) -> bool:
+    def begin_stage(self, plane: Steps) -> bool:
         """Begins to copy all that is there by now; returns False if the destination has no room."""
         present = computed_tokens(plane.simulator, self.slot)
         if not self._keep(plane, present):
@@ -101,7 +97,7 @@ class Migrating(Operation):
         self._set_up(plane)
         return True
 
-    def _end_stage(self, plane: FleetPlane) -> None:
+    def _end_stage(self, plane: Steps) -> None:
         """The KV of a stage has come: there is another stage, or a last one, or the request is there."""
         self.phase = Phase.ASK
         plane.end_transfer(self.place, self.request)
@@ -120,10 +116,10 @@ class Migrating(Operation):
         if not on:
             self.break_off(plane)
 
-    def _fits_last_stage(self, simulator: FleetSimulator, tokens: int) -> bool:
+    def _fits_last_stage(self, simulator: Places, tokens: int) -> bool:
         return simulator.fleet.blocks_for(self.place, tokens) <= MIGRATION_LAST_STAGE_MAX_BLOCKS
 
-    def _ask_to_leave(self, plane: FleetPlane) -> bool:
+    def _ask_to_leave(self, plane: Steps) -> bool:
         """Lets the request leave its batch with the iteration in flight; returns False if there is no room for it."""
         simulator = plane.simulator
         in_flight = simulator.world.engines["step_end_ps"][self.source] >= 0
@@ -136,7 +132,7 @@ class Migrating(Operation):
         ask_to_leave(simulator.world, simulator.tables, self.slot, self.place)
         return True
 
-    def _begin_last_stage(self, plane: FleetPlane) -> None:
+    def _begin_last_stage(self, plane: Steps) -> None:
         """The iteration has ended, and the request has left with it or has got its last token."""
         simulator = plane.simulator
         if not self.away(simulator):
@@ -147,23 +143,23 @@ class Migrating(Operation):
         self.stage_tokens, self.copied = present - self.copied, present
         self._set_up(plane)
 
-    def _set_up(self, plane: FleetPlane) -> None:
+    def _set_up(self, plane: Steps) -> None:
         self.phase, self.due_ps = Phase.ASK, plane.simulator.now_ps + plane.stage_ps
 
-    def _send(self, plane: FleetPlane) -> None:
+    def _send(self, plane: Steps) -> None:
         """Sends the KV of a stage over the links."""
         self.phase = Phase.COPY
         model = model_of(plane.simulator.fleet.places[self.place].replica)
         size_bytes = round(self.stage_tokens * model.kv_bytes_per_token)
         plane.begin_transfer(self.place, self.source, size_bytes, self.request)
 
-    def _arrive(self, plane: FleetPlane) -> None:
+    def _arrive(self, plane: Steps) -> None:
         """Puts the request into the batch at the destination."""
         self.finish()
         plane.migrations_done += 1
         join(plane.simulator.world, plane.simulator.tables, self.slot, self.place)
 
-    def break_off(self, plane: FleetPlane) -> None:
+    def break_off(self, plane: Steps) -> None:
         """Gives up: the request, if it is still there, goes on where it is."""
         simulator = plane.simulator
         simulator.make_room()
@@ -181,7 +177,7 @@ class Migrating(Operation):
 
     # -- room at the destination ---------------------------------------------------------------------------------------
 
-    def _keep(self, plane: FleetPlane, tokens: int, places: int = 0) -> bool:
+    def _keep(self, plane: Steps, tokens: int, places: int = 0) -> bool:
         """Lets the destination keep blocks for so many tokens, and a place in its batch; returns whether it can."""
         simulator = plane.simulator
         engine = simulator.world.engines[self.place]
@@ -195,6 +191,6 @@ class Migrating(Operation):
         return True
 
 
-def computed_tokens(simulator: FleetSimulator, slot: int) -> int:
+def computed_tokens(simulator: Places, slot: int) -> int:
     """Tokens whose KV a decoding request has: all but the last one that came out."""
     return int(simulator.world.requests["prompt"][slot]) + decoding_progress(simulator.world, slot) - 1

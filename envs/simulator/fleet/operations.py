@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+import simpy
+
+from serving_gym.envs.simulator.fleet.places import Places
 from serving_gym.envs.simulator.kernel.state import NEVER
 from serving_gym.envs.simulator.plane import Process
-
-if TYPE_CHECKING:
-    from serving_gym.envs.simulator.fleet.plane import FleetPlane
 
 
 class Phase(IntEnum):
@@ -53,9 +53,83 @@ class Operation:
         """Nothing is left to do; a process that waits ends when it is woken."""
         self.phase, self.due_ps = Phase.DONE, NEVER
 
-    def process(self, plane: FleetPlane) -> Process:
+    def process(self, plane: Steps) -> Process:
         """Carries it out from whatever phase it is in."""
         raise NotImplementedError
+
+
+class Steps(Protocol):
+    """What operations need of the control plane: waiting, and the steps that they are made of.
+
+    Attributes:
+        simulator: The fleet.
+        boot_ps: What an engine takes to start when its weights have come.
+        stage_ps: What a stage of a migration takes to set up.
+        migrations_done: Requests that have been moved.
+        migrations_aborted: Moves that were broken off.
+    """
+
+    simulator: Places
+    boot_ps: int
+    stage_ps: int
+    migrations_done: int
+    migrations_aborted: int
+
+    def timer(self, operation: Operation) -> simpy.Event:
+        """Event that happens when an operation is due."""
+        ...
+
+    def next_notice(self) -> simpy.Event:
+        """Event that happens when the kernel next stops for an engine."""
+        ...
+
+    def next_sharing(self) -> simpy.Event:
+        """Event that happens when the links are next shared anew."""
+        ...
+
+    def begin_transfer(self, place: int, source: int, size_bytes: int, cargo: int = ...) -> None:
+        """Begins a transfer to a place."""
+        ...
+
+    def end_transfer(self, place: int, cargo: int = ...) -> None:
+        """Ends a transfer to a place, complete or not, if there is one."""
+        ...
+
+    def serve(self, place: int) -> None:
+        """Brings a replica into service."""
+        ...
+
+    def retire(self, place: int) -> None:
+        """Leaves a place empty."""
+        ...
+
+    def empty(self, place: int) -> bool:
+        """Whether a replica has nothing left to run or send."""
+        ...
+
+    def still(self, place: int) -> bool:
+        """Whether no iteration is in flight."""
+        ...
+
+    def hush(self, place: int) -> None:
+        """Lets a replica that stands still do so without telling."""
+        ...
+
+    def resume(self, place: int, kv_blocks: int) -> None:
+        """Lets a replica go on with another pool."""
+        ...
+
+    def deliver(self, place: int, slot: int) -> None:
+        """A request arrives from another region."""
+        ...
+
+    def crash(self, place: int) -> None:
+        """Loses what a replica runs and starts it again."""
+        ...
+
+    def set_speed(self, place: int) -> None:
+        """Gives a place the speed that the worst of its slow-downs leaves."""
+        ...
 
 
 @dataclass
@@ -64,7 +138,7 @@ class Starting(Operation):
 
     phase: Phase = Phase.FETCH
 
-    def process(self, plane: FleetPlane) -> Process:
+    def process(self, plane: Steps) -> Process:
         """Carries it out from whatever phase it is in."""
         while self.phase == Phase.FETCH:
             yield plane.timer(self) | plane.next_sharing()
@@ -84,7 +158,7 @@ class Stopping(Operation):
 
     phase: Phase = Phase.DRAIN
 
-    def process(self, plane: FleetPlane) -> Process:
+    def process(self, plane: Steps) -> Process:
         """Carries it out from whatever phase it is in."""
         while self.phase == Phase.DRAIN and not plane.empty(self.place):
             yield plane.next_notice()
@@ -101,7 +175,7 @@ class Resizing(Operation):
     kv_blocks: int = 0
     copy_ps: int = 0
 
-    def process(self, plane: FleetPlane) -> Process:
+    def process(self, plane: Steps) -> Process:
         """Carries it out from whatever phase it is in."""
         while self.phase == Phase.HALT and not plane.still(self.place):
             yield plane.next_notice()
@@ -125,7 +199,7 @@ class Forwarding(Operation):
 
     slot: int = -1
 
-    def process(self, plane: FleetPlane) -> Process:
+    def process(self, plane: Steps) -> Process:
         """Carries it out from whatever phase it is in."""
         yield plane.timer(self)
         if not self.done:
@@ -137,7 +211,7 @@ class Forwarding(Operation):
 class Crashing(Operation):
     """A crash that is to come."""
 
-    def process(self, plane: FleetPlane) -> Process:
+    def process(self, plane: Steps) -> Process:
         """Carries it out from whatever phase it is in."""
         yield plane.timer(self)
         self.finish()
@@ -151,7 +225,7 @@ class Slowing(Operation):
     factor: float = 1.0
     until_ps: int = NEVER
 
-    def process(self, plane: FleetPlane) -> Process:
+    def process(self, plane: Steps) -> Process:
         """Carries it out from whatever phase it is in."""
         if self.phase == Phase.PENDING:
             yield plane.timer(self)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from math import isinf
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import simpy
 
-from serving_gym.envs.interface.backend import EngineStatus
 from serving_gym.envs.interface.fleet import Crash, FleetFault, Underway
+from serving_gym.envs.interface.state import EngineStatus
 from serving_gym.envs.simulator.fleet.build import model_of
 from serving_gym.envs.simulator.fleet.links import STORAGE, WEIGHTS, Links
 from serving_gym.envs.simulator.fleet.meter import Meter
@@ -23,6 +23,7 @@ from serving_gym.envs.simulator.fleet.operations import (
     Starting,
     Stopping,
 )
+from serving_gym.envs.simulator.fleet.places import Places
 from serving_gym.envs.simulator.kernel.forwarding import send_away, take_in
 from serving_gym.envs.simulator.kernel.state import NEVER, PS_PER_S
 from serving_gym.envs.simulator.kernel.world import (
@@ -35,9 +36,6 @@ from serving_gym.envs.simulator.kernel.world import (
 from serving_gym.envs.simulator.plane import Plane, Process
 from serving_gym.envs.simulator.scheduling import to_ps
 
-if TYPE_CHECKING:
-    from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
-
 Kind = TypeVar("Kind", bound=Operation)
 
 
@@ -48,7 +46,7 @@ class FleetPlane(Plane):
         simulator: The fleet.
     """
 
-    def __init__(self, simulator: FleetSimulator) -> None:
+    def __init__(self, simulator: Places) -> None:
         super().__init__(simulator)
         self.simulator = simulator
         self.meter = Meter(len(simulator.fleet.places))
@@ -58,7 +56,7 @@ class FleetPlane(Plane):
         self.migrations_done = self.migrations_aborted = 0
         self._sharing: simpy.Event | None = None
 
-    def fork(self, simulator: FleetSimulator) -> FleetPlane:
+    def fork(self, simulator: Places) -> FleetPlane:
         """A copy for another simulator."""
         copy = self._fork_plane(simulator)
         copy.simulator, copy._sharing = simulator, None

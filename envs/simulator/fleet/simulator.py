@@ -10,12 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.calibration.power import power_of
-from serving_gym.envs.interface.backend import SLO, TOTALS, Receipt, WaitingRequest
-from serving_gym.envs.interface.fleet import ROLES, FleetCommand, FleetFault, FleetSpec, SlowNode, Underway
+from serving_gym.envs.interface.commands import Receipt
+from serving_gym.envs.interface.fleet import ROLES, FleetCommand, FleetFault, SlowNode, Underway
+from serving_gym.envs.interface.state import TOTALS, WaitingRequest
 from serving_gym.envs.interface.usage import Usage
-from serving_gym.envs.simulator.body import Body
-from serving_gym.envs.simulator.fleet.build import Fleet, build_fleet
+from serving_gym.envs.simulator.fleet.build import build_fleet
 from serving_gym.envs.simulator.fleet.commands import obey
+from serving_gym.envs.simulator.fleet.places import Places
 from serving_gym.envs.simulator.fleet.plane import FleetPlane
 from serving_gym.envs.simulator.kernel.state import PS_PER_S
 from serving_gym.envs.simulator.metering import usage, work_j
@@ -38,30 +39,11 @@ class FleetState:
     waiting: tuple[WaitingRequest, ...]  # requests whose arrival asked for this decision, oldest first
 
 
-class FleetSimulator(Body):
+class FleetSimulator(Places):
     """A simulated fleet.
 
-    A request comes from a region; where that has no place for its model but another within reach has, it waits until
-    a policy sends it there. Built-in routers keep within the region.
-
-    Attributes:
-        endpoints: Model and region of each endpoint: the fleet's, and behind them those without places, from which
-            the workload has requests.
-
-    Args:
-        spec: The fleet.
-        slos: Latency promise of each request class, in the order of the workload's classes.
-        trigger_classes: Classes whose arrival stops `advance` so that a decision can be taken.
-
-    Raises:
-        ValueError: the spec names something unknown, or a model does not fit its GPUs.
+    Attributes, arguments and errors are those of `Places`.
     """
-
-    def __init__(self, spec: FleetSpec, slos: tuple[SLO, ...], trigger_classes: tuple[int, ...] = ()) -> None:
-        self.spec = spec
-        self.fleet: Fleet = build_fleet(spec, slos)
-        self.endpoints = self.fleet.endpoints
-        super().__init__(spec, self.fleet.tables, slos, trigger_classes)
 
     @property
     def clockwork(self) -> FleetPlane:
@@ -105,41 +87,6 @@ class FleetSimulator(Body):
         """A control plane for a new episode."""
         return FleetPlane(self)
 
-    def endpoints_of(self, workload: Workload) -> NDArray[np.int32]:
-        """Endpoint of each request, (N,): row of `endpoints`.
-
-        Raises:
-            ValueError: the workload asks for a model that the fleet has no place for within reach, or names a region
-                without such a place that the workload of `reset` did not.
-        """
-        table = self.endpoint_table(workload.models, workload.regions)
-        endpoint = np.asarray(table[workload.model_id, workload.region_id], np.int32)
-        if len(workload) and endpoint.min() < 0:
-            row = int(np.argmin(endpoint))
-            raise ValueError(
-                f"workload {workload.name!r}: row {row} asks for model {workload.models[workload.model_id[row]]!r} in "
-                f"region {workload.regions[workload.region_id[row]]!r}, which must name one endpoint of the fleet: "
-                f"{', '.join(f'{model} in {region}' for model, region in self.fleet.endpoints)}; or fleet.network "
-                "must lead from that region to one of them"
-            )
-        return endpoint
-
-    def endpoint_table(self, models: Sequence[str], regions: Sequence[str]) -> NDArray[np.int32]:
-        """(models, regions), row of `endpoints` that requests for a model from a region belong to; -1: no one row."""
-        table = np.full((len(models), len(regions)), -1, np.int32)
-        own = len(self.fleet.endpoints)
-        for m, model in enumerate(models):
-            for r, region in enumerate(regions):
-                matching = [
-                    number
-                    for number, endpoint in enumerate(self.endpoints)
-                    if model in ("", endpoint[0]) and region in ("", endpoint[1])
-                ]
-                matching = [number for number in matching if number < own] or matching
-                if len(matching) == 1:
-                    table[m, r] = matching[0]
-        return table
-
     def _elsewhere(self, workload: Workload) -> list[tuple[str, str]]:
         """Models and regions of a workload that the fleet has no places for, except in other regions within reach."""
         models = list(dict.fromkeys(model for model, _ in self.fleet.endpoints))
@@ -150,15 +97,7 @@ class FleetSimulator(Body):
             if region
             and {"", model} & set(workload.models)
             and (model, region) not in self.fleet.endpoints
-            and self._within_reach(model, region)
-        ]
-
-    def _within_reach(self, model: str, region: str) -> list[int]:
-        """The fleet's endpoints that a request for a model from a region can be sent to."""
-        return [
-            number
-            for number, (served, there) in enumerate(self.fleet.endpoints)
-            if served == model and self.spec.round_trip_s(region, there) is not None
+            and self.within_reach(model, region)
         ]
 
     def _fill_world(self) -> None:
@@ -172,29 +111,6 @@ class FleetSimulator(Body):
             endpoint["first"], endpoint["last_decode"] = fleet.first_place[number : number + 2]
             endpoint["last"] = endpoint["first_decode"] = fleet.decodes_from(number)
             self.set_request_limits(number)
-
-    def set_request_limits(self, endpoint: int) -> None:
-        """Refuses on arrival what no place could hold, as places of an endpoint have got other KV pools."""
-        blocks = self.world.engines["capacity_blocks"]
-        for number in self.served_by(endpoint):
-            self.world.endpoints["max_request_tokens"][number] = self.request_limit(number, blocks)
-
-    def served_by(self, endpoint: int) -> list[int]:
-        """An endpoint of the fleet, and those without places whose requests may be sent to it."""
-        others = range(len(self.fleet.endpoints), len(self.endpoints))
-        return [
-            endpoint,
-            *(number for number in others if endpoint in self._within_reach(*self.endpoints[number])),
-        ]
-
-    def request_limit(self, endpoint: int, blocks: NDArray[np.int64]) -> int:
-        """Longest request of an endpoint that some place could hold, tokens; `blocks` is (places,) KV blocks of each.
-
-        Those of a region that has places for the model are measured by these.
-        """
-        own = endpoint < len(self.fleet.endpoints)
-        within_reach = [endpoint] if own else self._within_reach(*self.endpoints[endpoint])
-        return max(self.fleet.max_request_tokens(number, blocks) for number in within_reach)
 
     def _check(self, faults: tuple[FleetFault, ...]) -> None:
         """Raises ValueError where a fault names a place that does not exist."""
@@ -248,7 +164,7 @@ class FleetSimulator(Body):
     def apply(self, command: FleetCommand) -> Receipt:
         """Begins to carry out a command, or refuses it with a reason."""
         self.stale = True
-        reason = obey(self, command)
+        reason = obey(self.plane, command)
         if reason:
             self.refused_commands += 1
         return Receipt(not reason, reason)

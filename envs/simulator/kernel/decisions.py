@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.envs.interface.backend import TOTALS
+from serving_gym.envs.interface.state import TOTALS
 from serving_gym.envs.simulator.kernel.accounting import latency_cost, square_cost
 from serving_gym.envs.simulator.kernel.compiled import entry, inlined, int64
 from serving_gym.envs.simulator.kernel.desk import (

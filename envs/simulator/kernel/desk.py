@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.envs.interface.backend import ENGINE_STATE_DTYPE, TOTALS
+from serving_gym.envs.interface.state import ENGINE_STATE_DTYPE, TOTALS
 from serving_gym.envs.simulator.kernel.state import NEVER
 
 # A router looks 100 iterations ahead (PreServe, section 4.3.1), now and every 10 of them (source of the step: ours).

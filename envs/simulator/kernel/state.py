@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from serving_gym.envs.interface.backend import ENGINE_STATE_DTYPE, TOTALS
+from serving_gym.envs.interface.state import ENGINE_STATE_DTYPE, TOTALS
 
 PS_PER_S = 1_000_000_000_000
 NEVER = np.iinfo(np.int64).max

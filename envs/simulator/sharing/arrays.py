@@ -7,18 +7,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.envs.interface.backend import TOTALS
+from serving_gym.envs.interface.state import TOTALS
 
 PS_PER_S = 10**12
 NEVER = 2**62
 
-# Phases of a request, the first three as in `envs.sharing.state.RequestPhase`.
+# Phases of a request, the first three as in `envs.interface.sharing.RequestPhase`.
 HELD, WAITING, RUNNING, COMING, GONE = range(5)
-EMPTY, LOADING, SERVING, RESIZING, UNLOADING = range(5)  # `envs.sharing.state.InstanceStatus`
-SHORTEST_HEADROOM, ROUND_ROBIN, FCFS, EXCLUSIVE, ASK = range(5)  # `envs.sharing.state.TokenScheduler`
-PLACEMENT, OF_FINISHED, OF_OPERATION, SHORTAGE, ITERATION, END = range(6)  # `envs.sharing.state.Event`
+EMPTY, LOADING, SERVING, RESIZING, UNLOADING = range(5)  # `envs.interface.sharing.InstanceStatus`
+SHORTEST_HEADROOM, ROUND_ROBIN, FCFS, EXCLUSIVE, ASK = range(5)  # `envs.interface.sharing.TokenScheduler`
+PLACEMENT, OF_FINISHED, OF_OPERATION, SHORTAGE, ITERATION, END = range(6)  # `envs.interface.sharing.Event`
 REACHED = 6  # the time asked for, and no event
-ALWAYS, AFTER_RELEASE, NO_MORE = range(3)  # `envs.sharing.state.Retry`
+ALWAYS, AFTER_RELEASE, NO_MORE = range(3)  # `envs.interface.sharing.Retry`
 NOT_ASKED, NO_CHOICE = -1, -2  # in place of the slot that the policy gives an iteration to
 
 CLOCK_DTYPE = np.dtype(
@@ -152,7 +152,7 @@ class SharingWorld(NamedTuple):
     requests: NDArray[np.void]  # (R,) REQUEST_ROW_DTYPE
     releases: NDArray[
         np.int64
-    ]  # (M + 1,), what `envs.sharing.state.Retry.AFTER_RELEASE` waits for: of each model, of all
+    ]  # (M + 1,), what `envs.interface.sharing.Retry.AFTER_RELEASE` waits for: of each model, of all
     finished: NDArray[np.int64]  # (R,), requests that have ended since the last decision
     outputs: NDArray[np.float64]  # (M, 2), requests of each model that have ended, and their output tokens
     # (M, 2 + len(DEMAND_S)), when the first and the last request of each model came, s, and how many have come,

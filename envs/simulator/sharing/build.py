@@ -15,9 +15,9 @@ from serving_gym.calibration.memory import check_fits
 from serving_gym.calibration.models import get_model
 from serving_gym.calibration.specs import get_gpu
 from serving_gym.calibration.transitions import KV_COPY_S_PER_BYTE, KV_CREATE_S_PER_BYTE
-from serving_gym.envs.interface.backend import SLO
-from serving_gym.envs.sharing.spec import NodeSpec, SharingSpec
-from serving_gym.envs.sharing.state import SharedModel, SharingSetting
+from serving_gym.envs.interface.sharing import SharedModel, SharingSetting
+from serving_gym.envs.interface.slo import SLO
+from serving_gym.envs.machines.shared_nodes import NodeSpec, SharingSpec
 from serving_gym.envs.simulator.sharing.arrays import NEVER, PARAMETERS_DTYPE, PS_PER_S, SharingTables
 from serving_gym.envs.workload.schema import Workload
 

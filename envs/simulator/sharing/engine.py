@@ -132,7 +132,7 @@ def put_off(world: SharingWorld, tables: SharingTables, r: int) -> None:
 
 @compiled
 def wait(world: SharingWorld, tables: SharingTables, r: int, retry: int) -> None:
-    """Holds the offered request: `envs.sharing.state.Retry`."""
+    """Holds the offered request: `envs.interface.sharing.Retry`."""
     request = world.requests[r]
     request.retry, request.releases = retry, releases(world, tables.model[r])
     if retry == NO_MORE:

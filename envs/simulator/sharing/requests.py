@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from serving_gym.envs.interface.backend import TOTALS
 from serving_gym.envs.interface.metrics import FAILED, FINISHED, REFUSED
+from serving_gym.envs.interface.state import TOTALS
 from serving_gym.envs.simulator.kernel.compiled import compiled
 from serving_gym.envs.simulator.sharing.arrays import (
     ALWAYS,
@@ -63,7 +63,7 @@ def _unlink(world: SharingWorld, r: int) -> None:
 
 @compiled
 def releases(world: SharingWorld, model: int) -> int:
-    """Changes so far that may have brought room for a model (`envs.sharing.state.Retry.AFTER_RELEASE`)."""
+    """Changes so far that may have brought room for a model (`envs.interface.sharing.Retry.AFTER_RELEASE`)."""
     return world.releases[model] + world.releases[len(world.releases) - 1]
 
 

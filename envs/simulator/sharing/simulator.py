@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.envs.interface.backend import SLO, TOTALS, Receipt
+from serving_gym.envs.interface.commands import Receipt
 from serving_gym.envs.interface.metrics import UNFINISHED, RequestRecords
-from serving_gym.envs.sharing.spec import SharingSpec
-from serving_gym.envs.sharing.state import (
+from serving_gym.envs.interface.sharing import (
     FINISHED_DTYPE,
     INSTANCE_DTYPE,
     NODE_DTYPE,
     REQUEST_DTYPE,
     Configure,
-    Event,
     Load,
     NewInstance,
     Place,
     ResizeKV,
     Retry,
     SharingCommand,
-    SharingState,
     TokenScheduler,
     Unload,
 )
+from serving_gym.envs.interface.slo import SLO
+from serving_gym.envs.machines.shared_nodes import SharingSpec
 from serving_gym.envs.simulator.sharing import commands as told
 from serving_gym.envs.simulator.sharing.arrays import (
     NEVER,
     NO_CHOICE,
-    PLACEMENT,
     PS_PER_S,
     SharingTables,
     SharingWorld,
@@ -47,6 +44,15 @@ if TYPE_CHECKING:
     from serving_gym.envs.workload.schema import Workload
 
 SCHEDULERS = tuple(TokenScheduler)
+
+
+class Shown(NamedTuple):
+    """What can be read off a shared cluster. N nodes, S slots, R requests in the system."""
+
+    nodes: NDArray[np.void]  # (N,) NODE_DTYPE
+    instances: NDArray[np.void]  # (S,) INSTANCE_DTYPE
+    requests: NDArray[np.void]  # (R,) REQUEST_DTYPE
+    runnable: NDArray[np.bool_]  # (S,), which instances have an iteration to run
 
 
 class SharingSimulator:
@@ -146,7 +152,7 @@ class SharingSimulator:
             return Receipt(True)
         if not 0 <= slot < len(self.world.instances) or slot // self.spec.slots_per_node != n:
             return self._refuse(f"{slot} is no slot of node {n}")
-        if not self.observe().runnable[slot]:
+        if not self.shown().runnable[slot]:
             return self._refuse(f"instance {slot} has no iteration to run")
         node["asked"], node["asked_prefill"] = slot, -1 if prefill is None else int(prefill)
         return Receipt(True)
@@ -206,35 +212,27 @@ class SharingSimulator:
 
     # -- what is seen --------------------------------------------------------------------------------------------------
 
-    def observe(self) -> SharingState:
-        """What a policy may know now."""
-        world, clock = self.world, self.world.clock[0]
-        nodes, instances = (
+    def shown(self) -> Shown:
+        """Rows of nodes, instances and requests now."""
+        world = self.world
+        shown = Shown(
             np.zeros(len(world.nodes), NODE_DTYPE),
             np.zeros(len(world.instances), INSTANCE_DTYPE),
+            np.zeros(int(world.clock["num_in_system"][0]), REQUEST_DTYPE),
+            np.zeros(len(world.instances), np.bool_),
         )
-        requests = np.zeros(int(clock["num_in_system"]), REQUEST_DTYPE)
-        runnable = np.zeros(len(world.instances), np.bool_)
-        show(world, self.tables, self.workload.max_output_tokens, nodes, instances, runnable, requests)
-        offered = int(clock["event_request"]) if clock["event"] == PLACEMENT else -1
-        return SharingState(
-            now_s=self.now_s,
-            event=Event(int(clock["event"])),
-            offered=int(np.searchsorted(requests["index"], offered)) if offered >= 0 else -1,
-            node=int(clock["event_node"]),
-            instance=int(clock["event_instance"]),
-            nodes=nodes,
-            instances=instances,
-            requests=requests,
-            finished=self._finished(),
-            runnable=runnable,
-            num_held=int(clock["num_held"]),
-            num_ooms=int(clock["num_ooms"]),
-            totals=world.stats[:, : len(TOTALS)].copy(),
-            coming_s=partial(self._coming_s, int(clock["next_arrival"])),
+        show(
+            world,
+            self.tables,
+            self.workload.max_output_tokens,
+            shown.nodes,
+            shown.instances,
+            shown.runnable,
+            shown.requests,
         )
+        return shown
 
-    def _coming_s(self, arrived: int) -> NDArray[np.float64]:
+    def coming_s(self, arrived: int) -> NDArray[np.float64]:
         """(models,), when the next request of each comes after so many requests, s; infinity: never."""
         if self._coming is None:
             self._coming = _coming(self.workload)
@@ -246,7 +244,8 @@ class SharingSimulator:
         since = nodes["used_since_ps"]
         return np.asarray(nodes["used_ps"] + np.where(since < NEVER, self.now_ps - since, 0))
 
-    def _finished(self) -> NDArray[np.void]:
+    def finished(self) -> NDArray[np.void]:
+        """(F,) FINISHED_DTYPE, requests that have ended since the last decision."""
         rows = self.world.finished[: int(self.world.clock["num_finished"][0])]
         shown = np.zeros(len(rows), FINISHED_DTYPE)
         shown["index"], shown["model"] = rows, self.workload.model_id[rows]

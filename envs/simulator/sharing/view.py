@@ -28,7 +28,7 @@ def show(
     runnable: NDArray[np.bool_],
     requests: NDArray[np.void],
 ) -> None:
-    """Writes the rows of `envs.sharing.state`.
+    """Writes the rows of `envs.interface.sharing`.
 
     Args:
         world: The world.

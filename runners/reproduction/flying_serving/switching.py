@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from serving_gym.calibration.memory import kv_capacity_tokens
 from serving_gym.calibration.specs import get_gpu, get_model
-from serving_gym.envs.interface.backend import Redeploy, SetLayout
+from serving_gym.envs.interface.commands import Redeploy, SetLayout
 from serving_gym.runners.reproduction.claims import Claim, at_least, near
 from serving_gym.runners.reproduction.flying_serving.study import LLAMA, make_claim
 from serving_gym.runners.reproduction.measures import transition_s

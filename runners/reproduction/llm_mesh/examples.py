@@ -9,8 +9,8 @@ import numpy as np
 from serving_gym.baselines.llm_mesh.headroom import headroom_s
 from serving_gym.baselines.llm_mesh.node_view import quantify_setting
 from serving_gym.calibration.transitions import kv_resize_s
-from serving_gym.envs.sharing.spec import SharingSpec
-from serving_gym.envs.sharing.state import SharingSetting
+from serving_gym.envs.interface.sharing import SharingSetting
+from serving_gym.envs.machines.shared_nodes import SharingSpec
 from serving_gym.envs.simulator.sharing.build import build_setting
 from serving_gym.runners.reproduction.claims import Claim, above, at_most, near, shown
 from serving_gym.runners.reproduction.llm_mesh.study import ROOFLINE, SIZES, make_claim

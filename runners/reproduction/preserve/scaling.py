@@ -28,10 +28,10 @@ import numpy as np
 from serving_gym.baselines.registry import make_policy
 from serving_gym.envs.autoscaling.capacity import measure_capacity
 from serving_gym.envs.autoscaling.env import AutoscalingEnv
-from serving_gym.envs.interface.backend import SLO
 from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
 from serving_gym.envs.interface.metrics import FloatArray, RequestRecords
 from serving_gym.envs.interface.scaling import MachineSpec
+from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.workload.predictions import PredictionSpec
 from serving_gym.envs.workload.registry import WorkloadSource, WorkloadSpec
 from serving_gym.runners.configuration.schema import ReproduceConfig

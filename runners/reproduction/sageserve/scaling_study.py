@@ -39,10 +39,10 @@ from serving_gym.calibration.hardware import get_gpu
 from serving_gym.calibration.memory import num_blocks
 from serving_gym.calibration.models import get_model
 from serving_gym.envs.autoscaling.env import AutoscalingEnv
-from serving_gym.envs.interface.backend import SLO
 from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
 from serving_gym.envs.interface.metrics import FloatArray, RequestRecords
 from serving_gym.envs.interface.scaling import QueueSpec
+from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.workload.registry import WorkloadSource, WorkloadSpec
 from serving_gym.envs.workload.seeding import seed_sequence
 from serving_gym.envs.workload.tiers import NIW, TIERS

@@ -28,8 +28,9 @@ from numpy.typing import NDArray
 
 from serving_gym.calibration.deployments import Deployment, find_profile
 from serving_gym.calibration.profile import Profile
-from serving_gym.envs.interface.backend import SLO, ClusterSpec
+from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.metrics import FloatArray, RequestRecords
+from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.simulator.simulator import Simulator
 from serving_gym.envs.workload.schema import Workload
 from serving_gym.envs.workload.seeding import stream

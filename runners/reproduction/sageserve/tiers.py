@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from serving_gym.envs.interface.backend import ClusterSpec
+from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.workload.tiers import IW_F, IW_N
 from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reproduction.claims import Claim, above, near, shown

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from serving_gym.envs.interface import layout
-from serving_gym.envs.interface.backend import SwitchMode
+from serving_gym.envs.interface.commands import SwitchMode
 from serving_gym.envs.live.switching.plugin.book import Mode, RefusedError, SwitchBook
 from serving_gym.envs.live.switching.plugin.groups import (
     Group,

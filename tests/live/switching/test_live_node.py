@@ -10,9 +10,12 @@ import pytest
 from serving_gym.envs.dp_tp.env import DPTPEnv
 from serving_gym.envs.dp_tp.episode import DEFAULT_SLOS
 from serving_gym.envs.dp_tp.live.env import LiveDPTPEnv
-from serving_gym.envs.interface.backend import SLO, ClusterSpec, EngineStatus, Redeploy, SetLayout, SwitchMode
+from serving_gym.envs.interface.cluster import ClusterSpec
+from serving_gym.envs.interface.commands import Redeploy, SetLayout, SwitchMode
 from serving_gym.envs.interface.layout import Group
 from serving_gym.envs.interface.metrics import FINISHED
+from serving_gym.envs.interface.slo import SLO
+from serving_gym.envs.interface.state import EngineStatus
 from serving_gym.envs.live.ledger import Ledger
 from serving_gym.envs.live.settings import LiveSettings
 from serving_gym.envs.live.switching.backend import SwitchingBackend

@@ -19,8 +19,10 @@ import pytest
 
 from serving_gym.envs.dp_tp.episode import DEFAULT_SLOS
 from serving_gym.envs.dp_tp.live.env import LiveDPTPEnv
-from serving_gym.envs.interface.backend import ClusterSpec, EngineStatus, SetLayout, SwitchMode
+from serving_gym.envs.interface.cluster import ClusterSpec
+from serving_gym.envs.interface.commands import SetLayout, SwitchMode
 from serving_gym.envs.interface.metrics import FINISHED
+from serving_gym.envs.interface.state import EngineStatus
 from serving_gym.envs.live.launch_settings import PYTHON_VARIABLE
 from serving_gym.envs.live.settings import LiveSettings
 from serving_gym.envs.live.switching.install import engine_words, environment, install

@@ -19,7 +19,7 @@ _REMEMBERED = 64
 
 
 class Mode(IntEnum):
-    """How a switch treats what is running (section 5.2); numbers as in `envs.interface.backend.SwitchMode`."""
+    """How a switch treats what is running (section 5.2); numbers as in `envs.interface.commands.SwitchMode`."""
 
     SEQUENTIAL = 0  # wait for the stragglers
     SOFT = 1  # meanwhile members without stragglers serve new requests in DP, recomputed after the switch

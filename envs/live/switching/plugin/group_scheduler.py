@@ -138,7 +138,7 @@ class GroupScheduler(Scheduler):
         return sum(request.num_tokens for request in self.requests.values())
 
     def figures(self) -> dict[str, Any]:
-        """The group's row, in the words of `envs.interface.backend.ENGINE_STATE_DTYPE`."""
+        """The group's row, in the words of `envs.interface.state.ENGINE_STATE_DTYPE`."""
         running, queued = self.running, self.queued
         decoding = [r for r in running if r.num_output_tokens and r.num_computed_tokens >= r.num_tokens - 1]
         prefilling = [r for r in running if r not in decoding]

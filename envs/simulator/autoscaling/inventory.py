@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.envs.simulator.fleet.build import Fleet
-
-
-class Held(IntEnum):
-    """What a machine that is not vacant is held for."""
-
-    STARTING = 0
-    RUNNING = 1
-    DRAINING = 2
-    SPOT = 3
 
 
 @dataclass(frozen=True)

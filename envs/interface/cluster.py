@@ -1,0 +1,81 @@
+"""A node of GPUs, and what goes wrong in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from serving_gym.envs.interface.layout import Layout
+
+
+@dataclass(frozen=True)
+class ClusterSpec:
+    """A node of GPUs serving one model.
+
+    Attributes:
+        model: Name of a model in `calibration.specs`.
+        gpu: Name of a GPU there.
+        num_gpus: GPUs of the node.
+        base_width: GPUs of one base engine; the node has num_gpus / base_width of them.
+        max_group: Most base engines that may be merged; None: all of them.
+        layout: Layout at the start; None: every base engine on its own.
+        weights: "whole" (each base engine holds the model and can be merged live) or "sharded".
+        router: Built-in router: round_robin, least_requests, jsq (tokens over speed), affinity (urgent requests to the
+            widest engines, the others to the narrower ones, jsq among them) or hold.
+        order: Queue order of the engines: fcfs, priority (vLLM's), edf (earliest deadline first) or dpa (deadline and
+            priority aware); a deadline is the arrival plus the class's TTFT promise (SageServe, section 6.5).
+        dpa_expired_s: Under dpa, requests this long after their deadline come first (source: ours, the paper gives no
+            value).
+        dpa_urgent_s: Under dpa, requests with no more than this left come before others (source: ours).
+        prefix_caching: Whether engines keep KV blocks of prompts that begin alike (workloads with `hash_ids`).
+        block_size: Tokens a KV block holds in a base engine; a group of p of them fits p times as many.
+        max_num_seqs: Most running requests of an engine.
+        max_num_batched_tokens: Token budget of an iteration.
+        long_prefill_token_threshold: Longest prefill chunk; 0 for none.
+        async_scheduling: Whether an iteration is put together while the one before it runs, so that an arrival waits
+            for one more (vLLM's default on GPUs); None: as the engine did that the profile was measured on.
+        memory_utilization: Share of GPU memory that weights and KV may use.
+        kv_blocks_override: KV blocks of a base engine; None: what fits its memory (vLLM's --num-gpu-blocks-override,
+            which counts one block more, kept back as padding).
+        profile: File of a measured profile, or name of a committed one, which then says what model and GPU are; None:
+            the committed one of `model` on `gpu`.
+        switch_s: Duration of a live switch once the engines are ready for it; None: the profile's.
+        cold_start_s: Duration of a cold start by engine width in GPUs; None: the profile's.
+    """
+
+    model: str = "gpt-oss-120b"
+    gpu: str = "H200"
+    num_gpus: int = 8
+    base_width: int = 1
+    max_group: int | None = None
+    layout: Layout | None = None
+    weights: str = "whole"
+    router: str = "affinity"
+    order: str = "priority"
+    dpa_expired_s: float = 5.0
+    dpa_urgent_s: float = 1.0
+    prefix_caching: bool = False
+    block_size: int = 16
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    chunked_prefill: bool = True
+    reserve_full_prompt: bool = True
+    long_prefill_token_threshold: int = 0
+    async_scheduling: bool | None = None
+    memory_utilization: float = 0.8
+    kv_blocks_override: int | None = None
+    profile: str | None = None
+    switch_s: float | None = None
+    cold_start_s: dict[int, float] | None = field(default=None, hash=False)
+
+    @property
+    def num_base(self) -> int:
+        """Base engines of the node."""
+        return self.num_gpus // self.base_width
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A GPU fails at `time_s`; its engine is back after a cold start."""
+
+    time_s: float
+    gpu: int

@@ -1,0 +1,56 @@
+"""Latency promises to request classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class SLO:
+    """Latency promise to a request class, seconds."""
+
+    ttft_s: float
+    tpot_s: float
+
+    def __post_init__(self) -> None:
+        for name in ("ttft_s", "tpot_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"slo.{name} must be positive, got {getattr(self, name)}")
+
+    def ttft_limits_s(self, input_tokens: NDArray[np.int32]) -> NDArray[np.float64]:
+        """TTFT promise to requests of some prompt lengths, (N,)."""
+        return np.full(len(input_tokens), self.ttft_s)
+
+
+@dataclass(frozen=True)
+class LengthSLO(SLO):
+    """Latency promise whose time to first token grows with the prompt: max(ttft_s, ttft_s_per_token * input)."""
+
+    ttft_s_per_token: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.ttft_s_per_token < float("inf"):
+            raise ValueError(
+                f"slo.ttft_s_per_token must be finite and not negative, got {self.ttft_s_per_token}"
+            )
+
+    def ttft_limits_s(self, input_tokens: NDArray[np.int32]) -> NDArray[np.float64]:
+        """TTFT promise to requests of some prompt lengths, (N,)."""
+        return np.maximum(self.ttft_s, self.ttft_s_per_token * input_tokens)
+
+
+def promises(slos: Mapping[str, SLO], classes: Sequence[str]) -> tuple[SLO, ...]:
+    """Promises in the order of the workload's classes.
+
+    Raises:
+        ValueError: a class without one.
+    """
+    missing = [name for name in classes if name not in slos]
+    if missing:
+        raise ValueError(f"slos has no entry for class {missing[0]!r}; it has {', '.join(slos) or 'none'}")
+    return tuple(slos[name] for name in classes)

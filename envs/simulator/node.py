@@ -1,0 +1,49 @@
+"""A simulated node as its control plane knows it: engines and what they cost, without commands."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from serving_gym.calibration.profile import Profile
+from serving_gym.envs.interface.cluster import ClusterSpec
+from serving_gym.envs.interface.slo import SLO
+from serving_gym.envs.simulator.body import Body
+from serving_gym.envs.simulator.cluster import build_cluster, make_cluster
+
+
+class Node(Body):
+    """A simulated node of GPUs.
+
+    Args:
+        spec: The cluster.
+        slos: Latency promise of each request class, in the order of the workload's classes.
+        trigger_classes: Classes whose arrival stops `advance` so that a decision can be taken.
+        profile: Latency of the engines; None: the committed profile of the spec's model and GPU.
+
+    Raises:
+        ValueError: the spec names something unknown, or the model does not fit its GPUs.
+    """
+
+    def __init__(
+        self,
+        spec: ClusterSpec,
+        slos: tuple[SLO, ...],
+        trigger_classes: tuple[int, ...] = (),
+        profile: Profile | None = None,
+    ) -> None:
+        self.spec = spec
+        self.cluster = build_cluster(spec, slos) if profile is None else make_cluster(spec, slos, profile)
+        super().__init__(spec, self.cluster.tables, slos, trigger_classes)
+
+    def set_request_limit(self, weights: str) -> None:
+        """Refuses on arrival what no engine of the node could ever hold."""
+        most = self.cluster.max_request_tokens(weights)
+        if not self.spec.chunked_prefill:
+            most = min(most, self.spec.max_num_batched_tokens)  # vLLM wants a budget of max_model_len then
+        self.world.endpoints["max_request_tokens"] = most
+
+    def _fork_node(self) -> Self:
+        """A copy without a control plane."""
+        copy = self._fork_body()
+        copy.spec, copy.cluster = self.spec, self.cluster
+        return copy
