@@ -11,7 +11,6 @@ from typing import Any, NoReturn, get_args, get_type_hints
 from serving_gym.baselines.common.layouts import parse_layout
 from serving_gym.baselines.policy import Policy, Tunable
 from serving_gym.calibration.lookup import load_attribute
-from serving_gym.envs.interface.layout import all_layouts, format_layout
 
 STATIC_PREFIX = "static_"
 
@@ -206,14 +205,8 @@ POLICIES = {
 }
 
 
-def policy_names(num_base: int | None = None) -> tuple[str, ...]:
-    """Names that `make_policy` knows; for a node of `num_base` base engines with every static layout of it."""
-    layouts = () if num_base is None else all_layouts(num_base)
-    return (*POLICIES, *(STATIC_PREFIX + format_layout(layout) for layout in layouts))
-
-
 def make_policy(name: str, **params: Any) -> Policy:
-    """A policy by name: one of `policy_names()`, or `static_` and a layout (`static_4x2`).
+    """A policy by name: one of `POLICIES`, or `static_` and a layout (`static_4x2`).
 
     Args:
         name: Its name.

@@ -114,10 +114,6 @@ class ModelSpec:
         all_experts = self.num_layers * self.num_experts * self.expert_params * self.expert_dtype_bytes
         return all_experts * self.expert_coverage(num_tokens)
 
-    def active_weight_bytes(self, num_tokens: Amount) -> Amount:
-        """Expected bytes of weights that an iteration of `num_tokens` tokens reads."""
-        return self.dense_read_bytes + self.expert_read_bytes(num_tokens)
-
     @property
     def dense_flops_per_token(self) -> float:
         """Operations per token in dense matrices, FLOP; the head, needed once a sequence, is left out."""
@@ -127,11 +123,6 @@ class ModelSpec:
     def expert_flops_per_token(self) -> float:
         """Operations per token in its experts, FLOP."""
         return 2.0 * self.num_layers * self.experts_per_token * self.expert_params
-
-    @property
-    def flops_per_token(self) -> float:
-        """Operations per token without attention scores, FLOP."""
-        return self.dense_flops_per_token + self.expert_flops_per_token
 
     @property
     def full_attention_layers(self) -> float:
@@ -153,15 +144,10 @@ class ModelSpec:
     def kv_bytes_per_token(self) -> float:
         """KV cache that one more token of context needs, bytes.
 
-        Sliding-window layers keep a constant amount per sequence (`kv_bytes_per_sequence`), as in vLLM's hybrid KV
-        cache manager, and do not count here.
+        Sliding-window layers keep a constant amount per sequence, as in vLLM's hybrid KV cache manager, and do not
+        count here.
         """
         return self.full_attention_layers * self.kv_bytes_per_layer_token
-
-    @property
-    def kv_bytes_per_sequence(self) -> float:
-        """KV cache of the sliding-window layers of one sequence longer than the window, bytes."""
-        return self.window_layers * self.sliding_window * self.kv_bytes_per_layer_token
 
     @property
     def attention_flops_per_pair(self) -> float:

@@ -44,24 +44,6 @@ class LatencyTables:
     kv_ps: int
     attn_fs: int
 
-    def iteration_ps(
-        self, num_decode: int, context_tokens: int, prefill_chunks: Iterable[tuple[int, int]] = ()
-    ) -> int:
-        """Time of one iteration as the kernel computes it, picoseconds.
-
-        Args:
-            num_decode: Decoding sequences.
-            context_tokens: Their context together, tokens.
-            prefill_chunks: (start, length) of each prefill chunk, tokens.
-        """
-        chunks = list(prefill_chunks)
-        if not chunks:
-            return int(self.decode_ps[num_decode]) + self.kv_ps * context_tokens
-        num_tokens = num_decode + sum(length for _, length in chunks)
-        attention = self.attn_fs * attention_pairs(chunks) // 1000
-        sequences = self.sequence_ps * num_decode
-        return int(self.mixed_ps[num_tokens]) + sequences + self.kv_ps * context_tokens + attention
-
 
 def attention_pairs(prefill_chunks: Iterable[tuple[int, int]]) -> int:
     """Query-key pairs of causal prefill chunks: each token attends to all before it and to itself.

@@ -85,6 +85,14 @@ def num_blocks(
     return kv_capacity_tokens(model, gpu, base_width, memory_utilization) // block_size - 1
 
 
-def block_capacity_tokens(block_size: int, merge_degree: int = 1) -> int:
-    """Tokens that one block id holds when `merge_degree` base engines work as one."""
+def block_capacity_tokens(block_size: int, merge_degree: int) -> int:
+    """Tokens that one block id holds when `merge_degree` base engines work as one.
+
+    Each of p engines keeps 1/p of a token's KV, so the bytes of a block hold p times the tokens: B(p) = B_base * p
+    (Flying Serving, Section 4.2, equation 3).
+
+    Args:
+        block_size: Tokens per block in an engine on its own.
+        merge_degree: p, base engines that work as one.
+    """
     return block_size * merge_degree

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 LIVE_SWITCH_S = 0.015
 COLD_START_S = {2: 292.38, 4: 211.97, 8: 146.54}
 COLD_START_WEIGHT_BYTES = 140e9  # Llama-3-70B in 16 bits, the model of Table 2
-COMMUNICATOR_HOST_BYTES = 2_000_000  # per process group, Section 4.3
 COMMUNICATOR_START_S = 1.0  # per process group; source: ours, the paper gives no number
 
 # Loading weights from local NVMe (29 GB/s) to an H100, bytes/s, by format: least squares through the origin over 90
@@ -99,16 +98,12 @@ def kv_resize_s(old_bytes: float, new_bytes: float) -> float:
     return kept * KV_COPY_S_PER_BYTE + added * KV_CREATE_S_PER_BYTE
 
 
-def communicator_pool(num_engines: int) -> tuple[float, int]:
-    """Start-up time and host memory of a pool with every aligned contiguous group of 2, 4, ... base engines.
+def communicator_pool_s(num_groups: int) -> float:
+    """Time that building a communicator pool adds to a start, s.
 
     Flying Serving, Section 4.3: groups are built once at start-up, for physically contiguous devices only.
 
     Args:
-        num_engines: Base engines, a power of two.
-
-    Returns:
-        (seconds, bytes of host memory).
+        num_groups: Groups of two or more base engines.
     """
-    groups = num_engines - 1  # n/2 pairs, n/4 quadruples, ..., one of all
-    return groups * COMMUNICATOR_START_S, groups * COMMUNICATOR_HOST_BYTES
+    return num_groups * COMMUNICATOR_START_S

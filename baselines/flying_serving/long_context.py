@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from serving_gym.baselines.common.signals import in_flight_by_class, mean_prompt_tokens, without_first_token
 from serving_gym.baselines.flying_serving.binding import choose_group, target_groups
 from serving_gym.baselines.flying_serving.config import FlyingServingConfig
+from serving_gym.calibration.memory import block_capacity_tokens
 from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.layout import Group, all_groups
 from serving_gym.envs.interface.state import ClusterState, EngineStatus
@@ -112,7 +113,7 @@ class LongContextBinding:
         ):
             return state.num_pooled > 0  # not bound yet: the request waits in the pool
         row = state.engines[all_groups(self._num_base).index(self.group)]
-        block_tokens = self._cluster.block_size * self.group.length
+        block_tokens = block_capacity_tokens(self._cluster.block_size, self.group.length)
         held = int(row["kv_used_blocks"]) * block_tokens + int(row["pending_prefill_tokens"])
         return held > self.base_capacity_tokens * self._config.long_capacity_ratio
 

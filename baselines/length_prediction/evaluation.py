@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from serving_gym.baselines.length_prediction.predictor import LengthPredictor
 
-TEST_SHARE = 0.3  # "randomly divided into training and testing sets in a 7:3 ratio"
 _TIMED_PREDICTIONS = 100
 
 

@@ -1,34 +1,14 @@
-"""KV cache that an instance requires (LLM-Mesh, section 6.1, equation 2).
+"""Output lengths that the KV demand of an instance is reckoned with (LLM-Mesh, section 6.1, equation 2).
 
     M_require = C * max(sum_r (I_r + max(O_r, mean O)), L_min)
 
 Output lengths are not known beforehand: each is taken to be the mean of those that have finished, or what has been
-generated where that is more already.
+generated where that is more already. The node's memory manager adds them up (`envs.simulator.sharing.manager`).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-
-import numpy as np
-from numpy.typing import NDArray
-
-
-def required_tokens(
-    input_tokens: NDArray[np.int64],
-    generated: NDArray[np.int64],
-    mean_output_tokens: float,
-    min_tokens: int,
-) -> float:
-    """Equation 2 in tokens, that is without C.
-
-    Args:
-        input_tokens: (R,) I.
-        generated: (R,) O.
-        mean_output_tokens: The mean of the historical logs.
-        min_tokens: L_min, which holds without requests as well.
-    """
-    return max(float((input_tokens + np.maximum(generated, mean_output_tokens)).sum()), float(min_tokens))
 
 
 class OutputLengths:

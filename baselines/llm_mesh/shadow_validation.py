@@ -89,12 +89,6 @@ class NodeView(NamedTuple):
             length=np.append(self.length, float(length)),
         )
 
-    def with_instance(self, profile: int, ready_s: float) -> NodeView:
-        """The view with one more instance."""
-        return self._replace(
-            profile=np.append(self.profile, profile), ready_s=np.append(self.ready_s, ready_s)
-        )
-
     def without_request(self, instance: int, deadline_s: float, length: float) -> NodeView:
         """The view without one request of an instance with this deadline and length."""
         same = (self.instance == instance) & (self.deadline_s == deadline_s) & (self.length == length)

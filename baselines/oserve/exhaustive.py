@@ -17,8 +17,6 @@ from scipy.sparse import coo_array
 
 from serving_gym.envs.deployment.strategies import Plan, Sizes, Worth
 
-FloatArray = NDArray[np.float64]
-
 
 def partitions(total: int, sizes: Sequence[int]) -> Iterator[Sizes]:
     """Every way to write `total` as a sum of some sizes, each descending.

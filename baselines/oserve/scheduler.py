@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from serving_gym.baselines.oserve.generation import GenerationConfig, generate
 from serving_gym.envs.deployment.assignment import Assignment, keep_apart
 from serving_gym.envs.deployment.strategies import Plan, Worth
 from serving_gym.envs.machines.cluster import Deployment
@@ -53,17 +52,3 @@ def strategy_of(
     if order is not None:
         assignment = keep_apart(assignment, of_replicas, order)
     return ServingStrategy(deployment, assignment)
-
-
-def schedule(
-    worth: Worth, previous: Deployment | None = None, config: GenerationConfig | None = None, seed: int = 0
-) -> ServingStrategy:
-    """The serving strategy that Algorithm 1 finds.
-
-    Args:
-        worth: Cluster, capacities and (predicted) demand of the span.
-        previous: The deployment that is replaced.
-        config: Constants of Algorithm 1; None: the defaults.
-        seed: Of its random choices.
-    """
-    return strategy_of(worth, generate(worth, config, seed).plan, previous)

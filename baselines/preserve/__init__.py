@@ -12,7 +12,6 @@ pass_scaler.py          section 5.3: PASS, as far as it is known
 Tier 2, requests:
 
 length_predictor/      section 4.2: how long an answer will be, from the text of its prompt
-load_anticipator.py    section 4.3.1: the load-look-ahead map of one instance, kept event by event as in the text
-look_ahead.py          what the maps of all instances say, from the requests in flight: for router and scaler
+look_ahead.py          section 4.3.1: the load anticipator of all instances, for router and scaler
 router.py              section 4.3.3, and of 4.3.2 the rule by which an instance counts as overloaded
 """

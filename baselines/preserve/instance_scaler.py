@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from serving_gym.baselines.common.autoscaler import Autoscaler, bounded, to_count
 from serving_gym.baselines.policy import Tunable
-from serving_gym.baselines.preserve.load_anticipator import EXTENSION_RATIO
-from serving_gym.baselines.preserve.look_ahead import anticipated_load
+from serving_gym.baselines.preserve.look_ahead import EXTENSION_RATIO, anticipated_load
 from serving_gym.baselines.preserve.workload_predictor import (
     WorkloadPredictorConfig,
     predictors,

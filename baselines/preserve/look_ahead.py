@@ -1,19 +1,32 @@
-"""What the load-look-ahead maps of all instances say, from the requests in flight.
+"""The load anticipator (section 4.3.1): the load-look-ahead maps of all instances, from the requests in flight.
 
-What the events of `load_anticipator` leave in a map is a function of each request's prompt, predicted length and tokens
-generated so far: the extensions of a late one follow from the latter two. So nobody needs a record of events; the
-tests hold the two equal.
+The text keeps a map of each instance, KV tokens over the next L iterations, which events change: a completed prefill
+of P prompt tokens and D predicted ones adds P + i to entry i for i in [0, D), the end of a request subtracts what is
+left of it, and each iteration drops the first entry. A request that outlives its prediction is extended. What the
+events leave in a map is a function of each request's prompt, predicted length and tokens generated so far, so the maps
+are computed from these. Iteration 0 of a request is the one that completes its prefill and yields its first token.
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from serving_gym.baselines.preserve.load_anticipator import extended
+EXTENSION_RATIO = 0.2  # section 4.3.1
+
+
+@njit(cache=True)
+def extended(length: int, extension_ratio: float) -> int:
+    """Response length, tokens, that is reckoned with once a request has outlived the one before.
+
+    The text writes 0.2 of the true length, which nobody knows before the end: the present one is meant. Whole tokens
+    are rounded up, so that an extension is at least one. Source of the rounding: ours.
+    """
+    return length + max(1, math.ceil(extension_ratio * length))
 
 
 class Load(NamedTuple):

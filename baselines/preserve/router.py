@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from serving_gym.baselines.common.router import Router, lowest
 from serving_gym.baselines.policy import Action, Tunable
-from serving_gym.baselines.preserve.load_anticipator import EXTENSION_RATIO
-from serving_gym.baselines.preserve.look_ahead import Load, anticipated_load
+from serving_gym.baselines.preserve.look_ahead import EXTENSION_RATIO, Load, anticipated_load
 from serving_gym.envs.routing.state import RoutedRequest, RoutingState
 
 

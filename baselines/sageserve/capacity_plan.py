@@ -91,13 +91,11 @@ class CapacityPlan:
     Attributes:
         delta: (L, R, G), instances more or, negative, fewer.
         cost: gamma + mu.
-        uncovered_tps: Demand that capacities do not suffice for, summed over the constraints.
         seconds: What it took to find.
     """
 
     delta: IntArray
     cost: float
-    uncovered_tps: float
     seconds: float = field(compare=False)
 
 
@@ -137,14 +135,7 @@ def solve(problem: CapacityProblem, config: SolverConfig | None = None) -> Capac
         after = _by_machines(problem, config)
     delta = after - problem.instances
     cost = (problem.vm_cost * delta).sum() + (problem.start_cost[:, None] * np.maximum(delta, 0)).sum()
-    return CapacityPlan(delta, float(cost), _uncovered_tps(problem, after), time.perf_counter() - began)
-
-
-def _uncovered_tps(problem: CapacityProblem, after: IntArray) -> float:
-    """What instances leave uncovered, summed over the demand constraints."""
-    rows, need = _demand(problem)
-    short = need - rows @ after.ravel()
-    return float(short[short > 2 * _TOLERANCE * np.maximum(need, 1.0)].sum())
+    return CapacityPlan(delta, float(cost), time.perf_counter() - began)
 
 
 def _by_model(problem: CapacityProblem, config: SolverConfig) -> IntArray | None:

@@ -5,13 +5,13 @@
     C2         x_kj <= e_kj                               no more than the edge to a replica carries of a type
     C3         sum_j x_kj M_k / n_kj <= M_k               no more than a replica's span
 
-It is solved here as the linear program that it is, and this is the default everywhere: a maximum flow, for which
-section 4.2 draws a network (`flow_network.py`), is the same only where a type weighs the same on every replica.
+It is solved as the linear program that it is: a maximum flow, for which section 4.2 draws a network, is the same only
+where a type weighs the same on every replica (`baselines.oserve.flow_network`).
 
 Readings. The text's maximum flow leaves open which corner is taken where replicas are alike. `assign` has them share
 their work evenly; `keep_apart` is a corner, in which each has as few types as can be, as section 6.3 describes what is
 deployed (all of types 1 and 2 on one replica, of type 3 on others). A request count need not be whole. e_kj is n_kj, as
-section 4.2 profiles both as "the maximum achievable throughput per workload type"; other values are allowed. While all
+section 4.2 profiles both as "the maximum achievable throughput per workload type", so that C3 implies C2. While all
 demand can be served, all such assignments have the same flow; of these the one is taken that ends soonest, in the sense
 of Appendix C's completion time (source: ours).
 """
@@ -23,8 +23,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import linprog
-from scipy.sparse import coo_array
 
 from serving_gym.envs.deployment.simplex import most_served, most_times
 
@@ -64,12 +62,6 @@ class Assignment:
         return np.asarray(self.shares.sum(axis=1), np.float64)
 
     @property
-    def fractions(self) -> FloatArray:
-        """(K, J), f_kj: which share of a type goes to which replica (Appendix C); what is not served goes nowhere."""
-        none = np.zeros(self.requests.shape)
-        return np.divide(self.requests, self.demand[None, :], out=none, where=self.demand[None, :] > 0)
-
-    @property
     def completion_time(self) -> float:
         """When the last replica is done with its part, in spans (Appendix C); of what is served only."""
         return float(self.utilisation.max(initial=0.0))
@@ -102,20 +94,17 @@ def checked(capacity: ArrayLike, demand: ArrayLike) -> tuple[FloatArray, FloatAr
     return n, arriving
 
 
-def assign(capacity: ArrayLike, demand: ArrayLike, edges: ArrayLike | None = None) -> Assignment:
+def assign(capacity: ArrayLike, demand: ArrayLike) -> Assignment:
     """The assignment that serves most, and of those that serve all the one that ends soonest.
 
     Args:
         capacity: (K, J), n_kj: requests a span that a replica serves of a type alone; 0 where it cannot.
         demand: (J,), lambda_j: requests a span.
-        edges: (K, J), e_kj; None: n_kj.
 
     Raises:
         ValueError: shapes differ, or a value is negative or not finite.
     """
     n, arriving = checked(capacity, demand)
-    if edges is not None:
-        return _by_highs(n, arriving, checked(edges, demand)[0])
     times, shares = most_times(n, arriving)
     if times >= 1.0:
         return Assignment(shares * n / times, n, arriving)
@@ -162,50 +151,3 @@ def keep_apart(assignment: Assignment, kinds: Sequence[Hashable], order: ArrayLi
             inside = np.minimum(edges[1:], brims[i + 1]) - np.maximum(edges[:-1], brims[i])
             requests[k, order] = np.maximum(inside, 0.0) * capacity[k, order]
     return Assignment(requests, capacity, assignment.demand)
-
-
-def _by_highs(n: FloatArray, arriving: FloatArray, edges: FloatArray) -> Assignment:
-    """The program with C2 by HiGHS: most served first, then soonest among the assignments that serve as much."""
-    requests = solve_highs(n, arriving, edges)
-    if requests.sum() >= arriving.sum() * FULL:
-        requests = solve_highs(n, arriving, edges, float(requests.sum()) * FULL)
-    return Assignment(requests, n, arriving)
-
-
-def solve_highs(
-    n: FloatArray, arriving: FloatArray, edges: FloatArray, at_least: float | None = None
-) -> FloatArray:
-    """C1 to C3 by SciPy's HiGHS; (K, J) requests.
-
-    Args:
-        n: (K, J), capacities.
-        arriving: (J,), demand.
-        edges: (K, J), edge capacities.
-        at_least: Requests to be served; given, the longest busy time is minimised instead.
-    """
-    K, J = n.shape
-    ks, js = np.nonzero(n > 0)
-    if not len(ks):
-        return np.zeros((K, J))
-    columns = np.arange(len(ks))
-    timed = at_least is not None
-    rows = np.concatenate([js, J + ks])
-    values = np.concatenate([np.ones(len(ks)), 1.0 / n[ks, js]])
-    places = np.concatenate([columns, columns])
-    if timed:  # one more column, the busy time T: sum_j x_kj / n_kj - T <= 0
-        rows, places = np.concatenate([rows, J + np.arange(K)]), np.concatenate([places, np.full(K, len(ks))])
-        values = np.concatenate([values, -np.ones(K)])
-    matrix = coo_array((values, (rows, places)), shape=(J + K, len(ks) + timed))
-    limits = np.concatenate([arriving, np.zeros(K) if timed else np.ones(K)])
-    cost = np.concatenate([np.zeros(len(ks)), [1.0]]) if timed else -np.ones(len(ks))
-    bounds = [(0.0, float(edges[k, j])) for k, j in zip(ks, js, strict=True)] + [(0.0, 1.0)] * timed
-    floor = {"A_eq": coo_array((np.ones(len(ks)), (np.zeros(len(ks), int), columns)), shape=(1, len(ks) + 1))}
-    if timed:
-        solution = linprog(cost, matrix, limits, **floor, b_eq=[at_least], bounds=bounds, method="highs")
-    else:
-        solution = linprog(cost, matrix, limits, bounds=bounds, method="highs")
-    if not solution.success:
-        raise RuntimeError(f"HiGHS did not solve the assignment: {solution.message}")
-    requests = np.zeros((K, J))
-    requests[ks, js] = solution.x[: len(ks)]
-    return requests

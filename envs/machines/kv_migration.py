@@ -1,10 +1,10 @@
-"""KV caches at a switch (section 5.2): short ones are drained, long ones move in layer-aligned chunks.
+"""KV caches that move at a switch (section 5.2), in layer-aligned chunks.
 
 Requests that go from one replica to another are moved together, layer by layer, by the same greedy plan as the weights.
-Chunks hold whole layers, as many as go into one; they go into buffers that are allocated beforehand.
+Chunks hold whole layers, as many as go into one; they go into buffers that are allocated beforehand. Short requests are
+drained instead: `envs.simulator.deployment.plane` says which.
 
-Source: ours, where the text has no number: what counts as short, how large a chunk is. Of the headroom of 10 to 20 %,
-which it calls optional, the middle is taken.
+Source: ours, where the text has no number: what counts as short, how large a chunk is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from serving_gym.envs.machines.switch_plan import greedy_switch_plan
 
 DRAIN_BELOW_TOKENS = 1024
 CHUNK_BYTES = 256e6
-HEADROOM_RATIO = 0.15
 
 
 @dataclass(frozen=True)
@@ -31,13 +30,11 @@ class RequestKV:
     """A request that runs when the deployment is switched.
 
     Attributes:
-        request: Its number.
         tokens: Tokens whose KV there is.
         source: Replica that runs it.
         target: Replica that is to run it.
     """
 
-    request: int
     tokens: int
     source: Replica
     target: Replica
@@ -48,82 +45,43 @@ class Chunk:
     """Layers of the KV of some requests, from one GPU to another.
 
     Attributes:
-        requests: Whose KV.
         layers: Which layers of the model, 0 to num_layers - 1.
         source: GPU.
         target: GPU.
         size_bytes: Bytes.
     """
 
-    requests: tuple[int, ...]
     layers: range
     source: int
     target: int
     size_bytes: float
 
 
-@dataclass(frozen=True)
-class KVPlan:
-    """What happens to the KV caches.
-
-    Attributes:
-        drained: Requests that end where they are; their replica keeps running until they have.
-        migrated: Requests that move.
-        chunks: How they move.
-        buffer_bytes: Buffer on each GPU that receives something, bytes.
-    """
-
-    drained: tuple[int, ...]
-    migrated: tuple[int, ...]
-    chunks: tuple[Chunk, ...]
-    buffer_bytes: dict[int, float]
-
-
 def plan_kv(
     cluster: Cluster,
     model: ModelSpec,
     running: Sequence[RequestKV],
-    drain_below_tokens: int = DRAIN_BELOW_TOKENS,
     chunk_bytes: float = CHUNK_BYTES,
-    headroom_ratio: float = HEADROOM_RATIO,
-) -> KVPlan:
-    """Says which requests are drained and how the others move.
-
-    Requests whose replica stays as it is neither drain nor move.
+) -> tuple[Chunk, ...]:
+    """Chunks in which the KV of requests moves. Requests whose replica stays as it is do not move.
 
     Args:
         cluster: The cluster.
         model: The model.
         running: Requests that run.
-        drain_below_tokens: A request with fewer tokens is short.
         chunk_bytes: Most bytes of a chunk; one layer may be more.
-        headroom_ratio: Of the buffers, against fragmentation.
 
     Raises:
-        ValueError: a size is negative or a chunk has none.
+        ValueError: a chunk has no size.
     """
-    if drain_below_tokens < 0 or headroom_ratio < 0:
-        raise ValueError(
-            "drain_below_tokens and headroom_ratio must not be negative, got "
-            f"{drain_below_tokens} and {headroom_ratio}"
-        )
     if not chunk_bytes > 0:
         raise ValueError(f"chunk_bytes must be positive, got {chunk_bytes}")
-    leaving = [kv for kv in running if kv.source != kv.target]
-    moving = [kv for kv in leaving if kv.tokens >= drain_below_tokens]
     together: defaultdict[tuple[Replica, Replica], list[RequestKV]] = defaultdict(list)
-    for kv in moving:
-        together[kv.source, kv.target].append(kv)
-    chunks = [chunk for group in together.values() for chunk in _chunks(cluster, model, group, chunk_bytes)]
-    received: defaultdict[int, float] = defaultdict(float)
-    for chunk in chunks:
-        received[chunk.target] += chunk.size_bytes
-    return KVPlan(
-        drained=tuple(kv.request for kv in leaving if kv.tokens < drain_below_tokens),
-        migrated=tuple(kv.request for kv in moving),
-        chunks=tuple(chunks),
-        buffer_bytes={gpu: size * (1 + headroom_ratio) for gpu, size in sorted(received.items())},
-    )
+    for kv in running:
+        if kv.source != kv.target:
+            together[kv.source, kv.target].append(kv)
+    groups = together.values()
+    return tuple(chunk for group in groups for chunk in _chunks(cluster, model, group, chunk_bytes))
 
 
 def _chunks(
@@ -136,11 +94,10 @@ def _chunks(
         layers = by_pair[transfer.source, transfer.target]
         layer = shards[transfer.shard].layer
         layers[layer] = layers.get(layer, 0.0) + transfer.size_bytes
-    requests = tuple(kv.request for kv in group)
     chunks = []
     for (source, target), layers in sorted(by_pair.items()):
         for part, size in _batched(layers, chunk_bytes):
-            chunks.append(Chunk(requests, part, source, target, size))
+            chunks.append(Chunk(part, source, target, size))
     return chunks
 
 

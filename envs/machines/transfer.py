@@ -158,20 +158,6 @@ def transfer_s(
     return float(_finish_s(*link_loads(cluster, moved, storage_bytes_per_s)).max(initial=0.0))
 
 
-def busiest_link_s(
-    cluster: Cluster,
-    moved: Iterable[Moved],
-    storage_bytes_per_s: float = STORAGE_BYTES_PER_S["safetensors"],
-) -> float:
-    """Seconds that the fullest link needs: no order of the same transfers is faster."""
-    sizes, links, capacity = link_loads(cluster, moved, storage_bytes_per_s)
-    carried = np.zeros(len(capacity))
-    np.add.at(carried, links[:, 0], sizes)
-    two = links[:, 1] != links[:, 0]
-    np.add.at(carried, links[two, 1], sizes[two])
-    return float((carried / capacity).max(initial=0.0))
-
-
 def naive_reload_s(
     model: ModelSpec,
     before: Deployment,

@@ -9,9 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.calibration.latency import LatencyTables
-from serving_gym.calibration.memory import num_blocks
+from serving_gym.calibration.memory import block_capacity_tokens, num_blocks
 from serving_gym.calibration.profile import Profile, load_profile, named_profile
-from serving_gym.calibration.transitions import COMMUNICATOR_START_S, LIVE_SWITCH_S, cold_start_s
+from serving_gym.calibration.transitions import (
+    LIVE_SWITCH_S,
+    cold_start_s,
+    communicator_pool_s,
+)
 from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.layout import Group, all_groups, groups_of
 from serving_gym.envs.interface.slo import SLO
@@ -49,13 +53,14 @@ class Cluster:
             return self.blocks_per_base
         profile = profile_of(self.spec)
         width = group.length * self.spec.base_width
-        block_size = self.spec.block_size * group.length
+        block_size = block_capacity_tokens(self.spec.block_size, group.length)
         return num_blocks(profile.model, profile.gpu, width, block_size, self.spec.memory_utilization)
 
     def max_request_tokens(self, weights: str) -> int:
         """Longest request that any engine of the node could hold."""
         widest = self.groups[-1]
-        return self.blocks(widest, weights) * self.spec.block_size * widest.length
+        block_tokens = block_capacity_tokens(self.spec.block_size, widest.length)
+        return self.blocks(widest, weights) * block_tokens
 
 
 def profile_of(spec: ClusterSpec) -> Profile:
@@ -133,7 +138,7 @@ def make_cluster(spec: ClusterSpec, slos: tuple[SLO, ...], profile: Profile) -> 
         blocks_per_base=blocks_per_base,
         switch_ps=to_ps(_switch_s(spec, profile)),
         cold_start_ps=tuple(_cold_start_ps(spec, profile, length) for length in widths),
-        communicators_ps=to_ps(COMMUNICATOR_START_S * (len(groups) - spec.num_base)),
+        communicators_ps=to_ps(communicator_pool_s(len(groups) - spec.num_base)),
     )
 
 
@@ -168,7 +173,7 @@ def _stack(
 ) -> Tables:
     lengths = list(widths) * len(EXECUTIONS)
     full = np.array([kind.mixed_ps[-1] for kind in kinds], np.float64)
-    block_size = np.array([spec.block_size * length for length in lengths], np.int64)
+    block_size = np.array([block_capacity_tokens(spec.block_size, length) for length in lengths], np.int64)
     return Tables(
         decode_ps=np.stack([kind.decode_ps for kind in kinds]),
         mixed_ps=np.stack([kind.mixed_ps for kind in kinds]),

@@ -11,7 +11,7 @@ from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.workload.registry import check_choice
 from serving_gym.runners.configuration.schema import BackendConfig, check_least
 
-PARTS = ("all", "kernels", "engines", "steps", "environments")  # of what tables are fitted to
+PARTS = ("all", "kernels", "engines", "steps", "environments", "constants")  # of what tables are fitted to
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,11 @@ from serving_gym.calibration.fitting import environments
 from serving_gym.calibration.fitting.data import data_path
 from serving_gym.calibration.fitting.dense_layers import write_dense_layer_profile
 from serving_gym.calibration.fitting.kernel_library import write_library
+from serving_gym.calibration.fitting.loading import fit_storage_bandwidth
 from serving_gym.calibration.fitting.plan import FAMILIES
+from serving_gym.calibration.fitting.power import fit_power_shares
+from serving_gym.calibration.power import DECODE_SHARE, PREFILL_SHARE
+from serving_gym.calibration.transitions import STORAGE_BYTES_PER_S
 from serving_gym.runners.profile_fitting.engine_profiles import (
     SOURCES,
     engine_profiles,
@@ -121,9 +125,24 @@ def fit_environments_part(request: Request) -> list[Path]:
     return [*fitted, write_dense_layer_profile(request.folder)]
 
 
+def fit_constants_part(request: Request) -> list[Path]:
+    """Reports the constants of `calibration.power` and `calibration.transitions` beside their fits; writes nothing."""
+    for degree, (prefill, decode) in fit_power_shares().items():
+        request.report(
+            f"power at TP {degree}, share of the limit: prefill {prefill:.3f} (constant {PREFILL_SHARE[degree]}), "
+            f"decode {decode:.3f} (constant {DECODE_SHARE[degree]})"
+        )
+    for name, rate in fit_storage_bandwidth().items():
+        request.report(
+            f"loading {name}: {rate / 1e9:.2f} GB/s (constant {STORAGE_BYTES_PER_S[name] / 1e9:.2f} GB/s)"
+        )
+    return []
+
+
 PARTS: Mapping[str, Callable[[Request], list[Path]]] = {
     "kernels": fit_kernels_part,
     "steps": fit_steps_part,
     "engines": fit_engines_part,
     "environments": fit_environments_part,
+    "constants": fit_constants_part,
 }

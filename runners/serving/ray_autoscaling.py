@@ -15,8 +15,8 @@
 instance of it. Ray asks several times a second; the policy is asked every `env.decision_interval_s`, and what it said
 last holds meanwhile, within the deployment's own limits; which replica goes is Ray's choice. Ray knows how many
 requests are on their way and how many of them wait. Replicas may say more (`record_autoscaling_stats`), each figure
-under its name in `REPORTED`; without them a replica's KV is taken to be as full as its batch, and traffic is not known,
-which policies that forecast it need.
+under its name in `GAUGES` and `COUNTERS`; without them a replica's KV is taken to be as full as its batch, and traffic
+is not known, which policies that forecast it need.
 
 Tested with Ray 2.60; the interface is Ray's alpha.
 """
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 GAUGES = ("num_running", "num_waiting", "waiting_tokens", "kv_usage_ratio")
 COUNTERS = ("requests_total", "input_tokens_total", "output_tokens_total")
-REPORTED = GAUGES + COUNTERS
 _COLUMNS = ("requests", "input_tokens", "output_tokens")  # of TRAFFIC_DTYPE, in the order of COUNTERS
 
 _WEEK_S = 7 * 86_400.0

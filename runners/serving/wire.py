@@ -1,4 +1,4 @@
-"""A routing state as JSON and back, for policies that are asked over HTTP.
+"""A routing state from JSON, for policies that are asked over HTTP.
 
 A state is an object with the fields of `RoutingState`. `engines` and `in_flight` are lists of objects with the columns
 of their dtypes; columns that are left out are zero, an engine without `status` is active. Of the state itself only
@@ -25,23 +25,11 @@ _NEEDED = ("now_s", "engines", "in_flight", "request")
 _REQUEST_NEEDED = ("index", "arrival_s", "input_tokens")
 
 
-def state_to_json(state: RoutingState) -> dict[str, Any]:
-    """A state as plain values."""
-    values = {field.name: _plain(getattr(state, field.name)) for field in fields(state)}
-    values["request"] = None
-    if state.request is not None:
-        values["request"] = {
-            field.name: _plain(getattr(state.request, field.name)) for field in fields(state.request)
-        }
-    values["operations"] = []
-    return values
-
-
 def state_from_json(values: Mapping[str, Any], num_places: int, slos: Sequence[SLO]) -> RoutingState:
     """A state from plain values.
 
     Args:
-        values: As of `state_to_json`, or part of it.
+        values: The fields of a state, or some of them.
         num_places: Places of the fleet.
         slos: Latency promise of each class.
 
@@ -123,17 +111,6 @@ def _request(values: Any, num_places: int, slos: Sequence[SLO]) -> RoutedRequest
         ),
         held_before=bool(values.get("held_before", False)),
     )
-
-
-def _plain(value: Any) -> Any:
-    """A field as JSON knows it; what is infinite becomes null."""
-    if isinstance(value, np.ndarray):
-        if value.dtype.names is not None:
-            return [dict(zip(value.dtype.names, row, strict=True)) for row in value.tolist()]
-        return _plain(value.tolist())
-    if isinstance(value, list):
-        return [_plain(each) for each in value]
-    return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
 def _check_keys(what: str, values: Any, needed: Sequence[str], known: Sequence[str]) -> None:

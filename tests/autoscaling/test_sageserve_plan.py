@@ -23,7 +23,7 @@ def problem(**values) -> CapacityProblem:
 def test_enough_stays_as_it_is():
     plan = solve(problem())
     np.testing.assert_array_equal(plan.delta, np.zeros((1, 2, 1)))
-    assert (plan.cost, plan.uncovered_tps) == (0, 0)
+    assert plan.cost == 0
 
 
 def test_costs_by_hand():
@@ -59,7 +59,7 @@ def test_the_cheaper_kind_of_gpu_is_taken():
     )
     np.testing.assert_array_equal(solve(both).delta[0], [[0, 1], [0, 1]])
     only = problem(instances=np.zeros((1, 2, 1), int), capacity_tps=np.zeros((1, 1)))
-    assert solve(only).uncovered_tps > 0  # it runs nowhere
+    assert not solve(only).delta.any()  # it runs nowhere
 
 
 def test_fewest_and_most_instances_hold():
@@ -67,7 +67,6 @@ def test_fewest_and_most_instances_hold():
     assert solve(problem(demand_tps=idle, fewest=1)).delta.ravel().tolist() == [-1, -1]
     crowded = solve(problem(demand_tps=np.full((1, 2, 1), 500.0), most=4))
     assert crowded.delta.ravel().tolist() == [2, 2]
-    assert crowded.uncovered_tps > 0
 
 
 def test_machines_join_models():
@@ -80,7 +79,7 @@ def test_machines_join_models():
         machines=np.array([[5]]),
     )
     plan = solve(two)
-    assert (plan.delta.sum() + 2, plan.uncovered_tps) == (5, pytest.approx(200))
+    assert plan.delta.sum() + 2 == 5
     with pytest.raises(ValueError, match="machines do not suffice"):
         solve(problem(machines=np.array([[1], [2]]), fewest=2))
 
@@ -97,7 +96,7 @@ def test_scarce_cheap_machines_go_to_whom_they_save_most():
     )
     plan = solve(scarce)
     assert plan.delta.reshape(2, 3).tolist() == [[0, 1, 0], [1, 0, 0]]
-    assert (plan.cost, plan.uncovered_tps) == (21, 0)
+    assert plan.cost == 21
 
 
 def test_it_is_optimal_on_small_problems():

@@ -183,7 +183,6 @@ def test_machines_bound_the_plan():
     policy.act(None, state(steady(900.0), vacant={"east": np.array([3])}))
     assert policy.plan is not None
     assert policy.plan.planned[HERE].tolist() == [5]
-    assert policy.plan.solution.uncovered_tps > 0
 
 
 def test_the_forecaster_is_arima_and_is_fitted_once_a_day():

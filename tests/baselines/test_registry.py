@@ -9,26 +9,20 @@ from serving_gym.baselines.common.autoscaler import Autoscaler
 from serving_gym.baselines.common.deploying import DeployingPolicy
 from serving_gym.baselines.common.router import Router
 from serving_gym.baselines.common.sharing import SharingPolicy
-from serving_gym.baselines.registry import POLICIES, make_policy, policy_names, policy_tunables
+from serving_gym.baselines.registry import POLICIES, STATIC_PREFIX, make_policy, policy_tunables
 from serving_gym.envs.interface.commands import Redeploy, SetLayout, SwitchMode
-from serving_gym.envs.interface.layout import all_layouts, changed_regions, groups_of
+from serving_gym.envs.interface.layout import all_layouts, changed_regions, format_layout, groups_of
 from serving_gym.envs.interface.state import Transition
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs" / "policy").glob("*.yaml"))
-ROUTERS = [name for name in policy_names() if name != "static" and isinstance(make_policy(name), Router)]
+ROUTERS = [name for name in POLICIES if name != "static" and isinstance(make_policy(name), Router)]
 CLAIRVOYANT = ["clairvoyant_deployment", "clairvoyant_scaling"]
-AUTOSCALERS = [
-    name for name in policy_names() if name != "static" and isinstance(make_policy(name), Autoscaler)
-]
-DEPLOYING = [
-    name for name in policy_names() if name != "static" and isinstance(make_policy(name), DeployingPolicy)
-]
-SHARING = [
-    name for name in policy_names() if name != "static" and isinstance(make_policy(name), SharingPolicy)
-]
+AUTOSCALERS = [name for name in POLICIES if name != "static" and isinstance(make_policy(name), Autoscaler)]
+DEPLOYING = [name for name in POLICIES if name != "static" and isinstance(make_policy(name), DeployingPolicy)]
+SHARING = [name for name in POLICIES if name != "static" and isinstance(make_policy(name), SharingPolicy)]
 BUILT_IN = [
     name
-    for name in policy_names()
+    for name in POLICIES
     if name != "static" and name not in (*ROUTERS, *DEPLOYING, *SHARING, *AUTOSCALERS)
 ]  # that decide about a node
 
@@ -39,13 +33,13 @@ def _params(name):
 
 def test_names():
     assert {"static_dp", "static_tp", "static", "random", "shift_parallelism", "load_threshold"} < set(
-        policy_names()
+        POLICIES
     )
-    assert "static_4x2" in policy_names(8)
-    assert len(policy_names(8)) == len(policy_names()) + 26
 
 
-@pytest.mark.parametrize("name", policy_names(8))
+@pytest.mark.parametrize(
+    "name", [*POLICIES, *(STATIC_PREFIX + format_layout(layout) for layout in all_layouts(8))]
+)
 def test_every_name_makes_a_policy_that_says_whether_it_is_clairvoyant(name):
     policy = make_policy(name, **_params(name))
     assert policy.clairvoyant == (name in CLAIRVOYANT)
@@ -57,7 +51,7 @@ def test_every_config_makes_its_policy(path):
     config = yaml.safe_load(path.read_text())
     if "defaults" in config:  # a variation of another file
         config = {"name": config["defaults"][0], **config}
-    assert config["name"] in policy_names()
+    assert config["name"] in POLICIES
     policy = make_policy(config["name"], **config["params"])
     assert policy.name.startswith(config["name"])
 
@@ -97,7 +91,7 @@ def test_mistakes_are_named(name, params, message):
         make_policy(name, **params)
 
 
-@pytest.mark.parametrize("name", policy_names())
+@pytest.mark.parametrize("name", list(POLICIES))
 def test_tunables_are_constants_within_their_range(name):
     for constant, (low, high, log) in policy_tunables(name).items():
         default = getattr(make_policy(name).config, constant)

@@ -86,3 +86,15 @@ def test_engines_and_their_profiles_are_written(runs, tmp_path, monkeypatch):
     )
     assert profile.provenance["end_to_end"][0]["rows"] == 4
     assert any("held out" in line for line in said)
+
+
+def test_constants_are_reported_beside_their_fits(tmp_path, monkeypatch):
+    monkeypatch.setattr(regenerate, "fit_power_shares", lambda: {2: (0.9, 0.5)})
+    monkeypatch.setattr(regenerate, "fit_storage_bandwidth", lambda: {"safetensors": 3e9})
+    said = []
+    request = regenerate.Request(tmp_path, held_out=False, folds=2, report=said.append)
+    assert regenerate.PARTS["constants"](request) == []
+    assert said == [
+        "power at TP 2, share of the limit: prefill 0.900 (constant 0.82), decode 0.500 (constant 0.73)",
+        "loading safetensors: 3.00 GB/s (constant 3.31 GB/s)",
+    ]

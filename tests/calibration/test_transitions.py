@@ -1,12 +1,7 @@
 import pytest
 
 from serving_gym.calibration.specs import get_model
-from serving_gym.calibration.transitions import (
-    COLD_START_RULE,
-    LIVE_SWITCH_S,
-    cold_start_s,
-    communicator_pool,
-)
+from serving_gym.calibration.transitions import COLD_START_RULE, LIVE_SWITCH_S, cold_start_s
 
 
 @pytest.mark.parametrize(("width", "seconds"), [(2, 292.38), (4, 211.97), (8, 146.54)])
@@ -23,12 +18,6 @@ def test_smaller_models_and_wider_engines_start_faster():
 
 def test_live_switch_is_four_orders_of_magnitude_faster():
     assert cold_start_s(get_model("llama-3-70b").weight_bytes, 8) / LIVE_SWITCH_S > 9000
-
-
-def test_pool_has_one_group_for_each_aligned_power_of_two():
-    seconds, host_bytes = communicator_pool(4)  # {0,1}, {2,3}, {0,1,2,3}
-    assert seconds == 3.0
-    assert host_bytes == 6_000_000
 
 
 def test_wrong_width_is_refused():

@@ -2,19 +2,8 @@ import numpy as np
 import pytest
 
 from serving_gym.baselines.llm_mesh.kv_scaling import compromise, recommended, scale_down_to, scale_up_to
-from serving_gym.baselines.llm_mesh.memory_demand import OutputLengths, required_tokens
+from serving_gym.baselines.llm_mesh.memory_demand import OutputLengths
 from serving_gym.baselines.llm_mesh.memory_orchestration import MemoryOrchestrator, Verdict
-
-
-def test_equation_2():
-    # I = 100, 200; O = 10, 400; mean 50: 100 + 50 + 200 + 400.
-    found = required_tokens(np.array([100, 200]), np.array([10, 400]), 50.0, min_tokens=4)
-    assert found == pytest.approx(750.0)
-
-
-def test_equation_2_has_a_least_total_length():
-    assert required_tokens(np.array([100]), np.array([0]), 50.0, min_tokens=4096) == 4096
-    assert required_tokens(np.array([], int), np.array([], int), 50.0, min_tokens=4096) == 4096
 
 
 def test_the_running_mean_of_a_model_then_of_all_then_the_given_one():

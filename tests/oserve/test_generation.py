@@ -11,7 +11,7 @@ import pytest
 from serving_gym.baselines.oserve.exhaustive import exhaustive_search, optimal_plan, partitions
 from serving_gym.baselines.oserve.generation import GenerationConfig, generate, uniform_sizes
 from serving_gym.baselines.oserve.mutations import merge, split, swap
-from serving_gym.baselines.oserve.scheduler import schedule
+from serving_gym.baselines.oserve.scheduler import strategy_of
 from serving_gym.envs.deployment.profiling import CapacityTable
 from serving_gym.envs.deployment.strategies import OBJECTIVES, Worth
 from serving_gym.envs.machines.cluster import Cluster, ReplicaKind
@@ -187,10 +187,12 @@ def test_a_seed_gives_the_same_deployment_and_bad_input_is_refused(table, cluste
 def test_a_serving_strategy_says_who_serves_what_where(table, cluster):
     """Rows follow the placed replicas, and those that both spans have keep their GPUs."""
     first = Worth(cluster, table, demand_for(table, 16, 2))
-    before = schedule(first, config=GenerationConfig(restarts=2))
-    again = schedule(first, before.deployment, GenerationConfig(restarts=2))
+    plan = generate(first, GenerationConfig(restarts=2)).plan
+    before = strategy_of(first, plan)
+    again = strategy_of(first, plan, before.deployment)
     assert again.deployment == before.deployment
-    for strategy in (before, schedule(Worth(cluster, table, demand_for(table, 16, 3)), before.deployment)):
+    second = Worth(cluster, table, demand_for(table, 16, 3))
+    for strategy in (before, strategy_of(second, generate(second).plan, before.deployment)):
         for replica, capacity in zip(strategy.deployment.replicas, strategy.assignment.capacity, strict=True):
             np.testing.assert_array_equal(capacity, table.row(replica.kind))
         assert (strategy.assignment.utilisation <= 1 + 1e-9).all()

@@ -1,63 +1,33 @@
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving_gym.baselines.preserve.load_anticipator import LoadAnticipator, extended
-from serving_gym.baselines.preserve.look_ahead import anticipated_load
+from serving_gym.baselines.preserve.look_ahead import anticipated_load, extended
 from tests.preserve.states import in_flight, row
 
 RATIO = 0.2
 
 
+def load_of(*requests, limit=0.0, prompt=0, predicted=0):
+    """Load of one instance over 8 iterations; (prompt, predicted, generated) of each request in flight."""
+    rows = in_flight([row(0, *values) for values in requests])
+    load = anticipated_load(rows, 8, RATIO, prompt, predicted, np.zeros(1), np.array([limit]))
+    return tuple(float(values[0]) for values in load)
+
+
 def test_a_worked_example_as_in_figure_7():
-    """An instance of 100 tokens: A has a prompt of 10 and 4 tokens predicted, B of 20 and 2."""
-    anticipator = LoadAnticipator(100, length=8)
-    anticipator.sent(0, 10, 4)
-    anticipator.sent(1, 20, 2)
-    assert anticipator.queued_prompt_tokens == 30
-    assert anticipator.remaining_tokens == 6
-    assert not anticipator.tokens(8).any()
-
-    anticipator.prefill_complete(0)  # U'_i = P + i for i in [0, D)
-    assert anticipator.tokens(8).tolist() == [10, 11, 12, 13, 0, 0, 0, 0]
-    assert anticipator.usage(2).tolist() == [0.10, 0.11]
-    assert anticipator.queued_prompt_tokens == 20
-    anticipator.iteration()
-    anticipator.prefill_complete(1)
-    assert anticipator.tokens(8).tolist() == [11 + 20, 12 + 21, 13, 0, 0, 0, 0, 0]
-
-    # a request with a prompt of 5 and 3 predicted tokens, virtually added, raises the peak and leaves the map alone
-    assert anticipator.tokens(4, 5, 3).tolist() == [31 + 5, 33 + 6, 13 + 7, 0]
-    assert anticipator.tokens(4).tolist() == [31, 33, 13, 0]
-
-    anticipator.iteration()
-    anticipator.done(
-        0
-    )  # after 3 tokens of 4: i in [3, 4) is subtracted, and the iteration in which it ends goes by
-    assert anticipator.tokens(8).tolist() == [12 + 21, 0, 0, 0, 0, 0, 0, 0]
-    anticipator.iteration()  # B was to end here: it is extended by ceil(0.2 * 2) = 1 token
-    assert anticipator.tokens(8).tolist() == [22, 0, 0, 0, 0, 0, 0, 0]
-    assert anticipator.remaining_tokens == 1
-    anticipator.iteration()  # and by ceil(0.2 * 3) = 1 again
-    assert anticipator.tokens(8).tolist() == [23, 0, 0, 0, 0, 0, 0, 0]
-    anticipator.done(1)
-    anticipator.iteration()
-    assert not anticipator.tokens(8).any()
-    assert anticipator.remaining_tokens == anticipator.queued_prompt_tokens == 0
-
-
-def test_the_rest_of_an_extension_is_subtracted_when_the_request_ends():
-    anticipator = LoadAnticipator(1000, length=32)
-    anticipator.sent(0, 100, 10)
-    anticipator.prefill_complete(0)
-    for _ in range(10):
-        anticipator.iteration()
-    assert anticipator.tokens(4).tolist() == [110, 111, 0, 0]  # to 12 tokens
-    anticipator.done(0)  # with its eleventh
-    assert anticipator.tokens(4).tolist() == [110, 0, 0, 0]
-    anticipator.iteration()
-    assert not anticipator.tokens(32).any()
+    """A has a prompt of 10 and 4 tokens predicted, B of 20 and 2; queued, remaining, peak and share above a limit."""
+    assert load_of((10, 4, 0), (20, 2, 0)) == (30, 6, 0, 0)
+    # A has its first token: 11, 12, 13 tokens over the next iterations
+    assert load_of((10, 4, 1), (20, 2, 0)) == (20, 5, 13, 3 / 8)
+    assert load_of((10, 4, 1), (20, 2, 0), limit=12.0) == (20, 5, 13, 1 / 8)
+    # and B as well: 12 + 21, 13
+    assert load_of((10, 4, 2), (20, 2, 1)) == (0, 3, 33, 2 / 8)
+    # a request with a prompt of 5 and 3 predicted tokens, virtually added, raises the peak alone: 33 + 5, 13 + 6, 7
+    assert load_of((10, 4, 2), (20, 2, 1), prompt=5, predicted=3) == (0, 3, 38, 2 / 8)
+    # B was to end: it is extended by ceil(0.2 * 2) = 1 token, then by ceil(0.2 * 3) = 1 again
+    assert load_of((20, 2, 2)) == (0, 1, 22, 1 / 8)
+    assert load_of((20, 2, 3)) == (0, 1, 23, 1 / 8)
 
 
 def test_a_response_is_extended_by_a_fifth_of_what_it_is_and_by_one_at_least():
@@ -67,63 +37,6 @@ def test_a_response_is_extended_by_a_fifth_of_what_it_is_and_by_one_at_least():
     assert lengths == [10, 12, 15, 18, 22]
     assert extended(1, RATIO) == 2
     assert extended(7, 0.0) == 8
-
-
-def test_a_prediction_longer_than_the_map_is_refused():
-    with pytest.raises(ValueError, match="predicted_tokens must be at most the map's length 8, got 9"):
-        LoadAnticipator(100, length=8).sent(0, 1, 9)
-
-
-EVENTS = st.lists(
-    st.one_of(
-        st.tuples(st.just("sent"), st.integers(1, 200), st.integers(0, 60)),
-        st.tuples(st.just("prefill"), st.integers(0, 30), st.just(0)),
-        st.tuples(st.just("done"), st.integers(0, 30), st.just(0)),
-        st.tuples(st.just("iterate"), st.integers(1, 40), st.just(0)),
-    ),
-    max_size=60,
-)
-
-
-@given(EVENTS)
-def test_the_map_kept_by_events_is_the_one_of_the_requests_in_flight(events):
-    length, lookahead = 64, 50
-    anticipator = LoadAnticipator(10_000, length, RATIO)
-    rows: dict[int, dict] = {}
-
-    def iterate():
-        anticipator.iteration()
-        for values in rows.values():
-            if values["first_token_s"] >= 0:
-                values["generated_tokens"] += 1
-
-    for index, (kind, a, b) in enumerate(events):
-        queued = [i for i, values in rows.items() if values["first_token_s"] < 0]
-        decoding = [i for i, values in rows.items() if values["first_token_s"] >= 0]
-        if kind == "sent":
-            anticipator.sent(index, a, b)
-            rows[index] = row(1, a, b)
-        elif kind == "prefill" and queued:
-            chosen = queued[a % len(queued)]
-            anticipator.prefill_complete(chosen)
-            rows[chosen]["first_token_s"] = 1.0
-            iterate()
-        elif kind == "done" and decoding:
-            chosen = decoding[a % len(decoding)]
-            anticipator.done(chosen)
-            del rows[chosen]
-            iterate()
-        elif kind == "iterate":
-            for _ in range(a):
-                iterate()
-        tokens = anticipator.tokens(lookahead)
-        limit = float(np.median(tokens))
-        here = in_flight(list(rows.values()))
-        load = anticipated_load(here, lookahead, RATIO, 0, 0, np.zeros(2), np.array([limit, limit]))
-        assert load.overflow_tokens.tolist() == [0.0, tokens.max()]
-        assert load.overloaded.tolist() == [0.0, (tokens > limit).mean()]
-        assert load.queued_tokens.tolist() == [0, anticipator.queued_prompt_tokens]
-        assert load.remaining_tokens.tolist() == [0, anticipator.remaining_tokens]
 
 
 def lines(requests, lookahead):

@@ -8,7 +8,7 @@ state = routing_state(
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -195,6 +195,29 @@ def busy_state(
         for _ in range(num_in_flight)
     ]
     return routing_state(engines, in_flight=flights, **kwargs)
+
+
+def state_to_json(state: RoutingState) -> dict[str, Any]:
+    """A state as plain values."""
+    values = {field.name: _plain(getattr(state, field.name)) for field in fields(state)}
+    values["request"] = None
+    if state.request is not None:
+        values["request"] = {
+            field.name: _plain(getattr(state.request, field.name)) for field in fields(state.request)
+        }
+    values["operations"] = []
+    return values
+
+
+def _plain(value: Any) -> Any:
+    """A field as JSON knows it; what is infinite becomes null."""
+    if isinstance(value, np.ndarray):
+        if value.dtype.names is not None:
+            return [dict(zip(value.dtype.names, row, strict=True)) for row in value.tolist()]
+        return _plain(value.tolist())
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
 def _table(dtype: np.dtype, rows: Sequence[Mapping[str, float]]) -> np.ndarray:

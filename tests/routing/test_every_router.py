@@ -5,13 +5,13 @@ import pytest
 
 from serving_gym.baselines.common.router import Router
 from serving_gym.baselines.policy import BatchPolicy
-from serving_gym.baselines.registry import make_policy, policy_names
+from serving_gym.baselines.registry import POLICIES, make_policy
 from serving_gym.envs.routing.state import Dispatch
 from tests.routing.states import arriving, busy_state, routing_spec, routing_state
 
 ROUTERS = [
     name
-    for name in policy_names()
+    for name in POLICIES
     if name == "random"
     or (
         name != "static"

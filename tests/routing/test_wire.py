@@ -12,7 +12,8 @@ from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
 from serving_gym.envs.registration import make_env
 from serving_gym.envs.routing.state import RoutingState
 from serving_gym.envs.workload.registry import WorkloadSpec
-from serving_gym.runners.serving.wire import state_from_json, state_to_json
+from serving_gym.runners.serving.wire import state_from_json
+from tests.routing.states import state_to_json
 
 FLEET = FleetConfig(groups=(GroupSpec(ReplicaSpec("llama-3.1-8b", "H100", kv_blocks=900), 3),))
 

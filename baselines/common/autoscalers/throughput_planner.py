@@ -2,13 +2,13 @@
 
 As its design document computes. Forecast are requests, and their mean prompt and answer. Correction factors compare
 what was measured with what the profile says: TTFT with that of the present prompts, ITL with that of the present load.
+Engines are mixed, each prefills and decodes; a request keeps one busy for
 
-    prefill = ceil(requests x prompt / interval x min(1, prefill correction) / prefill throughput at prompt)
-    decode  = ceil(requests x answer / interval / decode throughput within ITL target / decode correction)
+    prompt x min(1, prefill correction) / prefill throughput at prompt
+    + answer / decode throughput within ITL target / decode correction
 
-The decode throughput is that at a context of prompt + answer / 2. A fleet of mixed engines, of which each prefills and
-decodes, has for one engine the requests/s at which the time for prompts and the time for answers add up to all (ours:
-Dynamo fits a regression to engine metrics for it).
+seconds, and there are as many engines as requests/s times these (ours: Dynamo fits a regression to engine metrics for
+it). The decode throughput is that at a context of prompt + answer / 2.
 """
 
 from __future__ import annotations
@@ -184,21 +184,6 @@ def corrections(
     prefill = ttft_s / profile.ttft(load.prompt_tokens)
     decode = itl_s / profile.itl(each, context)
     return (prefill if prefill > 0 else 1.0), (decode if decode > 0 else 1.0)
-
-
-def prefill_engines(profile: EngineProfile, load: Load, interval_s: float, correction: float) -> int:
-    """Engines that prefill alone."""
-    rate = load.requests * load.prompt_tokens / interval_s * min(1.0, correction)
-    return max(1, math.ceil(rate / profile.prefill(load.prompt_tokens)))
-
-
-def decode_engines(
-    profile: EngineProfile, load: Load, interval_s: float, itl_s: float, correction: float
-) -> int:
-    """Engines that decode alone."""
-    rate = load.requests * load.answer_tokens / interval_s
-    context = load.prompt_tokens + load.answer_tokens / 2
-    return max(1, math.ceil(rate / profile.decode(itl_s / correction, context)))
 
 
 def mixed_engines(

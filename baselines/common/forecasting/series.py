@@ -77,11 +77,6 @@ def filled(series: FloatArray) -> FloatArray:
     return np.asarray(np.interp(steps, steps[known], series[known]), np.float64)
 
 
-def forecast_peak(forecaster: SeriesForecaster, past: FloatArray, steps: int) -> float:
-    """Largest value that is forecast within the next steps."""
-    return float(forecaster.forecast(past, steps).max())
-
-
 @dataclass(frozen=True)
 class Errors:
     """Absolute percentage errors |prediction - actual| / actual, as fractions.

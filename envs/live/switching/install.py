@@ -75,21 +75,6 @@ def arguments(ranks: int, layout: Layout | None = None, router: str = "jsq") -> 
     ]  # fmt: skip
 
 
-def engine_words(ranks: int, layout: Sequence[int] | None = None, router: str = "jsq") -> dict[str, object]:
-    """The same as keyword arguments of `vllm.LLM`."""
-    words: dict[str, object] = {"router": router} | ({} if layout is None else {"layout": list(layout)})
-    return {
-        "tensor_parallel_size": ranks,
-        "distributed_executor_backend": f"{NAME}.executor.SwitchingExecutor",
-        "scheduler_cls": f"{NAME}.scheduler.SwitchingScheduler",
-        "worker_extension_cls": f"{NAME}.worker.SwitchingWorker",
-        "additional_config": {NAME: words},
-        "async_scheduling": False,
-        "enable_prefix_caching": False,
-        "enforce_eager": True,
-    }
-
-
 def main(words: Sequence[str]) -> int:
     """`python -m envs.live.switching.install FOLDER [RANKS]`: installs, and prints how to start a server."""
     if len(words) not in (1, 2) or not all(word.isdigit() for word in words[1:]):

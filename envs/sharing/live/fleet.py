@@ -201,7 +201,7 @@ class SharedFleet(LaunchedRun):
         super().look_after()
         now_s = self.now_s
         self._count_use(now_s)
-        self._note_ends(now_s)
+        self._note_ends()
         while self._returned:
             self._come_back(self._returned.popleft(), now_s)
         while self._arrived:
@@ -272,7 +272,7 @@ class SharedFleet(LaunchedRun):
         if there is not None:
             self._send(row, there)
 
-    def _note_ends(self, now_s: float) -> None:
+    def _note_ends(self) -> None:
         """Takes down requests that have ended."""
 
         def read(ledger: Ledger) -> list[tuple[int, bool, int]]:

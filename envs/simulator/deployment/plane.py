@@ -243,7 +243,6 @@ class DeploymentPlane(Plane):
             )
         moved = [
             RequestKV(
-                request.index,
                 int(simulator.world.requests["computed"][request.slot]),
                 simulator.standing[request.source],
                 simulator.standing[request.target],
@@ -251,9 +250,9 @@ class DeploymentPlane(Plane):
             for request in switch.carried
             if request.target >= 0
         ]
-        kv = plan_kv(spec.cluster, get_model(spec.model), moved, 0, spec.chunk_bytes)
+        chunks = plan_kv(spec.cluster, get_model(spec.model), moved, spec.chunk_bytes)
         weights = weight_plan(spec.model, switch.before, after)
-        return transfer_s(spec.cluster, [*weights, *kv.chunks], spec.storage_bytes_per_s)
+        return transfer_s(spec.cluster, [*weights, *chunks], spec.storage_bytes_per_s)
 
     def _finish(self, switch: Switching) -> None:
         """The new replicas serve, and have the requests that were brought to them."""

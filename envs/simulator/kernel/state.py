@@ -25,7 +25,6 @@ NUM_LEVELS = 8  # distinct priority values an engine's queue can hold apart
 # Engine status. ACTIVE and SPECULATIVE take new requests; DRAINING finishes what it has; PAUSED keeps its KV and
 # stands still; INACTIVE is a group that is not part of the layout; DOWN has failed or is starting.
 INACTIVE, ACTIVE, DRAINING, SPECULATIVE, PAUSED, DOWN = range(6)
-STATUS_NAMES = ("inactive", "active", "draining", "speculative", "paused", "down")
 
 # Request phase. In TRANSIT its KV is on the way from a prefill engine to a decode engine; or it migrates and is in no
 # batch while the last of its KV is copied; or it is on its way to an engine in another region and has none yet.

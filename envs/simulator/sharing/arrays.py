@@ -33,9 +33,6 @@ CLOCK_DTYPE = np.dtype(
         ("num_in_system", np.int64),
         ("num_finished", np.int64),  # entries of `finished` since the last decision
         ("num_ooms", np.int64),
-        ("num_evictions", np.int64),
-        ("num_resizes", np.int64),
-        ("num_loads", np.int64),
         ("scheduler", np.int64),
         ("manages", np.int64),  # whether the policy manages memory
         ("event", np.int64),

@@ -246,12 +246,6 @@ def has_place(world: SharingWorld, tables: SharingTables, r: int) -> bool:
 
 
 @compiled
-def least_pool(tables: SharingTables, model: int, tokens: int) -> int:
-    """Bytes of the whole blocks that hold some tokens."""
-    return _rounded(tables, model, float(tokens))
-
-
-@compiled
 def unfinished_tokens(world: SharingWorld, tables: SharingTables, i: int) -> int:
     """Tokens that an instance has still to prefill."""
     total, r = 0, world.instances[i].waiting_head

@@ -127,7 +127,6 @@ def begin_load(world: SharingWorld, tables: SharingTables, i: int, model: int, k
     if node.num_instances == 0:
         node.used_since_ps = now
     node.num_instances += 1
-    world.clock[0].num_loads += 1
     world.releases[model] += 1
     instance.status, instance.model = LOADING, model
     instance.weights, instance.kv, instance.target = tables.weights[model], 0, kv
@@ -178,7 +177,6 @@ def begin_resize(world: SharingWorld, tables: SharingTables, i: int, kv: int) ->
     if node.held - instance.held + held > node.memory:
         _run_out_of_memory(world, tables, i)
         return False
-    world.clock[0].num_resizes += 1
     instance.status, instance.target, instance.idle_ps = RESIZING, kv, NEVER
     instance.due_ps = _begins_at(world, tables, i) + resize_ps(tables, instance.kv, kv)
     _hold_memory(world, tables, i, held)

@@ -157,7 +157,6 @@ def evict(world: SharingWorld, tables: SharingTables, r: int) -> None:
     """Takes a request out of its instance; what it has generated will be prefilled again with its prompt."""
     if world.requests[r].phase == RUNNING:
         world.requests[r].evictions += 1
-        world.clock[0].num_evictions += 1
     take_out(world, tables, r)
 
 

@@ -112,14 +112,12 @@ class Outcome:
     Attributes:
         instance_h: Instance-hours, starting and draining ones included, spot ones not.
         starting_h: Instance-hours in which instances came.
-        spot_h: Instance-hours that were leased.
         records: Every request.
         thinking_s: What the policy took to decide, all decisions together.
     """
 
     instance_h: float
     starting_h: float
-    spot_h: float
     records: RequestRecords
     thinking_s: float
 
@@ -274,7 +272,6 @@ class ScalingStudy:
         return Outcome(
             hours["starting"] + hours["running"] + hours["draining"],
             hours["starting"],
-            hours["spot"],
             episode.records,
             episode.us_per_decision * 1e-6 * len(episode.decisions),
         )

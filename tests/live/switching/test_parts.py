@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from importlib.metadata import PathDistribution
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from serving_gym.envs.live.switching.install import NAME, arguments, engine_words, environment, install, main
+from serving_gym.envs.live.switching.install import NAME, arguments, environment, install, main
 from serving_gym.envs.live.switching.plugin.book import Mode
 from serving_gym.envs.live.switching.plugin.endpoint import parse
 from serving_gym.envs.live.switching.plugin.groups import Group
@@ -247,18 +250,9 @@ def test_installing_says_how_a_server_is_started(tmp_path: Path, capsys: pytest.
     assert main([str(tmp_path / "site"), "4"]) == 0
     variables, options = capsys.readouterr().out.splitlines()
     assert f"VLLM_PLUGINS={NAME}" in variables
-    assert "--tensor-parallel-size 4" in options
+    assert options == shlex.join(arguments(4))
+    given = dict(pairwise(arguments(4, (2, 2), "affinity")))
+    assert given["--tensor-parallel-size"] == "4"
+    settings = SwitchingSettings.of(json.loads(given["--additional-config"]), 4)
+    assert settings == SwitchingSettings((2, 2), "affinity")
     assert main([]) == 2
-
-
-def test_options_and_keywords_say_the_same() -> None:
-    options, words = arguments(4, (2, 2), "affinity"), engine_words(4, (2, 2), "affinity")
-    by_name = dict(zip(options[:-3:2], options[1:-3:2], strict=True))
-    for name in (
-        "tensor_parallel_size",
-        "distributed_executor_backend",
-        "scheduler_cls",
-        "worker_extension_cls",
-    ):
-        assert by_name["--" + name.replace("_", "-")] == str(words[name])
-    assert SwitchingSettings.of(words["additional_config"], 4).layout == (2, 2)  # type: ignore[arg-type]

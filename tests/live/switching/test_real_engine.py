@@ -25,7 +25,7 @@ from serving_gym.envs.interface.metrics import FINISHED
 from serving_gym.envs.interface.state import EngineStatus
 from serving_gym.envs.live.launch_settings import PYTHON_VARIABLE
 from serving_gym.envs.live.settings import LiveSettings
-from serving_gym.envs.live.switching.install import engine_words, environment, install
+from serving_gym.envs.live.switching.install import arguments, environment, install
 from serving_gym.envs.live.switching.launch import SwitchingLaunchSettings, switching_server
 from serving_gym.envs.workload.registry import WorkloadSpec
 
@@ -77,6 +77,16 @@ def plain(folder: Path) -> dict[str, list[int]]:
 def found(folder: Path, plain: dict[str, list[int]]) -> Found:
     """What the engine with the plugin did."""
     return with_plugin("two", 2, folder)
+
+
+def engine_words(ranks: int) -> dict[str, Any]:
+    """The server's options as keyword arguments of `vllm.LLM`."""
+    options = arguments(ranks)
+    words: dict[str, Any] = {"async_scheduling": False, "enable_prefix_caching": False, "enforce_eager": True}
+    for name, value in zip(options[:-3:2], options[1:-3:2], strict=True):
+        words[name.removeprefix("--").replace("-", "_")] = value
+    words["additional_config"] = json.loads(words["additional_config"])
+    return words | {"tensor_parallel_size": ranks}
 
 
 def with_plugin(what: str, ranks: int, folder: Path, **variables: str) -> Found:
