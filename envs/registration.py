@@ -153,6 +153,15 @@ class Environment:
         return make_vector_env(self.name, num_envs, **self.arguments, **options)
 
 
+def env_id(name: str) -> str:
+    """Gymnasium id of an environment, by its name or by the id itself.
+
+    Raises:
+        ValueError: There is no such environment; names the nearest.
+    """
+    return name if name in [entry.env_id for entry in ENVS.values()] else _entry(name).env_id
+
+
 def env_names() -> tuple[str, ...]:
     """Names that `make_env` knows."""
     return tuple(ENVS)

@@ -11,6 +11,7 @@ value in it; any other word is a setting of the environment. Typed objects are t
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, cast
@@ -137,6 +138,35 @@ def _set(config: DictConfig, full: str, key: str, value: Any) -> None:
     if isinstance(node, DictConfig) and last not in node and not is_open:
         raise ValueError(f"unknown key {key!r}{nearest(last, map(str, node))}")
     OmegaConf.update(config, full, value, merge=True, force_add=is_open)
+
+
+def as_words(values: Mapping[str, Any]) -> list[str]:
+    """Values as one would type them on the command line.
+
+    Raises:
+        ValueError: A value is an object that no word can say.
+    """
+    for key, value in values.items():
+        if not _is_plain(value):
+            raise ValueError(f"{key} must be a plain value here, got {type(value).__name__}")
+    return [f"{key}={_as_word(_as_plain(value))}" for key, value in values.items()]
+
+
+def _as_word(value: Any) -> str:
+    """A value in Hydra's grammar of overrides."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, str):
+        return (
+            value
+            if re.fullmatch(r"[\w.\-/]+", value)
+            else "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+        )
+    if isinstance(value, list):
+        return "[" + ",".join(map(_as_word, value)) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{_as_word(each)}" for key, each in value.items()) + "}"
+    return repr(value)
 
 
 def _is_plain(value: Any) -> bool:
