@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from serving_gym.envs.registration import register_envs
 
 if TYPE_CHECKING:
+    from serving_gym.api import compare, make, make_vec
     from serving_gym.envs.registration import register
     from serving_gym.runners.configuration.policies import load_policy
-    from serving_gym.api import compare, make, make_vec
 
 __all__ = ["__version__", "compare", "load_policy", "make", "make_vec", "register"]
 

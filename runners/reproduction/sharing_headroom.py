@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 
 from serving_gym.baselines.policy import BatchPolicy
 from serving_gym.envs.base.placement import Observations
-from serving_gym.envs.registration import make_env
 from serving_gym.envs.sharing.batch import SharingDeciders
 from serving_gym.envs.sharing.config import SharingConfig
 from serving_gym.envs.sharing.episode import SharingEpisode
-from serving_gym.envs.workload.registry import WorkloadSpec
+from serving_gym.runners.configuration.make import environment_of
 from serving_gym.runners.configuration.policies import load_policy
 from serving_gym.runners.reporting.progress import progress_bar
 from serving_gym.runners.reporting.tables import print_table
@@ -89,8 +88,9 @@ def main(words: list[str]) -> int:
             return 2
         values[key] = type(values[key])(value)
     params = {"num_models": values["models"], "minutes": values["minutes"]}
-    config = SharingConfig(workload=WorkloadSpec("functions_fitted", params=params), split="test")
-    env = make_env("sharing", workload=config.workload, split="test")
+    words = {f"workload.params.{key}": value for key, value in params.items()}
+    environment = environment_of("sharing", {"workload": "functions_fitted", "split": "test", **words})
+    config, env = environment.settings, environment.make()
     names, base = values["policies"].split(","), load_policy(values["base"])
     if not isinstance(base, BatchPolicy):
         print(f"error: base must decide by the observation alone, got {values['base']!r}", file=sys.stderr)

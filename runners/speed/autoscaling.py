@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
-from serving_gym.envs.registration import make_env, make_vector_env
 from serving_gym.envs.workload.registry import WorkloadSpec
+from serving_gym.runners.configuration.make import make_env, make_vector_env
 from serving_gym.runners.configuration.schema import BenchConfig
 from serving_gym.runners.speed.measurement import Measurement
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from serving_gym.envs.registration import make_env, make_vector_env
+from serving_gym.runners.configuration.make import make_env, make_vector_env
 from serving_gym.runners.configuration.schema import BenchConfig
 from serving_gym.runners.speed.measurement import Measurement
 

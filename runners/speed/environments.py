@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from serving_gym.envs.registration import make_env, make_vector_env
 from serving_gym.envs.workload.registry import WorkloadSpec
+from serving_gym.runners.configuration.make import make_env, make_vector_env
 from serving_gym.runners.configuration.policies import load_policy
 from serving_gym.runners.configuration.schema import BenchConfig
 from serving_gym.runners.rollouts.rollout import run_episode

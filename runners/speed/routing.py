@@ -12,12 +12,12 @@ from numba import njit
 from numpy.typing import NDArray
 
 from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
-from serving_gym.envs.registration import make_env, make_vector_env
 from serving_gym.envs.routing.batch import EpisodeBatch
 from serving_gym.envs.routing.config import RoutingConfig
 from serving_gym.envs.routing.episode import Episode
 from serving_gym.envs.simulator.kernel.features import PLACE_FEATURES
 from serving_gym.envs.workload.registry import WorkloadSpec
+from serving_gym.runners.configuration.make import make_env, make_vector_env
 from serving_gym.runners.configuration.policies import load_policy
 from serving_gym.runners.configuration.schema import BenchConfig
 from serving_gym.runners.rollouts.rollout import run_episode

@@ -10,9 +10,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from serving_gym.envs.registration import make_env, make_vector_env
 from serving_gym.envs.simulator.sharing.features import PLACE_FEATURES
 from serving_gym.envs.workload.registry import WorkloadSpec
+from serving_gym.runners.configuration.make import make_env, make_vector_env
 from serving_gym.runners.configuration.schema import BenchConfig
 from serving_gym.runners.speed.measurement import Measurement
 

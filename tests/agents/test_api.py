@@ -23,13 +23,14 @@ from serving_gym.agents.learners.api.counterfactuals import Batch, relative_adva
 from serving_gym.agents.learners.api.data import in_spreads
 from serving_gym.agents.learners.api.fit import fit
 from serving_gym.agents.learners.api.learner import APILearner
-from serving_gym.agents.learners.learner import Budget, Task
+from serving_gym.agents.learners.learner import Budget
 from serving_gym.agents.networks.score_network import Committee, ScoreCommittee, TrainableNetwork
 from serving_gym.envs.dp_tp.action import decode_action, encode_action
 from serving_gym.envs.dp_tp.episode import DPTPConfig, DPTPCore
 from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.commands import Redeploy, SetLayout, SwitchMode
 from serving_gym.envs.workload.registry import WorkloadSpec
+from tests.defaults import Task
 
 TWO_GPUS = ClusterSpec(num_gpus=2)
 LIGHT = {"name": "flying_bursty", "num_requests": 200, "rate_scale": 0.3}

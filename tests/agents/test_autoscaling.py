@@ -20,15 +20,15 @@ from serving_gym.agents.environments.autoscaling.target_network import BAND_INPU
 from serving_gym.agents.learners.api.config import APIConfig
 from serving_gym.agents.learners.api.counterfactuals import Batch
 from serving_gym.agents.learners.api.learner import APILearner
-from serving_gym.agents.learners.learner import Budget, Task, make_learner
+from serving_gym.agents.learners.learner import Budget, make_learner
 from serving_gym.baselines.registry import make_policy
 from serving_gym.envs.autoscaling.action import MACHINE
 from serving_gym.envs.autoscaling.observation import ENDPOINT_FEATURES
-from serving_gym.envs.registration import make_env
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners.comparison.clairvoyant import ClairvoyantSearchPolicy
 from serving_gym.runners.rollouts.rollout import run_episode
 from tests.autoscaling.samples import ONE, REGIONS
+from tests.defaults import Task, make_env
 
 SHORT = {"episode_s": 1800.0}
 

@@ -18,10 +18,10 @@ from serving_gym.agents.checkpoint import (
     write_description,
 )
 from serving_gym.agents.config import DQNConfig, NetworkConfig, PPOConfig
-from serving_gym.agents.learners.learner import Budget, Task, make_learner
+from serving_gym.agents.learners.learner import Budget, make_learner
 from serving_gym.envs.interface.cluster import ClusterSpec
-from serving_gym.envs.registration import make_env
 from serving_gym.envs.workload.registry import WorkloadSpec
+from tests.defaults import Task, make_env
 
 BURSTY = WorkloadSpec(name="flying_bursty", num_requests=60)
 SMALL = NetworkConfig(row_width=8, place_width=2, hidden_widths=(16,))

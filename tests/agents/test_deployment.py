@@ -18,13 +18,13 @@ from serving_gym.agents.environments.deployment.features import (
 from serving_gym.agents.learners.api.config import APIConfig
 from serving_gym.agents.learners.api.counterfactuals import Batch
 from serving_gym.agents.learners.api.learner import APILearner
-from serving_gym.agents.learners.learner import Budget, Task, make_learner
+from serving_gym.agents.learners.learner import Budget, make_learner
 from serving_gym.baselines.registry import make_policy
 from serving_gym.envs.deployment.episode import DeploymentCore
 from serving_gym.envs.deployment.state import Deploy
-from serving_gym.envs.registration import make_env
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners.rollouts.rollout import run_episode
+from tests.defaults import Task, make_env
 from tests.deployment.samples import BASE, MIX
 
 QUIET = {

@@ -16,10 +16,9 @@ from serving_gym.agents.environments.routing.adapter import RoutingAdapter
 from serving_gym.agents.environments.routing.guard import GuardConfig, guarded, passing
 from serving_gym.agents.learners.api.config import APIConfig
 from serving_gym.agents.learners.api.learner import APILearner
-from serving_gym.agents.learners.learner import Task, build_agent_config
+from serving_gym.agents.learners.learner import build_agent_config
 from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
-from serving_gym.envs.registration import make_env
 from serving_gym.envs.routing.batch import EpisodeBatch
 from serving_gym.envs.routing.config import RoutingConfig, RoutingScales
 from serving_gym.envs.routing.env import make_spaces
@@ -29,6 +28,7 @@ from serving_gym.envs.simulator.kernel.place_guard import narrow_many
 from serving_gym.envs.simulator.kernel.place_scores import choose_place
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners.rollouts.rollout import run_episode
+from tests.defaults import Task, make_env
 
 UNEQUAL = FleetConfig(
     groups=(

@@ -17,17 +17,17 @@ from serving_gym.agents.learners.api.config import APIConfig
 from serving_gym.agents.learners.api.counterfactuals import Batch
 from serving_gym.agents.learners.api.learner import APILearner, read_network
 from serving_gym.agents.learners.joining import join, learn_together
-from serving_gym.agents.learners.learner import Budget, Task
+from serving_gym.agents.learners.learner import Budget
 from serving_gym.agents.learners.portfolio.config import PortfolioConfig
 from serving_gym.agents.learners.portfolio.learner import PortfolioLearner
 from serving_gym.agents.learners.portfolio.policy import PortfolioPolicy
 from serving_gym.agents.networks.score_network import NEVER, Committee, ScoreCommittee, TrainableNetwork
 from serving_gym.agents.networks.set_network import SetNetwork
 from serving_gym.envs.interface.cluster import ClusterSpec
-from serving_gym.envs.registration import make_env
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners import join as command
 from serving_gym.runners.rollouts.rollout import run_episode
+from tests.defaults import Task, make_env
 
 ARGUMENTS = {
     "workload": WorkloadSpec(name="flying_bursty", num_requests=50),

@@ -8,16 +8,16 @@ import torch
 
 from serving_gym.agents.config import CMAESConfig
 from serving_gym.agents.environments.dp_tp.ladder_network import INPUTS, LadderNetwork, ladder_inputs
-from serving_gym.agents.learners.learner import Budget, Task, make_learner
+from serving_gym.agents.learners.learner import Budget, make_learner
 from serving_gym.agents.learners.search_learner import SearchLearner
 from serving_gym.baselines.registry import make_policy
 from serving_gym.envs.base.vector_env import MAX_SEED
 from serving_gym.envs.dp_tp.action import decode_action
 from serving_gym.envs.dp_tp.observation import CLASS_FEATURES, CLUSTER_FEATURES, ENGINE_FEATURES
 from serving_gym.envs.interface.layout import all_layouts, groups_of
-from serving_gym.envs.registration import make_env
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners.rollouts.rollout import run_episode
+from tests.defaults import Task, make_env
 
 BURSTY = WorkloadSpec(name="flying_bursty", num_requests=60)
 

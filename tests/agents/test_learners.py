@@ -26,7 +26,7 @@ from serving_gym.agents.environments.adapter import ADAPTERS, Adapter
 from serving_gym.agents.environments.deployment.features import EXISTS
 from serving_gym.agents.environments.env_parts import Penalised
 from serving_gym.agents.learners.api.config import APIConfig
-from serving_gym.agents.learners.learner import Budget, Task, make_learner
+from serving_gym.agents.learners.learner import Budget, make_learner
 from serving_gym.agents.learners.search_learner import ARSSearch
 from serving_gym.agents.learners.serial_env import SerialVectorEnv
 from serving_gym.agents.networks.networks import BASELINE, PooledNetwork, ResidualNetwork
@@ -35,10 +35,10 @@ from serving_gym.baselines.registry import make_policy
 from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
 from serving_gym.envs.interface.objective import Objective
 from serving_gym.envs.interface.slo import SLO
-from serving_gym.envs.registration import make_env, make_vector_env
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners.configuration.policies import policy_config
 from serving_gym.runners.rollouts.rollout import episode_returns, run_episode
+from tests.defaults import Task, make_env, make_vector_env
 from tests.deployment.samples import BASE as DEPLOYMENT
 
 SLOW = GroupSpec(ReplicaSpec("llama-3.1-8b", "A100-80GB"), 1)

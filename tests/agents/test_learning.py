@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from serving_gym.agents.config import NetworkConfig, PPOConfig
-from serving_gym.agents.learners.learner import Budget, Task, make_learner
+from serving_gym.agents.learners.learner import Budget, make_learner
 from serving_gym.baselines.registry import make_policy
 from serving_gym.envs.interface.cluster import ClusterSpec
-from serving_gym.envs.registration import make_env
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners.rollouts.rollout import run_episode
+from tests.defaults import Task, make_env
 
 # Two base engines and a request every other second: one wide engine serves each of them faster and nobody waits, so to
 # merge at once and stay merged is best. Episodes begin apart.

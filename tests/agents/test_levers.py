@@ -17,10 +17,11 @@ from serving_gym.agents.config import (
 )
 from serving_gym.agents.environments import adapter
 from serving_gym.agents.environments.spaces import entries, highest, one_hot, read_spaces, spaces_to_json
-from serving_gym.agents.learners.learner import Budget, Task, make_learner
+from serving_gym.agents.learners.learner import Budget, make_learner
 from serving_gym.envs import registration
 from serving_gym.envs.registration import EnvEntry
 from tests.agents.levers import LENGTH, SPACES, LeversEnv
+from tests.defaults import Task
 
 ON_POLICY = {
     "rollout_steps": 32, "batch_size": 256, "epochs": 5, "learning_rate": 1e-2, "discount": 0.1,

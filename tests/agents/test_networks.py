@@ -15,8 +15,8 @@ from serving_gym.agents.networks.networks import Pooling, RowNetwork
 from serving_gym.agents.policies.network_policy import scores_of
 from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.layout import all_layouts
-from serving_gym.envs.registration import make_env
 from serving_gym.envs.workload.registry import WorkloadSpec
+from tests.defaults import make_env
 
 BURSTY = WorkloadSpec(name="flying_bursty", num_requests=60)
 

@@ -11,7 +11,7 @@ from serving_gym.agents.checkpoint import load_policy, replacing, write_descript
 from serving_gym.agents.environments.adapter import adapter_of
 from serving_gym.agents.learners.api.counterfactuals import Batch
 from serving_gym.agents.learners.api.start import Start
-from serving_gym.agents.learners.learner import Budget, Task, make_learner
+from serving_gym.agents.learners.learner import Budget, make_learner
 from serving_gym.agents.learners.portfolio.config import PortfolioConfig
 from serving_gym.agents.learners.portfolio.panel import Panel, state_size
 from serving_gym.baselines.registry import make_policy
@@ -19,9 +19,9 @@ from serving_gym.envs.base.lazy_observation import LazyObservation
 from serving_gym.envs.dp_tp.observation import CLUSTER_FEATURES
 from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
-from serving_gym.envs.registration import make_env
 from serving_gym.envs.workload.registry import WorkloadSource, WorkloadSpec
 from serving_gym.runners.rollouts.rollout import run_episode
+from tests.defaults import Task, make_env
 from tests.deployment.samples import BASE
 
 APART = {"name": "load_threshold", "params": {"layouts": ["2x1"]}}

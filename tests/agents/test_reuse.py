@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from serving_gym.agents.checkpoint import load_policy, replacing, write_description
-from serving_gym.agents.learners.learner import Budget, Task, make_learner
+from serving_gym.agents.learners.learner import Budget, make_learner
 from serving_gym.agents.learners.reuse.config import ReuseConfig
 from serving_gym.agents.learners.reuse.learner import ReuseLearner
 from serving_gym.agents.learners.reuse.moments import (
@@ -22,7 +22,6 @@ from serving_gym.agents.learners.reuse.moments import (
 )
 from serving_gym.agents.learners.reuse.network import SPANS_S, ReuseNetwork, gittins, loss_of, targets
 from serving_gym.envs.interface.sharing import Event, InstanceStatus
-from serving_gym.envs.registration import make_env
 from serving_gym.envs.sharing.batch import SharingDeciders
 from serving_gym.envs.sharing.config import SharingConfig, SharingScales
 from serving_gym.envs.sharing.episode import SharingEpisode
@@ -31,6 +30,7 @@ from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.envs.workload.schema import Workload
 from serving_gym.runners.rollouts.rollout import run_episode
 from tests.agents.test_sharing import LIGHT, WARM
+from tests.defaults import Task, make_env
 from tests.sharing.samples import GPU
 
 QUICK = ReuseConfig(width=8, episodes=2, passes=1, batch_size=16)

@@ -14,16 +14,16 @@ from serving_gym.agents.learners.api.config import APIConfig
 from serving_gym.agents.learners.api.counterfactuals import Batch
 from serving_gym.agents.learners.api.learner import APILearner, steepness
 from serving_gym.agents.learners.factory import make_policy_network
-from serving_gym.agents.learners.learner import Budget, Task, make_learner
+from serving_gym.agents.learners.learner import Budget, make_learner
 from serving_gym.agents.networks.set_network import SetNetwork
 from serving_gym.agents.policies.network_policy import NetworkPolicy, place_scores
 from serving_gym.baselines.registry import make_policy
 from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
-from serving_gym.envs.registration import make_env, make_vector_env
 from serving_gym.envs.routing import batch as batch
 from serving_gym.envs.simulator.kernel.features import CLUSTER_FEATURES, PLACE_FEATURES
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners.rollouts.rollout import episode_returns, run_episode
+from tests.defaults import Task, make_env, make_vector_env
 
 IN_SERVICE = RoutingAdapter.present
 SLOW = GroupSpec(ReplicaSpec("llama-3.1-8b", "A100-80GB"), 1)

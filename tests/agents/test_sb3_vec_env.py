@@ -9,10 +9,10 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from serving_gym.agents.config import PPOConfig
 from serving_gym.agents.environments.dp_tp.adapter import DPTPAdapter
-from serving_gym.agents.learners.learner import Task, make_learner
+from serving_gym.agents.learners.learner import make_learner
 from serving_gym.agents.learners.sb3_vec_env import SB3VecEnv
-from serving_gym.envs.registration import make_env, make_vector_env
 from serving_gym.envs.workload.registry import WorkloadSpec
+from tests.defaults import Task, make_env, make_vector_env
 
 BURSTY = WorkloadSpec(name="flying_bursty", num_requests=60)
 STAY = 75

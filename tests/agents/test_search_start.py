@@ -12,13 +12,14 @@ import pytest
 
 from serving_gym.agents.checkpoint import load_policy, write_description
 from serving_gym.agents.config import ARSConfig, CMAESConfig, NetworkConfig, SearchConfig
-from serving_gym.agents.learners.learner import Budget, Task
+from serving_gym.agents.learners.learner import Budget
 from serving_gym.agents.learners.search_learner import PARAMETERS, SearchLearner
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners.configuration.compose import composed
 from serving_gym.runners.configuration.policies import policy_config
 from serving_gym.runners.configuration.train_config import TrainConfig, register_agents
 from tests.autoscaling.samples import ONE
+from tests.defaults import Task
 
 CHAT = {"workload": WorkloadSpec(name="azure_conv_fitted", num_requests=200, rate_scale=10.0)}
 PLACES = {"routing": CHAT, "autoscaling": ONE}

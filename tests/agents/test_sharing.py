@@ -15,14 +15,14 @@ from serving_gym.agents.learners.api.config import APIConfig
 from serving_gym.agents.learners.api.counterfactuals import Batch
 from serving_gym.agents.learners.api.learner import APILearner
 from serving_gym.agents.learners.imitation import ImitationLearner
-from serving_gym.agents.learners.learner import Budget, Task, make_learner
+from serving_gym.agents.learners.learner import Budget, make_learner
 from serving_gym.baselines.common.place_score import PlaceScoreConfig, PlaceScorePolicy
 from serving_gym.envs.machines.shared_nodes import SharingSpec
-from serving_gym.envs.registration import make_env, make_vector_env
 from serving_gym.envs.simulator.sharing.build import ManagerSpec
 from serving_gym.envs.simulator.sharing.features import PLACE_FEATURES
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners.rollouts.rollout import episode_returns, run_episode
+from tests.defaults import Task, make_env, make_vector_env
 from tests.sharing.samples import GPU, SMALL
 
 PARAMS = {"num_models": 8, "sizes": ("llama-3.2-3b", "llama-2-7b"), "ratio": (1, 1), "minutes": 3}

@@ -16,19 +16,19 @@ from serving_gym.agents.learners.api.config import APIConfig
 from serving_gym.agents.learners.api.counterfactuals import Batch
 from serving_gym.agents.learners.api.learner import APILearner, load
 from serving_gym.agents.learners.api.start import Start, calibrated_margin, compared, flagged, start_of
-from serving_gym.agents.learners.learner import Budget, Task
+from serving_gym.agents.learners.learner import Budget
 from serving_gym.agents.networks.score_network import NEVER, TrainableNetwork
 from serving_gym.baselines.registry import make_policy
 from serving_gym.envs.base.lazy_observation import LazyObservation
 from serving_gym.envs.deployment.env import DeploymentEnv
 from serving_gym.envs.deployment.state import Deploy, DeploymentSetting
 from serving_gym.envs.interface.cluster import ClusterSpec
-from serving_gym.envs.registration import make_env
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners.configuration.compose import composed
 from serving_gym.runners.configuration.train_config import TrainConfig, register_agents
 from serving_gym.runners.rollouts.rollout import run_episode
 from tests.autoscaling.samples import ONE
+from tests.defaults import Task, make_env
 from tests.deployment.samples import BASE, SMALL
 
 BURSTS = WorkloadSpec(name="flying_bursty", num_requests=120)

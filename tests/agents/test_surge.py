@@ -13,9 +13,10 @@ from serving_gym.agents.environments.dp_tp.surge import SurgeWatch
 from serving_gym.agents.learners.api.config import APIConfig
 from serving_gym.agents.learners.api.counterfactuals import Batch
 from serving_gym.agents.learners.api.learner import APILearner
-from serving_gym.agents.learners.learner import Budget, Task
+from serving_gym.agents.learners.learner import Budget
 from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.workload.registry import WorkloadSpec
+from tests.defaults import Task
 
 BURSTS = {
     "low_rate_rps": [1.0, 1.0],

@@ -10,7 +10,6 @@ import pytest
 from serving_gym.baselines.registry import make_policy
 from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec, SlowNode
-from serving_gym.envs.registration import make_env
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.envs.workload.traces import find_trace
 from serving_gym.runners.configuration.clusters import cluster_of
@@ -18,6 +17,7 @@ from serving_gym.runners.configuration.compose import composed
 from serving_gym.runners.configuration.policies import load_policy
 from serving_gym.runners.configuration.schema import CompareConfig
 from serving_gym.runners.rollouts.rollout import run_episode
+from tests.defaults import make_env
 
 SEEDS = range(6)
 MIXED = FleetConfig(  # as cluster=fleet_mixed_x4

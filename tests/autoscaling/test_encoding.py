@@ -7,8 +7,8 @@ import pytest
 
 from serving_gym.envs.autoscaling.encoding import StateEncoder
 from serving_gym.envs.autoscaling.observation import ENDPOINT_FEATURES
-from serving_gym.envs.registration import make_env
 from tests.autoscaling.samples import VARIANTS, masked_action, play
+from tests.defaults import make_env
 
 # A state counts KV in tokens of the whole pool, the simulator in blocks of what is left of it.
 ROUGH = {"kv_usage": 0.02}

@@ -22,8 +22,8 @@ from serving_gym.envs.interface.scaling import (
     ReleaseLevel,
     ScaleChange,
 )
-from serving_gym.envs.registration import make_env, make_vector_env
 from tests.autoscaling.samples import ONE, REGIONS, VARIANTS, masked_action, play
+from tests.defaults import make_env, make_vector_env
 
 HERE = Endpoint("llama-3.1-8b", "local")
 

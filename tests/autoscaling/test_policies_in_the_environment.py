@@ -6,9 +6,9 @@ import pytest
 from serving_gym.baselines.common.autoscaler import Autoscaler
 from serving_gym.baselines.registry import POLICIES, make_policy
 from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
-from serving_gym.envs.registration import make_env
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners.rollouts.rollout import run_episode
+from tests.defaults import make_env
 
 AUTOSCALERS = [name for name in POLICIES if name != "static" and isinstance(make_policy(name), Autoscaler)]
 SMALL_NETWORK = {"mlstm": {"history": 4, "hidden": 2, "epochs": 2}}

@@ -12,8 +12,8 @@ from serving_gym.envs.autoscaling.slowness import first_places, slowness_of
 from serving_gym.envs.interface.fleet import SlowNode
 from serving_gym.envs.interface.nominal import NominalEngines
 from serving_gym.envs.interface.scaling import TRAFFIC_DTYPE, Endpoint
-from serving_gym.envs.registration import make_env
 from tests.autoscaling.samples import ONE, play
+from tests.defaults import make_env
 
 BIN_S = 60.0
 # Two places of one kind, the second of a model with a slower profile: 10 ms and 1 ms for each request beside the first.

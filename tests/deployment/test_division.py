@@ -16,7 +16,7 @@ from serving_gym.envs.deployment.profiling import CapacityTable
 from serving_gym.envs.deployment.state import Deploy
 from serving_gym.envs.deployment.strategies import Worth
 from serving_gym.envs.machines.cluster import Cluster, ReplicaKind
-from serving_gym.envs.registration import make_env
+from tests.defaults import make_env
 from tests.deployment.samples import BASE, SMALL, play
 
 K = ReplicaKind

@@ -16,11 +16,11 @@ from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
 from serving_gym.envs.interface.objective import Objective
 from serving_gym.envs.machines.cluster import ReplicaKind
 from serving_gym.envs.machines.placement import place
-from serving_gym.envs.registration import make_env, make_vector_env
 from serving_gym.envs.workload.predictions import PredictionSpec
 from serving_gym.envs.workload.registry import WorkloadSource, WorkloadSpec
 from serving_gym.runners.configuration.compose import composed
 from serving_gym.runners.configuration.schema import EvaluateConfig
+from tests.defaults import make_env, make_vector_env
 from tests.deployment.samples import BASE, MIX, SMALL, masked_action, play
 
 VARIANTS = {

@@ -17,9 +17,9 @@ from serving_gym.envs.deployment.state import Deploy, DeploymentState
 from serving_gym.envs.machines.cluster import ReplicaKind
 from serving_gym.envs.machines.placement import place
 from serving_gym.envs.machines.spec import DeploymentSpec
-from serving_gym.envs.registration import make_env
 from serving_gym.envs.workload.predictions import PredictionSpec
 from serving_gym.runners.rollouts.rollout import run_episode
+from tests.defaults import make_env
 from tests.deployment.samples import BASE
 
 K = ReplicaKind

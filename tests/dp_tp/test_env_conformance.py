@@ -18,8 +18,9 @@ from serving_gym.envs.dp_tp.observation import CLASS_FEATURES, CLUSTER_FEATURES,
 from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.commands import SetLayout, SwitchMode
 from serving_gym.envs.interface.objective import Objective
-from serving_gym.envs.registration import ENVS, env_config_class, env_names, make_env
+from serving_gym.envs.registration import ENVS, env_config_class, env_names
 from serving_gym.envs.workload.registry import WorkloadSpec
+from tests.defaults import make_env
 
 BURSTY = WorkloadSpec(name="flying_bursty", num_requests=200)
 VARIANTS: dict[str, dict[str, Any]] = {

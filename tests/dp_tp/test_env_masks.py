@@ -8,8 +8,8 @@ import pytest
 from serving_gym.envs.dp_tp.action import decode_action, encode_action, num_actions
 from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.layout import all_layouts
-from serving_gym.envs.registration import make_env
 from serving_gym.envs.workload.registry import WorkloadSpec
+from tests.defaults import make_env
 
 BURSTY = WorkloadSpec(name="flying_bursty", num_requests=200)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from serving_gym.envs.interface.commands import SetLayout, SwitchMode
-from serving_gym.envs.registration import make_env
 from serving_gym.envs.workload.registry import WorkloadSpec
+from tests.defaults import make_env
 
 LOAD = WorkloadSpec(name="flying_bursty", num_requests=400)
 

@@ -8,8 +8,9 @@ import pytest
 from gymnasium.vector import AutoresetMode
 
 from serving_gym.envs.interface.cluster import ClusterSpec
-from serving_gym.envs.registration import ENVS, make_env, make_vector_env
+from serving_gym.envs.registration import ENVS
 from serving_gym.envs.workload.registry import WorkloadSpec
+from tests.defaults import make_env, make_vector_env
 
 FUNCTIONS = WorkloadSpec(name="functions_fitted", num_requests=40)  # models are asked for by name
 BURSTY = WorkloadSpec(name="flying_bursty", num_requests=120)

@@ -16,12 +16,12 @@ import pytest
 
 from serving_gym.baselines.registry import make_policy
 from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
-from serving_gym.envs.registration import make_env
 from serving_gym.envs.routing.observation import StateEncoder
 from serving_gym.envs.routing.state import Dispatch
 from serving_gym.runners import serve
 from serving_gym.runners.serving.host import PolicyHost
 from serving_gym.runners.serving.server import PolicyServer
+from tests.defaults import make_env
 from tests.routing.states import state_to_json
 
 FLEET = FleetConfig(groups=(GroupSpec(ReplicaSpec("llama-3.1-8b", "H100"), 3),))

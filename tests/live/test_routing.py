@@ -12,13 +12,13 @@ from serving_gym.baselines.registry import make_policy
 from serving_gym.envs.interface.fleet import Crash, FleetConfig, GroupSpec, Migrate, ReplicaSpec
 from serving_gym.envs.interface.metrics import FAILED, FINISHED, REFUSED
 from serving_gym.envs.live.settings import LiveSettings
-from serving_gym.envs.registration import make_env
 from serving_gym.envs.routing.live.env import LiveRoutingEnv
 from serving_gym.envs.routing.state import Dispatch
 from serving_gym.envs.workload.formats import write_trace
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.envs.workload.schema import Workload
 from serving_gym.runners.rollouts.rollout import run_episode
+from tests.defaults import make_env
 from tests.live.conftest import MakeServer, stream_of
 
 H100 = ReplicaSpec("llama-3.1-8b", "H100")

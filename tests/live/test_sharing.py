@@ -28,7 +28,6 @@ from serving_gym.envs.live.envelope import EnvelopeSettings
 from serving_gym.envs.live.launch_settings import LaunchSettings
 from serving_gym.envs.live.transitions import Deadlines, Slot, SlotState
 from serving_gym.envs.machines.shared_nodes import NodeSpec, SharingSpec
-from serving_gym.envs.registration import make_env
 from serving_gym.envs.sharing.live.env import LiveSharingEnv
 from serving_gym.envs.sharing.live.fleet import SharedFleet
 from serving_gym.envs.sharing.state import Share
@@ -37,6 +36,7 @@ from serving_gym.envs.workload.formats import write_trace
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.envs.workload.schema import Workload
 from serving_gym.runners.rollouts.rollout import run_episode
+from tests.defaults import make_env
 from tests.live.conftest import stream_of
 from tests.live.fake_local import FAST, FREE, FakeLocalServer
 from tests.live.fake_server import Behaviour

@@ -5,10 +5,10 @@ from serving_gym.baselines.llm_mesh.config import LLMMeshConfig
 from serving_gym.baselines.llm_mesh.policy import LLMMeshPolicy
 from serving_gym.envs.interface.sharing import Reschedule, ResizeKV, Unload
 from serving_gym.envs.machines.shared_nodes import NodeSpec, SharingSpec
-from serving_gym.envs.registration import make_env
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners.configuration.policies import load_policy
 from serving_gym.runners.rollouts.rollout import run_episode
+from tests.defaults import make_env
 
 NODES = (NodeSpec("cpu", "Xeon-32c-AMX", 1, memory_gb=60.0), NodeSpec("gpu", "A100-80GB", 1))
 ABLATIONS = (

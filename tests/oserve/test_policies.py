@@ -16,8 +16,8 @@ from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.machines.cluster import Cluster, Deployment, ReplicaKind
 from serving_gym.envs.machines.placement import place
 from serving_gym.envs.machines.spec import DeploymentSpec
-from serving_gym.envs.registration import make_env
 from serving_gym.runners.rollouts.rollout import run_episode
+from tests.defaults import make_env
 from tests.deployment.samples import BASE, SMALL
 
 K = ReplicaKind

@@ -11,12 +11,12 @@ import pytest
 from serving_gym.baselines.common.routers.least_request import LeastRequestPolicy
 from serving_gym.envs.interface.fleet import Crash, FleetConfig, GroupSpec, ReplicaSpec, SlowNode
 from serving_gym.envs.interface.slo import SLO
-from serving_gym.envs.registration import make_env
 from serving_gym.envs.routing.config import FaultRates
 from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
 from serving_gym.envs.simulator.kernel.features import CLUSTER_FEATURES, PLACE_FEATURES, REQUEST_FEATURES
 from serving_gym.envs.workload.predictions import PredictionSpec
 from serving_gym.envs.workload.registry import WorkloadSpec
+from tests.defaults import make_env
 
 H100 = ReplicaSpec("llama-3.1-8b", "H100")
 A100 = ReplicaSpec("llama-3.1-8b", "A100-80GB")

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, NetworkLatency, ReplicaSpec
-from serving_gym.envs.registration import make_env
 from serving_gym.envs.routing.state import Dispatch
 from serving_gym.envs.simulator.kernel.features import PLACE_FEATURES
 from serving_gym.envs.workload.formats import write_trace
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.envs.workload.schema import Workload
+from tests.defaults import make_env
 
 H100 = ReplicaSpec("llama-3.1-8b", "H100")
 REGIONS = FleetConfig(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from serving_gym.envs.registration import make_env, make_vector_env
+from tests.defaults import make_env, make_vector_env
 from tests.routing.test_env import VARIANTS
 
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
-from serving_gym.envs.registration import make_env
 from serving_gym.envs.simulator.kernel.features import CLUSTER_FEATURES, PLACE_FEATURES, REQUEST_FEATURES
 from serving_gym.envs.workload.formats import write_trace
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.envs.workload.schema import Workload
+from tests.defaults import make_env
 
 H100 = ReplicaSpec("llama-3.1-8b", "H100")
 TP2 = ReplicaSpec("llama-3.1-8b", "H100", tp_size=2)

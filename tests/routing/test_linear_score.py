@@ -12,12 +12,12 @@ from serving_gym.baselines.common.routers.linear_score import SCORED, LinearScor
 from serving_gym.baselines.policy import BatchPolicy
 from serving_gym.baselines.registry import make_policy
 from serving_gym.envs.interface.cluster import ClusterSpec
-from serving_gym.envs.registration import make_env, make_vector_env
 from serving_gym.envs.simulator.kernel.features import PLACE_FEATURES
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners import tune
 from serving_gym.runners.configuration.policies import load_policy
 from serving_gym.runners.rollouts.rollout import episode_returns, run_episode
+from tests.defaults import make_env, make_vector_env
 
 SHORT = {"workload": WorkloadSpec(name="azure_conv_fitted", num_requests=60, rate_scale=8.0)}
 IN_FLIGHT, KV_CAPACITY = PLACE_FEATURES.index("in_flight"), PLACE_FEATURES.index("kv_capacity")

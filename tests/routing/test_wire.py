@@ -9,10 +9,10 @@ import pytest
 
 from serving_gym.baselines.registry import make_policy
 from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
-from serving_gym.envs.registration import make_env
 from serving_gym.envs.routing.state import RoutingState
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners.serving.wire import state_from_json
+from tests.defaults import make_env
 from tests.routing.states import state_to_json
 
 FLEET = FleetConfig(groups=(GroupSpec(ReplicaSpec("llama-3.1-8b", "H100", kv_blocks=900), 3),))

@@ -9,11 +9,11 @@ import pytest
 from serving_gym.baselines.policy import Action
 from serving_gym.baselines.registry import make_policy
 from serving_gym.envs.interface.scaling import Operation, ScaleChange
-from serving_gym.envs.registration import make_env
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners.comparison.results import Kinds, compare_results
 from serving_gym.runners.rollouts.rollout import run_episode
 from tests.autoscaling import samples as samples_of_autoscaling
+from tests.defaults import make_env
 from tests.deployment import samples as samples_of_deployment
 from tests.sharing import samples as samples_of_sharing
 

@@ -11,10 +11,10 @@ from serving_gym.baselines.registry import make_policy
 from serving_gym.calibration.engines import Frontend
 from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
 from serving_gym.envs.interface.objective import Objective
-from serving_gym.envs.registration import make_env
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners.rollouts.rollout import run_episode
 from serving_gym.runners.validation.front_end import as_clients_see_it, shifted
+from tests.defaults import make_env
 
 
 @pytest.fixture(scope="module")

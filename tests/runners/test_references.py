@@ -10,7 +10,6 @@ import pytest
 from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec, SlowNode
 from serving_gym.envs.interface.objective import Objective
 from serving_gym.envs.interface.slo import SLO
-from serving_gym.envs.registration import make_env
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners.comparison.clairvoyant import ClairvoyantSearchPolicy
 from serving_gym.runners.comparison.references import (
@@ -22,6 +21,7 @@ from serving_gym.runners.comparison.references import (
 )
 from serving_gym.runners.configuration.policies import load_policy
 from serving_gym.runners.rollouts.rollout import run_episode
+from tests.defaults import make_env
 
 MIXED = FleetConfig(
     groups=(

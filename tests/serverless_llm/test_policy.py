@@ -14,9 +14,9 @@ from serving_gym.envs.interface.sharing import (
     TokenScheduler,
 )
 from serving_gym.envs.machines.shared_nodes import NodeSpec, SharingSpec
-from serving_gym.envs.registration import make_env
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners.rollouts.rollout import run_episode
+from tests.defaults import make_env
 from tests.llm_mesh.states import TOKEN, instance, setting, spec, state
 
 

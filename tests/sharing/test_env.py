@@ -26,13 +26,13 @@ from serving_gym.envs.interface.sharing import (
     Unload,
 )
 from serving_gym.envs.machines.shared_nodes import NodeSpec, SharingSpec
-from serving_gym.envs.registration import make_env, make_vector_env
 from serving_gym.envs.sharing.config import SharingConfig
 from serving_gym.envs.sharing.state import Share
 from serving_gym.envs.simulator.sharing.build import ManagerSpec
 from serving_gym.envs.simulator.sharing.features import CLUSTER_FEATURES, PLACE_FEATURES, REQUEST_FEATURES
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners.rollouts.rollout import run_episode
+from tests.defaults import make_env, make_vector_env
 from tests.sharing.samples import SMALL
 
 MIX = {

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from serving_gym.baselines.common.place_score import PlaceScorePolicy
-from serving_gym.envs.registration import make_env
 from serving_gym.envs.sharing.config import SharingConfig
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners.reproduction.sharing_headroom import look_ahead_return, main
 from serving_gym.runners.rollouts.rollout import run_episode
+from tests.defaults import make_env
 from tests.sharing.samples import SMALL
 
 PARAMS = {"num_models": 8, "sizes": ("llama-3.2-3b", "llama-2-7b"), "ratio": (1, 1), "minutes": 3}

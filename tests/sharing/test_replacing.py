@@ -15,7 +15,6 @@ from serving_gym.baselines.common.place_score import PlaceScoreConfig, PlaceScor
 from serving_gym.envs.interface.sharing import Event, InstanceStatus
 from serving_gym.envs.interface.state import TOTALS
 from serving_gym.envs.machines.shared_nodes import NodeSpec, SharingSpec
-from serving_gym.envs.registration import make_env
 from serving_gym.envs.sharing.config import SharingConfig
 from serving_gym.envs.sharing.live.env import check_shared
 from serving_gym.envs.sharing.live.mirror import demand_of
@@ -23,6 +22,7 @@ from serving_gym.envs.simulator.sharing.build import ManagerSpec
 from serving_gym.envs.simulator.sharing.features import PLACE_FEATURES, REQUEST_FEATURES
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.envs.workload.schema import Workload
+from tests.defaults import make_env
 
 TWO = SharingSpec(  # room for two instances of a 7B model
     nodes=(NodeSpec("gpu", "A100-80GB", 1, 36.0),),

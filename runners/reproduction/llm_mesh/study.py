@@ -25,10 +25,10 @@ import numpy as np
 
 from serving_gym.baselines.policy import Policy
 from serving_gym.envs.interface.metrics import FloatArray
-from serving_gym.envs.registration import make_env
 from serving_gym.envs.sharing.env import SharingEnv
 from serving_gym.envs.workload.functions import minute_counts
 from serving_gym.envs.workload.registry import WorkloadSpec
+from serving_gym.runners.configuration.make import make_env
 from serving_gym.runners.configuration.policies import load_policy
 from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reproduction.claims import Claim, Rule
