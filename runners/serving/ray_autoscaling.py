@@ -33,7 +33,13 @@ from numpy.typing import NDArray
 
 from serving_gym.envs.autoscaling.encoding import StateEncoder
 from serving_gym.envs.autoscaling.env import AutoscalingEnv
-from serving_gym.envs.autoscaling.state import INSTANCE_DTYPE, AutoscalingState, EndpointState, InstanceStatus
+from serving_gym.envs.autoscaling.state import (
+    INSTANCE_DTYPE,
+    AutoscalingSpec,
+    AutoscalingState,
+    EndpointState,
+    InstanceStatus,
+)
 from serving_gym.envs.interface.scaling import TRAFFIC_DTYPE, ScaleChange, Traffic
 from serving_gym.envs.interface.state import IN_FLIGHT_DTYPE
 from serving_gym.runners.configuration.compose import composed
@@ -111,9 +117,8 @@ class PolicyAutoscaler:
         config = composed("evaluate", EvaluateConfig, ["env=autoscaling", *words])
         env: Any = config.environment.make().unwrapped
         assert isinstance(env, AutoscalingEnv)
-        setting = env.policy_spec
-        assert setting.autoscaling is not None
-        self.config, self.spec = env.config, setting.autoscaling
+        told = env.policy_spec
+        self.config, self.spec = env.config, told.setting_of(AutoscalingSpec)
         if len(self.spec.endpoints) != 1:
             raise ValueError(
                 f"a deployment is one endpoint, but the fleet of words has {len(self.spec.endpoints)}; "
@@ -121,11 +126,11 @@ class PolicyAutoscaler:
             )
         (group, *_) = self.config.cluster.groups
         self._batch = group.replica.max_num_seqs
-        assert setting.engines is not None
-        self._capacity = int(setting.engines.kv_capacity_tokens[0])
-        self._encoder = StateEncoder(self.config, self.spec, setting.engines)
+        assert told.engines is not None
+        self._capacity = int(told.engines.kv_capacity_tokens[0])
+        self._encoder = StateEncoder(self.config, self.spec, told.engines)
         self.policy = load_policy(config.policy)
-        self.policy.reset(setting, 0)
+        self.policy.reset(told, 0)
         self._begun_s: float | None = None
         self._meter, self._target, self._decided_s = Meter(), 0, -np.inf
         self._since_s: dict[Any, float] = {}  # when each replica was first seen
