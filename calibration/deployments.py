@@ -54,7 +54,7 @@ class Deployment:
 @cache
 def load_engine_profile(model: str, gpu: str, engine: str) -> Profile | None:
     """The committed profile of a model on a GPU under an engine, if there is one."""
-    file = resources.files("calibration") / "profiles" / profile_file_name(model, gpu, engine)
+    file = resources.files("serving_gym.calibration") / "profiles" / profile_file_name(model, gpu, engine)
     return parse_profile(file.read_text(encoding="utf-8")) if file.is_file() else None
 
 

@@ -145,7 +145,7 @@ def family_of(engine: str, model: str) -> str:
 @cache
 def load_engines() -> dict[str, Engine]:
     """The committed overheads by `ENGINE|dense`, `ENGINE|moe` and, where a model was measured, `ENGINE|MODEL`."""
-    text = (resources.files("calibration") / "engines.yaml").read_text(encoding="utf-8")
+    text = (resources.files("serving_gym.calibration") / "engines.yaml").read_text(encoding="utf-8")
     return {name: parse_engine(values) for name, values in yaml.safe_load(text)["overheads"].items()}
 
 

@@ -28,7 +28,7 @@ def kernel_file_name(gpu: str) -> str:
 @cache
 def load_kernels(gpu: str) -> dict[tuple[str, int, str], LatencyCoefficients]:
     """Coefficients on one GPU by (model, width, split of experts); empty where nothing of it was measured."""
-    file = resources.files("calibration") / FOLDER / kernel_file_name(gpu)
+    file = resources.files("serving_gym.calibration") / FOLDER / kernel_file_name(gpu)
     if not file.is_file():
         return {}
     rows = csv.DictReader(file.read_text(encoding="utf-8").splitlines())

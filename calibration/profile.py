@@ -110,7 +110,7 @@ def load_profile(model: str, gpu: str) -> Profile:
         ValueError: The model or the GPU is unknown.
     """
     model_spec, gpu_spec = get_model(model), get_gpu(gpu)
-    file = resources.files("calibration") / "profiles" / profile_file_name(model_spec.name, gpu_spec.name)
+    file = resources.files("serving_gym.calibration") / "profiles" / profile_file_name(model_spec.name, gpu_spec.name)
     if file.is_file():
         return parse_profile(file.read_text(encoding="utf-8"))
     warnings.warn(
@@ -127,7 +127,7 @@ def named_profile(name: str) -> Profile:
         ValueError: No committed profile is called so, or the file holds no profile.
         OSError: A file in a folder cannot be read.
     """
-    folder = resources.files("calibration") / "profiles"
+    folder = resources.files("serving_gym.calibration") / "profiles"
     committed = folder / f"{name.removesuffix('.yaml')}.yaml"
     if Path(name).is_file() or Path(name).name != name:
         return read_profile(name)

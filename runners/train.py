@@ -60,7 +60,6 @@ def main(config: TrainConfig, out: Path) -> None:
     _say(
         f"Training {agent.name} on {config.env['name']} ({config.workload.name}): {config.steps:,} steps{limit}."
     )
-    _say("The simulator compiles itself on first use (30 s to 2 min), before any minute counts.")
     use_one_thread()
     task = Task(config.env["name"], env_arguments(config), config.num_envs, config.seed, also, also_words)
     training = Training(config, make_learner(agent, task), out)
