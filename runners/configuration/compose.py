@@ -9,7 +9,8 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from serving_gym.runners.configuration.policies import CONFIG_DIR, register_choices
+from serving_gym.runners.configuration.folders import CONFIG_DIR, search_path
+from serving_gym.runners.configuration.policies import register_choices
 from serving_gym.runners.configuration.schema import register_command, register_schemas
 from serving_gym.runners.configuration.typed import build
 
@@ -26,7 +27,7 @@ def composed(name: str, schema: type[Config], words: Sequence[str]) -> Config:
     """
     register_schemas()
     register_command(name, schema)
-    overrides = register_choices(words)
+    overrides = [*search_path(), *register_choices(words)]
     if GlobalHydra.instance().is_initialized():
         config = compose(name, overrides=overrides)
     else:
