@@ -29,7 +29,7 @@ from serving_gym.baselines.registry import policy_tunables
 from serving_gym.envs.registration import make_vector_env
 from serving_gym.runners.command_line.cli import command
 from serving_gym.runners.configuration.environments import env_arguments, make_configured_env
-from serving_gym.runners.configuration.folders import config_folders
+from serving_gym.runners.configuration.folders import config_folders, search_path
 from serving_gym.runners.configuration.policies import load_policy, policy_label
 from serving_gym.runners.configuration.schema import TuneConfig
 from serving_gym.runners.reporting.output import write_json, write_parquet, write_text
@@ -115,7 +115,7 @@ def _write(
     params: Mapping[str, Any],
 ) -> None:
     words = [str(word) for word in HydraConfig.get().overrides.task]
-    found_by = shlex.join(["python", "-m", "runners.tune", *words])
+    found_by = shlex.join(["python", "-m", "runners.tune", *search_path(), *words])
     figure = "mean return" if config.reference is None else f"mean share of {config.reference}'s return"
     if config.clip is not None:
         figure += f" (within {config.clip:g} of it)"

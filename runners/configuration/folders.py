@@ -26,7 +26,8 @@ _SEARCH_PATH = "hydra.searchpath="
 
 def user_folders() -> tuple[Path, ...]:
     """Folders of the user's own config files, in the order in which they are searched."""
-    return tuple(Path(folder) for folder in os.environ.get(VARIABLE, "").split(os.pathsep) if folder)
+    named = (Path(folder) for folder in os.environ.get(VARIABLE, "").split(os.pathsep) if folder)
+    return tuple(folder for folder in named if folder.is_dir())
 
 
 def config_folders() -> tuple[Path, ...]:
