@@ -41,6 +41,7 @@ from serving_gym.envs.workload.fetch import fetch_trace
 from serving_gym.envs.workload.fitting import fit
 from serving_gym.envs.workload.formats import write_trace
 from serving_gym.envs.workload.generators import fitted_names, load_fitted
+from serving_gym.envs.workload.outside import workload_entry_points
 from serving_gym.envs.workload.registry import (
     FILE,
     FUNCTIONS,
@@ -258,6 +259,8 @@ def _row(name: str) -> tuple[str, str, str, str, str]:
         fitted = load_fitted(name)
         what = f"drawn from a model fitted to {fitted.provenance['trace']}"
         return "fitted", "any", fitted.provenance["licence"], "built in", what
+    if name in workload_entry_points():
+        return "package", "any", "", workload_entry_points()[name].value, "of an installed package"
     if name == FILE:
         return "file", "", "", "path=FILE", "a trace file or a fitted generator of your own"
     return "synthetic", "any", "", "built in", _WHAT.get(name, "Flying Serving's synthetic load")
