@@ -264,10 +264,10 @@ def composed_file(group: str, name: str) -> dict[str, Any]:
     if name not in names:
         raise ValueError(f"unknown {group} {name!r}{nearest(name, names)}")
     if GlobalHydra.instance().is_initialized():
-        config = compose(f"{group}/{name}", overrides=search_path())
+        config = compose(overrides=[*search_path(), f"+{group}={name}"])
     else:
         with initialize_config_dir(version_base="1.3", config_dir=str(CONFIG_DIR)):
-            config = compose(f"{group}/{name}", overrides=search_path())
+            config = compose(overrides=[*search_path(), f"+{group}={name}"])
     if missing := sorted(OmegaConf.missing_keys(config[group])):
         raise ValueError(
             f"{group} {name!r} leaves {', '.join(missing)} to be given, which its name alone does not do; "

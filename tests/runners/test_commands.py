@@ -273,7 +273,7 @@ def test_one_clear_sentence(
 def test_bad_policies_of_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = f"out={tmp_path}"
     said = failure(compare.main, ["policies=[static_dp,static_pt]", out], capsys)
-    assert "unknown policy 'static_pt'; did you mean 'static_tp'?" in said
+    assert "unknown policy 'static_pt'; did you mean 'static_tp'" in said
     assert "must be a list, written policies=[a,b]" in failure(
         compare.main, ["policies=static_dp", out], capsys
     )
