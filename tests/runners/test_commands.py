@@ -244,7 +244,7 @@ def test_tensorboard(tmp_path: Path) -> None:
         (["env=dp_pt"], "unknown env 'dp_pt'; did you mean 'dp_tp'?"),
         (["workload=azure_cnv"], "unknown workload 'azure_cnv'; did you mean 'azure_conv'?"),
         (["backend=vlm"], "unknown backend 'vlm'"),
-        (["policy=flying_servin"], "unknown policy 'flying_servin'; did you mean 'flying_serving'?"),
+        (["policy=flying_servin"], "unknown policy 'flying_servin'; did you mean 'flying_serving'"),
         (["policy=static_3x2"], "unknown policy 'static_3x2'"),
         (["policy=zoo/nobody"], "unknown policy 'zoo/nobody'"),
         (["env.decision_intervl_s=2"], "unknown key 'env.decision_intervl_s'; did you mean 'decision_interval_s'?"),
