@@ -6,6 +6,7 @@ import glob
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -114,13 +115,11 @@ def unknown_policy(name: str, env: str | None) -> str:
     if env is None:
         return f"unknown policy {name!r}{nearest(name, policy_names())}"
     close = get_close_matches(name, policy_names(), n=_CANDIDATES, cutoff=0.0)
-    near = [each for each in close if _decides_in(each, env)][:_SUGGESTIONS]
-    choices = [repr(each) for each in near]
-    hint = (
-        f"; did you mean {' or '.join([', '.join(choices[:-1]), choices[-1]]).removeprefix(' or ')}?"
-        if near
-        else ""
-    )
+    near = list(islice((each for each in close if _decides_in(each, env)), _SUGGESTIONS))
+    if not near:
+        return f"unknown policy {name!r} (of env={env})"
+    *others, last = [repr(each) for each in near]
+    hint = f"; did you mean {', '.join(others)}{' or ' if others else ''}{last}?"
     return f"unknown policy {name!r}{hint} (of env={env})"
 
 
@@ -129,12 +128,14 @@ def _decides_in(name: str, env: str) -> bool:
     from serving_gym.agents.checkpoint import trained_in
     from serving_gym.baselines.fit import fits
 
-    if is_checkpoint(name):
-        return trained_in(name) == env
-    file = config_file("policy", name)
-    if file is None:
-        return fits(name, env)
-    return fits(str(composed_file("policy", name)["name"]), env)
+    try:
+        if is_checkpoint(name):
+            return trained_in(name) == env
+        if config_file("policy", name) is None:
+            return fits(name, env)
+        return fits(str(composed_file("policy", name)["name"]), env)
+    except ValueError:  # a file of the user's that is broken is no suggestion
+        return False
 
 
 def policy_label(config: Mapping[str, Any]) -> str:
