@@ -111,11 +111,16 @@ def load_policy(checkpoint: str | Path) -> Policy:
     """The policy in a checkpoint.
 
     Args:
-        checkpoint: `zoo/NAME`, the folder of a checkpoint, or that of the run which wrote it.
+        checkpoint: `zoo/NAME`, the folder of a checkpoint, or that of the run which wrote it; or the `.zip` that a
+            model of Stable-Baselines3 or sb3-contrib has been saved to.
 
     Raises:
         ValueError: there is none, or it cannot be read.
     """
+    if is_saved_model(str(checkpoint)):
+        from serving_gym.agents.policies.saved_model import load_saved_model  # with it comes torch
+
+        return load_saved_model(Path(checkpoint))
     folder = find_checkpoint(checkpoint)
     config = read_config(folder)
     kind = str(config["agent"].get("name"))
@@ -126,6 +131,22 @@ def load_policy(checkpoint: str | Path) -> Policy:
         raise ValueError(
             f"{str(checkpoint)!r} cannot be read: its weights are not those of the network that its settings describe"
         ) from error
+
+
+def trained_in(checkpoint: str | Path) -> str | None:
+    """Name of the environment that a checkpoint was trained in; None: of a saved model, which does not say.
+
+    Raises:
+        ValueError: there is no such checkpoint.
+    """
+    if is_saved_model(str(checkpoint)):
+        return None
+    return str(read_config(find_checkpoint(checkpoint))["env"]["name"])
+
+
+def is_saved_model(name: str) -> bool:
+    """Whether a name stands for a file that `model.save()` of Stable-Baselines3 wrote."""
+    return name.endswith(".zip") and Path(name).is_file()
 
 
 def find_checkpoint(checkpoint: str | Path) -> Path:

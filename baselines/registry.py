@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NoReturn, get_args, get_type_hints
 
 from serving_gym.baselines.common.layouts import parse_layout
+from serving_gym.baselines.outside import is_outside, make_outside, outside_policy, policy_entry_points
 from serving_gym.baselines.policy import Policy, Tunable
 from serving_gym.calibration.lookup import load_attribute
 
@@ -205,16 +206,24 @@ POLICIES = {
 }
 
 
+def policy_names() -> tuple[str, ...]:
+    """Names that `make_policy` knows, those of installed packages (`serving_gym.policies`) among them."""
+    return (*POLICIES, *policy_entry_points())
+
+
 def make_policy(name: str, **params: Any) -> Policy:
-    """A policy by name: one of `POLICIES`, or `static_` and a layout (`static_4x2`).
+    """A policy by name.
 
     Args:
-        name: Its name.
+        name: One of `policy_names()`; `static_` and a layout (`static_4x2`); or a class from outside, `module:Class` or
+            `./file.py:Class`.
         params: Its parameters, as in `configs/policy/*.yaml`.
 
     Raises:
         ValueError: the name, a parameter or a parameter's value is not allowed.
     """
+    if name not in POLICIES and is_outside(name):
+        return make_outside(name, params)
     layout = _static_layout(name)
     if layout is not None:
         name, params = "static", {"layout": layout, **params}
@@ -238,9 +247,14 @@ def make_policy(name: str, **params: Any) -> Policy:
 def policy_tunables(name: str) -> dict[str, Tunable]:
     """Constants of a policy that a tuner may search, with their ranges; none where it declares none.
 
+    A class from outside declares them as a built-in one's config does, by a static method `tunables()`.
+
     Raises:
         ValueError: there is no such policy.
     """
+    if name not in POLICIES and is_outside(name):
+        declared = getattr(outside_policy(name), "tunables", None)
+        return {} if declared is None else dict(declared())
     if _static_layout(name) is not None:
         return {}
     if name not in POLICIES:

@@ -15,11 +15,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"{guess}allowed: {', '.join(names)}"
 
 
-def load_attribute(target: str) -> Any:
-    """An attribute of this package, imported on demand.
+def load_attribute(target: str, package: str = "serving_gym") -> Any:
+    """An attribute of a module, imported on demand.
 
     Args:
-        target: `module:attribute`, the module below `serving_gym`, as "baselines.common.static:StaticDPPolicy".
+        target: `module:attribute`, as "baselines.common.static:StaticDPPolicy".
+        package: What the module lies in; empty: it is a whole name.
     """
     module, _, attribute = target.partition(":")
-    return getattr(importlib.import_module(f"serving_gym.{module}"), attribute)
+    return getattr(importlib.import_module(f"{package}.{module}" if package else module), attribute)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from importlib.metadata import entry_points
 from typing import Any
 
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
 from serving_gym.calibration.lookup import load_attribute, nearest
+
+GROUP = "serving_gym.environments"  # entry points of packages: functions that call `register`
 
 
 @dataclass(frozen=True)
@@ -17,10 +22,15 @@ class EnvEntry:
 
     Attributes:
         env_id: Its Gymnasium id.
-        entry_point: The scalar environment, `module:Class` below `serving_gym`.
-        vector_entry_point: The vector environment.
-        config: The dataclass of its settings.
-        policies: Names of the policies that one compares with.
+        entry_point: `module:class` of the scalar environment.
+        vector_entry_point: `module:class` of the vector environment.
+        config: `module:class` of the dataclass of its arguments; `workload`, `cluster`, `objective` and `split` are
+            among them.
+        policies: What one compares with, by name.
+        state: Name of the class of its state, by which policies are known to fit.
+        package: What modules are counted from; empty for an environment from outside this package.
+        choices: Config groups and what commands choose of them with this environment, as `{"workload": "azure_conv"}`;
+            of one that has no file in `configs/env`.
     """
 
     env_id: str
@@ -28,6 +38,13 @@ class EnvEntry:
     vector_entry_point: str
     config: str
     policies: tuple[str, ...]
+    state: str = ""
+    package: str = "serving_gym"
+    choices: Mapping[str, str] = field(default_factory=dict)
+
+    def load(self, target: str) -> Any:
+        """What a `module:class` of this entry stands for."""
+        return load_attribute(target, self.package)
 
 
 ENVS = {
@@ -46,6 +63,7 @@ ENVS = {
             "sageserve",
             "clairvoyant_scaling",
         ),
+        "AutoscalingState",
     ),
     "deployment": EnvEntry(
         "Serving/Deployment-v0",
@@ -64,6 +82,7 @@ ENVS = {
             "oserve_tuned",
             "clairvoyant_deployment",
         ),
+        "DeploymentState",
     ),
     "dp_tp": EnvEntry(
         "Serving/DPTP-v0",
@@ -71,6 +90,7 @@ ENVS = {
         "envs.dp_tp.vector_env:DPTPVectorEnv",
         "envs.dp_tp.episode:DPTPConfig",
         ("static_dp", "static_tp", "static_2x4", "flying_serving", "load_threshold"),
+        "ClusterState",
     ),
     "routing": EnvEntry(
         "Serving/Routing-v0",
@@ -89,6 +109,7 @@ ENVS = {
             "sia",
             "linear_score_tuned",
         ),
+        "RoutingState",
     ),
     "sharing": EnvEntry(
         "Serving/Sharing-v0",
@@ -96,6 +117,7 @@ ENVS = {
         "envs.sharing.vector_env:SharingVectorEnv",
         "envs.sharing.config:SharingConfig",
         ("random", "first_fit", "place_score", "keep_warm", "sllm", "sllm_cpu", "llm_mesh"),
+        "SharingState",
     ),
 }
 
@@ -106,12 +128,35 @@ _MAKE_VECTOR = "serving_gym.runners.configuration.make:make_vector_env"
 
 
 def register_envs() -> None:
-    """Makes every environment known to Gymnasium."""
+    """Makes every environment known to Gymnasium, those of installed packages (`serving_gym.environments`) too."""
     for name, entry in ENVS.items():
-        if entry.env_id not in gym.registry:
-            gym.register(
-                entry.env_id, entry_point=_MAKE, vector_entry_point=_MAKE_VECTOR, kwargs={"env": name}
-            )
+        _register_with_gymnasium(name, entry)
+    for point in entry_points(group=GROUP):
+        try:
+            point.load()()
+        except Exception as error:  # noqa: BLE001 -- a broken package must not take the environments of others along
+            warnings.warn(f"entry point {point.name!r} of {GROUP} failed: {error}", stacklevel=2)
+
+
+def register(name: str, entry: EnvEntry) -> None:
+    """Adds an environment from outside, for commands (`env=NAME`) and for Gymnasium.
+
+    Args:
+        name: What commands call it.
+        entry: What it is, with `package=""`.
+
+    Raises:
+        ValueError: There is another one of this name.
+    """
+    if ENVS.get(name, entry) != entry:
+        raise ValueError(f"there is an environment {name!r} already")
+    ENVS[name] = entry
+    _register_with_gymnasium(name, entry)
+
+
+def _register_with_gymnasium(name: str, entry: EnvEntry) -> None:
+    if entry.env_id not in gym.registry:
+        gym.register(entry.env_id, entry_point=_MAKE, vector_entry_point=_MAKE_VECTOR, kwargs={"env": name})
 
 
 @dataclass(frozen=True)
@@ -173,8 +218,18 @@ def env_config_class(name: str) -> type:
     Raises:
         ValueError: The name is unknown.
     """
-    config_class: type = load_attribute(_entry(name).config)
+    entry = _entry(name)
+    config_class: type = entry.load(entry.config)
     return config_class
+
+
+def env_choices(name: str) -> Mapping[str, str]:
+    """What commands choose of other config groups with an environment that has no file in `configs/env`.
+
+    Raises:
+        ValueError: The name is unknown.
+    """
+    return _entry(name).choices
 
 
 def usual_policies(name: str) -> tuple[str, ...]:
@@ -188,7 +243,8 @@ def usual_policies(name: str) -> tuple[str, ...]:
 
 def env_metadata(name: str) -> dict[str, Any]:
     """`metadata` of the scalar environment's class."""
-    metadata: dict[str, Any] = load_attribute(_entry(name).entry_point).metadata
+    entry = _entry(name)
+    metadata: dict[str, Any] = entry.load(entry.entry_point).metadata
     return metadata
 
 
@@ -208,7 +264,8 @@ def make_env(name: str, **arguments: Any) -> gym.Env[Any, Any]:
     Raises:
         ValueError: The name or a setting is unknown or not allowed.
     """
-    env: gym.Env[Any, Any] = load_attribute(_entry(name).entry_point)(**arguments)
+    entry = _entry(name)
+    env: gym.Env[Any, Any] = entry.load(entry.entry_point)(**arguments)
     return env
 
 
@@ -218,7 +275,6 @@ def make_vector_env(name: str, num_envs: int, **arguments: Any) -> VectorEnv[Any
     Raises:
         ValueError: The name or a setting is unknown or not allowed.
     """
-    env: VectorEnv[Any, Any, Any] = load_attribute(_entry(name).vector_entry_point)(
-        num_envs=num_envs, **arguments
-    )
+    entry = _entry(name)
+    env: VectorEnv[Any, Any, Any] = entry.load(entry.vector_entry_point)(num_envs=num_envs, **arguments)
     return env

@@ -5,6 +5,8 @@
 
     python -m runners.compare env=routing policies=[linear_score_tuned,runs/ten/*]
 
+    python -m runners.compare env=routing policies=[jsq,./mine.py:MyPolicy,my_package.mine:MyPolicy,model.zip]
+
 A pattern stands for several trainings of one agent: they are pooled (`runners.comparison.pooling`), with
 intervals over trainings and episodes both.
 
@@ -28,7 +30,7 @@ from serving_gym.runners.command_line.cli import command
 from serving_gym.runners.comparison.pooling import pooled
 from serving_gym.runners.comparison.results import disjoint_blocks
 from serving_gym.runners.comparison.run import Comparison, kinds_of, run, search
-from serving_gym.runners.configuration.policies import load_policy
+from serving_gym.runners.configuration.policies import check_spaces, load_policy
 from serving_gym.runners.configuration.schema import CompareConfig
 from serving_gym.runners.live.attach import configured_env
 from serving_gym.runners.reporting.output import write_json, write_parquet
@@ -54,9 +56,9 @@ def main(config: CompareConfig, out: Path) -> None:
     if config.benchmark is not None:
         run_benchmark(config.benchmark, out)
         return
-    policies = {name: load_policy(name) for name in config.compared}
+    policies = {name: load_policy(name, config.env["name"]) for name in config.compared}
     if config.search.seeds and config.search.base is not None:
-        load_policy(config.search.base)  # says what is wrong with it before anything takes time
+        load_policy(config.search.base, config.env["name"])  # says what is wrong before anything takes time
     last = tuple(policies)[-1]
     compared = Comparison({name: [] for name in policies})
     results, returns = compared.results, dict[str, float]()
@@ -73,6 +75,8 @@ def main(config: CompareConfig, out: Path) -> None:
             if episode.policy == last:
                 tracker.log(returns, len(results[last]))
 
+        for policy in policies.values():
+            check_spaces(policy, env)
         run(env, config, policies, compared, tell)
         for i, episode in enumerate(results[last][: config.search.seeds]):
             compared.searched[i] = search(config, config.search, episode.seed)

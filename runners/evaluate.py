@@ -26,7 +26,7 @@ from typing import Any
 
 from serving_gym.runners.command_line.cli import command
 from serving_gym.runners.comparison.aggregate import aggregate
-from serving_gym.runners.configuration.policies import load_policy, policy_label
+from serving_gym.runners.configuration.policies import check_spaces, load_policy, policy_label
 from serving_gym.runners.configuration.schema import EvaluateConfig
 from serving_gym.runners.live.attach import configured_env
 from serving_gym.runners.live.both import evaluate_both
@@ -43,12 +43,13 @@ def main(config: EvaluateConfig, out: Path) -> None:
     if config.backend.name == "both":
         evaluate_both(config, out)
         return
-    policy, label = load_policy(config.policy), policy_label(config.policy)
+    policy, label = load_policy(config.policy, config.env["name"]), policy_label(config.policy)
     with (
         configured_env(config, out / "servers") as env,
         make_tracker(config.tracker, out, dataclasses.asdict(config)) as tracker,
         progress_bar(config.seeds, f"evaluate {label}", "episode") as bar,
     ):
+        check_spaces(policy, env)
         episodes = []
         for step, seed in enumerate(config.seed_range):
             episodes.append(run_episode(env, policy, seed, label))

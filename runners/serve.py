@@ -20,7 +20,7 @@ from serving_gym.envs.live.endpoints import is_loopback
 from serving_gym.envs.routing.observation import StateEncoder
 from serving_gym.envs.workload.registry import check_choice
 from serving_gym.runners.command_line.cli import command
-from serving_gym.runners.configuration.policies import load_policy
+from serving_gym.runners.configuration.policies import check_spaces, load_policy
 from serving_gym.runners.configuration.schema import RunConfig
 from serving_gym.runners.live.attach import check_installed
 from serving_gym.runners.reporting.output import write_json
@@ -67,7 +67,9 @@ def policy_host(config: ServeConfig) -> PolicyHost:
     env: Any = config.environment.make().unwrapped
     spec = env.policy_spec
     encoder = StateEncoder(spec.fleet, spec.slos, env.config.scales, env.config.num_rows)
-    return PolicyHost(load_policy(config.policy), spec, encoder, config.mode, config.share, config.seed)
+    policy = load_policy(config.policy, config.env["name"])
+    check_spaces(policy, env)
+    return PolicyHost(policy, spec, encoder, config.mode, config.share, config.seed)
 
 
 @command("serve", ServeConfig)

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from serving_gym.envs.workload.conversations import (
@@ -40,6 +41,7 @@ from serving_gym.envs.workload.fetch import fetch_trace
 from serving_gym.envs.workload.fitting import fit
 from serving_gym.envs.workload.formats import write_trace
 from serving_gym.envs.workload.generators import fitted_names, load_fitted
+from serving_gym.envs.workload.outside import workload_entry_points
 from serving_gym.envs.workload.registry import (
     FILE,
     FUNCTIONS,
@@ -82,22 +84,22 @@ def list_workloads(words: Words, console: Console) -> None:
     for heading in ("name", "kind", "requests", "licence", "where", "what"):
         table.add_column(heading, overflow="fold")
     for name in workload_names():
-        table.add_row(name, *_row(name))
+        table.add_row(*(escape(each) for each in (name, *_row(name))))
     console.print(table)
 
 
 def describe(words: Words, console: Console) -> None:
     """Figures of one workload, as a table and, with ``out``, as JSON."""
     figures = _workload(words).summary()
-    table = Table("figure", "value", title=figures["name"])
+    table = Table("figure", "value", title=escape(figures["name"]))
     for key, value in figures.items():
         if isinstance(value, dict):
             value = "  ".join(f"{name} {_shown(entry)}" for name, entry in value.items())
-        table.add_row(key, _shown(value))
+        table.add_row(escape(key), escape(_shown(value)))
     if words.get("name") in fitted_names():
         fitted = load_fitted(words["name"])
         for key, value in {**fitted.provenance, **fitted.fit}.items():
-            table.add_row(key, _shown(value))
+            table.add_row(escape(key), escape(_shown(value)))
     console.print(table)
     if "out" in words:
         _written(Path(words["out"])).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
@@ -108,14 +110,14 @@ def fetch(words: Words, console: Console) -> None:
     name = _needed(words, "name", "fetch")
     check_choice("trace", name, TRACES)
     path = fetch_trace(TRACES[name], base_url=words.get("base_url"))
-    console.print(f"{name}: {TRACES[name].published_rows} requests in {path}", soft_wrap=True)
+    console.print(f"{name}: {TRACES[name].published_rows} requests in {path}", soft_wrap=True, markup=False)
 
 
 def convert(words: Words, console: Console) -> None:
     """Writes a workload to a file of ours."""
     out = _needed(words, "out", "convert")
     workload = _of_conversations(words) if holds_conversations(words.get("path", "")) else _workload(words)
-    console.print(f"{len(workload)} requests in {write_trace(workload, out)}", soft_wrap=True)
+    console.print(f"{len(workload)} requests in {write_trace(workload, out)}", soft_wrap=True, markup=False)
 
 
 def fit_generator(words: Words, console: Console) -> None:
@@ -126,9 +128,11 @@ def fit_generator(words: Words, console: Console) -> None:
     workload = _workload(words)
     fitted = fit(workload, out.stem, _provenance(words))
     fitted.save(_written(out))
-    table = Table("distance or figure", "value", title=f"{out.stem}, fitted to {len(workload)} requests")
+    table = Table(
+        "distance or figure", "value", title=escape(f"{out.stem}, fitted to {len(workload)} requests")
+    )
     for key, value in fitted.fit.items():
-        table.add_row(key, _shown(value))
+        table.add_row(escape(key), escape(_shown(value)))
     console.print(table)
 
 
@@ -255,6 +259,8 @@ def _row(name: str) -> tuple[str, str, str, str, str]:
         fitted = load_fitted(name)
         what = f"drawn from a model fitted to {fitted.provenance['trace']}"
         return "fitted", "any", fitted.provenance["licence"], "built in", what
+    if name in workload_entry_points():
+        return "package", "any", "", workload_entry_points()[name].value, "of an installed package"
     if name == FILE:
         return "file", "", "", "path=FILE", "a trace file or a fitted generator of your own"
     return "synthetic", "any", "", "built in", _WHAT.get(name, "Flying Serving's synthetic load")

@@ -26,7 +26,7 @@ from serving_gym.agents.learners.learner import Task, make_learner
 from serving_gym.runners.command_line.cli import command, use_one_thread
 from serving_gym.runners.comparison.results import compare_results
 from serving_gym.runners.comparison.run import kinds_of
-from serving_gym.runners.configuration.policies import load_policy as load_named_policy
+from serving_gym.runners.configuration.policies import load_policies
 from serving_gym.runners.configuration.train_config import TrainConfig, register_agents, resumed
 from serving_gym.runners.reporting.output import write_json
 from serving_gym.runners.reporting.progress import progress_bar
@@ -46,14 +46,13 @@ def main(config: TrainConfig, out: Path) -> None:
     """Trains, compares and writes."""
     if config.resume is not None:
         config = resumed(config)
-    baselines = {name: load_named_policy(name) for name in config.compared}
     agent = config.agent_config
-    config.environment.make()  # says what is wrong with it before anything takes time
+    env = config.environment.make()  # says what is wrong with it before anything takes time
+    baselines = load_policies(config.compared, env, config.env["name"])
     limit = "" if config.minutes is None else f", at most {config.minutes:g} minutes"
     _say(
         f"Training {agent.name} on {config.env['name']} ({config.workload.name}): {config.steps:,} steps{limit}."
     )
-    _say("The simulator compiles itself on first use (30 s to 2 min), before any minute counts.")
     use_one_thread()
     also, also_words = config.others.values(), config.others
     task = Task(

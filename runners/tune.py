@@ -3,13 +3,14 @@
     python -m runners.tune env=dp_tp policy=flying_serving workload=azure_conv evaluations=200 save=true
 
 Writes `tuned.yaml` (a file for `configs/policy`), `tuning.json` and `candidates.parquet`; with `save=true` also
-`configs/policy/NAME_tuned.yaml`. Every candidate runs on the same seeds; the score is the mean return, with
-`reference=static_dp` in shares of what that policy returns on each.
+`configs/policy/NAME_tuned.yaml`, or `DIR/policy/NAME_tuned.yaml` with `--config-dir DIR`. Every candidate runs on the
+same seeds; the score is the mean return, with `reference=static_dp` in shares of what that policy returns on each.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping
@@ -27,7 +28,8 @@ from serving_gym.baselines.policy import BatchPolicy, Policy, Tunable
 from serving_gym.baselines.registry import policy_tunables
 from serving_gym.envs.registration import make_vector_env
 from serving_gym.runners.command_line.cli import command
-from serving_gym.runners.configuration.policies import POLICY_DIR, load_policy, policy_label
+from serving_gym.runners.configuration.folders import config_folders, search_path
+from serving_gym.runners.configuration.policies import load_policy, policy_label
 from serving_gym.runners.configuration.schema import TuneConfig
 from serving_gym.runners.reporting.output import write_json, write_parquet, write_text
 from serving_gym.runners.reporting.progress import progress_bar
@@ -44,7 +46,10 @@ def main(config: TuneConfig, out: Path) -> None:
     if not tunables:
         raise ValueError(f"policy {policy_label(config.policy)!r} declares no constants to tune")
     params = dict(config.policy.get("params", {}))
-    start, returns_of = _start(params, tunables), _evaluation(config, load_policy(config.policy))
+    start, returns_of = (
+        _start(params, tunables),
+        _evaluation(config, load_policy(config.policy, config.env["name"])),
+    )
 
     def returns(candidate: Mapping[str, float]) -> NDArray[np.float64]:
         return returns_of(load_policy({**config.policy, "params": {**params, **candidate}}))
@@ -66,7 +71,7 @@ def main(config: TuneConfig, out: Path) -> None:
             return rows[-1]["return"]
 
         if config.reference is not None:
-            reference = load_policy(config.reference)
+            reference = load_policy(config.reference, config.env["name"])
             usual = _evaluation(config, reference)(reference)
         measured(start)  # the constants as they are: the tuned ones are never worse on these episodes
         search(measured, tunables, start, config.evaluations, config.sigma, config.search_seed)
@@ -109,7 +114,7 @@ def _write(
     params: Mapping[str, Any],
 ) -> None:
     words = [str(word) for word in HydraConfig.get().overrides.task]
-    found_by = shlex.join(["python", "-m", "runners.tune", *words])
+    found_by = shlex.join(["python", "-m", "runners.tune", *search_path(), *words])
     figure = "mean return" if config.reference is None else f"mean share of {config.reference}'s return"
     if config.clip is not None:
         figure += f" (within {config.clip:g} of it)"
@@ -120,7 +125,8 @@ def _write(
     write_text(out / "tuned.yaml", text)
     write_json(out / "tuning.json", {"command": found_by, "before": before, "tuned": best, "params": params})
     if config.save:
-        write_text(POLICY_DIR / f"{policy_label(config.policy)}_tuned.yaml", text)
+        name = re.sub(r"\W+", "_", policy_label(config.policy)).strip("_")
+        write_text(config_folders()[-1] / "policy" / f"{name}_tuned.yaml", text)
 
 
 if __name__ == "__main__":

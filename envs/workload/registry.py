@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -21,6 +22,12 @@ from serving_gym.envs.workload.mixing import (
     PRIORITY_CLASS,
     with_long_prompts,
     with_priorities,
+)
+from serving_gym.envs.workload.outside import (
+    made_outside,
+    outside_fields,
+    outside_parameters,
+    workload_entry_points,
 )
 from serving_gym.envs.workload.schema import Workload
 from serving_gym.envs.workload.seeding import seed_sequence, stream
@@ -123,8 +130,9 @@ class WorkloadSource:
     spec: WorkloadSpec
 
     def __post_init__(self) -> None:
-        check_spec(self.spec)
-        object.__setattr__(self, "spec", replace(self.spec, params=dict(self.spec.params)))
+        spec = _of_fields(self.spec)
+        check_spec(spec)
+        object.__setattr__(self, "spec", replace(spec, params=dict(spec.params)))
         if self.spec.name in _OF_PARTS:
             _parts(self.spec)
             if self.spec.name == SEQUENCE:
@@ -293,6 +301,8 @@ class WorkloadSource:
         if self.spec.name == FILE:
             path = Path(str(self.spec.path))
             return _read_file(str(path), path.stat().st_mtime_ns if path.is_file() else 0)
+        if self.spec.name in workload_entry_points():
+            return _made_outside(self.spec.name, json.dumps(self.spec.params, sort_keys=True))
         return _GENERATORS[self.spec.name](**self.spec.params)
 
 
@@ -302,8 +312,8 @@ def make_workload(spec: WorkloadSpec, seed: int) -> Workload:
 
 
 def workload_names() -> tuple[str, ...]:
-    """Every name that a :class:`WorkloadSpec` may carry."""
-    return (*TRACES, *_GENERATORS, FILE, *_OF_PARTS)
+    """Every name that a :class:`WorkloadSpec` may carry, those of installed packages among them."""
+    return (*TRACES, *_GENERATORS, FILE, *_OF_PARTS, *workload_entry_points())
 
 
 def parts_of(spec: WorkloadSpec) -> tuple[WorkloadSpec, ...]:
@@ -452,6 +462,25 @@ def _read_file(path: str, _modified_ns: int) -> _TraceWindows | Generator:
     return _TraceWindows(load_file(path))
 
 
+@lru_cache(maxsize=8)
+def _made_outside(name: str, params: str) -> _TraceWindows | Generator:
+    made = made_outside(name, json.loads(params))
+    return _TraceWindows(made) if isinstance(made, Workload) else made
+
+
+def _of_fields(spec: WorkloadSpec) -> WorkloadSpec:
+    """A specification that names a mapping of a package as what the mapping says, with what else was given."""
+    stands_for = outside_fields(spec.name) if spec.name in workload_entry_points() else None
+    if stands_for is None:
+        return spec
+    known = [entry.name for entry in fields(WorkloadSpec)]
+    for key in stands_for:
+        check_choice(f"field of workload {spec.name!r}", str(key), known)
+    usual = WorkloadSpec()
+    given = {key: getattr(spec, key) for key in known if getattr(spec, key) != getattr(usual, key)}
+    return WorkloadSpec(**{**stands_for, **given, "name": stands_for.get("name", usual.name)})
+
+
 _FLYING: dict[str, Callable[..., Generator]] = {
     "flying_bursty": flying.bursty,
     "flying_priority": flying.priority,
@@ -548,6 +577,8 @@ def _params_of(name: str) -> tuple[str, ...]:
         return tuple(entry.name for entry in fields(FunctionTraffic) if entry.name not in _NOT_PARAMS)
     if name == WEEK:
         return tuple(entry.name for entry in fields(WeekTraffic) if entry.name not in _NOT_PARAMS)
+    if name in workload_entry_points():
+        return outside_parameters(name)
     if name in _OF_PARTS:
         return ("parts",) if name == MIXTURE else ("parts", "length", "rate_spread")
     return ("spread_s",) if name in TRACES else ()

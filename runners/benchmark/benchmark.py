@@ -24,7 +24,8 @@ from serving_gym.envs.workload.traces import TRACES, find_trace
 from serving_gym.runners.benchmark.blocks import Block, BlockScores, run_blocks
 from serving_gym.runners.comparison.results import disjoint_seeds
 from serving_gym.runners.comparison.run import Comparison, kinds_of
-from serving_gym.runners.configuration.policies import CONFIG_DIR, load_policy
+from serving_gym.runners.configuration.folders import config_file, config_names, search_path
+from serving_gym.runners.configuration.policies import load_policy
 from serving_gym.runners.configuration.schema import BenchmarkConfig, BenchmarkTask, CompareConfig
 from serving_gym.runners.configuration.typed import build
 from serving_gym.runners.reporting.output import write_json
@@ -32,13 +33,13 @@ from serving_gym.runners.reporting.progress import progress_bar
 from serving_gym.runners.reporting.tables import print_results_in, print_table
 
 RESULTS = "benchmark.json"
-TASK_DIR = CONFIG_DIR / "benchmark" / "task"
+TASKS = "benchmark/task"  # config group
 _OWN_WORDS = ("benchmark", "out", "plots")
 
 
 def task_names() -> tuple[str, ...]:
     """Names of all tasks."""
-    return tuple(sorted(path.stem for path in TASK_DIR.glob("*.yaml")))
+    return tuple(config_names(TASKS))
 
 
 def load_task(name: str) -> BenchmarkTask:
@@ -48,8 +49,9 @@ def load_task(name: str) -> BenchmarkTask:
         ValueError: there is none, or its file says something it cannot.
     """
     check_choice("benchmark task", name, task_names())
-    values = yaml.safe_load((TASK_DIR / f"{name}.yaml").read_text(encoding="utf-8"))
-    return build(BenchmarkTask, values, f"{name}.")
+    file = config_file(TASKS, name)
+    assert file is not None
+    return build(BenchmarkTask, yaml.safe_load(file.read_text(encoding="utf-8")), f"{name}.")
 
 
 def run_benchmark(config: BenchmarkConfig, out: Path) -> None:
@@ -205,7 +207,7 @@ def shared_out(number: int, most: Sequence[int]) -> list[int]:
 
 def _composed(words: tuple[str, ...]) -> CompareConfig:
     """What `runners.compare` would be told by these words."""
-    values = compose("compare", overrides=[*words, "plots=false"])
+    values = compose("compare", overrides=[*search_path(), *words, "plots=false"])
     plain = cast(dict[str, Any], OmegaConf.to_container(values, resolve=True, throw_on_missing=True))
     return build(CompareConfig, plain)
 

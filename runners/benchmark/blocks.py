@@ -22,16 +22,16 @@ import pandas as pd
 
 from serving_gym.agents.checkpoint import CARD, find_checkpoint, read_config
 from serving_gym.agents.config import CHECKPOINT
+from serving_gym.baselines.outside import is_outside, outside_source
 from serving_gym.baselines.policy import Policy
 from serving_gym.envs.workload.registry import WorkloadSpec, parts_of
 from serving_gym.envs.workload.traces import TRACES, find_trace
 from serving_gym.runners.command_line.cli import use_one_thread
 from serving_gym.runners.comparison.run import run_block, search
+from serving_gym.runners.configuration.folders import CONFIG_DIR, ZOO_DIR
 from serving_gym.runners.configuration.policies import (
-    CONFIG_DIR,
-    ZOO_DIR,
     checkpoint_dir,
-    load_policy,
+    load_policies,
     policy_config,
 )
 from serving_gym.runners.configuration.schema import CompareConfig, SearchConfig
@@ -265,8 +265,8 @@ def _world(block: Block) -> tuple[Any, dict[str, Policy]]:
     key = (block.folder, block.stratum, block.policies)
     if key not in _worlds:
         _worlds.clear()
-        policies = {name: load_policy(name) for name in block.policies}
-        _worlds[key] = block.config.environment.make(), policies
+        env = block.config.environment.make()
+        _worlds[key] = env, load_policies(block.policies, env, block.config.env["name"])
     return _worlds[key]
 
 
@@ -297,7 +297,9 @@ def _traces(workload: WorkloadSpec) -> list[str]:
 def _content(name: str) -> str:
     """What stands behind a policy's name, but for what is said of it."""
     if checkpoint_dir(name) is None:
-        return repr(policy_config(name))
+        config = policy_config(name)
+        source = _source_of(config)
+        return repr(config if source is None else (config, hashlib.sha256(source.read_bytes()).hexdigest()))
     folder = find_checkpoint(name)
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != CARD)
     inside = [path for path in _paths_in(read_config(folder)["agent"]) if checkpoint_dir(path) is not None]
@@ -307,6 +309,13 @@ def _content(name: str) -> str:
             [_content(path) for path in inside],
         )
     )
+
+
+def _source_of(config: Mapping[str, Any]) -> Path | None:
+    """The file of a policy that is not of this project; None: it is."""
+    if config["name"] == CHECKPOINT:
+        return Path(config["path"])
+    return outside_source(config["name"]) if is_outside(config["name"]) else None
 
 
 def _paths_in(settings: Any) -> list[str]:

@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import hydra
+import yaml
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from serving_gym.runners.command_line.errors import explain
-from serving_gym.runners.configuration.policies import CONFIG_DIR, register_choices
+from serving_gym.runners.command_line.help import HELP, help_text
+from serving_gym.runners.configuration.folders import CONFIG_DIR, folders_of, with_search_path
+from serving_gym.runners.configuration.policies import register_choices
 from serving_gym.runners.configuration.schema import register_command, register_schemas
 from serving_gym.runners.configuration.typed import build
 
@@ -25,7 +28,7 @@ Config = TypeVar("Config")
 DEBUG_VARIABLE = "SERVING_GYM_DEBUG"
 USER_ERROR = 2
 _INTERRUPTED = 130
-_USER_ERRORS = (ValueError, HydraException, OmegaConfBaseException, OSError)
+_USER_ERRORS = (ValueError, HydraException, OmegaConfBaseException, OSError, yaml.YAMLError)
 
 
 def command(
@@ -45,9 +48,13 @@ def command(
 
         @functools.wraps(function)
         def main(words: Sequence[str] | None = None) -> int:
+            given = list(sys.argv[1:] if words is None else words)
+            if any(word in HELP for word in given):
+                print(help_text(name, function))
+                return 0
             register_schemas()
             register_command(name, schema)
-            return _run(name, task, list(sys.argv[1:] if words is None else words))
+            return _run(name, task, given)
 
         return main
 
@@ -67,8 +74,9 @@ def _run(name: str, task: Callable[[DictConfig], None], words: list[str]) -> int
             failures.append(error)
 
     try:
-        sys.argv += register_choices(words)
-        hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name=name)(guarded)()
+        with folders_of(words):
+            sys.argv += register_choices(with_search_path(words))
+            hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name=name)(guarded)()
     except _USER_ERRORS as error:
         failures.append(error)
     except KeyboardInterrupt:
@@ -79,7 +87,7 @@ def _run(name: str, task: Callable[[DictConfig], None], words: list[str]) -> int
     for failure in failures:
         if os.environ.get(DEBUG_VARIABLE) == "1":
             raise failure
-        print(f"error: {explain(failure, name, words, CONFIG_DIR)}", file=sys.stderr)
+        print(f"error: {explain(failure, name, words)}", file=sys.stderr)
     return USER_ERROR if failures else 0
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.errors import (
     ConfigCompositionException,
@@ -17,6 +17,8 @@ from hydra.errors import (
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, ValidationError
 
+from serving_gym.runners.configuration.folders import CONFIG_DIR, config_groups, search_path
+
 # What a command for nodes cannot take, by kind of cluster, and which commands can.
 _OTHER_CLUSTERS = {
     "fleet": ("a fleet", "runners.simulate"),
@@ -25,20 +27,21 @@ _OTHER_CLUSTERS = {
 }
 
 
-def explain(error: Exception, command: str, words: Sequence[str], config_dir: Path) -> str:
+def explain(error: Exception, command: str, words: Sequence[str]) -> str:
     """The sentence for an error.
 
     Args:
         error: what was raised.
         command: name of the command.
         words: what the user typed behind it.
-        config_dir: where the config groups lie.
     """
     if isinstance(error, MissingConfigException):
-        return _unknown_choice(error)
+        return _unknown_choice(error, command, words)
+    if isinstance(error, yaml.YAMLError):
+        return _broken_yaml(error)
     cause = error.__cause__ if isinstance(error, ConfigCompositionException) and error.__cause__ else error
     if isinstance(cause, (ConfigAttributeError, ConfigKeyError)):
-        return _unknown_key(cause, error, command, words, config_dir)
+        return _unknown_key(cause, error, command, words)
     if isinstance(cause, MissingMandatoryValue):
         return f"{cause.full_key} must be given: add {cause.full_key}=..."
     if isinstance(error, OverrideParseException):
@@ -71,19 +74,36 @@ def _wrong_type(cause: ValidationError) -> str:
     return f"{cause.full_key}: {reason}"
 
 
-def _unknown_choice(error: MissingConfigException) -> str:
+def _broken_yaml(error: yaml.YAMLError) -> str:
+    """A file that is not YAML: where, and what is wrong."""
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or _first_line(error)
+    if mark is None:
+        return f"cannot read a YAML file: {problem}"
+    return f"cannot read {mark.name!r}, line {mark.line + 1}, column {mark.column + 1}: {problem}"
+
+
+def _unknown_choice(error: MissingConfigException, command: str, words: Sequence[str]) -> str:
     """`env=dp_pt`: a group without such a file."""
     wanted = error.missing_cfg_file or ""
     wanted = wanted if isinstance(wanted, str) else ", ".join(wanted)
     group, _, choice = wanted.partition("/")
+    if group == "policy":
+        return _unknown_policy(choice, command, words)
     if not error.options:
         return _first_line(error)
     return f"unknown {group} {choice!r}{nearest(choice, error.options)}"
 
 
-def _unknown_key(
-    cause: Exception, error: Exception, command: str, words: Sequence[str], config_dir: Path
-) -> str:
+def _unknown_policy(name: str, command: str, words: Sequence[str]) -> str:
+    """`policy=static_pt`: the nearest of the environment that the words choose."""
+    from serving_gym.runners.configuration.policies import unknown_policy
+
+    chosen = next((word.partition("=")[2] for word in words if word.startswith("env=")), None)
+    return unknown_policy(name, chosen or str(OmegaConf.select(_defaults(command, ()), "env.name")))
+
+
+def _unknown_key(cause: Exception, error: Exception, command: str, words: Sequence[str]) -> str:
     """`env.decision_intervl_s=2`: a key that no schema has."""
     wanted = str(getattr(cause, "full_key", None) or getattr(cause, "key", "") or "")
     word = next((w for w in words if w.lstrip("+~").partition("=")[0].endswith(wanted)), "") if wanted else ""
@@ -91,7 +111,7 @@ def _unknown_key(
     if not typed:
         return _first_line(error)
     parent, _, last = typed.rpartition(".")
-    config = _defaults(command, words, config_dir)
+    config = _defaults(command, words)
     siblings = OmegaConf.select(config, parent) if parent else config
     if isinstance(siblings, DictConfig):
         return f"unknown key {typed!r}{nearest(last, (str(key) for key in siblings))}"
@@ -99,13 +119,13 @@ def _unknown_key(
     return f"unknown key {typed!r}{nearest(typed, (key for key in every if '.' not in key))}"
 
 
-def _defaults(command: str, words: Sequence[str], config_dir: Path) -> DictConfig:
+def _defaults(command: str, words: Sequence[str]) -> DictConfig:
     """What the command would run with, had the user only made choices of groups."""
-    groups = {path.name for path in config_dir.iterdir() if path.is_dir()}
+    groups = config_groups()
     choices = [word for word in words if word.partition("=")[0] in groups]
-    with initialize_config_dir(version_base="1.3", config_dir=str(config_dir)):
+    with initialize_config_dir(version_base="1.3", config_dir=str(CONFIG_DIR)):
         try:
-            return compose(command, overrides=choices)
+            return compose(command, overrides=[*search_path(), *choices])
         except HydraException:
             return compose(command)
 

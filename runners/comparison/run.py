@@ -115,7 +115,7 @@ def _bound_of(env: Any, config: CompareConfig, block: Mapping[str, Episode]) -> 
 def search(config: CompareConfig, settings: SearchConfig, seed: int) -> float:
     """Return of a clairvoyant search on an episode."""
     env: Any = config.environment.make()
-    base = None if settings.base is None else load_policy(settings.base)
+    base = None if settings.base is None else load_policy(settings.base, config.env["name"])
     policy = ClairvoyantSearchPolicy(
         env,
         config.env["name"],

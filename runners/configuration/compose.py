@@ -9,7 +9,8 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
-from serving_gym.runners.configuration.policies import CONFIG_DIR, register_choices
+from serving_gym.runners.configuration.folders import CONFIG_DIR, search_path
+from serving_gym.runners.configuration.policies import register_choices
 from serving_gym.runners.configuration.schema import register_command, register_schemas
 from serving_gym.runners.configuration.typed import build
 
@@ -40,7 +41,7 @@ def compose_words(name: str, schema: type, words: Sequence[str]) -> DictConfig:
     """
     register_schemas()
     register_command(name, schema)
-    overrides = register_choices(words)
+    overrides = [*search_path(), *register_choices(words)]
     if GlobalHydra.instance().is_initialized():
         return compose(name, overrides=overrides)
     with initialize_config_dir(version_base="1.3", config_dir=str(CONFIG_DIR)):

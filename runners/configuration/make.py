@@ -26,7 +26,7 @@ from omegaconf.errors import OmegaConfBaseException
 from serving_gym.envs.registration import Environment, env_config_class
 from serving_gym.runners.command_line.errors import explain, nearest
 from serving_gym.runners.configuration.compose import compose_words
-from serving_gym.runners.configuration.policies import CONFIG_DIR
+from serving_gym.runners.configuration.folders import search_path
 from serving_gym.runners.configuration.schema import SHARED_ENV_FIELDS, EnvironmentConfig
 from serving_gym.runners.configuration.typed import build
 
@@ -78,14 +78,14 @@ def environment_of(env: str, words: Mapping[str, Any]) -> Environment:
     named = [f"env={env}", *(f"{group}={choice}" for group, choice in choices.items())]
     typed: dict[str, Any] = {}
     try:
-        config = OmegaConf.create(_composed(tuple(named)))
+        config = OmegaConf.create(_composed(tuple(named), tuple(search_path())))
         # A whole group or setting before what is said of its keys.
         for key, value in sorted(words.items(), key=lambda item: item[0].count(".")):
             if key not in choices:
                 _put(config, typed, key, value)
         values = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
     except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(explain(error, COMMAND, named, CONFIG_DIR)) from None
+        raise ValueError(explain(error, COMMAND, named)) from None
     groups = {key: value for key, value in typed.items() if key in SHARED_ENV_FIELDS}
     own = {key: value for key, value in typed.items() if key not in SHARED_ENV_FIELDS}
     values["env"] |= own
@@ -93,7 +93,7 @@ def environment_of(env: str, words: Mapping[str, Any]) -> Environment:
 
 
 @lru_cache(maxsize=64)
-def _composed(words: tuple[str, ...]) -> DictConfig:
+def _composed(words: tuple[str, ...], _folders: tuple[str, ...]) -> DictConfig:
     return compose_words(COMMAND, EnvironmentConfig, words)
 
 

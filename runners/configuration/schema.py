@@ -23,6 +23,7 @@ from serving_gym.envs.live.transitions import Deadlines
 from serving_gym.envs.registration import Environment, env_config_class, env_names, usual_policies
 from serving_gym.envs.workload.registry import SPLITS, WorkloadSource, WorkloadSpec, check_choice
 from serving_gym.runners.configuration.clusters import CLUSTERS, cluster_of
+from serving_gym.runners.configuration.packages import register_packages
 from serving_gym.runners.configuration.policies import is_pattern, members_of
 from serving_gym.runners.configuration.typed import build, schema_of
 
@@ -599,6 +600,7 @@ def register_schemas() -> None:
         store.store(group="schema/env", name=name, node=node)
     for name, cluster in CLUSTERS.items():
         store.store(group="schema/cluster", name=name, node=schema_of(cluster))
+    register_packages()
 
 
 def register_command(name: str, config: type) -> None:

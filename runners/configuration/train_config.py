@@ -90,9 +90,10 @@ class TrainConfig(RunConfig):
             if key in self.agent and self.agent[key] is None:
                 raise no_policy(key)
         named = {key: self.agent[key] for key in POLICY_KEYS if isinstance(self.agent.get(key), str)}
-        policies = {key: policy_config(name) for key, name in named.items()}
+        env = self.env["name"]
+        policies = {key: policy_config(name, env) for key, name in named.items()}
         lists = {
-            key: [policy_config(each) if isinstance(each, str) else each for each in self.agent[key]]
+            key: [policy_config(each, env) if isinstance(each, str) else each for each in self.agent[key]]
             for key in POLICY_LISTS
             if isinstance(self.agent.get(key), list | tuple)
         }

@@ -15,7 +15,7 @@ from serving_gym.envs.routing.live.fleet import places_of
 from serving_gym.envs.simulator.fleet.build import front_end_of, lone_start_s
 from serving_gym.envs.simulator.kernel.state import PS_PER_S
 from serving_gym.runners.comparison.aggregate import aggregate
-from serving_gym.runners.configuration.policies import load_policy, policy_label
+from serving_gym.runners.configuration.policies import check_spaces, load_policies, load_policy, policy_label
 from serving_gym.runners.configuration.schema import EvaluateConfig
 from serving_gym.runners.live.attach import live_env
 from serving_gym.runners.live.gap import USUAL_RIVALS, gap, transition_gap
@@ -32,10 +32,10 @@ def evaluate_both(config: EvaluateConfig, out: Path) -> None:
     """Runs both bodies and writes."""
     label = policy_label(config.policy)
     rivals = USUAL_RIVALS[config.env["name"]] if config.rivals is None else config.rivals
-    policies = {label: load_policy(config.policy)} | {
-        name: load_policy(name) for name in rivals if name != label
-    }
     simulator = config.environment.make()
+    policies = {label: load_policy(config.policy, config.env["name"])}
+    policies |= load_policies([name for name in rivals if name != label], simulator, config.env["name"])
+    check_spaces(policies[label], simulator)
     with (
         live_env(config, out / "servers") as (live, launched),
         make_tracker(config.tracker, out, dataclasses.asdict(config)) as tracker,

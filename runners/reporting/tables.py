@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 _MOST_WIDTH = 400
@@ -35,11 +36,11 @@ SHOWN_METRICS = (
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Prints a table; the first column is left-aligned, the others hold figures."""
     console = Console()
-    table = Table(title=title, title_justify="left")
+    table = Table(title=escape(title), title_justify="left")
     for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left", overflow="fold")
+        table.add_column(escape(column), justify="right" if number else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(format_value(value) for value in row))
+        table.add_row(*(escape(format_value(value)) for value in row))
     if not console.is_terminal:  # a file or a pipe has no width of its own
         console = Console(width=_MOST_WIDTH)
         console = Console(width=console.measure(table).maximum)
@@ -53,7 +54,7 @@ def print_summary(title: str, summary: Mapping[str, Any], names: Sequence[str] =
 
 def print_results_in(out: Path) -> None:
     """Says where the files are."""
-    Console().print(f"Results in {out}", soft_wrap=True, highlight=False)
+    Console().print(f"Results in {out}", soft_wrap=True, highlight=False, markup=False)
 
 
 def format_value(value: Any) -> str:

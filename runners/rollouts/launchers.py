@@ -93,7 +93,7 @@ def _begin(address: str | None) -> None:
     import ray
 
     own = str(Path(serving_gym.__file__).resolve().parents[1])
-    paths = [own, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    paths = [own, str(Path.cwd()), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     variables = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "OMP_NUM_THREADS": "1"}
     try:
         ray.init(

@@ -85,9 +85,12 @@ def tiny_task(tmp_path, monkeypatch):
         "search": {"base": None, "horizon": 4, "candidates": 4},
         "shifts": {"half": ["workload=flying_bursty", "workload.rate_scale=0.5"]},
     }
-    (tmp_path / "task").mkdir()
-    (tmp_path / "task" / "tiny.yaml").write_text(yaml.safe_dump(task))
-    monkeypatch.setattr(benchmark, "TASK_DIR", tmp_path / "task")
+    file = tmp_path / "own" / "own_tasks" / "tiny.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text(yaml.safe_dump(task))
+    monkeypatch.setattr(benchmark, "TASKS", "own_tasks")
+    monkeypatch.setenv("SERVING_GYM_CONFIG_PATH", str(tmp_path / "own"))
+    return file
 
 
 def test_a_benchmark_runs_and_says_what_each_task_is(tmp_path, tiny_task, capsys):
@@ -114,7 +117,7 @@ def test_a_benchmark_runs_and_says_what_each_task_is(tmp_path, tiny_task, capsys
 
 
 def test_a_workload_whose_trace_is_missing_is_named(tmp_path, tiny_task, monkeypatch, capsys):
-    task = benchmark.TASK_DIR / "tiny.yaml"
+    task = tiny_task
     said = yaml.safe_load(task.read_text())
     said["strata"]["real"] = ["workload=azure_conv"]
     said["strata"]["with_real"] = [
@@ -203,7 +206,7 @@ def test_what_no_episode_depends_on_makes_nothing_run_again(tmp_path, monkeypatc
 
 def test_what_changes_while_it_runs_is_not_written_down_as_what_was(tmp_path, tiny_task, monkeypatch, capsys):
     shutil.copytree(blocks.ZOO_DIR / "dp_tp", tmp_path / "mine")
-    task = benchmark.TASK_DIR / "tiny.yaml"
+    task = tiny_task
     task.write_text(task.read_text().replace("zoo/dp_tp", str(tmp_path / "mine")))
     usual = blocks.run_block
 
@@ -264,7 +267,7 @@ def test_processes_change_no_figure_and_a_stopped_run_goes_on(tmp_path, tiny_tas
         "benchmark.processes=1",
     ]
     others += ["benchmark.first_seed=1000000", f"out={out}"]
-    task = benchmark.TASK_DIR / "tiny.yaml"
+    task = tiny_task
     task.write_text(task.read_text().replace("num_requests=60", "num_requests=50"))
     assert compare.main(others) == 0  # other episodes: what is there does not count
     assert sum(part.stat().st_mtime_ns != written[part] for part in parts) == 2
@@ -293,7 +296,7 @@ def test_no_process_outlives_a_run_that_is_killed(tmp_path):
 
 
 def test_a_task_without_a_learned_policy_shows_what_its_best_heuristic_lacks(tmp_path, tiny_task):
-    task = benchmark.TASK_DIR / "tiny.yaml"
+    task = tiny_task
     task.write_text(task.read_text().replace("- zoo/dp_tp\n", ""))
     words = ["benchmark=smoke", "benchmark.blocks=2", "benchmark.search_blocks=2", "benchmark.processes=1"]
     assert compare.main([*words, f"out={tmp_path}/run"]) == 0
@@ -339,7 +342,8 @@ def test_mistakes_get_one_sentence(words, expected, tmp_path, capsys):
 
 
 def test_a_task_says_nothing_it_cannot(tmp_path, monkeypatch):
-    monkeypatch.setattr(benchmark, "TASK_DIR", tmp_path)
+    monkeypatch.setenv("SERVING_GYM_CONFIG_PATH", str(tmp_path.parent))
+    monkeypatch.setattr(benchmark, "TASKS", tmp_path.name)
     (tmp_path / "a.yaml").write_text("words: []\npolicies: [jsq]\nstrata: {}\n")
     with pytest.raises(ValueError, match="at least one workload"):
         load_task("a")

@@ -244,7 +244,7 @@ def test_tensorboard(tmp_path: Path) -> None:
         (["env=dp_pt"], "unknown env 'dp_pt'; did you mean 'dp_tp'?"),
         (["workload=azure_cnv"], "unknown workload 'azure_cnv'; did you mean 'azure_conv'?"),
         (["backend=vlm"], "unknown backend 'vlm'"),
-        (["policy=flying_servin"], "unknown policy 'flying_servin'; did you mean 'flying_serving'?"),
+        (["policy=flying_servin"], "unknown policy 'flying_servin'; did you mean 'flying_serving'"),
         (["policy=static_3x2"], "unknown policy 'static_3x2'"),
         (["policy=zoo/nobody"], "unknown policy 'zoo/nobody'"),
         (["env.decision_intervl_s=2"], "unknown key 'env.decision_intervl_s'; did you mean 'decision_interval_s'?"),
@@ -273,7 +273,7 @@ def test_one_clear_sentence(
 def test_bad_policies_of_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = f"out={tmp_path}"
     said = failure(compare.main, ["policies=[static_dp,static_pt]", out], capsys)
-    assert "unknown policy 'static_pt'; did you mean 'static_tp'?" in said
+    assert "unknown policy 'static_pt'; did you mean 'static_tp'" in said
     assert "must be a list, written policies=[a,b]" in failure(
         compare.main, ["policies=static_dp", out], capsys
     )

@@ -84,7 +84,7 @@ def test_tune(tmp_path: Path) -> None:
     ("words", "said"),
     [
         (["policy=jsq", "cluster=gpt_oss_120b_h200"], "routing decides about a fleet"),
-        (["policy=static_dp"], "decides about the layout of a node"),
+        (["policy=static_dp"], "policy 'static_dp' does not fit env=routing: it decides in env=dp_tp"),
         (["policy=jsq", "env.gauge_interval_s=-1"], "gauge_interval_s must lie in"),
         (["policy=jsq", "env.prediction.name=presrve"], "did you mean 'preserve'"),
         (["policy=jsq", "env.queue_capacity=-3"], "queue_capacity must not be negative"),

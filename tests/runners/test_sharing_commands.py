@@ -52,7 +52,7 @@ def test_mixes_and_clusters_by_words(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["policy=jsq"], "this policy decides where requests go"),
+        (["policy=jsq"], "policy 'jsq' does not fit env=sharing: it decides in env=routing"),
         (["policy=first_fit", "cluster=fleet_h100_x4"], "choose a cluster with nodes"),
         (["policy=first_fit", "env.token_scheduler=fair"], "unknown token_scheduler 'fair'"),
         (["policy=first_fit", "env.manager.watermrk=1"], "did you mean 'watermark'"),

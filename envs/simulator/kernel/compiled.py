@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numba import njit
 
+from serving_gym.envs.simulator.compiling import NOTICE
+
 Function = TypeVar("Function", bound=Callable[..., object])
 
 if TYPE_CHECKING:
@@ -42,7 +44,9 @@ def entry(function: Function) -> Function:
     fifths of the time. With a cache that notices a change in any file of the kernel: numba itself watches only the file
     a function stands in, so that a change in `engine.py` would leave the old code inside a cached `world.advance`.
     """
-    return _stamped(njit(**_OPTIONS)(function))
+    dispatcher = _stamped(njit(**_OPTIONS)(function))
+    NOTICE.watch(dispatcher._cache)  # type: ignore[attr-defined]
+    return dispatcher
 
 
 def compiled(function: Function) -> Function:
