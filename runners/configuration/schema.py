@@ -383,6 +383,7 @@ class SimulateConfig:
         slos: latency promises by request class.
         seed: of the workload.
         limit_s: when to stop, seconds of the cluster's time; None: when every request is done.
+        requests_json: whether `requests.json` is written beside `requests.parquet`.
         out: run directory.
         backend: the body of the cluster.
     """
@@ -395,6 +396,7 @@ class SimulateConfig:
     router: str | None = None
     seed: int = 0
     limit_s: float | None = None
+    requests_json: bool = True
 
     def __post_init__(self) -> None:
         check_least("seed", self.seed, 0)
