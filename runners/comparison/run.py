@@ -14,10 +14,10 @@ from serving_gym.runners.comparison.aggregate import Scored
 from serving_gym.runners.comparison.clairvoyant import ClairvoyantSearchPolicy
 from serving_gym.runners.comparison.references import bound_on_return, engines_of
 from serving_gym.runners.comparison.results import Kinds, References, compare_results, disjoint_seeds
-from serving_gym.runners.configuration.environments import make_configured_env
+from serving_gym.runners.configuration.environments import env_arguments, make_configured_env
 from serving_gym.runners.configuration.policies import is_checkpoint, load_policy
 from serving_gym.runners.configuration.schema import SIMULATOR, CompareConfig, SearchConfig
-from serving_gym.runners.rollouts.launchers import episodes_of
+from serving_gym.runners.rollouts.launchers import Job, Rollouts, Setting, run_jobs
 from serving_gym.runners.rollouts.rollout import Episode, run_episode
 
 
@@ -88,7 +88,13 @@ def run(
     seeds: Sequence[int] = config.seed_range
     if config.disjoint:
         seeds = disjoint_seeds(config.workload_source, config.split, config.seeds, config.first_seed)
-    episodes = episodes_of(config, config.launcher, env, policies, seeds)
+    simulated = config.backend.name == SIMULATOR
+    arguments = env_arguments(config) if simulated else None
+    rollouts = Rollouts(
+        [Setting(config.env["name"], arguments)], {name: name for name in policies}, dict(policies), {0: env}
+    )
+    jobs = [Job(name, seed) for seed in seeds for name in policies]
+    episodes = run_jobs(config.launcher, rollouts, jobs)
     for _ in seeds:
         block = {}
         for name in policies:

@@ -112,8 +112,9 @@ class LauncherConfig:
     """Where the episodes of a comparison are run.
 
     Attributes:
-        name: "local" (one after another in this process) or "ray".
-        workers: Ray workers; None: one a processor of the cluster.
+        name: "local" (this machine) or "ray".
+        workers: Worker processes; 1: all in this process. None: on a Ray cluster one for each processor; on this machine
+            one for each core where episodes take much longer than the start of a process, else all in this process.
         address: Of a running Ray cluster; None: one on this machine for the time of the command.
     """
 

@@ -10,18 +10,43 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
-from numpy.typing import NDArray
 
 from serving_gym.envs.interface.metrics import RequestRecords, summarise
 from serving_gym.runners.comparison.references import class_slowdowns, engines_of
 
 if TYPE_CHECKING:
-    from gymnasium.vector import VectorEnv
-
-    from serving_gym.baselines.policy import BatchPolicy, Policy
+    from serving_gym.baselines.policy import Policy
+    from serving_gym.envs.base.placement import PlacementVectorEnv
     from serving_gym.envs.interface.policy_spec import PolicySpec
 
 _SECONDS_PER_HOUR = 3600.0
+_RENT = "reward/gpu_usd"  # minus the rent of the machines that are kept, where the environment charges it
+
+
+@dataclass(frozen=True)
+class Score:
+    """Figures of an episode.
+
+    Attributes:
+        metrics: As of `Episode`.
+        us_per_decision: As of `Episode`.
+    """
+
+    metrics: dict[str, float]
+    us_per_decision: float
+
+
+@dataclass(frozen=True)
+class VectorEpisode:
+    """An episode in a place of a vector environment.
+
+    Attributes:
+        metrics: The return, and figures of `envs.interface.metrics.summarise`.
+        actions: What was decided, one entry for each decision (`describe_action`).
+    """
+
+    metrics: dict[str, float]
+    actions: list[Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,9 +56,9 @@ class Episode:
     Attributes:
         policy: name of the policy.
         seed: of the episode.
-        metrics: figures by name: `return`, `reward/TERM` (before weighting), `gpu_hours`, `commands_refused`,
-            `slowdown/CLASS` (`runners.comparison.references.class_slowdowns`), and those of
-        `envs.interface.metrics.summarise`.
+        metrics: figures by name: `return`, `reward/TERM` (before weighting), `gpu_hours`, `cost_usd` (rent of the
+            machines that are kept, in environments that charge it), `commands_refused`, `slowdown/CLASS`
+            (`runners.comparison.references.class_slowdowns`), and those of `envs.interface.metrics.summarise`.
         decisions: one mapping a decision: time, action, why it was refused, reward and its terms.
         us_per_decision: mean time the policy took to decide, microseconds; the first decision, in which it may compile,
             does not count.
@@ -48,6 +73,16 @@ class Episode:
     us_per_decision: float
     duration_s: float
     records: RequestRecords
+
+    @property
+    def score(self) -> Score:
+        """Its figures alone."""
+        return Score(self.metrics, self.us_per_decision)
+
+    @property
+    def actions(self) -> list[Any]:
+        """What was decided, one entry for each decision."""
+        return [decision["action"] for decision in self.decisions]
 
     def row(self) -> dict[str, Any]:
         """The episode as one row of a table."""
@@ -114,27 +149,46 @@ def run_episode(env: gym.Env[Any, Any], policy: Policy, seed: int, name: str | N
     )
 
 
-def episode_returns(
-    env: VectorEnv[Any, Any, Any], policy: BatchPolicy, spec: PolicySpec, seeds: Sequence[int]
-) -> NDArray[np.float64]:
-    """Returns of episodes that are run side by side, (num_envs,).
+def run_side_by_side(
+    env: PlacementVectorEnv, policies: Sequence[Policy], spec: PolicySpec, seeds: Sequence[int]
+) -> list[VectorEpisode] | None:
+    """Runs one episode in each place of a vector environment, to the same figures as `run_episode`.
 
     Args:
-        env: batched environment with same-step autoreset and masks.
-        policy: what decides.
-        spec: the setting.
-        seeds: of the episodes, one for each place of the environment.
+        env: The vector environment; its places stand still when their episodes are over.
+        policies: One for each place, none twice.
+        spec: The setting.
+        seeds: Seeds of the episodes, one for each place.
+
+    Returns:
+        The episodes in the order of `seeds`; None: a policy does something that is no index of the action space, which
+        vector environments do not take.
     """
-    policy.reset(spec, seeds[0])
+    for policy, seed in zip(policies, seeds, strict=True):
+        policy.reset(spec, seed)
     each: Any = list(seeds)
-    observation, info = env.reset(seed=each)
-    returns, over = np.zeros(env.num_envs), np.zeros(env.num_envs, bool)
-    while not over.all():
-        actions = policy.act_batch(observation, info["action_mask"])
-        observation, rewards, terminated, truncated, info = env.step(actions)
-        returns += np.where(over, 0.0, rewards)
-        over |= terminated | truncated
-    return returns
+    observation, _ = env.reset(seed=each)
+    hold = env.single_action_space.n - 1  # type: ignore[attr-defined]
+    returns, taken = [0.0 for _ in seeds], [[] for _ in seeds]  # type: tuple[list[float], list[list[Any]]]
+    going = list(range(len(seeds)))
+    while going:
+        actions = np.full(len(seeds), hold, np.int64)
+        for i in going:
+            own = {name: part[i] for name, part in observation.items()}
+            action = policies[i].act(own, env.episodes[i].state)
+            if not isinstance(action, int | np.integer | None):
+                return None
+            taken[i].append(describe_action(action))
+            actions[i] = hold if action is None else int(action)
+        observation, rewards, terminated, truncated, _ = env.step(actions)
+        over = terminated | truncated
+        for i in going:
+            returns[i] += float(rewards[i])
+        going = [i for i in going if not over[i]]
+    return [
+        VectorEpisode(_figures(spec, episode.simulator.results(), total, float(episode.state.now_s)), actions)
+        for episode, total, actions in zip(env.episodes, returns, taken, strict=True)
+    ]
 
 
 def _decide(policy: Policy, observation: Any, core: Any) -> Any:
@@ -174,13 +228,20 @@ def describe_action(action: Any) -> Any:
 def _metrics(
     spec: PolicySpec, records: RequestRecords, decisions: list[dict[str, Any]], duration_s: float
 ) -> dict[str, float]:
-    slos = dict(zip(spec.classes, spec.slos, strict=True))
+    terms = _sum_terms(decision["reward_terms"] for decision in decisions)
+    total = sum(decision["reward"] for decision in decisions)
     return {
-        "return": sum(decision["reward"] for decision in decisions),
-        **summarise(records, slos, spec.classes, duration_s),
+        **_figures(spec, records, total, duration_s),
         "commands_refused": float(sum(bool(decision["refused"]) for decision in decisions)),
-        **_sum_terms(decision["reward_terms"] for decision in decisions),
+        **terms,
+        **({"cost_usd": -terms[_RENT]} if _RENT in terms else {}),
     }
+
+
+def _figures(spec: PolicySpec, records: RequestRecords, total: float, duration_s: float) -> dict[str, float]:
+    """The return, and what follows from the requests."""
+    slos = dict(zip(spec.classes, spec.slos, strict=True))
+    return {"return": total, **summarise(records, slos, spec.classes, duration_s)}
 
 
 def _sum_terms(terms: Any) -> dict[str, float]:
