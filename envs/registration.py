@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium as gym
@@ -21,6 +22,7 @@ class EnvEntry:
     vector_entry_point: str
     config: str  # the dataclass of its arguments
     policies: tuple[str, ...]  # what one compares with, by name
+    roles: Mapping[str, str] = field(default_factory=dict)  # "static", "plain", "tuned" or "random", by policy
 
 
 ENVS = {
@@ -39,6 +41,7 @@ ENVS = {
             "sageserve",
             "clairvoyant_scaling",
         ),
+        {"fixed_instances": "static"},
     ),
     "deployment": EnvEntry(
         "Serving/Deployment-v0",
@@ -57,6 +60,7 @@ ENVS = {
             "oserve_tuned",
             "clairvoyant_deployment",
         ),
+        {"vllm_static": "static"},
     ),
     "dp_tp": EnvEntry(
         "Serving/DPTP-v0",
@@ -126,6 +130,17 @@ def usual_policies(name: str) -> tuple[str, ...]:
         ValueError: the name is unknown.
     """
     return _entry(name).policies
+
+
+def policy_roles(name: str) -> Mapping[str, str]:
+    """Roles of usual policies in a comparison: "static", "plain", "tuned" or "random".
+
+    A policy without an entry has the role that its name and its own attributes imply.
+
+    Raises:
+        ValueError: the name is unknown.
+    """
+    return _entry(name).roles
 
 
 def _entry(name: str) -> EnvEntry:

@@ -90,7 +90,9 @@ class TrackerConfig:
         name: "none", "tensorboard" or "wandb".
         project: W&B project.
         entity: W&B user or team; None: the account's own.
-        mode: W&B "offline" (a folder to be synchronised later) or "online" (needs an account).
+        mode: W&B "offline" (a folder to be synchronised later) or "online" (needs an account); the environment variable
+            WANDB_MODE goes before it.
+        group: W&B group; None: names of the environment and the agent or policy.
         run_name: name of the run; None: the tracker chooses.
         tags: W&B tags.
     """
@@ -99,6 +101,7 @@ class TrackerConfig:
     project: str = "serving-gym"
     entity: str | None = None
     mode: str = "offline"
+    group: str | None = None
     run_name: str | None = None
     tags: tuple[str, ...] = ()
 
@@ -113,8 +116,8 @@ class LauncherConfig:
 
     Attributes:
         name: "local" (this machine) or "ray".
-        workers: Worker processes; 1: all in this process. None: on a Ray cluster one for each processor; on this machine
-            one for each core where episodes take much longer than the start of a process, else all in this process.
+        workers: Worker processes; 1 on this machine: all in this process. None: one for each processor of a Ray
+            cluster, or for each core of this machine where that saves more time than the start of processes takes.
         address: Of a running Ray cluster; None: one on this machine for the time of the command.
     """
 

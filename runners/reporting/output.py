@@ -44,7 +44,9 @@ def write_json_columns(path: Path, columns: Mapping[str, Any]) -> None:
         path: File to write.
         columns: Figures, and lists with one entry for each request, by name.
     """
-    entries = (f"{json.dumps(name)}: {_encoded(value)}" for name, value in columns.items() if not is_nan(value))
+    entries = (
+        f"{json.dumps(name)}: {_encoded(value)}" for name, value in columns.items() if not is_nan(value)
+    )
     write_text(path, "{" + ", ".join(entries) + "}\n")
 
 
