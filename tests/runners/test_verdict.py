@@ -49,8 +49,8 @@ def test_the_start_beats_nobody(comparison):
 
 def test_the_table_is_sorted_and_marks_the_best_of_each_role(comparison):
     rows = closing_rows("agent", comparison, ROLES, ("slo_attainment",))
-    assert [row[0] for row in rows][0] == "strong"
-    assert [row[0] for row in rows][-1] == "weak"
+    assert rows[0][0] == "strong"
+    assert rows[-1][0] == "weak"
     roles = {row[0]: row[1] for row in rows}
     assert roles == {"agent": "agent", "weak": "static", "equal": "static (best)", "strong": "tuned"}
     returns = [row[2][0] for row in rows]
