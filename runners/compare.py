@@ -66,19 +66,19 @@ def main(config: CompareConfig, out: Path) -> None:
         progress_bar(len(policies) * config.seeds, "compare", "episode") as bar,
     ):
 
-        def tell(episode: Episode) -> None:
+        def on_episode(episode: Episode) -> None:
             bar.set_postfix_str(f"{episode.policy}, seed {episode.seed}", refresh=False)
             bar.update()
             returns[f"comparison/return/{episode.policy}"] = episode.metrics["return"]
             if episode.policy == last:
                 tracker.log(returns, len(results[last]))
 
-        run(env, config, policies, compared, tell)
+        run(env, config, policies, compared, on_episode)
         for i, episode in enumerate(results[last][: config.search.seeds]):
             compared.searched[i] = search(config, config.search, episode.seed)
         core: Any = env.unwrapped
         ttft_slo_s = [slo.ttft_s for slo in core.policy_spec.slos]
-        comparison = _header(config, results[last]) | compared.said(kinds_of(policies))
+        comparison = _header(config, results[last]) | compared.summary(kinds_of(policies))
         comparison["pools"] = pooled(results, config.pools)
         tracker.summary(compared_curves(comparison))
         write_json(out / "comparison.json", comparison)

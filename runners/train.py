@@ -177,17 +177,17 @@ def _draw(config: TrainConfig, training: Training, comparison: dict[str, Any], o
     """Draws the learning curve and the intervals of the comparison."""
     from serving_gym.runners.reporting.plots import plot_intervals, plot_learning_curve
 
-    said, agent = comparison["training"], config.agent["name"]
+    results, agent = comparison["training"], config.agent["name"]
     references = {
         name: (value, comparison["roles"][name])
-        for name, value in said["validation_returns"].items()
+        for name, value in results["validation_returns"].items()
         if name != agent
     }
     title = (
         f"{agent} in {config.env['name']} on {config.workload.name}: mean return of "
         f"{len(training.validation_jobs)} validation episodes"
     )
-    plot_learning_curve(out / CURVE, training.validation_rows(), references, said["start"], title)
+    plot_learning_curve(out / CURVE, training.validation_rows(), references, results["start"], title)
     plot_intervals(out / INTERVALS, comparison["policies"])
 
 
@@ -203,8 +203,8 @@ def _print(config: TrainConfig, agent: str, comparison: dict[str, Any]) -> None:
     )
     headings = ["policy", "role", "return [95 %]", *shown, "agent's gain [95 %]", "P(agent better)"]
     print_table(title, headings, closing_rows(agent, comparison, comparison["roles"], shown))
-    said = comparison["training"]
-    start = None if said["improved"] else f"{said['start']}, step {said['steps']:,}"
+    results = comparison["training"]
+    start = None if results["improved"] else f"{results['start']}, step {results['steps']:,}"
     if sentence := verdict(agent, comparison, start):
         _say(sentence)
 

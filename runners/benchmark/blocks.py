@@ -138,15 +138,15 @@ class BlockScores:
 
 
 def run_blocks(
-    blocks: Sequence[Block], out: Path, processes: int, tell: Callable[[Block], None] = lambda block: None
+    blocks: Sequence[Block], out: Path, processes: int, on_block: Callable[[Block], None] = lambda block: None
 ) -> list[BlockScores]:
     """Runs the blocks that `out` does not hold yet; returns the scores of all.
 
     Args:
         blocks: what to run.
         out: folder of the benchmark.
-        processes: that run them side by side; 1: this one alone.
-        tell: hears of each that is done.
+        processes: number of worker processes; 1: all blocks run in this process.
+        on_block: called with each block that is done.
     """
     digests = _digests(blocks)
     _worlds.clear()
@@ -155,13 +155,13 @@ def run_blocks(
         if _read(out / block.path, digest) is None:
             missing.append((block, digest))
         else:
-            tell(block)
+            on_block(block)
     if processes == 1 or len(missing) < 2:
         for block, digest in missing:
             _run_and_write(block, digest, out)
-            tell(block)
+            on_block(block)
     else:
-        _run_side_by_side(missing, out, processes, tell)
+        _run_in_processes(missing, out, processes, on_block)
     return [_written(out / block.path, digest) for block, digest in zip(blocks, digests, strict=True)]
 
 
@@ -171,8 +171,8 @@ def _digests(blocks: Sequence[Block]) -> list[str]:
     return [block.digest(contents) for block in blocks]
 
 
-def _run_side_by_side(
-    missing: Sequence[tuple[Block, str]], out: Path, processes: int, tell: Callable[[Block], None]
+def _run_in_processes(
+    missing: Sequence[tuple[Block, str]], out: Path, processes: int, on_block: Callable[[Block], None]
 ) -> None:
     """Runs blocks, each with its digest, the searches first: they take longest."""
     for block in {block.config.env["name"]: block for block, _ in missing}.values():
@@ -180,7 +180,7 @@ def _run_side_by_side(
     order = sorted(missing, key=lambda item: item[0].search is None)
     arguments = [(block, digest, out) for block, digest in order]
     for position, _ in call_in_processes(_run_and_write, arguments, processes):
-        tell(order[position][0])
+        on_block(order[position][0])
 
 
 def _run_and_write(block: Block, digest: str, out: Path) -> None:

@@ -1,4 +1,4 @@
-"""Policies on the same episodes of one or several workloads, and what that says."""
+"""Runs policies on the same episodes of one or several workloads."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from serving_gym.runners.rollouts.rollout import Episode, run_episode
 
 @dataclass
 class Comparison:
-    """Episodes of every policy, and the returns that they are held against.
+    """Episodes of every policy, and the returns that they are compared with.
 
     Attributes:
-        results: by policy what it came to, all over the same seeds in the same order.
+        results: episodes by policy, all over the same seeds in the same order.
         strata: workload of each seed.
         bounds: returns that no policy can exceed, one a seed; NaN: not known.
         searched: returns of the clairvoyant search by seed's place in the order.
@@ -38,13 +38,13 @@ class Comparison:
     searched: dict[int, float] = field(default_factory=dict)
 
     def add(self, stratum: str, scored: Mapping[str, Scored], bound: float | None) -> None:
-        """Adds what every policy came to on a seed."""
+        """Adds the episodes of every policy on one seed."""
         for name, each in scored.items():
             self.results[name].append(each)
         self.strata.append(stratum)
         self.bounds.append(np.nan if bound is None else bound)
 
-    def said(self, kinds: Kinds) -> dict[str, Any]:
+    def summary(self, kinds: Kinds) -> dict[str, Any]:
         """The statistical part of `comparison.json`."""
         searched = np.array([self.searched.get(i, np.nan) for i in range(len(self.strata))])
         references = References(bound=_known(np.array(self.bounds)), clairvoyant=_known(searched))
@@ -74,16 +74,16 @@ def run(
     config: CompareConfig,
     policies: Mapping[str, Policy],
     comparison: Comparison,
-    tell: Callable[[Episode], None] = lambda episode: None,
+    on_episode: Callable[[Episode], None] = lambda episode: None,
 ) -> None:
-    """Runs every policy over the seeds of a comparison, and adds what came of it.
+    """Runs every policy over the seeds of a comparison, and adds their episodes to it.
 
     Args:
-        env: where.
-        config: what is compared, and where.
+        env: the environment.
+        config: settings of the comparison.
         policies: by name.
-        comparison: what to add to.
-        tell: hears of each episode that has just been run.
+        comparison: receives the episodes.
+        on_episode: called with each episode when it is over.
     """
     seeds: Sequence[int] = config.seed_range
     if config.disjoint:
@@ -99,7 +99,7 @@ def run(
         block = {}
         for name in policies:
             block[name] = next(episodes)
-            tell(block[name])
+            on_episode(block[name])
         comparison.add(config.workload.name, block, _bound_of(env, config, block))
 
 

@@ -1,4 +1,4 @@
-"""What `runners.evaluate` leaves behind of episodes of one policy."""
+"""Files that `runners.evaluate` writes about the episodes of a policy."""
 
 from __future__ import annotations
 

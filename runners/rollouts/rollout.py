@@ -1,4 +1,4 @@
-"""One policy through one episode, and everything worth keeping of it."""
+"""Runs a policy through episodes, one at a time or in a vector environment, and collects their figures."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class VectorEpisode:
 
 @dataclass(frozen=True, eq=False)
 class Episode:
-    """What a policy did with one episode and what came of it.
+    """An episode under a policy: its decisions, requests and figures.
 
     Attributes:
         policy: name of the policy.
@@ -130,7 +130,7 @@ def run_episode(env: gym.Env[Any, Any], policy: Policy, seed: int, name: str | N
                 "refused": info["refused"],
                 "reward": float(reward),
                 "reward_terms": info["reward_terms"],
-                **_what_live_servers_add(info),
+                **_live_entries(info),
             }
         )
     records: RequestRecords = core.records()
@@ -149,7 +149,7 @@ def run_episode(env: gym.Env[Any, Any], policy: Policy, seed: int, name: str | N
     )
 
 
-def run_side_by_side(
+def run_vector_episodes(
     env: PlacementVectorEnv, policies: Sequence[Policy], spec: PolicySpec, seeds: Sequence[int]
 ) -> list[VectorEpisode] | None:
     """Runs one episode in each place of a vector environment, to the same figures as `run_episode`.
@@ -192,7 +192,7 @@ def run_side_by_side(
 
 
 def _decide(policy: Policy, observation: Any, core: Any) -> Any:
-    """What a policy decides; on live servers one that fails is passed over, as the requests are real."""
+    """The action of a policy; on live servers, where requests are real, an error of the policy is no decision."""
     if not getattr(core, "survives_failures", False):
         return policy.act(observation, core.state)
     from serving_gym.envs.routing.live.desk import NoDecision
@@ -203,8 +203,8 @@ def _decide(policy: Policy, observation: Any, core: Any) -> Any:
         return NoDecision(f"{policy.name} failed: {type(error).__name__}: {error}")
 
 
-def _what_live_servers_add(info: Mapping[str, Any]) -> dict[str, Any]:
-    """What was done, where it may be something else than was decided, and what was decided for the policy."""
+def _live_entries(info: Mapping[str, Any]) -> dict[str, Any]:
+    """On live servers: the action that was carried out, and decisions made in place of a policy that was late."""
     if "overrides" not in info:
         return {}
     return {

@@ -32,7 +32,7 @@ from serving_gym.runners.configuration.train_config import TrainConfig
 from serving_gym.runners.reporting.output import write_jsonl
 from serving_gym.runners.reporting.trackers import Tracker
 from serving_gym.runners.rollouts.launchers import Setting
-from serving_gym.runners.rollouts.rollout import Episode, VectorEpisode, run_episode, run_side_by_side
+from serving_gym.runners.rollouts.rollout import Episode, VectorEpisode, run_episode, run_vector_episodes
 
 METRICS, PROGRESS = "metrics.jsonl", "progress.json"
 VECTOR_ENVS = ("routing", "sharing")  # whose episodes one call of the kernel moves on together
@@ -190,7 +190,7 @@ class Training:
         if self._vector_env is not None:
             policies = [self.learner.policy() for _ in jobs]
             spec = self.envs[0].unwrapped.policy_spec
-            episodes = run_side_by_side(self._vector_env, policies, spec, [seed for seed, _ in jobs])
+            episodes = run_vector_episodes(self._vector_env, policies, spec, [seed for seed, _ in jobs])
             if episodes is not None:
                 return episodes
             self._vector_env = None

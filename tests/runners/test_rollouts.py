@@ -11,7 +11,7 @@ from serving_gym.runners.configuration.policies import load_policy
 from serving_gym.runners.configuration.schema import CompareConfig, LauncherConfig
 from serving_gym.runners.rollouts import launchers
 from serving_gym.runners.rollouts.launchers import Job, Rollouts, Setting, pays, run_jobs
-from serving_gym.runners.rollouts.rollout import run_episode, run_side_by_side
+from serving_gym.runners.rollouts.rollout import run_episode, run_vector_episodes
 
 POLICIES = ("round_robin", "jsq")
 SEEDS = (3, 4, 5)
@@ -29,7 +29,7 @@ def test_episodes_of_a_vector_environment_have_the_figures_of_the_scalar_one(con
     vector = make_vector_env("routing", len(SEEDS), **env_arguments(config))
     vector.begins_anew = False
     policies = [load_policy(name) for _ in SEEDS]
-    together = run_side_by_side(vector, policies, scalar.policy_spec, SEEDS)
+    together = run_vector_episodes(vector, policies, scalar.policy_spec, SEEDS)
     assert together is not None
     for seed, episode in zip(SEEDS, together, strict=True):
         alone = run_episode(scalar, load_policy(name), seed)
@@ -53,7 +53,7 @@ def test_a_policy_that_says_more_than_a_place_is_run_alone(config):
     vector = make_vector_env("routing", 1, **env_arguments(config))
     vector.begins_anew = False
     spec = make_configured_env(config).policy_spec
-    assert run_side_by_side(vector, [Prioritising()], spec, [0]) is None
+    assert run_vector_episodes(vector, [Prioritising()], spec, [0]) is None
 
 
 def test_worker_processes_return_the_same_figures_in_the_same_order(config, monkeypatch):
