@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
+from numpy.typing import NDArray
 
 from serving_gym.envs.interface.metrics import RequestRecords, summarise
 from serving_gym.runners.comparison.references import class_slowdowns, engines_of
 
 if TYPE_CHECKING:
-    from serving_gym.baselines.policy import Policy
+    from gymnasium.vector import VectorEnv
+
+    from serving_gym.baselines.policy import BatchPolicy, Policy
     from serving_gym.envs.base.placement import PlacementVectorEnv
     from serving_gym.envs.interface.policy_spec import PolicySpec
 
@@ -189,6 +192,31 @@ def run_vector_episodes(
         VectorEpisode(_figures(spec, episode.simulator.results(), total, float(episode.state.now_s)), actions)
         for episode, total, actions in zip(env.episodes, returns, taken, strict=True)
     ]
+
+
+def episode_returns(
+    env: VectorEnv[Any, Any, Any], policy: BatchPolicy, spec: PolicySpec, seeds: Sequence[int]
+) -> NDArray[np.float64]:
+    """Returns of episodes in a vector environment whose actions one call decides, (num_envs,).
+
+    A network may round otherwise in a batch than alone, so that returns can differ slightly from those of `run_episode`.
+
+    Args:
+        env: Vector environment with same-step autoreset and masks.
+        policy: The policy.
+        spec: The setting.
+        seeds: Seeds of the episodes, one for each place.
+    """
+    policy.reset(spec, seeds[0])
+    each: Any = list(seeds)
+    observation, info = env.reset(seed=each)
+    returns, over = np.zeros(env.num_envs), np.zeros(env.num_envs, bool)
+    while not over.all():
+        actions = policy.act_batch(observation, info["action_mask"])
+        observation, rewards, terminated, truncated, info = env.step(actions)
+        returns += np.where(over, 0.0, rewards)
+        over |= terminated | truncated
+    return returns
 
 
 def _decide(policy: Policy, observation: Any, core: Any) -> Any:

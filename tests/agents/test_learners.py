@@ -27,7 +27,6 @@ from serving_gym.agents.environments.deployment.features import EXISTS
 from serving_gym.agents.environments.env_parts import Penalised
 from serving_gym.agents.learners.api.config import APIConfig
 from serving_gym.agents.learners.learner import Budget, Task, make_learner
-from serving_gym.agents.learners.returns import Stage
 from serving_gym.agents.learners.search_learner import ARSSearch
 from serving_gym.agents.learners.serial_env import SerialVectorEnv
 from serving_gym.agents.networks.networks import BASELINE, PooledNetwork, ResidualNetwork
@@ -36,10 +35,10 @@ from serving_gym.baselines.registry import make_policy
 from serving_gym.envs.interface.backend import SLO
 from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
 from serving_gym.envs.interface.objective import Objective
-from serving_gym.envs.registration import make_env
+from serving_gym.envs.registration import make_env, make_vector_env
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners.configuration.policies import policy_config
-from serving_gym.runners.rollouts.rollout import run_episode
+from serving_gym.runners.rollouts.rollout import episode_returns, run_episode
 from tests.deployment.samples import BASE as DEPLOYMENT
 
 SLOW = GroupSpec(ReplicaSpec("llama-3.1-8b", "A100-80GB"), 1)
@@ -167,9 +166,9 @@ def test_what_is_saved_comes_back_and_goes_on(name, env_name, tmp_path):
     assert episode.decisions == run_episode(env, copy.policy(), 3, policy.name).decisions
     copy.improve(Budget(128, steps=64))
     if isinstance(policy, BatchPolicy):
-        returns = Stage(task, 2, lambda steps: None).returns(policy, [3, 4])
-        alone = run_episode(make_env(env_name, **task.training_arguments), policy, 3)
-        assert returns[0] == pytest.approx(alone.metrics["return"], rel=1e-6)
+        batch = make_vector_env(env_name, 2, **task.arguments)
+        returns = episode_returns(batch, policy, env.policy_spec, [3, 4])
+        assert returns[0] == pytest.approx(episode.metrics["return"], rel=1e-6)
 
 
 @pytest.mark.parametrize("name", ["bc", "dagger", "api"])

@@ -15,16 +15,15 @@ from serving_gym.agents.learners.api.counterfactuals import Batch
 from serving_gym.agents.learners.api.learner import APILearner, steepness
 from serving_gym.agents.learners.factory import make_policy_network
 from serving_gym.agents.learners.learner import Budget, Task, make_learner
-from serving_gym.agents.learners.returns import Stage
 from serving_gym.agents.networks.set_network import SetNetwork
 from serving_gym.agents.policies.network_policy import NetworkPolicy, place_scores
 from serving_gym.baselines.registry import make_policy
 from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
-from serving_gym.envs.registration import make_env
+from serving_gym.envs.registration import make_env, make_vector_env
 from serving_gym.envs.routing import batch as batch
 from serving_gym.envs.simulator.kernel.features import CLUSTER_FEATURES, PLACE_FEATURES
 from serving_gym.envs.workload.registry import WorkloadSpec
-from serving_gym.runners.rollouts.rollout import run_episode
+from serving_gym.runners.rollouts.rollout import episode_returns, run_episode
 
 IN_SERVICE = RoutingAdapter.present
 SLOW = GroupSpec(ReplicaSpec("llama-3.1-8b", "A100-80GB"), 1)
@@ -298,10 +297,8 @@ def test_round_trip_and_another_number_of_places(name, tmp_path):
     larger = FleetConfig(groups=(SLOW, FAST, GroupSpec(ReplicaSpec("llama-3.1-8b", "H100"), 3)))
     wide = run_episode(make_env("routing", **{**LIGHT, "cluster": larger}), policy, 3)
     assert {decision["action"] for decision in wide.decisions} <= set(range(6))
-    task = Task("routing", LIGHT, num_envs=2)
-    together = Stage(task, 2, lambda steps: None).returns(policy, [3, 4])
-    alone = run_episode(make_env("routing", **task.training_arguments), policy, 3)
-    assert together[0] == pytest.approx(alone.metrics["return"], rel=1e-6)
+    together = episode_returns(make_vector_env("routing", 2, **LIGHT), policy, env.policy_spec, [3, 4])
+    assert together[0] == pytest.approx(ours.metrics["return"], rel=1e-6)
 
 
 @pytest.mark.parametrize("name", ["maskable_ppo", "api"])
