@@ -28,6 +28,8 @@ class EnvEntry:
             among them.
         policies: What one compares with, by name.
         state: Name of the class of its state, by which policies are known to fit.
+        roles: Roles of policies in a comparison: "static", "plain", "tuned" or "random"; of those whose name does not
+            say it.
         package: What modules are counted from; empty for an environment from outside this package.
         choices: Config groups and what commands choose of them with this environment, as `{"workload": "azure_conv"}`;
             of one that has no file in `configs/env`.
@@ -40,6 +42,7 @@ class EnvEntry:
     policies: tuple[str, ...]
     state: str = ""
     package: str = "serving_gym"
+    roles: Mapping[str, str] = field(default_factory=dict)
     choices: Mapping[str, str] = field(default_factory=dict)
 
     def load(self, target: str) -> Any:
@@ -64,6 +67,7 @@ ENVS = {
             "clairvoyant_scaling",
         ),
         "AutoscalingState",
+        roles={"fixed_instances": "static"},
     ),
     "deployment": EnvEntry(
         "Serving/Deployment-v0",
@@ -83,6 +87,7 @@ ENVS = {
             "clairvoyant_deployment",
         ),
         "DeploymentState",
+        roles={"vllm_static": "static"},
     ),
     "dp_tp": EnvEntry(
         "Serving/DPTP-v0",
@@ -171,6 +176,15 @@ class Environment:
     name: str
     settings: Any
 
+    @classmethod
+    def of(cls, name: str, arguments: Mapping[str, Any]) -> Environment:
+        """The environment of that name with typed settings.
+
+        Raises:
+            ValueError: The name or a setting is unknown or not allowed.
+        """
+        return cls(name, env_config_class(name)(**arguments))
+
     @property
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments of the environment's classes: the fields of its settings."""
@@ -246,6 +260,17 @@ def env_metadata(name: str) -> dict[str, Any]:
     entry = _entry(name)
     metadata: dict[str, Any] = entry.load(entry.entry_point).metadata
     return metadata
+
+
+def policy_roles(name: str) -> Mapping[str, str]:
+    """Roles of usual policies in a comparison: "static", "plain", "tuned" or "random".
+
+    A policy without an entry has the role that its name and its own attributes imply.
+
+    Raises:
+        ValueError: the name is unknown.
+    """
+    return _entry(name).roles
 
 
 def _entry(name: str) -> EnvEntry:

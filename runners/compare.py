@@ -36,7 +36,7 @@ from serving_gym.runners.live.attach import configured_env
 from serving_gym.runners.reporting.output import write_json, write_parquet
 from serving_gym.runners.reporting.progress import progress_bar
 from serving_gym.runners.reporting.tables import print_results_in, print_table
-from serving_gym.runners.reporting.trackers import make_tracker
+from serving_gym.runners.reporting.trackers import compared_curves, make_tracker
 from serving_gym.runners.rollouts.rollout import Episode
 
 TABLE_METRICS = (
@@ -68,30 +68,30 @@ def main(config: CompareConfig, out: Path) -> None:
         progress_bar(len(policies) * config.seeds, "compare", "episode") as bar,
     ):
 
-        def tell(episode: Episode) -> None:
+        def on_episode(episode: Episode) -> None:
             bar.set_postfix_str(f"{episode.policy}, seed {episode.seed}", refresh=False)
             bar.update()
-            returns[f"{episode.policy}/return"] = episode.metrics["return"]
+            returns[f"comparison/return/{episode.policy}"] = episode.metrics["return"]
             if episode.policy == last:
                 tracker.log(returns, len(results[last]))
 
         for policy in policies.values():
             check_spaces(policy, env)
-        run(env, config, policies, compared, tell)
+        run(env, config, policies, compared, on_episode)
         for i, episode in enumerate(results[last][: config.search.seeds]):
             compared.searched[i] = search(config, config.search, episode.seed)
         core: Any = env.unwrapped
         ttft_slo_s = [slo.ttft_s for slo in core.policy_spec.slos]
-        comparison = _header(config, results[last]) | compared.said(kinds_of(policies))
+        comparison = _header(config, results[last]) | compared.summary(kinds_of(policies))
         comparison["pools"] = pooled(results, config.pools)
-        tracker.summary(
-            {f"{n}/{m}": e["iqm"] for n, p in comparison["policies"].items() for m, e in p["metrics"].items()}
-        )
-    write_json(out / "comparison.json", comparison)
-    rows = [episode.row() for episodes in results.values() for episode in episodes]
-    write_parquet(out / "episodes.parquet", pd.DataFrame(rows))
-    if config.plots:
-        _plot(out, comparison, results, ttft_slo_s)
+        tracker.summary(compared_curves(comparison))
+        write_json(out / "comparison.json", comparison)
+        rows = [episode.row() for episodes in results.values() for episode in episodes]
+        write_parquet(out / "episodes.parquet", pd.DataFrame(rows))
+        if config.plots:
+            _plot(out, comparison, results, ttft_slo_s)
+            for name in ("intervals", "timeline"):
+                tracker.picture(f"comparison/{name}", out / f"{name}.png", len(results[last]))
     _print(comparison)
     print_results_in(out)
 
@@ -119,19 +119,21 @@ def _plot(
 
 def _print(comparison: dict[str, Any]) -> None:
     policies, best = comparison["policies"], comparison["best_heuristic"]
+    priced = any("cost_usd" in entry["metrics"] for entry in policies.values())
+    shown = (*TABLE_METRICS[1:], *(("cost_usd",) if priced else ()))
     rows = []
     for name, entry in policies.items():
         metrics = entry["metrics"]
         against = comparison["probability_of_improvement"].get(f"{name}>{best}", None)
         first = metrics["return"]
-        others = [metrics[metric]["iqm"] for metric in TABLE_METRICS[1:]]
+        others = [metrics[metric]["iqm"] for metric in shown]
         rows.append([name, (first["iqm"], *first["ci95"]), *others, entry["us_per_decision"], against])
     title = f"{comparison['env']} on {comparison['workload']}, {comparison['seeds']} episodes each, interquartile means"
     if comparison["blocks"] < comparison["seeds"]:
         title += (
             f"\nonly {comparison['blocks']} of them can be disjoint in this trace: intervals are too narrow"
         )
-    headings = ["policy", "return\n[95 %]", *(metric.replace("_", "\n") for metric in TABLE_METRICS[1:])]
+    headings = ["policy", "return\n[95 %]", *(metric.replace("_", "\n") for metric in shown)]
     print_table(title, [*headings, "us a\ndecision", f"P(better than\n{best})"], rows)
     for pattern, pool in comparison["pools"].items():
         _print_pool(pattern, pool)

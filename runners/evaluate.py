@@ -53,10 +53,15 @@ def main(config: EvaluateConfig, out: Path) -> None:
         episodes = []
         for step, seed in enumerate(config.seed_range):
             episodes.append(run_episode(env, policy, seed, label))
-            tracker.log(episodes[-1].metrics, step)
+            metrics = episodes[-1].metrics
+            tracker.log(
+                {f"evaluation/{name}": metrics[name] for name in SHOWN_METRICS if name in metrics}, step
+            )
             bar.update()
         summary = aggregate(episodes)
-        tracker.summary({name: entry["iqm"] for name, entry in summary.items()})
+        tracker.summary(
+            {f"evaluation/{name}": summary[name]["iqm"] for name in SHOWN_METRICS if name in summary}
+        )
         core: Any = env.unwrapped
         spec = core.policy_spec
     write_episodes(config, out, episodes, summary, spec)

@@ -4,7 +4,8 @@
     python -m runners.simulate workload=azure_conv cluster=fleet_two_gpus router=jsq
     python -m runners.simulate workload=azure_conv_fitted backend=vllm backend.endpoints=[http://127.0.0.1:8000]
 
-Writes `summary.json`, `requests.parquet` and `requests.json` (keys of `vllm bench serve --save-detailed`).
+Writes `summary.json`, `requests.parquet` and, unless `requests_json=false`, `requests.json` (keys of
+`vllm bench serve --save-detailed`).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from serving_gym.envs.workload.schema import Workload
 from serving_gym.runners.command_line.cli import command
 from serving_gym.runners.configuration.clusters import check_unattended, cluster_of, num_engines, simulator_of
 from serving_gym.runners.configuration.schema import SimulateConfig
-from serving_gym.runners.reporting.output import write_atomically, write_json
+from serving_gym.runners.reporting.output import write_atomically, write_json, write_json_columns
 from serving_gym.runners.reporting.progress import progress_bar
 from serving_gym.runners.reporting.tables import SHOWN_METRICS, print_results_in, print_summary
 
@@ -82,8 +83,9 @@ def main(config: SimulateConfig, out: Path) -> None:
     summary = summarise(records, slos, workload.classes, duration_s) | served.usage
     figures = served.figures | {"duration_s": duration_s}
     write_atomically(out / "requests.parquet", records.to_parquet)
-    detailed = records.to_vllm_json(duration_s, slos, workload.classes) | served.details
-    write_json(out / "requests.json", detailed, indent=None)
+    if config.requests_json:
+        detailed = records.to_vllm_json(duration_s, slos, workload.classes) | served.details
+        write_json_columns(out / "requests.json", detailed)
     header: dict[str, Any] = {
         "workload": workload.name,
         "provenance": workload.provenance,

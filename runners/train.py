@@ -11,8 +11,10 @@ It runs for the agent's own number of decisions, but not longer than five minute
 `max_minutes=...` sets another. The learning rate falls with whichever of the two is nearer, so that a machine fast
 enough for all decisions gives the same agent for the same seed.
 
-Writes `checkpoint/` (the policy that did best on validation episodes: weights, resolved config, card), `last/` (what
-`resume=` needs), `metrics.jsonl`, and `comparison.json` (see `runners.comparison.results`).
+Writes `checkpoint/` (the policy with the highest return on validation episodes: weights, resolved config, card),
+`last/` (what `resume=` needs), `metrics.jsonl`, `comparison.json` (see `runners.comparison.results`; `training` has the
+kept policy's step and the validation returns of all policies), `learning_curve.png` (validation return over steps and
+minutes, with the other policies on the same episodes) and `intervals.png`.
 """
 
 from __future__ import annotations
@@ -23,19 +25,25 @@ from typing import Any
 
 from serving_gym.agents.checkpoint import CHECKPOINT, load_policy, plain
 from serving_gym.agents.learners.learner import Task, make_learner
+from serving_gym.baselines.policy import Policy
+from serving_gym.envs.registration import policy_roles
 from serving_gym.runners.command_line.cli import command, use_one_thread
+from serving_gym.runners.comparison.aggregate import Scored
 from serving_gym.runners.comparison.results import compare_results
 from serving_gym.runners.comparison.run import kinds_of
+from serving_gym.runners.comparison.verdict import closing_rows, roles_of, verdict
 from serving_gym.runners.configuration.policies import load_policies
 from serving_gym.runners.configuration.train_config import TrainConfig, register_agents, resumed
 from serving_gym.runners.reporting.output import write_json
 from serving_gym.runners.reporting.progress import progress_bar
 from serving_gym.runners.reporting.tables import print_results_in, print_table
-from serving_gym.runners.reporting.trackers import make_tracker
-from serving_gym.runners.rollouts.launchers import episodes_of
-from serving_gym.runners.rollouts.rollout import Episode
+from serving_gym.runners.reporting.trackers import compared_curves, make_tracker
+from serving_gym.runners.rollouts.launchers import Job, Rollouts, run_jobs
 from serving_gym.runners.training.loop import Training
+from serving_gym.runners.training.start import start_name
 
+CURVE, INTERVALS = "learning_curve.png", "intervals.png"
+USAGE_METRICS = ("gpu_hours", "cost_usd")  # where policies differ in them
 TABLE_METRICS = ("slo_attainment", "ttft_p50_s", "ttft_p99_s", "tpot_p50_s")
 
 register_agents()
@@ -48,23 +56,22 @@ def main(config: TrainConfig, out: Path) -> None:
         config = resumed(config)
     agent = config.agent_config
     env = config.environment.make()  # says what is wrong with it before anything takes time
-    baselines = load_policies(config.compared, env, config.env["name"])
+    baselines = load_policies(config.compared, env, config.environment.name)
     limit = "" if config.minutes is None else f", at most {config.minutes:g} minutes"
     _say(
         f"Training {agent.name} on {config.env['name']} ({config.workload.name}): {config.steps:,} steps{limit}."
     )
     use_one_thread()
-    also, also_words = config.others.values(), config.others
     task = Task(
         config.environment.name,
         config.environment.arguments,
         config.num_envs,
         config.seed,
-        tuple(other.arguments for other in also),
-        tuple(also_words),
+        tuple(other.arguments for other in config.others.values()),
+        tuple(config.others),
     )
     training = Training(config, make_learner(agent, task), out)
-    with make_tracker(config.tracker, out, plain(config)) as tracker:
+    with make_tracker(config.tracker, out, plain(config), training.budget.steps) as tracker:
         try:
             with progress_bar(100, f"train {agent.name}", "%") as bar:
                 training.run(tracker, bar)
@@ -76,26 +83,54 @@ def main(config: TrainConfig, out: Path) -> None:
             f"{budget.steps:,} steps in {budget.elapsed_s / 60.0:.1f} minutes; best validation return "
             f"{training.best_return:.4g}, after {training.best_steps:,} steps."
         )
-        comparison = _compare(config, {agent.name: load_policy(out / CHECKPOINT), **baselines})
+        policies = {agent.name: load_policy(out / CHECKPOINT), **baselines}
+        comparison, validation = _compare(config, training, policies, out)
+        roles = roles_of(policies, policy_roles(config.env["name"]), [agent.name])
+        comparison["roles"] = roles
+        comparison["training"] = {
+            "start": start_name(config.agent),
+            "improved": training.improved,
+            "steps": training.best_steps,
+            "validation_returns": {agent.name: training.best_return, **validation},
+        }
         write_json(out / "comparison.json", comparison)
-        tracker.summary(
-            {
-                f"{name}/{metric}": entry["iqm"]
-                for name, policy in comparison["policies"].items()
-                for metric, entry in policy["metrics"].items()
-            }
-        )
+        _draw(config, training, comparison, out)
+        tracker.summary(compared_curves(comparison))
+        for name, file in (("validation/learning_curve", CURVE), ("comparison/intervals", INTERVALS)):
+            tracker.picture(name, out / file, budget.steps)
+        tracker.checkpoint(CHECKPOINT, out / CHECKPOINT)
     _print(config, agent.name, comparison)
+    print(f"Learning curve in {out / CURVE}")
     print_results_in(out)
 
 
-def _compare(config: TrainConfig, policies: dict[str, Any]) -> dict[str, Any]:
-    """All policies on the same episodes of the test split."""
-    env = config.environment.make()
-    results: dict[str, list[Episode]] = {name: [] for name in policies}
-    with progress_bar(len(policies) * config.seeds, "compare", "episode") as bar:
-        for episode in episodes_of(config, config.launcher, env, policies, config.seed_range):
-            results[episode.policy].append(episode)
+def _compare(
+    config: TrainConfig, training: Training, policies: dict[str, Policy], out: Path
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """All policies on the same episodes of the test split, and the others on the validation episodes.
+
+    Returns:
+        The content of `comparison.json`, and the validation return of each policy but the agent.
+    """
+    agent = config.agent["name"]
+    others = [name for name in policies if name != agent]
+    rollouts = Rollouts(
+        [config.environment, *training.settings],
+        {name: str(out / CHECKPOINT) if name == agent else name for name in policies},
+        dict(policies),
+        {1 + i: env for i, env in enumerate(training.envs)},
+        scores_only=True,
+    )
+    jobs = [Job(name, seed) for seed in config.seed_range for name in policies]
+    jobs += [Job(name, seed, 1 + place) for seed, place in training.validation_jobs for name in others]
+    results: dict[str, list[Scored]] = {name: [] for name in policies}
+    tried: dict[str, list[float]] = {name: [] for name in others}
+    with progress_bar(len(jobs), "compare", "episode") as bar:
+        for job, score in zip(jobs, run_jobs(config.launcher, rollouts, jobs), strict=True):
+            if job.setting == 0:
+                results[job.policy].append(score)
+            else:
+                tried[job.policy].append(score.metrics["return"])
             bar.update()
     header = {
         "env": config.env["name"],
@@ -103,51 +138,49 @@ def _compare(config: TrainConfig, policies: dict[str, Any]) -> dict[str, Any]:
         "split": config.split,
         "seeds": config.seeds,
     }
-    return header | compare_results(results, kinds_of(policies, learned={config.agent["name"]}))
+    comparison = header | compare_results(results, kinds_of(policies, learned={agent}))
+    return comparison, {name: training.validation_return(returns) for name, returns in tried.items()}
+
+
+def _draw(config: TrainConfig, training: Training, comparison: dict[str, Any], out: Path) -> None:
+    """Draws the learning curve and the intervals of the comparison."""
+    from serving_gym.runners.reporting.plots import plot_intervals, plot_learning_curve
+
+    results, agent = comparison["training"], config.agent["name"]
+    references = {
+        name: (value, comparison["roles"][name])
+        for name, value in results["validation_returns"].items()
+        if name != agent
+    }
+    title = (
+        f"{agent} in {config.env['name']} on {config.workload.name}: mean return of "
+        f"{len(training.validation_jobs)} validation episodes"
+    )
+    plot_learning_curve(out / CURVE, training.validation_rows(), references, results["start"], title)
+    plot_intervals(out / INTERVALS, comparison["policies"])
 
 
 def _print(config: TrainConfig, agent: str, comparison: dict[str, Any]) -> None:
-    rows = []
-    for name, entry in comparison["policies"].items():
-        metrics = entry["metrics"]
-        gain = comparison["relative_improvement"].get(f"{agent}>{name}", {}).get("iqm")
-        better = comparison["probability_of_improvement"].get(f"{agent}>{name}")
-        rows.append(
-            [
-                name,
-                (metrics["return"]["iqm"], *metrics["return"]["ci95"]),
-                *(metrics[metric]["iqm"] for metric in TABLE_METRICS),
-                None if gain is None else f"{100.0 * gain:+.1f} %",
-                better,
-            ]
-        )
-    rows.sort(key=lambda row: -row[1][0])
     title = (
         f"{config.env['name']} on {config.workload.name}, {config.split} split, {config.seeds} episodes each, "
         "interquartile means"
     )
-    headings = ["policy", "return [95 %]", *TABLE_METRICS, "agent's gain", "P(agent better)"]
-    print_table(title, headings, rows)
-    _say(_verdict(agent, comparison))
-
-
-def _verdict(agent: str, comparison: dict[str, Any]) -> str:
-    """How the agent did, in one sentence."""
-    parts = {True: [], False: []}  # type: dict[bool, list[str]]
-    for name in comparison["policies"]:
-        if name != agent:
-            gain = comparison["relative_improvement"][f"{agent}>{name}"]["iqm"]
-            wins = comparison["probability_of_improvement"][f"{agent}>{name}"]
-            parts[gain > 0].append(
-                f"{name} by {100.0 * abs(gain):.1f} % (better on {100.0 * wins:.0f} % of episodes)"
-            )
-    ahead = f"beats {', '.join(parts[True])}" if parts[True] else ""
-    behind = f"is behind {', '.join(parts[False])}" if parts[False] else ""
-    return (
-        f"{agent} {'; it '.join(part for part in (ahead, behind) if part)}."
-        if parts[True] or parts[False]
-        else ""
+    first = comparison["policies"][agent]["metrics"]
+    shown = (
+        *TABLE_METRICS,
+        *(name for name in USAGE_METRICS if name in first and _differs(name, comparison)),
     )
+    headings = ["policy", "role", "return [95 %]", *shown, "agent's gain [95 %]", "P(agent better)"]
+    print_table(title, headings, closing_rows(agent, comparison, comparison["roles"], shown))
+    results = comparison["training"]
+    start = None if results["improved"] else f"{results['start']}, step {results['steps']:,}"
+    if sentence := verdict(agent, comparison, start):
+        _say(sentence)
+
+
+def _differs(metric: str, comparison: dict[str, Any]) -> bool:
+    """Whether policies differ in a figure."""
+    return len({policy["metrics"][metric]["iqm"] for policy in comparison["policies"].values()}) > 1
 
 
 def _say(sentence: str) -> None:

@@ -61,6 +61,7 @@ def compare(env: str, policies: Sequence[str], seeds: int = 10, **words: Any) ->
         ValueError: A name, a word or a value is unknown or not allowed; names the nearest match.
     """
     name = next((short for short in ENVS if env in (short, env_id(short))), env)
+    words.setdefault("launcher.workers", 1)  # worker processes would import the caller's script again
     said = [f"env={name}", f"seeds={seeds}", *as_words({"policies": list(policies), **words})]
     config = composed("compare", CompareConfig, said)
     loaded = {each: load_policy(each) for each in config.compared}

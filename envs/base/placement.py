@@ -127,6 +127,7 @@ class PlacementVectorEnv(BaseVectorEnv):
         `options={"split": ...}` chooses where these and the episodes that follow them are drawn from.
         """
         seeds = self._seeds(seed, options)
+        self._standing = np.zeros(self.num_envs, bool)
         observations: Observations = self._batch.reset(range(self.num_envs), seeds, self._split)
         self._masks = observations.masks
         return observations.as_dict(), {"action_mask": self._masks}
@@ -139,9 +140,13 @@ class PlacementVectorEnv(BaseVectorEnv):
             raise RuntimeError("no episode has begun; call reset()")
         observations, rewards, terminated, truncated, dt_s = self._step(np.asarray(actions, np.int64))
         infos: dict[str, Any] = {"dt": dt_s}
-        over = np.flatnonzero(terminated | truncated).tolist()
+        rewards = np.where(self._standing, 0.0, rewards)
+        over = np.flatnonzero((terminated | truncated) & ~self._standing).tolist()
         if over:
             self._keep_last(over, observations.as_dict(), observations.masks[over], infos)
+        if not self.begins_anew:
+            self._standing[over] = True
+        elif over:
             fresh = self._batch.reset(over, [self._draw(i) for i in over], self._split)
             for batch, rows in zip(observations, fresh, strict=True):
                 batch[over] = rows

@@ -20,7 +20,13 @@ class BaseVectorEnv(VectorEnv[BatchObservation, NDArray[np.int64], NDArray[Any]]
 
     An episode that ends begins anew in the same step; its last observation and info are in `infos["final_obs"]` and
     `infos["final_info"]` (Gymnasium's same-step autoreset).
+
+    Attributes:
+        begins_anew: Whether an episode that ends is followed by another. Otherwise its place stands still until the
+            next reset: it is over, at no reward, and what is seen of it is zero.
     """
+
+    begins_anew: bool = True
 
     metadata: dict[str, Any] = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}
 
@@ -145,12 +151,9 @@ class SequentialVectorEnv(BaseVectorEnv):
 
     Attributes:
         episodes: The episodes.
-        begins_anew: Whether an episode that ends is followed by another. Otherwise its place stands still until the
-            next reset: it is over, at no reward, and what is seen of it is zero.
     """
 
     episodes: Sequence[SteppedEpisode]
-    begins_anew: bool = True
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None

@@ -274,7 +274,7 @@ def to_jsonable(value: Any) -> Any:
     NaN, hence about nothing, is left out, and a NaN in a list becomes null as well.
     """
     if isinstance(value, Mapping):
-        return {str(key): to_jsonable(entry) for key, entry in value.items() if not _is_nan(entry)}
+        return {str(key): to_jsonable(entry) for key, entry in value.items() if not is_nan(entry)}
     if isinstance(value, np.ndarray):
         return to_jsonable(value.tolist())
     if isinstance(value, (list, tuple)):
@@ -286,7 +286,8 @@ def to_jsonable(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def _is_nan(value: Any) -> bool:
+def is_nan(value: Any) -> bool:
+    """Whether a value is a float and not a number."""
     return isinstance(value, (float, np.floating)) and math.isnan(value)
 
 

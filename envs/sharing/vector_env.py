@@ -32,13 +32,11 @@ class SharingVectorEnv(PlacementVectorEnv):
         super().__init__(SharingDeciders(episodes), make_spaces(episodes[0]))
 
     def _step(self, actions: NDArray[np.int64]) -> Stepped:
-        observations, every = self._batch.step(actions)
-        outcomes = [outcome for outcome in every if outcome is not None]
-        assert len(outcomes) == self.num_envs, "episodes that end begin anew at once"
+        observations, outcomes = self._batch.step(actions)  # None: the episode is over and stands still
         return Stepped(
             observations,
-            np.array([outcome.reward for outcome in outcomes]),
-            np.array([outcome.terminated for outcome in outcomes]),
-            np.array([outcome.truncated for outcome in outcomes]),
-            np.array([outcome.dt_s for outcome in outcomes]),
+            np.array([0.0 if outcome is None else outcome.reward for outcome in outcomes]),
+            np.array([outcome is None or outcome.terminated for outcome in outcomes]),
+            np.array([outcome is not None and outcome.truncated for outcome in outcomes]),
+            np.array([0.0 if outcome is None else outcome.dt_s for outcome in outcomes]),
         )

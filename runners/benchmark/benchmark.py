@@ -76,16 +76,16 @@ def run_benchmark(config: BenchmarkConfig, out: Path) -> None:
     blocks = [block for variant in variants.values() for block in variant.blocks]
     with progress_bar(len(blocks), f"benchmark {config.name}", "block") as bar:
 
-        def tell(block: Block) -> None:
+        def on_block(block: Block) -> None:
             bar.set_postfix_str(f"{block.folder}, {block.stratum}, seed {block.seed}", refresh=False)
             bar.update()
 
-        scores = dict(zip(blocks, run_blocks(blocks, out, config.processes, tell), strict=True))
+        scores = dict(zip(blocks, run_blocks(blocks, out, config.processes, on_block), strict=True))
     rows: list[dict[str, Any]] = []
     for label, variant in variants.items():
-        said = variant.said(scores)
-        write_json(out / label / "comparison.json", said)
-        rows += _lines(label, said)
+        comparison = variant.summary(scores)
+        write_json(out / label / "comparison.json", comparison)
+        rows += _lines(label, comparison)
     write_json(out / RESULTS, {"benchmark": config.name, "blocks": config.blocks, "results": rows})
     _print(config, rows)
     print_results_in(out)
@@ -136,7 +136,7 @@ class _Variant:
             ]
         return cls(label, task.policies, configs, tuple(blocks), tuple(skipped))
 
-    def said(self, scores: Mapping[Block, BlockScores]) -> dict[str, Any]:
+    def summary(self, scores: Mapping[Block, BlockScores]) -> dict[str, Any]:
         """`comparison.json` over its workloads."""
         comparison = Comparison({name: [] for name in self.policies})
         run = [block for block in self.blocks if block.search is None]
@@ -161,7 +161,7 @@ class _Variant:
             "search_blocks": len(comparison.searched),
             "skipped": list(self.skipped),
         }
-        return header | comparison.said(kinds_of({name: load_policy(name) for name in self.policies}))
+        return header | comparison.summary(kinds_of({name: load_policy(name) for name in self.policies}))
 
 
 def _configs(
@@ -212,14 +212,14 @@ def _composed(words: tuple[str, ...]) -> CompareConfig:
     return build(CompareConfig, plain)
 
 
-def _lines(label: str, said: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _lines(label: str, comparison: Mapping[str, Any]) -> list[dict[str, Any]]:
     """One line for each learned policy, with its own badge, or where there is none one of the best heuristic."""
-    best, regret = said["best_heuristic"], said["regret"]
+    best, regret = comparison["best_heuristic"], comparison["regret"]
     lines: list[dict[str, Any]] = []
-    for name, gates in said["gates"].items():
-        if name not in said["learned"]:
+    for name, gates in comparison["gates"].items():
+        if name not in comparison["learned"]:
             continue
-        gain = said["relative_improvement"][f"{name}>{best}"]
+        gain = comparison["relative_improvement"][f"{name}>{best}"]
         lines.append(
             {
                 "task": label,
@@ -229,18 +229,18 @@ def _lines(label: str, said: Mapping[str, Any]) -> list[dict[str, Any]]:
                 "ci95": gain["ci95"],
                 "mean": gain["mean"],
                 "mean_ci95": gain["mean_ci95"],
-                "probability_of_improvement": said["probability_of_improvement"][f"{name}>{best}"],
+                "probability_of_improvement": comparison["probability_of_improvement"][f"{name}>{best}"],
                 "gates_hold": gates["holds"],
                 "gates_certain": gates["certain"],
                 "gates_beyond_in": gates["beyond_in"],
-                "lost_to": said["lost_to"][name],
+                "lost_to": comparison["lost_to"][name],
                 "regret_bound": _lacking(regret["bound"], name),
                 "regret_clairvoyant": _lacking(regret["clairvoyant"], name),
-                "us_per_decision": said["policies"][name]["us_per_decision"],
-                "blocks": said["blocks"],
-                "strata": said["strata"],
-                "skipped": said["skipped"],
-                "badge": said["badges"][name],
+                "us_per_decision": comparison["policies"][name]["us_per_decision"],
+                "blocks": comparison["blocks"],
+                "strata": comparison["strata"],
+                "skipped": comparison["skipped"],
+                "badge": comparison["badges"][name],
             }
         )
     return lines or [
@@ -249,10 +249,10 @@ def _lines(label: str, said: Mapping[str, Any]) -> list[dict[str, Any]]:
             "best_heuristic": best,
             "regret_bound": _lacking(regret["bound"], best),  # the best heuristic's own
             "regret_clairvoyant": _lacking(regret["clairvoyant"], best),
-            "blocks": said["blocks"],
-            "strata": said["strata"],
-            "skipped": said["skipped"],
-            "badge": said["badge"],
+            "blocks": comparison["blocks"],
+            "strata": comparison["strata"],
+            "skipped": comparison["skipped"],
+            "badge": comparison["badge"],
         }
     ]
 

@@ -7,14 +7,10 @@ ran it, and what was written down before a run was stopped need not be run again
 from __future__ import annotations
 
 import hashlib
-import multiprocessing
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +22,6 @@ from serving_gym.baselines.outside import is_outside, outside_source
 from serving_gym.baselines.policy import Policy
 from serving_gym.envs.workload.registry import WorkloadSpec, parts_of
 from serving_gym.envs.workload.traces import TRACES, find_trace
-from serving_gym.runners.command_line.cli import use_one_thread
 from serving_gym.runners.comparison.run import run_block, search
 from serving_gym.runners.configuration.folders import CONFIG_DIR, ZOO_DIR
 from serving_gym.runners.configuration.policies import (
@@ -36,13 +31,26 @@ from serving_gym.runners.configuration.policies import (
 )
 from serving_gym.runners.configuration.schema import CompareConfig, SearchConfig
 from serving_gym.runners.reporting.output import write_parquet
+from serving_gym.runners.rollouts.processes import call_in_processes
+from serving_gym.runners.rollouts.rollout import Score
 
 _ROOT = CONFIG_DIR.parent
 _CODE = ("agents", "baselines", "calibration", "envs", "runners")
-# Modules that say what blocks came to, and run none.
+# Modules that summarise or present the results of blocks, and run none.
 _AFTERWARDS = tuple(
     f"runners/{name}.py"
-    for name in ("aggregate", "benchmark", "comparison", "gates", "plots", "pooling", "statistics", "tables")
+    for name in (
+        "benchmark/benchmark",
+        "comparison/aggregate",
+        "comparison/gates",
+        "comparison/pooling",
+        "comparison/results",
+        "comparison/statistics",
+        "comparison/verdict",
+        "reporting/plots",
+        "reporting/tables",
+        "reporting/trackers",
+    )
 )
 _NOT_METRICS = ("policy", "us_per_decision", "bound", "digest")
 _OF_NO_EPISODE = (
@@ -112,21 +120,7 @@ class Block:
             return BlockScores({self.search.base or "": score})
         env, policies = _world(self)
         episodes, bound = run_block(env, self.config, policies, self.seed)
-        of = {name: Score(episode.metrics, episode.us_per_decision) for name, episode in episodes.items()}
-        return BlockScores(of, bound)
-
-
-@dataclass(frozen=True)
-class Score:
-    """What a policy came to on an episode.
-
-    Attributes:
-        metrics: figures by name, as of `runners.rollouts.rollout.Episode`.
-        us_per_decision: mean time that it took to decide, microseconds.
-    """
-
-    metrics: dict[str, float]
-    us_per_decision: float
+        return BlockScores({name: episode.score for name, episode in episodes.items()}, bound)
 
 
 @dataclass(frozen=True)
@@ -143,15 +137,15 @@ class BlockScores:
 
 
 def run_blocks(
-    blocks: Sequence[Block], out: Path, processes: int, tell: Callable[[Block], None] = lambda block: None
+    blocks: Sequence[Block], out: Path, processes: int, on_block: Callable[[Block], None] = lambda block: None
 ) -> list[BlockScores]:
     """Runs the blocks that `out` does not hold yet; returns the scores of all.
 
     Args:
         blocks: what to run.
         out: folder of the benchmark.
-        processes: that run them side by side; 1: this one alone.
-        tell: hears of each that is done.
+        processes: number of worker processes; 1: all blocks run in this process.
+        on_block: called with each block that is done.
     """
     digests = _digests(blocks)
     _worlds.clear()
@@ -160,13 +154,13 @@ def run_blocks(
         if _read(out / block.path, digest) is None:
             missing.append((block, digest))
         else:
-            tell(block)
+            on_block(block)
     if processes == 1 or len(missing) < 2:
         for block, digest in missing:
             _run_and_write(block, digest, out)
-            tell(block)
+            on_block(block)
     else:
-        _run_side_by_side(missing, out, processes, tell)
+        _run_in_processes(missing, out, processes, on_block)
     return [_written(out / block.path, digest) for block, digest in zip(blocks, digests, strict=True)]
 
 
@@ -176,35 +170,16 @@ def _digests(blocks: Sequence[Block]) -> list[str]:
     return [block.digest(contents) for block in blocks]
 
 
-def _run_side_by_side(
-    missing: Sequence[tuple[Block, str]], out: Path, processes: int, tell: Callable[[Block], None]
+def _run_in_processes(
+    missing: Sequence[tuple[Block, str]], out: Path, processes: int, on_block: Callable[[Block], None]
 ) -> None:
     """Runs blocks, each with its digest, the searches first: they take longest."""
     for block in {block.config.env["name"]: block for block, _ in missing}.values():
         block.config.environment.make().reset(seed=block.seed)  # one process compiles the kernel, not each
     order = sorted(missing, key=lambda item: item[0].search is None)
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), start_worker) as pool:
-        running = {pool.submit(_run_and_write, block, digest, out): block for block, digest in order}
-        try:
-            for future in as_completed(running):
-                future.result()
-                tell(running[future])
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
-def start_worker() -> None:
-    """Begins a process of a pool: one thread, and it ends with the process that it works for, however that one ends."""
-    use_one_thread()
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-
-
-def _end_with(process: BaseProcess) -> None:
-    process.join()
-    os._exit(1)
+    arguments = [(block, digest, out) for block, digest in order]
+    for position, _ in call_in_processes(_run_and_write, arguments, processes):
+        on_block(order[position][0])
 
 
 def _run_and_write(block: Block, digest: str, out: Path) -> None:

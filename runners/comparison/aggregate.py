@@ -11,7 +11,7 @@ from serving_gym.runners.comparison.statistics import FloatArray, bootstrap_inte
 
 
 class Scored(Protocol):
-    """What a policy came to on an episode; `runners.rollouts.rollout.Episode` is one."""
+    """Figures of a policy on an episode, as `runners.rollouts.rollout.Score` and `Episode` have them."""
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -20,7 +20,7 @@ class Scored(Protocol):
 
     @property
     def us_per_decision(self) -> float:
-        """Mean time that it took to decide, microseconds."""
+        """Mean time of a decision, microseconds."""
         ...
 
 
@@ -50,8 +50,8 @@ def aggregate(episodes: Sequence[Scored], strata: Sequence[str] | None = None) -
     summary = {}
     for metric in names_of(episodes):
         values = column_of_some(episodes, metric)
-        said = ~np.isnan(values)
-        groups = [values[said & (labels == label)] for label in dict.fromkeys(labels.tolist())]
+        known = ~np.isnan(values)
+        groups = [values[known & (labels == label)] for label in dict.fromkeys(labels.tolist())]
         groups = [group for group in groups if group.size]
         summary[metric] = {
             "iqm": float(over_strata(groups)) if groups else np.nan,

@@ -1,4 +1,4 @@
-"""Policies on the same episodes of one or several workloads, and what that says."""
+"""Runs policies on the same episodes of one or several workloads."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from serving_gym.runners.comparison.references import bound_on_return, engines_o
 from serving_gym.runners.comparison.results import Kinds, References, compare_results, disjoint_seeds
 from serving_gym.runners.configuration.policies import is_checkpoint, load_policy
 from serving_gym.runners.configuration.schema import SIMULATOR, CompareConfig, SearchConfig
-from serving_gym.runners.rollouts.launchers import episodes_of
+from serving_gym.runners.rollouts.launchers import Job, Rollouts, run_jobs
 from serving_gym.runners.rollouts.rollout import Episode, run_episode
 
 
 @dataclass
 class Comparison:
-    """Episodes of every policy, and the returns that they are held against.
+    """Episodes of every policy, and the returns that they are compared with.
 
     Attributes:
-        results: by policy what it came to, all over the same seeds in the same order.
+        results: episodes by policy, all over the same seeds in the same order.
         strata: workload of each seed.
         bounds: returns that no policy can exceed, one a seed; NaN: not known.
         searched: returns of the clairvoyant search by seed's place in the order.
@@ -37,13 +37,13 @@ class Comparison:
     searched: dict[int, float] = field(default_factory=dict)
 
     def add(self, stratum: str, scored: Mapping[str, Scored], bound: float | None) -> None:
-        """Adds what every policy came to on a seed."""
+        """Adds the episodes of every policy on one seed."""
         for name, each in scored.items():
             self.results[name].append(each)
         self.strata.append(stratum)
         self.bounds.append(np.nan if bound is None else bound)
 
-    def said(self, kinds: Kinds) -> dict[str, Any]:
+    def summary(self, kinds: Kinds) -> dict[str, Any]:
         """The statistical part of `comparison.json`."""
         searched = np.array([self.searched.get(i, np.nan) for i in range(len(self.strata))])
         references = References(bound=_known(np.array(self.bounds)), clairvoyant=_known(searched))
@@ -73,26 +73,29 @@ def run(
     config: CompareConfig,
     policies: Mapping[str, Policy],
     comparison: Comparison,
-    tell: Callable[[Episode], None] = lambda episode: None,
+    on_episode: Callable[[Episode], None] = lambda episode: None,
 ) -> None:
-    """Runs every policy over the seeds of a comparison, and adds what came of it.
+    """Runs every policy over the seeds of a comparison, and adds their episodes to it.
 
     Args:
-        env: where.
-        config: what is compared, and where.
+        env: the environment.
+        config: settings of the comparison.
         policies: by name.
-        comparison: what to add to.
-        tell: hears of each episode that has just been run.
+        comparison: receives the episodes.
+        on_episode: called with each episode when it is over.
     """
     seeds: Sequence[int] = config.seed_range
     if config.disjoint:
         seeds = disjoint_seeds(config.workload_source, config.split, config.seeds, config.first_seed)
-    episodes = episodes_of(config, config.launcher, env, policies, seeds)
+    environment = config.environment if config.backend.name == SIMULATOR else None
+    rollouts = Rollouts([environment], {name: name for name in policies}, dict(policies), {0: env})
+    jobs = [Job(name, seed) for seed in seeds for name in policies]
+    episodes = run_jobs(config.launcher, rollouts, jobs)
     for _ in seeds:
         block = {}
         for name in policies:
             block[name] = next(episodes)
-            tell(block[name])
+            on_episode(block[name])
         comparison.add(config.workload.name, block, _bound_of(env, config, block))
 
 

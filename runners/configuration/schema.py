@@ -92,7 +92,9 @@ class TrackerConfig:
         name: "none", "tensorboard" or "wandb".
         project: W&B project.
         entity: W&B user or team; None: the account's own.
-        mode: W&B "offline" (a folder to be synchronised later) or "online" (needs an account).
+        mode: W&B "offline" (a folder to be synchronised later) or "online" (needs an account); the environment variable
+            WANDB_MODE goes before it.
+        group: W&B group; None: names of the environment and the agent or policy.
         run_name: name of the run; None: the tracker chooses.
         tags: W&B tags.
     """
@@ -101,6 +103,7 @@ class TrackerConfig:
     project: str = "serving-gym"
     entity: str | None = None
     mode: str = "offline"
+    group: str | None = None
     run_name: str | None = None
     tags: tuple[str, ...] = ()
 
@@ -114,8 +117,9 @@ class LauncherConfig:
     """Where the episodes of a comparison are run.
 
     Attributes:
-        name: "local" (one after another in this process) or "ray".
-        workers: Ray workers; None: one a processor of the cluster.
+        name: "local" (this machine) or "ray".
+        workers: Worker processes; 1 on this machine: all in this process. None: one for each processor of a Ray
+            cluster, or for each core of this machine where that saves more time than the start of processes takes.
         address: Of a running Ray cluster; None: one on this machine for the time of the command.
     """
 
@@ -417,6 +421,7 @@ class SimulateConfig:
         slos: latency promises by request class.
         seed: of the workload.
         limit_s: when to stop, seconds of the cluster's time; None: when every request is done.
+        requests_json: whether `requests.json` is written beside `requests.parquet`.
         out: run directory.
         backend: the body of the cluster.
     """
@@ -429,6 +434,7 @@ class SimulateConfig:
     router: str | None = None
     seed: int = 0
     limit_s: float | None = None
+    requests_json: bool = True
 
     def __post_init__(self) -> None:
         check_least("seed", self.seed, 0)

@@ -1,1 +1,1 @@
-"""Tables, plots, progress, files and trackers."""
+"""What commands print, draw, write and send: tables, plots, progress bars, files and trackers."""

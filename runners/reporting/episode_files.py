@@ -1,4 +1,4 @@
-"""What `runners.evaluate` leaves behind of episodes of one policy."""
+"""Files that `runners.evaluate` writes about the episodes of a policy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 
 from serving_gym.runners.configuration.schema import EvaluateConfig
-from serving_gym.runners.reporting.output import write_json, write_jsonl, write_parquet
+from serving_gym.runners.reporting.output import write_json, write_json_columns, write_jsonl, write_parquet
 from serving_gym.runners.rollouts.rollout import Episode
 
 MOST_REPORTED = 100_000  # requests of an episode that `requests.json` holds without being asked to
@@ -50,4 +50,7 @@ def _write_reports(config: EvaluateConfig, out: Path, episodes: list[Episode], s
         {"seed": episode.seed, **episode.records.to_vllm_json(episode.duration_s, slos, spec.classes)}
         for episode in (episodes if config.detailed else episodes[:1])
     ]
-    write_json(out / "requests.json", reports if config.detailed else reports[0], indent=None)
+    if config.detailed:
+        write_json(out / "requests.json", reports, indent=None)
+    else:
+        write_json_columns(out / "requests.json", reports[0])

@@ -9,12 +9,19 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 
 from serving_gym.runners.reporting.output import write_atomically
 from serving_gym.runners.rollouts.rollout import Episode
 
 INTERVAL_METRICS = ("return", "slo_attainment", "goodput_rps", "ttft_p99_s", "tpot_p50_s", "gpu_hours")
 _BIN_S = 10.0
+_ROLE_LINES = {
+    "static": "--",
+    "plain": ":",
+    "random": (0, (1, 4)),
+    "clairvoyant": "-.",
+}  # the others are solid
 
 
 def plot_intervals(path: Path, policies: Mapping[str, Mapping[str, Any]]) -> None:
@@ -41,6 +48,64 @@ def plot_intervals(path: Path, policies: Mapping[str, Mapping[str, Any]]) -> Non
     axes[0].set_yticks(range(len(names)), names)
     axes[0].set_ylim(len(names) - 0.5, -0.5)
     _save(figure, path)
+
+
+def plot_learning_curve(
+    path: Path,
+    rows: Sequence[Mapping[str, Any]],
+    references: Mapping[str, tuple[float, str]],
+    start: str,
+    title: str,
+) -> None:
+    """Validation return over training, against what other policies come to on the same episodes.
+
+    References that lie further below the curve than the curve and the best reference are apart stand in the legend
+    alone, so that the curve can be read.
+
+    Args:
+        path: PNG to write.
+        rows: Validations in order, with `steps`, `minutes` and `return`.
+        references: Return on the validation episodes and role (`runners.comparison.verdict.ROLES`), by policy.
+        start: What training began with.
+        title: Heading.
+    """
+    figure = Figure(figsize=(10, 5.5), layout="constrained")
+    axis = figure.subplots()
+    steps, returns = ([row[key] for row in rows] for key in ("steps", "return"))
+    axis.plot(steps, returns, color="black", marker="o", markersize=4, linewidth=2, label="agent", zorder=4)
+    axis.plot(steps[:1], returns[:1], "s", color="white", markeredgecolor="black", markersize=9, zorder=5,
+              label=f"training start ({start}): {returns[0]:.4g}")  # fmt: skip
+    best = int(np.argmax(returns))
+    axis.plot(steps[best], returns[best], "*", color="black", markersize=15, zorder=6,
+              label=f"kept policy: {returns[best]:.4g}")  # fmt: skip
+    floor = _floor(returns, [value for value, _ in references.values()])
+    for i, (name, (value, role)) in enumerate(sorted(references.items(), key=lambda item: -item[1][0])):
+        shown = value >= floor
+        axis.plot([], [], color=f"C{i}", linestyle=_ROLE_LINES.get(role, "-"),
+                  label=f"{name} ({role}): {value:.4g}" + ("" if shown else ", below the picture"))  # fmt: skip
+        if shown:
+            axis.axhline(value, color=f"C{i}", linestyle=_ROLE_LINES.get(role, "-"), linewidth=1.5)
+    axis.set(xlabel="training steps (decisions)", ylabel="validation return")
+    axis.set_title(title, fontsize=10)
+    axis.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axis.grid(alpha=0.25)
+    _add_minutes(axis, steps, [row["minutes"] for row in rows])
+    figure.legend(loc="outside right upper", fontsize=8)
+    _save(figure, path)
+
+
+def _floor(curve: Sequence[float], references: Sequence[float]) -> float:
+    """Lowest return that is drawn."""
+    low, high = min(curve), max([*curve, *references])
+    return low - max(high - low, 0.05 * abs(low))
+
+
+def _add_minutes(axis: Any, steps: Sequence[int], minutes: Sequence[float]) -> None:
+    """A second axis above the picture, with the time of some of the validations."""
+    chosen = sorted({round(i) for i in np.linspace(0, len(steps) - 1, min(len(steps), 6)).tolist()})
+    top = axis.secondary_xaxis("top")
+    top.set_xticks([steps[i] for i in chosen], [f"{minutes[i]:.2g}" for i in chosen])
+    top.set_xlabel("minutes")
 
 
 def plot_timeline(path: Path, episodes: Mapping[str, Episode], ttft_slo_s: Sequence[float]) -> None:

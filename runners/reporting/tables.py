@@ -30,6 +30,8 @@ SHOWN_METRICS = (
     "unfinished",
     "cached_prompt_ratio",
     "preemptions",
+    "gpu_hours",
+    "cost_usd",
 )
 
 
@@ -49,7 +51,8 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]
 
 def print_summary(title: str, summary: Mapping[str, Any], names: Sequence[str] = SHOWN_METRICS) -> None:
     """Prints figures one below the other."""
-    print_table(title, ("figure", "value"), [(name, summary[name]) for name in names if name in summary])
+    shown = [(name, summary[name]) for name in dict.fromkeys(names) if name in summary]
+    print_table(title, ("figure", "value"), shown)
 
 
 def print_results_in(out: Path) -> None:

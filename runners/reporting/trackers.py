@@ -1,14 +1,30 @@
-"""Where figures of a run go besides its directory."""
+"""Where figures, pictures and checkpoints of a run go besides its directory.
+
+Curves are few and named by what they belong to: `train/...`, `validation/...`, `comparison/...`, `evaluation/...`.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import sys
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+import yaml
+
 from serving_gym.envs.interface.metrics import to_jsonable
+from serving_gym.envs.workload.registry import check_choice
 from serving_gym.runners.configuration.schema import TrackerConfig
+from serving_gym.runners.reporting.output import write_json
+
+COMPARED_METRICS = ("return", "slo_attainment", "ttft_p99_s")  # of each policy of a comparison
+STATE = "tracker.json"  # in the run directory: what a resumed run needs to go on with the same W&B run
+_WANDB_MODE = "WANDB_MODE"
+_WANDB_MODES = ("online", "offline", "disabled", "shared")
 
 
 class Tracker(Protocol):
@@ -20,6 +36,14 @@ class Tracker(Protocol):
 
     def summary(self, metrics: Mapping[str, float]) -> None:
         """Figures of the whole run."""
+        ...
+
+    def picture(self, name: str, path: Path, step: int) -> None:
+        """A PNG file."""
+        ...
+
+    def checkpoint(self, name: str, folder: Path) -> None:
+        """A folder with a trained policy."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -38,6 +62,12 @@ class NoTracker:
     def summary(self, metrics: Mapping[str, float]) -> None:
         """Does nothing."""
 
+    def picture(self, name: str, path: Path, step: int) -> None:
+        """Does nothing."""
+
+    def checkpoint(self, name: str, folder: Path) -> None:
+        """Does nothing."""
+
     def __enter__(self) -> Self:
         return self
 
@@ -46,38 +76,75 @@ class NoTracker:
 
 
 class TensorBoardTracker(NoTracker):
-    """Event files in `DIRECTORY/tensorboard`."""
+    """Event files in `DIRECTORY/tensorboard`.
 
-    def __init__(self, config: TrackerConfig, directory: Path) -> None:
+    Args:
+        config: Settings.
+        directory: The run's.
+        run_config: Resolved settings of the run, shown as text.
+        from_step: What an interrupted run has written from this step on is dropped.
+    """
+
+    def __init__(
+        self, config: TrackerConfig, directory: Path, run_config: Mapping[str, Any], from_step: int = 0
+    ) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer: Any = SummaryWriter(str(directory / "tensorboard" / (config.run_name or "")))
+        folder = directory / "tensorboard" / (config.run_name or "")
+        self._writer: Any = SummaryWriter(str(folder), purge_step=from_step + 1 if from_step else None)
+        self._last_step = from_step
+        text = yaml.safe_dump(to_jsonable(run_config), sort_keys=False)
+        self._writer.add_text("config", "".join(f"    {line}\n" for line in text.splitlines()), from_step)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Writes scalars."""
+        self._last_step = step
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
 
     def summary(self, metrics: Mapping[str, float]) -> None:
-        """Writes scalars at step 0, under `summary/`."""
-        self.log({f"summary/{name}": value for name, value in metrics.items()}, 0)
+        """Writes scalars at the last step."""
+        self.log(metrics, self._last_step)
+
+    def picture(self, name: str, path: Path, step: int) -> None:
+        """Writes an image."""
+        from matplotlib.image import imread
+
+        self._writer.add_image(name, imread(path), step, dataformats="HWC")
+
+    def checkpoint(self, name: str, folder: Path) -> None:
+        """Writes where it lies; TensorBoard keeps no files."""
+        self._writer.add_text(name, str(folder), self._last_step)
 
     def __exit__(self, *error: object) -> None:
         self._writer.close()
 
 
 class WandbTracker(NoTracker):
-    """A Weights & Biases run; offline it is a folder in the run directory and needs no account."""
+    """A Weights & Biases run; offline it is a folder in the run directory and needs no account.
+
+    The id of the run stands in `tracker.json`; a command that goes on in the same directory goes on with the same run.
+
+    Args:
+        config: Settings.
+        directory: The run's.
+        run_config: Resolved settings of the run.
+    """
 
     def __init__(self, config: TrackerConfig, directory: Path, run_config: Mapping[str, Any]) -> None:
         import wandb
 
+        mode = wandb_mode(config)
+        self._wandb = wandb
         self._run: Any = wandb.init(
             project=config.project,
             entity=config.entity,
             name=config.run_name,
+            group=config.group or _group(run_config),
+            id=_run_id(directory),
+            resume="allow" if mode == "online" else None,
             tags=list(config.tags),
-            mode=config.mode,  # type: ignore[arg-type]
+            mode=mode,  # type: ignore[arg-type]
             dir=str(directory),
             config=to_jsonable(run_config),
         )
@@ -90,20 +157,72 @@ class WandbTracker(NoTracker):
         """Fills the run's summary."""
         self._run.summary.update(to_jsonable(metrics))
 
+    def picture(self, name: str, path: Path, step: int) -> None:
+        """Sends an image."""
+        self._run.log({name: self._wandb.Image(str(path))}, step=step)
+
+    def checkpoint(self, name: str, folder: Path) -> None:
+        """Sends an artifact of type model."""
+        artifact = self._wandb.Artifact(f"{name}-{self._run.id}", type="model")
+        artifact.add_dir(str(folder))
+        self._run.log_artifact(artifact)
+
     def __exit__(self, kind: object = None, *error: object) -> None:
         self._run.finish(exit_code=0 if kind is None else 1)
 
 
-def make_tracker(config: TrackerConfig, directory: Path, run_config: Mapping[str, Any]) -> Tracker:
+def wandb_mode(config: TrackerConfig) -> str:
+    """The mode of W&B; the environment variable `WANDB_MODE` goes before `tracker.mode`.
+
+    Raises:
+        ValueError: the environment variable has a value that W&B does not know.
+    """
+    given = os.environ.get(_WANDB_MODE)
+    if not given:
+        return config.mode
+    check_choice(_WANDB_MODE, given, _WANDB_MODES)
+    if given != config.mode:
+        print(f"{_WANDB_MODE}={given} overrides tracker.mode={config.mode}.", file=sys.stderr, flush=True)
+    return given
+
+
+def _run_id(directory: Path) -> str:
+    """Id of the W&B run of a run directory, the same each time."""
+    path = directory / STATE
+    if not path.is_file():
+        write_json(path, {"wandb_id": uuid.uuid4().hex[:12]})
+    return str(json.loads(path.read_text(encoding="utf-8"))["wandb_id"])
+
+
+def _group(run_config: Mapping[str, Any]) -> str | None:
+    """Name that runs of the same environment and agent, or policy, share."""
+    parts = [run_config.get(key) for key in ("env", "agent", "policy")]
+    names = [str(part["name"]) for part in parts if isinstance(part, Mapping) and "name" in part]
+    return "-".join(names) or None
+
+
+def compared_curves(comparison: Mapping[str, Any]) -> dict[str, float]:
+    """The few figures of a comparison that a tracker shows, as `comparison/METRIC/POLICY`."""
+    return {
+        f"comparison/{metric}/{name}": policy["metrics"][metric]["iqm"]
+        for metric in COMPARED_METRICS
+        for name, policy in comparison["policies"].items()
+    }
+
+
+def make_tracker(
+    config: TrackerConfig, directory: Path, run_config: Mapping[str, Any], from_step: int = 0
+) -> Tracker:
     """The tracker asked for.
 
     Args:
         config: which one, and its settings.
         directory: the run's.
         run_config: settings of the run, to be stored with it.
+        from_step: step that a resumed run goes on from.
     """
     if config.name == "tensorboard":
-        return TensorBoardTracker(config, directory)
+        return TensorBoardTracker(config, directory, run_config, from_step)
     if config.name == "wandb":
         return WandbTracker(config, directory, run_config)
     return NoTracker()

@@ -1,1 +1,1 @@
-"""Episodes under a policy, in this process or on workers."""
+"""Episodes under a policy: in this process, in worker processes, or on a Ray cluster."""

@@ -1,70 +1,150 @@
-"""Episodes of several policies, one after another here or side by side on the workers of a Ray cluster.
+"""Episodes of several policies: in this process, on several processes of this machine, or on a Ray cluster.
 
-An episode follows from its seed, so that it has the same numbers wherever it is run; only how long decisions took, and
-what was run beside it, is the worker's.
+An episode is a function of its environment, policy and seed. Its figures are the same wherever it runs, except for the
+time that decisions take.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import serving_gym
-from serving_gym.runners.configuration.schema import LauncherConfig, RunConfig
-from serving_gym.runners.rollouts.rollout import Episode, run_episode
+from serving_gym.baselines.policy import Policy
+from serving_gym.envs.registration import Environment
+from serving_gym.runners.configuration.policies import load_policy
+from serving_gym.runners.configuration.schema import LauncherConfig
+from serving_gym.runners.rollouts.processes import available_cores, call_in_processes
+from serving_gym.runners.rollouts.rollout import Episode, Score, run_episode
 
-if TYPE_CHECKING:
-    from serving_gym.baselines.policy import Policy
+_START_S = 8.0  # imports and compiled kernels of a worker process on a machine of two cores
+_MEASURED = 2  # rounds of all policies that are timed before the others are handed to worker processes
 
 
-class Worker:
-    """Runs episodes of one setting.
+@dataclass(frozen=True)
+class Job:
+    """One episode.
 
-    Args:
-        config: The setting.
-        policies: By name.
+    Attributes:
+        policy: Name of the policy.
+        seed: Seed of the episode.
+        setting: Position of the environment in `Rollouts.settings`.
     """
 
-    def __init__(self, config: RunConfig, policies: Mapping[str, Policy]) -> None:
-        self.env, self.policies = config.environment.make(), policies
-
-    def run(self, name: str, seed: int) -> Episode:
-        """One episode."""
-        return run_episode(self.env, self.policies[name], seed, name)
+    policy: str
+    seed: int
+    setting: int = 0
 
 
-def episodes_of(
-    config: RunConfig,
-    launcher: LauncherConfig,
-    env: Any,
-    policies: Mapping[str, Policy],
-    seeds: Sequence[int],
-) -> Iterator[Episode]:
-    """Every policy's episode of a seed, then of the next, in this order whoever is done first.
+@dataclass
+class Rollouts:
+    """Policies and the environments in which they are run.
+
+    Attributes:
+        settings: Environments, made when the first episode needs them; None: one that exists in this process alone, as
+            one on live servers does.
+        sources: What `load_policy` takes, by the name that a policy has in results.
+        policies: Policies that are loaded already, by name.
+        envs: Environments that are made already, by position in `settings`.
+        scores_only: Whether results are `Score`s, without decisions and requests.
+    """
+
+    settings: Sequence[Environment | None]
+    sources: Mapping[str, str]
+    policies: dict[str, Policy] = field(default_factory=dict)
+    envs: dict[int, Any] = field(default_factory=dict)
+    scores_only: bool = False
+
+    def run(self, job: Job) -> Any:
+        """An `Episode`, or its `Score`."""
+        if job.policy not in self.policies:
+            self.policies[job.policy] = load_policy(self.sources[job.policy])
+        if job.setting not in self.envs:
+            setting = self.settings[job.setting]
+            assert setting is not None
+            self.envs[job.setting] = setting.make()
+        episode = run_episode(self.envs[job.setting], self.policies[job.policy], job.seed, job.policy)
+        return episode.score if self.scores_only else episode
+
+    def unloaded(self) -> Rollouts:
+        """The same without policies and environments, to be sent to another process."""
+        return Rollouts(self.settings, self.sources, scores_only=self.scores_only)
+
+
+def run_jobs(launcher: LauncherConfig, rollouts: Rollouts, jobs: Sequence[Job]) -> Iterator[Episode | Score]:
+    """Yields the result of each job, in the order of `jobs`.
 
     Args:
-        config: The setting.
         launcher: Where they are run.
-        env: The environment, for those that are run here.
-        policies: By name.
-        seeds: Of the episodes.
+        rollouts: Policies and environments.
+        jobs: Episodes.
 
     Raises:
         ValueError: Ray is not installed, or there is no cluster at its address.
     """
-    wanted = [(name, seed) for seed in seeds for name in policies]
-    if launcher.name == "local":
-        yield from (run_episode(env, policies[name], seed, name) for name, seed in wanted)
-        return
-    yield from _on_ray(config, launcher, policies, wanted)
+    if launcher.name == "ray":
+        return _on_ray(launcher, rollouts, jobs)
+    if any(setting is None for setting in rollouts.settings):
+        return (rollouts.run(job) for job in jobs)
+    return _on_this_machine(launcher.workers or available_cores(), rollouts, jobs)
 
 
-def _on_ray(
-    config: RunConfig, launcher: LauncherConfig, policies: Mapping[str, Policy], wanted: list[tuple[str, int]]
-) -> Iterator[Episode]:
+def _on_this_machine(workers: int, rollouts: Rollouts, jobs: Sequence[Job]) -> Iterator[Any]:
+    """Runs the first rounds here; hands the rest to worker processes where that saves more than their start takes."""
+    size = len({(job.policy, job.setting) for job in jobs})
+    rounds = [jobs[begin : begin + size] for begin in range(0, len(jobs), size)]
+    times_s: list[float] = []
+    for position, one in enumerate(rounds):
+        left = len(rounds) - position
+        if workers > 1 and len(times_s) >= _MEASURED and pays(min(times_s) * left, workers):
+            yield from _in_processes(workers, rollouts, [job for each in rounds[position:] for job in each])
+            return
+        begun_s = time.monotonic()
+        for job in one:
+            yield rollouts.run(job)
+        times_s.append(time.monotonic() - begun_s)
+
+
+def pays(work_s: float, workers: int) -> bool:
+    """Whether worker processes save more time than their start takes.
+
+    Args:
+        work_s: Time that the episodes take in one process, seconds.
+        workers: Number of worker processes.
+    """
+    return work_s * (1.0 - 1.0 / workers) > _START_S
+
+
+def _in_processes(workers: int, rollouts: Rollouts, jobs: Sequence[Job]) -> Iterator[Any]:
+    waiting: dict[int, Any] = {}
+    following = 0
+    arguments = [(job,) for job in jobs]
+    for position, result in call_in_processes(
+        _run_job, arguments, min(workers, len(jobs)), _prepare, (rollouts.unloaded(),)
+    ):
+        waiting[position] = result
+        while following in waiting:
+            yield waiting.pop(following)
+            following += 1
+
+
+_worker: list[Rollouts] = []  # of a worker process; empty elsewhere
+
+
+def _prepare(rollouts: Rollouts) -> None:
+    _worker[:] = [rollouts]
+
+
+def _run_job(job: Job) -> Any:
+    return _worker[0].run(job)
+
+
+def _on_ray(launcher: LauncherConfig, rollouts: Rollouts, jobs: Sequence[Job]) -> Iterator[Any]:
     if find_spec("ray") is None:
         raise ValueError("launcher=ray needs the package 'ray': pip install 'serving-gym[ray]'")
     import ray
@@ -75,10 +155,11 @@ def _on_ray(
         _begin(launcher.address)
     try:
         count = launcher.workers or max(int(ray.cluster_resources().get("CPU", 1)), 1)
-        worker = ray.remote(num_cpus=1)(Worker)
-        shared = ray.put(dict(policies))
-        pool = ActorPool([worker.remote(config, shared) for _ in range(min(count, len(wanted)))])
-        yield from pool.map(lambda actor, each: actor.run.remote(*each), wanted)
+        worker = ray.remote(num_cpus=1)(Rollouts)
+        shared = ray.put(dict(rollouts.policies))
+        arguments = (rollouts.settings, rollouts.sources, shared, {}, rollouts.scores_only)
+        pool = ActorPool([worker.remote(*arguments) for _ in range(min(count, len(jobs)))])
+        yield from pool.map(lambda actor, job: actor.run.remote(job), jobs)
     finally:
         if begun:
             ray.shutdown()
@@ -93,7 +174,7 @@ def _begin(address: str | None) -> None:
     import ray
 
     own = str(Path(serving_gym.__file__).resolve().parents[1])
-    paths = [own, str(Path.cwd()), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    paths = [own, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     variables = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "OMP_NUM_THREADS": "1"}
     try:
         ray.init(

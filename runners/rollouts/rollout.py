@@ -1,4 +1,4 @@
-"""One policy through one episode, and everything worth keeping of it."""
+"""Runs a policy through episodes, one at a time or in a vector environment, and collects their figures."""
 
 from __future__ import annotations
 
@@ -19,21 +19,49 @@ if TYPE_CHECKING:
     from gymnasium.vector import VectorEnv
 
     from serving_gym.baselines.policy import BatchPolicy, Policy
+    from serving_gym.envs.base.placement import PlacementVectorEnv
     from serving_gym.envs.interface.policy_spec import PolicySpec
 
 _SECONDS_PER_HOUR = 3600.0
+_RENT = "reward/gpu_usd"  # minus the rent of the machines that are kept, where the environment charges it
+
+
+@dataclass(frozen=True)
+class Score:
+    """Figures of an episode.
+
+    Attributes:
+        metrics: As of `Episode`.
+        us_per_decision: As of `Episode`.
+    """
+
+    metrics: dict[str, float]
+    us_per_decision: float
+
+
+@dataclass(frozen=True)
+class VectorEpisode:
+    """An episode in a place of a vector environment.
+
+    Attributes:
+        metrics: The return, and figures of `envs.interface.metrics.summarise`.
+        actions: What was decided, one entry for each decision (`describe_action`).
+    """
+
+    metrics: dict[str, float]
+    actions: list[Any]
 
 
 @dataclass(frozen=True, eq=False)
 class Episode:
-    """What a policy did with one episode and what came of it.
+    """An episode under a policy: its decisions, requests and figures.
 
     Attributes:
         policy: name of the policy.
         seed: of the episode.
-        metrics: figures by name: `return`, `reward/TERM` (before weighting), `gpu_hours`, `commands_refused`,
-            `slowdown/CLASS` (`runners.comparison.references.class_slowdowns`), and those of
-        `envs.interface.metrics.summarise`.
+        metrics: figures by name: `return`, `reward/TERM` (before weighting), `gpu_hours`, `cost_usd` (rent of the
+            machines that are kept, in environments that charge it), `commands_refused`, `slowdown/CLASS`
+            (`runners.comparison.references.class_slowdowns`), and those of `envs.interface.metrics.summarise`.
         decisions: one mapping a decision: time, action, why it was refused, reward and its terms.
         us_per_decision: mean time the policy took to decide, microseconds; the first decision, in which it may compile,
             does not count.
@@ -48,6 +76,16 @@ class Episode:
     us_per_decision: float
     duration_s: float
     records: RequestRecords
+
+    @property
+    def score(self) -> Score:
+        """Its figures alone."""
+        return Score(self.metrics, self.us_per_decision)
+
+    @property
+    def actions(self) -> list[Any]:
+        """What was decided, one entry for each decision."""
+        return [decision["action"] for decision in self.decisions]
 
     def row(self) -> dict[str, Any]:
         """The episode as one row of a table."""
@@ -95,7 +133,7 @@ def run_episode(env: gym.Env[Any, Any], policy: Policy, seed: int, name: str | N
                 "refused": info["refused"],
                 "reward": float(reward),
                 "reward_terms": info["reward_terms"],
-                **_what_live_servers_add(info),
+                **_live_entries(info),
             }
         )
     records: RequestRecords = core.records()
@@ -114,16 +152,60 @@ def run_episode(env: gym.Env[Any, Any], policy: Policy, seed: int, name: str | N
     )
 
 
+def run_vector_episodes(
+    env: PlacementVectorEnv, policies: Sequence[Policy], spec: PolicySpec, seeds: Sequence[int]
+) -> list[VectorEpisode] | None:
+    """Runs one episode in each place of a vector environment, to the same figures as `run_episode`.
+
+    Args:
+        env: The vector environment; its places stand still when their episodes are over.
+        policies: One for each place, none twice.
+        spec: The setting.
+        seeds: Seeds of the episodes, one for each place.
+
+    Returns:
+        The episodes in the order of `seeds`; None: a policy does something that is no index of the action space, which
+        vector environments do not take.
+    """
+    for policy, seed in zip(policies, seeds, strict=True):
+        policy.reset(spec, seed)
+    each: Any = list(seeds)
+    observation, _ = env.reset(seed=each)
+    hold = env.single_action_space.n - 1  # type: ignore[attr-defined]
+    returns, taken = [0.0 for _ in seeds], [[] for _ in seeds]  # type: tuple[list[float], list[list[Any]]]
+    going = list(range(len(seeds)))
+    while going:
+        actions = np.full(len(seeds), hold, np.int64)
+        for i in going:
+            own = {name: part[i] for name, part in observation.items()}
+            action = policies[i].act(own, env.episodes[i].state)
+            if not isinstance(action, int | np.integer | None):
+                return None
+            taken[i].append(describe_action(action))
+            actions[i] = hold if action is None else int(action)
+        observation, rewards, terminated, truncated, _ = env.step(actions)
+        over = terminated | truncated
+        for i in going:
+            returns[i] += float(rewards[i])
+        going = [i for i in going if not over[i]]
+    return [
+        VectorEpisode(_figures(spec, episode.simulator.results(), total, float(episode.state.now_s)), actions)
+        for episode, total, actions in zip(env.episodes, returns, taken, strict=True)
+    ]
+
+
 def episode_returns(
     env: VectorEnv[Any, Any, Any], policy: BatchPolicy, spec: PolicySpec, seeds: Sequence[int]
 ) -> NDArray[np.float64]:
-    """Returns of episodes that are run side by side, (num_envs,).
+    """Returns of episodes in a vector environment whose actions one call decides, (num_envs,).
+
+    A network may round otherwise in a batch than alone, so that returns can differ slightly from those of `run_episode`.
 
     Args:
-        env: batched environment with same-step autoreset and masks.
-        policy: what decides.
-        spec: the setting.
-        seeds: of the episodes, one for each place of the environment.
+        env: Vector environment with same-step autoreset and masks.
+        policy: The policy.
+        spec: The setting.
+        seeds: Seeds of the episodes, one for each place.
     """
     policy.reset(spec, seeds[0])
     each: Any = list(seeds)
@@ -138,7 +220,7 @@ def episode_returns(
 
 
 def _decide(policy: Policy, observation: Any, core: Any) -> Any:
-    """What a policy decides; on live servers one that fails is passed over, as the requests are real."""
+    """The action of a policy; on live servers, where requests are real, an error of the policy is no decision."""
     if not getattr(core, "survives_failures", False):
         return policy.act(observation, core.state)
     from serving_gym.envs.live.control import NoDecision
@@ -149,8 +231,8 @@ def _decide(policy: Policy, observation: Any, core: Any) -> Any:
         return NoDecision(f"{policy.name} failed: {type(error).__name__}: {error}")
 
 
-def _what_live_servers_add(info: Mapping[str, Any]) -> dict[str, Any]:
-    """What was done, where it may be something else than was decided, and what was decided for the policy."""
+def _live_entries(info: Mapping[str, Any]) -> dict[str, Any]:
+    """On live servers: the action that was carried out, and decisions made in place of a policy that was late."""
     if "overrides" not in info:
         return {}
     return {
@@ -174,13 +256,20 @@ def describe_action(action: Any) -> Any:
 def _metrics(
     spec: PolicySpec, records: RequestRecords, decisions: list[dict[str, Any]], duration_s: float
 ) -> dict[str, float]:
-    slos = dict(zip(spec.classes, spec.slos, strict=True))
+    terms = _sum_terms(decision["reward_terms"] for decision in decisions)
+    total = sum(decision["reward"] for decision in decisions)
     return {
-        "return": sum(decision["reward"] for decision in decisions),
-        **summarise(records, slos, spec.classes, duration_s),
+        **_figures(spec, records, total, duration_s),
         "commands_refused": float(sum(bool(decision["refused"]) for decision in decisions)),
-        **_sum_terms(decision["reward_terms"] for decision in decisions),
+        **terms,
+        **({"cost_usd": -terms[_RENT]} if _RENT in terms else {}),
     }
+
+
+def _figures(spec: PolicySpec, records: RequestRecords, total: float, duration_s: float) -> dict[str, float]:
+    """The return, and what follows from the requests."""
+    slos = dict(zip(spec.classes, spec.slos, strict=True))
+    return {"return": total, **summarise(records, slos, spec.classes, duration_s)}
 
 
 def _sum_terms(terms: Any) -> dict[str, float]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from gymnasium import spaces
@@ -23,14 +24,16 @@ from serving_gym.agents.checkpoint import (
     write_description,
 )
 from serving_gym.agents.learners.learner import Budget, Learner
+from serving_gym.envs.base.placement import PlacementVectorEnv
 from serving_gym.envs.interface.metrics import to_jsonable
-from serving_gym.envs.registration import make_env
+from serving_gym.envs.registration import Environment, make_vector_env
 from serving_gym.runners.configuration.train_config import TrainConfig
 from serving_gym.runners.reporting.output import write_jsonl
 from serving_gym.runners.reporting.trackers import Tracker
-from serving_gym.runners.rollouts.rollout import run_episode
+from serving_gym.runners.rollouts.rollout import Episode, VectorEpisode, run_episode, run_vector_episodes
 
 METRICS, PROGRESS = "metrics.jsonl", "progress.json"
+VECTOR_ENVS = ("routing", "sharing")  # whose episodes one call of the kernel moves on together
 _LEAST_COST = 1e-9  # reward
 
 
@@ -47,11 +50,15 @@ class Training:
         self.config, self.learner, self.out = config, learner, out
         self.budget = Budget(config.steps, config.minutes)
         self.best_return, self.best_steps, self.validations = -np.inf, 0, 0
+        self.start_steps: int | None = None  # of the first policy that was tried on these validation episodes
+        self.start_actions = self.best_actions = ""  # digests of what was decided in them
         self.last_return = np.nan
         arguments = {**config.environment.arguments, "split": "validation"}
-        self.envs: list[Any] = [
-            make_env(config.env["name"], **place) for place in config.agent_config.places(arguments)
+        self.settings = [
+            Environment.of(config.env["name"], each) for each in config.agent_config.places(arguments)
         ]
+        self.envs: list[Any] = [setting.make() for setting in self.settings]
+        self._vector_env = self._make_vector_env()
         self.first_costs: list[float] = []  # of a validation episode in each environment, before training
         if config.resume is not None:
             self._restore()
@@ -106,33 +113,89 @@ class Training:
         policy.reset(env.unwrapped.policy_spec, 0)
         env.step(policy.act(observation, env.unwrapped.state))
 
-    def _validate(self, tracker: Tracker) -> None:
-        """Tries the policy on the validation episodes and keeps it if it is the best so far.
+    @property
+    def validation_jobs(self) -> list[tuple[int, int]]:
+        """Seed and environment of each validation episode."""
+        count = max(self.config.validation_seeds, len(self.envs))
+        return [(seed, seed % len(self.envs)) for seed in range(count)]
+
+    @property
+    def improved(self) -> bool:
+        """Whether the kept policy decides otherwise than the first one did on the validation episodes."""
+        return self.best_steps != self.start_steps and self.best_actions != self.start_actions
+
+    def validation_return(self, returns: Sequence[float]) -> float:
+        """Mean return over the validation episodes.
 
         Where they are of several environments, each counts in shares of what an episode cost there before training.
+
+        Args:
+            returns: In the order of `validation_jobs`.
         """
-        policy = self.learner.policy()
-        places = [seed % len(self.envs) for seed in range(max(self.config.validation_seeds, len(self.envs)))]
-        episodes = [run_episode(self.envs[place], policy, seed) for seed, place in enumerate(places)]
+        if len(self.envs) == 1:
+            return float(np.mean(returns))
+        settings = [setting for _, setting in self.validation_jobs]
+        return float((np.asarray(returns) / np.array(self.first_costs)[settings]).mean())
+
+    def validation_rows(self) -> list[dict[str, Any]]:
+        """Validations of this run on its present episodes, as they stand in `metrics.jsonl`, one for each step."""
+        lines = (self.out / METRICS).read_text(encoding="utf-8").splitlines()
+        rows = [row for row in map(_parsed, lines) if row and row["kind"] == "validation"]
+        return list({row["steps"]: row for row in rows if row["steps"] >= (self.start_steps or 0)}.values())
+
+    def _validate(self, tracker: Tracker) -> None:
+        """Tries the policy on the validation episodes and keeps it if it is the best so far."""
+        episodes = self._validation_episodes()
+        returns = [episode.metrics["return"] for episode in episodes]
+        self.validations = int(self.budget.progress * self.config.validations) + 1
+        if len(self.envs) > 1 and not self.first_costs:
+            self.first_costs = [
+                max(float(np.abs(returns[place :: len(self.envs)]).mean()), _LEAST_COST)
+                for place in range(len(self.envs))
+            ]
         figures: dict[str, float] = {
             name: float(np.mean([episode.metrics[name] for episode in episodes]))
             for name in ("return", "slo_attainment", "ttft_p99_s", "tpot_p50_s")
             if name in episodes[0].metrics
         }
-        self.validations = int(self.budget.progress * self.config.validations) + 1
-        if len(self.envs) > 1:
-            returns = np.array([episode.metrics["return"] for episode in episodes])
-            costs = [
-                float(np.abs(returns[np.equal(places, place)]).mean()) for place in range(len(self.envs))
-            ]
-            self.first_costs = self.first_costs or [max(cost, _LEAST_COST) for cost in costs]
-            figures["return"] = float((returns / np.array(self.first_costs)[places]).mean())
-        self.last_return = figures["return"]
-        if self.last_return > self.best_return:
-            self.best_return, self.best_steps = self.last_return, self.budget.steps
+        figures["return"] = self.last_return = self.validation_return(returns)
+        self._keep_if_best(_digest([episode.actions for episode in episodes]))
+        self._record("validation", {**figures, "best_return": self.best_return}, tracker)
+
+    def _keep_if_best(self, actions: str) -> None:
+        """Keeps the policy if its return is the highest so far and it decides otherwise than the one that is kept."""
+        if self.start_steps is None:
+            self.start_steps, self.start_actions = self.budget.steps, actions
+        if self.last_return > self.best_return and actions != self.best_actions:
+            self.best_return, self.best_steps, self.best_actions = (
+                self.last_return,
+                self.budget.steps,
+                actions,
+            )
             with replacing(self.out / CHECKPOINT) as folder:
                 self._write_policy(folder)
-        self._record("validation", {**figures, "best_return": self.best_return}, tracker)
+
+    def _make_vector_env(self) -> PlacementVectorEnv | None:
+        """A vector environment of all validation episodes, where one call of the kernel moves all of them on."""
+        name, count = self.config.env["name"], len(self.validation_jobs)
+        if len(self.envs) > 1 or count == 1 or name not in VECTOR_ENVS:
+            return None
+        env: Any = make_vector_env(name, count, **(self.settings[0].arguments or {}))
+        env.begins_anew = False
+        return cast(PlacementVectorEnv, env)
+
+    def _validation_episodes(self) -> Sequence[Episode | VectorEpisode]:
+        """The present policy on every validation episode."""
+        jobs = self.validation_jobs
+        if self._vector_env is not None:
+            policies = [self.learner.policy() for _ in jobs]
+            spec = self.envs[0].unwrapped.policy_spec
+            episodes = run_vector_episodes(self._vector_env, policies, spec, [seed for seed, _ in jobs])
+            if episodes is not None:
+                return episodes
+            self._vector_env = None
+        policy = self.learner.policy()
+        return [run_episode(self.envs[setting], policy, seed) for seed, setting in jobs]
 
     def _record(self, kind: str, figures: Mapping[str, float], tracker: Tracker) -> None:
         """Appends a line to `metrics.jsonl`, and tells the tracker."""
@@ -155,6 +218,9 @@ class Training:
                 "validations": self.validations,
                 "last_return": self.last_return,
                 "first_costs": self.first_costs,
+                "start_steps": self.start_steps,
+                "start_actions": self.start_actions,
+                "best_actions": self.best_actions,
             }
             (folder / PROGRESS).write_text(json.dumps(state), encoding="utf-8")
 
@@ -170,9 +236,14 @@ class Training:
         self.best_return, self.best_steps = state["best_return"], state["best_steps"]
         self.validations, self.last_return = state["validations"], state["last_return"]
         self.first_costs = state.get("first_costs", [])
+        self.start_steps = state.get("start_steps", 0)
+        self.start_actions, self.best_actions = (
+            state.get(f"{which}_actions", "") for which in ("start", "best")
+        )
         of_others = len(self.first_costs) != (len(self.envs) if len(self.envs) > 1 else 0)
         if of_others or read_config(folder)["workload"] != plain(self.config.workload):
             self.best_return, self.first_costs = -np.inf, []  # what was best was so on other episodes
+            self.start_steps, self.start_actions, self.best_actions = None, "", ""
         path = self.out / METRICS
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         write_jsonl(path, [row for row in map(_parsed, lines) if row and row["steps"] <= self.budget.steps])
@@ -195,9 +266,14 @@ class Training:
             "minutes": self.budget.elapsed_s / 60.0,
             "seed": config.seed,
             "validation return": self.last_return,
-            "validation episodes": max(config.validation_seeds, len(self.envs)),
+            "validation episodes": len(self.validation_jobs),
         }
         write_description(folder, vars(config), observation, action, figures)
+
+
+def _digest(actions: Sequence[Sequence[Any]]) -> str:
+    """Of the decisions of several episodes: equal where two policies decide alike."""
+    return hashlib.sha256(json.dumps(to_jsonable(actions)).encode()).hexdigest()
 
 
 def _parsed(line: str) -> dict[str, Any] | None:

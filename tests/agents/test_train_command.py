@@ -44,6 +44,11 @@ def rows_of(out: Path) -> list[dict]:
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
+def evaluated(words: list[str], out: Path) -> dict:
+    assert evaluate.main([*words, "workload.num_requests=60", f"out={out}"]) == 0
+    return json.loads((out / "summary.json").read_text())["metrics"]
+
+
 def failure(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     assert train.main(words) == USER_ERROR
     said = capsys.readouterr().err.strip()
@@ -66,6 +71,8 @@ def test_trains_compares_and_leaves_a_checkpoint_that_other_commands_take(tmp_pa
     said = capsys.readouterr()
     assert "static_dp" in said.out
     assert "maskable_ppo" in said.out
+    assert f"Learning curve in {out / 'learning_curve.png'}" in said.out
+    assert (out / "learning_curve.png").stat().st_size > 10_000
     assert "256 steps" in said.err
     rows = rows_of(out)
     assert [row["steps"] for row in rows if row["kind"] == "train"] == [64, 128, 192, 256]
@@ -73,6 +80,11 @@ def test_trains_compares_and_leaves_a_checkpoint_that_other_commands_take(tmp_pa
     assert list((out / "tensorboard").glob("events*"))
     comparison = json.loads((out / "comparison.json").read_text())
     assert set(comparison["policies"]) == {"maskable_ppo", "static_dp"}
+    assert comparison["roles"] == {"maskable_ppo": "agent", "static_dp": "static"}
+    static = evaluated(["env=dp_tp", "policy=static_dp", "split=validation", "seeds=1"], tmp_path / "v")
+    assert comparison["training"]["validation_returns"]["static_dp"] == static["return"]["mean"]
+    best = max(row["return"] for row in rows if row["kind"] == "validation")
+    assert comparison["training"]["validation_returns"]["maskable_ppo"] == best
     for name in ("config.yaml", "card.md", "spaces.json", "weights.pt"):
         assert (out / "checkpoint" / name).is_file()
     words = [
@@ -194,12 +206,29 @@ def test_a_teacher_goes_by_its_name_and_stands_in_the_checkpoint_with_its_consta
     assert train.main([f"resume={tmp_path}", "total_steps=64"]) == 0
 
 
-def test_wandb_offline_needs_no_account(tmp_path, monkeypatch):
+def test_wandb_offline_needs_no_account_and_goes_on_with_the_same_run(tmp_path, monkeypatch):
     for name in ("WANDB_API_KEY", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("WANDB_SILENT", "true")
     assert train.main([*TINY, *SMALL_PPO, "total_steps=64", f"out={tmp_path}", "tracker=wandb"]) == 0
-    assert list((tmp_path / "wandb").glob("offline-run-*"))
+    assert train.main([f"resume={tmp_path}", "total_steps=128"]) == 0
+    runs = list((tmp_path / "wandb").glob("offline-run-*"))
+    assert len({run.name.rpartition("-")[2] for run in runs}) == 1
+    files = [file.name for run in runs for file in run.rglob("*.png")]
+    assert any(name.startswith("learning_curve") for name in files)
+    assert any(name.startswith("intervals") for name in files)
+
+
+def test_a_policy_that_training_has_not_changed_beats_nobody(tmp_path, capsys):
+    words = [*TINY, *SMALL_PPO, "agent.learning_rate=1e-30", "total_steps=256", f"out={tmp_path}"]
+    assert train.main(words) == 0
+    said = capsys.readouterr()
+    assert "Training has not improved on its start (an untrained network, step 0)" in said.err
+    assert "beats" not in said.err + said.out
+    training = json.loads((tmp_path / "comparison.json").read_text())["training"]
+    assert (training["improved"], training["steps"]) == (False, 0)
+    state = json.loads((tmp_path / "last" / "progress.json").read_text())
+    assert state["start_actions"] == state["best_actions"] != ""
 
 
 def test_the_same_seed_gives_the_same_agent(tmp_path):

@@ -196,8 +196,10 @@ def test_what_no_episode_depends_on_makes_nothing_run_again(tmp_path, monkeypatc
     without = blocks._code.__wrapped__()
     checkpoint.write_text("format: 1")
     assert blocks._code.__wrapped__() == without
-    (tmp_path / "runners").mkdir()
-    (tmp_path / "runners" / "gates.py").write_text("LIMIT = 1.05")  # said of blocks that have been run
+    (tmp_path / "runners" / "comparison").mkdir(parents=True)
+    (tmp_path / "runners" / "comparison" / "gates.py").write_text(
+        "LIMIT = 1.05"
+    )  # said of blocks that have been run
     assert blocks._code.__wrapped__() == without
     source.write_text("HIDDEN = 80")
     assert blocks._code.__wrapped__() != without

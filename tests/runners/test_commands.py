@@ -150,6 +150,11 @@ def test_simulate(tmp_path: Path) -> None:
     assert summary["router"] == "round_robin"
     assert summary["metrics"]["completed"] == 50
     assert set(pd.read_parquet(tmp_path / "requests.parquet")["engine"]) == set(range(8))
+    assert len(json.loads((tmp_path / "requests.json").read_text())["itls"]) == 50
+    alone = tmp_path / "alone"
+    assert simulate.main([*words[:-1], "requests_json=false", f"out={alone}"]) == 0
+    assert (alone / "requests.parquet").is_file()
+    assert not (alone / "requests.json").exists()
 
 
 def test_simulate_a_fleet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -335,7 +340,7 @@ def test_the_deployment_environment(tmp_path: Path) -> None:
     assert evaluate.main([*words, "policy=stay", f"out={tmp_path / 'evaluate'}"]) == 0
 
 
-def test_the_autoscaling_environment(tmp_path: Path) -> None:
+def test_the_autoscaling_environment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [
         "env=autoscaling",
         "workload.params.mean_rps=1",
@@ -351,7 +356,16 @@ def test_the_autoscaling_environment(tmp_path: Path) -> None:
     assert {change["operation"] for change in said} <= {"START", "STOP"}
     assert said[0]["command"] == "ScaleChange"
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["metrics"]["reward/gpu_usd"]["iqm"] < 0
+    metrics = summary["metrics"]
+    assert metrics["cost_usd"]["mean"] == -metrics["reward/gpu_usd"]["mean"] > 0
+    printed = capsys.readouterr().out
+    assert "gpu_hours" in printed
+    assert "cost_usd" in printed
+    policies = ["policies=[fixed_instances,hpa_waiting]", "plots=false", f"out={tmp_path / 'compare'}"]
+    assert compare.main([*words, *policies]) == 0
+    headings = "".join(capsys.readouterr().out.splitlines()[1:6])
+    assert "hours" in headings
+    assert "usd" in headings
 
 
 def test_presets_of_autoscaling_compose(tmp_path: Path) -> None:

@@ -2,10 +2,17 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from serving_gym.runners.reporting.output import write_json, write_jsonl, write_parquet, write_text
+from serving_gym.runners.reporting.output import (
+    write_json,
+    write_json_columns,
+    write_jsonl,
+    write_parquet,
+    write_text,
+)
 from serving_gym.runners.reporting.tables import format_value
 
 
@@ -14,6 +21,22 @@ def test_json_is_strict(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "deep" / "a.json").read_text()) == {"a": None, "c": [1, 2.5]}
     write_jsonl(tmp_path / "b.jsonl", [{"a": 1}, {"a": -math.inf}])
     assert (tmp_path / "b.jsonl").read_text() == '{"a": 1}\n{"a": null}\n'
+
+
+def test_columns_are_the_same_text_as_the_whole(tmp_path: Path) -> None:
+    columns = {
+        "itls": [[0.25, 0.25], [], [0.1], [0.1, 0.2], [math.inf, math.inf], [-0.0, 0.0], [1.0, 1], [[0.5]]],
+        "ttfts": [0.1, math.inf, math.nan],
+        "errors": ["", 'refused "x"'],
+        "lens": np.arange(3).tolist(),
+        "array": np.array([0.5, math.nan]),
+        "goodput": None,
+        "nothing": math.nan,
+        "none": [],
+    }
+    write_json(tmp_path / "whole.json", columns, indent=None)
+    write_json_columns(tmp_path / "columns.json", columns)
+    assert (tmp_path / "columns.json").read_bytes() == (tmp_path / "whole.json").read_bytes()
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
