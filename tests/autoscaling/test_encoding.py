@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from serving_gym.envs.autoscaling.encoding import StateEncoder
-from serving_gym.envs.autoscaling.observation import ENDPOINT_FEATURES
+from serving_gym.envs.autoscaling.observation import ENDPOINT_FEATURES, StateEncoder
 from serving_gym.envs.registration import make_env
 from tests.autoscaling.samples import VARIANTS, masked_action, play
 

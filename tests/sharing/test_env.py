@@ -196,8 +196,9 @@ def test_the_batched_environment_is_the_scalar_one_step_by_step():
         for i, single in enumerate(singles):
             observation, reward, over, cut, info = single.step(actions[i])
             assert (reward, over, cut) == (rewards[i], terminated[i], truncated[i])
-            assert info["dt"] == infos["dt"][i]
-            if over or cut:
+            final = over or cut
+            assert info["dt"] == (infos["final_info"] if final else infos)["dt"][i]
+            if final:
                 ended += 1
                 for key, value in observation.items():
                     np.testing.assert_array_equal(infos["final_obs"][i][key], value)
