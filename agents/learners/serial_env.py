@@ -1,4 +1,4 @@
-"""Scalar environments one after another, where a learner needs what the batched ones do not tell.
+"""Scalar environments that are stepped in turn, where a learner needs what the vector environments do not show.
 
 These are the state from which a baseline decides, and how many of its promises an episode has broken.
 """
@@ -21,8 +21,8 @@ _PROMISES = ("ttft_attainment/", "tpot_attainment/")
 class SerialVectorEnv(BaseVectorEnv):
     """N scalar environments that are stepped in turn.
 
-    `infos` has besides: `cost`, the promises (of a first token, of a pace) broken in the step, and, where an episode has
-    ended, `missed_share`, the share of the promises made to its requests that were broken (elsewhere NaN).
+    `infos` has besides: `cost`, the promises (of a first token, of a pace) broken in the step, and, where an episode
+    has ended, `missed_share`, the share of the promises made to its requests that were broken (elsewhere NaN).
 
     Args:
         env: Name of the environment.

@@ -43,7 +43,7 @@ class AutoscalingEpisode(SteppedEpisode[AutoscalingConfig]):
     """Runs episodes of one configuration.
 
     Attributes:
-        spec: What policies are told beforehand.
+        spec: What policies know before an episode.
 
     Args:
         config: What the environment is made of.

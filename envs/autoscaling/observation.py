@@ -110,10 +110,10 @@ class Constants:
 
     Args:
         config: What the environment is made of.
-        spec: What policies are told beforehand.
+        spec: What policies know before an episode.
         kinds: (P,) first kind of machine of each endpoint.
         local: (P,) whether its region's storage holds the model's weights.
-        engines: What is known of the fleet's places beforehand.
+        engines: What is known of the fleet's places before an episode.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class Encoder:
 
     Args:
         config: What the environment is made of.
-        spec: What policies are told beforehand.
+        spec: What policies know before an episode.
         simulator: The fleet.
     """
 
@@ -290,8 +290,8 @@ class StateEncoder:
 
     Args:
         config: What the environment is made of.
-        spec: What policies are told beforehand.
-        engines: What is known of the fleet's places beforehand.
+        spec: What policies know before an episode.
+        engines: What is known of the fleet's places before an episode.
     """
 
     def __init__(self, config: AutoscalingConfig, spec: AutoscalingSpec, engines: NominalEngines) -> None:

@@ -15,7 +15,7 @@ class DeploymentEnv(SteppedEnv[DeploymentConfig, DeploymentState]):
 
     A cluster of machines serves one model. Every span (a minute) it is cut into replicas, each with its own tensor- and
     pipeline-parallel degree, and each workload type gets its share of each replica, as OServe does it
-    (`baselines/oserve`). Workload types are told by prompt length and predicted answer length, or are the workload's
+    (`baselines/oserve`). Workload types follow from prompt length and predicted answer length, or are the workload's
     classes. Requests of a type go to the replicas by their shares, in turn.
 
     ## Action space
