@@ -93,7 +93,7 @@ ENVS = {
         "Serving/DPTP-v0",
         "envs.dp_tp.env:DPTPEnv",
         "envs.dp_tp.vector_env:DPTPVectorEnv",
-        "envs.dp_tp.episode:DPTPConfig",
+        "envs.dp_tp.config:DPTPConfig",
         ("static_dp", "static_tp", "static_2x4", "flying_serving", "load_threshold"),
         "ClusterState",
     ),

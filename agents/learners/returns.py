@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from serving_gym.agents.learners.learner import Task
@@ -51,8 +52,12 @@ class Stage:
         if not isinstance(policy, BatchPolicy):
             return np.array([self._alone(policy, seed) for seed in seeds])
         if self._batch is None:
-            self._batch = make_vector_env(self.task.env, self.episodes, **self.task.training_arguments)
-            self._batch.begins_anew = False
+            self._batch = make_vector_env(
+                self.task.env,
+                self.episodes,
+                autoreset_mode=AutoresetMode.DISABLED,
+                **self.task.training_arguments,
+            )
         policy.reset(self.scalar.policy_spec, seeds[0])
         observation, info = self._batch.reset(seed=list(seeds))
         returns, over = np.zeros(len(seeds)), np.zeros(len(seeds), bool)

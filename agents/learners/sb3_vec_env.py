@@ -100,7 +100,8 @@ class SB3VecEnv(VecEnv):
         observation, rewards, terminated, truncated, infos = self.env.step(self._actions)
         self._masks = infos.get("action_mask")
         if "dt" in infos:
-            self.elapsed_s = infos["dt"]
+            ended = infos.get("final_info", {}).get("dt", 0.0)
+            self.elapsed_s = np.where(terminated | truncated, ended, infos["dt"])
         self._returns += rewards
         self._lengths += 1
         dones = terminated | truncated

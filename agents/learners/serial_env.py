@@ -1,4 +1,4 @@
-"""Scalar environments one after another, where a learner needs what the batched ones do not tell.
+"""Scalar environments that are stepped in turn, where a learner needs what the vector environments do not show.
 
 These are the state from which a baseline decides, and how many of its promises an episode has broken.
 """
@@ -10,81 +10,68 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.agents.environments.spaces import entries, plain_action
-from serving_gym.envs.base.vector_env import BaseVectorEnv, BatchObservation
+from serving_gym.agents.environments.spaces import plain_action
+from serving_gym.envs.base.vector_env import BaseVectorEnv, BatchObservation, BatchOutcome, Step
+from serving_gym.envs.interface.reward import Outcome
 from serving_gym.envs.registration import make_env
 
 _PROMISES = ("ttft_attainment/", "tpot_attainment/")
 
 
 class SerialVectorEnv(BaseVectorEnv):
-    """N scalar environments, with same-step autoreset as the batched ones have it.
+    """N scalar environments that are stepped in turn.
 
-    `infos` has besides `dt` and `action_mask`: `cost`, the promises (of a first token, of a pace) broken since the last
-    decision, and, where an episode has ended, `missed_share`, the share of the promises made to its requests that were
-    broken (elsewhere NaN).
+    `infos` has besides: `cost`, the promises (of a first token, of a pace) broken in the step, and, where an episode
+    has ended, `missed_share`, the share of the promises made to its requests that were broken (elsewhere NaN).
 
     Args:
         env: Name of the environment.
-        num_envs: Episodes side by side.
+        num_envs: Number of episodes.
         arguments: Of the environment.
     """
 
     def __init__(self, env: str, num_envs: int, arguments: dict[str, Any]) -> None:
         self.envs: list[Any] = [make_env(env, **arguments) for _ in range(num_envs)]
-        self._lay_out(num_envs, None, (self.envs[0].observation_space, self.envs[0].action_space))
+        super().__init__(num_envs, (self.envs[0].observation_space, self.envs[0].action_space))
         self._broken = np.zeros(num_envs)
-        actions: Any = self.single_action_space
-        self._masks: NDArray[np.bool_] = np.ones((num_envs, sum(entries(actions))), np.bool_)
 
     @property
     def states(self) -> list[Any]:
         """What each is in."""
         return [env.state for env in self.envs]
 
-    def reset(
-        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[BatchObservation, dict[str, Any]]:
-        """Begins an episode in every place. An integer seed gives place i the episode of seed + i."""
-        seen = [self._begin(i, own) for i, own in enumerate(self._seeds(seed, options))]
-        return _stacked(seen), {"action_mask": self._masks.copy()}
-
-    def _begin(self, i: int, seed: int) -> dict[str, NDArray[np.float32]]:
+    def _begin(self, rows: list[int], seeds: list[int]) -> tuple[BatchObservation, NDArray[np.bool_]]:
         options = None if self._split is None else {"split": self._split}
-        observation, info = self.envs[i].reset(seed=seed, options=options)
-        self._masks[i], self._broken[i] = info["action_mask"], 0.0
-        return observation
+        begun = [self.envs[i].reset(seed=seed, options=options) for i, seed in zip(rows, seeds, strict=True)]
+        self._broken[rows] = 0.0
+        return _stacked([own for own, _ in begun]), np.stack([info["action_mask"] for _, info in begun])
 
-    def step(
-        self, actions: NDArray[np.int64]
-    ) -> tuple[BatchObservation, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
-        """Takes one decision in every place."""
-        rewards, cost, dt = np.zeros(self.num_envs), np.zeros(self.num_envs), np.zeros(self.num_envs)
-        ended = np.zeros((2, self.num_envs), bool)
-        missed_share = np.full(self.num_envs, np.nan)
-        seen = []
-        for i, env in enumerate(self.envs):
-            observation, rewards[i], ended[0, i], ended[1, i], info = env.step(plain_action(actions[i]))
-            seen.append(observation)
+    def _advance(self, actions: NDArray[np.int64], going: NDArray[np.bool_]) -> BatchOutcome:
+        assert self._last is not None
+        n = self.num_envs
+        self._cost, self._missed_share = np.zeros(n), np.full(n, np.nan)
+        outcome = BatchOutcome.blank(
+            self._empty_observation(n), self._last.masks.copy(), self._last.num_refused.copy()
+        )
+        for i in np.flatnonzero(going).tolist():
+            env = self.envs[i]
+            observation, reward, terminated, truncated, info = env.step(plain_action(actions[i]))
             terms = info["reward_terms"]
-            cost[i] = -sum(value for name, value in terms.items() if name.startswith(_PROMISES))
-            dt[i], self._masks[i] = info["dt"], info["action_mask"]
-            self._broken[i] += cost[i]
-            if ended[:, i].any():
-                missed_share[i] = self._broken[i] / max(1, len(_PROMISES) * len(env.records()))
-        batch, infos = _stacked(seen), {"dt": dt, "cost": cost, "missed_share": missed_share}
-        over = np.flatnonzero(ended.any(axis=0)).tolist()
-        self._keep_last(over, batch, self._masks[over], infos)
-        for i in over:
-            for name, part in self._begin(i, self._draw(i)).items():
-                batch[name][i] = part
-        infos["action_mask"] = self._masks.copy()
-        return batch, rewards, ended[0], ended[1], infos
+            outcome.put(i, Outcome(reward, terms, info["dt"], terminated, truncated, info["refused"]))
+            outcome.num_refused[i], outcome.masks[i] = info["num_refused"], info["action_mask"]
+            for name, part in observation.items():
+                outcome.observation[name][i] = part
+            self._cost[i] = -sum(value for name, value in terms.items() if name.startswith(_PROMISES))
+            self._broken[i] += self._cost[i]
+            if terminated or truncated:
+                self._missed_share[i] = self._broken[i] / max(1, len(_PROMISES) * len(env.records()))
+        return outcome
 
-    def action_masks(self) -> NDArray[np.bool_]:
-        """(num_envs, entries), which are possible now."""
-        return self._masks
+    def step(self, actions: NDArray[np.int64]) -> Step:
+        """Takes one decision in every episode."""
+        *step, infos = super().step(actions)
+        return *step, infos | {"cost": self._cost, "missed_share": self._missed_share}  # type: ignore[return-value]
 
 
-def _stacked(seen: list[dict[str, NDArray[np.float32]]]) -> BatchObservation:
-    return {name: np.stack([observation[name] for observation in seen]) for name in seen[0]}
+def _stacked(observations: list[dict[str, NDArray[np.float32]]]) -> BatchObservation:
+    return {name: np.stack([own[name] for own in observations]) for name in observations[0]}

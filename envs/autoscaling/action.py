@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import numpy as np
+from gymnasium.spaces import MultiDiscrete
 from numpy.typing import NDArray
 
 from serving_gym.envs.autoscaling.config import AutoscalingConfig
 from serving_gym.envs.autoscaling.state import AutoscalingSpec, AutoscalingState
+from serving_gym.envs.base.validation import check_action
 from serving_gym.envs.interface.scaling import Endpoint, Operation, Release, ScaleChange
 from serving_gym.envs.interface.state import EngineStatus
 from serving_gym.envs.simulator.autoscaling.simulator import AutoscalingSimulator
 
+Action = NDArray[np.int64] | Iterable[ScaleChange | Release] | None
 LEVERS = 3
 SPOT, MACHINE = range(2)  # spot instances first, or vacant machines first; donate, or stop
 MACHINE_OPERATIONS = (Operation.START, Operation.STOP)
@@ -123,9 +126,7 @@ class Levers:
         Raises:
             ValueError: It is not a vector of the action space.
         """
-        vector = np.asarray(action)
-        if vector.shape != self.nvec.shape or (vector < 0).any() or (vector >= self.nvec).any():
-            raise ValueError(f"action must be numbers from 0 to below {self.nvec.tolist()}, got {action}")
+        vector = check_action(action, MultiDiscrete(self.nvec))
         down = self.room(simulator)[0].tolist()
         for number, (change, lever, level) in enumerate(vector.reshape(-1, LEVERS).tolist()):
             endpoint = Endpoint(*simulator.fleet.endpoints[number])
@@ -187,3 +188,10 @@ def _going(simulator: AutoscalingSimulator, number: int, count: int, lever: int)
         yield ScaleChange(endpoint, Operation.DONATE, donated)
     if count > donated:
         yield ScaleChange(endpoint, Operation.STOP, count - donated)
+
+
+def is_changes(action: object) -> bool:
+    """Whether an action is a sequence of changes, and not a vector."""
+    return isinstance(action, (tuple, list)) and all(
+        isinstance(item, (ScaleChange, Release)) for item in action
+    )

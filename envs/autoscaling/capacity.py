@@ -26,7 +26,7 @@ def measure_capacity(replica: ReplicaSpec, inputs: TokenArray, outputs: TokenArr
 
     Args:
         replica: What the instance is.
-        inputs: (N,) prompt lengths of requests as they come; none: the load cannot be told and is 0.
+        inputs: (N,) prompt lengths of requests as they come; none: the load is unknown, 0.
         outputs: (N,) their output lengths.
         slo: The promise.
     """

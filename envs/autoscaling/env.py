@@ -4,28 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-from gymnasium import spaces
-
+from serving_gym.envs.autoscaling.action import is_changes
 from serving_gym.envs.autoscaling.config import AutoscalingConfig
-from serving_gym.envs.autoscaling.episode import Episode
-from serving_gym.envs.autoscaling.observation import HIGH, Observation
+from serving_gym.envs.autoscaling.episode import AutoscalingEpisode
 from serving_gym.envs.autoscaling.render import Renderer
+from serving_gym.envs.autoscaling.spaces import make_spaces
 from serving_gym.envs.autoscaling.state import AutoscalingState
 from serving_gym.envs.base.env import SteppedEnv
-from serving_gym.envs.interface.policy_spec import PolicySpec
-from serving_gym.envs.simulator.fleet.nominal import nominal_engines
+from serving_gym.envs.base.validation import check_running
 
 
-def make_spaces(episode: Episode) -> tuple[spaces.Space[Any], spaces.MultiDiscrete]:
-    """Observation and action space of a configuration."""
-    boxes: dict[str, spaces.Space[Any]] = {
-        name: spaces.Box(0.0, HIGH, shape, np.float32) for name, shape in episode.encoder.shapes.items()
-    }
-    return spaces.Dict(boxes), spaces.MultiDiscrete(episode.levers.nvec)
-
-
-class AutoscalingEnv(SteppedEnv[Observation]):
+class AutoscalingEnv(SteppedEnv[AutoscalingConfig, AutoscalingState]):
     """How many instances, of which model, where, and when? `Serving/Autoscaling-v0`.
 
     Models are served in regions; an endpoint is a model in a region. Its instances, a machine each, come within
@@ -84,40 +73,17 @@ class AutoscalingEnv(SteppedEnv[Observation]):
     * v0: first release.
     """
 
-    core: Episode
+    core: AutoscalingEpisode
+    config_class = AutoscalingConfig
+    episode_class = AutoscalingEpisode
+    make_spaces = staticmethod(make_spaces)
+    renderer_class = Renderer
 
-    def __init__(self, render_mode: str | None = None, **config: Any) -> None:
-        self._set_render_mode(render_mode)
-        self.core = Episode(AutoscalingConfig(**config))
-        self.observation_space, self.action_space = make_spaces(self.core)  # type: ignore[assignment]
-        self._renderer = Renderer() if render_mode else None
-
-    @property
-    def config(self) -> AutoscalingConfig:
-        """What the environment is made of."""
-        return self.core.config
-
-    @property
-    def state(self) -> AutoscalingState:
-        """What a policy may know now."""
-        return self.core.state
-
-    @property
-    def policy_spec(self) -> PolicySpec:
-        """What a policy is told before an episode."""
-        return PolicySpec(
-            cluster=self.config.cluster,
-            slos=self.core.slos,
-            classes=self.core.classes,
-            decision_interval_s=self.config.decision_interval_s,
-            engines=nominal_engines(self.core.simulator),
-            setting=self.core.spec,
-        )
-
-    @property
-    def gpu_seconds(self) -> float:
-        """GPU-seconds that instances have been kept, spot instances left out."""
-        return self.core.gpu_seconds
+    def _checked(self, action: Any) -> Any:
+        if not is_changes(action):
+            return super()._checked(action)
+        check_running(self._begun, self._over)
+        return action
 
     @property
     def standing_reward(self) -> float:

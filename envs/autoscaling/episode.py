@@ -4,43 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import replace
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.calibration.hardware import get_gpu
-from serving_gym.envs.autoscaling.action import Levers
+from serving_gym.envs.autoscaling.action import Action, Levers, is_changes
 from serving_gym.envs.autoscaling.capacity import measure_capacity
 from serving_gym.envs.autoscaling.config import AutoscalingConfig
 from serving_gym.envs.autoscaling.observation import Encoder, Observation
 from serving_gym.envs.autoscaling.state import AutoscalingSpec, AutoscalingState
-from serving_gym.envs.autoscaling.view import StateReader
-from serving_gym.envs.interface.reward import Interval, Outcome, RewardMeter
+from serving_gym.envs.autoscaling.state_reader import StateReader
+from serving_gym.envs.base.episode import SteppedEpisode
+from serving_gym.envs.interface.policy_spec import PolicySpec
+from serving_gym.envs.interface.reward import Interval, Outcome
 from serving_gym.envs.interface.scaling import Endpoint, Held, Release, ScaleChange
-from serving_gym.envs.interface.slo import SLO, promises
-from serving_gym.envs.interface.state import TOTALS
+from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.simulator.autoscaling.bins import LATENCIES, latency_percentile
 from serving_gym.envs.simulator.autoscaling.simulator import AutoscalingSimulator
 from serving_gym.envs.simulator.fleet.build import profile_of
+from serving_gym.envs.simulator.fleet.nominal import nominal_engines
 from serving_gym.envs.simulator.kernel.state import PS_PER_S
 from serving_gym.envs.simulator.scheduling import to_ps
-from serving_gym.envs.workload.registry import WorkloadSource, check_choice
+from serving_gym.envs.workload.registry import check_choice
 from serving_gym.envs.workload.schema import TokenArray
 from serving_gym.envs.workload.streams import RequestStream
 
 FloatArray = NDArray[np.float64]
-Action = NDArray[np.int64] | Iterable[ScaleChange | Release] | None
 
 _NS_PER_H = 3600 * 1_000_000_000
 _DRAIN_STEP_S = 10.0  # how often one looks whether all requests have ended
 _SAMPLE_SEED = 0
 
 
-class Episode:
+class AutoscalingEpisode(SteppedEpisode[AutoscalingConfig]):
     """Runs episodes of one configuration.
 
     Attributes:
-        spec: What policies are told beforehand.
+        spec: What policies know before an episode.
 
     Args:
         config: What the environment is made of.
@@ -49,11 +51,10 @@ class Episode:
         ValueError: Something in it is unknown or impossible.
     """
 
+    simulator: AutoscalingSimulator
+
     def __init__(self, config: AutoscalingConfig) -> None:
-        self.config = config
-        self.source = WorkloadSource(config.workload)
-        self.classes = self.source.classes
-        self.slos = promises(config.slos, self.classes)
+        super().__init__(config)
         self.interactive = tuple(name not in config.queue.classes for name in self.classes)
         self.simulator = AutoscalingSimulator(
             config.cluster, self.slos, config.machines, config.queue, self.interactive
@@ -62,8 +63,6 @@ class Episode:
         self.levers = Levers(config, self.simulator)
         self.encoder = Encoder(config, self.spec, self.simulator)
         self.reader = StateReader(self.spec)
-        self.meter = RewardMeter(len(self.classes))
-        self.done = True
         self._state: AutoscalingState | None = None
 
     def _make_spec(self) -> AutoscalingSpec:
@@ -151,8 +150,7 @@ class Episode:
             config.cluster.faults,
         )
         self.reader.begin(self.simulator, self.stream, config)
-        self.meter.reset()
-        self.done, self.num_refused = False, 0
+        self._start()
         self._machines_usd = np.zeros(3)
         self._look()
 
@@ -187,7 +185,7 @@ class Episode:
             simulator.world.stats,
             simulator.latency_cost,
             switched,
-            self._in_flight() if truncated else None,
+            self.unfinished() if truncated else None,
         )
         self._look()
         usd = {**self._usd_since(), "backlog_usd": -backlog_usd}
@@ -272,11 +270,6 @@ class Episode:
         money = sum(getattr(objective, name) * value for name, value in usd.items())
         return interval.reward(objective) + objective.scale * money
 
-    def _in_flight(self) -> NDArray[np.int64]:
-        totals = self.simulator.world.stats
-        gone = sum(totals[:, TOTALS.index(name)] for name in ("refused", "failed", "finished"))
-        return np.asarray(totals[:, TOTALS.index("arrived")] - gone).astype(np.int64)
-
     @property
     def instance_hours(self) -> dict[str, FloatArray]:
         """By what machines are held for: (P, G) machine-hours so far."""
@@ -314,7 +307,7 @@ class Episode:
         internal = hours.sum(axis=1) - hours[:, Held.SPOT]
         return float(3600.0 * (internal * gpus).sum())
 
-    # -- what is seen --------------------------------------------------------------------------------------------------
+    # -- the observation -----------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
         self._state = None
@@ -330,18 +323,15 @@ class Episode:
         """The observation of the present moment."""
         return self.encoder.encode(self.simulator, self.stream.clock_s)
 
-    def fork(self) -> Episode:
-        """A copy that continues to the same numbers."""
-        copy = Episode.__new__(Episode)
-        copy.__dict__.update(self.__dict__)
-        copy.simulator = self.simulator.fork()
-        copy.meter, copy.reader = self.meter.fork(), replace(self.reader)
-        copy._machines_usd = self._machines_usd.copy()
+    @property
+    def policy_spec(self) -> PolicySpec:
+        """What a policy knows before an episode."""
+        return self._make_policy_spec(
+            self.config.decision_interval_s, engines=nominal_engines(self.simulator), autoscaling=self.spec
+        )
+
+    def fork(self) -> Self:
+        """A copy of the episode that continues to the same numbers."""
+        copy = self._copy()
+        copy.reader, copy._machines_usd = replace(self.reader), self._machines_usd.copy()
         return copy
-
-
-def is_changes(action: object) -> bool:
-    """Whether an action is a sequence of changes, and not a vector."""
-    return isinstance(action, (tuple, list)) and all(
-        isinstance(item, (ScaleChange, Release)) for item in action
-    )

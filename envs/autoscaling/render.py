@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.envs.autoscaling.state import AutoscalingState, InstanceStatus
-from serving_gym.envs.base.render import Panel, draw_panels, level
+from serving_gym.envs.base.render import BaseRenderer, Panel, level
 
 _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 _RATE_OVER_S = 300.0
@@ -49,23 +48,15 @@ def make_frame(state: AutoscalingState) -> Frame:
     return Frame(state.now_s, running, coming, usage, waiting, queued, tokens_per_s, state)
 
 
-class Renderer:
-    """Remembers an episode's frames and draws them.
+class Renderer(BaseRenderer[Frame]):
+    """Draws a fleet."""
 
-    Args:
-        history: Most frames kept.
-    """
+    history = 2100
+    rows = "endpoint"
 
-    def __init__(self, history: int = 2100) -> None:
-        self.frames: deque[Frame] = deque(maxlen=history)
-
-    def reset(self) -> None:
-        """Forgets the last episode."""
-        self.frames.clear()
-
-    def record(self, state: AutoscalingState) -> None:
-        """Adds a frame."""
-        self.frames.append(make_frame(state))
+    def frame(self, state: AutoscalingState) -> Frame:
+        """What is kept of a state."""
+        return make_frame(state)
 
     def text(self) -> str:
         """The fleet now, one line an endpoint."""
@@ -84,19 +75,13 @@ class Renderer:
             )
         return "\n".join(lines)
 
-    def image(self) -> NDArray[np.uint8]:
-        """(height, width, 3), instances, utilisation, queues and traffic of each endpoint over time."""
-        frames = self.frames
-        panels = (
-            Panel("running instances", np.array([frame.running for frame in frames]), "viridis"),
-            Panel("starting instances", np.array([frame.coming for frame in frames]), "viridis"),
-            Panel("KV in use", np.array([frame.usage for frame in frames]), "cividis", 1.0),
-            Panel("waiting requests", np.array([frame.waiting for frame in frames]), "magma"),
-            Panel(
-                "queued requests that are not interactive",
-                np.array([frame.queued for frame in frames]),
-                "magma",
-            ),
-            Panel("prompt tokens/s", np.array([frame.tokens_per_s for frame in frames]), "magma"),
+    def panels(self) -> tuple[Panel, ...]:
+        """Instances, utilisation, queues and traffic of each endpoint."""
+        return (
+            Panel("running instances", self._over_time("running"), "viridis"),
+            Panel("starting instances", self._over_time("coming"), "viridis"),
+            Panel("KV in use", self._over_time("usage"), "cividis", 1.0),
+            Panel("waiting requests", self._over_time("waiting"), "magma"),
+            Panel("queued requests that are not interactive", self._over_time("queued"), "magma"),
+            Panel("prompt tokens/s", self._over_time("tokens_per_s"), "magma"),
         )
-        return draw_panels([frame.now_s for frame in frames], panels, "endpoint")

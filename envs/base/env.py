@@ -1,73 +1,193 @@
-"""What the scalar environments have in common: seeds and pictures; of simulated ones, records and forks."""
+"""Base classes of the scalar environments."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from copy import deepcopy
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.error import ResetNeeded
 from numpy.typing import NDArray
 
 from serving_gym.envs.base.lazy_observation import LazyObservation
+from serving_gym.envs.base.render import BaseRenderer
+from serving_gym.envs.base.validation import check_action, check_options, check_render_mode, check_running
 from serving_gym.envs.base.vector_env import MAX_SEED
 from serving_gym.envs.interface.metrics import RequestRecords
+from serving_gym.envs.interface.policy_spec import PolicySpec
+from serving_gym.envs.interface.reward import Outcome
 
-Observed = TypeVar("Observed")
+Observation = dict[str, NDArray[np.float32]]
+Config = TypeVar("Config")
+State = TypeVar("State")
 
 
-class BaseEnv(gym.Env[Observed, np.int64]):
-    """One episode at a time."""
+class BaseEnv(gym.Env[Observation, Any], Generic[Config, State]):
+    """One episode at a time, simulated or on running servers.
+
+    Attributes:
+        make_spaces: Observation and action space, given an episode.
+        renderer_class: Draws episodes.
+        commands: Classes that `step` takes besides actions of the action space and None.
+        core: The episode; on running servers the simulated one that stands for the configuration.
+    """
 
     metadata: dict[str, Any] = {"render_modes": ["ansi", "rgb_array"], "render_fps": 4}
-    _renderer: Any
+    make_spaces: ClassVar[Callable[[Any], tuple[Any, Any]]]
+    renderer_class: ClassVar[type[BaseRenderer[Any]]]
+    commands: ClassVar[tuple[type, ...]] = ()
+    core: Any
 
-    def _set_render_mode(self, render_mode: str | None) -> None:
-        """Notes how the episode is to be shown.
+    def _set_up(self, core: Any, render_mode: str | None) -> None:
+        """Sets the episode, its spaces and how it is shown.
 
         Raises:
-            ValueError: in no way that there is.
+            ValueError: The render mode is unknown.
         """
-        if render_mode is not None and render_mode not in self.metadata["render_modes"]:
-            raise ValueError(
-                f"render_mode must be one of {self.metadata['render_modes']}, got {render_mode!r}"
-            )
-        self.render_mode = render_mode
+        self.render_mode = check_render_mode(render_mode, self.metadata["render_modes"])
+        self.core = core
+        self.observation_space, self.action_space = type(self).make_spaces(core)
+        self._renderer = self.renderer_class(core) if render_mode else None
 
-    def _seed_of(self, seed: int | None) -> int:
-        """Seed of the next episode: the one given, or the next of the stream that the last one given began."""
+    @property
+    def config(self) -> Config:
+        """What the environment is made of."""
+        config: Config = self.core.config
+        return config
+
+    @property
+    def state(self) -> State:
+        """What a policy may know now.
+
+        Raises:
+            gymnasium.error.ResetNeeded: No episode has begun.
+        """
+        if not self._begun:
+            raise ResetNeeded("Cannot read env.state before calling env.reset()")
+        return self._read_state()
+
+    def _read_state(self) -> State:
+        state: State = self.core.state
+        return state
+
+    @property
+    def policy_spec(self) -> PolicySpec:
+        """What a policy knows before an episode."""
+        spec: PolicySpec = self.core.policy_spec
+        return spec
+
+    @property
+    def gpu_seconds(self) -> float:
+        """GPU-seconds that the cluster has been kept."""
+        return float(self.core.gpu_seconds)
+
+    @property
+    def _begun(self) -> bool:
+        return bool(self.core.begun)
+
+    @property
+    def _over(self) -> bool:
+        return bool(self.core.done)
+
+    def _next_episode(self, seed: int | None, options: dict[str, Any] | None) -> tuple[int, str | None]:
+        """Seed and split of the next episode. Without a seed the stream that the last seed began goes on."""
+        split = check_options(options)
         super().reset(seed=seed)
-        return int(self.np_random.integers(MAX_SEED)) if seed is None else seed
+        return int(self.np_random.integers(MAX_SEED)) if seed is None else seed, split
+
+    def _checked(self, action: Any) -> Any:
+        """An action that may be taken now.
+
+        Raises:
+            gymnasium.error.ResetNeeded: There is no episode.
+            ValueError: It is neither of the action space, nor a command, nor None.
+        """
+        check_running(self._begun, self._over)
+        if action is None or isinstance(action, self.commands):
+            return action
+        return check_action(action, self.action_space, self.commands)  # type: ignore[arg-type]
+
+    def _record(self, first: bool = False) -> None:
+        """Adds the state to the picture."""
+        if self._renderer:
+            if first:
+                self._renderer.reset()
+            self._renderer.record(self.state)
 
     def render(self) -> Any:
-        """The cluster now (ansi) or over time (rgb_array)."""
+        """The cluster now (ansi) or over time (rgb_array).
+
+        Raises:
+            gymnasium.error.ResetNeeded: No episode has begun.
+        """
         if self._renderer is None:
-            gym.logger.warn("render() needs a render_mode; pass render_mode='ansi' or 'rgb_array' to make()")
+            gym.logger.warn(
+                "You are calling render method without specifying any render mode. You can specify the render_mode "
+                f'at initialization, e.g. gym.make("{self.spec.id if self.spec else "ID"}", render_mode="rgb_array")'
+            )
             return None
+        if not self._begun:
+            raise ResetNeeded("Cannot call env.render() before calling env.reset()")
         return self._renderer.text() if self.render_mode == "ansi" else self._renderer.image()
 
 
-class SimulatedEnv(BaseEnv[Observed]):
+class SimulatedEnv(BaseEnv[Config, State]):
     """One simulated episode at a time.
 
     Attributes:
-        core: The episode; it has `simulator`, `num_refused` and `fork()`.
+        config_class: The configuration, whose fields are the arguments of the environment.
+        episode_class: The episode, given a configuration.
+
+    Args:
+        render_mode: "ansi", "rgb_array" or None.
+        config: Fields of the configuration.
+
+    Raises:
+        ValueError: An argument is unknown or impossible.
     """
 
-    core: Any
+    config_class: ClassVar[Callable[..., Any]]
+    episode_class: ClassVar[Callable[[Any], Any]]
 
-    @property
+    def __init__(self, render_mode: str | None = None, **config: Any) -> None:
+        self._set_up(type(self).episode_class(type(self).config_class(**config)), render_mode)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begins the episode that a seed stands for; `options={"split": ...}` chooses where it is drawn from."""
+        self._begin(*self._next_episode(seed, options))
+        self._record(first=True)
+        return self._observe(), self._info(0.0, {}, "")
+
+    def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Takes a decision and lets time pass to the next one."""
+        outcome = self._advance(self._checked(action))
+        self._record()
+        info = self._info(outcome.dt_s, outcome.terms, outcome.refused)
+        return self._observe(), outcome.reward, outcome.terminated, outcome.truncated, info
+
     @abstractmethod
-    def state(self) -> Any:
-        """What a policy may know now."""
+    def _begin(self, seed: int, split: str | None) -> None:
+        """Begins an episode."""
+
+    @abstractmethod
+    def _advance(self, action: Any) -> Outcome:
+        """Takes a decision that has been checked."""
+
+    @abstractmethod
+    def _observe(self) -> Observation:
+        """The present observation."""
 
     @abstractmethod
     def action_masks(self) -> NDArray[np.bool_]:
-        """Which actions are possible now."""
+        """(actions,), which are possible now; of several levers, their entries one after another."""
 
     def advance(self, action: Any) -> tuple[Any, float, bool]:
-        """`step` for those who may not look: what is seen, the reward, and whether the episode is over.
+        """`step` with fewer results: observation, reward, and whether the episode is over.
 
         Args:
             action: The decision.
@@ -79,7 +199,7 @@ class SimulatedEnv(BaseEnv[Observed]):
         """What happened to every request that has arrived.
 
         Raises:
-            ValueError: the environment was told not to keep it.
+            ValueError: The configuration does not keep it.
         """
         records: RequestRecords = self.core.simulator.results()
         return records
@@ -93,55 +213,44 @@ class SimulatedEnv(BaseEnv[Observed]):
             "action_mask": self.action_masks(),
         }
 
-    def _fork(self) -> Self:
-        """A copy that shares its parts, which the caller replaces; it does not render."""
+    def fork(self) -> Self:
+        """A copy of the episode that continues to the same numbers; it does not render."""
         copy = type(self).__new__(type(self))
         copy.__dict__.update(self.__dict__)
         copy._np_random = deepcopy(self._np_random)
         copy.render_mode, copy._renderer = None, None
+        self._fork_core(copy)
         return copy
 
+    def _fork_core(self, copy: Self) -> None:
+        """Gives a copy an episode of its own."""
+        copy.core = self.core.fork()
 
-class SteppedEnv(SimulatedEnv[Observed]):
-    """One episode at a time, which takes a decision and goes on to the next one; its core is a `SteppedEpisode`."""
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observed, dict[str, Any]]:
-        """Begins the episode that a seed stands for; `options={"split": ...}` chooses where it is drawn from."""
-        chosen = self._seed_of(seed)
-        self.core.reset(chosen, (options or {}).get("split"))
-        if self._renderer:
-            self._renderer.reset()
-            self._renderer.record(self.core.state)
-        return self.core.observe(), self._info(0.0, {}, "")
+class SteppedEnv(SimulatedEnv[Config, State]):
+    """A simulated environment whose episode is a `SteppedEpisode`."""
 
-    def step(self, action: Any) -> tuple[Observed, float, bool, bool, dict[str, Any]]:
-        """Takes a decision and lets time pass to the next one."""
-        if self.core.done:
-            raise RuntimeError("the episode is over; call reset()")
-        outcome = self.core.step(action)
-        if self._renderer:
-            self._renderer.record(self.core.state)
-        info = self._info(outcome.dt_s, outcome.terms, outcome.refused)
-        return self.core.observe(), outcome.reward, outcome.terminated, outcome.truncated, info
+    def _begin(self, seed: int, split: str | None) -> None:
+        self.core.reset(seed, split)
+
+    def _advance(self, action: Any) -> Outcome:
+        outcome: Outcome = self.core.step(action)
+        return outcome
+
+    def _observe(self) -> Observation:
+        observation: Observation = self.core.observe()
+        return observation
 
     def advance(self, action: Any) -> tuple[Any, float, bool]:
-        """`step` for those who may not look: what is seen is made when somebody does; no picture is kept.
+        """`step` with fewer results, of which the observation is lazy; nothing is rendered.
 
         Args:
             action: The decision.
         """
-        outcome = self.core.step(action)
+        outcome = self._advance(self._checked(action))
         return LazyObservation(self.core.observe), outcome.reward, outcome.terminated or outcome.truncated
 
     def action_masks(self) -> NDArray[np.bool_]:
         """(actions,), which are possible now; of several levers, their entries one after another."""
         mask: NDArray[np.bool_] = self.core.mask()
         return mask
-
-    def fork(self) -> Self:
-        """A copy of the episode that continues to the same numbers; it does not render."""
-        copy = self._fork()
-        copy.core = self.core.fork()
-        return copy

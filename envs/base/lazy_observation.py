@@ -1,4 +1,4 @@
-"""An observation that is made when somebody looks."""
+"""An observation that is computed on first access."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ FloatArray = NDArray[np.float32]
 
 
 class LazyObservation(Mapping[str, FloatArray]):
-    """An observation that is made when somebody looks; most baselines look at the state alone.
+    """An observation that is computed on first access; most baselines read the state alone.
 
     Args:
-        observe: Makes it.
+        observe: Computes it.
     """
 
     def __init__(self, observe: Callable[[], Mapping[str, FloatArray]]) -> None:
         self._observe = observe
-        self._made: Mapping[str, FloatArray] | None = None
+        self._value: Mapping[str, FloatArray] | None = None
 
     @property
-    def made(self) -> Mapping[str, FloatArray]:
+    def value(self) -> Mapping[str, FloatArray]:
         """The observation."""
-        if self._made is None:
-            self._made = self._observe()
-        return self._made
+        if self._value is None:
+            self._value = self._observe()
+        return self._value
 
     def __getitem__(self, key: str) -> FloatArray:
-        return self.made[key]
+        return self.value[key]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.made)
+        return iter(self.value)
 
     def __len__(self) -> int:
-        return len(self.made)
+        return len(self.value)

@@ -1,15 +1,19 @@
-"""What the environments' pictures have in common: quantities of each engine over time, one panel a quantity."""
+"""Pictures of episodes: a text of the present, and quantities of each engine over time, one panel a quantity."""
 
 from __future__ import annotations
 
 import io
+from abc import abstractmethod
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 _BAR = " ▁▂▃▄▅▆▇█"
+Frame = TypeVar("Frame")
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,3 +74,50 @@ def draw_panels(times: Sequence[float], panels: Sequence[Panel], rows: str) -> N
     width, height = canvas.get_width_height()
     pixels = np.frombuffer(buffer.getvalue(), np.uint8).reshape(height, width, 4)
     return np.ascontiguousarray(pixels[..., :3])
+
+
+class BaseRenderer(Generic[Frame]):
+    """Keeps the frames of an episode and draws them.
+
+    Attributes:
+        history: Most frames kept.
+        rows: What a row of the image stands for.
+
+    Args:
+        episode: What is shown.
+    """
+
+    history: ClassVar[int] = 600
+    rows: ClassVar[str] = "engine"
+
+    def __init__(self, episode: Any) -> None:
+        self.episode = episode
+        self.frames: deque[Frame] = deque(maxlen=self.history)
+
+    def reset(self) -> None:
+        """Drops the frames of the last episode."""
+        self.frames.clear()
+
+    def record(self, state: Any) -> None:
+        """Adds a frame."""
+        self.frames.append(self.frame(state))
+
+    @abstractmethod
+    def frame(self, state: Any) -> Frame:
+        """What is kept of a state; it has a field `now_s`."""
+
+    @abstractmethod
+    def text(self) -> str:
+        """The cluster now."""
+
+    @abstractmethod
+    def panels(self) -> Sequence[Panel]:
+        """What the image shows."""
+
+    def _over_time(self, name: str) -> NDArray[Any]:
+        """(frames, rows), a field of the frames."""
+        return np.array([getattr(frame, name) for frame in self.frames])
+
+    def image(self) -> NDArray[np.uint8]:
+        """(height, width, 3), the panels over time."""
+        return draw_panels(self._over_time("now_s").tolist(), self.panels(), self.rows)

@@ -62,7 +62,7 @@ class DeploymentConfig:
         p99: Weight on minus the 99th percentile of the latency of requests that ended in the span, seconds.
         throughput: Weight on the number of requests that ended in the span.
         scales: Scales of the observation.
-        prediction: How output lengths are predicted, from which a request's type is told on arrival.
+        prediction: How output lengths are predicted, from which a request's type follows on arrival.
         span_s: Time between decisions, seconds. Source: OServe, section 3.
         types: "kmeans" (input and output length) or "classes" (of the workload).
         num_types: Workload types of k-means. Source: OServe, Table 1.
@@ -123,10 +123,3 @@ class DeploymentConfig:
             raise ValueError(
                 "deployment needs requests that arrive when the workload says; workload.num_clients must be 0"
             )
-
-    def slos_of(self, classes: tuple[str, ...]) -> tuple[SLO, ...]:
-        """Promises in the order of the workload's classes."""
-        missing = [name for name in classes if name not in self.slos]
-        if missing:
-            raise ValueError(f"slos has no entry for class {missing[0]!r}; it has {', '.join(self.slos)}")
-        return tuple(self.slos[name] for name in classes)

@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-from gymnasium import spaces
-
 from serving_gym.envs.base.env import SteppedEnv
 from serving_gym.envs.deployment.config import DeploymentConfig
-from serving_gym.envs.deployment.episode import DeploymentCore
-from serving_gym.envs.deployment.observation import HIGH, Observation
+from serving_gym.envs.deployment.episode import DeploymentEpisode
 from serving_gym.envs.deployment.render import Renderer
-from serving_gym.envs.deployment.state import DeploymentState
-from serving_gym.envs.interface.policy_spec import PolicySpec
+from serving_gym.envs.deployment.spaces import make_spaces
+from serving_gym.envs.deployment.state import Deploy, DeploymentState
 
 
-def make_spaces(core: DeploymentCore) -> tuple[spaces.Space[Any], spaces.Discrete]:
-    """Observation and action space of a configuration."""
-    boxes: dict[str, spaces.Space[Any]] = {
-        name: spaces.Box(0.0, HIGH, shape, np.float32) for name, shape in core.encoder.shapes.items()
-    }
-    return spaces.Dict(boxes), spaces.Discrete(core.config.num_candidates)
-
-
-class DeploymentEnv(SteppedEnv[Observation]):
+class DeploymentEnv(SteppedEnv[DeploymentConfig, DeploymentState]):
     """Which replicas, how parallel, serving what? `Serving/Deployment-v0`.
 
     A cluster of machines serves one model. Every span (a minute) it is cut into replicas, each with its own tensor- and
     pipeline-parallel degree, and each workload type gets its share of each replica, as OServe does it
-    (`baselines/oserve`). Workload types are told by prompt length and predicted answer length, or are the workload's
+    (`baselines/oserve`). Workload types follow from prompt length and predicted answer length, or are the workload's
     classes. Requests of a type go to the replicas by their shares, in turn.
 
     ## Action space
@@ -93,36 +79,9 @@ class DeploymentEnv(SteppedEnv[Observation]):
     * v0: first release.
     """
 
-    core: DeploymentCore
-
-    def __init__(self, render_mode: str | None = None, **config: Any) -> None:
-        self._set_render_mode(render_mode)
-        self.core = DeploymentCore(DeploymentConfig(**config))
-        self.observation_space, self.action_space = make_spaces(self.core)
-        self._renderer = Renderer() if render_mode else None
-
-    @property
-    def config(self) -> DeploymentConfig:
-        """What the environment is made of."""
-        return self.core.config
-
-    @property
-    def state(self) -> DeploymentState:
-        """What a policy may know now."""
-        return self.core.state
-
-    @property
-    def policy_spec(self) -> PolicySpec:
-        """What a policy is told before an episode."""
-        return PolicySpec(
-            cluster=self.config.cluster,
-            slos=self.core.slos,
-            classes=self.core.classes,
-            decision_interval_s=self.config.span_s,
-            setting=self.core.setting,
-        )
-
-    @property
-    def gpu_seconds(self) -> float:
-        """GPU-seconds that the cluster has been kept."""
-        return self.core.simulator.gpu_seconds
+    core: DeploymentEpisode
+    config_class = DeploymentConfig
+    episode_class = DeploymentEpisode
+    make_spaces = staticmethod(make_spaces)
+    renderer_class = Renderer
+    commands = (Deploy,)

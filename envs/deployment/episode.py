@@ -1,17 +1,19 @@
-"""One deployment episode: simulator, candidates, encoder and reward. Both environments are made of these."""
+"""One deployment episode: simulator, candidates, encoder and reward. The scalar and the vector environment use it."""
 
 from __future__ import annotations
+
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.envs.deployment.assignment import Assignment, keep_apart, soonest
+from serving_gym.envs.base.episode import SteppedEpisode
+from serving_gym.envs.deployment.action import action_mask, assign_forecast, decode_action
 from serving_gym.envs.deployment.candidates import (
     Candidate,
     best_uniform,
     choices_of,
     find_candidates,
-    is_divided,
     plan_of,
 )
 from serving_gym.envs.deployment.config import DeploymentConfig
@@ -21,7 +23,8 @@ from serving_gym.envs.deployment.state import Deploy, DeploymentState, SwitchUnd
 from serving_gym.envs.deployment.switch_cost import SwitchCost, gpus_changed, switch_cost
 from serving_gym.envs.deployment.workload_types import count_by_span
 from serving_gym.envs.interface.commands import Receipt
-from serving_gym.envs.interface.reward import Interval, Outcome, RewardMeter
+from serving_gym.envs.interface.policy_spec import PolicySpec
+from serving_gym.envs.interface.reward import Interval, Outcome
 from serving_gym.envs.interface.state import TOTALS
 from serving_gym.envs.machines.cluster import Deployment
 from serving_gym.envs.machines.placement import place
@@ -30,13 +33,12 @@ from serving_gym.envs.simulator.deployment.simulator import DeploymentSimulator
 from serving_gym.envs.simulator.kernel.state import FINISHED, PS_PER_S
 from serving_gym.envs.simulator.metering import busy_s
 from serving_gym.envs.simulator.scheduling import to_ps
-from serving_gym.envs.workload.registry import WorkloadSource
 from serving_gym.envs.workload.schema import Workload
 
 FloatArray = NDArray[np.float64]
 
 
-class DeploymentCore:
+class DeploymentEpisode(SteppedEpisode[DeploymentConfig]):
     """Runs episodes of one configuration.
 
     Args:
@@ -46,11 +48,10 @@ class DeploymentCore:
         ValueError: Something in it is unknown or impossible.
     """
 
+    simulator: DeploymentSimulator
+
     def __init__(self, config: DeploymentConfig) -> None:
-        self.config = config
-        self.source = WorkloadSource(config.workload)
-        self.classes = self.source.classes
-        self.slos = config.slos_of(self.classes)
+        super().__init__(config)
         self.simulator = DeploymentSimulator(config.cluster, self.slos)
         factory = self.simulator.factory
         self.typing = Typing(config, self.source)
@@ -65,9 +66,7 @@ class DeploymentCore:
             config.cluster.max_pp,
             {kind: factory.capacity_tokens(kind) for kind in factory.kinds},
         )
-        self.meter = RewardMeter(len(self.classes))
         self._span_ps = to_ps(config.span_s)
-        self.done = True
         self._state: DeploymentState | None = None
         self._candidates: list[Candidate] | None = None
 
@@ -89,9 +88,8 @@ class DeploymentCore:
 
     def _begin(self, seed: int, split: str | None) -> tuple[Workload, NDArray[np.int64]]:
         """Draws an episode, and opens its books; its requests, and the workload type of each."""
-        workload = self.source.sample(seed, split or self.config.split)
+        workload = self._sample(seed, split)
         types = self.typing.classify(workload, seed)
-        self.deadline_ps = to_ps(float(workload.arrival_s[-1]) + self.config.drain_limit_s)
         spans = -(-self.deadline_ps // self._span_ps)
         self.counts = count_by_span(
             workload.arrival_s,
@@ -100,9 +98,7 @@ class DeploymentCore:
             self.config.span_s,
             (spans + 0.5) * self.config.span_s,
         )
-        self.meter.reset()
-        self.done, self.num_refused, self._switch_ps = False, 0, 0
-        self._log_read = 0
+        self._switch_ps = self._log_read = 0
         self._totals = np.zeros((len(self.classes), len(TOTALS)))
         self._busy_s = np.zeros(self._num_slots)
         self.span = SpanFigures(0.0, np.zeros(self._totals.shape), 0.0, self._busy_s, 0.0)
@@ -176,7 +172,7 @@ class DeploymentCore:
 
     def mask(self) -> NDArray[np.bool_]:
         """(num_candidates,), which candidates there are; while a switch is under way only to stay."""
-        return np.arange(self.config.num_candidates) < len(self.candidates)
+        return action_mask(self.config.num_candidates, self.candidates)
 
     def step(self, action: int | np.integer | Deploy | None) -> Outcome:
         """Carries out a decision and lets time pass to the end of the span.
@@ -194,7 +190,10 @@ class DeploymentCore:
         self.done = terminated or truncated
         self._measure((now_ps - before_ps) / PS_PER_S)
         interval = self.meter.measure(
-            simulator.world.stats, simulator.latency_cost, switched, self._in_flight() if truncated else None
+            simulator.world.stats,
+            simulator.latency_cost,
+            switched,
+            self.unfinished() if truncated else None,
         )
         self._look()
         terms = interval.terms(self.classes) | self._own_terms()
@@ -234,9 +233,9 @@ class DeploymentCore:
         """What an action says; None, and why, where there is no such candidate."""
         if isinstance(action, Deploy):
             return action, ""
-        if not 0 <= int(action) < len(self.candidates):
-            return None, f"there is no candidate {int(action)}; there are {len(self.candidates)} now"
-        candidate = self.candidates[int(action)]
+        candidate, reason = decode_action(int(action), self.candidates)
+        if candidate is None:
+            return None, reason
         deployment = self.placed(candidate)
         return Deploy(deployment, self.shares_of(deployment, candidate.apart)), ""
 
@@ -245,28 +244,10 @@ class DeploymentCore:
         return self.simulator.deploy(command.deployment, shares, command.switch)
 
     def shares_of(self, deployment: Deployment, apart: bool) -> FloatArray:
-        """(K, J), an assignment of the forecast; prefill and decode workers share evenly.
+        """(K, J), an assignment of the forecast, as `envs.deployment.action.assign_forecast` has it."""
+        return assign_forecast(self.setting, deployment, self.forecast, apart)
 
-        Args:
-            deployment: The replicas.
-            apart: Whether it is the flow solution with types kept apart; else each type goes to all replicas in
-                proportion to what they can do of it.
-        """
-        if is_divided(deployment.kinds):
-            return np.ones((len(deployment.replicas), self.setting.num_types))
-        of_replicas = [replica.kind for replica in deployment.replicas]
-        capacity = np.array([self.setting.table.row(kind) for kind in of_replicas])
-        if not apart:
-            return capacity / np.maximum(capacity.sum(axis=0), np.finfo(float).tiny)
-        kinds = sorted(deployment.kinds)
-        counts = np.array([deployment.kinds[kind] for kind in kinds], np.float64)
-        together = np.array([self.setting.table.row(kind) for kind in kinds]) * counts[:, None]
-        able = np.where((together > 0).any(axis=0), self.forecast, 0.0)
-        rows = [kinds.index(kind) for kind in of_replicas]
-        requests = (soonest(together, able).requests / counts[:, None])[rows]
-        return keep_apart(Assignment(requests, capacity, able), of_replicas, self.setting.order).routing()
-
-    # -- what is seen --------------------------------------------------------------------------------------------------
+    # -- the observation -----------------------------------------------------------------------------------------------
 
     def _look(self) -> None:
         self._state = self._candidates = None
@@ -331,16 +312,18 @@ class DeploymentCore:
             return 0.0
         return float(np.percentile((ended["finish_ps"] - ended["arrival_ps"]) / PS_PER_S, 99))
 
-    def _in_flight(self) -> NDArray[np.int64]:
-        totals = self._totals
-        gone = sum(totals[:, TOTALS.index(name)] for name in ("refused", "failed", "finished"))
-        return np.asarray(totals[:, TOTALS.index("arrived")] - gone).astype(np.int64)
+    @property
+    def policy_spec(self) -> PolicySpec:
+        """What a policy knows before an episode."""
+        return self._make_policy_spec(self.config.span_s, deployment=self.setting)
 
-    def fork(self) -> DeploymentCore:
+    @property
+    def gpu_seconds(self) -> float:
+        """GPU-seconds that the cluster has been kept."""
+        return self.simulator.gpu_seconds
+
+    def fork(self) -> Self:
         """A copy of the episode that continues to the same numbers."""
-        copy = DeploymentCore.__new__(DeploymentCore)
-        copy.__dict__.update(self.__dict__)
-        copy.simulator = self.simulator.fork()
-        copy.meter = self.meter.fork()
+        copy = self._copy()
         copy._log_read = 0
         return copy

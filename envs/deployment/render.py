@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.envs.base.render import Panel, draw_panels, level
+from serving_gym.envs.base.render import BaseRenderer, Panel, level
 from serving_gym.envs.deployment.state import DeploymentState
 from serving_gym.envs.interface.state import EngineStatus
 
@@ -36,23 +35,14 @@ def make_frame(state: DeploymentState) -> Frame:
     return Frame(state.now_s, size, running, waiting, kv, state)
 
 
-class Renderer:
-    """Remembers an episode's frames and draws them.
+class Renderer(BaseRenderer[Frame]):
+    """Draws a cluster that is cut into replicas."""
 
-    Args:
-        history: Most frames kept.
-    """
+    rows = "GPU"
 
-    def __init__(self, history: int = 600) -> None:
-        self.frames: deque[Frame] = deque(maxlen=history)
-
-    def reset(self) -> None:
-        """Forgets the last episode."""
-        self.frames.clear()
-
-    def record(self, state: DeploymentState) -> None:
-        """Adds a frame."""
-        self.frames.append(make_frame(state))
+    def frame(self, state: DeploymentState) -> Frame:
+        """What is kept of a state."""
+        return make_frame(state)
 
     def text(self) -> str:
         """The cluster now, one line a replica."""
@@ -69,13 +59,11 @@ class Renderer:
             )
         return "\n".join(lines)
 
-    def image(self) -> NDArray[np.uint8]:
-        """(height, width, 3), size of the replica, requests and KV of each GPU over time."""
-        frames = self.frames
-        panels = (
-            Panel("GPUs of the replica", np.array([frame.size for frame in frames]), "viridis"),
-            Panel("running requests of the replica", np.array([frame.running for frame in frames]), "magma"),
-            Panel("waiting requests of the replica", np.array([frame.waiting for frame in frames]), "magma"),
-            Panel("KV in use", np.array([frame.kv for frame in frames]), "cividis", 1.0),
+    def panels(self) -> tuple[Panel, ...]:
+        """Size of the replica, requests and KV of each GPU."""
+        return (
+            Panel("GPUs of the replica", self._over_time("size"), "viridis"),
+            Panel("running requests of the replica", self._over_time("running"), "magma"),
+            Panel("waiting requests of the replica", self._over_time("waiting"), "magma"),
+            Panel("KV in use", self._over_time("kv"), "cividis", 1.0),
         )
-        return draw_panels([frame.now_s for frame in frames], panels, "GPU")

@@ -40,7 +40,7 @@ class Typing:
         self.num_types = len(source.classes) if self.types is None else len(self.types)
 
     def classify(self, workload: Workload, seed: int) -> NDArray[np.int64]:
-        """(N,), type of each request as told on its arrival.
+        """(N,), type of each request as recognised on its arrival.
 
         Args:
             workload: Requests.
@@ -75,7 +75,7 @@ def _past(config: DeploymentConfig, source: WorkloadSource) -> Workload:
 def make_setting(
     config: DeploymentConfig, typing: Typing, kinds: tuple[ReplicaKind, ...]
 ) -> DeploymentSetting:
-    """What policies are told.
+    """What policies know.
 
     Args:
         config: What the environment is made of.

@@ -7,6 +7,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from serving_gym.envs.dp_tp.state import busy_regions, can_hurry
 from serving_gym.envs.interface.commands import SetLayout, SwitchMode
 from serving_gym.envs.interface.layout import Group, Layout, all_layouts, changed_regions, groups_of
 from serving_gym.envs.interface.state import ClusterState
@@ -43,12 +44,7 @@ def action_mask(state: ClusterState, num_base: int, can_switch: bool = True) -> 
     Returns:
         (num_actions,) bool.
     """
-    busy = tuple(transition.region for transition in state.transitions)
-    urgeable = any(
-        transition.due_s is None and transition.mode in (SwitchMode.SEQUENTIAL, SwitchMode.SOFT)
-        for transition in state.transitions
-    )
-    return _mask(state.target_layout, busy, urgeable, num_base, can_switch).copy()
+    return _mask(state.target_layout, busy_regions(state), can_hurry(state), num_base, can_switch).copy()
 
 
 def settled_mask(layout: Layout, num_base: int, can_switch: bool = True) -> NDArray[np.bool_]:
@@ -62,7 +58,7 @@ def settled_mask(layout: Layout, num_base: int, can_switch: bool = True) -> NDAr
 
 @lru_cache(maxsize=65536)
 def _mask(
-    target: Layout, busy: tuple[Group, ...], urgeable: bool, num_base: int, can_switch: bool
+    target: Layout, busy: tuple[Group, ...], hurry: bool, num_base: int, can_switch: bool
 ) -> NDArray[np.bool_]:
     layouts = all_layouts(num_base)
     current = groups_of(target)
@@ -71,7 +67,7 @@ def _mask(
         wanted = groups_of(layout)
         regions = changed_regions(current, wanted)
         if not regions:
-            mask[i] = (True, False, urgeable)
+            mask[i] = (True, False, hurry)
         elif can_switch and not any(region.overlaps(other) for region in regions for other in busy):
             mask[i] = (True, any(region in wanted for region in regions), True)
     return mask.ravel()

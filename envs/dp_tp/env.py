@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-from gymnasium import spaces
-from numpy.typing import NDArray
-
 from serving_gym.envs.base.env import SteppedEnv
-from serving_gym.envs.dp_tp.action import num_actions
-from serving_gym.envs.dp_tp.episode import DPTPConfig, DPTPCore
-from serving_gym.envs.dp_tp.observation import HIGH
+from serving_gym.envs.dp_tp.config import DPTPConfig
+from serving_gym.envs.dp_tp.episode import DPTPEpisode
 from serving_gym.envs.dp_tp.render import Renderer
-from serving_gym.envs.interface.policy_spec import PolicySpec
-from serving_gym.envs.interface.state import ClusterState
-
-Observation = dict[str, NDArray[np.float32]]
-
-
-def make_spaces(core: DPTPCore) -> tuple[spaces.Space[Any], spaces.Discrete]:
-    """Observation and action space of a configuration."""
-    observation = spaces.Dict(
-        {
-            "engines": spaces.Box(0.0, HIGH, core.engines_shape, np.float32),
-            "cluster": spaces.Box(0.0, HIGH, core.cluster_shape, np.float32),
-        }
-    )
-    return observation, spaces.Discrete(num_actions(core.num_base))
+from serving_gym.envs.dp_tp.spaces import make_spaces
+from serving_gym.envs.dp_tp.state import ClusterState
+from serving_gym.envs.interface.commands import Redeploy, SetLayout
 
 
-class DPTPEnv(SteppedEnv[Observation]):
+class DPTPEnv(SteppedEnv[DPTPConfig, ClusterState]):
     """When should eight GPUs be eight engines, and when one? `Serving/DPTP-v0`.
 
     A node carries base engines that can be merged live into tensor-parallel groups and split again, as Flying Serving
@@ -71,42 +52,16 @@ class DPTPEnv(SteppedEnv[Observation]):
 
     ## Arguments
 
-    See `envs.dp_tp.episode.DPTPConfig`.
+    See `envs.dp_tp.config.DPTPConfig`.
 
     ## Version history
 
     * v0: first release.
     """
 
-    core: DPTPCore
-
-    def __init__(self, render_mode: str | None = None, **config: Any) -> None:
-        self._set_render_mode(render_mode)
-        self.core = DPTPCore(DPTPConfig(**config))
-        self.observation_space, self.action_space = make_spaces(self.core)
-        self._renderer = Renderer(self.core.config.cluster) if render_mode else None
-
-    @property
-    def config(self) -> DPTPConfig:
-        """What the environment is made of."""
-        return self.core.config
-
-    @property
-    def state(self) -> ClusterState:
-        """What the cluster shows now."""
-        return self.core.state
-
-    @property
-    def policy_spec(self) -> PolicySpec:
-        """What a policy is told before an episode."""
-        return PolicySpec(
-            cluster=self.config.cluster,
-            slos=self.core.slos,
-            classes=self.core.classes,
-            decision_interval_s=self.config.decision_interval_s,
-        )
-
-    @property
-    def gpu_seconds(self) -> float:
-        """GPU-seconds that the node has been kept."""
-        return self.core.config.cluster.num_gpus * self.core.simulator.now_s
+    core: DPTPEpisode
+    config_class = DPTPConfig
+    episode_class = DPTPEpisode
+    make_spaces = staticmethod(make_spaces)
+    renderer_class = Renderer
+    commands = (SetLayout, Redeploy)

@@ -1,84 +1,29 @@
-"""One DP/TP episode: simulator, encoder and reward. The scalar and the batched environment are made of these."""
+"""One DP/TP episode: simulator, encoder and reward. The scalar and the vector environment are made of these."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from serving_gym.envs.base.episode import SteppedEpisode
 from serving_gym.envs.dp_tp.action import action_mask, decode_action, settled_mask
-from serving_gym.envs.dp_tp.observation import ENGINE_FEATURES, Encoder, ObservationScales
-from serving_gym.envs.interface.cluster import ClusterSpec, Fault
+from serving_gym.envs.dp_tp.config import DPTPConfig
+from serving_gym.envs.dp_tp.observation import Encoder
+from serving_gym.envs.interface.cluster import Fault
 from serving_gym.envs.interface.commands import Command, Redeploy
 from serving_gym.envs.interface.layout import changed_regions, groups_of
-from serving_gym.envs.interface.objective import Objective
-from serving_gym.envs.interface.reward import Outcome, RewardMeter
-from serving_gym.envs.interface.slo import SLO, promises
-from serving_gym.envs.interface.state import TOTALS, ClusterState
+from serving_gym.envs.interface.policy_spec import PolicySpec
+from serving_gym.envs.interface.reward import Outcome
+from serving_gym.envs.interface.state import ClusterState
 from serving_gym.envs.simulator.cluster import Cluster
 from serving_gym.envs.simulator.kernel.state import PS_PER_S
 from serving_gym.envs.simulator.scheduling import to_ps
 from serving_gym.envs.simulator.simulator import Simulator
-from serving_gym.envs.workload.registry import WorkloadSource, WorkloadSpec
-
-DEFAULT_SLOS = {
-    "standard": SLO(ttft_s=0.5, tpot_s=0.02),
-    "normal": SLO(ttft_s=0.5, tpot_s=0.02),
-    "priority": SLO(ttft_s=0.2, tpot_s=0.01),
-    "long": SLO(ttft_s=20.0, tpot_s=0.02),
-}
 
 
-@dataclass(frozen=True)
-class DPTPConfig:
-    """What a DP/TP environment is made of.
-
-    Attributes:
-        workload: Requests of an episode.
-        cluster: The node.
-        slos: Latency promise by request class.
-        objective: Weights of the reward terms.
-        scales: Scales of the observation.
-        decision_interval_s: Time between decisions, seconds.
-        decide_on: Classes whose arrival asks for a decision at once.
-        drain_limit_s: How long after the last arrival an episode may go on before it is cut off, seconds.
-        faults_per_gpu_hour: Rate of GPU failures.
-        split: Part of the workload that episodes are drawn from; None: the workload's own.
-    """
-
-    workload: WorkloadSpec
-    cluster: ClusterSpec
-    slos: dict[str, SLO] = field(default_factory=lambda: dict(DEFAULT_SLOS))
-    objective: Objective = field(default_factory=Objective)
-    scales: ObservationScales = field(default_factory=ObservationScales)
-    decision_interval_s: float = 1.0
-    decide_on: tuple[str, ...] = ()
-    drain_limit_s: float = 300.0
-    faults_per_gpu_hour: float = 0.0
-    split: str | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.cluster, ClusterSpec):
-            raise ValueError("dp_tp decides about a node: choose a cluster without groups of replicas")
-        for name in ("decision_interval_s", "drain_limit_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        if self.workload.num_clients:
-            raise ValueError(
-                "dp_tp needs requests that arrive when the workload says; workload.num_clients must be 0"
-            )
-        num_base = self.cluster.num_base
-        if num_base < 1 or num_base & (num_base - 1) or self.cluster.max_group not in (None, num_base):
-            raise ValueError(
-                f"dp_tp needs a power of two of base engines that may all be merged (cluster.max_group null); "
-                f"got {num_base} with cluster.max_group {self.cluster.max_group}"
-            )
-        if not self.faults_per_gpu_hour >= 0:
-            raise ValueError(f"faults_per_gpu_hour must not be negative, got {self.faults_per_gpu_hour}")
-
-
-class DPTPCore:
+class DPTPEpisode(SteppedEpisode[DPTPConfig]):
     """Runs episodes of one configuration.
 
     Args:
@@ -88,28 +33,15 @@ class DPTPCore:
         ValueError: Something in it is unknown or impossible.
     """
 
+    simulator: Simulator
+
     def __init__(self, config: DPTPConfig) -> None:
-        self.config = config
-        self.source = WorkloadSource(config.workload)
-        self.classes = self.source.classes
-        self.slos = promises(config.slos, self.classes)
+        super().__init__(config)
         triggers = tuple(i for i, name in enumerate(self.classes) if name in config.decide_on)
         self.simulator = Simulator(config.cluster, self.slos, triggers)
         self.num_base = config.cluster.num_base
         self.encoder = _make_encoder(config, self.simulator.cluster, len(self.classes))
-        self.meter = RewardMeter(len(self.classes))
         self._interval_ps = to_ps(config.decision_interval_s)
-        self.done = True
-
-    @property
-    def engines_shape(self) -> tuple[int, int]:
-        """Shape of the observation's engine matrix."""
-        return (self.num_base, len(ENGINE_FEATURES))
-
-    @property
-    def cluster_shape(self) -> tuple[int]:
-        """Shape of the observation's cluster vector."""
-        return (self.encoder.cluster_size,)
 
     def reset(self, seed: int, split: str | None = None) -> None:
         """Begins the episode that a seed stands for: its arrivals, classes and failures.
@@ -118,15 +50,11 @@ class DPTPCore:
             seed: Which episode.
             split: Where it is drawn from; None: the configuration's split.
         """
-        workload = self.source.sample(seed, split or self.config.split)
+        workload = self._sample(seed, split)
         self._state: ClusterState | None = self.simulator.reset(
             workload, self._faults(seed, workload.duration_s)
         )
         self.encoder.reset()
-        self.meter.reset()
-        self.deadline_ps = to_ps(float(workload.arrival_s[-1]) + self.config.drain_limit_s)
-        self.done = False
-        self.num_refused = 0
 
     def _faults(self, seed: int, duration_s: float) -> tuple[Fault, ...]:
         rate = self.config.faults_per_gpu_hour * self.config.cluster.num_gpus / 3600.0
@@ -169,7 +97,10 @@ class DPTPCore:
         truncated = not terminated and now_ps >= self.deadline_ps
         self.done = terminated or truncated
         interval = self.meter.measure(
-            simulator.world.stats, simulator.latency_cost, switched, self._in_flight() if truncated else None
+            simulator.world.stats,
+            simulator.latency_cost,
+            switched,
+            self.unfinished() if truncated else None,
         )
         return Outcome(
             interval.reward(self.config.objective),
@@ -204,16 +135,11 @@ class DPTPCore:
         regions = changed_regions(self.simulator.target_groups, groups_of(command.layout))
         return sum(region.length for region in regions)
 
-    def _in_flight(self) -> NDArray[np.int64]:
-        totals = self.state.totals
-        gone = sum(totals[:, TOTALS.index(name)] for name in ("refused", "failed", "finished"))
-        return np.asarray(totals[:, TOTALS.index("arrived")] - gone).astype(np.int64)
-
     def observe(self) -> dict[str, NDArray[np.float32]]:
         """The observation of the present state; once per step."""
-        engines, cluster = np.empty(self.engines_shape, np.float32), np.empty(self.cluster_shape, np.float32)
-        self.observe_into(engines, cluster)
-        return {"engines": engines, "cluster": cluster}
+        parts = {name: np.empty(shape, np.float32) for name, shape in self.encoder.shapes.items()}
+        self.observe_into(**parts)
+        return parts
 
     def observe_into(self, engines: NDArray[np.float32], cluster: NDArray[np.float32]) -> None:
         """Writes the observation of the present state; once per step."""
@@ -232,13 +158,20 @@ class DPTPCore:
             cluster,
         )
 
-    def fork(self) -> DPTPCore:
+    @property
+    def policy_spec(self) -> PolicySpec:
+        """What a policy knows before an episode."""
+        return self._make_policy_spec(self.config.decision_interval_s)
+
+    @property
+    def gpu_seconds(self) -> float:
+        """GPU-seconds that the node has been kept."""
+        return self.config.cluster.num_gpus * self.simulator.now_s
+
+    def fork(self) -> Self:
         """A copy of the episode that continues to the same numbers."""
-        copy = DPTPCore.__new__(DPTPCore)
-        copy.__dict__.update(self.__dict__)
-        copy.simulator = self.simulator.fork()
+        copy = self._copy()
         copy.encoder = self.encoder.fork()
-        copy.meter = self.meter.fork()
         return copy
 
 

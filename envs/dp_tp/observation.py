@@ -125,9 +125,10 @@ class Encoder:
         self.reset()
 
     @property
-    def cluster_size(self) -> int:
-        """Length of the cluster vector."""
-        return len(CLUSTER_FEATURES) + self.num_classes * len(CLASS_FEATURES)
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the observation's parts."""
+        length = len(CLUSTER_FEATURES) + self.num_classes * len(CLASS_FEATURES)
+        return {"engines": (self.num_base, len(ENGINE_FEATURES)), "cluster": (length,)}
 
     def reset(self) -> None:
         """Forgets the past."""

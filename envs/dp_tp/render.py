@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.envs.base.render import Panel, draw_panels, level
+from serving_gym.envs.base.render import BaseRenderer, Panel, level
 from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.layout import format_layout
 from serving_gym.envs.interface.state import ClusterState, EngineStatus
@@ -61,25 +60,14 @@ def make_frame(state: ClusterState, spec: ClusterSpec) -> Frame:
     )
 
 
-class Renderer:
-    """Remembers an episode's frames and draws them.
+class Renderer(BaseRenderer[Frame]):
+    """Draws a node."""
 
-    Args:
-        spec: The node.
-        history: Most frames kept.
-    """
+    rows = "base engine"
 
-    def __init__(self, spec: ClusterSpec, history: int = 600) -> None:
-        self.spec = spec
-        self.frames: deque[Frame] = deque(maxlen=history)
-
-    def reset(self) -> None:
-        """Forgets the last episode."""
-        self.frames.clear()
-
-    def record(self, state: ClusterState) -> None:
-        """Adds a frame."""
-        self.frames.append(make_frame(state, self.spec))
+    def frame(self, state: ClusterState) -> Frame:
+        """What is kept of a state."""
+        return make_frame(state, self.episode.config.cluster)
 
     def text(self) -> str:
         """The node now, one line a group."""
@@ -92,25 +80,23 @@ class Renderer:
         for length in frame.layout:
             bar = "#" * length
             lines.append(
-                f"  [{bar:<{self.spec.num_base}}] engines {first}-{first + length - 1} {frame.status[first]:<11} "
+                f"  [{bar:<{self.episode.num_base}}] engines {first}-{first + length - 1} {frame.status[first]:<11} "
                 f"running {frame.running[first] * length:4.0f}  waiting {frame.waiting[first] * length:4.0f}  "
                 f"KV {frame.kv[first]:4.0%} {level(frame.kv[first])}"
             )
             first += length
         return "\n".join(lines)
 
-    def image(self) -> NDArray[np.uint8]:
-        """(height, width, 3), layout, requests and KV of each base engine over time."""
-        frames = self.frames
-        panels = (
+    def panels(self) -> tuple[Panel, ...]:
+        """Layout, requests and KV of each base engine."""
+        return (
             Panel(
                 "layout: engines merged",
-                np.log2([frame.width for frame in frames]),
+                np.log2(self._over_time("width")),
                 "viridis",
-                np.log2(self.spec.num_base),
+                np.log2(self.episode.num_base),
             ),
-            Panel("running requests per engine", np.array([frame.running for frame in frames]), "magma"),
-            Panel("waiting requests per engine", np.array([frame.waiting for frame in frames]), "magma"),
-            Panel("KV in use", np.array([frame.kv for frame in frames]), "cividis", 1.0),
+            Panel("running requests per engine", self._over_time("running"), "magma"),
+            Panel("waiting requests per engine", self._over_time("waiting"), "magma"),
+            Panel("KV in use", self._over_time("kv"), "cividis", 1.0),
         )
-        return draw_panels([frame.now_s for frame in frames], panels, "base engine")

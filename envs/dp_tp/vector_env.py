@@ -1,28 +1,19 @@
-"""Many DP/TP episodes side by side in one process, observations written straight into one batch."""
+"""The vector DP/TP environment."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from serving_gym.envs.base.vector_env import BatchObservation, SequentialVectorEnv, check_width
-from serving_gym.envs.dp_tp.env import make_spaces
-from serving_gym.envs.dp_tp.episode import DPTPConfig, DPTPCore
+from serving_gym.envs.base.vector_env import BatchObservation, SequentialVectorEnv
+from serving_gym.envs.dp_tp.env import DPTPEnv
+from serving_gym.envs.dp_tp.episode import DPTPEpisode
 
 
 class DPTPVectorEnv(SequentialVectorEnv):
-    """`Serving/DPTP-v0`, batched; equal to the scalar environment step by step.
+    """`Serving/DPTP-v0` many times; arguments and `info` as of `envs.base.vector_env.SimulatedVectorEnv`."""
 
-    Args:
-        num_envs: Episodes side by side.
-        config: As the scalar environment's.
-    """
+    env_class = DPTPEnv
+    episodes: list[DPTPEpisode]
 
-    episodes: list[DPTPCore]
-
-    def __init__(self, num_envs: int = 1, render_mode: str | None = None, **config: Any) -> None:
-        check_width(num_envs, render_mode)
-        self.episodes = [DPTPCore(DPTPConfig(**config)) for _ in range(num_envs)]
-        self._lay_out(num_envs, render_mode, make_spaces(self.episodes[0]))
-
-    def _observe(self, i: int, observation: BatchObservation) -> None:
-        self.episodes[i].observe_into(observation["engines"][i], observation["cluster"][i])
+    def _observe_into(self, episode: Any, observation: BatchObservation, row: int) -> None:
+        episode.observe_into(observation["engines"][row], observation["cluster"][row])

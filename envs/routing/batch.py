@@ -1,4 +1,4 @@
-"""Many routing episodes side by side, moved on by one call of the kernel."""
+"""Many routing episodes that one call of the kernel steps."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from serving_gym.envs.base.episode import unfinished_in
 from serving_gym.envs.base.placement import Observations
 from serving_gym.envs.interface.objective import Objective
 from serving_gym.envs.interface.reward import Interval
-from serving_gym.envs.routing.episode import Episode, unfinished_in
-from serving_gym.envs.routing.scratch import Scratch
+from serving_gym.envs.routing.copy_buffers import CopyBuffers
+from serving_gym.envs.routing.episode import RoutingEpisode
 from serving_gym.envs.simulator.kernel.decisions import HANDLE_WIDTHS, OUTCOMES, decide_many
 from serving_gym.envs.simulator.kernel.desk import ENDED, HOLD, NO_ACTION
 from serving_gym.envs.simulator.kernel.features import CLUSTER_FEATURES, PLACE_FEATURES, REQUEST_FEATURES
@@ -62,6 +63,18 @@ class Outcomes:
         self.table[rows], self.unfinished[rows] = outcomes.table, outcomes.unfinished
         self.terminated[rows], self.truncated[rows] = outcomes.terminated, outcomes.truncated
 
+    def terms(self, classes: tuple[str, ...]) -> dict[str, NDArray[np.float64]]:
+        """The terms of all episodes by name, (N,) each, as `Interval.terms` has them."""
+        middle = len(OUTCOMES) + len(classes)
+        terms = {"latency": -self.table[:, _LATENCY]}
+        for c, name in enumerate(classes):
+            left = self.unfinished[:, c]
+            terms[f"ttft_attainment/{name}"] = -(self.table[:, len(OUTCOMES) + c] + left)
+            terms[f"tpot_attainment/{name}"] = -(self.table[:, middle + c] + left)
+        lost = self.table[:, _LOST] + self.unfinished.sum(axis=1)
+        nothing = np.zeros(len(self.table))
+        return terms | {"goodput": self.table[:, _GOOD].copy(), "switch": -nothing, "abandoned": -lost}
+
     def interval(self, i: int) -> Interval:
         """The terms of one episode."""
         row, unfinished = self.table[i], self.unfinished[i]
@@ -76,14 +89,14 @@ class Outcomes:
         )
 
 
-class EpisodeBatch:
+class RoutingBatch:
     """Moves N episodes on together.
 
     Args:
         episodes: Of one configuration.
     """
 
-    def __init__(self, episodes: Sequence[Episode]) -> None:
+    def __init__(self, episodes: Sequence[RoutingEpisode]) -> None:
         self.episodes = list(episodes)
         self.num_rows = episodes[0].config.num_rows
         self.num_classes = len(episodes[0].classes)
@@ -99,11 +112,11 @@ class EpisodeBatch:
         self._kept: list[tuple[Sequence[NDArray[Any]], ...]] = [() for _ in self.episodes]
         self._until = np.zeros(number, np.int64)
         self._touched = np.ones(number, np.bool_)
-        self._scratch, self._slots = Scratch(number), 0
+        self._buffers, self._slots = CopyBuffers(number), 0
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the addresses of arrays, which hold in this process only."""
-        return {**self.__dict__, "_handles": (), "_kept": [], "_until": None, "_scratch": None}
+        return {**self.__dict__, "_handles": (), "_kept": [], "_until": None, "_buffers": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Looks for the arrays anew."""
@@ -118,9 +131,21 @@ class EpisodeBatch:
         return self.num_rows
 
     @property
+    def deciding(self) -> NDArray[np.bool_]:
+        """(N,), episodes in which a request waits for a decision."""
+        return self._status != ENDED
+
+    @property
     def done(self) -> NDArray[np.bool_]:
         """(N,), episodes that are over."""
         return (self._status == ENDED) & ~self._pending
+
+    def stop(self, rows: Sequence[int]) -> None:
+        """Ends episodes where they are."""
+        self._status[list(rows)] = ENDED
+        self._pending[list(rows)] = False
+        for i in rows:
+            self.episodes[i].done = True
 
     def reset(self, which: Sequence[int], seeds: Sequence[int], split: str | None = None) -> Observations:
         """Begins episodes and moves them to their first decision.
@@ -250,17 +275,17 @@ class EpisodeBatch:
         rows = np.asarray(owners, np.int64)
         for i in np.unique(rows).tolist():
             self._make_room(i)
-            self._scratch.fit(i, self.episodes[i].simulator.world, self.episodes[i].desk)
+            self._buffers.fit(i, self.episodes[i].simulator.world, self.episodes[i].desk)
         rollouts = self._rollouts(rows, actions, window_s, most_decisions)
         stats = np.stack([self.episodes[i].simulator.world.stats for i in rows.tolist()])
         _, traffics, tables, _ = self._handles
-        scratch, room = self._scratch, room_for(score, self.num_rows, self.num_classes)
+        buffers, room = self._buffers, room_for(score, self.num_rows, self.num_classes)
         roll_many(
-            scratch.worlds,
+            buffers.worlds,
             traffics,
             tables,
-            scratch.desks,
-            scratch.copies,
+            buffers.desks,
+            buffers.copies,
             rows,
             rollouts,
             score,
@@ -297,6 +322,7 @@ class EpisodeBatch:
         unfinished = np.zeros((len(self.episodes), self.num_classes))
         truncated = np.zeros(len(self.episodes), bool)
         for i in np.flatnonzero(ended):
+            self.episodes[i].done = True
             unfinished[i] = self.episodes[i].unfinished()
             truncated[i] = unfinished[i].any()
         return Outcomes(table, unfinished, ended & ~truncated, truncated)
@@ -353,10 +379,10 @@ class EpisodeBatch:
         self._touched[i] = True
         self._until[i] = episode.next_due_ps
 
-    def branch(self, which: Sequence[int]) -> EpisodeBatch:
+    def branch(self, which: Sequence[int]) -> RoutingBatch:
         """Forks of some of its episodes, in this order and as often as they are named."""
         rows = list(which)
-        copy = EpisodeBatch([self.episodes[i].fork() for i in rows])
+        copy = RoutingBatch([self.episodes[i].fork() for i in rows])
         copy._status, copy._before = self._status[rows], self._before[rows]
         copy._pending = self._pending[rows]
         copy._handles = tuple(handles[rows] for handles in self._handles)  # arrivals and tables are shared

@@ -63,7 +63,7 @@ class FaultRates:
 
     Attributes:
         crashes_per_hour: Crashes of a replica; it is started again from cold.
-        slow_downs_per_hour: Slow-downs of a replica, of which the router is not told.
+        slow_downs_per_hour: Slow-downs of a replica, of which the router does not know.
         slow_factor: How much longer iterations take then.
         slow_s: How long that lasts, seconds.
     """

@@ -3,43 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 from numpy.typing import NDArray
 
-from serving_gym.envs.base.placement import Observation, PlacementEnv, PlacementSpaces
+from serving_gym.envs.base.placement import Observations, PlacementEnv
 from serving_gym.envs.interface.fleet import FleetCommand
-from serving_gym.envs.interface.policy_spec import PolicySpec
-from serving_gym.envs.routing.batch import EpisodeBatch
+from serving_gym.envs.interface.reward import Outcome
+from serving_gym.envs.routing.action import decode_action, encode_place, refusal
+from serving_gym.envs.routing.batch import RoutingBatch
 from serving_gym.envs.routing.config import RoutingConfig
-from serving_gym.envs.routing.episode import Episode
+from serving_gym.envs.routing.episode import RoutingEpisode
 from serving_gym.envs.routing.render import Renderer
+from serving_gym.envs.routing.spaces import make_spaces
 from serving_gym.envs.routing.state import Dispatch, RoutingState
-from serving_gym.envs.simulator.kernel.features import (
-    CLUSTER_FEATURES,
-    HIGHEST,
-    PLACE_FEATURES,
-    REQUEST_FEATURES,
-)
 from serving_gym.envs.simulator.kernel.place_scores import PlaceScore
 
 
-def make_spaces(episode: Episode) -> PlacementSpaces:
-    """Observation and action space of a configuration."""
-    rows, classes = episode.config.num_rows, len(episode.classes)
-    observation = spaces.Dict(
-        {
-            "places": spaces.Box(0.0, HIGHEST, (rows, len(PLACE_FEATURES)), np.float32),
-            "request": spaces.Box(0.0, HIGHEST, (len(REQUEST_FEATURES) + classes,), np.float32),
-            "cluster": spaces.Box(0.0, HIGHEST, (len(CLUSTER_FEATURES),), np.float32),
-        }
-    )
-    return observation, spaces.Discrete(rows + 1)
-
-
-class RoutingEnv(PlacementEnv):
+class RoutingEnv(PlacementEnv[RoutingConfig, RoutingState]):
     """Where does each request go? `Serving/Routing-v0`.
 
     A fleet of LLM engines, alike or of several GPUs, sizes and models, stands behind one router. Each request that
@@ -87,64 +68,37 @@ class RoutingEnv(PlacementEnv):
     * v0: first release.
     """
 
-    core: Episode
-    _batch: EpisodeBatch
+    core: RoutingEpisode
+    _batch: RoutingBatch
+    config_class = RoutingConfig
+    episode_class = RoutingEpisode
+    batch_class = RoutingBatch
+    make_spaces = staticmethod(make_spaces)
+    renderer_class = Renderer
+    commands = (Dispatch,)
 
-    def __init__(self, render_mode: str | None = None, **config: Any) -> None:
-        episode = Episode(RoutingConfig(**config))
-        super().__init__(
-            render_mode, EpisodeBatch([episode]), make_spaces(episode), lambda: Renderer(episode.engines)
-        )
-
-    @property
-    def config(self) -> RoutingConfig:
-        """What the environment is made of."""
-        return self.core.config
-
-    @property
-    def state(self) -> RoutingState:
-        """What the router knows now."""
-        return self.core.state
-
-    @property
-    def policy_spec(self) -> PolicySpec:
-        """What a policy is told before an episode."""
-        return PolicySpec(
-            cluster=self.config.cluster,
-            slos=self.core.slos,
-            classes=self.core.classes,
-            decision_interval_s=self.config.retry_s,
-            engines=self.core.engines,
-            queue_capacity=self.config.queue_capacity,
-        )
-
-    def step(
-        self, action: np.int64 | int | Dispatch | None
-    ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Takes a decision and lets time pass to the next one."""
-        if self._batch.done[0]:
-            raise RuntimeError("the episode is over; call reset()")
-        place, reasons = self._place_of(action)
-        before = self.core.num_refused
+    def _place(self, action: int | Dispatch | None) -> tuple[Observations, Outcome]:
+        core, dispatch = self.core, decode_action(action, self.config.num_rows)
+        if dispatch.priority is not None:
+            core.give_priority(dispatch.priority)
+        receipts = [core.command(command) for command in dispatch.commands]
+        if isinstance(action, Dispatch):
+            self._batch.look_at(0)
+        place = encode_place(dispatch.place, self.config.num_rows)
         observations, outcomes = self._batch.step(np.array([place], np.int64))
-        if self.core.num_refused > before:
-            reasons.append(f"action {place} is no place that can take the request")
-        seen = self._shown(observations)
-        terms = outcomes.interval(0).terms(self.core.classes)
-        info = self._info(float(outcomes.dt_s[0]), terms, "; ".join(reasons))
-        reward = float(outcomes.rewards(self.config.objective)[0])
-        return seen, reward, bool(outcomes.terminated[0]), bool(outcomes.truncated[0]), info
-
-    def _place_of(self, action: np.int64 | int | Dispatch | None) -> tuple[int, list[str]]:
-        """The place that an action sends the request to, once all else that it says is done, and what was refused."""
-        if not isinstance(action, Dispatch):
-            return (self._batch.hold if action is None else int(action)), []
-        if action.priority is not None:
-            self.core.give_priority(action.priority)
-        receipts = [self.core.command(command) for command in action.commands]
-        self._batch.look_at(0)
-        place = self._batch.hold if action.place is None else int(action.place)
-        return place, [receipt.reason for receipt in receipts if not receipt.accepted]
+        reasons = [receipt.reason for receipt in receipts if not receipt.accepted]
+        if core.refused_actions > core.num_refused:
+            core.num_refused = core.refused_actions
+            reasons.append(refusal(place))
+        outcome = Outcome(
+            float(outcomes.rewards(self.config.objective)[0]),
+            outcomes.interval(0).terms(core.classes),
+            float(outcomes.dt_s[0]),
+            bool(outcomes.terminated[0]),
+            bool(outcomes.truncated[0]),
+            "; ".join(reasons),
+        )
+        return observations, outcome
 
     def command(self, command: FleetCommand) -> str:
         """Tells the fleet something between decisions; returns why it was refused, or nothing.
@@ -154,11 +108,6 @@ class RoutingEnv(PlacementEnv):
         receipt = self.core.command(command)
         self._batch.look_at(0)
         return receipt.reason
-
-    @property
-    def gpu_seconds(self) -> float:
-        """GPU-seconds that replicas have been kept."""
-        return float(self.core.simulator.gpu_seconds().sum())
 
     def roll_forks(
         self, actions: Sequence[int | None], score: PlaceScore, most_decisions: int

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from serving_gym.envs.base.episode import BaseEpisode
 from serving_gym.envs.interface.commands import Receipt
 from serving_gym.envs.interface.fleet import FleetCommand, Route
-from serving_gym.envs.interface.slo import promises
+from serving_gym.envs.interface.policy_spec import PolicySpec
 from serving_gym.envs.interface.state import IN_FLIGHT_DTYPE, TOTALS
 from serving_gym.envs.routing.config import RoutingConfig
 from serving_gym.envs.routing.faults import draw_faults
@@ -21,13 +23,12 @@ from serving_gym.envs.simulator.kernel.router_view import cached_tokens, in_flig
 from serving_gym.envs.simulator.kernel.state import NOTIFIED, PS_PER_S
 from serving_gym.envs.simulator.scheduling import to_ps
 from serving_gym.envs.workload.predictions import predict_lengths
-from serving_gym.envs.workload.registry import WorkloadSource
 from serving_gym.envs.workload.schema import Workload
 
 DISPATCH_PRIORITIES = (0, 1)  # that a router may give beside those of the workload
 
 
-class Episode:
+class RoutingEpisode(BaseEpisode[RoutingConfig]):
     """Runs episodes of one configuration; the kernel's `decide_many` moves them on.
 
     Args:
@@ -37,11 +38,10 @@ class Episode:
         ValueError: Something in it is unknown or impossible.
     """
 
+    simulator: FleetSimulator
+
     def __init__(self, config: RoutingConfig) -> None:
-        self.config = config
-        self.source = WorkloadSource(config.workload)
-        self.classes = self.source.classes
-        self.slos = promises(config.slos, self.classes)
+        super().__init__(config)
         spec = dataclasses.replace(config.cluster, router="hold")
         self.simulator = FleetSimulator(spec, self.slos, tuple(range(len(self.classes))))
         self.num_places = spec.num_places
@@ -50,9 +50,8 @@ class Episode:
             [getattr(config.scales, item.name) for item in dataclasses.fields(config.scales)]
         )
         self.desk: Desk = self._new_desk(np.zeros(1, np.int32))
-        self.begun = False  # whether there is an episode
 
-    def _new_desk(self, predicted: NDArray[np.int32], deadline_s: float = 0.0) -> Desk:
+    def _new_desk(self, predicted: NDArray[np.int32], deadline_ps: int = 0) -> Desk:
         fleet, spec = self.simulator.fleet, self.simulator.spec
         trips = [
             [
@@ -75,7 +74,7 @@ class Episode:
             scales=self._scales,
             retry_interval_ps=to_ps(self.config.retry_s),
             gauge_interval_ps=to_ps(self.config.gauge_interval_s),
-            deadline_ps=to_ps(deadline_s),
+            deadline_ps=deadline_ps,
             capacity=self.config.queue_capacity,
         )
 
@@ -86,14 +85,11 @@ class Episode:
             seed: Which episode.
             split: Where it is drawn from; None: the configuration's split.
         """
-        workload = self.source.sample(seed, split or self.config.split)
+        workload = self._sample(seed, split)
         drawn = draw_faults(self.config.faults, self.num_places, workload.duration_s, seed)
         self.simulator.reset(workload, (*self.config.cluster.faults, *drawn), DISPATCH_PRIORITIES)
-        self.desk = self._new_desk(
-            predict_lengths(self.config.prediction, workload, seed),
-            float(workload.arrival_s[-1]) + self.config.drain_limit_s,
-        )
-        self.begun = True
+        predicted = predict_lengths(self.config.prediction, workload, seed)
+        self.desk = self._new_desk(predicted, self.deadline_ps)
         self._state: tuple[int, RoutingState] | None = None  # and the number of the decision it is for
 
     @property
@@ -121,11 +117,11 @@ class Episode:
         assert status in (DUE, NOTIFIED)
         simulator.stale = simulator.clockwork.catch_up(status == NOTIFIED)
 
-    # -- what is seen --------------------------------------------------------------------------------------------------
+    # -- the state ----------------------------------------------------------------------------------------------------
 
     @property
-    def num_refused(self) -> int:
-        """Actions that were none that could be taken."""
+    def refused_actions(self) -> int:
+        """Actions that were no place that could take the request."""
         return int(self.desk.desk["refused_actions"][0])
 
     @property
@@ -193,7 +189,7 @@ class Episode:
             held_before=bool(self.desk.desk["held_before"][0]),
         )
 
-    # -- what is done --------------------------------------------------------------------------------------------------
+    # -- commands -----------------------------------------------------------------------------------------------------
 
     def command(self, command: FleetCommand) -> Receipt:
         """Tells the fleet something, before the request on the desk is sent."""
@@ -215,24 +211,20 @@ class Episode:
         if slot >= 0:
             reprioritise(self.simulator.world, slot, int(np.searchsorted(levels, priority)))
 
-    def unfinished(self) -> NDArray[np.float64]:
-        """Requests of each class that are still in the system, (C,)."""
-        return unfinished_in(self.simulator.world.stats)
+    @property
+    def policy_spec(self) -> PolicySpec:
+        """What a policy knows before an episode."""
+        return self._make_policy_spec(
+            self.config.retry_s, engines=self.engines, queue_capacity=self.config.queue_capacity
+        )
 
-    def fork(self) -> Episode:
-        """A copy that continues to the same numbers."""
-        copy = Episode.__new__(Episode)
-        copy.__dict__.update(self.__dict__)
-        copy.simulator = self.simulator.fork()
+    @property
+    def gpu_seconds(self) -> float:
+        """GPU-seconds that replicas have been kept."""
+        return float(self.simulator.gpu_seconds().sum())
+
+    def fork(self) -> Self:
+        """A copy of the episode that continues to the same numbers."""
+        copy = self._copy()
         copy.desk = fork_desk(self.desk)
         return copy
-
-
-def unfinished_in(stats: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Requests of each class that are still in the system, (..., C).
-
-    Args:
-        stats: (..., C, len(STAT_NAMES)).
-    """
-    gone = sum(stats[..., TOTALS.index(name)] for name in ("refused", "failed", "finished"))
-    return np.asarray(stats[..., TOTALS.index("arrived")] - gone)

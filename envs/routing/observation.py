@@ -33,6 +33,15 @@ _COLUMN = {name: column for column, name in enumerate(TOTALS)}
 _IN_SERVICE = (EngineStatus.ACTIVE, EngineStatus.SPECULATIVE)
 
 
+def shapes_of(num_rows: int, num_classes: int) -> dict[str, tuple[int, ...]]:
+    """Shapes of the observation's parts."""
+    return {
+        "places": (num_rows, len(PLACE_FEATURES)),
+        "request": (len(REQUEST_FEATURES) + num_classes,),
+        "cluster": (len(CLUSTER_FEATURES),),
+    }
+
+
 class PlaceLoads(NamedTuple):
     """What the requests in flight come to at each place, (P,) each; names as in `PLACE_DTYPE`."""
 
@@ -74,8 +83,8 @@ class StateEncoder:
         """The observation of a decision and its mask, (R + 1,); call it once a decision, in order."""
         self._remember(state)
         loads = place_loads(state, len(self.engines))
-        places = np.zeros((self.num_rows, len(PLACE_FEATURES)), np.float32)
-        request = np.zeros(len(REQUEST_FEATURES) + len(self.slos), np.float32)
+        shapes = shapes_of(self.num_rows, len(self.slos))
+        places, request = (np.zeros(shapes[name], np.float32) for name in ("places", "request"))
         mask = np.zeros(self.num_rows + 1, np.bool_)
         mask[-1] = True
         columns = self._places(state, loads)

@@ -66,7 +66,7 @@ class Dispatch:
     Attributes:
         place: Where the request goes; None: it is held in the router's queue.
         priority: Priority that its engine is to give it instead of its own; None: its own.
-        commands: What the fleet is told besides, before the request is sent (migrations, for one); no `Route`, which is
+        commands: Commands to the fleet, before the request is sent (migrations, for one); no `Route`, which is
             what places are for.
     """
 

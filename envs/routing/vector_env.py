@@ -1,37 +1,38 @@
-"""Many routing episodes side by side in one process, stepped by one call of the kernel."""
+"""The vector routing environment."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.envs.base.placement import PlacementVectorEnv, Stepped
-from serving_gym.envs.base.vector_env import check_width
-from serving_gym.envs.routing.batch import EpisodeBatch
-from serving_gym.envs.routing.config import RoutingConfig
-from serving_gym.envs.routing.env import make_spaces
-from serving_gym.envs.routing.episode import Episode
+from serving_gym.envs.base.placement import PlacementVectorEnv
+from serving_gym.envs.base.vector_env import BatchOutcome
+from serving_gym.envs.routing.action import refusal
+from serving_gym.envs.routing.batch import RoutingBatch
+from serving_gym.envs.routing.env import RoutingEnv
 
 
 class RoutingVectorEnv(PlacementVectorEnv):
-    """`Serving/Routing-v0`, batched; equal to the scalar environment step by step.
+    """`Serving/Routing-v0` many times; arguments and `info` as of `envs.base.vector_env.SimulatedVectorEnv`."""
 
-    Args:
-        num_envs: Episodes side by side.
-        config: As the scalar environment's.
-    """
+    env_class = RoutingEnv
+    _batch: RoutingBatch
 
-    _batch: EpisodeBatch
-
-    def __init__(self, num_envs: int = 1, render_mode: str | None = None, **config: Any) -> None:
-        check_width(num_envs, render_mode)
-        self.config = RoutingConfig(**config)
-        episodes = [Episode(self.config) for _ in range(num_envs)]
-        super().__init__(EpisodeBatch(episodes), make_spaces(episodes[0]))
-
-    def _step(self, actions: NDArray[np.int64]) -> Stepped:
+    def _advance(self, actions: NDArray[np.int64], going: NDArray[np.bool_]) -> BatchOutcome:
+        assert self._last is not None
+        impossible = ~self._last.masks[np.arange(self.num_envs), actions] & self._batch.deciding
         observations, outcomes = self._batch.step(actions)
-        rewards = outcomes.rewards(self.config.objective)
-        return Stepped(observations, rewards, outcomes.terminated, outcomes.truncated, outcomes.dt_s)
+        refused = np.full(self.num_envs, "", object)
+        for i in np.flatnonzero(impossible).tolist():
+            refused[i] = refusal(int(actions[i]))
+        return BatchOutcome(
+            observations.as_dict(),
+            observations.masks,
+            outcomes.rewards(self.config.objective),
+            outcomes.terms(self.episodes[0].classes),
+            outcomes.dt_s,
+            outcomes.terminated,
+            outcomes.truncated,
+            refused,
+            self._last.num_refused + impossible,
+        )

@@ -1,16 +1,16 @@
-"""Many sharing episodes side by side, moved on by one call of the kernel."""
+"""Many sharing episodes that one call of the kernel steps."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.envs.base.placement import Observations
-from serving_gym.envs.interface.reward import Interval
+from serving_gym.envs.interface.reward import Outcome
 from serving_gym.envs.interface.sharing import Event
 from serving_gym.envs.sharing.config import SharingScales
 from serving_gym.envs.sharing.episode import SharingEpisode
@@ -22,24 +22,7 @@ from serving_gym.envs.simulator.sharing.decisions import HANDLE_WIDTHS, NO_ACTIO
 from serving_gym.envs.simulator.sharing.features import CLUSTER_FEATURES, PLACE_FEATURES, REQUEST_FEATURES
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What the time from one decision to the next brought in an episode."""
-
-    interval: Interval
-    own_terms: dict[str, float]
-    reward: float
-    dt_s: float
-    terminated: bool  # every request has been served, refused or lost
-    truncated: bool  # the drain limit was reached
-    refused: str  # why the action, or a part of it, was refused
-
-    def terms(self, classes: tuple[str, ...]) -> dict[str, float]:
-        """All terms of the reward before weighting."""
-        return self.interval.terms(classes) | self.own_terms
-
-
-class SharingDeciders:
+class SharingBatch:
     """Moves W episodes on together.
 
     Args:
@@ -102,14 +85,19 @@ class SharingDeciders:
         observations, _, _, _ = self._run(np.full(len(self.episodes), NO_ACTION, np.int64), going)
         return observations.rows(which)
 
+    def stop(self, rows: Sequence[int]) -> None:
+        """Ends episodes where they are."""
+        for i in rows:
+            self.episodes[i].done = True
+
     def step(
-        self, actions: NDArray[np.int64], told: Share | None = None
+        self, actions: NDArray[np.int64], command: Share | None = None
     ) -> tuple[Observations, list[Outcome | None]]:
         """Takes a decision in every episode and goes on to the next ones.
 
         Args:
             actions: (W,), a slot, S + a node, or S + N to hold.
-            told: What the only episode is told instead of an action.
+            command: What the only episode gets instead of an action.
 
         Returns:
             Observations, and what each episode brought; None where it was over.
@@ -121,8 +109,8 @@ class SharingDeciders:
             raise ValueError(f"actions must have shape ({len(self.episodes)},), got {actions.shape}")
         going = ~self.done
         before = [""] * len(self.episodes)
-        if told is not None:
-            before[0] = "; ".join(self.episodes[0].tell(told))
+        if command is not None:
+            before[0] = "; ".join(self.episodes[0].carry_out(command))
             actions = np.full(1, NO_ACTION, np.int64)
         else:
             last = self.episodes[0].num_actions
@@ -175,8 +163,8 @@ class SharingDeciders:
         if truncated:
             episode.simulator.world.clock["event"] = Event.END
         interval, own, dt_s = episode.measure(cost, truncated)
-        reward = episode.reward(interval, own)
-        return Outcome(interval, own, reward, dt_s, terminated, truncated, refused)
+        terms, reward = interval.terms(episode.classes) | own, episode.reward(interval, own)
+        return Outcome(reward, terms, dt_s, terminated, truncated, refused)
 
     def _run(
         self,
@@ -214,6 +202,6 @@ class SharingDeciders:
         )
         return observations, reasons, events, costs
 
-    def branch(self, which: Sequence[int]) -> SharingDeciders:
+    def branch(self, which: Sequence[int]) -> SharingBatch:
         """Forks of some of its episodes, in this order and as often as they are named."""
-        return SharingDeciders([self.episodes[i].fork() for i in which])
+        return SharingBatch([self.episodes[i].fork() for i in which])

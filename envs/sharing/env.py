@@ -5,39 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 
-from serving_gym.envs.base.placement import Observation, PlacementEnv, PlacementSpaces
-from serving_gym.envs.interface.policy_spec import PolicySpec
-from serving_gym.envs.sharing.batch import SharingDeciders
+from serving_gym.envs.base.placement import Observations, PlacementEnv
+from serving_gym.envs.interface.reward import Outcome
+from serving_gym.envs.sharing.batch import SharingBatch
 from serving_gym.envs.sharing.config import SharingConfig
 from serving_gym.envs.sharing.episode import SharingEpisode
 from serving_gym.envs.sharing.render import Renderer
+from serving_gym.envs.sharing.spaces import make_spaces
 from serving_gym.envs.sharing.state import Share, SharingState
-from serving_gym.envs.simulator.sharing.arrays import PS_PER_S
-from serving_gym.envs.simulator.sharing.features import (
-    CLUSTER_FEATURES,
-    HIGHEST,
-    PLACE_FEATURES,
-    REQUEST_FEATURES,
-)
 
 
-def make_spaces(episode: SharingEpisode) -> PlacementSpaces:
-    """Observation and action space of a configuration."""
-    setting = episode.setting
-    shapes = {
-        "places": (setting.num_slots + setting.num_nodes, len(PLACE_FEATURES)),
-        "request": (len(REQUEST_FEATURES),),
-        "cluster": (len(CLUSTER_FEATURES) + len(setting.kinds),),
-    }
-    boxes: dict[str, spaces.Space[Any]] = {
-        name: spaces.Box(0.0, HIGHEST, shape, np.float32) for name, shape in shapes.items()
-    }
-    return spaces.Dict(boxes), spaces.Discrete(episode.num_actions)
-
-
-class SharingEnv(PlacementEnv):
+class SharingEnv(PlacementEnv[SharingConfig, SharingState]):
     """Many small models on few nodes: where does each request go? `Serving/Sharing-v0`.
 
     Dozens of models, each invoked rarely and in bursts, are served by a few CPU and GPU nodes after LLM-Mesh
@@ -62,7 +41,7 @@ class SharingEnv(PlacementEnv):
     the node go with it, those that have been idle the longest first. With `token_scheduler="policy"` decisions are
     asked for where a node is to give its next iteration and two or more of its instances have one to run: a slot of
     that node, or the last action (the shortest headroom decides). `step` also takes None (hold) and a `Share` with
-    commands of `envs.interface.sharing`: these reach everything but such replacements, KV pools, evictions and token
+    commands of `envs.sharing.state`: these reach everything but such replacements, KV pools, evictions and token
     schedulers, and a policy that configures `manages_memory` is asked at more events.
 
     ## Observation space
@@ -95,66 +74,32 @@ class SharingEnv(PlacementEnv):
     """
 
     core: SharingEpisode
-    _batch: SharingDeciders
+    _batch: SharingBatch
+    config_class = SharingConfig
+    episode_class = SharingEpisode
+    batch_class = SharingBatch
+    make_spaces = staticmethod(make_spaces)
+    renderer_class = Renderer
+    commands = (Share,)
 
-    def __init__(self, render_mode: str | None = None, **config: Any) -> None:
-        episode = SharingEpisode(SharingConfig(**config))
-        super().__init__(
-            render_mode, SharingDeciders([episode]), make_spaces(episode), lambda: Renderer(episode.setting)
-        )
+    def _set_up(self, core: Any, render_mode: str | None) -> None:
+        super()._set_up(core, render_mode)
         self._state: SharingState | None = None
 
-    @property
-    def config(self) -> SharingConfig:
-        """What the environment is made of."""
-        return self.core.config
-
-    @property
-    def state(self) -> SharingState:
-        """What a policy may know now; made when somebody asks."""
+    def _read_state(self) -> SharingState:
         if self._state is None:
             self._state = self.core.state
         return self._state
 
-    @property
-    def policy_spec(self) -> PolicySpec:
-        """What a policy is told before an episode."""
-        return PolicySpec(
-            cluster=self.config.cluster,
-            slos=self.core.slos,
-            classes=self.core.classes,
-            decision_interval_s=self.config.manager.retry_s,
-            setting=self.core.setting,
-        )
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
-        """Begins the episode that a seed stands for; `options={"split": ...}` chooses where it is drawn from."""
+    def _begin(self, seed: int, split: str | None) -> None:
         self._state = None
-        return super().reset(seed=seed, options=options)
+        super()._begin(seed, split)
 
-    def step(
-        self, action: np.int64 | int | Share | None
-    ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Takes a decision and lets time pass to the next one."""
-        if self.core.done:
-            raise RuntimeError("the episode is over; call reset()")
-        told = action if isinstance(action, Share) else None
-        hold = self.core.num_actions - 1
-        chosen = hold if action is None or isinstance(action, Share) else int(action)
+    def _place(self, action: int | Share | None) -> tuple[Observations, Outcome]:
         self._state = None
-        observations, outcomes = self._batch.step(np.array([chosen], np.int64), told)
+        command = action if isinstance(action, Share) else None
+        chosen = action if isinstance(action, int) else self.core.num_actions - 1
+        observations, outcomes = self._batch.step(np.array([chosen], np.int64), command)
         outcome = outcomes[0]
         assert outcome is not None, "an episode that is not done has an outcome"
-        seen = self._shown(observations)
-        info = self._info(outcome.dt_s, outcome.terms(self.core.classes), outcome.refused)
-        return seen, outcome.reward, outcome.terminated, outcome.truncated, info
-
-    @property
-    def gpu_seconds(self) -> float:
-        """GPU-seconds for which GPU nodes have had instances."""
-        setting = self.core.setting
-        computes = [not node.is_cpu for node in self.config.cluster.nodes]
-        used_ps = self.core.simulator.used_ps()[np.array(computes)[setting.node_kinds]]
-        return float(used_ps.sum() / PS_PER_S)
+        return observations, outcome

@@ -1,27 +1,27 @@
-"""One sharing episode: a simulated cluster, and what its time costs. Both environments are made of these."""
+"""One sharing episode: a simulated cluster, and what its time costs. The scalar and the vector environment use it."""
 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from serving_gym.envs.base.episode import BaseEpisode
 from serving_gym.envs.interface.commands import Receipt
-from serving_gym.envs.interface.reward import Interval, RewardMeter
+from serving_gym.envs.interface.policy_spec import PolicySpec
+from serving_gym.envs.interface.reward import Interval
 from serving_gym.envs.interface.sharing import Event, TokenScheduler
-from serving_gym.envs.interface.slo import promises
 from serving_gym.envs.interface.state import TOTALS
+from serving_gym.envs.sharing.action import num_actions
 from serving_gym.envs.sharing.config import SharingConfig
 from serving_gym.envs.sharing.state import Share, SharingState
 from serving_gym.envs.sharing.view import state_of
 from serving_gym.envs.simulator.sharing.arrays import PS_PER_S
 from serving_gym.envs.simulator.sharing.simulator import SharingSimulator
-from serving_gym.envs.workload.registry import WorkloadSource
 
 PAST_EPISODES = 4  # of the training split, from which the mean answer is taken; source: ours
 _SECONDS_PER_HOUR = 3600.0
 
 
-class SharingEpisode:
+class SharingEpisode(BaseEpisode[SharingConfig]):
     """Runs episodes of one configuration; the kernel's `decide_many` moves them on.
 
     Args:
@@ -31,11 +31,10 @@ class SharingEpisode:
         ValueError: Something in it is unknown or impossible.
     """
 
+    simulator: SharingSimulator
+
     def __init__(self, config: SharingConfig) -> None:
-        self.config = config
-        self.source = WorkloadSource(config.workload)
-        self.classes = self.source.classes
-        self.slos = promises(config.slos, self.classes)
+        super().__init__(config)
         if self.source.models == ("",):
             raise ValueError(
                 f"workload {config.workload.name!r} names no models; sharing needs one whose requests ask for models "
@@ -53,13 +52,11 @@ class SharingEpisode:
         self.setting = self.simulator.setting
         weights = [config.node_hours[kind] for kind in self.setting.kinds]
         self._node_weights = np.array(weights)
-        self.meter = RewardMeter(len(self.classes))
-        self.begun, self.done = False, True
 
     @property
     def num_actions(self) -> int:
         """Slots, a new instance on each node, and to hold."""
-        return self.setting.num_slots + self.setting.num_nodes + 1
+        return num_actions(self.setting)
 
     def reset(self, seed: int, split: str | None = None) -> None:
         """Begins the episode that a seed stands for.
@@ -68,14 +65,9 @@ class SharingEpisode:
             seed: Which episode.
             split: Where it is drawn from; None: the configuration's split.
         """
-        workload = self.source.sample(seed, split or self.config.split)
-        self.simulator.reset(workload)
-        last_s = float(workload.arrival_s[-1]) + self.config.drain_limit_s
-        self.deadline_ps = round(last_s * PS_PER_S)
-        self.meter.reset()
+        self.simulator.reset(self._sample(seed, split))
         self._used_ps = np.zeros(len(self.setting.kinds), np.int64)
         self._ooms = self._before_ps = 0
-        self.begun, self.done, self.num_refused = True, False, 0
 
     # -- decisions -----------------------------------------------------------------------------------------------------
 
@@ -84,7 +76,7 @@ class SharingEpisode:
         """Why the policy is asked."""
         return int(self.simulator.world.clock["event"][0])
 
-    def tell(self, share: Share) -> list[str]:
+    def carry_out(self, share: Share) -> list[str]:
         """Carries out a decision that says more than an action; returns why parts of it were refused."""
         simulator = self.simulator
         receipts = [simulator.apply(command) for command in share.commands]
@@ -111,7 +103,7 @@ class SharingEpisode:
             truncated: Whether the episode was cut off, so that what is unfinished counts as lost.
         """
         simulator = self.simulator
-        unfinished = self.unfinished().astype(np.int64) if truncated else None
+        unfinished = self.unfinished() if truncated else None
         stats = simulator.world.stats[:, : len(TOTALS)]
         interval = self.meter.measure(stats, latency_cost, 0, unfinished)
         used_ps = np.bincount(
@@ -131,20 +123,19 @@ class SharingEpisode:
         own = float(np.dot(self._node_weights, hours)) + self.config.ooms * terms["ooms"]
         return interval.reward(self.config.objective) + self.config.objective.scale * own
 
-    def unfinished(self) -> NDArray[np.float64]:
-        """Requests of each class that are still in the system, (C,)."""
-        stats = self.simulator.world.stats
-        gone = sum(stats[:, TOTALS.index(name)] for name in ("refused", "failed", "finished"))
-        return np.asarray(stats[:, TOTALS.index("arrived")] - gone)
-
     @property
     def state(self) -> SharingState:
         """What a policy may know at this decision."""
         return state_of(self.simulator)
 
-    def fork(self) -> SharingEpisode:
-        """A copy that continues to the same numbers."""
-        copy = SharingEpisode.__new__(SharingEpisode)
-        copy.__dict__.update(self.__dict__)
-        copy.simulator, copy.meter = self.simulator.fork(), self.meter.fork()
-        return copy
+    @property
+    def policy_spec(self) -> PolicySpec:
+        """What a policy knows before an episode."""
+        return self._make_policy_spec(self.config.manager.retry_s, sharing=self.setting)
+
+    @property
+    def gpu_seconds(self) -> float:
+        """GPU-seconds for which GPU nodes have had instances."""
+        computes = np.array([not node.is_cpu for node in self.config.cluster.nodes])
+        used_ps = self.simulator.used_ps()[computes[self.setting.node_kinds]]
+        return float(used_ps.sum() / PS_PER_S)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.envs.base.render import Panel, draw_panels, level
-from serving_gym.envs.interface.sharing import InstanceStatus, SharingSetting
+from serving_gym.envs.base.render import BaseRenderer, Panel, level
+from serving_gym.envs.interface.sharing import InstanceStatus
 from serving_gym.envs.sharing.state import SharingState
 
 
@@ -37,31 +36,19 @@ def make_frame(state: SharingState, num_nodes: int) -> Frame:
     return Frame(state.now_s, state.nodes["num_instances"].copy(), sums[0], sums[1], held, state)
 
 
-class Renderer:
-    """Remembers an episode's decisions and draws them.
+class Renderer(BaseRenderer[Frame]):
+    """Draws shared nodes."""
 
-    Args:
-        setting: Nodes and models.
-        history: Most frames kept.
-    """
+    rows = "node"
 
-    def __init__(self, setting: SharingSetting, history: int = 600) -> None:
-        self.setting = setting
-        self.frames: deque[Frame] = deque(maxlen=history)
-
-    def begin(self, state: SharingState) -> None:
-        """Forgets the last episode and adds the first frame."""
-        self.frames.clear()
-        self.record(state)
-
-    def record(self, state: SharingState) -> None:
-        """Adds a frame."""
-        self.frames.append(make_frame(state, self.setting.num_nodes))
+    def frame(self, state: SharingState) -> Frame:
+        """What is kept of a state."""
+        return make_frame(state, self.episode.setting.num_nodes)
 
     def text(self) -> str:
         """The nodes now, and the instances on each."""
         frame = self.frames[-1]
-        state, setting = frame.state, self.setting
+        state, setting = frame.state, self.episode.setting
         lines = [f"t={frame.now_s:8.1f} s  {state.event.name.lower()}  held {state.num_held}"]
         for n in range(setting.num_nodes):
             kind = setting.kinds[setting.node_kinds[n]]
@@ -78,13 +65,11 @@ class Renderer:
                 )
         return "\n".join(lines)
 
-    def image(self) -> NDArray[np.uint8]:
-        """(height, width, 3), instances, requests and memory of each node over the decisions kept."""
-        frames = self.frames
-        panels = (
-            Panel("instances", np.array([frame.instances for frame in frames]), "viridis"),
-            Panel("running requests", np.array([frame.running for frame in frames]), "magma"),
-            Panel("waiting requests", np.array([frame.waiting for frame in frames]), "magma"),
-            Panel("memory held", np.array([frame.held for frame in frames]), "cividis", 1.0),
+    def panels(self) -> tuple[Panel, ...]:
+        """Instances, requests and memory of each node."""
+        return (
+            Panel("instances", self._over_time("instances"), "viridis"),
+            Panel("running requests", self._over_time("running"), "magma"),
+            Panel("waiting requests", self._over_time("waiting"), "magma"),
+            Panel("memory held", self._over_time("held"), "cividis", 1.0),
         )
-        return draw_panels([frame.now_s for frame in frames], panels, "node")

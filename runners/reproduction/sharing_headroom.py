@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from serving_gym.baselines.policy import BatchPolicy
 from serving_gym.envs.base.placement import Observations
-from serving_gym.envs.sharing.batch import SharingDeciders
+from serving_gym.envs.sharing.batch import SharingBatch
 from serving_gym.envs.sharing.config import SharingConfig
 from serving_gym.envs.sharing.episode import SharingEpisode
 from serving_gym.runners.configuration.make import environment_of
@@ -48,7 +48,7 @@ def look_ahead_return(config: SharingConfig, base: BatchPolicy, seed: int, horiz
         seed: Of the episode.
         horizon: Arrivals that a rollout looks ahead.
     """
-    world = SharingDeciders([SharingEpisode(config)])
+    world = SharingBatch([SharingEpisode(config)])
     seen = world.reset([0], [seed])
     total = 0.0
     while not world.done[0]:
@@ -62,7 +62,7 @@ def look_ahead_return(config: SharingConfig, base: BatchPolicy, seed: int, horiz
 
 
 def _rollouts(
-    world: SharingDeciders, base: BatchPolicy, actions: NDArray[np.int64], horizon: int
+    world: SharingBatch, base: BatchPolicy, actions: NDArray[np.int64], horizon: int
 ) -> NDArray[np.float64]:
     """(A,), returns of each action and the base policy after it, up to the same instant."""
     simulator = world.episodes[0].simulator

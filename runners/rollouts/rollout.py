@@ -199,7 +199,7 @@ def episode_returns(
 ) -> NDArray[np.float64]:
     """Returns of episodes in a vector environment whose actions one call decides, (num_envs,).
 
-    A network may round otherwise in a batch than alone, so that returns can differ slightly from those of `run_episode`.
+    A network may round differently in a batch than alone, so returns can differ slightly from those of `run_episode`.
 
     Args:
         env: Vector environment with same-step autoreset and masks.

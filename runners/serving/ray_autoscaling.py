@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.envs.autoscaling.encoding import StateEncoder
 from serving_gym.envs.autoscaling.env import AutoscalingEnv
+from serving_gym.envs.autoscaling.observation import StateEncoder
 from serving_gym.envs.autoscaling.state import (
     INSTANCE_DTYPE,
     AutoscalingSpec,

@@ -12,9 +12,9 @@ from numba import njit
 from numpy.typing import NDArray
 
 from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
-from serving_gym.envs.routing.batch import EpisodeBatch
+from serving_gym.envs.routing.batch import RoutingBatch
 from serving_gym.envs.routing.config import RoutingConfig
-from serving_gym.envs.routing.episode import Episode
+from serving_gym.envs.routing.episode import RoutingEpisode
 from serving_gym.envs.simulator.kernel.features import PLACE_FEATURES
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners.configuration.make import make_env, make_vector_env
@@ -101,7 +101,7 @@ def routing_steps(config: BenchConfig) -> Iterator[Measurement]:
 
             def rolled(arguments: dict[str, Any] = arguments, router: str = router) -> float:
                 policy: Any = load_policy(router)
-                batch = EpisodeBatch([Episode(RoutingConfig(**arguments)) for _ in range(_ROLLED)])
+                batch = RoutingBatch([RoutingEpisode(RoutingConfig(**arguments)) for _ in range(_ROLLED)])
                 batch.reset(range(_ROLLED), range(_ROLLED))
                 first, forever = np.zeros(_ROLLED, np.int64), np.full(_ROLLED, np.inf)
                 batch.roll(first, policy.in_kernel, forever, _WARM_UP_STEPS)
@@ -120,7 +120,7 @@ def routing_forks(config: BenchConfig) -> Iterator[Measurement]:
 
         def copies(arguments: dict[str, Any] = arguments) -> float:
             policy: Any = load_policy(_IN_KERNEL[0])
-            batch = EpisodeBatch([Episode(RoutingConfig(**arguments)) for _ in range(_ROLLED)])
+            batch = RoutingBatch([RoutingEpisode(RoutingConfig(**arguments)) for _ in range(_ROLLED)])
             batch.reset(range(_ROLLED), range(_ROLLED))
             first, forever = np.zeros(_ROLLED, np.int64), np.full(_ROLLED, np.inf)
             batch.roll(first, policy.in_kernel, forever, _SCALAR_STEPS)

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
 from tqdm import tqdm
 
 from serving_gym.agents.checkpoint import (
@@ -26,7 +27,7 @@ from serving_gym.agents.checkpoint import (
 from serving_gym.agents.learners.learner import Budget, Learner
 from serving_gym.envs.base.placement import PlacementVectorEnv
 from serving_gym.envs.interface.metrics import to_jsonable
-from serving_gym.envs.registration import Environment, make_vector_env
+from serving_gym.envs.registration import Environment
 from serving_gym.runners.configuration.train_config import TrainConfig
 from serving_gym.runners.reporting.output import write_jsonl
 from serving_gym.runners.reporting.trackers import Tracker
@@ -180,8 +181,7 @@ class Training:
         name, count = self.config.env["name"], len(self.validation_jobs)
         if len(self.envs) > 1 or count == 1 or name not in VECTOR_ENVS:
             return None
-        env: Any = make_vector_env(name, count, **(self.settings[0].arguments or {}))
-        env.begins_anew = False
+        env: Any = self.settings[0].make_vector(count, autoreset_mode=AutoresetMode.DISABLED)
         return cast(PlacementVectorEnv, env)
 
     def _validation_episodes(self) -> Sequence[Episode | VectorEpisode]:

@@ -7,8 +7,10 @@ from types import SimpleNamespace
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
 
-from serving_gym.envs.base.vector_env import BaseVectorEnv
+from serving_gym.envs.base.vector_env import BaseVectorEnv, BatchOutcome
+from serving_gym.envs.interface.reward import Outcome
 
 LENGTH, LEVERS, ENTRIES = 8, 2, 3
 SPACES = (
@@ -50,7 +52,13 @@ class LeversEnv(gym.Env):
         assert action[0] != ENTRIES - 1, "impossible"
         reward = -float((np.asarray(action) != self.right).sum())
         self.passed += 1
-        info = {"dt": 1.0, "action_mask": self.action_masks(), "reward_terms": {"ttft_attainment/x": reward}}
+        info = {
+            "dt": 1.0,
+            "action_mask": self.action_masks(),
+            "reward_terms": {"ttft_attainment/x": reward},
+            "refused": "",
+            "num_refused": 0,
+        }
         return self.observe(), reward, self.passed == LENGTH, False, info
 
     def records(self):
@@ -58,30 +66,25 @@ class LeversEnv(gym.Env):
 
 
 class LeversVectorEnv(BaseVectorEnv):
-    """The same, batched."""
+    """The same, many times."""
 
-    def __init__(self, num_envs=1, render_mode=None, **config):
+    def __init__(self, num_envs=1, render_mode=None, autoreset_mode=AutoresetMode.SAME_STEP, **config):
+        super().__init__(num_envs, SPACES, render_mode, autoreset_mode)
         self.envs = [LeversEnv() for _ in range(num_envs)]
-        self._lay_out(num_envs, render_mode, SPACES)
 
-    def reset(self, *, seed=None, options=None):
-        seen = [env.reset(seed=own)[0] for env, own in zip(self.envs, self._seeds(seed), strict=True)]
-        return self.batch(seen), {"action_mask": self.action_masks()}
+    def _begin(self, rows, seeds):
+        begun = [self.envs[i].reset(seed=seed)[0] for i, seed in zip(rows, seeds, strict=True)]
+        masks = np.stack([self.envs[i].action_masks() for i in rows])
+        return {key: np.stack([each[key] for each in begun]) for key in begun[0]}, masks
 
-    def batch(self, seen):
-        return {key: np.stack([each[key] for each in seen]) for key in seen[0]}
-
-    def action_masks(self):
-        return np.stack([env.action_masks() for env in self.envs])
-
-    def step(self, actions):
-        steps = [env.step(action) for env, action in zip(self.envs, actions, strict=True)]
-        observation = self.batch([step[0] for step in steps])
-        ended, infos = np.array([step[2] for step in steps]), {"dt": np.ones(self.num_envs)}
-        over = np.flatnonzero(ended).tolist()
-        self._keep_last(over, observation, self.action_masks()[over], infos)
-        for i in over:
-            for key, part in self.envs[i].reset(seed=self._draw(i))[0].items():
-                observation[key][i] = part
-        infos["action_mask"] = self.action_masks()
-        return observation, np.array([step[1] for step in steps]), ended, np.zeros(self.num_envs, bool), infos
+    def _advance(self, actions, going):
+        masks = np.stack([env.action_masks() for env in self.envs])
+        outcome = BatchOutcome.blank(
+            self._empty_observation(self.num_envs), masks, np.zeros(self.num_envs, int)
+        )
+        for i in np.flatnonzero(going):
+            observation, reward, terminated, truncated, info = self.envs[i].step(actions[i])
+            outcome.put(i, Outcome(reward, info["reward_terms"], 1.0, terminated, truncated, ""))
+            for key, part in observation.items():
+                outcome.observation[key][i] = part
+        return outcome

@@ -26,7 +26,8 @@ from serving_gym.agents.learners.api.learner import APILearner
 from serving_gym.agents.learners.learner import Budget
 from serving_gym.agents.networks.score_network import Committee, ScoreCommittee, TrainableNetwork
 from serving_gym.envs.dp_tp.action import decode_action, encode_action
-from serving_gym.envs.dp_tp.episode import DPTPConfig, DPTPCore
+from serving_gym.envs.dp_tp.config import DPTPConfig
+from serving_gym.envs.dp_tp.episode import DPTPEpisode
 from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.commands import Redeploy, SetLayout, SwitchMode
 from serving_gym.envs.workload.registry import WorkloadSpec
@@ -40,7 +41,7 @@ def arguments(**changes: Any) -> dict[str, Any]:
     return {"workload": WorkloadSpec(**LIGHT), "cluster": TWO_GPUS, "split": "train", **changes}
 
 
-def episode_return(core: DPTPCore, decide: Any, seed: int) -> float:
+def episode_return(core: DPTPEpisode, decide: Any, seed: int) -> float:
     """Return of a validation episode; `decide` maps the core to an action."""
     core.reset(seed, split="validation")
     total = 0.0
@@ -55,11 +56,11 @@ def static(layout: tuple[int, ...]) -> Any:
 
 def greedy(learner: APILearner) -> Any:
     policy = learner.policy()
-    engines = np.empty(learner.world.core.engines_shape, np.float32)
-    cluster = np.empty(learner.world.core.cluster_shape, np.float32)
+    shapes = learner.world.core.encoder.shapes
+    engines, cluster = (np.empty(shapes[part], np.float32) for part in ("engines", "cluster"))
     policy.reset(learner.world.spec, 0)
 
-    def decide(core: DPTPCore) -> Any:
+    def decide(core: DPTPEpisode) -> Any:
         core.observe_into(engines, cluster)
         return policy.act({"engines": engines, "cluster": cluster}, core.state)
 
@@ -74,7 +75,7 @@ def test_it_learns_to_merge_under_light_load(even: bool) -> None:
     budget = Budget(total_steps=30_000)
     while not budget.over:
         learner.improve(budget)
-    core = DPTPCore(DPTPConfig(**arguments()))
+    core = DPTPEpisode(DPTPConfig(**arguments()))
     for seed in range(3):
         merged = episode_return(core, static((2,)), seed)
         apart = episode_return(core, static((1, 1)), seed)
@@ -149,7 +150,7 @@ def test_a_committee_is_of_the_last_networks_and_goes_on_where_it_was_saved(tmp_
     for one, again in zip([*first.earlier, first.network], [*second.earlier, second.network], strict=True):
         for weight, same in zip(one.parameters(), again.parameters(), strict=True):
             torch.testing.assert_close(weight, same)
-    core = DPTPCore(DPTPConfig(**arguments()))
+    core = DPTPEpisode(DPTPConfig(**arguments()))
     assert episode_return(core, greedy(first), 0) == episode_return(core, greedy(second), 0)
 
 
@@ -179,7 +180,7 @@ def test_shortlist_keeps_one_of_each_kind_of_layout_the_nearest() -> None:
 
 def test_even_layouts_are_reached_one_group_after_another() -> None:
     """While there are requests, half of a node goes on serving as the other half is merged."""
-    core = DPTPCore(DPTPConfig(**arguments(cluster=ClusterSpec())))
+    core = DPTPEpisode(DPTPConfig(**arguments(cluster=ClusterSpec())))
     core.reset(0)
     core.step(Redeploy((2, 2, 2, 2), weights="whole"), 30.0)
     assert next_step(core.state, (2, 2, 2, 2)) is None
@@ -202,7 +203,7 @@ def test_even_layouts_are_reached_one_group_after_another() -> None:
 
 def test_nothing_is_merged_soon_after_a_split() -> None:
     """But for what is being merged already; and a policy waits as long as it is told."""
-    core = DPTPCore(DPTPConfig(**arguments(cluster=ClusterSpec())))
+    core = DPTPEpisode(DPTPConfig(**arguments(cluster=ClusterSpec())))
     core.reset(0)
     core.step(Redeploy((2, 2, 2, 2), weights="whole"), 30.0)
     options = find_options(core.observe(), core.state, core.mask(), None, even=True, merges=False)

@@ -20,7 +20,7 @@ from serving_gym.agents.learners.api.counterfactuals import Batch
 from serving_gym.agents.learners.api.learner import APILearner
 from serving_gym.agents.learners.learner import Budget, make_learner
 from serving_gym.baselines.registry import make_policy
-from serving_gym.envs.deployment.episode import DeploymentCore
+from serving_gym.envs.deployment.episode import DeploymentEpisode
 from serving_gym.envs.deployment.state import Deploy
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners.rollouts.rollout import run_episode
@@ -85,9 +85,9 @@ def test_a_rollout_keeps_to_what_the_start_said_with_its_shares(monkeypatch) -> 
     said = Deploy(
         world.core.simulator.deployment, np.full((len(world.core.state.shares), kinds), 1.0 / kinds)
     )
-    told, step = [], DeploymentCore.step
+    told, step = [], DeploymentEpisode.step
     monkeypatch.setattr(
-        DeploymentCore, "step", lambda core, action: told.append(action) or step(core, action)
+        DeploymentEpisode, "step", lambda core, action: told.append(action) or step(core, action)
     )
     world._rollout(said)
     assert told[:3] == [said] * 3

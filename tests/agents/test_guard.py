@@ -19,10 +19,10 @@ from serving_gym.agents.learners.api.learner import APILearner
 from serving_gym.agents.learners.learner import build_agent_config
 from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
-from serving_gym.envs.routing.batch import EpisodeBatch
+from serving_gym.envs.routing.batch import RoutingBatch
 from serving_gym.envs.routing.config import RoutingConfig, RoutingScales
-from serving_gym.envs.routing.env import make_spaces
-from serving_gym.envs.routing.episode import Episode
+from serving_gym.envs.routing.episode import RoutingEpisode
+from serving_gym.envs.routing.spaces import make_spaces
 from serving_gym.envs.simulator.kernel.features import CLUSTER_FEATURES, PLACE_FEATURES, REQUEST_FEATURES
 from serving_gym.envs.simulator.kernel.place_guard import narrow_many
 from serving_gym.envs.simulator.kernel.place_scores import choose_place
@@ -169,7 +169,7 @@ def test_what_a_training_takes_for_the_present_choice_passes_too() -> None:
         np.testing.assert_array_equal(learner._passing(states, seen["places"], valid), expected)
 
 
-def policy(guard: GuardConfig | None, batch: EpisodeBatch):
+def policy(guard: GuardConfig | None, batch: RoutingBatch):
     torch.manual_seed(1)
     observation, action = make_spaces(batch.episodes[0])
     adapter, config = RoutingAdapter(), replace(SMALL, guard=guard)
@@ -180,7 +180,7 @@ def policy(guard: GuardConfig | None, batch: EpisodeBatch):
     return adapter.score_policy(network, observation, action, config, "x")
 
 
-def played(chosen_by, batch: EpisodeBatch, first: np.ndarray) -> tuple[np.ndarray, list[list[int]]]:
+def played(chosen_by, batch: RoutingBatch, first: np.ndarray) -> tuple[np.ndarray, list[list[int]]]:
     """Returns of episodes that are decided outside the kernel, and the places that each was sent to."""
     rewards, actions, chosen = np.zeros(len(first)), first, []
     while not batch.done.all():
@@ -193,7 +193,7 @@ def played(chosen_by, batch: EpisodeBatch, first: np.ndarray) -> tuple[np.ndarra
 
 
 def test_it_decides_inside_the_kernel_as_outside_and_one_that_lets_all_pass_changes_nothing() -> None:
-    batch = EpisodeBatch([Episode(RoutingConfig(**BUSY)) for _ in range(2)])
+    batch = RoutingBatch([RoutingEpisode(RoutingConfig(**BUSY)) for _ in range(2)])
     batch.reset([0, 1], [1, 2])
     first, forever = np.zeros(2, np.int64), np.full(2, np.inf)
     returns = {}
@@ -234,14 +234,14 @@ def test_it_is_saved_with_the_network_and_decides_alone_as_in_a_batch(tmp_path) 
     ours, plain = load_policy(tmp_path / "guarded"), load_policy(tmp_path / "plain")
     episode = run_episode(env, ours, 1)
     batched, chosen = played(
-        ours, begun := EpisodeBatch([Episode(RoutingConfig(**BUSY))]), first_of(begun, ours)
+        ours, begun := RoutingBatch([RoutingEpisode(RoutingConfig(**BUSY))]), first_of(begun, ours)
     )
     assert episode.metrics["return"] == pytest.approx(batched[0], rel=1e-6)
     assert episode.metrics["return"] != run_episode(env, plain, 1).metrics["return"]
     assert len(np.unique(chosen)) > 1
 
 
-def first_of(batch: EpisodeBatch, chosen_by) -> np.ndarray:
+def first_of(batch: RoutingBatch, chosen_by) -> np.ndarray:
     """Begins episode 1 and says where its first request goes."""
     seen = batch.reset([0], [1])
     observation = {"places": seen.places, "request": seen.request, "cluster": seen.cluster}
@@ -250,7 +250,7 @@ def first_of(batch: EpisodeBatch, chosen_by) -> np.ndarray:
 
 @pytest.mark.parametrize("guard", [None, GuardConfig(1.1, 3.0, 0.1, soon_of_slow=0.1, slots=3.0)])
 def test_one_decision_is_made_in_the_kernel_as_many_are_in_numpy(guard) -> None:
-    chooser = policy(guard, EpisodeBatch([Episode(RoutingConfig(**BUSY))]))
+    chooser = policy(guard, RoutingBatch([RoutingEpisode(RoutingConfig(**BUSY))]))
     chooser.reset(make_env("routing", **BUSY).unwrapped.policy_spec, 0)
     rng, chosen = np.random.default_rng(5), []
     for places in (3, 64, 2, 16) * 10:

@@ -22,7 +22,7 @@ from serving_gym.agents.learners.reuse.moments import (
 )
 from serving_gym.agents.learners.reuse.network import SPANS_S, ReuseNetwork, gittins, loss_of, targets
 from serving_gym.envs.interface.sharing import Event, InstanceStatus
-from serving_gym.envs.sharing.batch import SharingDeciders
+from serving_gym.envs.sharing.batch import SharingBatch
 from serving_gym.envs.sharing.config import SharingConfig, SharingScales
 from serving_gym.envs.sharing.episode import SharingEpisode
 from serving_gym.envs.simulator.sharing.features import PLACE_FEATURES
@@ -51,7 +51,7 @@ def asked_at(*times_s: tuple[float, ...]) -> Workload:
 
 
 def test_a_moment_shows_what_the_observation_shows():
-    batch = SharingDeciders([SharingEpisode(SharingConfig(**WARM))])
+    batch = SharingBatch([SharingEpisode(SharingConfig(**WARM))])
     seen, episode, compared = batch.reset([0], [3]), batch.episodes[0], 0
     workload = episode.simulator.workload
     while not episode.done:
@@ -173,7 +173,7 @@ def test_who_goes_with_an_instance_is_who_the_environment_unloads():
         params={"num_models": 40, "sizes": ("llama-3.2-3b", "llama-2-13b"), "ratio": (2, 1), "minutes": 10},
     )
     cluster = replace(WARM["cluster"], nodes=(replace(GPU, count=2, memory_gb=60.0),), slots_per_node=8)
-    batch = SharingDeciders([SharingEpisode(SharingConfig(**WARM | {"workload": mixed, "cluster": cluster}))])
+    batch = SharingBatch([SharingEpisode(SharingConfig(**WARM | {"workload": mixed, "cluster": cluster}))])
     seen, episode, compared = batch.reset([0], [1]), batch.episodes[0], 0
     policy = ReuseLearner(QUICK, Task("sharing", WARM)).policy()
     policy.setting = episode.setting

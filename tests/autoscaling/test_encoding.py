@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from serving_gym.envs.autoscaling.encoding import StateEncoder
-from serving_gym.envs.autoscaling.observation import ENDPOINT_FEATURES
+from serving_gym.envs.autoscaling.observation import ENDPOINT_FEATURES, StateEncoder
 from tests.autoscaling.samples import VARIANTS, masked_action, play
 from tests.defaults import make_env
 

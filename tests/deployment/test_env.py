@@ -7,6 +7,7 @@ import pickle
 
 import numpy as np
 import pytest
+from gymnasium.error import ResetNeeded
 
 from serving_gym.envs.deployment.candidate_rows import CANDIDATE_FEATURES
 from serving_gym.envs.deployment.config import DeploymentConfig
@@ -274,5 +275,5 @@ def test_an_episode_over_refuses_further_steps():
     env = make_env("deployment", **BASE | {"workload": WorkloadSpec(**{**vars(MIX), "num_requests": 20})})
     for _ in play(env, 0, lambda e: None):
         pass
-    with pytest.raises(RuntimeError, match="reset"):
+    with pytest.raises(ResetNeeded, match="reset"):
         env.step(0)

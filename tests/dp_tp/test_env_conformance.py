@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
 from stable_baselines3.common.env_checker import check_env as sb3_check_env
 
@@ -130,7 +131,7 @@ def test_an_episode_over_refuses_further_steps():
     env = make_env("dp_tp", workload=WorkloadSpec(name="flying_bursty", num_requests=5))
     for _ in play(env, 0, lambda e: None):
         pass
-    with pytest.raises(RuntimeError, match="reset"):
+    with pytest.raises(ResetNeeded, match="reset"):
         env.step(0)
 
 

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 
 import numpy as np
 import pytest
+from gymnasium.error import ResetNeeded
 
 from serving_gym.baselines.registry import make_policy
 from serving_gym.envs.interface.fleet import Crash, FleetConfig, GroupSpec, Migrate, ReplicaSpec
@@ -65,7 +66,7 @@ def test_every_decision_is_carried_out_and_every_request_is_served(make_server: 
     assert records.engine.tolist() == [1, 0] * 4
     assert sum(dts) == pytest.approx(env.state.now_s, abs=0.05)
     assert env.state.totals[0, 0] == 8
-    with pytest.raises(RuntimeError, match="over"):
+    with pytest.raises(ResetNeeded, match="ended"):
         env.step(0)
 
 

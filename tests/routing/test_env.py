@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium.error import ResetNeeded
 
 from serving_gym.baselines.common.routers.least_request import LeastRequestPolicy
 from serving_gym.envs.interface.fleet import Crash, FleetConfig, GroupSpec, ReplicaSpec, SlowNode
@@ -186,11 +187,11 @@ def test_a_real_policy_serves_every_variant(env):
 
 def test_an_episode_over_refuses_further_steps_and_so_does_one_that_has_not_begun():
     env = make_env("routing", workload=conv(5), cluster=MIXED)
-    with pytest.raises(RuntimeError, match="reset"):
+    with pytest.raises(ResetNeeded, match="reset"):
         env.step(0)
     for _ in play(env, 0, lambda e: 0):
         pass
-    with pytest.raises(RuntimeError, match="reset"):
+    with pytest.raises(ResetNeeded, match="reset"):
         env.step(0)
 
 

@@ -11,10 +11,10 @@ from serving_gym.agents.networks.set_network import SetNetwork
 from serving_gym.agents.policies.network_policy import NetworkPolicy, place_scores
 from serving_gym.baselines.registry import make_policy
 from serving_gym.envs.interface.fleet import Crash, FleetConfig, GroupSpec, ReplicaSpec
-from serving_gym.envs.routing.batch import EpisodeBatch
+from serving_gym.envs.routing.batch import RoutingBatch
 from serving_gym.envs.routing.config import FaultRates, RoutingConfig
-from serving_gym.envs.routing.env import make_spaces
-from serving_gym.envs.routing.episode import Episode
+from serving_gym.envs.routing.episode import RoutingEpisode
+from serving_gym.envs.routing.spaces import make_spaces
 from serving_gym.envs.workload.registry import WorkloadSpec
 
 TWO_SPEEDS = FleetConfig(
@@ -46,7 +46,7 @@ MOST = 150
 def episodes(**changes):
     workload = WorkloadSpec(name="azure_conv_fitted", num_requests=120, rate_scale=6.0)
     config = RoutingConfig(**{"workload": workload, "cluster": TWO_SPEEDS, "split": "test", **changes})
-    batch = EpisodeBatch([Episode(config) for _ in range(3)])
+    batch = RoutingBatch([RoutingEpisode(config) for _ in range(3)])
     return batch, batch.reset(range(3), [1, 2, 3])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from gymnasium.vector import AutoresetMode
 
 from serving_gym.envs.registration import make_vector_env
 from serving_gym.runners.configuration.compose import composed
@@ -25,8 +26,9 @@ def config() -> CompareConfig:
 @pytest.mark.parametrize("name", ["jsq", "zoo/routing"])
 def test_episodes_of_a_vector_environment_have_the_figures_of_the_scalar_one(config, name):
     scalar = config.environment.make()
-    vector = make_vector_env("routing", len(SEEDS), **config.environment.arguments)
-    vector.begins_anew = False
+    vector = make_vector_env(
+        "routing", len(SEEDS), autoreset_mode=AutoresetMode.DISABLED, **config.environment.arguments
+    )
     policies = [load_policy(name) for _ in SEEDS]
     together = run_vector_episodes(vector, policies, scalar.policy_spec, SEEDS)
     assert together is not None
@@ -49,8 +51,9 @@ def test_a_policy_that_says_more_than_a_place_is_run_alone(config):
         def act(self, observation, state):
             return Dispatch(0, priority=1)
 
-    vector = make_vector_env("routing", 1, **config.environment.arguments)
-    vector.begins_anew = False
+    vector = make_vector_env(
+        "routing", 1, autoreset_mode=AutoresetMode.DISABLED, **config.environment.arguments
+    )
     spec = config.environment.make().policy_spec
     assert run_vector_episodes(vector, [Prioritising()], spec, [0]) is None
 

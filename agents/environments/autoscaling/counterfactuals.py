@@ -23,7 +23,7 @@ from serving_gym.agents.learners.learner import Budget, Task
 from serving_gym.baselines.policy import Policy
 from serving_gym.envs.autoscaling.action import LEVERS
 from serving_gym.envs.autoscaling.env import AutoscalingEnv
-from serving_gym.envs.autoscaling.episode import Episode
+from serving_gym.envs.autoscaling.episode import AutoscalingEpisode
 from serving_gym.envs.base.lazy_observation import LazyObservation
 from serving_gym.envs.base.vector_env import MAX_SEED
 
@@ -50,7 +50,7 @@ class AutoscalingCounterfactuals:
     def __init__(self, config: APIConfig, task: Task, rng: np.random.Generator) -> None:
         self.config, self.rng = config, rng
         env: Any = AutoscalingEnv(**{**task.training_arguments, "keep_records": False})
-        self.episode: Episode = env.core
+        self.episode: AutoscalingEpisode = env.core
         self.observation: spaces.Dict = env.observation_space
         self.action: spaces.MultiDiscrete = env.action_space
         self.spec = env.policy_spec
@@ -81,11 +81,11 @@ class AutoscalingCounterfactuals:
         episode.step(possible.action(chosen))
         budget.count(1)
 
-    def _options(self, episode: Episode, observation: Observation, start: Start | None) -> Options:
+    def _options(self, episode: AutoscalingEpisode, observation: Observation, start: Start | None) -> Options:
         state = None if start is None else episode.state
         return find_options(episode.mask(), self.action, start, observation, state, episode.spec)
 
-    def _choose(self, episode: Episode, observation: Observation, possible: Options) -> list[int]:
+    def _choose(self, episode: AutoscalingEpisode, observation: Observation, possible: Options) -> list[int]:
         """(P,) rows that the present policy takes."""
         if self.present is not None:
             return self.present.choose(observation, possible)
@@ -135,7 +135,7 @@ class AutoscalingCounterfactuals:
             total += episode.step(self._next(episode, start)).reward
         return total + episode.standing_reward
 
-    def _next(self, episode: Episode, start: Start | None) -> Any:
+    def _next(self, episode: AutoscalingEpisode, start: Start | None) -> Any:
         """What the present policy does in a rollout."""
         from_start = self.present is None or self.config.continuation == "start"
         if from_start and start is not None:
@@ -150,7 +150,7 @@ class AutoscalingCounterfactuals:
         return relative_advantages(returns, self.config)
 
 
-def _plain(episode: Episode, possible: Options) -> list[int]:
+def _plain(episode: AutoscalingEpisode, possible: Options) -> list[int]:
     """(P,) rows that leave all as it is."""
     nothing = episode.levers.nothing(episode.simulator).reshape(-1, LEVERS)
     return [_row_of(rows, own) for rows, own in zip(possible.rows, nothing, strict=True)]

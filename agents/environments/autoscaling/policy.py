@@ -20,8 +20,7 @@ from serving_gym.agents.environments.spaces import check_observation, entries
 from serving_gym.agents.learners.api.start import Start
 from serving_gym.agents.networks.score_network import Scores
 from serving_gym.baselines.policy import Action
-from serving_gym.envs.autoscaling.action import LEVERS, mask_from_state, vector_from_changes
-from serving_gym.envs.autoscaling.episode import is_changes
+from serving_gym.envs.autoscaling.action import LEVERS, is_changes, mask_from_state, vector_from_changes
 from serving_gym.envs.autoscaling.state import AutoscalingSpec, AutoscalingState
 from serving_gym.envs.interface.policy_spec import PolicySpec
 

@@ -20,7 +20,7 @@ from serving_gym.baselines.policy import Action, Policy
 from serving_gym.envs.base.lazy_observation import LazyObservation
 from serving_gym.envs.base.vector_env import MAX_SEED
 from serving_gym.envs.deployment.env import DeploymentEnv
-from serving_gym.envs.deployment.episode import DeploymentCore
+from serving_gym.envs.deployment.episode import DeploymentEpisode
 from serving_gym.envs.deployment.state import Deploy
 
 SPREAD = 0  # the first choice: to stay, requests spread over all replicas
@@ -46,7 +46,7 @@ class DeploymentCounterfactuals:
     def __init__(self, config: APIConfig, task: Task, rng: np.random.Generator) -> None:
         self.config, self.rng = config, rng
         env: Any = DeploymentEnv(**task.training_arguments)
-        self.core: DeploymentCore = env.core
+        self.core: DeploymentEpisode = env.core
         self.observation: spaces.Dict = env.observation_space
         self.action: spaces.Discrete = env.action_space
         self.spec = env.policy_spec
@@ -80,7 +80,7 @@ class DeploymentCounterfactuals:
         budget.count(1)
 
     def _options(
-        self, core: DeploymentCore, observation: Observation, start: Start | None
+        self, core: DeploymentEpisode, observation: Observation, start: Start | None
     ) -> tuple[NDArray[np.float32], Action]:
         """What describes the choices, (K, action_size), and the proposal that is the last of them, if one is."""
         if start is None:
@@ -139,7 +139,7 @@ class DeploymentCounterfactuals:
                 total += core.step(self._next(core, start)).reward
         return total
 
-    def _next(self, core: DeploymentCore, start: Start | None) -> Any:
+    def _next(self, core: DeploymentEpisode, start: Start | None) -> Any:
         """What the present policy does in a rollout."""
         from_start = self.present is None or self.config.continuation == "start"
         if from_start and start is not None:

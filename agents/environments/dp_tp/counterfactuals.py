@@ -27,7 +27,7 @@ from serving_gym.baselines.policy import Policy
 from serving_gym.envs.base.lazy_observation import LazyObservation
 from serving_gym.envs.base.vector_env import MAX_SEED
 from serving_gym.envs.dp_tp.env import DPTPEnv
-from serving_gym.envs.dp_tp.episode import DPTPCore
+from serving_gym.envs.dp_tp.episode import DPTPEpisode
 from serving_gym.envs.interface.layout import Layout
 
 FloatArray = NDArray[np.float32]
@@ -55,7 +55,7 @@ class DPTPCounterfactuals:
     def __init__(self, config: APIConfig, task: Task, rng: np.random.Generator) -> None:
         self.config, self.rng = config, rng
         env: Any = DPTPEnv(**task.training_arguments)
-        self.core: DPTPCore = env.core
+        self.core: DPTPEpisode = env.core
         self.observation: spaces.Dict = env.observation_space
         self.action: spaces.Discrete = env.action_space
         self.spec = env.policy_spec
@@ -176,7 +176,7 @@ class DPTPCounterfactuals:
             total += reward
         return total
 
-    def _next(self, core: DPTPCore, start: Start | None, memory: TrafficMemory) -> Any:
+    def _next(self, core: DPTPEpisode, start: Start | None, memory: TrafficMemory) -> Any:
         """What the present policy does in a rollout."""
         from_start = self.present is None or self.config.continuation == "start"
         if from_start and start is not None:
@@ -188,7 +188,7 @@ class DPTPCounterfactuals:
         return options.told(self.present.choose(known, options), core.state)
 
     def _options(
-        self, core: DPTPCore, observation: Observation, start: Start | None, memory: TrafficMemory
+        self, core: DPTPEpisode, observation: Observation, start: Start | None, memory: TrafficMemory
     ) -> Options:
         merges = memory.may_merge(core.state.now_s, self.config.dwell_s)
         return find_options(observation, core.state, core.mask(), start, self.config.even, merges)
@@ -198,7 +198,7 @@ class DPTPCounterfactuals:
         return relative_advantages(returns, self.config)
 
 
-def _passed(core: DPTPCore, action: Any, span_s: float, watch: SurgeWatch | None) -> tuple[float, bool]:
+def _passed(core: DPTPEpisode, action: Any, span_s: float, watch: SurgeWatch | None) -> tuple[float, bool]:
     """Carries out an action and lets time pass, to a surge at most where one is watched for.
 
     Args:
@@ -219,12 +219,12 @@ def _passed(core: DPTPCore, action: Any, span_s: float, watch: SurgeWatch | None
     return total, surge
 
 
-def _in_system(core: DPTPCore) -> int:
+def _in_system(core: DPTPEpisode) -> int:
     """Requests that have arrived and not gone."""
     return int(core.simulator.world.cluster["num_in_flight"][0])
 
 
-def _observed(core: DPTPCore, arrays: dict[str, FloatArray]) -> Observation:
+def _observed(core: DPTPEpisode, arrays: dict[str, FloatArray]) -> Observation:
     """What is seen, written into arrays."""
     core.observe_into(arrays["engines"], arrays["cluster"])
     return arrays

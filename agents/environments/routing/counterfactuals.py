@@ -23,10 +23,10 @@ from serving_gym.baselines.policy import BatchPolicy, Policy
 from serving_gym.envs.base.placement import Observations
 from serving_gym.envs.base.vector_env import MAX_SEED
 from serving_gym.envs.registration import make_env
-from serving_gym.envs.routing.batch import EpisodeBatch
+from serving_gym.envs.routing.batch import RoutingBatch
 from serving_gym.envs.routing.config import RoutingConfig
-from serving_gym.envs.routing.env import make_spaces
-from serving_gym.envs.routing.episode import Episode
+from serving_gym.envs.routing.episode import RoutingEpisode
+from serving_gym.envs.routing.spaces import make_spaces
 from serving_gym.envs.simulator.kernel.place_scores import PlaceScore
 
 _LARGEST_BATCH = 64  # forks of one call
@@ -59,7 +59,9 @@ class RoutingCounterfactuals:
         self.config, self.rng = config, rng
         routings = [RoutingConfig(**arguments) for arguments in task.places]
         self.objective = routings[0].objective
-        self._fleets = [EpisodeBatch([Episode(each) for _ in range(task.num_envs)]) for each in routings]
+        self._fleets = [
+            RoutingBatch([RoutingEpisode(each) for _ in range(task.num_envs)]) for each in routings
+        ]
         self._seen_of: list[Observations | None] = [None] * len(routings)
         self._turn = 0
         self._larger = [each.cluster.num_places / routings[0].cluster.num_places for each in routings]
@@ -71,7 +73,7 @@ class RoutingCounterfactuals:
         self._compile(routings[0])
 
     @property
-    def batch(self) -> EpisodeBatch:
+    def batch(self) -> RoutingBatch:
         """Episodes on the fleet whose turn it is."""
         return self._fleets[self._turn]
 
@@ -93,7 +95,7 @@ class RoutingCounterfactuals:
 
     def _compile(self, routing: RoutingConfig) -> None:
         """Compiles what playing and rollouts need, before any training time counts."""
-        tried = EpisodeBatch([Episode(routing)])
+        tried = RoutingBatch([RoutingEpisode(routing)])
         seen = tried.reset([0], [0])
         self._act(seen)
         if self.config.guard is not None:

@@ -14,10 +14,10 @@ from serving_gym.agents.learners.teacher import make_teacher
 from serving_gym.baselines.common.place_score import PlaceScorePolicy
 from serving_gym.baselines.policy import BatchPolicy
 from serving_gym.envs.base.placement import Observations
-from serving_gym.envs.sharing.batch import SharingDeciders
+from serving_gym.envs.sharing.batch import SharingBatch
 from serving_gym.envs.sharing.config import SharingConfig
-from serving_gym.envs.sharing.env import make_spaces
 from serving_gym.envs.sharing.episode import SharingEpisode
+from serving_gym.envs.sharing.spaces import make_spaces
 
 
 class SharingCounterfactuals(RoutingCounterfactuals):
@@ -35,8 +35,8 @@ class SharingCounterfactuals(RoutingCounterfactuals):
     def __init__(self, config: APIConfig, task: Task, rng: np.random.Generator) -> None:
         self.config, self.rng = config, rng
         sharing = SharingConfig(**task.training_arguments)
-        self._fleets: list[SharingDeciders] = [  # type: ignore[assignment]
-            SharingDeciders([SharingEpisode(sharing) for _ in range(task.num_envs)])
+        self._fleets: list[SharingBatch] = [  # type: ignore[assignment]
+            SharingBatch([SharingEpisode(sharing) for _ in range(task.num_envs)])
         ]
         self._seen_of, self._turn = [None], 0
         observation, self.action = make_spaces(self.batch.episodes[0])
@@ -46,7 +46,7 @@ class SharingCounterfactuals(RoutingCounterfactuals):
         check_start(self.present, task, observation)
 
     @property
-    def batch(self) -> SharingDeciders:  # type: ignore[override]
+    def batch(self) -> SharingBatch:  # type: ignore[override]
         """The episodes."""
         return self._fleets[0]
 

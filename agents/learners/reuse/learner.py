@@ -27,8 +27,8 @@ from serving_gym.agents.learners.reuse.policy import ReusePolicy
 from serving_gym.baselines.policy import Policy
 from serving_gym.envs.base.vector_env import MAX_SEED
 from serving_gym.envs.sharing.config import SharingConfig
-from serving_gym.envs.sharing.env import make_spaces
 from serving_gym.envs.sharing.episode import SharingEpisode
+from serving_gym.envs.sharing.spaces import make_spaces
 
 WEIGHTS, OPTIMIZER, DATA, STATE = "weights.pt", "optimizer.pt", "data.npz", "training.json"
 _STREAM = 0x2EC5E

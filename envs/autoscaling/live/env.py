@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.envs.autoscaling.action import LEVERS, MACHINE, mask_from_state
+from serving_gym.envs.autoscaling.action import LEVERS, MACHINE, Action, is_changes, mask_from_state
 from serving_gym.envs.autoscaling.config import AutoscalingConfig
-from serving_gym.envs.autoscaling.encoding import StateEncoder
-from serving_gym.envs.autoscaling.env import make_spaces
-from serving_gym.envs.autoscaling.episode import Action, Episode, is_changes
+from serving_gym.envs.autoscaling.episode import AutoscalingEpisode
 from serving_gym.envs.autoscaling.live.fleet import ScaledFleet
 from serving_gym.envs.autoscaling.live.traffic import traffic_of, with_past
-from serving_gym.envs.autoscaling.observation import Observation
+from serving_gym.envs.autoscaling.observation import Observation, StateEncoder
+from serving_gym.envs.autoscaling.render import Renderer
+from serving_gym.envs.autoscaling.spaces import make_spaces
 from serving_gym.envs.autoscaling.state import (
     INSTANCE_DTYPE,
     AutoscalingState,
@@ -23,8 +23,7 @@ from serving_gym.envs.autoscaling.state import (
     InstanceStatus,
 )
 from serving_gym.envs.base.env import BaseEnv
-from serving_gym.envs.interface.policy_spec import PolicySpec
-from serving_gym.envs.interface.reward import RewardMeter
+from serving_gym.envs.base.validation import check_running
 from serving_gym.envs.interface.scaling import TRAFFIC_DTYPE, Held, Operation, Release, ScaleChange, Traffic
 from serving_gym.envs.live.control import ControlDeadline, ControlOverride, NoDecision
 from serving_gym.envs.live.launched import HELD
@@ -44,7 +43,7 @@ _STATUS = {
 }
 
 
-class LiveAutoscalingEnv(DrivesServers, BaseEnv[Observation]):
+class LiveAutoscalingEnv(DrivesServers, BaseEnv[AutoscalingConfig, AutoscalingState]):
     """`Serving/Autoscaling-v0` with servers of this machine: same spaces, state, reward and records.
 
     One model in one region: a place is a slot, an instance a launched server. START launches one and STOP drains it and
@@ -64,53 +63,50 @@ class LiveAutoscalingEnv(DrivesServers, BaseEnv[Observation]):
     """
 
     fleet: ScaledFleet
+    make_spaces = staticmethod(make_spaces)
+    renderer_class = Renderer
+    commands = (NoDecision,)
 
     def __init__(self, fleet: ScaledFleet, control_within_s: float, **config: Any) -> None:
-        self._set_render_mode(None)
-        self._simulated = Episode(AutoscalingConfig(**config))
-        check_scaled(self._simulated, len(fleet.slots))
+        self._set_up(AutoscalingEpisode(AutoscalingConfig(**config)), None)
+        check_scaled(self.core, len(fleet.slots))
         self.fleet, self._deadline = fleet, ControlDeadline(control_within_s)
-        self.observation_space, self.action_space = make_spaces(self._simulated)  # type: ignore[assignment]
-        self._engines = nominal_engines(self._simulated.simulator)
-        self._encoder = StateEncoder(self.config, self._simulated.spec, self._engines)
-        self._meter = RewardMeter(len(self._simulated.slos))
-        self._interactive = np.array(self._simulated.interactive, bool)
+        self._engines = nominal_engines(self.core.simulator)
+        self._encoder = StateEncoder(self.config, self.core.spec, self._engines)
+        self._meter = self.core.meter
+        self._interactive = np.array(self.core.interactive, bool)
         self._pools = np.zeros(len(fleet.slots), np.int32)
         self._state: AutoscalingState | None = None
+        self._ended = True
 
     @property
-    def config(self) -> AutoscalingConfig:
-        """What the environment is made of."""
-        return self._simulated.config
+    def _begun(self) -> bool:
+        return self._state is not None
 
     @property
-    def state(self) -> AutoscalingState:
-        """What a policy may know, as of the decision that is due."""
-        if self._state is None:
-            raise RuntimeError("there is no episode yet; call reset()")
+    def _over(self) -> bool:
+        return self._ended
+
+    def _read_state(self) -> AutoscalingState:
+        assert self._state is not None
         return self._state
 
-    @property
-    def policy_spec(self) -> PolicySpec:
-        """What a policy is told before an episode."""
-        return PolicySpec(
-            cluster=self.config.cluster,
-            slos=self._simulated.slos,
-            classes=self._simulated.classes,
-            decision_interval_s=self.config.decision_interval_s,
-            engines=self._engines,
-            setting=self._simulated.spec,
-        )
+    def _checked(self, action: Any) -> Any:
+        if not is_changes(action):
+            return super()._checked(action)
+        check_running(self._begun, self._over)
+        return action
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         """Begins the episode that a seed stands for: the arrivals, lengths and predictions it has in simulation."""
-        chosen, config = self._seed_of(seed), self.config
-        split = (options or {}).get("split") or config.split
+        (chosen, split), config = self._next_episode(seed, options), self.config
         before = round(config.history_s / config.history_bin_s)
-        source = self._simulated.source
-        self._stream = source.stream(chosen, split, before * config.history_bin_s, config.episode_s)
+        source = self.core.source
+        self._stream = source.stream(
+            chosen, split or config.split, before * config.history_bin_s, config.episode_s
+        )
         self._past = self._past_of(before)
         pieces = [self._stream.piece(number) for number in range(self._stream.num_pieces)]
         self._predicted = np.concatenate(
@@ -125,16 +121,13 @@ class LiveAutoscalingEnv(DrivesServers, BaseEnv[Observation]):
         self._num_refused = 0
         self._pools[:] = 0
         self._ended = False
-        self.fleet.reset(workload, self._simulated.slos, len(self._simulated.simulator.fleet.running))
+        self.fleet.reset(workload, self.core.slos, len(self.core.simulator.fleet.running))
         self._look()
         return self._observation(), self._info(0.0, {}, "", [], [])
 
-    def step(  # type: ignore[override]
-        self, action: Action | NoDecision
-    ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Action | NoDecision) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Takes a decision and waits for the next one."""
-        if self._ended:
-            raise RuntimeError("the episode is over; call reset()")
+        action = self._checked(action)
         begun_s = self.state.now_s
         overrides = self._deadline.overrides(action, self.fleet.now_s)
         executed, refused = ([], "") if overrides else self._carry_out(action)
@@ -150,13 +143,13 @@ class LiveAutoscalingEnv(DrivesServers, BaseEnv[Observation]):
         self._look()
         money = sum(getattr(self.config.objective, name) * value for name, value in usd.items())
         reward = interval.reward(self.config.objective) + self.config.objective.scale * money
-        terms = interval.terms(self._simulated.classes) | usd
+        terms = interval.terms(self.core.classes) | usd
         info = self._info(self.state.now_s - begun_s, terms, refused, executed, overrides)
         return self._observation(), reward, self._ended and not truncated, truncated, info
 
     def action_masks(self) -> NDArray[np.bool_]:
         """(sum of entries,), which entries of the action space are possible now and within the envelope."""
-        mask, most = mask_from_state(self._simulated.spec, self.state), self.config.max_change
+        mask, most = mask_from_state(self.core.spec, self.state), self.config.max_change
         changes = np.arange(-most, most + 1)
         down, up = self.fleet.room()
         mask[: len(changes)] &= (changes >= -down) & (changes <= up)
@@ -191,7 +184,7 @@ class LiveAutoscalingEnv(DrivesServers, BaseEnv[Observation]):
         return executed, "; ".join(reasons)
 
     def _change(self, change: ScaleChange | Release) -> tuple[list[int], str]:
-        (own,) = self._simulated.spec.endpoints
+        (own,) = self.core.spec.endpoints
         if isinstance(change, Release):
             return [], "release: live servers have no queue manager"
         if change.endpoint != own:
@@ -204,16 +197,9 @@ class LiveAutoscalingEnv(DrivesServers, BaseEnv[Observation]):
         return begun, refused
 
     def _changes(self, vector: NDArray[np.int64]) -> Iterator[ScaleChange | Release]:
-        """What a vector of the action space says.
-
-        Raises:
-            ValueError: it is not one.
-        """
-        nvec = self._simulated.levers.nvec
-        if vector.shape != nvec.shape or (vector < 0).any() or (vector >= nvec).any():
-            raise ValueError(f"action must be numbers from 0 to below {nvec.tolist()}, got {vector}")
+        """What a vector of the action space says."""
         change, lever, level = vector.reshape(-1, LEVERS)[0].tolist()
-        (own,), spec = self.state.endpoints, self._simulated.spec
+        (own,), spec = self.state.endpoints, self.core.spec
         wanted = change - spec.max_change
         if level != own.release_level:
             yield Release(own.endpoint, level)
@@ -238,11 +224,11 @@ class LiveAutoscalingEnv(DrivesServers, BaseEnv[Observation]):
     # -- what it costs -------------------------------------------------------------------------------------------------
 
     def _num_gpus(self) -> NDArray[np.float64]:
-        return np.array([group.replica.num_gpus for group in self._simulated.simulator.fleet.places], float)
+        return np.array([group.replica.num_gpus for group in self.core.simulator.fleet.places], float)
 
     def _usd_since(self) -> dict[str, float]:
         """Money since the last call, by term; a machine that sleeps is as one that is leased to others."""
-        usd_per_h = float(self._simulated.spec.gpu_usd_per_h[0])
+        usd_per_h = float(self.core.spec.gpu_usd_per_h[0])
         usd = self.fleet.held_s().sum(axis=0) / 3600.0 * usd_per_h
         totals = np.array([usd.sum() - usd[Held.SPOT], usd[Held.STARTING], usd[Held.SPOT]])
         internal, starting, spot = (totals - self._usd).tolist()
@@ -255,19 +241,19 @@ class LiveAutoscalingEnv(DrivesServers, BaseEnv[Observation]):
             "backlog_usd": 0.0,
         }
 
-    # -- what is seen --------------------------------------------------------------------------------------------------
+    # -- the observation -----------------------------------------------------------------------------------------------
 
     def _past_of(self, bins: int) -> NDArray[np.void]:
         """(T,) TRAFFIC_DTYPE, the days before the episode."""
         past = self._stream.past(self.config.history_bin_s, bins).sum(axis=(1, 2))  # (C, T, 3)
         table = np.zeros((bins, len(TRAFFIC_DTYPE.names or ())))
-        for c, interactive in enumerate(self._simulated.interactive):
+        for c, interactive in enumerate(self.core.interactive):
             table[:, PAST_COLUMNS[interactive]] += past[c]
         return table.view(TRAFFIC_DTYPE).reshape(-1)
 
     def _look(self) -> None:
         """Reads the state anew."""
-        fleet, config, spec = self.fleet, self.config, self._simulated.spec
+        fleet, config, spec = self.fleet, self.config, self.core.spec
         now_s = fleet.now_s
 
         def traffic(bin_s: float) -> Traffic:
@@ -304,7 +290,7 @@ class LiveAutoscalingEnv(DrivesServers, BaseEnv[Observation]):
     def _instances(self, now_s: float) -> NDArray[np.void]:
         """(I,) INSTANCE_DTYPE, servers that start, serve or drain."""
         fleet, engines = self.fleet, self.fleet.engines()
-        start_s = float(self._simulated.spec.start_s[0, 0])
+        start_s = float(self.core.spec.start_s[0, 0])
         rows = np.zeros(len(fleet.slots), INSTANCE_DTYPE)
         rows["place"], rows["pool"], rows["status"] = np.arange(len(rows)), self._pools, -1
         rows["due_s"] = np.nan
@@ -353,7 +339,7 @@ class LiveAutoscalingEnv(DrivesServers, BaseEnv[Observation]):
         }
 
 
-def check_scaled(episode: Episode, num_slots: int) -> None:
+def check_scaled(episode: AutoscalingEpisode, num_slots: int) -> None:
     """Refuses what launched servers cannot be.
 
     Raises:

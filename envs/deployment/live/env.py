@@ -9,11 +9,10 @@ from numpy.typing import NDArray
 
 from serving_gym.envs.deployment.candidates import Candidate
 from serving_gym.envs.deployment.config import DeploymentConfig
-from serving_gym.envs.deployment.env import DeploymentEnv, make_spaces
-from serving_gym.envs.deployment.episode import DeploymentCore
+from serving_gym.envs.deployment.env import DeploymentEnv
+from serving_gym.envs.deployment.episode import DeploymentEpisode
 from serving_gym.envs.deployment.live.fleet import DividedFleet, changed_gpus
 from serving_gym.envs.deployment.observation import SpanFigures
-from serving_gym.envs.deployment.render import Renderer
 from serving_gym.envs.deployment.state import Deploy, DeploymentState, SwitchUnderway
 from serving_gym.envs.interface.reward import Outcome
 from serving_gym.envs.live.control import ControlDeadline, ControlOverride, NoDecision
@@ -26,7 +25,7 @@ FloatArray = NDArray[np.float64]
 Action = int | np.integer | Deploy | NoDecision | None
 
 
-class LiveDeploymentCore(DeploymentCore):
+class LiveDeploymentEpisode(DeploymentEpisode):
     """An episode on launched servers; the simulated cluster lends it what kinds of replicas cost and reach.
 
     Args:
@@ -52,13 +51,13 @@ class LiveDeploymentCore(DeploymentCore):
         self.fleet.reset(workload, self.slos, types, self.typing.num_types)
         self._since_switch_s, self.overridden, self.executed = 0.0, [], None
         self._look()
-        receipt = self.fleet.deploy(*self._told(self._first()))
+        receipt = self.fleet.deploy(*self._spelled_out(self._first()))
         if not receipt.accepted:
             raise ValueError(f"the deployment that an episode begins with is not to be had: {receipt.reason}")
         self._look()
         self._deadline.shown()
 
-    # -- what the simulator says of a simulated episode ----------------------------------------------------------------
+    # -- from the servers, not the simulator --------------------------------------------------------------------------
 
     @property
     def _num_slots(self) -> int:
@@ -136,7 +135,7 @@ class LiveDeploymentCore(DeploymentCore):
         command, reason = self._command(action)
         free, before = not self.fleet.begun, self.deployment
         if command is not None:
-            receipt = self.fleet.deploy(*self._told(command))
+            receipt = self.fleet.deploy(*self._spelled_out(command))
             reason = receipt.reason
         if command is None or reason:
             self.num_refused += 1
@@ -148,7 +147,7 @@ class LiveDeploymentCore(DeploymentCore):
         self._since_switch_s = self._now_s
         return changed, ""
 
-    def _told(self, command: Deploy) -> tuple[Deployment, FloatArray, str]:
+    def _spelled_out(self, command: Deploy) -> tuple[Deployment, FloatArray, str]:
         shares = self.shares_of(command.deployment, True) if command.shares is None else command.shares
         return command.deployment, np.asarray(shares, np.float64), command.switch
 
@@ -183,6 +182,11 @@ class LiveDeploymentCore(DeploymentCore):
             coming=np.zeros((0, self.typing.num_types)),
         )
 
+    @property
+    def gpu_seconds(self) -> float:
+        """GPU-seconds that the cluster has been kept, idle GPUs included."""
+        return self.config.cluster.num_gpus * self.state.now_s
+
     def fork(self) -> NoReturn:
         """Refuses: reality has no second copy.
 
@@ -215,21 +219,14 @@ class LiveDeploymentEnv(DrivesServers, DeploymentEnv):
     """
 
     fleet: DividedFleet
-    core: LiveDeploymentCore
+    core: LiveDeploymentEpisode
+    commands = (Deploy, NoDecision)
 
     def __init__(
         self, fleet: DividedFleet, control_within_s: float, render_mode: str | None = None, **config: Any
     ) -> None:
-        self._set_render_mode(render_mode)
         self.fleet = fleet
-        self.core = LiveDeploymentCore(DeploymentConfig(**config), fleet, control_within_s)
-        self.observation_space, self.action_space = make_spaces(self.core)
-        self._renderer = Renderer() if render_mode else None
-
-    @property
-    def gpu_seconds(self) -> float:
-        """GPU-seconds that the cluster has been kept, idle GPUs included."""
-        return self.core.config.cluster.num_gpus * self.core.state.now_s
+        self._set_up(LiveDeploymentEpisode(DeploymentConfig(**config), fleet, control_within_s), render_mode)
 
     def transition_times(self) -> dict[str, list[float]]:
         """How long each start, and each switch from the order to the last replica's first answer, has taken, s."""

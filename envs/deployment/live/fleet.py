@@ -163,7 +163,7 @@ class DividedFleet(LaunchedRun):
         bring(slot, False)
         wait_until_idle(slot)
 
-    # -- what is told --------------------------------------------------------------------------------------------------
+    # -- commands ------------------------------------------------------------------------------------------------------
 
     def deploy(self, deployment: Deployment, shares: ArrayLike, switch: str = "ad_hoc") -> Receipt:
         """Begins a switch to a deployment, and lets requests go where an assignment says.
@@ -293,7 +293,7 @@ class DividedFleet(LaunchedRun):
                 shares[e] = self.shares[self.deployment.replicas.index(replica)]
         self._loop.call(lambda: self._router.share_out(shares))
 
-    # -- what is seen --------------------------------------------------------------------------------------------------
+    # -- observations -------------------------------------------------------------------------------------------------
 
     @property
     def places(self) -> NDArray[np.int64]:

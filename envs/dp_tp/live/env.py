@@ -7,10 +7,11 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from serving_gym.envs.base.episode import unfinished_in
 from serving_gym.envs.dp_tp.action import action_mask, decode_action
-from serving_gym.envs.dp_tp.env import DPTPEnv, make_spaces
-from serving_gym.envs.dp_tp.episode import DPTPConfig, DPTPCore
-from serving_gym.envs.dp_tp.render import Renderer
+from serving_gym.envs.dp_tp.config import DPTPConfig
+from serving_gym.envs.dp_tp.env import DPTPEnv
+from serving_gym.envs.dp_tp.episode import DPTPEpisode
 from serving_gym.envs.interface.commands import Command, Redeploy
 from serving_gym.envs.interface.layout import changed_regions, groups_of
 from serving_gym.envs.interface.metrics import RequestRecords
@@ -19,7 +20,7 @@ from serving_gym.envs.live.settings import LiveSettings
 from serving_gym.envs.live.switching.backend import SwitchingBackend
 
 
-class LiveDPTPCore(DPTPCore):
+class LiveDPTPEpisode(DPTPEpisode):
     """An episode on a server with the plugin; the simulated node lends it the nominal speeds of its profile.
 
     Args:
@@ -44,10 +45,8 @@ class LiveDPTPCore(DPTPCore):
         workload = self.source.sample(seed, split or self.config.split)
         self._state = self.backend.reset(workload)
         self.encoder.reset()
-        self.meter.reset()
         self.deadline_s = float(self.backend.workload.arrival_s[-1]) + self.config.drain_limit_s
-        self.done = False
-        self.num_refused = 0
+        self._start()
 
     def mask(self) -> NDArray[np.bool_]:
         """(num_actions,), which actions are possible now."""
@@ -64,7 +63,7 @@ class LiveDPTPCore(DPTPCore):
         now_s = self._state.now_s
         truncated = not terminated and now_s >= self.deadline_s
         self.done = terminated or truncated
-        abandoned = self._in_flight() if truncated else None
+        abandoned = unfinished_in(self._state.totals).astype(np.int64) if truncated else None
         interval = self.meter.measure(self._state.totals, self.backend.latency_cost(), switched, abandoned)
         return Outcome(
             interval.reward(self.config.objective),
@@ -100,6 +99,11 @@ class LiveDPTPCore(DPTPCore):
         """Writes the observation of the present state; once per step."""
         self.encoder.encode(self.state, engines, cluster)
 
+    @property
+    def gpu_seconds(self) -> float:
+        """GPU-seconds that the node has been kept."""
+        return self.config.cluster.num_gpus * self.state.now_s
+
     def fork(self) -> NoReturn:
         """Refuses: reality has no second copy.
 
@@ -126,18 +130,10 @@ class LiveDPTPEnv(DPTPEnv):
         ValueError: something in the configuration is impossible on a live server, or it does not answer.
     """
 
-    core: LiveDPTPCore
+    core: LiveDPTPEpisode
 
     def __init__(self, settings: LiveSettings, render_mode: str | None = None, **config: Any) -> None:
-        self._set_render_mode(render_mode)
-        self.core = LiveDPTPCore(DPTPConfig(**config), settings)
-        self.observation_space, self.action_space = make_spaces(self.core)
-        self._renderer = Renderer(self.core.config.cluster) if render_mode else None
-
-    @property
-    def gpu_seconds(self) -> float:
-        """GPU-seconds that the node has been kept."""
-        return self.core.config.cluster.num_gpus * self.core.state.now_s
+        self._set_up(LiveDPTPEpisode(DPTPConfig(**config), settings), render_mode)
 
     def records(self) -> RequestRecords:
         """What happened to every request that has arrived."""

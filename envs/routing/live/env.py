@@ -8,26 +8,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.envs.base.env import BaseEnv
-from serving_gym.envs.base.placement import Observation
+from serving_gym.envs.base.env import BaseEnv, Observation
 from serving_gym.envs.interface.fleet import FleetCommand
-from serving_gym.envs.interface.policy_spec import PolicySpec
-from serving_gym.envs.interface.reward import RewardMeter
 from serving_gym.envs.live.control import NoDecision
 from serving_gym.envs.live.run import DrivesServers
 from serving_gym.envs.live.settings import LiveSettings
+from serving_gym.envs.routing.action import decode_action
 from serving_gym.envs.routing.config import RoutingConfig
-from serving_gym.envs.routing.env import make_spaces
-from serving_gym.envs.routing.episode import Episode
+from serving_gym.envs.routing.episode import RoutingEpisode
 from serving_gym.envs.routing.live.desk import Override
 from serving_gym.envs.routing.live.fleet import LiveFleet
 from serving_gym.envs.routing.observation import StateEncoder
 from serving_gym.envs.routing.render import Renderer
+from serving_gym.envs.routing.spaces import make_spaces
 from serving_gym.envs.routing.state import Dispatch, RoutingPolicy, RoutingState
 from serving_gym.envs.workload.predictions import predict_lengths
 
 
-class LiveRoutingEnv(DrivesServers, BaseEnv[Observation]):
+class LiveRoutingEnv(DrivesServers, BaseEnv[RoutingConfig, RoutingState]):
     """`Serving/Routing-v0` with running vLLM servers behind the router: same spaces, state, reward and records.
 
     What differs is what reality differs in. The clock is real and goes on while a policy thinks; a request that it has
@@ -46,55 +44,44 @@ class LiveRoutingEnv(DrivesServers, BaseEnv[Observation]):
     """
 
     fleet: LiveFleet
+    make_spaces = staticmethod(make_spaces)
+    renderer_class = Renderer
+    commands = (Dispatch, NoDecision)
 
     def __init__(self, settings: LiveSettings, render_mode: str | None = None, **config: Any) -> None:
-        self._set_render_mode(render_mode)
-        self._simulated = Episode(RoutingConfig(**config))
-        self.observation_space, self.action_space = make_spaces(self._simulated)
-        self.fleet = LiveFleet(self.config.cluster, self._simulated.slos, settings)
-        engines, slos = self._simulated.engines, self._simulated.slos
-        self._encoder = StateEncoder(engines, slos, self.config.scales, self.config.num_rows)
-        self._meter = RewardMeter(len(slos))
-        self._renderer = Renderer(engines) if render_mode else None
-        self._state: RoutingState | None = None
-
-    @property
-    def config(self) -> RoutingConfig:
-        """What the environment is made of."""
-        return self._simulated.config
-
-    @property
-    def state(self) -> RoutingState:
-        """What the router knows, as of the decision that is due."""
-        if self._state is None:
-            raise RuntimeError("there is no episode yet; call reset()")
-        return self._state
-
-    @property
-    def policy_spec(self) -> PolicySpec:
-        """What a policy is told before an episode."""
-        return PolicySpec(
-            cluster=self.config.cluster,
-            slos=self._simulated.slos,
-            classes=self._simulated.classes,
-            decision_interval_s=self.config.retry_s,
-            engines=self._simulated.engines,
-            queue_capacity=self.config.queue_capacity,
+        self._set_up(RoutingEpisode(RoutingConfig(**config)), render_mode)
+        self.fleet = LiveFleet(self.config.cluster, self.core.slos, settings)
+        self._encoder = StateEncoder(
+            self.core.engines, self.core.slos, self.config.scales, self.config.num_rows
         )
+        self._meter = self.core.meter
+        self._state: RoutingState | None = None
+        self._ended = True
+
+    @property
+    def _begun(self) -> bool:
+        return self._state is not None
+
+    @property
+    def _over(self) -> bool:
+        return self._ended
+
+    def _read_state(self) -> RoutingState:
+        assert self._state is not None
+        return self._state
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         """Begins the episode that a seed stands for: the arrivals, lengths and predictions it has in simulation."""
-        self._prepare(self._seed_of(seed), (options or {}).get("split"))
+        self._prepare(*self._next_episode(seed, options))
         self._encoder.reset()
         self._meter.reset()
         self._seen = 0
         self.fleet.begin()
         self._state = self.fleet.wait().state
         self._ended = self._state.request is None
-        if self._renderer:
-            self._renderer.begin(self._state)
+        self._record(first=True)
         observation = self._observation()
         info = self._info(0.0, {}, None, "") | {"overrides": []}
         self._seen = 0  # what was decided before the policy was first asked is told with its first decision
@@ -112,14 +99,14 @@ class LiveRoutingEnv(DrivesServers, BaseEnv[Observation]):
         self._encoder.reset()
         self._meter.reset()
         observation, _ = self._encoder.encode(state)
-        self._meter.measure(state.totals, 0.0, 0, None).terms(self._simulated.classes)
+        self._meter.measure(state.totals, 0.0, 0, None).terms(self.core.classes)
         with contextlib.suppress(Exception):
             policy.reset(self.policy_spec, seed)
             policy.act(observation, state)
 
     def _prepare(self, seed: int, split: str | None) -> None:
         config = self.config
-        workload = self._simulated.source.sample(seed, split or config.split)
+        workload = self.core.source.sample(seed, split or config.split)
         predicted = predict_lengths(config.prediction, workload, seed)
         self.fleet.prepare(
             workload, predicted, config.retry_s, config.queue_capacity, config.drain_limit_s, seed
@@ -129,20 +116,19 @@ class LiveRoutingEnv(DrivesServers, BaseEnv[Observation]):
         self, action: np.int64 | int | Dispatch | NoDecision | None
     ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Takes a decision and waits for the next one."""
-        if self._ended or self.state.request is None:
-            raise RuntimeError("the episode is over; call reset()")
+        chosen = self._checked(action)
+        assert self.state.request is not None, "an episode that is not over offers a request"
         before_s = self.state.now_s
-        executed, refused = self._carry_out(action, self.state.request.index)
+        executed, refused = self._carry_out(chosen, self.state.request.index)
         offer = self.fleet.wait()
         self._state = offer.state
         self._ended = self._state.request is None
         unfinished = self.fleet.unfinished() if self._ended else None
         interval = self._meter.measure(self._state.totals, offer.latency_cost, 0, unfinished)
-        if self._renderer:
-            self._renderer.record(self._state)
+        self._record()
         truncated = unfinished is not None and bool(unfinished.any())
         observation = self._observation()
-        terms = interval.terms(self._simulated.classes)
+        terms = interval.terms(self.core.classes)
         info = self._info(self._state.now_s - before_s, terms, executed, refused)
         reward = interval.reward(self.config.objective)
         return observation, reward, self._ended and not truncated, truncated, info
@@ -153,17 +139,11 @@ class LiveRoutingEnv(DrivesServers, BaseEnv[Observation]):
         """Does what was decided about a request; returns where it went, and why not as decided."""
         if isinstance(action, NoDecision):
             return self.fleet.take_over(row, action.reason)
-        wish = self._dispatch(action)
+        wish = decode_action(action, self.config.num_rows)
         executed, refused = self.fleet.decide(row, wish.place, wish.priority)
         if wish.commands:
             refused = "; ".join(filter(None, (refused, "attached servers take no commands")))
         return executed, refused
-
-    def _dispatch(self, action: np.int64 | int | Dispatch | None) -> Dispatch:
-        """An action spelt out."""
-        if isinstance(action, Dispatch):
-            return action
-        return Dispatch(None if action is None or action == self.config.num_rows else int(action))
 
     def command(self, command: FleetCommand) -> str:
         """Refuses: running servers are attached to as they are."""

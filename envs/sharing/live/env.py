@@ -6,18 +6,18 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
 
-from serving_gym.envs.base.placement import Observation, Observations
-from serving_gym.envs.interface.sharing import Event, NewInstance, Place, TokenScheduler
+from serving_gym.envs.base.env import Observation
+from serving_gym.envs.base.placement import Observations
+from serving_gym.envs.interface.sharing import Event, NewInstance, TokenScheduler
 from serving_gym.envs.live.control import ControlDeadline, ControlOverride, NoDecision
 from serving_gym.envs.live.run import DrivesServers
+from serving_gym.envs.sharing.action import decode_action
 from serving_gym.envs.sharing.config import SharingConfig
-from serving_gym.envs.sharing.env import SharingEnv, make_spaces
+from serving_gym.envs.sharing.env import SharingEnv
 from serving_gym.envs.sharing.episode import SharingEpisode
 from serving_gym.envs.sharing.live.fleet import Asked, SharedFleet
 from serving_gym.envs.sharing.live.mirror import Mirror
-from serving_gym.envs.sharing.render import Renderer
 from serving_gym.envs.sharing.state import Share
 from serving_gym.envs.simulator.sharing.arrays import PS_PER_S
 
@@ -47,6 +47,7 @@ class LiveSharingEnv(DrivesServers, SharingEnv):
     """
 
     fleet: SharedFleet
+    commands = (Share, NoDecision)
 
     def __init__(
         self,
@@ -55,34 +56,27 @@ class LiveSharingEnv(DrivesServers, SharingEnv):
         render_mode: str | None = None,
         **config: Any,
     ) -> None:
-        self._set_render_mode(render_mode)
-        self.core = SharingEpisode(SharingConfig(**config))
+        self._set_up(SharingEpisode(SharingConfig(**config)), render_mode)
         check_shared(self.config)
         self.fleet = make_fleet(self.core)
-        self.observation_space, self.action_space = make_spaces(self.core)
-        self._renderer = Renderer(self.core.setting) if render_mode else None
         self._mirror = Mirror(self.core, self.fleet)
         self._deadline = ControlDeadline(control_within_s)
-        self._state = None
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         """Begins the episode that a seed stands for: the arrivals and lengths it has in simulation."""
-        chosen = self._seed_of(seed)
-        self.core.reset(chosen, (options or {}).get("split"))
+        self.core.reset(*self._next_episode(seed, options))
         self._mirror.warm_up()
         deadline_s = self.core.deadline_ps / PS_PER_S
         self.fleet.reset(self.core.simulator.workload, self.core.slos, deadline_s)
         self._look()
-        if self._renderer:
-            self._renderer.begin(self.state)
-        return self._seen(), self._told(0.0, {}, "", None, [])
+        self._record(first=True)
+        return self._observe(), self._live_info(0.0, {}, "", None, [])
 
     def step(self, action: Action) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Takes a decision and waits for the next one."""
-        if self.core.done:
-            raise RuntimeError("the episode is over; call reset()")
+        action = self._checked(action)
         overrides = self._deadline.overrides(action, self.fleet.now_s)
         executed, reasons = self._carry_out(None if overrides or isinstance(action, NoDecision) else action)
         self.fleet.note_decision()
@@ -92,11 +86,10 @@ class LiveSharingEnv(DrivesServers, SharingEnv):
         truncated = self._asked.event is Event.NONE
         self.core.done = terminated or truncated
         interval, own, dt_s = self.core.measure(latency_cost, truncated)
-        if self._renderer:
-            self._renderer.record(self.state)
+        self._record()
         terms = interval.terms(self.core.classes) | own
-        info = self._told(dt_s, terms, "; ".join(reasons), executed, overrides)
-        return self._seen(), self.core.reward(interval, own), terminated, truncated, info
+        info = self._live_info(dt_s, terms, "; ".join(reasons), executed, overrides)
+        return self._observe(), self.core.reward(interval, own), terminated, truncated, info
 
     @property
     def gpu_seconds(self) -> float:
@@ -140,49 +133,37 @@ class LiveSharingEnv(DrivesServers, SharingEnv):
         """An action spelt out; a new instance has the KV pool that the environment's manager gives it."""
         if isinstance(action, Share):
             return action
-        setting = self.core.setting
-        hold = self.core.num_actions - 1
-        if action is None or int(action) == hold or self._asked.event is not Event.PLACEMENT:
+        if action is None or self._asked.event is not Event.PLACEMENT:
             return Share()
-        chosen = int(action)
-        if not setting.num_slots <= chosen < hold:
-            return Share(chosen)
-        node = chosen - setting.num_slots
-        if node >= setting.num_nodes or chosen < 0:
-            return Share(chosen)
-        place: Place = NewInstance(node, self._mirror.new_pool(node, self._asked.request))
-        return Share(place)
+        slot, node = decode_action(int(action), self.core.setting)
+        if node is None:
+            return Share(slot)
+        return Share(NewInstance(node, self._mirror.new_pool(node, self._asked.request)))
 
     def _why_masked(self, action: Any) -> str:
         """Why an action of the action space is not possible now; a command may go further than the mask."""
         if isinstance(action, Share):
             return ""
-        if not 0 <= int(action) < len(self._mask):
-            return "there is no such action"
         slot = int(action)
-        if self._mask[slot]:
+        if self.action_masks()[slot]:
             return ""
         if slot < self.core.setting.num_slots:
             why = self.fleet.why_not_there(self._asked.request, slot)
             return why or "what is in the KV pool leaves no room for the request"
         return "the node has no room, or no slot that may be reconfigured now"
 
-    # -- what is seen --------------------------------------------------------------------------------------------------
+    # -- the observation -----------------------------------------------------------------------------------------------
 
     def _look(self) -> float:
         """Waits for what is to be decided, and writes down what is known then; returns the running latency cost."""
         self._asked: Asked = self.fleet.wait(self._mirror.has_place)
         latency_cost = self._mirror.reflect(self._asked)
-        self._observed: Observations = self._mirror.observe()
-        self._mask: NDArray[np.bool_] = self._observed.masks[0]
+        self._observations: Observations = self._mirror.observe()
         self._state = None
         self._deadline.shown()
         return latency_cost
 
-    def _seen(self) -> Observation:
-        return self._observed.first()
-
-    def _told(
+    def _live_info(
         self,
         dt_s: float,
         terms: dict[str, float],

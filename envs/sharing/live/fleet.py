@@ -344,7 +344,7 @@ class SharedFleet(LaunchedRun):
             ):
                 held.offer_s = due_s
 
-    # -- what is told --------------------------------------------------------------------------------------------------
+    # -- commands ------------------------------------------------------------------------------------------------------
 
     def hold(self, row: int, retry: Retry = Retry.ALWAYS) -> None:
         """Holds the offered request."""

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from serving_gym.envs.dp_tp.config import DEFAULT_SLOS
 from serving_gym.envs.dp_tp.env import DPTPEnv
-from serving_gym.envs.dp_tp.episode import DEFAULT_SLOS
 from serving_gym.envs.dp_tp.live.env import LiveDPTPEnv
 from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.commands import Redeploy, SetLayout, SwitchMode

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from serving_gym.envs.dp_tp.episode import DEFAULT_SLOS
+from serving_gym.envs.dp_tp.config import DEFAULT_SLOS
 from serving_gym.envs.dp_tp.live.env import LiveDPTPEnv
 from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.commands import SetLayout, SwitchMode

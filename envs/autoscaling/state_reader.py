@@ -36,7 +36,7 @@ class StateReader:
     """Reads states off a fleet.
 
     Attributes:
-        spec: What policies are told beforehand.
+        spec: What policies know before an episode.
         clock_s: Seconds since Monday, 0:00, when the episode began.
         num_recent: Short bins that are shown.
         coming_bin_s: Length of the bins of what is to come.

@@ -19,8 +19,8 @@ _WORLD, _, _, _DESK = HANDLE_WIDTHS
 _NUM_ARRAYS = len(World._fields) + len(Desk._fields)
 
 
-class Scratch:
-    """Room for one copy of each of N episodes, as large as the episode is now.
+class CopyBuffers:
+    """Buffers for one copy of each of N episodes, as large as the episode is now.
 
     Args:
         number: N.

@@ -1,0 +1,176 @@
+"""What simulated episodes have in common: the workload, the promises, the reward meter and the deadline."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving_gym.envs.interface.objective import Objective
+from serving_gym.envs.interface.policy_spec import PolicySpec
+from serving_gym.envs.interface.reward import Outcome, RewardMeter
+from serving_gym.envs.interface.slo import SLO, promises
+from serving_gym.envs.interface.state import TOTALS
+from serving_gym.envs.simulator.scheduling import to_ps
+from serving_gym.envs.workload.registry import WorkloadSource, WorkloadSpec
+from serving_gym.envs.workload.schema import Workload
+
+
+class EpisodeConfig(Protocol):
+    """What the configurations of all environments have."""
+
+    @property
+    def workload(self) -> WorkloadSpec:
+        """Requests of an episode."""
+        ...
+
+    @property
+    def cluster(self) -> Any:
+        """The hardware."""
+        ...
+
+    @property
+    def slos(self) -> Mapping[str, SLO]:
+        """Latency promise by request class."""
+        ...
+
+    @property
+    def objective(self) -> Objective:
+        """Weights of the reward terms."""
+        ...
+
+    @property
+    def drain_limit_s(self) -> float:
+        """How long after the last arrival an episode may go on, seconds."""
+        ...
+
+    @property
+    def split(self) -> str | None:
+        """Part of the workload that episodes are drawn from."""
+        ...
+
+
+Config = TypeVar("Config", bound=EpisodeConfig)
+
+
+class BaseEpisode(Generic[Config]):
+    """One episode after another of a configuration.
+
+    Attributes:
+        config: What the environment is made of.
+        source: Where the requests come from.
+        classes: Names of the request classes.
+        slos: Latency promise of each class.
+        simulator: The simulated cluster.
+        deadline_ps: When the episode is cut off.
+        begun: Whether there is an episode.
+        done: Whether there is none to step: before the first reset, and after the end.
+        num_refused: Decisions of the episode that were refused.
+
+    Args:
+        config: What the environment is made of.
+
+    Raises:
+        ValueError: Something in it is unknown or impossible.
+    """
+
+    simulator: Any
+    deadline_ps: int
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.source = WorkloadSource(config.workload)
+        self.classes = self.source.classes
+        self.slos = promises(config.slos, self.classes)
+        self.meter = RewardMeter(len(self.classes))
+        self.begun, self.done, self.num_refused = False, True, 0
+
+    @abstractmethod
+    def reset(self, seed: int, split: str | None = None) -> None:
+        """Begins the episode that a seed stands for.
+
+        Args:
+            seed: Which episode.
+            split: Where it is drawn from; None: the configuration's split.
+        """
+
+    def _start(self) -> None:
+        """Clears what the last episode left."""
+        self.meter.reset()
+        self.begun, self.done, self.num_refused = True, False, 0
+
+    def _sample(self, seed: int, split: str | None) -> Workload:
+        """Draws the requests of an episode and sets its deadline."""
+        workload = self.source.sample(seed, split or self.config.split)
+        self.deadline_ps = to_ps(float(workload.arrival_s[-1]) + self.config.drain_limit_s)
+        self._start()
+        return workload
+
+    @property
+    @abstractmethod
+    def state(self) -> Any:
+        """What a policy may know now."""
+
+    @property
+    @abstractmethod
+    def policy_spec(self) -> PolicySpec:
+        """What a policy knows before an episode."""
+
+    def _make_policy_spec(self, decision_interval_s: float, **known: Any) -> PolicySpec:
+        """The policy specification with what the environment adds to it."""
+        return PolicySpec(
+            cluster=self.config.cluster,
+            slos=self.slos,
+            classes=self.classes,
+            decision_interval_s=decision_interval_s,
+            **known,
+        )
+
+    @property
+    @abstractmethod
+    def gpu_seconds(self) -> float:
+        """GPU-seconds that the cluster has been kept."""
+
+    def unfinished(self) -> NDArray[np.int64]:
+        """Requests of each class that are still in the system, (C,)."""
+        return unfinished_in(self.simulator.world.stats).astype(np.int64)
+
+    def _copy(self) -> Self:
+        """A copy that shares its parts except for the simulator and the meter, which are forked."""
+        copy = type(self).__new__(type(self))
+        copy.__dict__.update(self.__dict__)
+        copy.simulator, copy.meter = self.simulator.fork(), self.meter.fork()
+        return copy
+
+    def fork(self) -> Self:
+        """A copy of the episode that continues to the same numbers."""
+        return self._copy()
+
+
+class SteppedEpisode(BaseEpisode[Config]):
+    """An episode that is stepped by itself."""
+
+    @abstractmethod
+    def step(self, action: Any) -> Outcome:
+        """Carries out a decision and lets time pass to the next one."""
+
+    @abstractmethod
+    def observe(self) -> dict[str, NDArray[np.float32]]:
+        """The observation of the present state."""
+
+    @abstractmethod
+    def mask(self) -> NDArray[np.bool_]:
+        """(actions,), which are possible now; of several levers, their entries one after another."""
+
+
+def unfinished_in(totals: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Requests of each class that are still in the system, (..., C).
+
+    Args:
+        totals: (..., C, at least len(TOTALS)), running totals.
+    """
+    gone = sum(totals[..., TOTALS.index(name)] for name in ("refused", "failed", "finished"))
+    return np.asarray(totals[..., TOTALS.index("arrived")] - gone)

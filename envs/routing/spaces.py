@@ -1,0 +1,17 @@
+"""Observation and action space of the routing environment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gymnasium import spaces
+
+from serving_gym.envs.base.spaces import box_space
+from serving_gym.envs.routing.episode import RoutingEpisode
+from serving_gym.envs.routing.observation import HIGHEST, shapes_of
+
+
+def make_spaces(episode: RoutingEpisode) -> tuple[spaces.Space[Any], spaces.Discrete]:
+    """Observation and action space of a configuration."""
+    num_rows = episode.config.num_rows
+    return box_space(shapes_of(num_rows, len(episode.classes)), HIGHEST), spaces.Discrete(num_rows + 1)
