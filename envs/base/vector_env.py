@@ -50,8 +50,8 @@ class BatchOutcome:
     ) -> BatchOutcome:
         """An outcome in which no time has passed."""
         n = len(masks)
-        flags, refused = np.zeros((2, n), np.bool_), np.full(n, "", object)
-        return cls(observation, masks, np.zeros(n), {}, np.zeros(n), *flags, refused, num_refused)
+        over, cut, refused = np.zeros(n, np.bool_), np.zeros(n, np.bool_), np.full(n, "", object)
+        return cls(observation, masks, np.zeros(n), {}, np.zeros(n), over, cut, refused, num_refused)
 
     def put(self, i: int, outcome: Outcome) -> None:
         """Writes what a step brought an episode into its row."""
