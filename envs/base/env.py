@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
 from copy import deepcopy
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -36,7 +35,7 @@ class BaseEnv(gym.Env[Observation, Any], Generic[Config, State]):
     """
 
     metadata: dict[str, Any] = {"render_modes": ["ansi", "rgb_array"], "render_fps": 4}
-    make_spaces: ClassVar[Callable[[Any], tuple[Any, Any]]]
+    make_spaces: ClassVar[Any]
     renderer_class: ClassVar[type[BaseRenderer[Any]]]
     commands: ClassVar[tuple[type, ...]] = ()
     core: Any
@@ -149,8 +148,8 @@ class SimulatedEnv(BaseEnv[Config, State]):
         ValueError: An argument is unknown or impossible.
     """
 
-    config_class: ClassVar[Callable[..., Any]]
-    episode_class: ClassVar[Callable[[Any], Any]]
+    config_class: ClassVar[type[Any]]
+    episode_class: ClassVar[type[Any]]
 
     def __init__(self, render_mode: str | None = None, **config: Any) -> None:
         self._set_up(type(self).episode_class(type(self).config_class(**config)), render_mode)

@@ -50,8 +50,8 @@ class BatchOutcome:
     ) -> BatchOutcome:
         """An outcome in which no time has passed."""
         n = len(masks)
-        flags, refused = np.zeros((2, n), np.bool_), np.full(n, "", object)
-        return cls(observation, masks, np.zeros(n), {}, np.zeros(n), *flags, refused, num_refused)
+        over, cut, refused = np.zeros(n, np.bool_), np.zeros(n, np.bool_), np.full(n, "", object)
+        return cls(observation, masks, np.zeros(n), {}, np.zeros(n), over, cut, refused, num_refused)
 
     def put(self, i: int, outcome: Outcome) -> None:
         """Writes what a step brought an episode into its row."""
@@ -81,7 +81,8 @@ class BaseVectorEnv(VectorEnv[BatchObservation, NDArray[np.int64], NDArray[Any]]
       `info["final_info"]`; the latter has `episode` besides: return `r`, length `l` in decisions, and time `t` in
       seconds of the environment's clock.
     * NEXT_STEP: it begins anew in the next step, which ignores its action and gives it reward 0.
-    * DISABLED: it stays as it is, at reward 0, until a reset, of all or by `options={"reset_mask": ...}`.
+    * DISABLED: it stays as it is until a reset, of all or by `options={"reset_mask": ...}`. Steps ignore its action;
+      its reward is 0 and its observation zero.
 
     Args:
         num_envs: Number of episodes.
@@ -260,6 +261,7 @@ class BaseVectorEnv(VectorEnv[BatchObservation, NDArray[np.int64], NDArray[Any]]
         if waiting.any() and self.autoreset_mode is AutoresetMode.DISABLED and self._last is not None:
             outcome.terminated |= waiting & self._last.terminated
             outcome.truncated |= waiting & self._last.truncated
+            outcome.masks[waiting] = self._last.masks[waiting]
         return ended
 
     # -- info ----------------------------------------------------------------------------------------------------------

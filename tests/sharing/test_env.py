@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
 
 from serving_gym.baselines.common.first_fit import FirstFitConfig, FirstFitPolicy
@@ -124,7 +125,7 @@ def test_a_whole_episode_keeps_every_promise(env):
     assert (Event.ITERATION in events) == (env.config.token_scheduler == "policy")
     assert env.state.num_ooms == 0
     assert len(env.records()) == 60
-    with pytest.raises(RuntimeError, match="the episode is over"):
+    with pytest.raises(ResetNeeded, match="ended"):
         env.step(0)
 
 
