@@ -12,6 +12,7 @@ from serving_gym.baselines.chiron.backpressure import batch_waiting_s, interacti
 from serving_gym.baselines.common.autoscaler import Autoscaler
 from serving_gym.baselines.policy import Tunable
 from serving_gym.baselines.sageserve.spot import Stock, bring_in, give_away
+from serving_gym.calibration.fields import check_not_negative, check_positive, check_within
 from serving_gym.envs.autoscaling.state import (
     AutoscalingState,
     EndpointState,
@@ -49,16 +50,11 @@ class ChironConfig:
     fewest: int = 2
 
     def __post_init__(self) -> None:
-        if not 0 < self.theta <= 1:
-            raise ValueError(f"theta must lie in (0, 1], got {self.theta}")
-        for name in ("interactive_instances", "mixed_instances", "batch_instances", "fewest"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-        for name in ("batch_deadline_s", "decode_tps"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        if not self.prompt_s >= 0:
-            raise ValueError(f"prompt_s must not be negative, got {self.prompt_s}")
+        check_within(self, "(0, 1]", "theta")
+        check_not_negative(
+            self, "interactive_instances", "mixed_instances", "batch_instances", "fewest", "prompt_s"
+        )
+        check_positive(self, "batch_deadline_s", "decode_tps")
 
     @property
     def at_start(self) -> dict[Pool, int]:

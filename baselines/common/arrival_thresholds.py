@@ -9,6 +9,7 @@ from serving_gym.baselines.common.layout_ladder import LadderConfig, LayoutLadde
 from serving_gym.baselines.common.layouts import parse_mode
 from serving_gym.baselines.common.signals import ArrivalRates
 from serving_gym.baselines.policy import Action, PolicySpec, Tunable
+from serving_gym.calibration.fields import check_positive
 from serving_gym.envs.interface.backend import ClusterState
 
 
@@ -29,8 +30,7 @@ class ArrivalThresholdConfig(LadderConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.smoothing_s > 0:
-            raise ValueError(f"smoothing_s must be positive, got {self.smoothing_s}")
+        check_positive(self, "smoothing_s")
         parse_mode(self.merge_mode, "merge_mode")
         parse_split_mode(self.split_mode)
 
@@ -53,10 +53,7 @@ class RateThresholdConfig(ArrivalThresholdConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.threshold_tokens_per_gpu_s > 0:
-            raise ValueError(
-                f"threshold_tokens_per_gpu_s must be positive, got {self.threshold_tokens_per_gpu_s}"
-            )
+        check_positive(self, "threshold_tokens_per_gpu_s")
 
     @staticmethod
     def tunables() -> dict[str, Tunable]:
@@ -81,8 +78,7 @@ class PromptThresholdConfig(ArrivalThresholdConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.threshold_prompt_tokens > 0:
-            raise ValueError(f"threshold_prompt_tokens must be positive, got {self.threshold_prompt_tokens}")
+        check_positive(self, "threshold_prompt_tokens")
 
     @staticmethod
     def tunables() -> dict[str, Tunable]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from serving_gym.baselines.common.sharing import SharingPolicy
 from serving_gym.baselines.policy import Action, Tunable
+from serving_gym.calibration.fields import check_positive
 from serving_gym.envs.sharing.state import Event, InstanceStatus, RequestPhase, SharingState
 from serving_gym.envs.simulator.sharing.features import PLACE_FEATURES
 
@@ -29,8 +30,7 @@ class FirstFitConfig:
     fill: float = 0.8
 
     def __post_init__(self) -> None:
-        if not self.fill > 0:
-            raise ValueError(f"fill must be positive, got {self.fill}")
+        check_positive(self, "fill")
 
     @staticmethod
     def tunables() -> dict[str, Tunable]:

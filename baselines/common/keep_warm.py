@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from serving_gym.baselines.common.sharing import SharingPolicy
 from serving_gym.baselines.policy import Action, Tunable
+from serving_gym.calibration.fields import check_positive
+from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.sharing.state import Event, SharingState
 from serving_gym.envs.simulator.sharing.features import PLACE_FEATURES
-from serving_gym.envs.workload.registry import check_choice
 
 _CAN_TAKE, _NEW, _OF_MODEL, _REPLACES = (
     PLACE_FEATURES.index(name) for name in ("can_take", "new", "of_model", "replaces")
@@ -47,9 +48,7 @@ class KeepWarmConfig:
 
     def __post_init__(self) -> None:
         check_choice("keep", self.keep, [entry.value for entry in Keep])
-        for name in ("half_life_s", "fill"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}")
+        check_positive(self, "half_life_s", "fill", finite=True)
 
     @staticmethod
     def tunables() -> dict[str, Tunable]:

@@ -17,6 +17,7 @@ from serving_gym.baselines.common.layouts import (
     with_regions,
 )
 from serving_gym.baselines.policy import Action, Tunable
+from serving_gym.calibration.fields import check_at_least, check_not_negative, check_within
 from serving_gym.envs.interface.backend import ClusterState, Redeploy, SetLayout, SwitchMode
 from serving_gym.envs.interface.layout import Layout, changed_regions, groups_of
 
@@ -41,12 +42,9 @@ class LadderConfig:
     rolling: bool = False
 
     def __post_init__(self) -> None:
-        if not self.threshold_growth_ratio >= 1:
-            raise ValueError(f"threshold_growth_ratio must be at least 1, got {self.threshold_growth_ratio}")
-        if not 0 <= self.hysteresis_ratio < 1:
-            raise ValueError(f"hysteresis_ratio must lie in [0, 1), got {self.hysteresis_ratio}")
-        if not self.dwell_s >= 0:
-            raise ValueError(f"dwell_s must not be negative, got {self.dwell_s}")
+        check_at_least(self, 1, "threshold_growth_ratio")
+        check_within(self, "[0, 1)", "hysteresis_ratio")
+        check_not_negative(self, "dwell_s")
         for layout in self.layouts:
             parse_layout(layout)
 

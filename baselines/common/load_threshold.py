@@ -9,6 +9,7 @@ from serving_gym.baselines.common.layout_ladder import LadderConfig, LayoutLadde
 from serving_gym.baselines.common.layouts import parse_mode
 from serving_gym.baselines.common.signals import requests_in_system
 from serving_gym.baselines.policy import Action, PolicySpec, Tunable
+from serving_gym.calibration.fields import check_positive
 from serving_gym.envs.interface.backend import ClusterState, SwitchMode
 
 
@@ -29,10 +30,7 @@ class LoadThresholdConfig(LadderConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.threshold_requests_per_gpu > 0:
-            raise ValueError(
-                f"threshold_requests_per_gpu must be positive, got {self.threshold_requests_per_gpu}"
-            )
+        check_positive(self, "threshold_requests_per_gpu")
         parse_mode(self.mode, "mode")
         if self.split_mode:
             parse_split_mode(self.split_mode)

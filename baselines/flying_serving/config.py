@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from serving_gym.baselines.common.layouts import parse_mode
 from serving_gym.baselines.policy import Tunable
+from serving_gym.calibration.fields import check_at_least, check_not_negative, check_positive, check_within
 
 _MODES = ("load_merge_mode", "load_split_mode", "priority_mode", "long_mode", "release_mode")
 _POSITIVE = ("split_requests_per_gpu", "split_tokens_per_gpu", "priority_load_limit", "max_pause_s")
@@ -81,19 +82,11 @@ class FlyingServingConfig:
     def __post_init__(self) -> None:
         for name in _MODES:
             parse_mode(getattr(self, name), name)
-        for name in _POSITIVE:
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        for name in _NOT_NEGATIVE:
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-        if not 0 <= self.hysteresis_ratio < 1:
-            raise ValueError(f"hysteresis_ratio must lie in [0, 1), got {self.hysteresis_ratio}")
-        if not self.width_growth_ratio >= 1:
-            raise ValueError(f"width_growth_ratio must be at least 1, got {self.width_growth_ratio}")
-        for name in ("priority_share", "long_capacity_ratio"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"{name} must lie in (0, 1], got {getattr(self, name)}")
+        check_positive(self, *_POSITIVE)
+        check_not_negative(self, *_NOT_NEGATIVE)
+        check_within(self, "[0, 1)", "hysteresis_ratio")
+        check_at_least(self, 1, "width_growth_ratio")
+        check_within(self, "(0, 1]", "priority_share", "long_capacity_ratio")
         if list(self.widths) != sorted(set(self.widths), reverse=True):
             raise ValueError(f"widths must descend from light to heavy load, got {list(self.widths)}")
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from serving_gym.baselines.llm_mesh.bin_packing import Packing
 from serving_gym.baselines.policy import Tunable
+from serving_gym.calibration.fields import check_at_least, check_not_negative
+from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.sharing.state import TokenScheduler
 
 
@@ -49,17 +51,11 @@ class LLMMeshConfig:
     serve_late: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("watermark", "overestimate", "keep_alive_s"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-        if not self.min_total_tokens >= 1:
-            raise ValueError(f"min_total_tokens must be at least 1, got {self.min_total_tokens}")
-        if not self.max_batch >= 2:
-            raise ValueError(f"max_batch must be at least 2, got {self.max_batch}")
+        check_not_negative(self, "watermark", "overestimate", "keep_alive_s")
+        check_at_least(self, 1, "min_total_tokens")
+        check_at_least(self, 2, "max_batch")
         for name, kind in (("token_scheduler", TokenScheduler), ("packing", Packing)):
-            known = [str(choice) for choice in kind]
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+            check_choice(name, getattr(self, name), [str(choice) for choice in kind])
 
     @staticmethod
     def tunables() -> dict[str, Tunable]:

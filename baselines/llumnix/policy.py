@@ -12,6 +12,7 @@ from serving_gym.baselines.common.router import Router, lowest
 from serving_gym.baselines.llumnix.migration import pairs, request_to_move
 from serving_gym.baselines.llumnix.virtual_usage import freeness, queue_order, usage_of
 from serving_gym.baselines.policy import Action, Tunable
+from serving_gym.calibration.fields import check_not_negative
 from serving_gym.envs.interface.backend import EngineStatus
 from serving_gym.envs.interface.fleet import Migrate
 from serving_gym.envs.routing.state import Dispatch, RoutingState
@@ -43,17 +44,13 @@ class LlumnixConfig:
     priority_target_tokens: float = 1600.0
 
     def __post_init__(self) -> None:
-        if not self.period_s >= 0:
-            raise ValueError(f"period_s must not be negative, got {self.period_s}")
+        check_not_negative(self, "period_s")
         if not self.migrate_in_iterations >= self.migrate_out_iterations:
             raise ValueError(
                 "migrate_in_iterations must be at least migrate_out_iterations "
                 f"({self.migrate_out_iterations}), got {self.migrate_in_iterations}"
             )
-        if not self.priority_target_tokens >= 0:
-            raise ValueError(
-                f"priority_target_tokens must not be negative, got {self.priority_target_tokens}"
-            )
+        check_not_negative(self, "priority_target_tokens")
 
     @staticmethod
     def tunables() -> dict[str, Tunable]:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from serving_gym.baselines.common.autoscaler import Autoscaler, bounded, to_count
 from serving_gym.baselines.policy import Tunable
+from serving_gym.calibration.fields import check_not_negative
 from serving_gym.envs.autoscaling.state import (
     AutoscalingState,
     Endpoint,
@@ -45,8 +46,7 @@ class LlumnixScalingConfig:
     def __post_init__(self) -> None:
         if not self.out_below < self.in_above:
             raise ValueError(f"out_below must be below in_above ({self.in_above}), got {self.out_below}")
-        if not self.period_s >= 0:
-            raise ValueError(f"period_s must not be negative, got {self.period_s}")
+        check_not_negative(self, "period_s")
 
     @staticmethod
     def tunables() -> dict[str, Tunable]:

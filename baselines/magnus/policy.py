@@ -11,6 +11,7 @@ from serving_gym.baselines.common.router import Router, lowest
 from serving_gym.baselines.magnus.batcher import batches_with
 from serving_gym.baselines.magnus.serving_time import ServingTimeEstimator
 from serving_gym.baselines.policy import Action, Tunable
+from serving_gym.calibration.fields import check_positive
 from serving_gym.envs.routing.state import RoutedRequest, RoutingState
 
 
@@ -29,9 +30,7 @@ class MagnusConfig:
     memory_share: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("waste_limit_tokens", "memory_share"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        check_positive(self, "waste_limit_tokens", "memory_share")
 
     @staticmethod
     def tunables() -> dict[str, Tunable]:

@@ -15,6 +15,7 @@ from serving_gym.baselines.common.deploying import DeployingPolicy, worth_it
 from serving_gym.baselines.oserve.exhaustive import optimal_plan
 from serving_gym.baselines.oserve.scheduler import strategy_of
 from serving_gym.baselines.policy import Action, Tunable
+from serving_gym.calibration.fields import check_at_least, check_not_negative
 from serving_gym.envs.deployment.state import Deploy, DeploymentState
 from serving_gym.envs.deployment.strategies import Worth
 
@@ -33,10 +34,8 @@ class ClairvoyantConfig:
     look_ahead: int = 3
 
     def __post_init__(self) -> None:
-        if not 0 <= self.min_gain < float("inf"):
-            raise ValueError(f"min_gain must be finite and not negative, got {self.min_gain}")
-        if self.look_ahead < 1:
-            raise ValueError(f"look_ahead must be at least 1, got {self.look_ahead}")
+        check_not_negative(self, "min_gain", finite=True)
+        check_at_least(self, 1, "look_ahead")
 
     @staticmethod
     def tunables() -> dict[str, Tunable]:

@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike
 from serving_gym.baselines.common.deploying import DeployingPolicy
 from serving_gym.baselines.oserve.uniform import over_trace, spans
 from serving_gym.baselines.policy import Action, PolicySpec, Tunable
+from serving_gym.calibration.fields import check_not_negative, check_positive
 from serving_gym.envs.deployment.division import DECODE, PREFILL, Divisions, pairs_of, rebalance
 from serving_gym.envs.deployment.profiling import CapacityTable
 from serving_gym.envs.deployment.state import DeploymentState
@@ -73,10 +74,8 @@ class DynamoConfig:
     decode_weight: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.min_gain < float("inf"):
-            raise ValueError(f"min_gain must be finite and not negative, got {self.min_gain}")
-        if not 0 < self.decode_weight < float("inf"):
-            raise ValueError(f"decode_weight must be a positive number, got {self.decode_weight}")
+        check_not_negative(self, "min_gain", finite=True)
+        check_positive(self, "decode_weight", finite=True)
         for name in (PREFILL, DECODE):
             degrees = getattr(self, name)
             if degrees is not None and not _is_pair(degrees):

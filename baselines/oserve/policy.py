@@ -27,10 +27,11 @@ from serving_gym.baselines.oserve.generation import GenerationConfig, generate
 from serving_gym.baselines.oserve.scheduler import strategy_of
 from serving_gym.baselines.oserve.uniform import uniform_layouts
 from serving_gym.baselines.policy import Action, PolicySpec, Tunable
+from serving_gym.calibration.fields import check_at_least, check_not_negative
+from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.deployment.profiling import METHODS
 from serving_gym.envs.deployment.state import Deploy, DeploymentSetting, DeploymentState
 from serving_gym.envs.deployment.strategies import OBJECTIVES, Plan, Worth
-from serving_gym.envs.workload.registry import check_choice
 
 FloatArray = NDArray[np.float64]
 
@@ -83,12 +84,9 @@ class OServeConfig:
         check_choice("assignment", self.assignment, ASSIGNMENTS)
         check_choice("profiling", self.profiling, ("environment", *METHODS))
         check_choice("objective", self.objective, OBJECTIVES)
-        if not 1 <= self.most_room < float("inf"):
-            raise ValueError(f"most_room must be finite and at least 1, got {self.most_room}")
-        if self.history < 1:
-            raise ValueError(f"history must be at least 1, got {self.history}")
-        if not 0 <= self.min_gain < float("inf"):
-            raise ValueError(f"min_gain must be finite and not negative, got {self.min_gain}")
+        check_at_least(self, 1, "most_room", finite=True)
+        check_at_least(self, 1, "history")
+        check_not_negative(self, "min_gain", finite=True)
         _ = self.generation
 
     @property

@@ -15,8 +15,9 @@ from typing import Any
 from serving_gym.baselines.common.deploying import DeployingPolicy, worth_it
 from serving_gym.baselines.oserve.uniform import vllm_reload, vllm_static
 from serving_gym.baselines.policy import Action, PolicySpec, Tunable
+from serving_gym.calibration.fields import check_not_negative
+from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.deployment.state import DeploymentState
-from serving_gym.envs.workload.registry import check_choice
 
 
 class VLLMStaticPolicy(DeployingPolicy):
@@ -49,8 +50,7 @@ class VLLMReloadConfig:
 
     def __post_init__(self) -> None:
         check_choice("switch", self.switch, ("ad_hoc", "reload"))
-        if not 0 <= self.min_gain < float("inf"):
-            raise ValueError(f"min_gain must be finite and not negative, got {self.min_gain}")
+        check_not_negative(self, "min_gain", finite=True)
 
     @staticmethod
     def tunables() -> dict[str, Tunable]:

@@ -18,6 +18,7 @@ from serving_gym.baselines.preserve.workload_predictor import (
     predictors,
     window_number,
 )
+from serving_gym.calibration.fields import check_not_negative
 from serving_gym.envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState, ScaleChange
 
 
@@ -43,8 +44,7 @@ class ComparatorConfig:
                 f"in_below_usage must lie between 0 and out_above_usage ({self.out_above_usage}), "
                 f"got {self.in_below_usage}"
             )
-        if not self.cooldown_s >= 0:
-            raise ValueError(f"cooldown_s must not be negative, got {self.cooldown_s}")
+        check_not_negative(self, "cooldown_s")
 
     @staticmethod
     def tunables() -> dict[str, Tunable]:

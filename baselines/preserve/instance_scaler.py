@@ -18,6 +18,7 @@ from serving_gym.baselines.preserve.workload_predictor import (
     predictors,
     window_number,
 )
+from serving_gym.calibration.fields import check_at_least, check_not_negative, check_positive, check_within
 from serving_gym.envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState, ScaleChange
 
 
@@ -44,15 +45,10 @@ class PreServeScalingConfig:
     scale_in_usage: float = 0.3
 
     def __post_init__(self) -> None:
-        if self.lookahead_iterations < 1:
-            raise ValueError(f"lookahead_iterations must be at least 1, got {self.lookahead_iterations}")
-        if not self.extension_ratio >= 0:
-            raise ValueError(f"extension_ratio must not be negative, got {self.extension_ratio}")
-        for name in ("overload_usage", "scale_in_usage"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        if not 0 <= self.overload_share <= 1:
-            raise ValueError(f"overload_share must lie in [0, 1], got {self.overload_share}")
+        check_at_least(self, 1, "lookahead_iterations")
+        check_not_negative(self, "extension_ratio")
+        check_positive(self, "overload_usage", "scale_in_usage")
+        check_within(self, "[0, 1]", "overload_share")
 
     @staticmethod
     def tunables() -> dict[str, Tunable]:

@@ -25,6 +25,7 @@ from serving_gym.baselines.common.forecasting.registry import make_forecaster
 from serving_gym.baselines.common.forecasting.series import FloatArray, SeriesForecaster, percentage_errors
 from serving_gym.baselines.policy import Tunable
 from serving_gym.baselines.preserve.workload_predictor import window_number
+from serving_gym.calibration.fields import check_at_least, check_positive, check_within
 from serving_gym.envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState, ScaleChange
 
 
@@ -51,14 +52,9 @@ class PassConfig:
     def __post_init__(self) -> None:
         if not self.forecasters:
             raise ValueError("forecasters must name at least one")
-        if self.choose_windows < 1:
-            raise ValueError(f"choose_windows must be at least 1, got {self.choose_windows}")
-        for name in ("window_s", "refit_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        for name in ("violation_share", "wait_share"):
-            if not 0 < getattr(self, name) < 1:
-                raise ValueError(f"{name} must lie in (0, 1), got {getattr(self, name)}")
+        check_at_least(self, 1, "choose_windows")
+        check_positive(self, "window_s", "refit_s")
+        check_within(self, "(0, 1)", "violation_share", "wait_share")
 
     @staticmethod
     def tunables() -> dict[str, Tunable]:

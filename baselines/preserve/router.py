@@ -11,6 +11,7 @@ from serving_gym.baselines.common.router import Router, lowest
 from serving_gym.baselines.policy import Action, Tunable
 from serving_gym.baselines.preserve.load_anticipator import EXTENSION_RATIO
 from serving_gym.baselines.preserve.look_ahead import Load, anticipated_load
+from serving_gym.calibration.fields import check_not_negative, check_positive, check_within
 from serving_gym.envs.routing.state import RoutedRequest, RoutingState
 
 
@@ -46,14 +47,9 @@ class PreServeConfig:
             raise ValueError(
                 f"lookahead_iterations must be a whole number of at least 1, got {self.lookahead_iterations}"
             )
-        for name in ("extension_ratio", "memory_weight", "prefill_weight", "decode_weight"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-        for name in ("ideal_usage", "overload_usage"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        if not 0 <= self.overload_share <= 1:
-            raise ValueError(f"overload_share must lie in [0, 1], got {self.overload_share}")
+        check_not_negative(self, "extension_ratio", "memory_weight", "prefill_weight", "decode_weight")
+        check_positive(self, "ideal_usage", "overload_usage")
+        check_within(self, "[0, 1]", "overload_share")
 
     @staticmethod
     def tunables() -> dict[str, Tunable]:

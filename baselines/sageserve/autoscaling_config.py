@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from serving_gym.baselines.policy import Tunable
+from serving_gym.calibration.fields import check_not_negative, check_positive, check_within
+from serving_gym.calibration.lookup import check_choice
 
 STRATEGIES = ("LT-I", "LT-U", "LT-UA")
 _RATIOS = ("out_above_ratio", "in_below_ratio", "epsilon")
@@ -30,8 +32,7 @@ class ReactiveConfig:
 
     def __post_init__(self) -> None:
         _check_thresholds(self.in_below_ratio, self.out_above_ratio)
-        if not self.cooldown_s >= 0:
-            raise ValueError(f"cooldown_s must not be negative, got {self.cooldown_s}")
+        check_not_negative(self, "cooldown_s")
 
     @staticmethod
     def tunables() -> dict[str, Tunable]:
@@ -83,17 +84,11 @@ class SageServeScalingConfig:
     observe_s: float = 60.0
 
     def __post_init__(self) -> None:
-        if self.strategy not in STRATEGIES:
-            raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, got {self.strategy!r}")
+        check_choice("strategy", self.strategy, STRATEGIES)
         _check_thresholds(self.in_below_ratio, self.out_above_ratio)
-        if not 0 < self.epsilon <= 1:
-            raise ValueError(f"epsilon must lie in (0, 1], got {self.epsilon}")
-        for name in _POSITIVE:
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        for name in _NOT_NEGATIVE:
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        check_within(self, "(0, 1]", "epsilon")
+        check_positive(self, *_POSITIVE)
+        check_not_negative(self, *_NOT_NEGATIVE)
 
     @staticmethod
     def tunables() -> dict[str, Tunable]:

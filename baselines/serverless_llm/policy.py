@@ -9,6 +9,7 @@ from typing import Any
 from serving_gym.baselines.common.sharing import SharingPolicy
 from serving_gym.baselines.llm_mesh.bin_packing import Packing, instance_order, node_order
 from serving_gym.baselines.policy import Action, Tunable
+from serving_gym.calibration.fields import check_at_least, check_not_negative, check_positive
 from serving_gym.envs.sharing.state import (
     Configure,
     Event,
@@ -51,12 +52,9 @@ class ServerlessLLMConfig:
             for size, value in getattr(self, name).items():
                 if not value >= 1:
                     raise ValueError(f"{name}.{size} must be at least 1, got {value}")
-        if not self.default_concurrency >= 1:
-            raise ValueError(f"default_concurrency must be at least 1, got {self.default_concurrency}")
-        if not 0 < self.concurrency_factor < float("inf"):
-            raise ValueError(f"concurrency_factor must be positive and finite, got {self.concurrency_factor}")
-        if not self.keep_alive_s >= 0:
-            raise ValueError(f"keep_alive_s must not be negative, got {self.keep_alive_s}")
+        check_at_least(self, 1, "default_concurrency")
+        check_positive(self, "concurrency_factor", finite=True)
+        check_not_negative(self, "keep_alive_s")
 
     @staticmethod
     def tunables() -> dict[str, Tunable]:

@@ -11,6 +11,7 @@ from serving_gym.baselines.common.router import Router, in_flight_counts, in_fli
 from serving_gym.baselines.policy import Action, Tunable
 from serving_gym.baselines.sia.assignment import assign
 from serving_gym.baselines.sia.goodput import GoodputModel, Load
+from serving_gym.calibration.fields import check_at_least, check_not_negative, check_positive
 from serving_gym.envs.routing.state import RoutedRequest, RoutingState
 
 
@@ -44,14 +45,9 @@ class SiaConfig:
             raise ValueError(
                 f"no_place_cost must be above 1, the most a place costs, got {self.no_place_cost}"
             )
-        for name in ("round_s", "sample_s"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-        for name in ("max_requests", "window"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not self.prior_weight > 0:
-            raise ValueError(f"prior_weight must be positive, got {self.prior_weight}")
+        check_not_negative(self, "round_s", "sample_s")
+        check_at_least(self, 1, "max_requests", "window")
+        check_positive(self, "prior_weight")
 
     @staticmethod
     def tunables() -> dict[str, Tunable]:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import i0
 
+from serving_gym.calibration.fields import check_at_least, check_not_negative, check_positive, check_within
 from serving_gym.envs.workload.generators import autoregress, load_fitted
 from serving_gym.envs.workload.schema import FloatArray, TokenArray, Workload
 from serving_gym.envs.workload.streams import MinuteStream
@@ -74,14 +75,9 @@ class TieredTraffic:
     name = "sageserve_tiers"
 
     def __post_init__(self) -> None:
-        for name in ("mean_rps", "weekend_ratio", "slow_memory_s"):
-            if not 0 < getattr(self, name) < np.inf:
-                raise ValueError(f"{name} must be a positive number, got {getattr(self, name)}")
-        for name in _NOT_NEGATIVE:
-            if not 0 <= getattr(self, name) < np.inf:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-        if not 0 <= self.code_share <= 1:
-            raise ValueError(f"code_share must lie in [0, 1], got {self.code_share}")
+        check_positive(self, "mean_rps", "weekend_ratio", "slow_memory_s", finite=True)
+        check_not_negative(self, *_NOT_NEGATIVE, finite=True)
+        check_within(self, "[0, 1]", "code_share")
         if self.start_h is not None and not 0 <= self.start_h < HOURS_OF_WEEK:
             raise ValueError(f"start_h must lie in [0, {HOURS_OF_WEEK}), got {self.start_h}")
         unknown = [name for name in self.shares if name not in TIERS]
@@ -95,8 +91,7 @@ class TieredTraffic:
                 )
         if not self.shares:
             raise ValueError(f"shares must name at least one tier of {', '.join(TIERS)}")
-        if self.num_requests < 1:
-            raise ValueError(f"num_requests must be at least 1, got {self.num_requests}")
+        check_at_least(self, 1, "num_requests")
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from serving_gym.calibration.fields import check_at_least, check_not_negative, check_positive, check_within
 from serving_gym.envs.workload.generators import load_fitted
 from serving_gym.envs.workload.schema import FloatArray, TokenArray, Workload
 from serving_gym.envs.workload.seeding import stream
@@ -76,18 +77,13 @@ class TypeMix:
     name = "type_mix"
 
     def __post_init__(self) -> None:
-        for name in ("mean_rps", "hold_s", "long_answer_factor"):
-            if not 0 < getattr(self, name) < np.inf:
-                raise ValueError(f"{name} must be a positive number, got {getattr(self, name)}")
-        for name in ("rate_noise", "mix_noise"):
-            if not 0 <= getattr(self, name) < np.inf:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        check_positive(self, "mean_rps", "hold_s", "long_answer_factor", finite=True)
+        check_not_negative(self, "rate_noise", "mix_noise", finite=True)
         if self.gradual is not None and not isinstance(self.gradual, bool):
             raise ValueError(f"gradual must be true or false, or null for either, got {self.gradual!r}")
         if not isinstance(self.random_start, bool):
             raise ValueError(f"random_start must be true or false, got {self.random_start!r}")
-        if not 0 < self.code_share < 1:
-            raise ValueError(f"code_share must lie in (0, 1), got {self.code_share}")
+        check_within(self, "(0, 1)", "code_share")
         unknown = [mix for mix in self.mixes if mix not in MIXES]
         if unknown or not self.mixes:
             raise ValueError(f"mixes must name at least one of {', '.join(MIXES)}, got {list(self.mixes)}")
@@ -97,8 +93,7 @@ class TypeMix:
             )
         if not all(0 < rate < np.inf for rate in self.rates):
             raise ValueError(f"rates must be positive numbers, got {list(self.rates)}")
-        if self.num_requests < 1:
-            raise ValueError(f"num_requests must be at least 1, got {self.num_requests}")
+        check_at_least(self, 1, "num_requests")
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from serving_gym.calibration.fields import check_at_least, check_not_negative, check_positive, check_within
 from serving_gym.envs.workload.generators import load_fitted
 from serving_gym.envs.workload.schema import FloatArray, TokenArray, Workload
 from serving_gym.envs.workload.seeding import child
@@ -113,18 +114,12 @@ class WeekTraffic:
             if model.regions:
                 _check_shares(f"models.{key}.regions", model.regions)
         load_profile(self.niw_profile)
-        for name in ("requests_per_week", "burst_factor", "burst_s"):
-            if not 0 < getattr(self, name) < np.inf:
-                raise ValueError(f"{name} must be a positive number, got {getattr(self, name)}")
-        for name in ("iw_to_niw", "noise", "bursts_per_day"):
-            if not 0 <= getattr(self, name) < np.inf:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-        if not 0 <= self.fast_share <= 1:
-            raise ValueError(f"fast_share must lie in [0, 1], got {self.fast_share}")
+        check_positive(self, "requests_per_week", "burst_factor", "burst_s", finite=True)
+        check_not_negative(self, "iw_to_niw", "noise", "bursts_per_day", finite=True)
+        check_within(self, "[0, 1]", "fast_share")
         if self.start_h is not None and not 0 <= self.start_h < WEEK_H:
             raise ValueError(f"start_h must lie in [0, {WEEK_H:g}), got {self.start_h}")
-        if self.num_requests < 1:
-            raise ValueError(f"num_requests must be at least 1, got {self.num_requests}")
+        check_at_least(self, 1, "num_requests")
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from serving_gym.envs.workload.registry import check_choice
+from serving_gym.calibration.lookup import check_choice
 from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reporting.progress import progress_bar, say
 from serving_gym.runners.reproduction.claims import Claim

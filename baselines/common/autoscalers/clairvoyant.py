@@ -15,6 +15,7 @@ import numpy as np
 
 from serving_gym.baselines.common.autoscaler import EndpointAutoscaler, default_gpu
 from serving_gym.baselines.policy import Tunable
+from serving_gym.calibration.fields import check_not_negative, check_positive
 from serving_gym.envs.autoscaling.state import AutoscalingState, EndpointState, Traffic
 
 _ROUNDING = 1e-9  # of a load that is a whole number of instances
@@ -37,11 +38,8 @@ class ClairvoyantScalingConfig:
     hold_starts: float = 1.0
 
     def __post_init__(self) -> None:
-        if not self.load_ratio > 0:
-            raise ValueError(f"load_ratio must be positive, got {self.load_ratio}")
-        for name in ("niw_ratio", "hold_starts"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        check_positive(self, "load_ratio")
+        check_not_negative(self, "niw_ratio", "hold_starts")
 
     @staticmethod
     def tunables() -> dict[str, Tunable]:

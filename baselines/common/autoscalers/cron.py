@@ -17,6 +17,7 @@ from serving_gym.baselines.common.autoscalers.horizontal import (
     replicas_for_external,
 )
 from serving_gym.baselines.policy import Tunable
+from serving_gym.calibration.fields import check_not_negative, check_positive, check_within
 from serving_gym.envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState
 
 _DAY_S = 86_400.0
@@ -40,11 +41,8 @@ class CronWindow:
     days: Sequence[int] = _WORKDAYS
 
     def __post_init__(self) -> None:
-        for name in ("start_h", "end_h"):
-            if not 0 <= getattr(self, name) <= 24:
-                raise ValueError(f"{name} must lie between 0 and 24, got {getattr(self, name)}")
-        if self.instances < 0:
-            raise ValueError(f"instances must not be negative, got {self.instances}")
+        check_within(self, "[0, 24]", "start_h", "end_h")
+        check_not_negative(self, "instances")
         if not all(0 <= day <= 6 for day in self.days):
             raise ValueError(f"days must be numbers from 0 (Monday) to 6, got {list(self.days)}")
 
@@ -79,10 +77,7 @@ class CronConfig:
     behavior: HorizontalConfig = field(default_factory=HorizontalConfig)
 
     def __post_init__(self) -> None:
-        if self.waiting_target is not None and not self.waiting_target > 0:
-            raise ValueError(f"waiting_target must be positive, got {self.waiting_target}")
-        if not self.poll_s > 0:
-            raise ValueError(f"poll_s must be positive, got {self.poll_s}")
+        check_positive(self, "waiting_target", "poll_s")
 
     @staticmethod
     def tunables() -> dict[str, Tunable]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from serving_gym.baselines.common.autoscaler import EndpointAutoscaler
 from serving_gym.baselines.policy import Tunable
+from serving_gym.calibration.fields import check_not_negative
 from serving_gym.envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState
 
 
@@ -20,8 +21,7 @@ class FixedInstancesConfig:
     instances: int | None = None
 
     def __post_init__(self) -> None:
-        if self.instances is not None and self.instances < 0:
-            raise ValueError(f"instances must not be negative, got {self.instances}")
+        check_not_negative(self, "instances")
 
     @staticmethod
     def tunables() -> dict[str, Tunable]:

@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 
 from serving_gym.baselines.common.autoscaler import EndpointAutoscaler, bounded, default_gpu
 from serving_gym.baselines.policy import Tunable
+from serving_gym.calibration.fields import check_not_negative, check_positive
+from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState
 
 METRICS = ("waiting", "kv", "rate")
@@ -62,23 +64,17 @@ class HorizontalConfig:
     in_period_s: float = 15.0
 
     def __post_init__(self) -> None:
-        if self.metric not in METRICS:
-            raise ValueError(f"metric must be one of {', '.join(METRICS)}, got {self.metric!r}")
-        if self.target is not None and not self.target > 0:
-            raise ValueError(f"target must be positive, got {self.target}")
-        for name in ("rate_window_s", "sync_s", "out_period_s", "in_period_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        for name in (
+        check_choice("metric", self.metric, METRICS)
+        check_positive(self, "target", "rate_window_s", "sync_s", "out_period_s", "in_period_s")
+        check_not_negative(
+            self,
             "tolerance",
             "in_stabilization_s",
             "out_stabilization_s",
             "out_percent",
             "out_pods",
             "in_percent",
-        ):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        )
 
     @property
     def target_value(self) -> float:

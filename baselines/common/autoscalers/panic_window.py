@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from serving_gym.baselines.common.autoscaler import EndpointAutoscaler
 from serving_gym.baselines.policy import Tunable
+from serving_gym.calibration.fields import check_positive, check_within
 from serving_gym.envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState
 
 
@@ -38,10 +39,8 @@ class PanicWindowConfig:
     max_in_rate: float = 2.0
 
     def __post_init__(self) -> None:
-        if not self.concurrency > 0:
-            raise ValueError(f"concurrency must be positive, got {self.concurrency}")
-        if not 0 < self.utilization <= 1:
-            raise ValueError(f"utilization must lie in (0, 1], got {self.utilization}")
+        check_positive(self, "concurrency")
+        check_within(self, "(0, 1]", "utilization")
         if not 0 < self.panic_s <= self.stable_s:
             raise ValueError(f"panic_s must lie between 0 and stable_s ({self.stable_s}), got {self.panic_s}")
         for name in ("panic_threshold", "max_out_rate", "max_in_rate"):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from serving_gym.baselines.common.autoscaler import EndpointAutoscaler
 from serving_gym.baselines.policy import Tunable
+from serving_gym.calibration.fields import check_positive
 from serving_gym.envs.autoscaling.state import AutoscalingState, EndpointState
 
 
@@ -21,8 +22,7 @@ class QueueProportionalConfig:
     requests_per_instance: float = 32.0
 
     def __post_init__(self) -> None:
-        if not self.requests_per_instance > 0:
-            raise ValueError(f"requests_per_instance must be positive, got {self.requests_per_instance}")
+        check_positive(self, "requests_per_instance")
 
     @staticmethod
     def tunables() -> dict[str, Tunable]:

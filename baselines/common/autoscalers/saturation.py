@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from serving_gym.baselines.common.autoscaler import Autoscaler, to_count, victims
 from serving_gym.baselines.policy import Tunable
+from serving_gym.calibration.fields import check_within
 from serving_gym.envs.autoscaling.state import (
     AutoscalingState,
     Endpoint,
@@ -44,8 +45,7 @@ class SaturationConfig:
     queue_spare: float = 3.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.kv_threshold <= 1:
-            raise ValueError(f"kv_threshold must lie in (0, 1], got {self.kv_threshold}")
+        check_within(self, "(0, 1]", "kv_threshold")
         if not 0 <= self.kv_spare < self.kv_threshold:
             raise ValueError(f"kv_spare must lie between 0 and kv_threshold, got {self.kv_spare}")
         if not 0 <= self.queue_spare < self.queue_threshold:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from serving_gym.baselines.common.router import Router, lowest
 from serving_gym.baselines.policy import Action, Tunable
+from serving_gym.calibration.fields import check_at_least, check_not_negative, check_positive
 from serving_gym.envs.routing.state import RoutedRequest, RoutingState
 
 FIRST_LONGEST = 4096  # characters that the first buckets divide evenly
@@ -31,12 +32,9 @@ class BucketConfig:
     adjust_interval_s: float = 5.0
 
     def __post_init__(self) -> None:
-        if not self.balance_abs_threshold >= 0:
-            raise ValueError(f"balance_abs_threshold must not be negative, got {self.balance_abs_threshold}")
-        if not self.balance_rel_threshold >= 1:
-            raise ValueError(f"balance_rel_threshold must be at least 1, got {self.balance_rel_threshold}")
-        if not self.adjust_interval_s > 0:
-            raise ValueError(f"adjust_interval_s must be positive, got {self.adjust_interval_s}")
+        check_not_negative(self, "balance_abs_threshold")
+        check_at_least(self, 1, "balance_rel_threshold")
+        check_positive(self, "adjust_interval_s")
 
     @staticmethod
     def tunables() -> dict[str, Tunable]:

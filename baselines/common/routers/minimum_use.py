@@ -9,6 +9,7 @@ import numpy as np
 from serving_gym.baselines.common.router import Router, lowest
 from serving_gym.baselines.common.routers.least_kv import kv_usage
 from serving_gym.baselines.policy import Action, Tunable
+from serving_gym.calibration.fields import check_positive, check_within
 from serving_gym.envs.routing.state import RoutedRequest, RoutingState
 
 
@@ -26,10 +27,8 @@ class MinimumUseConfig:
     window_s: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.gpu_weight <= 1:
-            raise ValueError(f"gpu_weight must lie in [0, 1], got {self.gpu_weight}")
-        if not self.window_s > 0:
-            raise ValueError(f"window_s must be positive, got {self.window_s}")
+        check_within(self, "[0, 1]", "gpu_weight")
+        check_positive(self, "window_s")
 
     @staticmethod
     def tunables() -> dict[str, Tunable]:

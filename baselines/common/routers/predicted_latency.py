@@ -12,6 +12,8 @@ from serving_gym.baselines.common.router import Router, in_flight_counts
 from serving_gym.baselines.common.routers.latency_model import LatencyModel
 from serving_gym.baselines.common.routers.llm_d import block_index, prefix_blocks
 from serving_gym.baselines.policy import Action, Tunable
+from serving_gym.calibration.fields import check_not_negative, check_within
+from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.routing.state import RoutedRequest, RoutingState
 
 STRATEGIES = ("least", "most")
@@ -42,14 +44,9 @@ class PredictedLatencyConfig:
     strategy: str = "least"
 
     def __post_init__(self) -> None:
-        for name in ("strict_affinity", "loose_affinity", "explore_probability"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
-        for name in ("max_ttft_penalty_s", "ttft_weight", "tpot_weight"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-        if self.strategy not in STRATEGIES:
-            raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, got {self.strategy!r}")
+        check_within(self, "[0, 1]", "strict_affinity", "loose_affinity", "explore_probability")
+        check_not_negative(self, "max_ttft_penalty_s", "ttft_weight", "tpot_weight")
+        check_choice("strategy", self.strategy, STRATEGIES)
 
     @staticmethod
     def tunables() -> dict[str, Tunable]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from serving_gym.baselines.common.router import Router
 from serving_gym.baselines.policy import Action, Tunable
+from serving_gym.calibration.fields import check_positive
 from serving_gym.envs.routing.state import RoutedRequest, RoutingState
 
 TOKENS_A_PLACE = 100.0  # of a user's count, until its next engine is the next one
@@ -37,8 +38,7 @@ class VTCBasicConfig:
         for name, value in vars(self).items():
             if not value >= 0:
                 raise ValueError(f"{name} must not be negative, got {value}")
-        if not self.max_load > 0:
-            raise ValueError(f"max_load must be positive, got {self.max_load}")
+        check_positive(self, "max_load")
 
     @staticmethod
     def tunables() -> dict[str, Tunable]:
