@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from serving_gym.baselines.chiron.backpressure import batch_waiting_s, interactive_backpressure
 from serving_gym.baselines.common.autoscaler import Autoscaler
-from serving_gym.baselines.policy import Tunable
+from serving_gym.baselines.policy import Configured, Constants, tunable
 from serving_gym.baselines.sageserve.spot import Stock, bring_in, give_away
 from serving_gym.calibration.fields import check_not_negative, check_positive, check_within
 from serving_gym.envs.autoscaling.state import (
@@ -23,7 +23,7 @@ from serving_gym.envs.autoscaling.state import (
 
 
 @dataclass(frozen=True)
-class ChironConfig:
+class ChironConfig(Constants):
     """Constants of `ChironPolicy`.
 
     Attributes:
@@ -40,7 +40,7 @@ class ChironConfig:
             has no fewer than two. Batch instances go one by one until none is left (public code).
     """
 
-    theta: float = 0.6
+    theta: float = tunable(0.6, 0.2, 0.95)
     interactive_instances: int = 10
     mixed_instances: int = 5
     batch_instances: int = 5
@@ -65,28 +65,17 @@ class ChironConfig:
             Pool.BATCH: self.batch_instances,
         }
 
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search."""
-        return {"theta": Tunable(0.2, 0.95)}
 
-
-class ChironPolicy(Autoscaler):
+class ChironPolicy(Autoscaler, Configured[ChironConfig]):
     """Scales interactive and mixed instances together by how many are busy, batch instances by their deadline.
 
     Above Theta one interactive and one mixed instance are added, otherwise one of each is taken away; batch instances
     are added while what waits would not be done in time, and taken away while nothing waits. A change is awaited before
     the next of the same pool (the public code scales nothing while a scaling is in progress). At the first decision the
     pools are brought to the size that they start with: what runs there already is taken for mixed instances.
-
-    Args:
-        config: Its constants.
     """
 
     name = "chiron"
-
-    def __init__(self, config: ChironConfig | None = None) -> None:
-        self.config = config or ChironConfig()
 
     def begin(self) -> None:
         """Nothing has been set up."""

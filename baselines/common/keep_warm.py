@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.baselines.common.sharing import SharingPolicy
-from serving_gym.baselines.policy import Action, Tunable
+from serving_gym.baselines.policy import Action, Constants, tunable
 from serving_gym.calibration.fields import check_positive
 from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.sharing.state import Event, SharingState
@@ -32,7 +32,7 @@ class Keep(StrEnum):
 
 
 @dataclass(frozen=True)
-class KeepWarmConfig:
+class KeepWarmConfig(Constants):
     """Constants of `KeepWarmPolicy`.
 
     Attributes:
@@ -43,17 +43,12 @@ class KeepWarmConfig:
     """
 
     keep: str = Keep.LFU.value
-    half_life_s: float = 600.0
-    fill: float = 0.8
+    half_life_s: float = tunable(600.0, 10.0, 7200.0, log=True)
+    fill: float = tunable(0.8, 0.2, 1.5)
 
     def __post_init__(self) -> None:
         check_choice("keep", self.keep, [entry.value for entry in Keep])
         check_positive(self, "half_life_s", "fill", finite=True)
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Ranges of the constants."""
-        return {"half_life_s": Tunable(10.0, 7200.0, log=True), "fill": Tunable(0.2, 1.5)}
 
 
 class KeepWarmPolicy(SharingPolicy):

@@ -16,14 +16,14 @@ from serving_gym.baselines.common.layouts import (
     uniform_layout,
     with_regions,
 )
-from serving_gym.baselines.policy import Action, Tunable
+from serving_gym.baselines.policy import Action, Constants, tunable
 from serving_gym.calibration.fields import check_at_least, check_not_negative, check_within
 from serving_gym.envs.interface.backend import ClusterState, Redeploy, SetLayout, SwitchMode
 from serving_gym.envs.interface.layout import Layout, changed_regions, groups_of
 
 
 @dataclass(frozen=True)
-class LadderConfig:
+class LadderConfig(Constants):
     """What policies that climb a ladder of layouts have in common; all ours.
 
     Attributes:
@@ -36,9 +36,9 @@ class LadderConfig:
     """
 
     layouts: Sequence[str | int] = ()
-    threshold_growth_ratio: float = 2.0
-    hysteresis_ratio: float = 0.5
-    dwell_s: float = 10.0
+    threshold_growth_ratio: float = tunable(2.0, 1.0, 8.0, log=True)
+    hysteresis_ratio: float = tunable(0.5, 0.1, 0.95)
+    dwell_s: float = tunable(10.0, 1.0, 60.0, log=True)
     rolling: bool = False
 
     def __post_init__(self) -> None:
@@ -47,15 +47,6 @@ class LadderConfig:
         check_not_negative(self, "dwell_s")
         for layout in self.layouts:
             parse_layout(layout)
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search."""
-        return {
-            "threshold_growth_ratio": Tunable(1.0, 8.0, log=True),
-            "hysteresis_ratio": Tunable(0.1, 0.95),
-            "dwell_s": Tunable(1.0, 60.0, log=True),
-        }
 
 
 def parse_split_mode(name: str) -> SwitchMode:

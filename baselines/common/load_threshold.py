@@ -8,7 +8,7 @@ from typing import Any
 from serving_gym.baselines.common.layout_ladder import LadderConfig, LayoutLadder, parse_split_mode
 from serving_gym.baselines.common.layouts import parse_mode
 from serving_gym.baselines.common.signals import requests_in_system
-from serving_gym.baselines.policy import Action, PolicySpec, Tunable
+from serving_gym.baselines.policy import Action, Configured, PolicySpec, Tunable
 from serving_gym.calibration.fields import check_positive
 from serving_gym.envs.interface.backend import ClusterState, SwitchMode
 
@@ -41,18 +41,11 @@ class LoadThresholdConfig(LadderConfig):
         return {"threshold_requests_per_gpu": Tunable(0.1, 64.0, log=True)} | LadderConfig.tunables()
 
 
-class LoadThresholdPolicy:
-    """Switches between a few layouts by requests in the system per GPU, with hysteresis and a dwell time.
-
-    Args:
-        config: Its constants.
-    """
+class LoadThresholdPolicy(Configured[LoadThresholdConfig]):
+    """Switches between a few layouts by requests in the system per GPU, with hysteresis and a dwell time."""
 
     name = "load_threshold"
     clairvoyant = False
-
-    def __init__(self, config: LoadThresholdConfig | None = None) -> None:
-        self.config = config or LoadThresholdConfig()
 
     def reset(self, spec: PolicySpec, seed: int) -> None:
         """Starts on the layout for light load."""

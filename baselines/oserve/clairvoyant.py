@@ -14,14 +14,14 @@ import numpy as np
 from serving_gym.baselines.common.deploying import DeployingPolicy, worth_it
 from serving_gym.baselines.oserve.exhaustive import optimal_plan
 from serving_gym.baselines.oserve.scheduler import strategy_of
-from serving_gym.baselines.policy import Action, Tunable
+from serving_gym.baselines.policy import Action, Configured, Constants, tunable
 from serving_gym.calibration.fields import check_at_least, check_not_negative
 from serving_gym.envs.deployment.state import Deploy, DeploymentState
 from serving_gym.envs.deployment.strategies import Worth
 
 
 @dataclass(frozen=True)
-class ClairvoyantConfig:
+class ClairvoyantConfig(Constants):
     """Constants of the policy.
 
     Attributes:
@@ -30,31 +30,19 @@ class ClairvoyantConfig:
             the next span. Source: ours; what pays for one span may not pay for the switch.
     """
 
-    min_gain: float = 0.05
+    min_gain: float = tunable(0.05, 0.0, 1.0)
     look_ahead: int = 3
 
     def __post_init__(self) -> None:
         check_not_negative(self, "min_gain", finite=True)
         check_at_least(self, 1, "look_ahead")
 
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search."""
-        return {"min_gain": Tunable(0.0, 1.0)}
 
-
-class ClairvoyantDeploymentPolicy(DeployingPolicy):
-    """The exhaustive search's deployment and the exact assignment for the true next spans.
-
-    Args:
-        config: Its constants; None: the defaults.
-    """
+class ClairvoyantDeploymentPolicy(DeployingPolicy, Configured[ClairvoyantConfig]):
+    """The exhaustive search's deployment and the exact assignment for the true next spans."""
 
     name = "clairvoyant_deployment"
     clairvoyant = True
-
-    def __init__(self, config: ClairvoyantConfig | None = None) -> None:
-        self.config = config or ClairvoyantConfig()
 
     def act(self, observation: Any, state: DeploymentState) -> Action:
         """The strategy for the next span."""

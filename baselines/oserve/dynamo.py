@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike
 
 from serving_gym.baselines.common.deploying import DeployingPolicy
 from serving_gym.baselines.oserve.uniform import over_trace, spans
-from serving_gym.baselines.policy import Action, PolicySpec, Tunable
+from serving_gym.baselines.policy import Action, Configured, Constants, PolicySpec, tunable
 from serving_gym.calibration.fields import check_not_negative, check_positive
 from serving_gym.envs.deployment.division import DECODE, PREFILL, Divisions, pairs_of, rebalance
 from serving_gym.envs.deployment.profiling import CapacityTable
@@ -56,7 +56,7 @@ def best_workers(
 
 
 @dataclass(frozen=True)
-class DynamoConfig:
+class DynamoConfig(Constants):
     """Constants of the policy.
 
     Attributes:
@@ -68,10 +68,10 @@ class DynamoConfig:
             leaves decode workers room, which answers are faster for. Source: ours.
     """
 
-    min_gain: float = 0.05
+    min_gain: float = tunable(0.05, 0.0, 1.0)
     prefill: Sequence[int] | None = None
     decode: Sequence[int] | None = None
-    decode_weight: float = 1.0
+    decode_weight: float = tunable(1.0, 0.25, 4.0, log=True)
 
     def __post_init__(self) -> None:
         check_not_negative(self, "min_gain", finite=True)
@@ -89,30 +89,19 @@ class DynamoConfig:
         tp, pp = degrees
         return ReplicaKind(tp, pp, role)
 
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search."""
-        return {"min_gain": Tunable(0.0, 1.0), "decode_weight": Tunable(0.25, 4.0, log=True)}
-
 
 def _is_pair(degrees: Any) -> bool:
     pair = isinstance(degrees, Sequence) and len(degrees) == 2
     return pair and all(isinstance(degree, int) and degree >= 1 for degree in degrees)
 
 
-class DynamoPolicy(DeployingPolicy):
+class DynamoPolicy(DeployingPolicy, Configured[DynamoConfig]):
     """Numbers of prefill and decode workers follow the forecast; their parallelism is the best for the past.
 
     It needs a cluster that allows such workers (`cluster.disaggregation`). Requests go to prefill workers evenly.
-
-    Args:
-        config: Its constants; None: the defaults.
     """
 
     name = "dynamo"
-
-    def __init__(self, config: DynamoConfig | None = None) -> None:
-        self.config = config or DynamoConfig()
 
     def reset(self, spec: PolicySpec, seed: int) -> None:
         """Chooses the parallelism of both kinds of workers.

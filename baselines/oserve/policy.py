@@ -26,7 +26,7 @@ from serving_gym.baselines.oserve.forecast import HISTORY, Forecaster, MovingAve
 from serving_gym.baselines.oserve.generation import GenerationConfig, generate
 from serving_gym.baselines.oserve.scheduler import strategy_of
 from serving_gym.baselines.oserve.uniform import uniform_layouts
-from serving_gym.baselines.policy import Action, PolicySpec, Tunable
+from serving_gym.baselines.policy import Action, Constants, PolicySpec, tunable
 from serving_gym.calibration.fields import check_at_least, check_not_negative
 from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.deployment.profiling import METHODS
@@ -41,7 +41,7 @@ ASSIGNMENTS = ("apart", "even", "spread")
 
 
 @dataclass(frozen=True)
-class OServeConfig:
+class OServeConfig(Constants):
     """Constants of the policy.
 
     Attributes:
@@ -70,12 +70,12 @@ class OServeConfig:
     idle_iterations: int = 20
     max_iterations: int = 1000
     restarts: int = 64
-    min_gain: float = 0.05
+    min_gain: float = tunable(0.05, 0.0, 1.0)
     switch: str = "ad_hoc"
     assignment: str = "apart"
     profiling: str = "measured"
     objective: str = "throughput"
-    most_room: float = 100.0
+    most_room: float = tunable(100.0, 1.0, 100.0, log=True)
 
     def __post_init__(self) -> None:
         check_choice("forecaster", self.forecaster, FORECASTERS)
@@ -93,11 +93,6 @@ class OServeConfig:
     def generation(self) -> GenerationConfig:
         """Constants of Algorithm 1."""
         return GenerationConfig(self.idle_iterations, self.max_iterations, self.restarts)
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search."""
-        return {"min_gain": Tunable(0.0, 1.0), "most_room": Tunable(1.0, 100.0, log=True)}
 
 
 class OServePolicy(DeployingPolicy):

@@ -14,7 +14,7 @@ from typing import Any
 
 from serving_gym.baselines.common.deploying import DeployingPolicy, worth_it
 from serving_gym.baselines.oserve.uniform import vllm_reload, vllm_static
-from serving_gym.baselines.policy import Action, PolicySpec, Tunable
+from serving_gym.baselines.policy import Action, Configured, Constants, PolicySpec, tunable
 from serving_gym.calibration.fields import check_not_negative
 from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.deployment.state import DeploymentState
@@ -37,7 +37,7 @@ class VLLMStaticPolicy(DeployingPolicy):
 
 
 @dataclass(frozen=True)
-class VLLMReloadConfig:
+class VLLMReloadConfig(Constants):
     """Constants of the policy.
 
     Attributes:
@@ -46,29 +46,17 @@ class VLLMReloadConfig:
     """
 
     switch: str = "reload"
-    min_gain: float = 0.05
+    min_gain: float = tunable(0.05, 0.0, 1.0)
 
     def __post_init__(self) -> None:
         check_choice("switch", self.switch, ("ad_hoc", "reload"))
         check_not_negative(self, "min_gain", finite=True)
 
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search."""
-        return {"min_gain": Tunable(0.0, 1.0)}
 
-
-class VLLMReloadPolicy(DeployingPolicy):
-    """vLLM (reload): the best uniform layout of every span.
-
-    Args:
-        config: Its constants; None: the defaults.
-    """
+class VLLMReloadPolicy(DeployingPolicy, Configured[VLLMReloadConfig]):
+    """vLLM (reload): the best uniform layout of every span."""
 
     name = "vllm_reload"
-
-    def __init__(self, config: VLLMReloadConfig | None = None) -> None:
-        self.config = config or VLLMReloadConfig()
 
     def act(self, observation: Any, state: DeploymentState) -> Action:
         """The layout for the next span, if it is better than the present one."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from serving_gym.baselines.common.autoscaler import Autoscaler, to_count
-from serving_gym.baselines.policy import Tunable
+from serving_gym.baselines.policy import Configured, Constants, tunable
 from serving_gym.baselines.preserve.workload_predictor import (
     WorkloadPredictorConfig,
     predictors,
@@ -23,7 +23,7 @@ from serving_gym.envs.autoscaling.state import AutoscalingState, Endpoint, Endpo
 
 
 @dataclass(frozen=True)
-class ComparatorConfig:
+class ComparatorConfig(Constants):
     """Constants of the comparators.
 
     Attributes:
@@ -34,8 +34,8 @@ class ComparatorConfig:
     """
 
     predictor: WorkloadPredictorConfig = field(default_factory=WorkloadPredictorConfig)
-    out_above_usage: float = 0.7
-    in_below_usage: float = 0.3
+    out_above_usage: float = tunable(0.7, 0.5, 0.95)
+    in_below_usage: float = tunable(0.3, 0.05, 0.5)
     cooldown_s: float = 15.0
 
     def __post_init__(self) -> None:
@@ -46,21 +46,9 @@ class ComparatorConfig:
             )
         check_not_negative(self, "cooldown_s")
 
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search."""
-        return {"out_above_usage": Tunable(0.5, 0.95), "in_below_usage": Tunable(0.05, 0.5)}
 
-
-class _Comparator(Autoscaler):
-    """Shared parts: a reaction to KV usage, and the number that a forecast asks for.
-
-    Args:
-        config: Constants.
-    """
-
-    def __init__(self, config: ComparatorConfig | None = None) -> None:
-        self.config = config or ComparatorConfig()
+class _Comparator(Autoscaler, Configured[ComparatorConfig]):
+    """Shared parts: a reaction to KV usage, and the number that a forecast asks for."""
 
     def begin(self) -> None:
         """Forgets what was learned and done."""

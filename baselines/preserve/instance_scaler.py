@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.baselines.common.autoscaler import Autoscaler, bounded, to_count
-from serving_gym.baselines.policy import Tunable
+from serving_gym.baselines.policy import Configured, Constants, tunable
 from serving_gym.baselines.preserve.load_anticipator import EXTENSION_RATIO
 from serving_gym.baselines.preserve.look_ahead import anticipated_load
 from serving_gym.baselines.preserve.workload_predictor import (
@@ -23,7 +23,7 @@ from serving_gym.envs.autoscaling.state import AutoscalingState, Endpoint, Endpo
 
 
 @dataclass(frozen=True)
-class PreServeScalingConfig:
+class PreServeScalingConfig(Constants):
     """Constants of `PreServeScalingPolicy`.
 
     Attributes:
@@ -40,24 +40,15 @@ class PreServeScalingConfig:
     predictor: WorkloadPredictorConfig = field(default_factory=WorkloadPredictorConfig)
     lookahead_iterations: int = 100
     extension_ratio: float = EXTENSION_RATIO
-    overload_usage: float = 0.95
-    overload_share: float = 0.1
-    scale_in_usage: float = 0.3
+    overload_usage: float = tunable(0.95, 0.7, 1.5)
+    overload_share: float = tunable(0.1, 0.0, 1.0)
+    scale_in_usage: float = tunable(0.3, 0.05, 0.7)
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "lookahead_iterations")
         check_not_negative(self, "extension_ratio")
         check_positive(self, "overload_usage", "scale_in_usage")
         check_within(self, "[0, 1]", "overload_share")
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search."""
-        return {
-            "overload_usage": Tunable(0.7, 1.5),
-            "overload_share": Tunable(0.0, 1.0),
-            "scale_in_usage": Tunable(0.05, 0.7),
-        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +107,7 @@ def instances_to_isolate(present: int, peak_usage: NDArray[np.float64], scale_in
     return max(0, present - math.ceil(float(peak_usage.sum()) / scale_in_usage - 1e-9))
 
 
-class PreServeScalingPolicy(Autoscaler):
+class PreServeScalingPolicy(Autoscaler, Configured[PreServeScalingConfig]):
     """Two tiers: the window's forecast sets the number of instances, anticipated loads correct it within the window.
 
     Instances that go are isolated from routing and finish what they have. Where the text leaves a choice:
@@ -125,15 +116,9 @@ class PreServeScalingPolicy(Autoscaler):
       once; when it has recovered it can be answered again.
     * The scale-in within a window waits while an instance starts: its load is still to come.
     * What the predictor has not learned yet (no capability seen) changes nothing.
-
-    Args:
-        config: Its constants.
     """
 
     name = "preserve_scaling"
-
-    def __init__(self, config: PreServeScalingConfig | None = None) -> None:
-        self.config = config or PreServeScalingConfig()
 
     def begin(self) -> None:
         """Forgets what was learned and what was answered."""

@@ -23,14 +23,14 @@ import numpy as np
 from serving_gym.baselines.common.autoscaler import Autoscaler, to_count
 from serving_gym.baselines.common.forecasting.registry import make_forecaster
 from serving_gym.baselines.common.forecasting.series import FloatArray, SeriesForecaster, percentage_errors
-from serving_gym.baselines.policy import Tunable
+from serving_gym.baselines.policy import Configured, Constants, tunable
 from serving_gym.baselines.preserve.workload_predictor import window_number
 from serving_gym.calibration.fields import check_at_least, check_positive, check_within
 from serving_gym.envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState, ScaleChange
 
 
 @dataclass(frozen=True)
-class PassConfig:
+class PassConfig(Constants):
     """Constants of `PassPolicy`.
 
     Attributes:
@@ -46,8 +46,8 @@ class PassConfig:
     forecasters: Sequence[str] = ("last_value", "moving_mean", "seasonal_naive", "arima")
     choose_windows: int = 6
     refit_s: float = 86_400.0
-    violation_share: float = 0.05
-    wait_share: float = 0.05
+    violation_share: float = tunable(0.05, 0.001, 0.2, log=True)
+    wait_share: float = tunable(0.05, 0.001, 0.5, log=True)
 
     def __post_init__(self) -> None:
         if not self.forecasters:
@@ -55,11 +55,6 @@ class PassConfig:
         check_at_least(self, 1, "choose_windows")
         check_positive(self, "window_s", "refit_s")
         check_within(self, "(0, 1)", "violation_share", "wait_share")
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search."""
-        return {"violation_share": Tunable(0.001, 0.2, log=True), "wait_share": Tunable(0.001, 0.5, log=True)}
 
 
 def borne_rps(
@@ -106,17 +101,10 @@ def servers_for(offered: float, wait_share: float) -> int:
     return servers
 
 
-class PassPolicy(Autoscaler):
-    """Scales for the forecast of the next window; where promises are broken meanwhile, for the queue.
-
-    Args:
-        config: Its constants.
-    """
+class PassPolicy(Autoscaler, Configured[PassConfig]):
+    """Scales for the forecast of the next window; where promises are broken meanwhile, for the queue."""
 
     name = "pass"
-
-    def __init__(self, config: PassConfig | None = None) -> None:
-        self.config = config or PassConfig()
 
     def begin(self) -> None:
         """Forgets what was learned."""

@@ -16,7 +16,7 @@ from serving_gym.baselines.common.autoscalers.horizontal import (
     HorizontalConfig,
     replicas_for_external,
 )
-from serving_gym.baselines.policy import Tunable
+from serving_gym.baselines.policy import Configured, Constants
 from serving_gym.calibration.fields import check_not_negative, check_positive, check_within
 from serving_gym.envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState
 
@@ -61,7 +61,7 @@ class CronWindow:
 
 
 @dataclass(frozen=True)
-class CronConfig:
+class CronConfig(Constants):
     """Constants of `CronPolicy`.
 
     Attributes:
@@ -79,23 +79,11 @@ class CronConfig:
     def __post_init__(self) -> None:
         check_positive(self, "waiting_target", "poll_s")
 
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """None: a timetable is the user's."""
-        return {}
 
-
-class CronPolicy(EndpointAutoscaler):
-    """A timetable of instances.
-
-    Args:
-        config: Its constants.
-    """
+class CronPolicy(EndpointAutoscaler, Configured[CronConfig]):
+    """A timetable of instances."""
 
     name = "cron"
-
-    def __init__(self, config: CronConfig | None = None) -> None:
-        self.config = config or CronConfig()
 
     def begin(self) -> None:
         """Forgets recommendations."""

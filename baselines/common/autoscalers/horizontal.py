@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.baselines.common.autoscaler import EndpointAutoscaler, bounded, default_gpu
-from serving_gym.baselines.policy import Tunable
+from serving_gym.baselines.policy import Constants, Tunable, tunable
 from serving_gym.calibration.fields import check_not_negative, check_positive
 from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState
@@ -29,7 +29,7 @@ _ROUNDING = 1e-9  # of a ratio that should be whole
 
 
 @dataclass(frozen=True)
-class HorizontalConfig:
+class HorizontalConfig(Constants):
     """Constants of `HorizontalPolicy`.
 
     Attributes:
@@ -54,8 +54,8 @@ class HorizontalConfig:
     target: float | None = None
     rate_window_s: float = 300.0
     sync_s: float = 15.0
-    tolerance: float = 0.1
-    in_stabilization_s: float = 300.0
+    tolerance: float = tunable(0.1, 0.0, 0.5)
+    in_stabilization_s: float = tunable(300.0, 15.0, 3600.0, log=True)
     out_stabilization_s: float = 0.0
     out_percent: float = 100.0
     out_pods: int = 4
@@ -80,11 +80,6 @@ class HorizontalConfig:
     def target_value(self) -> float:
         """The target of the metric."""
         return self.target if self.target is not None else _TARGETS[self.metric]
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search."""
-        return {"tolerance": Tunable(0.0, 0.5), "in_stabilization_s": Tunable(15.0, 3600.0, log=True)}
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.baselines.common.autoscaler import Autoscaler, to_count, victims
-from serving_gym.baselines.policy import Tunable
+from serving_gym.baselines.policy import Configured, Constants, tunable
 from serving_gym.calibration.fields import check_within
 from serving_gym.envs.autoscaling.state import (
     AutoscalingState,
@@ -29,7 +29,7 @@ _ROUNDING = 1e-9  # of spare KV, which is a difference of decimal fractions
 
 
 @dataclass(frozen=True)
-class SaturationConfig:
+class SaturationConfig(Constants):
     """Constants of `SaturationPolicy`. Source of all: the default of llm-d's workload-variant autoscaler.
 
     Attributes:
@@ -39,9 +39,9 @@ class SaturationConfig:
         queue_spare: Mean spare queue that is to be left.
     """
 
-    kv_threshold: float = 0.80
+    kv_threshold: float = tunable(0.80, 0.5, 0.98)
     queue_threshold: float = 5.0
-    kv_spare: float = 0.10
+    kv_spare: float = tunable(0.10, 0.0, 0.45)
     queue_spare: float = 3.0
 
     def __post_init__(self) -> None:
@@ -50,11 +50,6 @@ class SaturationConfig:
             raise ValueError(f"kv_spare must lie between 0 and kv_threshold, got {self.kv_spare}")
         if not 0 <= self.queue_spare < self.queue_threshold:
             raise ValueError(f"queue_spare must lie between 0 and queue_threshold, got {self.queue_spare}")
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search."""
-        return {"kv_threshold": Tunable(0.5, 0.98), "kv_spare": Tunable(0.0, 0.45)}
 
 
 @dataclass(frozen=True)
@@ -99,17 +94,10 @@ def _too_little(kv: float, queue: float, config: SaturationConfig) -> bool:
     return spare_kv < config.kv_spare - _ROUNDING or spare_queue < config.queue_spare - _ROUNDING
 
 
-class SaturationPolicy(Autoscaler):
-    """The rule, for every endpoint over its variants.
-
-    Args:
-        config: Its constants.
-    """
+class SaturationPolicy(Autoscaler, Configured[SaturationConfig]):
+    """The rule, for every endpoint over its variants."""
 
     name = "llm_d_saturation"
-
-    def __init__(self, config: SaturationConfig | None = None) -> None:
-        self.config = config or SaturationConfig()
 
     def begin(self) -> None:
         """No variant has been told a number."""

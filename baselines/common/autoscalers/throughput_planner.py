@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from serving_gym.baselines.common.autoscaler import EndpointAutoscaler
 from serving_gym.baselines.common.forecasting.registry import FORECASTERS, make_forecaster
 from serving_gym.baselines.common.forecasting.series import FloatArray, SeriesForecaster
-from serving_gym.baselines.policy import Tunable
+from serving_gym.baselines.policy import Constants
 from serving_gym.calibration.fields import check_at_least, check_positive
 from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.autoscaling.state import AutoscalingSpec, AutoscalingState, Endpoint, EndpointState
@@ -118,7 +118,7 @@ def profile_of(engines: NominalEngines, model: str) -> EngineProfile:
 
 
 @dataclass(frozen=True)
-class ThroughputPlannerConfig:
+class ThroughputPlannerConfig(Constants):
     """Constants of `ThroughputPlannerPolicy`.
 
     Attributes:
@@ -141,11 +141,6 @@ class ThroughputPlannerConfig:
         check_choice("forecaster", self.forecaster, FORECASTERS)
         check_positive(self, "interval_s", "refit_s")
         check_at_least(self, 1, "fewest_points")
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """None: the profile and the promises set everything."""
-        return {}
 
 
 @dataclass(frozen=True)
