@@ -277,7 +277,7 @@ def test_advantages_are_relative_to_a_power_of_the_cost(power: float, expected: 
 
 @pytest.mark.parametrize("power", [-0.1, 1.5])
 def test_powers_of_the_cost_are_shares(power: float) -> None:
-    with pytest.raises(ValueError, match=r"agent.cost_power must be in \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"agent.cost_power must lie in \[0, 1\]"):
         APIConfig(cost_power=power)
 
 

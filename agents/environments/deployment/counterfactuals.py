@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 from numpy.typing import NDArray
 
 from serving_gym.agents.environments.deployment.features import encode_actions, encode_state
 from serving_gym.agents.environments.deployment.policy import ChoicePolicy, usual_row
 from serving_gym.agents.environments.deployment.proposal import Proposals
 from serving_gym.agents.learners.api.config import APIConfig
-from serving_gym.agents.learners.api.counterfactuals import Batch, relative_advantages
-from serving_gym.agents.learners.api.start import Start, compared, start_of
+from serving_gym.agents.learners.api.counterfactuals import Batch
+from serving_gym.agents.learners.api.episode_counterfactuals import EpisodeCounterfactuals
+from serving_gym.agents.learners.api.start import Start, compared
 from serving_gym.agents.learners.learner import Budget, Task
-from serving_gym.baselines.policy import Action, Policy
+from serving_gym.baselines.policy import Action
 from serving_gym.envs.base.lazy_observation import LazyObservation
 from serving_gym.envs.base.vector_env import MAX_SEED
 from serving_gym.envs.deployment.env import DeploymentEnv
@@ -27,39 +27,21 @@ SPREAD = 0  # the first choice: to stay, requests spread over all replicas
 Observation = Mapping[str, NDArray[np.float32]]
 
 
-class DeploymentCounterfactuals:
+class DeploymentCounterfactuals(EpisodeCounterfactuals[DeploymentCore, ChoicePolicy]):
     """Plays one episode after another; at sampled states it is forked once for each of a few choices.
 
     A rollout keeps to its choice, deployment and assignment, the assignment following the forecast; from `commit` spans
     on it follows the present policy. That is at first the one to start from, whose proposal is always among the
     choices; without one, all stays as it is.
 
-    Args:
-        config: Settings of the agent.
-        task: What is to be learned.
-        rng: Of episodes, sampling and exploration.
-
-    Raises:
-        ValueError: the policy to start from does not fit.
+    Arguments are those of `EpisodeCounterfactuals`, less the environment.
     """
 
-    def __init__(self, config: APIConfig, task: Task, rng: np.random.Generator) -> None:
-        self.config, self.rng = config, rng
-        env: Any = DeploymentEnv(**task.training_arguments)
-        self.core: DeploymentCore = env.core
-        self.observation: spaces.Dict = env.observation_space
-        self.action: spaces.Discrete = env.action_space
-        self.spec = env.policy_spec
-        self.start = start_of(config.start)
-        if self.start is not None:
-            self.start.reset(self.spec, task.seed)
-        self._proposals = Proposals(self.spec, (self.observation["replicas"].shape or (0,))[0])
-        self.present: ChoicePolicy | None = None  # None: what was started from, or to stay
+    policy_class = ChoicePolicy
 
-    def follow(self, policy: Policy) -> None:
-        """From now on this is the present policy."""
-        assert isinstance(policy, ChoicePolicy)
-        self.present = policy
+    def __init__(self, config: APIConfig, task: Task, rng: np.random.Generator) -> None:
+        super().__init__(DeploymentEnv(**task.training_arguments), config, task, rng)
+        self._proposals = Proposals(self.spec, (self.observation["replicas"].shape or (0,))[0])
 
     def play(self, budget: Budget, batch: Batch) -> None:
         """One decision of the present policy or of chance, its state sampled now and then."""
@@ -72,9 +54,9 @@ class DeploymentCounterfactuals:
         rows, said = self._options(core, observation, self.start)
         chosen = self._choose(observation, rows)
         possible = len(rows)
-        if possible > 1 and self.rng.random() * self.config.sample_every < 1.0:
+        if possible > 1 and self.samples():
             budget.count(self._sample(observation, rows, said, chosen, batch))
-        if self.rng.random() < self.config.exploration:
+        if self.explores():
             chosen = int(self.rng.integers(possible))
         core.step(self._action(chosen, rows, said))
         budget.count(1)
@@ -141,13 +123,8 @@ class DeploymentCounterfactuals:
 
     def _next(self, core: DeploymentCore, start: Start | None) -> Any:
         """What the present policy does in a rollout."""
-        from_start = self.present is None or self.config.continuation == "start"
-        if from_start and start is not None:
+        if start is not None and self.follows_start(start):
             return start.says(LazyObservation(core.observe), core.state)
         observation = core.observe()
         rows, said = self._options(core, observation, start)
         return self._action(self._choose(observation, rows), rows, said)
-
-    def advantages(self, returns: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
-        """In shares of what the best costs."""
-        return relative_advantages(returns, self.config)

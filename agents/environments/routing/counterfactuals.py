@@ -166,7 +166,7 @@ class RoutingCounterfactuals:
             returns[rows], squares[rows] = self._rollouts(*rows, budget)
         for i in sampled:
             state = np.concatenate([seen.request[i], seen.cluster[i]])
-            kind = f"{self.deciders.episodes[i].simulator.workload.name} on fleet {self._turn}"
+            kind = f"{self.batch.episodes[i].simulator.workload.name} on fleet {self._turn}"
             batch.add(state, seen.places[i].copy(), returns[i], int(actions[i]), kind, squares[i])
 
     def _candidates(self, able: NDArray[np.bool_], present: int) -> NDArray[np.int64]:
