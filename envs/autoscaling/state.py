@@ -14,6 +14,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from serving_gym.calibration.fields import check_positive
 from serving_gym.envs.interface.backend import SLO
 from serving_gym.envs.interface.scaling import (
     TRAFFIC_DTYPE,
@@ -215,5 +216,4 @@ class AutoscalingSpec:
             raise ValueError(
                 f"min_instances must lie between 0 and max_instances ({self.max_instances}), got {self.min_instances}"
             )
-        if not self.decision_interval_s > 0:
-            raise ValueError(f"decision_interval_s must be positive, got {self.decision_interval_s}")
+        check_positive(self, "decision_interval_s")

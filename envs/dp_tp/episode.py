@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from serving_gym.calibration.fields import check_not_negative, check_positive
 from serving_gym.envs.dp_tp.action import action_mask, decode_action, settled_mask
 from serving_gym.envs.dp_tp.observation import ENGINE_FEATURES, Encoder, ObservationScales
 from serving_gym.envs.interface.backend import (
@@ -67,9 +68,7 @@ class DPTPConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.cluster, ClusterSpec):
             raise ValueError("dp_tp decides about a node: choose a cluster without groups of replicas")
-        for name in ("decision_interval_s", "drain_limit_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        check_positive(self, "decision_interval_s", "drain_limit_s")
         if self.workload.num_clients:
             raise ValueError(
                 "dp_tp needs requests that arrive when the workload says; workload.num_clients must be 0"
@@ -80,8 +79,7 @@ class DPTPConfig:
                 f"dp_tp needs a power of two of base engines that may all be merged (cluster.max_group null); "
                 f"got {num_base} with cluster.max_group {self.cluster.max_group}"
             )
-        if not self.faults_per_gpu_hour >= 0:
-            raise ValueError(f"faults_per_gpu_hour must not be negative, got {self.faults_per_gpu_hour}")
+        check_not_negative(self, "faults_per_gpu_hour")
 
 
 class DPTPCore:

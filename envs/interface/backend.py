@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from serving_gym.calibration.fields import check_not_negative, check_positive
 from serving_gym.envs.interface.layout import Group, Layout, groups_of
 
 if TYPE_CHECKING:
@@ -200,9 +201,7 @@ class SLO:
     tpot_s: float
 
     def __post_init__(self) -> None:
-        for name in ("ttft_s", "tpot_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"slo.{name} must be positive, got {getattr(self, name)}")
+        check_positive(self, "ttft_s", "tpot_s", prefix="slo.")
 
     def ttft_limits_s(self, input_tokens: NDArray[np.int32]) -> NDArray[np.float64]:
         """TTFT promise to requests of some prompt lengths, (N,)."""
@@ -217,10 +216,7 @@ class LengthSLO(SLO):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.ttft_s_per_token < float("inf"):
-            raise ValueError(
-                f"slo.ttft_s_per_token must be finite and not negative, got {self.ttft_s_per_token}"
-            )
+        check_not_negative(self, "ttft_s_per_token", prefix="slo.", finite=True)
 
     def ttft_limits_s(self, input_tokens: NDArray[np.int32]) -> NDArray[np.float64]:
         """TTFT promise to requests of some prompt lengths, (N,)."""

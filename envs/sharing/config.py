@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
+from serving_gym.calibration.fields import check_not_negative, check_positive
 from serving_gym.envs.interface.backend import LengthSLO
 from serving_gym.envs.interface.objective import Objective
 from serving_gym.envs.sharing.spec import SharingSpec
@@ -74,16 +75,14 @@ class SharingConfig:
         if not isinstance(self.cluster, SharingSpec):
             raise ValueError("sharing decides about nodes that are shared: choose a cluster with nodes")
         check_choice("token_scheduler", self.token_scheduler, [entry.value for entry in TokenScheduler])
-        if not self.drain_limit_s > 0:
-            raise ValueError(f"drain_limit_s must be positive, got {self.drain_limit_s}")
+        check_positive(self, "drain_limit_s")
         for node in self.cluster.nodes:
             weight = self.node_hours.get(node.kind)
             if weight is None or not 0 <= weight < float("inf"):
                 raise ValueError(
                     f"node_hours must have a weight of at least 0 for kind {node.kind!r}, got {weight}"
                 )
-        if not 0 <= self.ooms < float("inf"):
-            raise ValueError(f"ooms must be finite and not negative, got {self.ooms}")
+        check_not_negative(self, "ooms", finite=True)
         if self.workload.num_clients:
             raise ValueError(
                 "sharing needs requests that arrive when the workload says; workload.num_clients must be 0"

@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from serving_gym.agents.checkpoint import CHECKPOINT, LAST, plain, read_config, standing
 from serving_gym.agents.config import POLICY_KEYS, POLICY_LISTS, REQUIRED_POLICIES, AgentConfig, no_policy
 from serving_gym.agents.learners.learner import AGENTS, agent_config_class
+from serving_gym.calibration.fields import check_positive
 from serving_gym.envs.registration import usual_policies
 from serving_gym.runners.configuration.policies import policy_config
 from serving_gym.runners.configuration.schema import LauncherConfig, RunConfig, check_least
@@ -109,10 +110,7 @@ class TrainConfig(RunConfig):
             raise ValueError("also_workloads is for agent=bc, dagger and reuse alone; leave it empty")
         if self.total_steps is not None:
             check_least("total_steps", self.total_steps, 1)
-        for name in ("max_minutes", "save_every_s"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be positive, got {value}")
+        check_positive(self, "max_minutes", "save_every_s")
 
     @property
     def compared(self) -> tuple[str, ...]:
