@@ -65,6 +65,34 @@ def run_parts(
             yield claims
 
 
+def num_seeds(config: ReproduceConfig) -> int:
+    """Seeds whose episodes are pooled."""
+    return 1 if config.quick else config.seeds
+
+
+def seeds_of(config: ReproduceConfig) -> range:
+    """Seeds whose episodes are pooled."""
+    return range(config.first_seed, config.first_seed + num_seeds(config))
+
+
+@dataclass
+class PaperStudy:
+    """Base of the studies that run the episodes of a paper and keep their results.
+
+    Attributes:
+        config: Words of the command.
+        bar: Progress bar, one step an episode.
+    """
+
+    config: ReproduceConfig
+    bar: Any
+
+    @property
+    def seeds(self) -> range:
+        """Seeds whose episodes are pooled."""
+        return seeds_of(self.config)
+
+
 def total(steps: Mapping[str, int], names: Collection[str]) -> int:
     """Steps of the parts of some names; a part without steps is not listed."""
     return sum(steps.get(name, 0) for name in names)
