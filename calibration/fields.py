@@ -36,6 +36,11 @@ def check_at_least(config: object, least: float, *names: str, prefix: str = "", 
     _check(config, names, prefix, allowed, lambda value: value >= least, finite)
 
 
+def check_finite(config: object, *names: str, prefix: str = "") -> None:
+    """Raises ValueError for the first named field that is infinite or no number; arguments as in `check_positive`."""
+    _check(config, names, prefix, ("be finite", "be finite"), math.isfinite, False)
+
+
 def check_within(config: object, interval: str, *names: str, prefix: str = "") -> None:
     """Raises ValueError for the first named field outside an interval.
 

@@ -45,12 +45,14 @@ class Adapter:
         rows: Part of the observation whose row i is action i, or, of a `MultiDiscrete`, has the i-th levers, as many
             as every other; None: actions are not rows. An action behind the last row (to hold a request) is taken by
             weighted scores only where no row is possible.
+        setting: Part of the `PolicySpec` that policies need; None: any will do.
         present: Column of `rows` that is positive in a row that counts.
         goes_on: Whether an episode that is truncated would have gone on, so that learners must reckon with what would
             have followed. Not where the drain limit truncates: what is unfinished then is charged in the last reward.
     """
 
     rows: str | None = None
+    setting: str | None = None
     present: int = 0
     goes_on: bool = False
 
@@ -151,8 +153,10 @@ class Adapter:
             spec: The setting.
 
         Raises:
-            ValueError: says what differs.
+            ValueError: The environment decides about something else, or what it shows differs.
         """
+        if self.setting is not None:
+            getattr(spec, self.setting)  # raises where the environment has no such part
 
     # -- observations --------------------------------------------------------------------------------------------------
 

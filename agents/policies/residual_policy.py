@@ -89,14 +89,12 @@ class BatchResidualPolicy(ResidualPolicy):
         return self._corrected(observation, self.baseline.act_batch(observation, masks), masks)
 
 
-def residual_policy(
-    baseline: Policy,
-    scores: Scores,
-    adapter: Adapter,
-    name: str,
-    observation: spaces.Dict,
-    action: ActionSpace,
-) -> ResidualPolicy:
-    """A correction of a baseline, for many episodes at once where the baseline decides so."""
+def residual_policy(baseline: Policy, *arguments: Any) -> ResidualPolicy:
+    """A correction of a baseline, for many episodes at once where the baseline decides so.
+
+    Args:
+        baseline: The baseline.
+        arguments: The others of `ResidualPolicy`.
+    """
     kind = BatchResidualPolicy if isinstance(baseline, BatchPolicy) else ResidualPolicy
-    return kind(baseline, scores, adapter, name, observation, action)
+    return kind(baseline, *arguments)

@@ -30,6 +30,8 @@ STAY = 0  # the first choice: the deployment as it is
 class DeploymentAdapter(Adapter):
     """Deployments of a cluster; a decision each span."""
 
+    setting = "setting"
+
     rows = "candidates"
     present = EXISTS
 
@@ -59,12 +61,6 @@ class DeploymentAdapter(Adapter):
         if action is None or (isinstance(action, Deploy) and action.deployment == state.deployment):
             return STAY
         return int(super().index_of(action, state, mask, spec))
-
-    def check_setting(
-        self, name: str, observation: spaces.Dict, action: ActionSpace, spec: PolicySpec
-    ) -> None:
-        """Refuses a setting that is not about deployments."""
-        _ = spec.setting
 
     def counterfactuals(
         self, config: APIConfig, task: Task, rng: np.random.Generator

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.baselines.common.autoscaler import EndpointAutoscaler, bounded, default_gpu
-from serving_gym.baselines.policy import Constants, Tunable, tunable
+from serving_gym.baselines.policy import Constants, tunable
 from serving_gym.calibration.fields import check_not_negative, check_positive
 from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState
@@ -87,12 +87,7 @@ class WaitingConfig(HorizontalConfig):
     """Constants of `HorizontalPolicy` on waiting requests, with their target in sight of a tuner."""
 
     metric: str = "waiting"
-    target: float | None = 5.0
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search."""
-        return {"target": Tunable(0.2, 200.0, log=True), **HorizontalConfig.tunables()}
+    target: float | None = tunable(5.0, 0.2, 200.0, log=True)
 
 
 @dataclass(frozen=True)
@@ -100,12 +95,7 @@ class KVConfig(HorizontalConfig):
     """Constants of `HorizontalPolicy` on KV usage, with its target in sight of a tuner."""
 
     metric: str = "kv"
-    target: float | None = 0.8
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search."""
-        return {"target": Tunable(0.1, 0.95), **HorizontalConfig.tunables()}
+    target: float | None = tunable(0.8, 0.1, 0.95)
 
 
 @dataclass(frozen=True)
@@ -113,16 +103,8 @@ class RateConfig(HorizontalConfig):
     """Constants of `HorizontalPolicy` on the rate of prompt tokens, with its target in sight of a tuner."""
 
     metric: str = "rate"
-    target: float | None = 0.7
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search."""
-        return {
-            "target": Tunable(0.1, 3.0, log=True),
-            "rate_window_s": Tunable(15.0, 600.0, log=True),
-            **HorizontalConfig.tunables(),
-        }
+    target: float | None = tunable(0.7, 0.1, 3.0, log=True)
+    rate_window_s: float = tunable(300.0, 15.0, 600.0, log=True)
 
 
 def replicas_for_external(total: float, target: float, ready: int, tolerance: float) -> int:
