@@ -135,7 +135,7 @@ class AgentEntry:
     Attributes:
         config: Dataclass of its settings.
         learner: Class of its learner.
-        loader: Function from (folder, settings of the checkpoint, name) to a policy.
+        loader: Function from the folder of a checkpoint, its settings and the policy's name to the policy.
     """
 
     config: str

@@ -313,12 +313,7 @@ def _read(folder: Path) -> FloatArray:
 
 
 def load(folder: Path, config: Mapping[str, Any], name: str) -> Policy:
-    """The policy of a checkpoint.
-
-    Args:
-        folder: Of the checkpoint.
-        config: Its settings.
-        name: What the policy is called.
+    """The policy of a checkpoint; see `agents.learners.learner.AgentEntry`.
 
     Raises:
         ValueError: it has another number of parameters than such a policy.

@@ -87,14 +87,3 @@ class BatchResidualPolicy(ResidualPolicy):
         """The best action in each of N episodes, (N,) or (N, levers)."""
         assert isinstance(self.baseline, BatchPolicy)
         return self._corrected(observation, self.baseline.act_batch(observation, masks), masks)
-
-
-def residual_policy(baseline: Policy, *arguments: Any) -> ResidualPolicy:
-    """A correction of a baseline, for many episodes at once where the baseline decides so.
-
-    Args:
-        baseline: The baseline.
-        arguments: The others of `ResidualPolicy`.
-    """
-    kind = BatchResidualPolicy if isinstance(baseline, BatchPolicy) else ResidualPolicy
-    return kind(baseline, *arguments)

@@ -104,11 +104,5 @@ class PortfolioLearner(PolicyIterationLearner):
 
 
 def load(folder: Path, config: Mapping[str, Any], name: str) -> Policy:
-    """The policy of a checkpoint.
-
-    Args:
-        folder: Of the checkpoint.
-        config: Its settings.
-        name: What the policy is called.
-    """
+    """The policy of a checkpoint; see `agents.learners.learner.AgentEntry`."""
     return load_with(Choosing(adapter_of(config["env"]["name"])), folder, config, name)
