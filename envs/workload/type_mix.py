@@ -19,7 +19,7 @@ from functools import lru_cache
 import numpy as np
 
 from serving_gym.calibration.fields import check_at_least, check_not_negative, check_positive, check_within
-from serving_gym.envs.workload.generators import load_fitted
+from serving_gym.envs.workload.generators import AZURE_LENGTHS, AzureLengths, load_fitted
 from serving_gym.envs.workload.schema import FloatArray, TokenArray, Workload
 from serving_gym.envs.workload.seeding import stream
 
@@ -37,13 +37,12 @@ OURS = {  # likewise, %; source: ours
     "alike": (0.0, 0.0, 100.0, 0.0),
 }
 MIXES = TABLE_1 | OURS
-_LENGTHS = ("azure_code_fitted", "azure_conv_fitted")
 _POOL = 20_000
 _MINUTE_S = 60.0
 
 
 @dataclass(frozen=True)
-class TypeMix:
+class TypeMix(AzureLengths):
     """Poisson arrivals of four types whose shares change.
 
     Attributes:
@@ -106,15 +105,9 @@ class TypeMix:
         return self.mean_rps
 
     @property
-    def max_input_tokens(self) -> int:
-        """Longest prompt in tokens."""
-        return max(load_fitted(name).max_input_tokens for name in _LENGTHS)
-
-    @property
     def max_output_tokens(self) -> int:
         """Longest output in tokens."""
-        longest = max(load_fitted(name).max_output_tokens for name in _LENGTHS)
-        return round(longest * max(1.0, self.long_answer_factor))
+        return round(super().max_output_tokens * max(1.0, self.long_answer_factor))
 
     def sample(self, num_requests: int, rng: np.random.Generator) -> Workload:
         """Draws a workload."""
@@ -210,7 +203,7 @@ def length_pools(
     rng = stream(0, "type_mix", "pool")
     parts = [
         load_fitted(name).lengths(round(_POOL * share), *rng.spawn(2))
-        for name, share in zip(_LENGTHS, (code_share, 1 - code_share), strict=True)
+        for name, share in zip(AZURE_LENGTHS, (code_share, 1 - code_share), strict=True)
     ]
     inputs, outputs = (np.concatenate([part[i] for part in parts]) for i in range(2))
     long_in, long_out = inputs > np.median(inputs), outputs > np.median(outputs)
