@@ -17,7 +17,7 @@ from serving_gym.baselines.oserve.scheduler import strategy_of
 from serving_gym.baselines.policy import Action, Configured, Constants, tunable
 from serving_gym.calibration.fields import check_at_least, check_not_negative
 from serving_gym.envs.deployment.state import Deploy, DeploymentState
-from serving_gym.envs.deployment.strategies import Worth
+from serving_gym.envs.deployment.strategies import PlanEvaluator
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,13 @@ class ClairvoyantDeploymentPolicy(DeployingPolicy, Configured[ClairvoyantConfig]
         if not len(state.coming) or state.coming[0].sum() <= 0:
             return None
         ahead = state.coming[: self.config.look_ahead]
-        worth = self._worth(ahead[ahead.sum(axis=1) > 0].mean(axis=0))
-        found, present = optimal_plan(worth), worth.plan(state.deployment.kinds)
+        evaluator = self._evaluator(ahead[ahead.sum(axis=1) > 0].mean(axis=0))
+        found, present = optimal_plan(evaluator), evaluator.plan(state.deployment.kinds)
         plan = found if worth_it(found, present, state, self.config.min_gain) else present
-        strategy = strategy_of(self._worth(state.coming[0]), plan, state.deployment, self.setting.order)
+        strategy = strategy_of(self._evaluator(state.coming[0]), plan, state.deployment, self.setting.order)
         return Deploy(strategy.deployment, strategy.assignment.routing())
 
-    def _worth(self, demand: np.ndarray[Any, np.dtype[np.float64]]) -> Worth:
+    def _evaluator(self, demand: np.ndarray[Any, np.dtype[np.float64]]) -> PlanEvaluator:
         """Values deployments by when they are done with a demand: a type that is dear is not given up."""
         setting = self.setting
-        return Worth(setting.cluster, setting.table.of_role("mixed"), demand, "completion_time")
+        return PlanEvaluator(setting.cluster, setting.table.of_role("mixed"), demand, "completion_time")

@@ -39,13 +39,13 @@ def best_workers(
     Raises:
         ValueError: A role has no kind, no pair fits, or the demands have another form.
     """
-    worths = spans(cluster, table, demands)
+    evaluators = spans(cluster, table, demands)
 
     def served(pair: tuple[ReplicaKind, ReplicaKind]) -> tuple[float, float]:
-        times = [rebalance(cluster, table, *pair, worth.demand)[1] for worth in worths]
-        return over_trace(
-            worths, [float(worth.demand.sum()) * some for worth, some in zip(worths, times, strict=True)]
-        )
+        requests = [
+            float(each.demand.sum()) * rebalance(cluster, table, *pair, each.demand)[1] for each in evaluators
+        ]
+        return over_trace(evaluators, requests)
 
     pairs = pairs_of(cluster, table)
     if not pairs:

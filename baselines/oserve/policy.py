@@ -31,7 +31,7 @@ from serving_gym.calibration.fields import check_at_least, check_not_negative
 from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.deployment.profiling import METHODS
 from serving_gym.envs.deployment.state import Deploy, DeploymentSetting, DeploymentState
-from serving_gym.envs.deployment.strategies import OBJECTIVES, Plan, Worth
+from serving_gym.envs.deployment.strategies import OBJECTIVES, Plan, PlanEvaluator
 
 FloatArray = NDArray[np.float64]
 
@@ -59,7 +59,7 @@ class OServeConfig(Constants):
             it, which is section 6.3's deployment without its assignment.
         profiling: How capacities are worked out: "measured" (Appendix D), "mixed" or "closed_form"; or "environment",
             whose table every policy sees (`envs.deployment.profiling`).
-        objective: "throughput" (section 4.2) or "completion_time" (`strategies.Worth`).
+        objective: "throughput" (section 4.2) or "completion_time" (`strategies.PlanEvaluator`).
         most_room: Times the forecast that a deployment need reach at most: of those that do, and of the best uniform
             ones, the one of fewest replicas is taken. Source: ours; so large that it does not count.
     """
@@ -127,35 +127,37 @@ class OServePolicy(DeployingPolicy):
         """The strategy for the next span."""
         self.decisions += 1
         config = self.config
-        worth = Worth(self.setting.cluster, self.table, self.forecast(state), config.objective)
-        if worth.demand.sum() <= 0:
+        evaluator = PlanEvaluator(self.setting.cluster, self.table, self.forecast(state), config.objective)
+        if evaluator.demand.sum() <= 0:
             return None
-        present = worth.plan(state.deployment.kinds)
-        plan = self._chosen(worth, present, state)
+        present = evaluator.plan(state.deployment.kinds)
+        plan = self._chosen(evaluator, present, state)
         order = self.setting.order if config.assignment == "apart" else None
-        strategy = strategy_of(worth, plan, state.deployment, order)
+        strategy = strategy_of(evaluator, plan, state.deployment, order)
         shares = strategy.assignment.routing()
         if config.assignment == "spread":
             shares = strategy.assignment.capacity
         return Deploy(strategy.deployment, shares, config.switch)
 
-    def _chosen(self, worth: Worth, present: Plan, state: DeploymentState) -> Plan:
+    def _chosen(self, evaluator: PlanEvaluator, present: Plan, state: DeploymentState) -> Plan:
         """What is to be deployed."""
         if self.config.search == "optimal":
-            found = optimal_plan(worth)
+            found = optimal_plan(evaluator)
         else:
-            found = generate(worth, self.config.generation, self.seed + self.decisions).plan
-        enough = self.config.most_room * float(worth.demand.sum())
+            found = generate(evaluator, self.config.generation, self.seed + self.decisions).plan
+        enough = self.config.most_room * float(evaluator.demand.sum())
         wide = [
             plan
-            for plan in (worth.plan(kinds) for kinds in uniform_layouts(worth.cluster, worth.table.kinds))
-            if plan.reachable >= enough
+            for plan in (
+                evaluator.plan(kinds) for kinds in uniform_layouts(evaluator.cluster, evaluator.table.kinds)
+            )
+            if plan.max_requests >= enough
         ]
         if not wide:
             return found if worth_it(found, present, state, self.config.min_gain) else present
-        best = min(wide, key=lambda plan: (len(plan.sizes), -plan.reachable))
+        best = min(wide, key=lambda plan: (len(plan.sizes), -plan.max_requests))
         stays = state.switch is not None or (
-            present.reachable >= enough and len(present.sizes) <= len(best.sizes)
+            present.max_requests >= enough and len(present.sizes) <= len(best.sizes)
         )
         return present if stays else best
 

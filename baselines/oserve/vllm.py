@@ -60,9 +60,9 @@ class VLLMReloadPolicy(DeployingPolicy, Configured[VLLMReloadConfig]):
 
     def act(self, observation: Any, state: DeploymentState) -> Action:
         """The layout for the next span, if it is better than the present one."""
-        worth = self.setting.worth(state.forecast)
-        if state.switch is not None or worth.demand.sum() <= 0:
+        evaluator = self.setting.evaluator(state.forecast)
+        if state.switch is not None or evaluator.demand.sum() <= 0:
             return None
-        found, present = vllm_reload(worth), worth.plan(state.deployment.kinds)
+        found, present = vllm_reload(evaluator), evaluator.plan(state.deployment.kinds)
         stays = len(present.kinds) == 1 and not worth_it(found, present, state, self.config.min_gain)
         return self.evenly(present.kinds if stays else found.kinds, state, self.config.switch)

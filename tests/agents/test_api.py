@@ -189,7 +189,7 @@ def test_even_layouts_are_reached_one_group_after_another() -> None:
             [],
             [core.state.target_layout],
         )
-        step = options.told(options.wanted.index((4, 4)), core.state)
+        step = options.command(options.wanted.index((4, 4)), core.state)
         seen.append(core.state.layout)
         assert step is None or step.mode == SwitchMode.SOFT
         assert step is None or not core.state.transitions, "what is being merged is waited for"

@@ -120,7 +120,7 @@ class AutoscalingCounterfactuals(EpisodeCounterfactuals[Episode, LeversPolicy]):
     def _next(self, episode: Episode, start: Start | None) -> Any:
         """What the present policy does in a rollout."""
         if start is not None and self.follows_start(start):
-            return start.says(LazyObservation(episode.observe), episode.state)
+            return start.act(LazyObservation(episode.observe), episode.state)
         assert self.present is not None
         observation = episode.observe()
         possible = self._options(episode, observation, start)

@@ -83,7 +83,7 @@ def find_options(
     assert observation is not None
     assert state is not None
     assert spec is not None
-    said: Any = start.says(observation, state)
+    said: Any = start.act(observation, state)
     vector = vector_from_changes(spec, state, said or ()) if said is None or is_changes(said) else said
     nearest = np.asarray(vector, np.int64).reshape(-1, 1, LEVERS)
     return Options([np.concatenate([own, last]) for own, last in zip(rows, nearest, strict=True)], said, True)

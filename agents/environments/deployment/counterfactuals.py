@@ -67,7 +67,7 @@ class DeploymentCounterfactuals(EpisodeCounterfactuals[DeploymentCore, ChoicePol
         """What describes the choices, (K, action_size), and the proposal that is the last of them, if one is."""
         if start is None:
             return encode_actions(observation), None
-        said = start.says(observation, core.state)
+        said = start.act(observation, core.state)
         return encode_actions(observation, usual_row(observation, core.state, said, self._proposals)), said
 
     def _choose(self, observation: Observation, rows: NDArray[np.float32]) -> int:
@@ -124,7 +124,7 @@ class DeploymentCounterfactuals(EpisodeCounterfactuals[DeploymentCore, ChoicePol
     def _next(self, core: DeploymentCore, start: Start | None) -> Any:
         """What the present policy does in a rollout."""
         if start is not None and self.follows_start(start):
-            return start.says(LazyObservation(core.observe), core.state)
+            return start.act(LazyObservation(core.observe), core.state)
         observation = core.observe()
         rows, said = self._options(core, observation, start)
         return self._action(self._choose(observation, rows), rows, said)

@@ -63,7 +63,7 @@ class ChoicePolicy:
                 self._proposals = Proposals(self._spec, len(observation["replicas"]))
         if self.start is None:
             return self.best(observation, encode_actions(observation))
-        said = self.start.says(observation, state)
+        said = self.start.act(observation, state)
         rows = encode_actions(observation, usual_row(observation, state, said, self._proposals))
         best = self.best(observation, rows)
         return said if best == len(rows) - 1 else best

@@ -93,7 +93,7 @@ class DPTPCounterfactuals(EpisodeCounterfactuals[DPTPCore, ScorePolicy]):
             chosen = options.stay
         else:
             self._heading = None
-        return options.told(chosen, state)
+        return options.command(chosen, state)
 
     def _choose(self, known: FloatArray, options: Options) -> int:
         """Row that the present policy takes."""
@@ -114,7 +114,7 @@ class DPTPCounterfactuals(EpisodeCounterfactuals[DPTPCore, ScorePolicy]):
             options.features[tried],
             np.array(
                 [
-                    self._rollout(options.told(row, self.core.state), options.wanted[row], kept)
+                    self._rollout(options.command(row, self.core.state), options.wanted[row], kept)
                     for row, kept in zip(tried, keeps, strict=True)
                 ]
             ),
@@ -146,12 +146,12 @@ class DPTPCounterfactuals(EpisodeCounterfactuals[DPTPCore, ScorePolicy]):
                 commit_s = begin_s
             if core.state.now_s < commit_s - 1e-9:
                 span_s = min(commit_s, end_s) - core.state.now_s
-                told = None
+                command = None
                 if wanted is not None and core.state.layout != wanted:
-                    span_s, told = min(interval_s, span_s), next_step(core.state, wanted)
+                    span_s, command = min(interval_s, span_s), next_step(core.state, wanted)
             else:
-                span_s, told = self.config.stride * interval_s, self._next(core, start, memory)
-            reward, surge = _passed(core, told, span_s, watch)
+                span_s, command = self.config.stride * interval_s, self._next(core, start, memory)
+            reward, surge = _passed(core, command, span_s, watch)
             memory.watch(core.state)
             total += reward
         return total
@@ -159,12 +159,12 @@ class DPTPCounterfactuals(EpisodeCounterfactuals[DPTPCore, ScorePolicy]):
     def _next(self, core: DPTPCore, start: Start | None, memory: TrafficMemory) -> Any:
         """What the present policy does in a rollout."""
         if start is not None and self.follows_start(start):
-            return start.says(LazyObservation(lambda: _observed(core, self._new_arrays())), core.state)
+            return start.act(LazyObservation(lambda: _observed(core, self._new_arrays())), core.state)
         assert self.present is not None
         observation = _observed(core, self._rollout_arrays)
         known = known_state(observation, core.state, memory)
         options = self._options(core, observation, start, memory)
-        return options.told(self.present.choose(known, options), core.state)
+        return options.command(self.present.choose(known, options), core.state)
 
     def _options(
         self, core: DPTPCore, observation: Observation, start: Start | None, memory: TrafficMemory

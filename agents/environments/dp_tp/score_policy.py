@@ -52,8 +52,8 @@ class Options:
     stay: int
     wanted: tuple[Layout | None, ...]
 
-    def told(self, row: int, state: ClusterState) -> Any:
-        """What the environment is told to do one of them; where it takes more than one step, the first.
+    def command(self, row: int, state: ClusterState) -> Any:
+        """The command of an option; where it takes more than one step, the first of them.
 
         Args:
             row: Which.
@@ -95,7 +95,7 @@ def find_options(
         wanted = tuple(decode_action(number, sum(target)).layout for number in actions)
     if start is None:
         return Options(actions, features, stay, wanted)
-    said = start.says(observation, state)
+    said = start.act(observation, state)
     number = nearest_action(said, target, mask)
     if number is None:
         assert isinstance(said, (int, np.integer))
@@ -180,7 +180,7 @@ class ScorePolicy:
         known = known_state(observation, state, self.memory)
         merges = self.memory.may_merge(state.now_s, self.dwell_s)
         options = find_options(observation, state, mask, self.start, self.even, merges)
-        action: Action = options.told(self.choose(known, options), state)
+        action: Action = options.command(self.choose(known, options), state)
         return action
 
     def choose(self, known: FloatArray, options: Options) -> int:

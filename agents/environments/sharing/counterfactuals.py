@@ -1,4 +1,4 @@
-"""Counterfactual rollouts of placement: what sending the request elsewhere would have brought."""
+"""Counterfactual rollouts of placement: returns of sending the request to other places."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from serving_gym.envs.sharing.episode import SharingEpisode
 
 
 class SharingCounterfactuals(RoutingCounterfactuals):
-    """Plays episodes side by side; at sampled states they are forked once for each candidate place.
+    """Plays a batch of episodes; at sampled states they are forked once for each candidate place.
 
     Args:
         config: Settings of the agent.
@@ -38,7 +38,7 @@ class SharingCounterfactuals(RoutingCounterfactuals):
         self._fleets: list[SharingDeciders] = [  # type: ignore[assignment]
             SharingDeciders([SharingEpisode(sharing) for _ in range(task.num_envs)])
         ]
-        self._seen_of, self._turn = [None], 0
+        self._observations_of, self._turn = [None], 0
         observation, self.action = make_spaces(self.batch.episodes[0])
         assert isinstance(observation, spaces.Dict)
         self.observation = observation
@@ -50,10 +50,10 @@ class SharingCounterfactuals(RoutingCounterfactuals):
         """The episodes."""
         return self._fleets[0]
 
-    def _act(self, seen: Observations) -> NDArray[np.int64]:
-        masks = seen.masks.copy()
+    def _act(self, observations: Observations) -> NDArray[np.int64]:
+        masks = observations.masks.copy()
         masks[masks[:, :-1].any(axis=1), -1] = False  # a policy that may hold does so only where it must
-        return super()._act(seen._replace(masks=masks))
+        return super()._act(observations._replace(masks=masks))
 
     def _rollouts(
         self, owners: NDArray[np.intp], first: NDArray[np.int64], budget: Budget
@@ -67,9 +67,9 @@ class SharingCounterfactuals(RoutingCounterfactuals):
         """
         until_s = np.array([self._until_s(i) for i in owners])
 
-        def decide(seen: Observations, going: NDArray[np.bool_]) -> NDArray[np.int64]:
+        def decide(observations: Observations, going: NDArray[np.bool_]) -> NDArray[np.int64]:
             budget.count(int(going.sum()))
-            return self._act(seen)
+            return self._act(observations)
 
         budget.count(len(owners))
         returns = self.batch.branch(owners.tolist()).returns_until(first, until_s, decide)

@@ -58,7 +58,7 @@ class Start:
         self.policy.reset(spec, seed)
         self._known = (spec, *(getattr(spec, entry.name) for entry in dataclasses.fields(spec)))
 
-    def says(self, observation: Mapping[str, FloatArray], state: Any) -> Action:
+    def act(self, observation: Mapping[str, FloatArray], state: Any) -> Action:
         """What it would do; to be asked once a decision."""
         return self.policy.act(observation, state)
 

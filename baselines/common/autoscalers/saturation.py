@@ -3,7 +3,7 @@
 A replica is saturated at a KV usage of 0.80 or a queue of 5. Over the others spare KV and spare queue are averaged: too
 little of either asks for a replica more; one fewer is safe where, with their whole load on one replica fewer, enough of
 both is left. Variants (here: kinds of GPU) of a model differ in cost: the cheapest grows, the most expensive shrinks.
-One with replicas on their way does not grow, and one that was told a number it has not reached keeps being told it.
+A variant with replicas on their way does not grow, and one that has not reached its target keeps it.
 """
 
 from __future__ import annotations
@@ -100,11 +100,11 @@ class SaturationPolicy(Autoscaler, Configured[SaturationConfig]):
     name = "llm_d_saturation"
 
     def begin(self) -> None:
-        """No variant has been told a number."""
-        self._told: dict[tuple[Endpoint, int], int] = {}
+        """No variant has a target."""
+        self._targets: dict[tuple[Endpoint, int], int] = {}
 
     def decide(self, state: AutoscalingState) -> Iterable[ScaleChange]:
-        """At most one replica more or fewer of a model, besides what was told and has not come about."""
+        """At most one replica more or fewer of a model, besides targets that have not been reached."""
         for endpoint in state.endpoints:
             if len(endpoint.present) < self.spec.min_instances:
                 yield from to_count(self.spec, endpoint, self.spec.min_instances)
@@ -120,7 +120,7 @@ class SaturationPolicy(Autoscaler, Configured[SaturationConfig]):
                 open_variants.append(gpu)
             else:
                 yield from self._towards(
-                    endpoint, gpu, self._told[endpoint.endpoint, gpu] - int(present[gpu])
+                    endpoint, gpu, self._targets[endpoint.endpoint, gpu] - int(present[gpu])
                 )
         total, cost = int(present.sum()), self.spec.gpu_usd_per_h
         if found.grow and total < self.spec.max_instances:
@@ -128,13 +128,13 @@ class SaturationPolicy(Autoscaler, Configured[SaturationConfig]):
             may = [gpu for gpu in open_variants if gpu not in coming]
             if may:
                 gpu = min(may, key=lambda variant: (cost[variant], self.spec.gpus[variant]))
-                self._told[endpoint.endpoint, gpu] = int(present[gpu]) + 1
+                self._targets[endpoint.endpoint, gpu] = int(present[gpu]) + 1
                 yield from self._towards(endpoint, gpu, 1)
         elif found.may_shrink and not found.grow and total > self.spec.min_instances:
             may = [gpu for gpu in open_variants if present[gpu] > 0]
             if may:
                 gpu = max(may, key=lambda variant: (cost[variant], self.spec.gpus[variant]))
-                self._told[endpoint.endpoint, gpu] = int(present[gpu]) - 1
+                self._targets[endpoint.endpoint, gpu] = int(present[gpu]) - 1
                 yield from self._towards(endpoint, gpu, -1)
 
     def _towards(self, endpoint: EndpointState, gpu: int, change: int) -> Iterable[ScaleChange]:
@@ -149,9 +149,9 @@ class SaturationPolicy(Autoscaler, Configured[SaturationConfig]):
         return [int(gpu) for gpu in np.flatnonzero(runs)]
 
     def _reached(self, endpoint: EndpointState, gpu: int, present: int) -> bool:
-        """Whether a variant has the number that it was told, if any: what is on its way counts."""
-        told = self._told.get((endpoint.endpoint, gpu))
-        if told is not None and told == present:
-            del self._told[endpoint.endpoint, gpu]
-            told = None
-        return told is None
+        """Whether a variant has reached its target, if it has one; starting instances count."""
+        target = self._targets.get((endpoint.endpoint, gpu))
+        if target is not None and target == present:
+            del self._targets[endpoint.endpoint, gpu]
+            target = None
+        return target is None

@@ -21,7 +21,7 @@ from serving_gym.baselines.oserve.uniform import vllm_reload
 from serving_gym.baselines.oserve.vllm import VLLMStaticPolicy
 from serving_gym.baselines.policy import Policy
 from serving_gym.baselines.registry import make_policy
-from serving_gym.envs.deployment.strategies import Worth
+from serving_gym.envs.deployment.strategies import PlanEvaluator
 from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec
 from serving_gym.envs.machines.cluster import replica_spec
 from serving_gym.envs.machines.spec import DeploymentSpec
@@ -110,9 +110,9 @@ def reach(system: System, mixes: Sequence[str]) -> tuple[float, float]:
     for mix in mixes:
         shares = np.array(MIXES[mix]) / sum(MIXES[mix])
         table = capacities(system.model, system.machines, "mixed")
-        worth = Worth(cluster_of(system.machines), table, shares * 1e6, "completion_time")
-        uniform.append(vllm_reload(worth).reachable)
-        ratio.append(optimal_plan(worth).reachable / uniform[-1])
+        evaluator = PlanEvaluator(cluster_of(system.machines), table, shares * 1e6, "completion_time")
+        uniform.append(vllm_reload(evaluator).max_requests)
+        ratio.append(optimal_plan(evaluator).max_requests / uniform[-1])
     return min(uniform), max(ratio)
 
 
