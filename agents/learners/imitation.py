@@ -35,7 +35,7 @@ class ImitationLearner(Learner):
 
     Args:
         config: Settings.
-        task: What is to be learned.
+        task: The training task.
 
     Raises:
         ValueError: no teacher is named, what it says has no number, or the places that are trained on do not show as

@@ -70,7 +70,7 @@ class SB3Learner(Learner):
 
     Args:
         config: Its settings.
-        task: What is to be learned.
+        task: The training task.
 
     Raises:
         ValueError: the environment does not give what the agent needs.
@@ -318,9 +318,9 @@ def make_sb3_policy(
         config: Settings of the agent.
         adapter: Of the environment.
         policy: Of Stable-Baselines3.
-        observation: What the environment shows.
-        action: What it takes.
-        name: What the policy is called in results.
+        observation: Observation space of the environment.
+        action: Action space.
+        name: Its name in results.
     """
     policy.set_training_mode(False)
     if isinstance(config, RecurrentPPOConfig):

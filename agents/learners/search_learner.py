@@ -59,8 +59,8 @@ class NetworkCandidates:
     Args:
         config: Settings of the agent.
         adapter: Of the environment.
-        observation: What the environment shows.
-        action: What it takes.
+        observation: Observation space of the environment.
+        action: Action space.
     """
 
     bounds = None
@@ -207,7 +207,7 @@ class SearchLearner(Learner):
 
     Args:
         config: Settings.
-        task: What is to be learned.
+        task: The training task.
 
     Raises:
         ValueError: a heuristic without constants; a checkpoint to begin with that is of something else.

@@ -58,7 +58,7 @@ class SerialVectorEnv(BaseVectorEnv):
     def step(
         self, actions: NDArray[np.int64]
     ) -> tuple[BatchObservation, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
-        """Takes one decision in every place."""
+        """Takes one decision in every environment."""
         rewards, cost, dt = np.zeros(self.num_envs), np.zeros(self.num_envs), np.zeros(self.num_envs)
         ended = np.zeros((2, self.num_envs), bool)
         missed_share = np.full(self.num_envs, np.nan)

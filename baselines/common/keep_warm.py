@@ -122,7 +122,7 @@ class KeepWarmPolicy(SharingPolicy):
 
         Args:
             rows: (S + N, features), the places of the observation.
-            state: What is known.
+            state: The state.
             slots: (K,), the instances.
         """
         worth: NDArray[np.float64] = self._worth(state)[state.instances["model"][slots]]

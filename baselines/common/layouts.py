@@ -107,7 +107,7 @@ def rolling_step(state: ClusterState, wanted: Layout) -> Layout:
 
     Args:
         state: The cluster.
-        wanted: Where it is to end.
+        wanted: The layout to reach.
     """
     regions = free_regions(state, wanted)
     if requests_in_system(state) > 0:

@@ -8,10 +8,9 @@ those of SageServe's reactive scaling (section 4), which looks at the same usage
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from serving_gym.baselines.common.autoscaler import Autoscaler, to_count
+from serving_gym.baselines.common.autoscaler import EndpointAutoscaler
 from serving_gym.baselines.policy import Configured, Constants, tunable
 from serving_gym.baselines.preserve.workload_predictor import (
     WorkloadPredictorConfig,
@@ -19,7 +18,7 @@ from serving_gym.baselines.preserve.workload_predictor import (
     window_number,
 )
 from serving_gym.calibration.fields import check_not_negative
-from serving_gym.envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState, ScaleChange
+from serving_gym.envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class ComparatorConfig(Constants):
         check_not_negative(self, "cooldown_s")
 
 
-class _Comparator(Autoscaler, Configured[ComparatorConfig]):
+class _Comparator(EndpointAutoscaler, Configured[ComparatorConfig]):
     """Shared parts: a reaction to KV usage, and the number that a forecast asks for."""
 
     def begin(self) -> None:
@@ -79,54 +78,38 @@ class _Comparator(Autoscaler, Configured[ComparatorConfig]):
 
 
 class PreServeReactivePolicy(_Comparator):
-    """Reactive: "the current instance status (i.e., KV memory usage)" alone.
-
-    Args:
-        config: Its constants.
-    """
+    """Reactive: "the current instance status (i.e., KV memory usage)" alone."""
 
     name = "preserve_reactive"
 
-    def decide(self, state: AutoscalingState) -> Iterable[ScaleChange]:
+    def desired(self, state: AutoscalingState, endpoint: EndpointState) -> int:
         """One more above the upper threshold, one fewer below the lower one."""
-        for endpoint in state.endpoints:
-            yield from to_count(self.spec, endpoint, len(endpoint.present) + self.reaction(state, endpoint))
+        return len(endpoint.present) + self.reaction(state, endpoint)
 
 
 class PreServeProactivePolicy(_Comparator):
-    """Proactive: the number that the forecast of the window asks for, and no correction.
-
-    Args:
-        config: Its constants.
-    """
+    """Proactive: the number that the forecast of the window asks for, and no correction."""
 
     name = "preserve_proactive"
 
-    def decide(self, state: AutoscalingState) -> Iterable[ScaleChange]:
+    def desired(self, state: AutoscalingState, endpoint: EndpointState) -> int:
         """Changes when a window begins."""
-        for endpoint in state.endpoints:
-            wanted = self.forecast(state, endpoint)
-            yield from to_count(self.spec, endpoint, len(endpoint.present) if wanted is None else wanted)
+        wanted = self.forecast(state, endpoint)
+        return len(endpoint.present) if wanted is None else wanted
 
 
 class PreServeHybridPolicy(_Comparator):
     """Hybrid: the forecast when a window begins, corrected by reactions within it.
 
     A reaction does not take away what the forecast asked for.
-
-    Args:
-        config: Its constants.
     """
 
     name = "preserve_hybrid"
 
-    def decide(self, state: AutoscalingState) -> Iterable[ScaleChange]:
+    def desired(self, state: AutoscalingState, endpoint: EndpointState) -> int:
         """The window's number when it begins, reactions after."""
-        for endpoint in state.endpoints:
-            present = len(endpoint.present)
-            wanted = self.forecast(state, endpoint)
-            if wanted is None:
-                floor = self._forecast.get(endpoint.endpoint) or 0
-                change = self.reaction(state, endpoint)
-                wanted = present + (change if change > 0 or present > floor else 0)
-            yield from to_count(self.spec, endpoint, wanted)
+        present, wanted = len(endpoint.present), self.forecast(state, endpoint)
+        if wanted is not None:
+            return wanted
+        floor, change = self._forecast.get(endpoint.endpoint) or 0, self.reaction(state, endpoint)
+        return present + (change if change > 0 or present > floor else 0)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.baselines.common.autoscaler import Autoscaler, bounded, to_count
+from serving_gym.baselines.common.autoscaler import EndpointAutoscaler, bounded
 from serving_gym.baselines.policy import Configured, Constants, tunable
 from serving_gym.baselines.preserve.load_anticipator import EXTENSION_RATIO
 from serving_gym.baselines.preserve.look_ahead import anticipated_load
@@ -19,7 +18,7 @@ from serving_gym.baselines.preserve.workload_predictor import (
     window_number,
 )
 from serving_gym.calibration.fields import check_at_least, check_not_negative, check_positive, check_within
-from serving_gym.envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState, ScaleChange
+from serving_gym.envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ def instances_to_isolate(present: int, peak_usage: NDArray[np.float64], scale_in
     return max(0, present - math.ceil(float(peak_usage.sum()) / scale_in_usage - 1e-9))
 
 
-class PreServeScalingPolicy(Autoscaler, Configured[PreServeScalingConfig]):
+class PreServeScalingPolicy(EndpointAutoscaler, Configured[PreServeScalingConfig]):
     """Two tiers: the window's forecast sets the number of instances, anticipated loads correct it within the window.
 
     Instances that go are isolated from routing and finish what they have. Where the text leaves a choice:
@@ -127,17 +126,13 @@ class PreServeScalingPolicy(Autoscaler, Configured[PreServeScalingConfig]):
         self._scaled_in: dict[Endpoint, int] = {}
         self._answered: dict[Endpoint, set[int]] = {}
 
-    def decide(self, state: AutoscalingState) -> Iterable[ScaleChange]:
+    def desired(self, state: AutoscalingState, endpoint: EndpointState) -> int:
         """The window's number when it begins; corrections after."""
-        window = window_number(state.now_s, self.config.predictor.window_s)
-        for endpoint in state.endpoints:
-            wanted = len(endpoint.present)
-            if self._window.get(endpoint.endpoint, -1) < window:
-                self._window[endpoint.endpoint] = window
-                wanted = self._forecast(endpoint, wanted)
-            else:
-                wanted += self._correct(state, endpoint, window)
-            yield from to_count(self.spec, endpoint, wanted)
+        window, present = window_number(state.now_s, self.config.predictor.window_s), len(endpoint.present)
+        if self._window.get(endpoint.endpoint, -1) < window:
+            self._window[endpoint.endpoint] = window
+            return self._forecast(endpoint, present)
+        return present + self._correct(state, endpoint, window)
 
     def _forecast(self, endpoint: EndpointState, present: int) -> int:
         predicted = self._predictors[endpoint.endpoint].predict(endpoint).instances

@@ -15,18 +15,18 @@ servers each bear that load.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from serving_gym.baselines.common.autoscaler import Autoscaler, to_count
+from serving_gym.baselines.common.autoscaler import EndpointAutoscaler
 from serving_gym.baselines.common.forecasting.registry import make_forecaster
 from serving_gym.baselines.common.forecasting.series import FloatArray, SeriesForecaster, percentage_errors
 from serving_gym.baselines.policy import Configured, Constants, tunable
 from serving_gym.baselines.preserve.workload_predictor import window_number
 from serving_gym.calibration.fields import check_at_least, check_positive, check_within
-from serving_gym.envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState, ScaleChange
+from serving_gym.envs.autoscaling.state import AutoscalingState, Endpoint, EndpointState
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def servers_for(offered: float, wait_share: float) -> int:
     return servers
 
 
-class PassPolicy(Autoscaler, Configured[PassConfig]):
+class PassPolicy(EndpointAutoscaler, Configured[PassConfig]):
     """Scales for the forecast of the next window; where promises are broken meanwhile, for the queue."""
 
     name = "pass"
@@ -111,18 +111,16 @@ class PassPolicy(Autoscaler, Configured[PassConfig]):
         self._ensembles: dict[Endpoint, Ensemble] = {}
         self._window: dict[Endpoint, int] = {}
 
-    def decide(self, state: AutoscalingState) -> Iterable[ScaleChange]:
-        """The forecast's number when a window begins; within it more, where promises are broken."""
+    def desired(self, state: AutoscalingState, endpoint: EndpointState) -> int:
+        """The forecast's number when a window begins; within it more, where SLOs are violated."""
         window = window_number(state.now_s, self.config.window_s)
-        for endpoint in state.endpoints:
-            borne = self._borne(endpoint)
-            wanted = len(endpoint.present)
-            if borne > 0 and self._window.get(endpoint.endpoint, -1) < window:
-                self._window[endpoint.endpoint] = window
-                wanted = max(1, math.ceil(self._forecast_rps(state.now_s, endpoint) / borne))
-            elif borne > 0:
-                wanted = max(wanted, self._reaction(endpoint, borne))
-            yield from to_count(self.spec, endpoint, wanted)
+        borne, present = self._borne(endpoint), len(endpoint.present)
+        if not borne > 0:
+            return present
+        if self._window.get(endpoint.endpoint, -1) < window:
+            self._window[endpoint.endpoint] = window
+            return max(1, math.ceil(self._forecast_rps(state.now_s, endpoint) / borne))
+        return max(present, self._reaction(endpoint, borne))
 
     def _borne(self, endpoint: EndpointState) -> float:
         history, window_s = endpoint.history, self.config.window_s

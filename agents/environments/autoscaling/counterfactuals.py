@@ -1,4 +1,4 @@
-"""Counterfactual rollouts of autoscaling: what a few other things would have brought, done at one endpoint."""
+"""Counterfactual rollouts of autoscaling: returns of a few actions at one endpoint, at sampled states."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class AutoscalingCounterfactuals(EpisodeCounterfactuals[Episode, LeversPolicy]):
         )
 
     def play(self, budget: Budget, batch: Batch) -> None:
-        """One decision of the present policy or of chance, its state sampled now and then."""
+        """Takes one decision, by the current policy or at random, and sometimes samples its state."""
         episode = self.core
         if episode.done:
             episode.reset(int(self.rng.integers(MAX_SEED)))
@@ -99,7 +99,7 @@ class AutoscalingCounterfactuals(EpisodeCounterfactuals[Episode, LeversPolicy]):
         return len(tried) * self.config.horizon
 
     def _rollout(self, action: Any, keeps: bool = True) -> float:
-        """Return of an action, followed by the present policy, on the arrivals that really come.
+        """Return of an action, followed by the present policy, on the arrivals of the episode.
 
         Args:
             action: What is done first.
@@ -118,7 +118,7 @@ class AutoscalingCounterfactuals(EpisodeCounterfactuals[Episode, LeversPolicy]):
         return total + episode.standing_reward
 
     def _next(self, episode: Episode, start: Start | None) -> Any:
-        """What the present policy does in a rollout."""
+        """The action of the current policy in a rollout."""
         if start is not None and self.follows_start(start):
             return start.act(LazyObservation(episode.observe), episode.state)
         assert self.present is not None

@@ -76,10 +76,12 @@ class DeploymentAdapter(Adapter):
         """As the environment describes what can be chosen."""
         proposals: list[Proposals] = []
 
-        def describe(said: Action, observation: Observation, state: DeploymentState) -> NDArray[np.float32]:
+        def describe(
+            proposed: Action, observation: Observation, state: DeploymentState
+        ) -> NDArray[np.float32]:
             if not proposals:
                 proposals.append(Proposals(spec, len(observation["replicas"])))
-            return usual_row(observation, state, said, proposals[0])
+            return usual_row(observation, state, proposed, proposals[0])
 
         return describe
 

@@ -1,4 +1,4 @@
-"""Counterfactual rollouts of deployment choice: what a few of the choices would have brought."""
+"""Counterfactual rollouts of deployment choice: returns of a few choices at sampled states."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ class DeploymentCounterfactuals(EpisodeCounterfactuals[DeploymentCore, ChoicePol
         self._proposals = Proposals(self.spec, (self.observation["replicas"].shape or (0,))[0])
 
     def play(self, budget: Budget, batch: Batch) -> None:
-        """One decision of the present policy or of chance, its state sampled now and then."""
+        """Takes one decision, by the current policy or at random, and sometimes samples its state."""
         core = self.core
         if core.done:
             core.reset(int(self.rng.integers(MAX_SEED)))
             if self.start is not None:
                 self.start.reset(self.spec, int(self.rng.integers(MAX_SEED)))
         observation = core.observe()
-        rows, said = self._options(core, observation, self.start)
+        rows, proposed = self._options(core, observation, self.start)
         chosen = self._choose(observation, rows)
         possible = len(rows)
         if possible > 1 and self.samples():
-            budget.count(self._sample(observation, rows, said, chosen, batch))
+            budget.count(self._sample(observation, rows, proposed, chosen, batch))
         if self.explores():
             chosen = int(self.rng.integers(possible))
-        core.step(self._action(chosen, rows, said))
+        core.step(self._action(chosen, rows, proposed))
         budget.count(1)
 
     def _options(
@@ -67,23 +67,25 @@ class DeploymentCounterfactuals(EpisodeCounterfactuals[DeploymentCore, ChoicePol
         """What describes the choices, (K, action_size), and the proposal that is the last of them, if one is."""
         if start is None:
             return encode_actions(observation), None
-        said = start.act(observation, core.state)
-        return encode_actions(observation, usual_row(observation, core.state, said, self._proposals)), said
+        proposed = start.act(observation, core.state)
+        return encode_actions(
+            observation, usual_row(observation, core.state, proposed, self._proposals)
+        ), proposed
 
     def _choose(self, observation: Observation, rows: NDArray[np.float32]) -> int:
         if self.present is not None:
             return self.present.best(observation, rows)
         return SPREAD if self.start is None else len(rows) - 1
 
-    def _action(self, row: int, rows: NDArray[np.float32], said: Action) -> Any:
-        """What the environment is told."""
-        return said if self.start is not None and row == len(rows) - 1 else row
+    def _action(self, row: int, rows: NDArray[np.float32], proposed: Action) -> Any:
+        """The action for the environment."""
+        return proposed if self.start is not None and row == len(rows) - 1 else row
 
     def _sample(
         self,
         observation: Observation,
         rows: NDArray[np.float32],
-        said: Action,
+        proposed: Action,
         chosen: int,
         batch: Batch,
     ) -> int:
@@ -96,23 +98,23 @@ class DeploymentCounterfactuals(EpisodeCounterfactuals[DeploymentCore, ChoicePol
         tried = compared(rows, musts, self.config.candidates, self.rng, self.start is not None)
         if len(tried) < 2:
             return 0
-        returns = np.array([self._rollout(self._action(row, rows, said)) for row in tried])
+        returns = np.array([self._rollout(self._action(row, rows, proposed)) for row in tried])
         batch.add(encode_state(observation), rows[tried], returns, tried.index(chosen))
         return len(tried) * self.config.horizon
 
     def _rollout(self, action: Any) -> float:
-        """Return of a choice, kept to and then followed by the present policy, on the arrivals that really come."""
+        """Return of a choice, kept to and then followed by the present policy, on the arrivals of the episode."""
         core = self.core.fork()
         start = None if self.start is None else self.start.fork()
         stays = self.present is None and start is None
         commit = self.config.horizon if stays else self.config.commit
-        said = isinstance(action, Deploy | None)
-        apart = not said and self.core.candidates[action].apart
+        proposed = isinstance(action, Deploy | None)
+        apart = not proposed and self.core.candidates[action].apart
         total = core.step(action).reward
         for span in range(1, self.config.horizon):
             if core.done:
                 break
-            if span < commit and said:
+            if span < commit and proposed:
                 total += core.step(action).reward
             elif span < commit:
                 deployment = core.simulator.deployment
@@ -122,9 +124,9 @@ class DeploymentCounterfactuals(EpisodeCounterfactuals[DeploymentCore, ChoicePol
         return total
 
     def _next(self, core: DeploymentCore, start: Start | None) -> Any:
-        """What the present policy does in a rollout."""
+        """The action of the current policy in a rollout."""
         if start is not None and self.follows_start(start):
             return start.act(LazyObservation(core.observe), core.state)
         observation = core.observe()
-        rows, said = self._options(core, observation, start)
-        return self._action(self._choose(observation, rows), rows, said)
+        rows, proposed = self._options(core, observation, start)
+        return self._action(self._choose(observation, rows), rows, proposed)

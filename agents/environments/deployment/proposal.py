@@ -53,7 +53,7 @@ class Proposals:
         """
         if not isinstance(action, Deploy | None):
             raise ValueError(
-                f"a deployment was expected of the policy, it said {type(action).__name__} {action!r}"
+                f"a deployment was expected of the policy, got {type(action).__name__} {action!r}"
             )
         command = action or Deploy(state.deployment, state.shares)
         setting, forecast = self.setting, state.forecast

@@ -1,4 +1,4 @@
-"""Counterfactual rollouts of DP/TP: what a few layouts would have brought."""
+"""Counterfactual rollouts of DP/TP: returns of a few layouts at sampled states."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class DPTPCounterfactuals(EpisodeCounterfactuals[DPTPCore, ScorePolicy]):
         return {name: np.empty(box.shape or (), np.float32) for name, box in self.observation.items()}
 
     def play(self, budget: Budget, batch: Batch) -> None:
-        """One decision of the present policy or of chance, its state sampled now and then."""
+        """Takes one decision, by the current policy or at random, and sometimes samples its state."""
         core = self.core
         if core.done:
             core.reset(int(self.rng.integers(MAX_SEED)))
@@ -123,7 +123,7 @@ class DPTPCounterfactuals(EpisodeCounterfactuals[DPTPCore, ScorePolicy]):
         return len(tried) * (1 + self.config.horizon // self.config.stride)
 
     def _rollout(self, action: Any, wanted: Layout | None, keeps: bool = True) -> float:
-        """Return of an action, followed by the present policy, on the arrivals that really come.
+        """Return of an action, followed by the present policy, on the arrivals of the episode.
 
         Args:
             action: What is done first.
@@ -157,7 +157,7 @@ class DPTPCounterfactuals(EpisodeCounterfactuals[DPTPCore, ScorePolicy]):
         return total
 
     def _next(self, core: DPTPCore, start: Start | None, memory: TrafficMemory) -> Any:
-        """What the present policy does in a rollout."""
+        """The action of the current policy in a rollout."""
         if start is not None and self.follows_start(start):
             return start.act(LazyObservation(lambda: _observed(core, self._new_arrays())), core.state)
         assert self.present is not None

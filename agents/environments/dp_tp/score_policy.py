@@ -71,13 +71,13 @@ def find_options(
     even: bool = False,
     merges: bool = True,
 ) -> Options:
-    """What may be done now.
+    """The options at a decision.
 
     Args:
-        observation: What is seen.
-        state: What it is made of.
+        observation: The observation.
+        state: The state that it encodes.
         mask: (actions,), which are possible.
-        start: The policy that was started from; it is asked. None: there is none.
+        start: The policy to start from, which proposes an action; None: there is none.
         even: Whether only layouts of equal engines are considered (`shortlist`), to which groups are merged one after
             another (`rolling_step`).
         merges: Whether layouts of fewer engines are considered; where some groups are merged already, they always are.
@@ -95,13 +95,13 @@ def find_options(
         wanted = tuple(decode_action(number, sum(target)).layout for number in actions)
     if start is None:
         return Options(actions, features, stay, wanted)
-    said = start.act(observation, state)
-    number = nearest_action(said, target, mask)
+    proposed = start.act(observation, state)
+    number = nearest_action(proposed, target, mask)
     if number is None:
-        assert isinstance(said, (int, np.integer))
-        number = int(said)
+        assert isinstance(proposed, (int, np.integer))
+        number = int(proposed)
     usual = encode_actions(engines, target, np.array([number]))[0]
-    return Options((*actions, said), flagged(features, usual), stay, (*wanted, None))
+    return Options((*actions, proposed), flagged(features, usual), stay, (*wanted, None))
 
 
 def next_step(state: ClusterState, wanted: Layout) -> SetLayout | None:
@@ -109,7 +109,7 @@ def next_step(state: ClusterState, wanted: Layout) -> SetLayout | None:
 
     Args:
         state: The cluster.
-        wanted: Where it is to end.
+        wanted: The layout to reach.
     """
     layout = rolling_step(state, wanted)
     changed = changed_regions(groups_of(state.target_layout), groups_of(layout))
@@ -123,8 +123,8 @@ def known_state(observation: Observation, state: ClusterState, memory: TrafficMe
     """What is seen and what is remembered, one after the other; once per decision.
 
     Args:
-        observation: What is seen.
-        state: What it is made of.
+        observation: The observation.
+        state: The state that it encodes.
         memory: Takes note of it.
     """
     seen = encode_state(observation["engines"], observation["cluster"], state.target_layout)
@@ -138,9 +138,9 @@ class ScorePolicy:
         network: Scores actions.
         config: What the agent that trained it knows of its actions: where it started from, what it remembers, which
             layouts it considers.
-        name: What it is called in results.
-        observation: What it was trained to see.
-        action: What it was trained to choose from.
+        name: Its name in results.
+        observation: Observation space of the training.
+        action: Action space of the training.
     """
 
     clairvoyant = False
@@ -159,7 +159,7 @@ class ScorePolicy:
         self._checked, self._can_switch = False, True
 
     def reset(self, spec: PolicySpec, seed: int) -> None:
-        """Looks at the setting.
+        """Checks the setting.
 
         Raises:
             ValueError: the setting is of another shape than the one it was trained in.

@@ -45,8 +45,8 @@ class RoutingCounterfactuals:
 
     Args:
         config: Settings of the agent.
-        task: What is to be learned.
-        rng: Of episodes, sampling and exploration.
+        task: The training task.
+        rng: Draws episodes, sampled states and exploration.
 
     Raises:
         ValueError: the policy to start from does not decide inside the kernel.
@@ -182,12 +182,12 @@ class RoutingCounterfactuals:
     def _rollouts(
         self, owners: NDArray[np.intp], first: NDArray[np.int64], budget: Budget
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """What sending requests to places and following the present policy brings, on the arrivals that really come.
+        """Returns of sending requests to places and then following the current policy, on the arrivals of the episode.
 
         Args:
             owners: (M,) episodes to fork.
             first: (M,) place that each fork begins with.
-            budget: Hears of the decisions.
+            budget: Counts the decisions.
 
         Returns:
             Returns, (M,), and what `agent.tail` weighs, (M,).
@@ -226,8 +226,8 @@ def check_start(policy: BatchPolicy, task: Task, observation: spaces.Dict) -> No
 
     Args:
         policy: The policy.
-        task: What is to be learned.
-        observation: What the environment shows.
+        task: The training task.
+        observation: Observation space of the environment.
 
     Raises:
         ValueError: It is for another environment, or was trained to see something else.

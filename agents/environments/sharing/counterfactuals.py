@@ -25,8 +25,8 @@ class SharingCounterfactuals(RoutingCounterfactuals):
 
     Args:
         config: Settings of the agent.
-        task: What is to be learned.
-        rng: Of episodes, sampling and exploration.
+        task: The training task.
+        rng: Draws episodes, sampled states and exploration.
 
     Raises:
         ValueError: the policy to start from cannot decide by the observation alone.
@@ -58,12 +58,12 @@ class SharingCounterfactuals(RoutingCounterfactuals):
     def _rollouts(
         self, owners: NDArray[np.intp], first: NDArray[np.int64], budget: Budget
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Returns of sending requests to places and following the present policy, on the arrivals that really come.
+        """Returns of sending requests to places and following the present policy, on the arrivals of the episode.
 
         Args:
             owners: (M,) episodes to fork.
             first: (M,) place that each fork begins with.
-            budget: Hears of the decisions.
+            budget: Counts the decisions.
         """
         until_s = np.array([self._until_s(i) for i in owners])
 

@@ -25,8 +25,8 @@ class EpisodeCounterfactuals(Generic[CoreT, PolicyT]):
     Args:
         env: The environment that is played in.
         config: Settings of the agent.
-        task: What is to be learned.
-        rng: Of episodes, sampling and exploration.
+        task: The training task.
+        rng: Draws episodes, sampled states and exploration.
 
     Attributes:
         policy_class: Of the policies that are trained.
@@ -70,5 +70,5 @@ class EpisodeCounterfactuals(Generic[CoreT, PolicyT]):
         return self.rng.random() < self.config.exploration
 
     def advantages(self, returns: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
-        """In shares of what the best costs."""
+        """Advantages relative to the cost of the best action."""
         return relative_advantages(returns, self.config)

@@ -1,7 +1,7 @@
 """Approximate policy iteration by counterfactual rollouts.
 
 At states that the present policy visits, the world is forked once for each candidate action; every fork takes its
-action and then follows the present policy, on the arrivals that really come (common random numbers, so the difference
+action and then follows the present policy, on the arrivals of the episode (common random numbers, so the difference
 between two actions is free of the noise they share). A network that sees only what can be seen at the decision is
 trained to put its probability on the actions that came out best; its greedy policy is the next one. Kin: Hindsight
 Learning (arXiv 2207.06272). The rollouts know the future, the policy that is learned does not.
@@ -63,7 +63,7 @@ class PolicyIterationLearner(Learner):
 
     Args:
         config: Its settings.
-        task: What is to be learned.
+        task: The training task.
         adapter: Makes the world, the network and the policy.
     """
 
@@ -269,7 +269,7 @@ class APILearner(PolicyIterationLearner):
 
     Args:
         config: Its settings.
-        task: What is to be learned.
+        task: The training task.
 
     Raises:
         ValueError: no agent learns in the environment, or a setting is for another.
@@ -337,7 +337,7 @@ def read_network(adapter: Improvable, observation: spaces.Dict, config: Any, fol
 
     Args:
         adapter: Makes networks.
-        observation: What is seen.
+        observation: The observation.
         config: Of the agent.
         folder: Of the checkpoint.
     """
@@ -377,7 +377,7 @@ def load_with(adapter: Improvable, folder: Path, config: Mapping[str, Any], name
         adapter: Makes the network and the policy.
         folder: Of the checkpoint.
         config: Its settings.
-        name: What the policy is called.
+        name: Its name.
     """
     observation, action = read_spaces(folder)
     agent = build_agent_config(config["agent"])

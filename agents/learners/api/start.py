@@ -63,7 +63,7 @@ class Start:
         return self.policy.act(observation, state)
 
     def fork(self) -> Start:
-        """A copy that goes on by itself; what is known of the setting is shared."""
+        """A copy that continues independently; what is known of the setting is shared."""
         twin = Start.__new__(Start)
         twin._known = self._known
         twin.policy = copy.deepcopy(self.policy, {id(known): known for known in self._known})

@@ -31,9 +31,9 @@ class PortfolioCounterfactuals:
 
     Args:
         config: Settings of the agent.
-        task: What is to be learned.
+        task: The training task.
         adapter: Of the environment.
-        rng: Of episodes, sampling and exploration.
+        rng: Draws episodes, sampled states and exploration.
 
     Raises:
         ValueError: a policy does not fit the environment.
@@ -56,7 +56,7 @@ class PortfolioCounterfactuals:
         self.choices = 0  # of the episode so far
 
     def follow(self, policy: Policy) -> None:
-        """From now on this one chooses."""
+        """Makes this the policy that chooses."""
         assert isinstance(policy, PortfolioPolicy)
         self.present = policy
 
@@ -118,5 +118,5 @@ class PortfolioCounterfactuals:
                 portfolio.followed = present.choose(portfolio)
 
     def advantages(self, returns: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
-        """In shares of what the best costs."""
+        """Advantages relative to the cost of the best action."""
         return relative_advantages(returns, self.config)

@@ -79,7 +79,7 @@ class PortfolioLearner(PolicyIterationLearner):
 
     Args:
         config: Its settings.
-        task: What is to be learned.
+        task: The training task.
 
     Raises:
         ValueError: a policy looks at the future or does not fit the environment.

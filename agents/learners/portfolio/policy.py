@@ -28,8 +28,8 @@ class PortfolioPolicy:
         policies: The policies.
         every: Decisions between two choices.
         adapter: Of the environment.
-        name: What it is called in results.
-        observation: What it was trained to see.
+        name: Its name in results.
+        observation: Observation space of the training.
         action: What was chosen from in training.
         memory: As in `PortfolioState`.
     """
@@ -52,7 +52,7 @@ class PortfolioPolicy:
         self.portfolio = PortfolioState(policies, adapter, memory)
 
     def reset(self, spec: PolicySpec, seed: int) -> None:
-        """Looks at the setting.
+        """Checks the setting.
 
         Raises:
             ValueError: it, or one of its policies, was not made for the setting.

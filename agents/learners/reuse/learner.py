@@ -40,7 +40,7 @@ class ReuseLearner(Learner):
 
     Args:
         config: Its settings.
-        task: What is to be learned.
+        task: The training task.
 
     Raises:
         ValueError: the environment has no instances that make room for others, or a workload names no models.
