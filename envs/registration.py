@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
-from serving_gym.calibration.lookup import load_attribute
+from serving_gym.calibration.lookup import check_choice, load_attribute
 
 
 @dataclass(frozen=True)
@@ -129,9 +128,7 @@ def usual_policies(name: str) -> tuple[str, ...]:
 
 
 def _entry(name: str) -> EnvEntry:
-    if name not in ENVS:
-        near = difflib.get_close_matches(name, ENVS, n=1, cutoff=0.0)
-        raise ValueError(f"unknown env {name!r}; did you mean {near[0]!r}? known: {', '.join(ENVS)}")
+    check_choice("env", name, ENVS)
     return ENVS[name]
 
 

@@ -25,8 +25,9 @@ from typing import Any
 
 from serving_gym.agents.checkpoint import CHECKPOINT, load_policy, plain
 from serving_gym.agents.learners.learner import Task, make_learner
+from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.routing.config import RoutingConfig
-from serving_gym.envs.workload.registry import WorkloadSpec, check_choice, for_larger
+from serving_gym.envs.workload.registry import WorkloadSpec, for_larger
 from serving_gym.runners.command_line.cli import command, use_one_thread
 from serving_gym.runners.comparison.results import compare_results
 from serving_gym.runners.comparison.run import kinds_of

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 
 from serving_gym.calibration.fields import check_not_negative, check_positive
+from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.deployment.profiling import METHODS
 from serving_gym.envs.interface.backend import SLO
 from serving_gym.envs.interface.objective import Objective
 from serving_gym.envs.machines.spec import DeploymentSpec
 from serving_gym.envs.workload.predictions import PredictionSpec
-from serving_gym.envs.workload.registry import WorkloadSpec, check_choice
+from serving_gym.envs.workload.registry import WorkloadSpec
 
 DEFAULT_SLOS = {
     "standard": SLO(ttft_s=5.0, tpot_s=0.1),

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 
 from serving_gym.calibration.fields import check_not_negative, check_positive
+from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.interface.backend import LengthSLO
 from serving_gym.envs.interface.objective import Objective
 from serving_gym.envs.sharing.spec import SharingSpec
 from serving_gym.envs.sharing.state import TokenScheduler
 from serving_gym.envs.simulator.sharing.build import ManagerSpec
-from serving_gym.envs.workload.registry import WorkloadSpec, check_choice
+from serving_gym.envs.workload.registry import WorkloadSpec
 
 _PROMISE = LengthSLO(ttft_s=2.0, tpot_s=0.25, ttft_s_per_token=1 / 512)
 DEFAULT_SLOS = dict.fromkeys(("standard", "normal", "priority", "long"), _PROMISE)

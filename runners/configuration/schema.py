@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from hydra.core.config_store import ConfigStore
 
 from serving_gym.calibration.fields import check_positive, check_within
+from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.interface.backend import SLO, ClusterSpec
 from serving_gym.envs.interface.objective import Objective
 from serving_gym.envs.live.envelope import EnvelopeSettings
@@ -21,7 +22,7 @@ from serving_gym.envs.live.launch_settings import DEVICES
 from serving_gym.envs.live.settings import LiveSettings
 from serving_gym.envs.live.transitions import Deadlines
 from serving_gym.envs.registration import env_config_class, env_names, usual_policies
-from serving_gym.envs.workload.registry import SPLITS, WorkloadSource, WorkloadSpec, check_choice
+from serving_gym.envs.workload.registry import SPLITS, WorkloadSource, WorkloadSpec
 from serving_gym.runners.configuration.clusters import CLUSTERS
 from serving_gym.runners.configuration.policies import is_pattern, members_of
 from serving_gym.runners.configuration.typed import schema_of

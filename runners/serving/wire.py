@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.interface.backend import ENGINE_STATE_DTYPE, SLO, TOTALS, EngineStatus
 from serving_gym.envs.routing.state import IN_FLIGHT_DTYPE, RoutedRequest, RoutingState
-from serving_gym.envs.workload.registry import check_choice
 
 _NEEDED = ("now_s", "engines", "in_flight", "request")
 _REQUEST_NEEDED = ("index", "arrival_s", "input_tokens")
