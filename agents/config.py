@@ -8,7 +8,8 @@ from typing import Any
 
 from serving_gym.baselines.policy import Tunable
 from serving_gym.baselines.registry import policy_tunables
-from serving_gym.envs.workload.registry import check_choice
+from serving_gym.calibration.fields import check_at_least, check_not_negative, check_positive, check_within
+from serving_gym.calibration.lookup import check_choice
 
 SCHEDULES = ("constant", "linear")
 CHECKPOINT = "checkpoint"  # what a setting that names a policy has as its name where that is a checkpoint
@@ -31,14 +32,13 @@ class NetworkConfig:
     stay_probability: float = 0.9
 
     def __post_init__(self) -> None:
-        for name in ("row_width", "place_width"):
-            _check(f"network.{name}", getattr(self, name), getattr(self, name) >= 1, "at least 1")
+        check_at_least(self, 1, "row_width", "place_width", prefix="network.")
         _check(
             "network.hidden_widths", self.hidden_widths, len(self.hidden_widths) >= 1, "at least one width"
         )
         for width in self.hidden_widths:
             _check("network.hidden_widths", width, width >= 1, "at least 1")
-        _check("network.stay_probability", self.stay_probability, 0 < self.stay_probability < 1, "in (0, 1)")
+        check_within(self, "(0, 1)", "stay_probability", prefix="network.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +56,8 @@ class AgentConfig:
     learning_rate: float
 
     def __post_init__(self) -> None:
-        _check("agent.total_steps", self.total_steps, self.total_steps >= 1, "at least 1")
-        _check("agent.learning_rate", self.learning_rate, self.learning_rate > 0, "positive")
+        check_at_least(self, 1, "total_steps", prefix="agent.")
+        check_positive(self, "learning_rate", prefix="agent.")
 
     def places(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Keyword arguments of the environments between which validation episodes are shared out: one, as it is.
@@ -103,11 +103,10 @@ class SB3Config(AgentConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("agent.learning_rate_schedule", self.learning_rate_schedule, SCHEDULES)
-        scale = self.reward_scale
-        _check("agent.discount", self.discount, 0 < self.discount < 1, "in (0, 1)")
-        _check("agent.reward_scale", scale, scale is None or scale > 0, "positive or null")
-        _check("agent.disturbance", self.disturbance, 0 <= self.disturbance < 1, "in [0, 1)")
-        _check("agent.training_stride", self.training_stride, self.training_stride >= 1, "at least 1")
+        check_within(self, "(0, 1)", "discount", prefix="agent.")
+        check_positive(self, "reward_scale", prefix="agent.")
+        check_within(self, "[0, 1)", "disturbance", prefix="agent.")
+        check_at_least(self, 1, "training_stride", prefix="agent.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,21 +145,13 @@ class PPOConfig(SB3Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        floor = self.advantage_floor
-        _check("agent.advantage_floor", floor, floor is None or floor > 0, "positive or null")
-        for name, least in (("rollout_steps", 1), ("batch_size", 2), ("epochs", 1), ("group_size", 1)):
-            _check(f"agent.{name}", getattr(self, name), getattr(self, name) >= least, f"at least {least}")
-        _check("agent.advantage_decay", self.advantage_decay, 0 <= self.advantage_decay <= 1, "in [0, 1]")
-        for name in ("clip_range", "max_gradient_norm"):
-            _check(f"agent.{name}", getattr(self, name), getattr(self, name) > 0, "positive")
-        for name in ("entropy_weight", "value_weight"):
-            _check(f"agent.{name}", getattr(self, name), getattr(self, name) >= 0, "at least 0")
-        _check(
-            "agent.target_kl",
-            self.target_kl,
-            self.target_kl is None or self.target_kl > 0,
-            "positive or null",
+        check_at_least(self, 1, "rollout_steps", "epochs", "group_size", prefix="agent.")
+        check_at_least(self, 2, "batch_size", prefix="agent.")
+        check_within(self, "[0, 1]", "advantage_decay", prefix="agent.")
+        check_positive(
+            self, "advantage_floor", "clip_range", "max_gradient_norm", "target_kl", prefix="agent."
         )
+        check_not_negative(self, "entropy_weight", "value_weight", prefix="agent.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +167,7 @@ class RecurrentPPOConfig(PPOConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check("agent.memory_width", self.memory_width, self.memory_width >= 1, "at least 1")
+        check_at_least(self, 1, "memory_width", prefix="agent.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,7 +190,7 @@ class ResidualConfig(PPOConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check("agent.confidence", self.confidence, self.confidence > 0, "positive")
+        check_positive(self, "confidence", prefix="agent.")
         least = self.confidence / 2
         _check("agent.bound", self.bound, self.bound > least, f"above half of agent.confidence, {least:g}")
 
@@ -226,9 +217,9 @@ class LagrangianConfig(PPOConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check("agent.missed_limit", self.missed_limit, 0 <= self.missed_limit < 1, "in [0, 1)")
-        _check("agent.multiplier", self.multiplier, self.multiplier >= 0, "at least 0")
-        _check("agent.multiplier_rate", self.multiplier_rate, self.multiplier_rate > 0, "positive")
+        check_within(self, "[0, 1)", "missed_limit", prefix="agent.")
+        check_not_negative(self, "multiplier", prefix="agent.")
+        check_positive(self, "multiplier_rate", prefix="agent.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,11 +251,18 @@ class DQNConfig(SB3Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("buffer_size", "batch_size", "train_every", "gradient_steps", "target_update_steps"):
-            _check(f"agent.{name}", getattr(self, name), getattr(self, name) >= 1, "at least 1")
-        _check("agent.warm_up_steps", self.warm_up_steps, self.warm_up_steps >= 0, "at least 0")
-        for name in ("exploration_share", "exploration_end"):
-            _check(f"agent.{name}", getattr(self, name), 0 <= getattr(self, name) <= 1, "in [0, 1]")
+        check_at_least(
+            self,
+            1,
+            "buffer_size",
+            "batch_size",
+            "train_every",
+            "gradient_steps",
+            "target_update_steps",
+            prefix="agent.",
+        )
+        check_not_negative(self, "warm_up_steps", prefix="agent.")
+        check_within(self, "[0, 1]", "exploration_share", "exploration_end", prefix="agent.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,7 +278,7 @@ class QRDQNConfig(DQNConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check("agent.num_quantiles", self.num_quantiles, self.num_quantiles >= 1, "at least 1")
+        check_at_least(self, 1, "num_quantiles", prefix="agent.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,11 +310,10 @@ class SACConfig(SB3Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("buffer_size", "batch_size", "train_every", "gradient_steps"):
-            _check(f"agent.{name}", getattr(self, name), getattr(self, name) >= 1, "at least 1")
-        _check("agent.warm_up_steps", self.warm_up_steps, self.warm_up_steps >= 0, "at least 0")
+        check_at_least(self, 1, "buffer_size", "batch_size", "train_every", "gradient_steps", prefix="agent.")
+        check_not_negative(self, "warm_up_steps", prefix="agent.")
         _check("agent.disturbance", self.disturbance, self.disturbance == 0, f"0 for agent={self.name}")
-        _check("agent.target_rate", self.target_rate, 0 < self.target_rate <= 1, "in (0, 1]")
+        check_within(self, "(0, 1]", "target_rate", prefix="agent.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -334,7 +331,7 @@ class TQCConfig(SACConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check("agent.num_quantiles", self.num_quantiles, self.num_quantiles >= 1, "at least 1")
+        check_at_least(self, 1, "num_quantiles", prefix="agent.")
         most = self.num_quantiles - 1
         _check("agent.num_dropped", self.num_dropped, 0 <= self.num_dropped <= most, f"between 0 and {most}")
 
@@ -375,14 +372,11 @@ class SearchConfig(AgentConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check("agent.episodes", self.episodes, self.episodes >= 1, "at least 1")
-        _check("agent.sigma", self.sigma, self.sigma > 0, "positive")
-        if self.clip is not None:
-            _check("agent.clip", self.clip, self.clip > 0, "positive, or null")
-            if self.reference is None and not self.relative:
-                raise ValueError(
-                    "agent.clip needs agent.reference or agent.relative=true: shares are what is clipped"
-                )
+        check_at_least(self, 1, "episodes", prefix="agent.")
+        check_positive(self, "sigma", prefix="agent.")
+        check_positive(self, "clip", prefix="agent.")
+        if self.clip is not None and self.reference is None and not self.relative:
+            raise ValueError("agent.clip clips shares: it needs agent.reference or agent.relative=true")
         if self.start is not None:
             name = self.start["name"] if isinstance(self.start, Mapping) else self.start
             _check(
@@ -405,7 +399,7 @@ class ARSConfig(SearchConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check("agent.directions", self.directions, self.directions >= 1, "at least 1")
+        check_at_least(self, 1, "directions", prefix="agent.")
         kept = self.kept_directions
         allowed = f"between 1 and agent.directions, {self.directions}"
         _check("agent.kept_directions", kept, 1 <= kept <= self.directions, allowed)
@@ -430,8 +424,7 @@ class CMAESConfig(SearchConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        population = self.population
-        _check("agent.population", population, population is None or population >= 4, "at least 4, or null")
+        check_at_least(self, 4, "population", prefix="agent.")
         if isinstance(self.heuristic, Mapping):
             searched_constants(self.heuristic)
         both = self.heuristic is not None and self.start is not None
@@ -468,10 +461,8 @@ class ImitationConfig(AgentConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("iterations", "epochs", "batch_size", "most_decisions"):
-            _check(f"agent.{name}", getattr(self, name), getattr(self, name) >= 1, "at least 1")
-        share = self.obvious_share
-        _check("agent.obvious_share", share, 0.0 <= share <= 1.0, "in [0, 1]")
+        check_at_least(self, 1, "iterations", "epochs", "batch_size", "most_decisions", prefix="agent.")
+        check_within(self, "[0, 1]", "obvious_share", prefix="agent.")
         if self.name == "bc":
             _check("agent.iterations", self.iterations, self.iterations == 1, "1 for agent=bc")
 

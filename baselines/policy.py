@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from dataclasses import field, fields
+from typing import (
+    Any,
+    ClassVar,
+    Generic,
+    NamedTuple,
+    Protocol,
+    TypeVar,
+    get_args,
+    get_origin,
+    runtime_checkable,
+)
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +26,7 @@ from serving_gym.envs.interface.scaling import ScalingAction
 from serving_gym.envs.routing.state import Dispatch
 from serving_gym.envs.sharing.state import Share
 
-__all__ = ["Action", "BatchPolicy", "Policy", "PolicySpec", "Tunable"]
+__all__ = ["Action", "BatchPolicy", "Configured", "Constants", "Policy", "PolicySpec", "Tunable", "tunable"]
 
 # A command, an index of the environment's action space, or None: leave all as it is (a request stays in the queue).
 # In autoscaling: changes of the number of instances, or the vector of the environment's action space.
@@ -68,3 +79,43 @@ class Tunable(NamedTuple):
     low: float
     high: float
     log: bool = False  # whether to search on a logarithmic scale
+
+
+_TUNABLE = "tunable"  # key of a field's metadata
+
+
+def tunable(default: Any, low: float, high: float, log: bool = False) -> Any:
+    """A field of `Constants` that a tuner may search; arguments as in `Tunable`."""
+    return field(default=default, metadata={_TUNABLE: Tunable(low, high, log)})
+
+
+class Constants:
+    """Base of the dataclasses of a policy's constants."""
+
+    @classmethod
+    def tunables(cls) -> dict[str, Tunable]:
+        """Constants that a tuner may search, in the order of the fields."""
+        declared: Any = cls
+        return {item.name: item.metadata[_TUNABLE] for item in fields(declared) if _TUNABLE in item.metadata}
+
+
+ConfigT = TypeVar("ConfigT")
+
+
+class Configured(Generic[ConfigT]):
+    """Base of the policies that are made from a dataclass of constants: `class P(Configured[PConfig])`.
+
+    Args:
+        config: The constants; None: their defaults.
+    """
+
+    config_class: ClassVar[type[Any]]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for base in vars(cls).get("__orig_bases__", ()):
+            if get_origin(base) is Configured:
+                (cls.config_class,) = get_args(base)
+
+    def __init__(self, config: ConfigT | None = None) -> None:
+        self.config: ConfigT = config or self.config_class()

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, NoReturn, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from serving_gym.baselines.common.layouts import parse_layout
 from serving_gym.baselines.outside import is_outside, make_outside, outside_policy, policy_entry_points
 from serving_gym.baselines.policy import Policy, Tunable
-from serving_gym.calibration.lookup import load_attribute
+from serving_gym.calibration.lookup import check_choice, load_attribute, nearest
 
 STATIC_PREFIX = "static_"
 
@@ -228,11 +227,9 @@ def make_policy(name: str, **params: Any) -> Policy:
     if layout is not None:
         name, params = "static", {"layout": layout, **params}
     if name not in POLICIES:
-        _refuse(
-            "policy",
-            name,
-            POLICIES,
-            "; a static layout goes by static_8, static_4x2, static_4+2+1+1 and so on",
+        raise ValueError(
+            f"unknown policy {name!r}{nearest(name, POLICIES)}; "
+            "a static layout goes by static_8, static_4x2, static_4+2+1+1 and so on"
         )
     entry = POLICIES[name]
     policy = load_attribute(entry.policy)
@@ -257,8 +254,7 @@ def policy_tunables(name: str) -> dict[str, Tunable]:
         return {} if declared is None else dict(declared())
     if _static_layout(name) is not None:
         return {}
-    if name not in POLICIES:
-        _refuse("policy", name, POLICIES)
+    check_choice("policy", name, POLICIES)
     entry = POLICIES[name]
     return load_attribute(entry.config).tunables() if entry.config else {}
 
@@ -281,8 +277,7 @@ def _made(config: Any, params: Mapping[str, Any], prefix: str = "") -> Any:
     """A dataclass of constants; those that it holds are made of mappings, or of lists of them."""
     known = {entry.name for entry in fields(config)}
     for param in params:
-        if param not in known:
-            _refuse("field", f"{prefix}{param}", [f"{prefix}{name}" for name in sorted(known)])
+        check_choice("field", f"{prefix}{param}", [f"{prefix}{name}" for name in sorted(known)])
     hints = get_type_hints(config)
     return config(**{key: _made_of(hints[key], value, f"{prefix}{key}.") for key, value in params.items()})
 
@@ -299,15 +294,7 @@ def _made_of(hint: Any, value: Any, prefix: str) -> Any:
 def _check(name: str, target: Any, params: dict[str, Any]) -> None:
     known = inspect.signature(target).parameters
     for param in params:
-        if param not in known:
-            _refuse(f"parameter of policy {name}", param, known)
+        check_choice(f"parameter of policy {name}", param, known)
     missing = [p.name for p in known.values() if p.default is p.empty and p.name not in params]
     if missing:
         raise ValueError(f"policy {name} needs the parameter {missing[0]}")
-
-
-def _refuse(what: str, given: str, known: Iterable[str], hint: str = "") -> NoReturn:
-    names = list(known)
-    near = difflib.get_close_matches(given, names, n=1, cutoff=0.0)
-    suggestion = f"; did you mean {near[0]!r}?" if near else ";"
-    raise ValueError(f"unknown {what} {given!r}{suggestion} known: {', '.join(names) or 'none'}{hint}")

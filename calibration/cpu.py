@@ -20,6 +20,7 @@ roofline and must say so.
 from serving_gym.calibration.coefficients import LatencyCoefficients
 from serving_gym.calibration.hardware import get_gpu
 from serving_gym.calibration.latency import LatencyModel
+from serving_gym.calibration.lookup import check_choice
 from serving_gym.calibration.models import get_model
 
 CPU_NAMES = ("Xeon-32c-AMX",)
@@ -36,8 +37,7 @@ def cpu_latency_model(model: str, cpu: str = CPU_NAMES[0]) -> LatencyModel:
     Raises:
         ValueError: the model is unknown, or `cpu` is none.
     """
-    if cpu not in CPU_NAMES:
-        raise ValueError(f"cpu must be one of {', '.join(CPU_NAMES)}, got {cpu!r}")
+    check_choice("cpu", cpu, CPU_NAMES)
     return LatencyModel(get_model(model), get_gpu(cpu), 1, CPU_COEFFICIENTS)
 
 

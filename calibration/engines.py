@@ -158,6 +158,6 @@ def get_engine(name: str, model: str = "") -> Engine:
     engines = load_engines()
     known = {key.split("|")[0] for key in engines}
     if name not in known:
-        raise ValueError(f"unknown engine {name!r}; {nearest(name, known)}")
+        raise ValueError(f"unknown engine {name!r}{nearest(name, known)}")
     candidates = (f"{name}|{model}", family_of(name, model), f"{name}|dense", f"{name}|moe")
     return next(engines[key] for key in candidates if key in engines)

@@ -71,5 +71,5 @@ def get_gpu(name: str) -> GpuSpec:
         ValueError: The GPU is unknown; the message names the nearest known one.
     """
     if name not in GPUS:
-        raise ValueError(f"unknown GPU {name!r}; {nearest(name, GPUS)}")
+        raise ValueError(f"unknown GPU {name!r}{nearest(name, GPUS)}")
     return GPUS[name]

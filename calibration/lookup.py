@@ -6,13 +6,29 @@ from difflib import get_close_matches
 from typing import Any
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Says which known name is closest and what is allowed, as the second half of an error message."""
-    names = sorted(known)
-    lowered = {candidate.lower(): candidate for candidate in names}
-    close = get_close_matches(name.lower(), lowered, n=1, cutoff=0.0)
-    guess = f"did you mean {lowered[close[0]]!r}? " if close else ""
-    return f"{guess}allowed: {', '.join(names)}"
+def nearest(name: str, allowed: Iterable[str]) -> str:
+    """The end of an error message about an unknown name: the nearest match, if any, and all that is allowed."""
+    choices = list(allowed)
+    lowered = {choice.lower(): choice for choice in choices}
+    close = get_close_matches(name.lower(), lowered, n=1, cutoff=0.4)
+    hint = f"; did you mean {lowered[close[0]]!r}?" if close else ""
+    return f"{hint} (allowed: {', '.join(choices) or 'none'})"
+
+
+def check_choice(what: str, value: str, allowed: Iterable[str]) -> None:
+    """Refuses a name that is not allowed.
+
+    Args:
+        what: What is chosen, for the message.
+        value: The choice.
+        allowed: The names allowed.
+
+    Raises:
+        ValueError: It is not among them; the message names the nearest match and all names.
+    """
+    choices = tuple(allowed)
+    if value not in choices:
+        raise ValueError(f"unknown {what} {value!r}{nearest(value, choices)}")
 
 
 def load_attribute(target: str, package: str = "serving_gym") -> Any:

@@ -365,5 +365,5 @@ def get_model(name: str) -> ModelSpec:
     if name not in MODELS and precision in PRECISIONS:
         return quantised(get_model(base), precision)
     if name not in MODELS:
-        raise ValueError(f"unknown model {name!r}; {nearest(name, MODELS)}")
+        raise ValueError(f"unknown model {name!r}{nearest(name, MODELS)}")
     return MODELS[name]

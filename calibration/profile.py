@@ -137,9 +137,7 @@ def named_profile(name: str) -> Profile:
         return read_profile(name)
     if not committed.is_file():
         known = [entry.name.removesuffix(".yaml") for entry in folder.iterdir()]
-        raise ValueError(
-            f"profile={name!r} is neither a file nor a committed profile; {nearest(name, known)}"
-        )
+        raise ValueError(f"profile={name!r} is neither a file nor a committed profile{nearest(name, known)}")
     return parse_profile(committed.read_text(encoding="utf-8"))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.vector import VectorEnv
 
-from serving_gym.calibration.lookup import load_attribute, nearest
+from serving_gym.calibration.lookup import check_choice, load_attribute
 
 GROUP = "serving_gym.environments"  # entry points of packages: functions that call `register`
 
@@ -274,8 +274,7 @@ def policy_roles(name: str) -> Mapping[str, str]:
 
 
 def _entry(name: str) -> EnvEntry:
-    if name not in ENVS:
-        raise ValueError(f"unknown env {name!r}: {nearest(name, ENVS)}")
+    check_choice("env", name, ENVS)
     return ENVS[name]
 
 

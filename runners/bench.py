@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from serving_gym.envs.workload.registry import check_choice
+from serving_gym.calibration.lookup import check_choice
 from serving_gym.runners.command_line.cli import command
 from serving_gym.runners.configuration.schema import BenchConfig
 from serving_gym.runners.reporting.output import write_json

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.live.endpoints import is_loopback
 from serving_gym.envs.routing.observation import StateEncoder
-from serving_gym.envs.workload.registry import check_choice
 from serving_gym.runners.command_line.cli import command
 from serving_gym.runners.configuration.policies import check_spaces, load_policy
 from serving_gym.runners.configuration.schema import RunConfig

@@ -31,6 +31,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.workload.conversations import (
     TokenCounter,
     conversation_workload,
@@ -52,7 +53,6 @@ from serving_gym.envs.workload.registry import (
     TYPE_MIX,
     WEEK,
     WorkloadSpec,
-    check_choice,
     check_spec,
     make_workload,
     workload_names,

@@ -45,12 +45,14 @@ class Adapter:
         rows: Part of the observation whose row i is action i, or, of a `MultiDiscrete`, has the i-th levers, as many
             as every other; None: actions are not rows. An action behind the last row (to hold a request) is taken by
             weighted scores only where no row is possible.
+        setting: Part of the `PolicySpec` that policies need; None: any will do.
         present: Column of `rows` that is positive in a row that counts.
         goes_on: Whether an episode that is truncated would have gone on, so that learners must reckon with what would
             have followed. Not where the drain limit truncates: what is unfinished then is charged in the last reward.
     """
 
     rows: str | None = None
+    setting: str | None = None
     present: int = 0
     goes_on: bool = False
 
@@ -98,11 +100,11 @@ class Adapter:
             )
 
     def index_of(self, action: Action, state: Any, mask: NDArray[np.bool_], spec: PolicySpec) -> Any:
-        """The number (of a `MultiDiscrete`, the numbers) of the possible action nearest to what a baseline has said.
+        """The number (of a `MultiDiscrete`, the numbers) of the possible action nearest to the one of a baseline.
 
         Args:
-            action: What it said.
-            state: What it saw.
+            action: Of the baseline.
+            state: The state that it was given.
             mask: (entries,), which are possible.
             spec: The setting.
 
@@ -111,7 +113,7 @@ class Adapter:
         """
         if not isinstance(action, (int, np.integer)):
             raise ValueError(
-                f"env {self.env!r} has no numbered action for what the baseline said, "
+                f"env {self.env!r} has no numbered action for the action of the baseline, "
                 f"{type(action).__name__}: choose one that answers with numbers"
             )
         return int(action) if mask[action] else int(mask.argmax())
@@ -120,7 +122,7 @@ class Adapter:
         """(N,), answers that are a matter of course, of which an imitator need not see all.
 
         Args:
-            observation: N first.
+            observation: Batch of N.
             answers: (N,) or (N, levers), actions.
         """
         return np.zeros(len(answers), bool)
@@ -146,13 +148,17 @@ class Adapter:
 
         Args:
             name: Of the policy.
-            observation: What it was trained to see.
-            action: What it was trained to choose from.
+            observation: Observation space of the training.
+            action: Action space of the training.
             spec: The setting.
 
         Raises:
-            ValueError: says what differs.
+            ValueError: The environment decides about something else, or what it shows differs.
         """
+        if isinstance(self.setting, str):
+            getattr(spec, self.setting)  # raises where the environment has no such part
+        elif self.setting is not None:
+            spec.setting_of(self.setting)
 
     # -- observations --------------------------------------------------------------------------------------------------
 
@@ -176,7 +182,7 @@ class Adapter:
         Args:
             spec: The setting.
         """
-        return lambda said, observation, state: np.zeros(0, np.float32)
+        return lambda proposed, observation, state: np.zeros(0, np.float32)
 
     def described_size(self, observation: spaces.Dict) -> int:
         """Numbers that describe what a policy says; 0: who says it is all there is."""
@@ -195,8 +201,8 @@ class Adapter:
         """The network that learners train.
 
         Args:
-            observation: What it sees.
-            action: What it scores.
+            observation: Observation space.
+            action: Action space, whose entries are scored.
             config: Widths.
             outputs: Numbers that a score consists of.
             memory_size: Numbers that it is given besides.
@@ -215,8 +221,8 @@ class Adapter:
         """The network whose parameters are searched where only the returns of whole episodes count (ARS, CMA-ES).
 
         Args:
-            observation: What it sees.
-            action: What it scores.
+            observation: Observation space.
+            action: Action space, whose entries are scored.
             config: Widths.
         """
         return self.network(observation, action, config)
@@ -242,10 +248,10 @@ class Adapter:
 
         Args:
             network: Trained.
-            observation: What it was trained to see.
-            action: What it was trained to choose from.
+            observation: Observation space of the training.
+            action: Action space of the training.
             config: Settings of the agent.
-            name: What the policy is called.
+            name: Its name.
         """
         raise NotImplementedError
 

@@ -41,7 +41,7 @@ class _ShowsActions(VectorWrapper):
         return {**observation, self.part: self.shown(observation, infos["action_mask"], ended)}, infos
 
     def step(self, actions: NDArray[np.int64]) -> Step:
-        """Takes one decision in every place."""
+        """Takes one decision in every environment."""
         observation, rewards, terminated, truncated, infos = self.env.step(actions)
         ended = np.flatnonzero(terminated | truncated)
         for i in ended:
@@ -55,7 +55,7 @@ class _ShowsActions(VectorWrapper):
         """(num_envs, actions).
 
         Args:
-            observation: N first.
+            observation: Batch of N.
             masks: (num_envs, actions), which are possible.
             begun: Places in which a new episode has begun.
         """
@@ -151,7 +151,7 @@ class Penalised(VectorWrapper):
         self.missed_shares: list[float] = []
 
     def step(self, actions: NDArray[np.int64]) -> Step:
-        """Takes one decision in every place."""
+        """Takes one decision in every environment."""
         observation, rewards, terminated, truncated, infos = self.env.step(actions)
         ended = infos["missed_share"]
         self.missed_shares += ended[~np.isnan(ended)].tolist()
@@ -181,7 +181,7 @@ def weighed(
 
     Args:
         adapter: Of the environment.
-        observation: N first.
+        observation: Batch of N.
         weights: (N, features).
         num_actions: Number of actions.
     """

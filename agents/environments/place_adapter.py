@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,6 +17,7 @@ from serving_gym.agents.networks.set_network import SetNetwork
 from serving_gym.agents.policies.network_policy import NetworkPolicy, place_scores
 from serving_gym.baselines.policy import Action, Policy
 from serving_gym.envs.interface.policy_spec import PolicySpec
+from serving_gym.envs.workload.registry import WorkloadSource
 
 _CONTEXT = ("request", "cluster")
 
@@ -25,16 +27,22 @@ class PlaceAdapter(Adapter):
 
     Attributes:
         features: Names of the columns of the rows.
+        config_class: What the environment's arguments make.
         plain: An untuned score of places.
         direct: Whether networks add a weighted sum of features to their scores, so that they may begin as such a score.
         network_policy: What decides by a network's scores.
     """
 
     rows = "places"
+    config_class: ClassVar[type[Any]]
     features: ClassVar[tuple[str, ...]]
     plain: Policy
     direct: ClassVar[bool] = False
     network_policy: ClassVar[type[NetworkPolicy]]
+
+    def interval_s(self, arguments: Mapping[str, Any]) -> float:
+        """The mean time between two arrivals."""
+        return 1.0 / WorkloadSource(self.config_class(**arguments).workload).rate_rps
 
     def plain_action(self, observation: Observation, state: object) -> Action:
         """Where an untuned score sends the request."""

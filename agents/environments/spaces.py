@@ -77,8 +77,8 @@ def spaces_to_json(observation: spaces.Dict, action: ActionSpace) -> str:
         if isinstance(box, spaces.Box)
     }
     discrete = isinstance(action, spaces.Discrete)
-    said = {"n": int(action.n)} if discrete else {"nvec": list(entries(action))}  # type: ignore[union-attr]
-    return json.dumps({"observation": boxes, "action": said}, indent=1) + "\n"
+    proposed = {"n": int(action.n)} if discrete else {"nvec": list(entries(action))}  # type: ignore[union-attr]
+    return json.dumps({"observation": boxes, "action": proposed}, indent=1) + "\n"
 
 
 def read_spaces(folder: Path) -> tuple[spaces.Dict, ActionSpace]:
@@ -88,8 +88,8 @@ def read_spaces(folder: Path) -> tuple[spaces.Dict, ActionSpace]:
         key: spaces.Box(box["low"], box["high"], tuple(box["shape"]), np.dtype(box["dtype"]).type)
         for key, box in stored["observation"].items()
     }
-    said = stored["action"]
-    action = spaces.Discrete(said["n"]) if "n" in said else spaces.MultiDiscrete(said["nvec"])
+    proposed = stored["action"]
+    action = spaces.Discrete(proposed["n"]) if "n" in proposed else spaces.MultiDiscrete(proposed["nvec"])
     return spaces.Dict(boxes), action
 
 
@@ -105,7 +105,7 @@ def check_observation(
     Args:
         name: Of the policy.
         space: What it was trained to see.
-        observation: What it sees.
+        observation: Observation space.
         rows_of: Part of which there may be any number of rows.
         any_length: Vectors that may have another length than in training.
 

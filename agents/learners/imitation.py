@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from serving_gym.agents.environments.adapter import adapter_of
 from serving_gym.agents.environments.spaces import ActionSpace, entries, read_spaces
 from serving_gym.agents.learners.learner import Budget, Learner, Task, build_agent_config
 from serving_gym.agents.learners.teacher import Teacher
+from serving_gym.agents.learners.training_state import read_training_state, write_training_state
 from serving_gym.agents.networks.networks import IMPOSSIBLE, RowNetwork
 from serving_gym.agents.policies.network_policy import NetworkPolicy, scores_of
 from serving_gym.baselines.policy import Policy
@@ -35,7 +35,7 @@ class ImitationLearner(Learner):
 
     Args:
         config: Settings.
-        task: What is to be learned.
+        task: The training task.
 
     Raises:
         ValueError: no teacher is named, what it says has no number, or the places that are trained on do not show as
@@ -175,21 +175,15 @@ class ImitationLearner(Learner):
     def save_training(self, folder: Path) -> None:
         """Writes the data and the random generators."""
         np.savez(folder / DATA, **{name: np.concatenate(parts) for name, parts in self.gathered.items()})  # type: ignore[arg-type]
-        state = {
-            "iteration": self.iteration,
-            "unlearned": self.unlearned,
-            "rng": self.rng.bit_generator.state,
-            "torch": self.generator.get_state().tolist(),
-        }
-        (folder / STATE).write_text(json.dumps(state), encoding="utf-8")
+        write_training_state(
+            folder / STATE, self.rng, self.generator, iteration=self.iteration, unlearned=self.unlearned
+        )
 
     def restore(self, folder: Path) -> None:
         """Goes on from there; episodes that were being played begin anew."""
         self.network.load_state_dict(torch.load(folder / WEIGHTS, weights_only=True))
-        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        state = read_training_state(folder / STATE, self.rng, self.generator)
         self.iteration, self.unlearned = state["iteration"], state.get("unlearned", False)
-        self.rng.bit_generator.state = state["rng"]
-        self.generator.set_state(torch.tensor(state["torch"], dtype=torch.uint8))
         with np.load(folder / DATA) as data:
             self.gathered = {name: [data[name]] for name in data.files}
 
@@ -231,13 +225,7 @@ def _described(space: spaces.Space[Any] | None) -> str:
 
 
 def load(folder: Path, config: Mapping[str, Any], name: str) -> Policy:
-    """The policy of a checkpoint.
-
-    Args:
-        folder: Of the checkpoint.
-        config: Its settings.
-        name: What the policy is called.
-    """
+    """The policy of a checkpoint; see `agents.learners.learner.AgentEntry`."""
     adapter, settings = adapter_of(config["env"]["name"]), build_agent_config(config["agent"])
     observation, action = read_spaces(folder)
     network = adapter.network(observation, action, settings.network)

@@ -6,15 +6,13 @@ A learner of one's own is a class that extends `Learner`, a dataclass of its set
 
 from __future__ import annotations
 
-import difflib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from serving_gym.calibration.lookup import load_attribute
-from serving_gym.envs.workload.registry import check_choice
+from serving_gym.calibration.lookup import check_choice, load_attribute
 
 if TYPE_CHECKING:
     from serving_gym.agents.config import AgentConfig
@@ -137,7 +135,7 @@ class AgentEntry:
     Attributes:
         config: Dataclass of its settings.
         learner: Class of its learner.
-        loader: Function from (folder, settings of the checkpoint, name) to a policy.
+        loader: Function from the folder of a checkpoint, its settings and the policy's name to the policy.
     """
 
     config: str
@@ -186,9 +184,7 @@ def agent_entry(name: str) -> AgentEntry:
     Raises:
         ValueError: there is none of that name; names the nearest.
     """
-    if name not in AGENTS:
-        near = difflib.get_close_matches(name, AGENTS, n=1, cutoff=0.0)
-        raise ValueError(f"unknown agent {name!r}; did you mean {near[0]!r}? known: {', '.join(AGENTS)}")
+    check_choice("agent", name, AGENTS)
     return AGENTS[name]
 
 

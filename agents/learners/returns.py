@@ -37,7 +37,7 @@ class Stage:
     """Where candidates of one round play the same training episodes.
 
     Args:
-        task: What is to be learned.
+        task: The training task.
         episodes: Episodes that each candidate plays.
         count: Hears of decisions taken.
     """

@@ -39,9 +39,9 @@ from serving_gym.agents.learners.serial_env import SerialVectorEnv
 from serving_gym.agents.learners.teacher import Teacher, make_teacher
 from serving_gym.agents.policies.network_policy import NetworkPolicy, scores_of
 from serving_gym.agents.policies.recurrent_policy import RecurrentNetworkPolicy
-from serving_gym.agents.policies.residual_policy import residual_policy
+from serving_gym.agents.policies.residual_policy import BatchResidualPolicy, ResidualPolicy
 from serving_gym.agents.policies.sb3_policies import network_in
-from serving_gym.baselines.policy import Policy
+from serving_gym.baselines.policy import BatchPolicy, Policy
 from serving_gym.envs.registration import make_env, make_vector_env
 
 WEIGHTS, OPTIMIZER, GENERATORS = "weights.pt", "optimizer.pt", "training.json"
@@ -70,7 +70,7 @@ class SB3Learner(Learner):
 
     Args:
         config: Its settings.
-        task: What is to be learned.
+        task: The training task.
 
     Raises:
         ValueError: the environment does not give what the agent needs.
@@ -296,13 +296,7 @@ def measure_reward_scale(config: SB3Config, task: Task, adapter: Adapter) -> flo
 
 
 def load(folder: Path, config: Mapping[str, Any], name: str) -> Policy:
-    """The policy of a checkpoint.
-
-    Args:
-        folder: Of the checkpoint.
-        config: Its settings.
-        name: What the policy is called.
-    """
+    """The policy of a checkpoint; see `agents.learners.learner.AgentEntry`."""
     adapter, settings = adapter_of(config["env"]["name"]), build_agent_config(config["agent"])
     observation, action = read_spaces(folder)
     policy = make_policy_network(settings, adapter, observation, action)
@@ -324,9 +318,9 @@ def make_sb3_policy(
         config: Settings of the agent.
         adapter: Of the environment.
         policy: Of Stable-Baselines3.
-        observation: What the environment shows.
-        action: What it takes.
-        name: What the policy is called in results.
+        observation: Observation space of the environment.
+        action: Action space.
+        name: Its name in results.
     """
     policy.set_training_mode(False)
     if isinstance(config, RecurrentPPOConfig):
@@ -337,7 +331,8 @@ def make_sb3_policy(
     scores = scores_of(network_in(policy))
     if isinstance(config, ResidualConfig):
         baseline = make_teacher(config.baseline, "baseline")
-        return residual_policy(baseline, scores, adapter, name, observation, action)
+        kind = BatchResidualPolicy if isinstance(baseline, BatchPolicy) else ResidualPolicy
+        return kind(baseline, scores, adapter, name, observation, action)
     return NetworkPolicy(scores, adapter, name, observation, action, config.masked)
 
 

@@ -96,7 +96,7 @@ class SB3VecEnv(VecEnv):
         return actions
 
     def step_wait(self) -> tuple[Any, NDArray[np.float32], NDArray[np.bool_], list[dict[str, Any]]]:
-        """Takes one decision in every place."""
+        """Takes one decision in every environment."""
         observation, rewards, terminated, truncated, infos = self.env.step(self._actions)
         self._masks = infos.get("action_mask")
         if "dt" in infos:

@@ -59,8 +59,8 @@ class NetworkCandidates:
     Args:
         config: Settings of the agent.
         adapter: Of the environment.
-        observation: What the environment shows.
-        action: What it takes.
+        observation: Observation space of the environment.
+        action: Action space.
     """
 
     bounds = None
@@ -207,7 +207,7 @@ class SearchLearner(Learner):
 
     Args:
         config: Settings.
-        task: What is to be learned.
+        task: The training task.
 
     Raises:
         ValueError: a heuristic without constants; a checkpoint to begin with that is of something else.
@@ -313,12 +313,7 @@ def _read(folder: Path) -> FloatArray:
 
 
 def load(folder: Path, config: Mapping[str, Any], name: str) -> Policy:
-    """The policy of a checkpoint.
-
-    Args:
-        folder: Of the checkpoint.
-        config: Its settings.
-        name: What the policy is called.
+    """The policy of a checkpoint; see `agents.learners.learner.AgentEntry`.
 
     Raises:
         ValueError: it has another number of parameters than such a policy.

@@ -50,7 +50,7 @@ class Teacher:
     Args:
         config: The policy.
         key: What the setting is called, for messages.
-        task: What is to be learned.
+        task: The training task.
         adapter: Of the environment.
         arguments: Of the environment.
     """

@@ -122,7 +122,7 @@ class PooledNetwork(DecisionNetwork):
     """A perceptron over everything pooled, with an output a number of a score.
 
     Args:
-        observation: What is seen.
+        observation: The observation.
         num_actions: Number of actions.
         config: Widths.
         outputs: Numbers that a score consists of.
@@ -162,7 +162,7 @@ class RowNetwork(DecisionNetwork):
     """A set network over the rows that are actions or have levers; the rest of the observation is their context.
 
     Args:
-        observation: What is seen.
+        observation: The observation.
         num_actions: Number of actions: as many as there are rows, or one more.
         rows: Part of the observation whose rows are actions.
         present: Its column that is positive in a row that counts.

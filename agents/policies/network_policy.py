@@ -31,9 +31,9 @@ class NetworkPolicy:
     Args:
         scores: The network.
         adapter: Of the environment.
-        name: What the policy is called in results.
+        name: Its name in results.
         observation: What it was trained to see; where actions are rows, there may be any number of them.
-        action: What it was trained to choose from.
+        action: Action space of the training.
         masked: Whether it chooses among the possible actions only.
         in_kernel: The same network for the routing kernel, where it has one.
         any_length: Vectors of the observation that may have another length than in training.
@@ -58,7 +58,7 @@ class NetworkPolicy:
         self._checked = False
 
     def reset(self, spec: PolicySpec, seed: int) -> None:
-        """Looks at the setting.
+        """Checks the setting.
 
         Raises:
             ValueError: the setting is of another kind than the one it was trained in.
@@ -88,7 +88,7 @@ class NetworkPolicy:
         """The best action in each of N episodes, (N,) or (N, levers).
 
         Args:
-            observation: N first.
+            observation: Batch of N.
             masks: (N, entries).
 
         Raises:

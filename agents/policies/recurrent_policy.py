@@ -19,9 +19,9 @@ class RecurrentNetworkPolicy:
     Args:
         policy: Of sb3-contrib.
         adapter: Of the environment.
-        name: What it is called in results.
-        observation: What it was trained to see.
-        action: What it was trained to choose from.
+        name: Its name in results.
+        observation: Observation space of the training.
+        action: Action space of the training.
     """
 
     clairvoyant = False
@@ -33,7 +33,7 @@ class RecurrentNetworkPolicy:
         self.observation, self.action = observation, action
 
     def reset(self, spec: PolicySpec, seed: int) -> None:
-        """Looks at the setting and forgets the last episode.
+        """Checks the setting and forgets the last episode.
 
         Raises:
             ValueError: the setting is of another kind than the one it was trained in.

@@ -30,9 +30,9 @@ class ResidualPolicy:
         baseline: The baseline.
         scores: The network.
         adapter: Of the environment.
-        name: What the policy is called in results.
+        name: Its name in results.
         observation: What it was trained to see, the baseline's choice left out.
-        action: What it was trained to choose from.
+        action: Action space of the training.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ResidualPolicy:
         self.clairvoyant = baseline.clairvoyant
 
     def reset(self, spec: PolicySpec, seed: int) -> None:
-        """Looks at the setting, and prepares the baseline.
+        """Checks the setting and prepares the baseline.
 
         Raises:
             ValueError: the setting is of another kind than the one it was trained in.
@@ -87,16 +87,3 @@ class BatchResidualPolicy(ResidualPolicy):
         """The best action in each of N episodes, (N,) or (N, levers)."""
         assert isinstance(self.baseline, BatchPolicy)
         return self._corrected(observation, self.baseline.act_batch(observation, masks), masks)
-
-
-def residual_policy(
-    baseline: Policy,
-    scores: Scores,
-    adapter: Adapter,
-    name: str,
-    observation: spaces.Dict,
-    action: ActionSpace,
-) -> ResidualPolicy:
-    """A correction of a baseline, for many episodes at once where the baseline decides so."""
-    kind = BatchResidualPolicy if isinstance(baseline, BatchPolicy) else ResidualPolicy
-    return kind(baseline, scores, adapter, name, observation, action)

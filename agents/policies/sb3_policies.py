@@ -171,17 +171,21 @@ class _Values(nn.Module):
         return extractor.network.scores(*extractor.restored(features)).transpose(1, 2).flatten(1)
 
 
-class DecidingQPolicy(DQNPolicy):
-    """DQN's policy.
+class _EncodedPolicy:
+    """A policy of Stable-Baselines3 whose features are what a `DecisionNetwork` encodes.
 
     Args:
-        make_network: The network, whose scores are values.
+        make_network: The network, whose scores are values or quantiles.
     """
 
     def __init__(self, *args: Any, make_network: MakeNetwork, **kwargs: Any) -> None:
         kwargs["features_extractor_class"] = EncodedObservation
         kwargs["features_extractor_kwargs"] = {"make_network": make_network}
         super().__init__(*args, **kwargs)
+
+
+class DecidingQPolicy(_EncodedPolicy, DQNPolicy):
+    """DQN's policy."""
 
     def make_q_net(self) -> QNetwork:
         """The network in place of a perceptron."""
@@ -191,17 +195,8 @@ class DecidingQPolicy(DQNPolicy):
         return network.to(self.device)
 
 
-class DecidingQuantilePolicy(QRDQNPolicy):
-    """QR-DQN's policy.
-
-    Args:
-        make_network: The network, whose scores are quantiles.
-    """
-
-    def __init__(self, *args: Any, make_network: MakeNetwork, **kwargs: Any) -> None:
-        kwargs["features_extractor_class"] = EncodedObservation
-        kwargs["features_extractor_kwargs"] = {"make_network": make_network}
-        super().__init__(*args, **kwargs)
+class DecidingQuantilePolicy(_EncodedPolicy, QRDQNPolicy):
+    """QR-DQN's policy."""
 
     def make_quantile_net(self) -> QuantileNetwork:
         """The network in place of a perceptron."""

@@ -10,14 +10,15 @@ from numpy.typing import NDArray
 
 from serving_gym.baselines.chiron.backpressure import batch_waiting_s, interactive_backpressure
 from serving_gym.baselines.common.autoscaler import Autoscaler
-from serving_gym.baselines.policy import Tunable
+from serving_gym.baselines.policy import Configured, Constants, tunable
 from serving_gym.baselines.sageserve.spot import Stock, bring_in, give_away
+from serving_gym.calibration.fields import check_not_negative, check_positive, check_within
 from serving_gym.envs.autoscaling.state import AutoscalingState, EndpointState, InstanceStatus
 from serving_gym.envs.interface.scaling import Pool, ScaleChange
 
 
 @dataclass(frozen=True)
-class ChironConfig:
+class ChironConfig(Constants):
     """Constants of `ChironPolicy`.
 
     Attributes:
@@ -34,7 +35,7 @@ class ChironConfig:
             has no fewer than two. Batch instances go one by one until none is left (public code).
     """
 
-    theta: float = 0.6
+    theta: float = tunable(0.6, 0.2, 0.95)
     interactive_instances: int = 10
     mixed_instances: int = 5
     batch_instances: int = 5
@@ -44,16 +45,11 @@ class ChironConfig:
     fewest: int = 2
 
     def __post_init__(self) -> None:
-        if not 0 < self.theta <= 1:
-            raise ValueError(f"theta must lie in (0, 1], got {self.theta}")
-        for name in ("interactive_instances", "mixed_instances", "batch_instances", "fewest"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-        for name in ("batch_deadline_s", "decode_tps"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        if not self.prompt_s >= 0:
-            raise ValueError(f"prompt_s must not be negative, got {self.prompt_s}")
+        check_within(self, "(0, 1]", "theta")
+        check_not_negative(
+            self, "interactive_instances", "mixed_instances", "batch_instances", "fewest", "prompt_s"
+        )
+        check_positive(self, "batch_deadline_s", "decode_tps")
 
     @property
     def at_start(self) -> dict[Pool, int]:
@@ -64,28 +60,17 @@ class ChironConfig:
             Pool.BATCH: self.batch_instances,
         }
 
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search."""
-        return {"theta": Tunable(0.2, 0.95)}
 
-
-class ChironPolicy(Autoscaler):
+class ChironPolicy(Autoscaler, Configured[ChironConfig]):
     """Scales interactive and mixed instances together by how many are busy, batch instances by their deadline.
 
     Above Theta one interactive and one mixed instance are added, otherwise one of each is taken away; batch instances
     are added while what waits would not be done in time, and taken away while nothing waits. A change is awaited before
     the next of the same pool (the public code scales nothing while a scaling is in progress). At the first decision the
     pools are brought to the size that they start with: what runs there already is taken for mixed instances.
-
-    Args:
-        config: Its constants.
     """
 
     name = "chiron"
-
-    def __init__(self, config: ChironConfig | None = None) -> None:
-        self.config = config or ChironConfig()
 
     def begin(self) -> None:
         """Nothing has been set up."""

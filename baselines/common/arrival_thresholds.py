@@ -8,7 +8,8 @@ from typing import Any
 from serving_gym.baselines.common.layout_ladder import LadderConfig, LayoutLadder, parse_split_mode
 from serving_gym.baselines.common.layouts import parse_mode
 from serving_gym.baselines.common.signals import ArrivalRates
-from serving_gym.baselines.policy import Action, PolicySpec, Tunable
+from serving_gym.baselines.policy import Action, Configured, PolicySpec, Tunable
+from serving_gym.calibration.fields import check_positive
 from serving_gym.envs.interface.state import ClusterState
 
 
@@ -29,8 +30,7 @@ class ArrivalThresholdConfig(LadderConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.smoothing_s > 0:
-            raise ValueError(f"smoothing_s must be positive, got {self.smoothing_s}")
+        check_positive(self, "smoothing_s")
         parse_mode(self.merge_mode, "merge_mode")
         parse_split_mode(self.split_mode)
 
@@ -53,10 +53,7 @@ class RateThresholdConfig(ArrivalThresholdConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.threshold_tokens_per_gpu_s > 0:
-            raise ValueError(
-                f"threshold_tokens_per_gpu_s must be positive, got {self.threshold_tokens_per_gpu_s}"
-            )
+        check_positive(self, "threshold_tokens_per_gpu_s")
 
     @staticmethod
     def tunables() -> dict[str, Tunable]:
@@ -81,8 +78,7 @@ class PromptThresholdConfig(ArrivalThresholdConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.threshold_prompt_tokens > 0:
-            raise ValueError(f"threshold_prompt_tokens must be positive, got {self.threshold_prompt_tokens}")
+        check_positive(self, "threshold_prompt_tokens")
 
     @staticmethod
     def tunables() -> dict[str, Tunable]:
@@ -93,18 +89,11 @@ class PromptThresholdConfig(ArrivalThresholdConfig):
         } | LadderConfig.tunables()
 
 
-class RateThresholdPolicy:
-    """Switches between a few layouts by the rate at which prompt tokens arrive, with hysteresis and a dwell time.
-
-    Args:
-        config: Its constants.
-    """
+class RateThresholdPolicy(Configured[RateThresholdConfig]):
+    """Switches between a few layouts by the rate at which prompt tokens arrive, with hysteresis and a dwell time."""
 
     name = "rate_threshold"
     clairvoyant = False
-
-    def __init__(self, config: RateThresholdConfig | None = None) -> None:
-        self.config = config or RateThresholdConfig()
 
     def reset(self, spec: PolicySpec, seed: int) -> None:
         """Starts on the layout for light load."""
@@ -118,20 +107,14 @@ class RateThresholdPolicy:
         return self._ladder.act(state, tokens_per_s / self._num_gpus)
 
 
-class PromptThresholdPolicy:
+class PromptThresholdPolicy(Configured[PromptThresholdConfig]):
     """Switches between a few layouts by the mean prompt of what arrives, with hysteresis and a dwell time.
 
     Wide engines answer short prompts sooner; a long one holds up all others of its engine.
-
-    Args:
-        config: Its constants.
     """
 
     name = "prompt_threshold"
     clairvoyant = False
-
-    def __init__(self, config: PromptThresholdConfig | None = None) -> None:
-        self.config = config or PromptThresholdConfig()
 
     def reset(self, spec: PolicySpec, seed: int) -> None:
         """Starts on the layout for short prompts."""

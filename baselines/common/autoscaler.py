@@ -93,7 +93,7 @@ def victims(endpoint: EndpointState, count: int, rows: NDArray[np.void] | None =
     So Kubernetes ranks pods of a deployment (not ready before ready), save that it does not know what they have to do.
 
     Args:
-        endpoint: Whose.
+        endpoint: The endpoint.
         count: How many.
         rows: Rows to choose from; None: all that are present.
     """
@@ -111,7 +111,7 @@ def to_count(
 
     Args:
         spec: The setting.
-        endpoint: Whose.
+        endpoint: The endpoint.
         wanted: Instances that serve or are about to.
         pool: What those that come are for.
     """

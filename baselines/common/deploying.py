@@ -51,7 +51,7 @@ def worth_it(found: Plan, present: Plan, state: DeploymentState, min_gain: float
     """
     if state.switch is not None:
         return False
-    return found.reachable > present.reachable * (GAIN + (min_gain if state.now_s > 0 else 0.0))
+    return found.max_requests > present.max_requests * (GAIN + (min_gain if state.now_s > 0 else 0.0))
 
 
 class StayPolicy(DeployingPolicy):

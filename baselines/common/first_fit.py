@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.baselines.common.sharing import SharingPolicy
-from serving_gym.baselines.policy import Action, Tunable
+from serving_gym.baselines.policy import Action, Configured, Constants, tunable
+from serving_gym.calibration.fields import check_positive
 from serving_gym.envs.interface.sharing import Event, InstanceStatus, RequestPhase
 from serving_gym.envs.sharing.state import SharingState
 from serving_gym.envs.simulator.sharing.features import PLACE_FEATURES
@@ -20,26 +21,20 @@ _EMPTY, _WAITING = int(InstanceStatus.EMPTY), int(RequestPhase.WAITING)
 
 
 @dataclass(frozen=True)
-class FirstFitConfig:
+class FirstFitConfig(Constants):
     """Constants of `FirstFitPolicy`.
 
     Attributes:
         fill: Share of the promises that a place may use up before it counts as full. Source: ours.
     """
 
-    fill: float = 0.8
+    fill: float = tunable(0.8, 0.3, 1.5)
 
     def __post_init__(self) -> None:
-        if not self.fill > 0:
-            raise ValueError(f"fill must be positive, got {self.fill}")
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Ranges of the constants."""
-        return {"fill": Tunable(0.3, 1.5)}
+        check_positive(self, "fill")
 
 
-class FirstFitPolicy(SharingPolicy):
+class FirstFitPolicy(SharingPolicy, Configured[FirstFitConfig]):
     """Sends a request to the first place that can take it and keeps, by a plain estimate, everybody's promises.
 
     Places in their order: instances of the request's model, the one with most running requests first; then new ones on
@@ -52,9 +47,6 @@ class FirstFitPolicy(SharingPolicy):
     """
 
     name = "first_fit"
-
-    def __init__(self, config: FirstFitConfig | None = None) -> None:
-        self.config = config or FirstFitConfig()
 
     def begin(self) -> None:
         """Looks up the sizes of models."""

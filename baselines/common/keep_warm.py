@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.baselines.common.sharing import SharingPolicy
-from serving_gym.baselines.policy import Action, Tunable
+from serving_gym.baselines.policy import Action, Constants, tunable
+from serving_gym.calibration.fields import check_positive
+from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.interface.sharing import Event
 from serving_gym.envs.sharing.state import SharingState
 from serving_gym.envs.simulator.sharing.features import PLACE_FEATURES
-from serving_gym.envs.workload.registry import check_choice
 
 _CAN_TAKE, _NEW, _OF_MODEL, _REPLACES = (
     PLACE_FEATURES.index(name) for name in ("can_take", "new", "of_model", "replaces")
@@ -32,7 +33,7 @@ class Keep(StrEnum):
 
 
 @dataclass(frozen=True)
-class KeepWarmConfig:
+class KeepWarmConfig(Constants):
     """Constants of `KeepWarmPolicy`.
 
     Attributes:
@@ -43,19 +44,12 @@ class KeepWarmConfig:
     """
 
     keep: str = Keep.LFU.value
-    half_life_s: float = 600.0
-    fill: float = 0.8
+    half_life_s: float = tunable(600.0, 10.0, 7200.0, log=True)
+    fill: float = tunable(0.8, 0.2, 1.5)
 
     def __post_init__(self) -> None:
         check_choice("keep", self.keep, [entry.value for entry in Keep])
-        for name in ("half_life_s", "fill"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}")
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Ranges of the constants."""
-        return {"half_life_s": Tunable(10.0, 7200.0, log=True), "fill": Tunable(0.2, 1.5)}
+        check_positive(self, "half_life_s", "fill", finite=True)
 
 
 class KeepWarmPolicy(SharingPolicy):
@@ -129,7 +123,7 @@ class KeepWarmPolicy(SharingPolicy):
 
         Args:
             rows: (S + N, features), the places of the observation.
-            state: What is known.
+            state: The state.
             slots: (K,), the instances.
         """
         worth: NDArray[np.float64] = self._worth(state)[state.instances["model"][slots]]

@@ -16,14 +16,15 @@ from serving_gym.baselines.common.layouts import (
     uniform_layout,
     with_regions,
 )
-from serving_gym.baselines.policy import Action, Tunable
+from serving_gym.baselines.policy import Action, Constants, tunable
+from serving_gym.calibration.fields import check_at_least, check_not_negative, check_within
 from serving_gym.envs.interface.commands import Redeploy, SetLayout, SwitchMode
 from serving_gym.envs.interface.layout import Layout, changed_regions, groups_of
 from serving_gym.envs.interface.state import ClusterState
 
 
 @dataclass(frozen=True)
-class LadderConfig:
+class LadderConfig(Constants):
     """What policies that climb a ladder of layouts have in common; all ours.
 
     Attributes:
@@ -36,29 +37,17 @@ class LadderConfig:
     """
 
     layouts: Sequence[str | int] = ()
-    threshold_growth_ratio: float = 2.0
-    hysteresis_ratio: float = 0.5
-    dwell_s: float = 10.0
+    threshold_growth_ratio: float = tunable(2.0, 1.0, 8.0, log=True)
+    hysteresis_ratio: float = tunable(0.5, 0.1, 0.95)
+    dwell_s: float = tunable(10.0, 1.0, 60.0, log=True)
     rolling: bool = False
 
     def __post_init__(self) -> None:
-        if not self.threshold_growth_ratio >= 1:
-            raise ValueError(f"threshold_growth_ratio must be at least 1, got {self.threshold_growth_ratio}")
-        if not 0 <= self.hysteresis_ratio < 1:
-            raise ValueError(f"hysteresis_ratio must lie in [0, 1), got {self.hysteresis_ratio}")
-        if not self.dwell_s >= 0:
-            raise ValueError(f"dwell_s must not be negative, got {self.dwell_s}")
+        check_at_least(self, 1, "threshold_growth_ratio")
+        check_within(self, "[0, 1)", "hysteresis_ratio")
+        check_not_negative(self, "dwell_s")
         for layout in self.layouts:
             parse_layout(layout)
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search."""
-        return {
-            "threshold_growth_ratio": Tunable(1.0, 8.0, log=True),
-            "hysteresis_ratio": Tunable(0.1, 0.95),
-            "dwell_s": Tunable(1.0, 60.0, log=True),
-        }
 
 
 def parse_split_mode(name: str) -> SwitchMode:

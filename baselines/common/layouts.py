@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 
 from serving_gym.baselines.common.signals import requests_in_system
+from serving_gym.calibration.lookup import check_choice, nearest
 from serving_gym.envs.interface.commands import SwitchMode
 from serving_gym.envs.interface.layout import (
     Group,
@@ -49,11 +49,10 @@ def _repeated(part: str) -> Layout:
 def check_layout(layout: Layout, num_base: int) -> None:
     """Raises ValueError where a layout does not cover the node."""
     if sum(layout) != num_base:
-        known = [format_layout(other) for other in all_layouts(num_base)]
-        near = difflib.get_close_matches(format_layout(layout), known, n=1, cutoff=0.0)[0]
+        allowed = [format_layout(other) for other in all_layouts(num_base)]
         raise ValueError(
-            f"layout {format_layout(layout)} covers {sum(layout)} base engines, the node has {num_base}; "
-            f"did you mean {near}? allowed: {', '.join(known)}"
+            f"layout {format_layout(layout)} covers {sum(layout)} base engines, the node has {num_base}"
+            f"{nearest(format_layout(layout), allowed)}"
         )
 
 
@@ -74,8 +73,7 @@ def parse_mode(name: str, what: str) -> SwitchMode:
         ValueError: there is no such mode; the message says that `what` was wrong.
     """
     known = [mode.name.lower() for mode in SwitchMode]
-    if name not in known:
-        raise ValueError(f"{what} must be one of {', '.join(known)}, got {name!r}")
+    check_choice(what, name, known)
     return SwitchMode[name.upper()]
 
 
@@ -110,7 +108,7 @@ def rolling_step(state: ClusterState, wanted: Layout) -> Layout:
 
     Args:
         state: The cluster.
-        wanted: Where it is to end.
+        wanted: The layout to reach.
     """
     regions = free_regions(state, wanted)
     if requests_in_system(state) > 0:

@@ -8,7 +8,8 @@ from typing import Any
 from serving_gym.baselines.common.layout_ladder import LadderConfig, LayoutLadder, parse_split_mode
 from serving_gym.baselines.common.layouts import parse_mode
 from serving_gym.baselines.common.signals import requests_in_system
-from serving_gym.baselines.policy import Action, PolicySpec, Tunable
+from serving_gym.baselines.policy import Action, Configured, PolicySpec, Tunable
+from serving_gym.calibration.fields import check_positive
 from serving_gym.envs.interface.commands import SwitchMode
 from serving_gym.envs.interface.state import ClusterState
 
@@ -30,10 +31,7 @@ class LoadThresholdConfig(LadderConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.threshold_requests_per_gpu > 0:
-            raise ValueError(
-                f"threshold_requests_per_gpu must be positive, got {self.threshold_requests_per_gpu}"
-            )
+        check_positive(self, "threshold_requests_per_gpu")
         parse_mode(self.mode, "mode")
         if self.split_mode:
             parse_split_mode(self.split_mode)
@@ -44,18 +42,11 @@ class LoadThresholdConfig(LadderConfig):
         return {"threshold_requests_per_gpu": Tunable(0.1, 64.0, log=True)} | LadderConfig.tunables()
 
 
-class LoadThresholdPolicy:
-    """Switches between a few layouts by requests in the system per GPU, with hysteresis and a dwell time.
-
-    Args:
-        config: Its constants.
-    """
+class LoadThresholdPolicy(Configured[LoadThresholdConfig]):
+    """Switches between a few layouts by requests in the system per GPU, with hysteresis and a dwell time."""
 
     name = "load_threshold"
     clairvoyant = False
-
-    def __init__(self, config: LoadThresholdConfig | None = None) -> None:
-        self.config = config or LoadThresholdConfig()
 
     def reset(self, spec: PolicySpec, seed: int) -> None:
         """Starts on the layout for light load."""

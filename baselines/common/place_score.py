@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from serving_gym.baselines.common.sharing import SharingPolicy
 from serving_gym.baselines.policy import Tunable
+from serving_gym.calibration.fields import check_finite
 from serving_gym.envs.interface.sharing import Event
 from serving_gym.envs.sharing.state import SharingState
 from serving_gym.envs.simulator.sharing.features import PLACE_FEATURES
@@ -53,9 +54,7 @@ class PlaceScoreConfig:
     keep_gap_30m: float = 1.0
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            if not np.isfinite(getattr(self, item.name)):
-                raise ValueError(f"{item.name} must be finite, got {getattr(self, item.name)}")
+        check_finite(self, *vars(self))
 
     @staticmethod
     def tunables() -> dict[str, Tunable]:

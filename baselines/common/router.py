@@ -86,7 +86,7 @@ def in_flight_sum(state: RoutingState, values: NDArray[Any]) -> NDArray[np.float
     """Sum over each place's requests in flight of a value of each, (P,).
 
     Args:
-        state: As the router sees it.
+        state: As the router observes it.
         values: (M,), one a row of `state.in_flight`.
     """
     sums = np.bincount(state.in_flight["place"], weights=values, minlength=len(state.engines))

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from serving_gym.baselines.common.layouts import parse_mode
-from serving_gym.baselines.policy import Tunable
+from serving_gym.baselines.policy import Constants, tunable
+from serving_gym.calibration.fields import check_at_least, check_not_negative, check_positive, check_within
 
 _MODES = ("load_merge_mode", "load_split_mode", "priority_mode", "long_mode", "release_mode")
 _POSITIVE = ("split_requests_per_gpu", "split_tokens_per_gpu", "priority_load_limit", "max_pause_s")
@@ -14,7 +15,7 @@ _NOT_NEGATIVE = ("smoothing_s", "dwell_s", "priority_linger_s")
 
 
 @dataclass(frozen=True)
-class FlyingServingConfig:
+class FlyingServingConfig(Constants):
     """Constants of `FlyingServingPolicy`. The paper names no threshold at all: those are ours, to be tuned.
 
     Attributes:
@@ -58,58 +59,33 @@ class FlyingServingConfig:
     bind_for_priority: bool = True
     bind_for_long_context: bool = True
     widths: Sequence[int] = ()
-    split_requests_per_gpu: float = 2.0
-    split_tokens_per_gpu: float = 4096.0
-    hysteresis_ratio: float = 0.5
-    width_growth_ratio: float = 2.0
-    smoothing_s: float = 5.0
-    dwell_s: float = 5.0
+    split_requests_per_gpu: float = tunable(2.0, 0.25, 64.0, log=True)
+    split_tokens_per_gpu: float = tunable(4096.0, 256.0, 65536.0, log=True)
+    hysteresis_ratio: float = tunable(0.5, 0.1, 0.95)
+    width_growth_ratio: float = tunable(2.0, 1.0, 8.0, log=True)
+    smoothing_s: float = tunable(5.0, 0.0, 30.0)
+    dwell_s: float = tunable(5.0, 1.0, 60.0, log=True)
     load_merge_mode: str = "soft"
     load_split_mode: str = "hard"
     priority_classes: Sequence[str] = ("priority",)
-    priority_share: float = 0.5
-    priority_load_limit: float = 4.0
+    priority_share: float = tunable(0.5, 0.25, 1.0, log=True)
+    priority_load_limit: float = tunable(4.0, 0.5, 20.0, log=True)
     priority_mode: str = "hard"
-    priority_linger_s: float = 0.0
-    max_pause_s: float = 10.0
+    priority_linger_s: float = tunable(0.0, 0.0, 10.0)
+    max_pause_s: float = tunable(10.0, 2.0, 60.0, log=True)
     escalate: bool = True
     long_classes: Sequence[str] = ("long",)
-    long_capacity_ratio: float = 1.0
+    long_capacity_ratio: float = tunable(1.0, 0.05, 1.0, log=True)
     long_mode: str = "soft"
     release_mode: str = "sequential"
 
     def __post_init__(self) -> None:
         for name in _MODES:
             parse_mode(getattr(self, name), name)
-        for name in _POSITIVE:
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        for name in _NOT_NEGATIVE:
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-        if not 0 <= self.hysteresis_ratio < 1:
-            raise ValueError(f"hysteresis_ratio must lie in [0, 1), got {self.hysteresis_ratio}")
-        if not self.width_growth_ratio >= 1:
-            raise ValueError(f"width_growth_ratio must be at least 1, got {self.width_growth_ratio}")
-        for name in ("priority_share", "long_capacity_ratio"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"{name} must lie in (0, 1], got {getattr(self, name)}")
+        check_positive(self, *_POSITIVE)
+        check_not_negative(self, *_NOT_NEGATIVE)
+        check_within(self, "[0, 1)", "hysteresis_ratio")
+        check_at_least(self, 1, "width_growth_ratio")
+        check_within(self, "(0, 1]", "priority_share", "long_capacity_ratio")
         if list(self.widths) != sorted(set(self.widths), reverse=True):
             raise ValueError(f"widths must descend from light to heavy load, got {list(self.widths)}")
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search."""
-        return {
-            "split_requests_per_gpu": Tunable(0.25, 64.0, log=True),
-            "split_tokens_per_gpu": Tunable(256.0, 65536.0, log=True),
-            "hysteresis_ratio": Tunable(0.1, 0.95),
-            "width_growth_ratio": Tunable(1.0, 8.0, log=True),
-            "smoothing_s": Tunable(0.0, 30.0),
-            "dwell_s": Tunable(1.0, 60.0, log=True),
-            "priority_share": Tunable(0.25, 1.0, log=True),
-            "priority_load_limit": Tunable(0.5, 20.0, log=True),
-            "priority_linger_s": Tunable(0.0, 10.0),
-            "max_pause_s": Tunable(2.0, 60.0, log=True),
-            "long_capacity_ratio": Tunable(0.05, 1.0, log=True),
-        }

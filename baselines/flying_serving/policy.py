@@ -23,7 +23,7 @@ from serving_gym.baselines.flying_serving.load_adaptation import LoadAdaptation
 from serving_gym.baselines.flying_serving.long_context import LongContextBinding
 from serving_gym.baselines.flying_serving.pauses import PauseWatch
 from serving_gym.baselines.flying_serving.priority_binding import PriorityBinding
-from serving_gym.baselines.policy import Action, PolicySpec
+from serving_gym.baselines.policy import Action, Configured, PolicySpec
 from serving_gym.envs.interface.commands import Redeploy, SetLayout, SwitchMode
 from serving_gym.envs.interface.layout import Group, Layout, groups_of
 from serving_gym.envs.interface.state import ClusterState
@@ -37,18 +37,11 @@ class _Cause(Enum):
     MERGE = "load_merge_mode"
 
 
-class FlyingServingPolicy:
-    """Binds base engines into groups for light load, priority and long contexts, and releases them.
-
-    Args:
-        config: Its constants.
-    """
+class FlyingServingPolicy(Configured[FlyingServingConfig]):
+    """Binds base engines into groups for light load, priority and long contexts, and releases them."""
 
     name = "flying_serving"
     clairvoyant = False
-
-    def __init__(self, config: FlyingServingConfig | None = None) -> None:
-        self.config = config or FlyingServingConfig()
 
     def reset(self, spec: PolicySpec, seed: int) -> None:
         """Prepares for an episode."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
-from serving_gym.envs.workload.registry import check_choice
+from serving_gym.calibration.fields import check_at_least, check_positive, check_within
+from serving_gym.calibration.lookup import check_choice
 
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -43,15 +44,10 @@ class PredictorConfig:
 
     def __post_init__(self) -> None:
         check_choice("predictor.device", self.device, DEVICES)
-        for field in ("tiny_layers", "tiny_width", "epochs", "batch_size"):
-            self._check(field, getattr(self, field) >= 1, "at least 1")
-        self._check("tiny_vocabulary", self.tiny_vocabulary >= 100, "at least 100")
-        self._check("max_tokens", 8 <= self.max_tokens <= 512, "from 8 to 512, BERT's positions")
-        self._check("learning_rate", self.learning_rate > 0, "positive")
-
-    def _check(self, field: str, holds: bool, allowed: str) -> None:
-        if not holds:
-            raise ValueError(f"predictor.{field} must be {allowed}, got {getattr(self, field)}")
+        check_at_least(self, 1, "tiny_layers", "tiny_width", "epochs", "batch_size", prefix="predictor.")
+        check_at_least(self, 100, "tiny_vocabulary", prefix="predictor.")
+        check_within(self, "[8, 512]", "max_tokens", prefix="predictor.")  # BERT has 512 positions
+        check_positive(self, "learning_rate", prefix="predictor.")
 
 
 def build_config(config_class: type[Config], values: dict[str, Any]) -> Config:

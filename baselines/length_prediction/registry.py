@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from serving_gym.calibration.lookup import load_attribute
-from serving_gym.envs.workload.registry import check_choice
+from serving_gym.calibration.lookup import check_choice, load_attribute
 
 if TYPE_CHECKING:
     from serving_gym.baselines.length_prediction.config import PredictorConfig

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from serving_gym.baselines.llm_mesh.bin_packing import Packing
-from serving_gym.baselines.policy import Tunable
+from serving_gym.baselines.policy import Constants, tunable
+from serving_gym.calibration.fields import check_at_least, check_not_negative
+from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.interface.sharing import TokenScheduler
 
 
 @dataclass(frozen=True)
-class LLMMeshConfig:
+class LLMMeshConfig(Constants):
     """Constants of `LLMMeshPolicy`, and its parts, each of which can be switched off (figure 13).
 
     Attributes:
@@ -33,11 +35,11 @@ class LLMMeshConfig:
             ours; by the text a request is accepted only in time, and those that cannot be are dropped.
     """
 
-    watermark: float = 0.2
-    overestimate: float = 0.10
-    min_total_tokens: float = 4096.0
+    watermark: float = tunable(0.2, 0.0, 1.0)
+    overestimate: float = tunable(0.10, 0.0, 0.5)
+    min_total_tokens: float = tunable(4096.0, 512, 8192, log=True)
     max_batch: int = 256
-    keep_alive_s: float = 1.0
+    keep_alive_s: float = tunable(1.0, 0.1, 60.0, log=True)
     token_scheduler: str = "shortest_headroom"
     packing: str = "bin_packing"
     use_cpu: bool = True
@@ -49,24 +51,8 @@ class LLMMeshConfig:
     serve_late: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("watermark", "overestimate", "keep_alive_s"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-        if not self.min_total_tokens >= 1:
-            raise ValueError(f"min_total_tokens must be at least 1, got {self.min_total_tokens}")
-        if not self.max_batch >= 2:
-            raise ValueError(f"max_batch must be at least 2, got {self.max_batch}")
+        check_not_negative(self, "watermark", "overestimate", "keep_alive_s")
+        check_at_least(self, 1, "min_total_tokens")
+        check_at_least(self, 2, "max_batch")
         for name, kind in (("token_scheduler", TokenScheduler), ("packing", Packing)):
-            known = [str(choice) for choice in kind]
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search."""
-        return {
-            "watermark": Tunable(0.0, 1.0),
-            "overestimate": Tunable(0.0, 0.5),
-            "min_total_tokens": Tunable(512, 8192, log=True),
-            "keep_alive_s": Tunable(0.1, 60.0, log=True),
-        }
+            check_choice(name, getattr(self, name), [str(choice) for choice in kind])

@@ -44,7 +44,7 @@ def view_of(state: SharingState, setting: SharingSetting, node: int, profiles: I
     """One node. Its instances are its slots, empty ones included, so that slot s is instance s % slots_per_node.
 
     Args:
-        state: What is known.
+        state: The state.
         setting: What was known beforehand.
         node: Which.
         profiles: (N, models), as `profiles_of`.

@@ -23,7 +23,7 @@ class Plan:
 
     Args:
         mesh: What holds for the episode.
-        state: What is known.
+        state: The state.
         memory: (N,) of each node; changed as placements are committed.
         num_pending: (N,) loads of each node that wait in its reservation station.
 

@@ -15,7 +15,7 @@ from serving_gym.baselines.llm_mesh.memory_orchestration import MemoryOrchestrat
 from serving_gym.baselines.llm_mesh.mesh import Job, Mesh
 from serving_gym.baselines.llm_mesh.node_view import needed_tokens
 from serving_gym.baselines.llm_mesh.plan import Plan
-from serving_gym.baselines.policy import Action
+from serving_gym.baselines.policy import Action, Configured
 from serving_gym.envs.interface.sharing import (
     Configure,
     Event,
@@ -40,7 +40,7 @@ class _PendingLoad:
     kv_bytes: int
 
 
-class LLMMeshPolicy(SharingPolicy):
+class LLMMeshPolicy(SharingPolicy, Configured[LLMMeshConfig]):
     """Elastic sharing of nodes.
 
     * An arriving request is tried on the instances of its model, CPU nodes first, then the highest batch size
@@ -63,15 +63,9 @@ class LLMMeshPolicy(SharingPolicy):
       stays at the gateway until it loads.
     * A request whose first token is late already is not placed (it "is dropped", section 8.2) unless `serve_late`: it
       stays at the gateway until its client gives up. One that has lost its place after its first token is placed.
-
-    Args:
-        config: Its constants.
     """
 
     name = "llm_mesh"
-
-    def __init__(self, config: LLMMeshConfig | None = None) -> None:
-        self.config = config or LLMMeshConfig()
 
     def begin(self) -> None:
         """Quantifies iterations; all nodes are empty."""

@@ -11,14 +11,15 @@ import numpy as np
 from serving_gym.baselines.common.router import Router, lowest
 from serving_gym.baselines.llumnix.migration import pairs, request_to_move
 from serving_gym.baselines.llumnix.virtual_usage import freeness, queue_order, usage_of
-from serving_gym.baselines.policy import Action, Tunable
+from serving_gym.baselines.policy import Action, Configured, Constants, tunable
+from serving_gym.calibration.fields import check_not_negative
 from serving_gym.envs.interface.fleet import FleetSpec, Migrate
 from serving_gym.envs.interface.state import EngineStatus
 from serving_gym.envs.routing.state import Dispatch, RoutingState
 
 
 @dataclass(frozen=True)
-class LlumnixConfig:
+class LlumnixConfig(Constants):
     """Constants of `LlumnixPolicy`. "Release": the authors' public implementation.
 
     Attributes:
@@ -35,37 +36,23 @@ class LlumnixConfig:
     """
 
     migrate: bool = True
-    period_s: float = 0.05
-    migrate_out_iterations: float = 48.0
-    migrate_in_iterations: float = 48.0
+    period_s: float = tunable(0.05, 0.01, 10.0, log=True)
+    migrate_out_iterations: float = tunable(48.0, 0.0, 48.0)
+    migrate_in_iterations: float = tunable(48.0, 48.0, 2000.0, log=True)
     priority_classes: Sequence[str] = ("priority",)
-    priority_target_tokens: float = 1600.0
+    priority_target_tokens: float = tunable(1600.0, 200.0, 20000.0, log=True)
 
     def __post_init__(self) -> None:
-        if not self.period_s >= 0:
-            raise ValueError(f"period_s must not be negative, got {self.period_s}")
+        check_not_negative(self, "period_s")
         if not self.migrate_in_iterations >= self.migrate_out_iterations:
             raise ValueError(
                 "migrate_in_iterations must be at least migrate_out_iterations "
                 f"({self.migrate_out_iterations}), got {self.migrate_in_iterations}"
             )
-        if not self.priority_target_tokens >= 0:
-            raise ValueError(
-                f"priority_target_tokens must not be negative, got {self.priority_target_tokens}"
-            )
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search."""
-        return {
-            "period_s": Tunable(0.01, 10.0, log=True),
-            "migrate_out_iterations": Tunable(0.0, 48.0),
-            "migrate_in_iterations": Tunable(48.0, 2000.0, log=True),
-            "priority_target_tokens": Tunable(200.0, 20000.0, log=True),
-        }
+        check_not_negative(self, "priority_target_tokens")
 
 
-class LlumnixPolicy(Router):
+class LlumnixPolicy(Router, Configured[LlumnixConfig]):
     """Sends a request to the freest instance, and moves running ones from the least free to the freest.
 
     * Freeness is that of algorithm 1, from the requests that the router has in flight.
@@ -76,15 +63,9 @@ class LlumnixPolicy(Router):
     * The text lets the destination refuse a migration that it has no blocks for: one that does not fit is not begun.
     * The release also takes instances that have preempted a request as sources; the text does not.
     * Scheduling priority, the order of an engine's queue, is the engines' own (`order=priority`).
-
-    Args:
-        config: Its constants.
     """
 
     name = "llumnix"
-
-    def __init__(self, config: LlumnixConfig | None = None) -> None:
-        self.config = config or LlumnixConfig()
 
     def begin(self) -> None:
         """Looks up the fleet; no request is on the way."""

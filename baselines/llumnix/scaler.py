@@ -18,13 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.baselines.common.autoscaler import Autoscaler, bounded, to_count
-from serving_gym.baselines.policy import Tunable
+from serving_gym.baselines.policy import Configured, Constants, tunable
+from serving_gym.calibration.fields import check_not_negative
 from serving_gym.envs.autoscaling.state import AutoscalingState, EndpointState
 from serving_gym.envs.interface.scaling import Endpoint, Operation, ScaleChange
 
 
 @dataclass(frozen=True)
-class LlumnixScalingConfig:
+class LlumnixScalingConfig(Constants):
     """Constants of `LlumnixScalingPolicy`.
 
     Attributes:
@@ -33,24 +34,14 @@ class LlumnixScalingConfig:
         period_s: How long it must stay there. Source: the public implementation looks every 10 s.
     """
 
-    out_below: float = 10.0
-    in_above: float = 60.0
-    period_s: float = 10.0
+    out_below: float = tunable(10.0, 1.0, 50.0, log=True)
+    in_above: float = tunable(60.0, 51.0, 500.0, log=True)
+    period_s: float = tunable(10.0, 1.0, 300.0, log=True)
 
     def __post_init__(self) -> None:
         if not self.out_below < self.in_above:
             raise ValueError(f"out_below must be below in_above ({self.in_above}), got {self.out_below}")
-        if not self.period_s >= 0:
-            raise ValueError(f"period_s must not be negative, got {self.period_s}")
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search."""
-        return {
-            "out_below": Tunable(1.0, 50.0, log=True),
-            "in_above": Tunable(51.0, 500.0, log=True),
-            "period_s": Tunable(1.0, 300.0, log=True),
-        }
+        check_not_negative(self, "period_s")
 
 
 def average_freeness(rows: NDArray[np.void], without: int = 0) -> float:
@@ -66,17 +57,10 @@ def average_freeness(rows: NDArray[np.void], without: int = 0) -> float:
     return free / batch if batch else float("inf")
 
 
-class LlumnixScalingPolicy(Autoscaler):
-    """Scales every endpoint by its average freeness.
-
-    Args:
-        config: Its constants.
-    """
+class LlumnixScalingPolicy(Autoscaler, Configured[LlumnixScalingConfig]):
+    """Scales every endpoint by its average freeness."""
 
     name = "llumnix_scaling"
-
-    def __init__(self, config: LlumnixScalingConfig | None = None) -> None:
-        self.config = config or LlumnixScalingConfig()
 
     def begin(self) -> None:
         """Forgets since when freeness is out of its range."""

@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 from serving_gym.baselines.common.router import Router, lowest
 from serving_gym.baselines.magnus.batcher import batches_with
 from serving_gym.baselines.magnus.serving_time import ServingTimeEstimator
-from serving_gym.baselines.policy import Action, Tunable
+from serving_gym.baselines.policy import Action, Configured, Constants, tunable
+from serving_gym.calibration.fields import check_positive
 from serving_gym.envs.routing.state import RoutedRequest, RoutingState
 
 
 @dataclass(frozen=True)
-class MagnusConfig:
+class MagnusConfig(Constants):
     """Constants of `MagnusPolicy`.
 
     Attributes:
@@ -25,21 +26,11 @@ class MagnusConfig:
             has the memory that the engine leaves for KV.
     """
 
-    waste_limit_tokens: float = 50_000.0
-    memory_share: float = 1.0
+    waste_limit_tokens: float = tunable(50_000.0, 1e3, 1e7, log=True)
+    memory_share: float = tunable(1.0, 0.3, 2.0, log=True)
 
     def __post_init__(self) -> None:
-        for name in ("waste_limit_tokens", "memory_share"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search."""
-        return {
-            "waste_limit_tokens": Tunable(1e3, 1e7, log=True),
-            "memory_share": Tunable(0.3, 2.0, log=True),
-        }
+        check_positive(self, "waste_limit_tokens", "memory_share")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +43,7 @@ class _Waiting:
     offered_s: float
 
 
-class MagnusPolicy(Router):
+class MagnusPolicy(Router, Configured[MagnusConfig]):
     """Joins the batch in which least memory is accessed in vain; where none has room, the best response ratio is next.
 
     A request joins the batch of least waste among the instances that have one and room for the request, if that waste
@@ -68,15 +59,9 @@ class MagnusPolicy(Router):
     * The serving time is counted until the first decision at which a request is known to have ended. Until enough
       have ended, it is that of the calibrated profile.
     * The waste of a batch is the most of any of its requests.
-
-    Args:
-        config: Its constants.
     """
 
     name = "magnus"
-
-    def __init__(self, config: MagnusConfig | None = None) -> None:
-        self.config = config or MagnusConfig()
 
     def begin(self) -> None:
         """Nothing has been sent, held or learned."""

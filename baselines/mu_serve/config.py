@@ -6,6 +6,7 @@ import itertools
 from dataclasses import dataclass
 
 from serving_gym.baselines.length_prediction.config import PredictorConfig
+from serving_gym.calibration.fields import check_at_least, check_not_negative
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,9 @@ class MuServePredictorConfig(PredictorConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         ends = (0.0, *self.percentiles, 100.0)
-        ascending = all(low < high for low, high in itertools.pairwise(ends))
-        self._check("percentiles", ascending, "ascending and between 0 and 100")
-        self._check("head_width", self.head_width >= 1, "at least 1")
-        self._check("tuned_epochs", self.tuned_epochs >= 0, "at least 0")
+        if not all(low < high for low, high in itertools.pairwise(ends)):
+            raise ValueError(
+                f"predictor.percentiles must be ascending and between 0 and 100, got {self.percentiles}"
+            )
+        check_at_least(self, 1, "head_width", prefix="predictor.")
+        check_not_negative(self, "tuned_epochs", prefix="predictor.")

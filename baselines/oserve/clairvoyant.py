@@ -14,13 +14,14 @@ import numpy as np
 from serving_gym.baselines.common.deploying import DeployingPolicy, worth_it
 from serving_gym.baselines.oserve.exhaustive import optimal_plan
 from serving_gym.baselines.oserve.scheduler import strategy_of
-from serving_gym.baselines.policy import Action, Tunable
+from serving_gym.baselines.policy import Action, Configured, Constants, tunable
+from serving_gym.calibration.fields import check_at_least, check_not_negative
 from serving_gym.envs.deployment.state import Deploy, DeploymentState
-from serving_gym.envs.deployment.strategies import Worth
+from serving_gym.envs.deployment.strategies import PlanEvaluator
 
 
 @dataclass(frozen=True)
-class ClairvoyantConfig:
+class ClairvoyantConfig(Constants):
     """Constants of the policy.
 
     Attributes:
@@ -29,46 +30,32 @@ class ClairvoyantConfig:
             the next span. Source: ours; what pays for one span may not pay for the switch.
     """
 
-    min_gain: float = 0.05
+    min_gain: float = tunable(0.05, 0.0, 1.0)
     look_ahead: int = 3
 
     def __post_init__(self) -> None:
-        if not 0 <= self.min_gain < float("inf"):
-            raise ValueError(f"min_gain must be finite and not negative, got {self.min_gain}")
-        if self.look_ahead < 1:
-            raise ValueError(f"look_ahead must be at least 1, got {self.look_ahead}")
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search."""
-        return {"min_gain": Tunable(0.0, 1.0)}
+        check_not_negative(self, "min_gain", finite=True)
+        check_at_least(self, 1, "look_ahead")
 
 
-class ClairvoyantDeploymentPolicy(DeployingPolicy):
-    """The exhaustive search's deployment and the exact assignment for the true next spans.
-
-    Args:
-        config: Its constants; None: the defaults.
-    """
+class ClairvoyantDeploymentPolicy(DeployingPolicy, Configured[ClairvoyantConfig]):
+    """The exhaustive search's deployment and the exact assignment for the true next spans."""
 
     name = "clairvoyant_deployment"
     clairvoyant = True
-
-    def __init__(self, config: ClairvoyantConfig | None = None) -> None:
-        self.config = config or ClairvoyantConfig()
 
     def act(self, observation: Any, state: DeploymentState) -> Action:
         """The strategy for the next span."""
         if not len(state.coming) or state.coming[0].sum() <= 0:
             return None
         ahead = state.coming[: self.config.look_ahead]
-        worth = self._worth(ahead[ahead.sum(axis=1) > 0].mean(axis=0))
-        found, present = optimal_plan(worth), worth.plan(state.deployment.kinds)
+        evaluator = self._evaluator(ahead[ahead.sum(axis=1) > 0].mean(axis=0))
+        found, present = optimal_plan(evaluator), evaluator.plan(state.deployment.kinds)
         plan = found if worth_it(found, present, state, self.config.min_gain) else present
-        strategy = strategy_of(self._worth(state.coming[0]), plan, state.deployment, self.setting.order)
+        strategy = strategy_of(self._evaluator(state.coming[0]), plan, state.deployment, self.setting.order)
         return Deploy(strategy.deployment, strategy.assignment.routing())
 
-    def _worth(self, demand: np.ndarray[Any, np.dtype[np.float64]]) -> Worth:
+    def _evaluator(self, demand: np.ndarray[Any, np.dtype[np.float64]]) -> PlanEvaluator:
         """Values deployments by when they are done with a demand: a type that is dear is not given up."""
         setting = self.setting
-        return Worth(setting.cluster, setting.table.of_role("mixed"), demand, "completion_time")
+        return PlanEvaluator(setting.cluster, setting.table.of_role("mixed"), demand, "completion_time")

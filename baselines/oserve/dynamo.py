@@ -18,7 +18,8 @@ from numpy.typing import ArrayLike
 
 from serving_gym.baselines.common.deploying import DeployingPolicy
 from serving_gym.baselines.oserve.uniform import over_trace, spans
-from serving_gym.baselines.policy import Action, PolicySpec, Tunable
+from serving_gym.baselines.policy import Action, Configured, Constants, PolicySpec, tunable
+from serving_gym.calibration.fields import check_not_negative, check_positive
 from serving_gym.envs.deployment.division import DECODE, PREFILL, Divisions, pairs_of, rebalance
 from serving_gym.envs.deployment.profiling import CapacityTable
 from serving_gym.envs.deployment.state import DeploymentState
@@ -38,13 +39,13 @@ def best_workers(
     Raises:
         ValueError: A role has no kind, no pair fits, or the demands have another form.
     """
-    worths = spans(cluster, table, demands)
+    evaluators = spans(cluster, table, demands)
 
     def served(pair: tuple[ReplicaKind, ReplicaKind]) -> tuple[float, float]:
-        times = [rebalance(cluster, table, *pair, worth.demand)[1] for worth in worths]
-        return over_trace(
-            worths, [float(worth.demand.sum()) * some for worth, some in zip(worths, times, strict=True)]
-        )
+        requests = [
+            float(each.demand.sum()) * rebalance(cluster, table, *pair, each.demand)[1] for each in evaluators
+        ]
+        return over_trace(evaluators, requests)
 
     pairs = pairs_of(cluster, table)
     if not pairs:
@@ -55,7 +56,7 @@ def best_workers(
 
 
 @dataclass(frozen=True)
-class DynamoConfig:
+class DynamoConfig(Constants):
     """Constants of the policy.
 
     Attributes:
@@ -67,16 +68,14 @@ class DynamoConfig:
             leaves decode workers room, which answers are faster for. Source: ours.
     """
 
-    min_gain: float = 0.05
+    min_gain: float = tunable(0.05, 0.0, 1.0)
     prefill: Sequence[int] | None = None
     decode: Sequence[int] | None = None
-    decode_weight: float = 1.0
+    decode_weight: float = tunable(1.0, 0.25, 4.0, log=True)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.min_gain < float("inf"):
-            raise ValueError(f"min_gain must be finite and not negative, got {self.min_gain}")
-        if not 0 < self.decode_weight < float("inf"):
-            raise ValueError(f"decode_weight must be a positive number, got {self.decode_weight}")
+        check_not_negative(self, "min_gain", finite=True)
+        check_positive(self, "decode_weight", finite=True)
         for name in (PREFILL, DECODE):
             degrees = getattr(self, name)
             if degrees is not None and not _is_pair(degrees):
@@ -90,30 +89,19 @@ class DynamoConfig:
         tp, pp = degrees
         return ReplicaKind(tp, pp, role)
 
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search."""
-        return {"min_gain": Tunable(0.0, 1.0), "decode_weight": Tunable(0.25, 4.0, log=True)}
-
 
 def _is_pair(degrees: Any) -> bool:
     pair = isinstance(degrees, Sequence) and len(degrees) == 2
     return pair and all(isinstance(degree, int) and degree >= 1 for degree in degrees)
 
 
-class DynamoPolicy(DeployingPolicy):
+class DynamoPolicy(DeployingPolicy, Configured[DynamoConfig]):
     """Numbers of prefill and decode workers follow the forecast; their parallelism is the best for the past.
 
     It needs a cluster that allows such workers (`cluster.disaggregation`). Requests go to prefill workers evenly.
-
-    Args:
-        config: Its constants; None: the defaults.
     """
 
     name = "dynamo"
-
-    def __init__(self, config: DynamoConfig | None = None) -> None:
-        self.config = config or DynamoConfig()
 
     def reset(self, spec: PolicySpec, seed: int) -> None:
         """Chooses the parallelism of both kinds of workers.

@@ -14,6 +14,7 @@ from typing import Any
 from serving_gym.baselines.common.deploying import DeployingPolicy
 from serving_gym.baselines.oserve.dynamo import DynamoConfig, DynamoPolicy
 from serving_gym.baselines.policy import Action, PolicySpec, Tunable
+from serving_gym.calibration.fields import check_positive, check_within
 from serving_gym.envs.deployment.division import rebalance
 from serving_gym.envs.deployment.state import DeploymentState
 
@@ -39,10 +40,8 @@ class DynamoTwoWidthsConfig:
     decode_weight: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.enter < float("inf"):
-            raise ValueError(f"enter must be a positive number, got {self.enter}")
-        if not 0 <= self.keep <= 1:
-            raise ValueError(f"keep must be in [0, 1], got {self.keep}")
+        check_positive(self, "enter", finite=True)
+        check_within(self, "[0, 1]", "keep")
         _ = self.wide, self.narrow
 
     @property

@@ -52,7 +52,7 @@ class MovingAverage:
         self.history = history
 
     def fit(self, counts: FloatArray) -> None:
-        """There is nothing to learn."""
+        """Nothing is learned."""
 
     def predict(self, past: FloatArray) -> FloatArray:
         """(J,), the mean."""

@@ -24,7 +24,7 @@ import numpy as np
 
 from serving_gym.baselines.oserve.mutations import merge, split, swap
 from serving_gym.envs.deployment.assignment import FULL
-from serving_gym.envs.deployment.strategies import GAIN, Plan, Sizes, Worth
+from serving_gym.envs.deployment.strategies import GAIN, Plan, PlanEvaluator, Sizes
 from serving_gym.envs.machines.cluster import ReplicaKind
 from serving_gym.envs.machines.placement import packable, stage_widths
 from serving_gym.envs.workload.seeding import stream
@@ -67,11 +67,11 @@ class Generated:
     programs: int
 
 
-def generate(worth: Worth, config: GenerationConfig | None = None, seed: int = 0) -> Generated:
+def generate(evaluator: PlanEvaluator, config: GenerationConfig | None = None, seed: int = 0) -> Generated:
     """Algorithm 1.
 
     Args:
-        worth: Cluster, capacities and demand.
+        evaluator: Cluster, capacities and demand.
         config: Constants; None: the defaults.
         seed: Of all random choices.
 
@@ -80,41 +80,41 @@ def generate(worth: Worth, config: GenerationConfig | None = None, seed: int = 0
     """
     config = config or GenerationConfig()
     random = stream(seed, "oserve", "generation")
-    uniform = uniform_sizes(worth)
+    uniform = uniform_sizes(evaluator)
     best, iterations = None, 0
     for run in range(config.restarts + 1):
         size = uniform[0] if run == 0 else int(random.choice(uniform))
-        climb = _Climb(worth, _uniform(worth, size, pure=run == 0), random)
+        climb = _Climb(evaluator, _uniform(evaluator, size, pure=run == 0), random)
         iterations += climb.run(config)
-        if best is None or climb.plan.reachable > best.reachable * GAIN:
+        if best is None or climb.plan.max_requests > best.max_requests * GAIN:
             best = climb.plan
     assert best is not None
-    return Generated(best, iterations, worth.programs)
+    return Generated(best, iterations, evaluator.programs)
 
 
-def uniform_sizes(worth: Worth) -> tuple[int, ...]:
+def uniform_sizes(evaluator: PlanEvaluator) -> tuple[int, ...]:
     """Sizes of replicas of which equal ones fill the cluster, small ones first.
 
     Raises:
         ValueError: There is none.
     """
-    gpus = worth.cluster.num_gpus
-    sizes = [size for size in sorted(worth.options) if gpus % size == 0]
-    fitting = tuple(size for size in sizes if worth.best((size,) * (gpus // size)) is not None)
+    gpus = evaluator.cluster.num_gpus
+    sizes = [size for size in sorted(evaluator.options) if gpus % size == 0]
+    fitting = tuple(size for size in sizes if evaluator.best((size,) * (gpus // size)) is not None)
     if not fitting:
         raise ValueError(
-            f"no replicas of equal size fill {gpus} GPUs; sizes with a strategy: {sorted(worth.options)}"
+            f"no replicas of equal size fill {gpus} GPUs; sizes with a strategy: {sorted(evaluator.options)}"
         )
     return fitting
 
 
-def _uniform(worth: Worth, size: int, pure: bool) -> Plan:
+def _uniform(evaluator: PlanEvaluator, size: int, pure: bool) -> Plan:
     """Replicas of one size; with `pure`, of tensor parallelism only where one can be that wide."""
-    count = worth.cluster.num_gpus // size
+    count = evaluator.cluster.num_gpus // size
     kind = ReplicaKind(size)
-    if pure and kind in worth.table.kinds and packable(worth.cluster, stage_widths({kind: count})):
-        return worth.plan({kind: count})
-    plan = worth.best((size,) * count)
+    if pure and kind in evaluator.table.kinds and packable(evaluator.cluster, stage_widths({kind: count})):
+        return evaluator.plan({kind: count})
+    plan = evaluator.best((size,) * count)
     assert plan is not None
     return plan
 
@@ -122,9 +122,9 @@ def _uniform(worth: Worth, size: int, pure: bool) -> Plan:
 class _Climb:
     """One run of the loop."""
 
-    def __init__(self, worth: Worth, plan: Plan, random: np.random.Generator) -> None:
-        self.worth, self.plan, self.random = worth, plan, random
-        self.allowed = set(worth.options)
+    def __init__(self, evaluator: PlanEvaluator, plan: Plan, random: np.random.Generator) -> None:
+        self.evaluator, self.plan, self.random = evaluator, plan, random
+        self.allowed = set(evaluator.options)
 
     def run(self, config: GenerationConfig) -> int:
         """Iterates until nothing has improved for long enough; returns the number of iterations."""
@@ -136,7 +136,7 @@ class _Climb:
 
     def iterate(self) -> bool:
         """One iteration; whether the deployment is better than before. Else it is what it was."""
-        found = self.worth.better(self._mutated(), self.plan.reachable)
+        found = self.evaluator.better(self._mutated(), self.plan.max_requests)
         if found is None:
             return False
         self.plan = found
@@ -144,7 +144,7 @@ class _Climb:
 
     def _mutated(self) -> Sizes:
         """Sizes after every over- and under-utilised replica had its operation."""
-        flow = self.worth.utilisation(self.plan)
+        flow = self.evaluator.utilisation(self.plan)
         sizes = dict(enumerate(kind.num_gpus for kind, _ in flow))
         over = [r for r, (_, busy) in enumerate(flow) if busy >= FULL]
         under = [r for r, (_, busy) in enumerate(flow) if busy < FULL]

@@ -26,11 +26,12 @@ from serving_gym.baselines.oserve.forecast import HISTORY, Forecaster, MovingAve
 from serving_gym.baselines.oserve.generation import GenerationConfig, generate
 from serving_gym.baselines.oserve.scheduler import strategy_of
 from serving_gym.baselines.oserve.uniform import uniform_layouts
-from serving_gym.baselines.policy import Action, PolicySpec, Tunable
+from serving_gym.baselines.policy import Action, Constants, PolicySpec, tunable
+from serving_gym.calibration.fields import check_at_least, check_not_negative
+from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.deployment.profiling import METHODS
 from serving_gym.envs.deployment.state import Deploy, DeploymentSetting, DeploymentState
-from serving_gym.envs.deployment.strategies import OBJECTIVES, Plan, Worth
-from serving_gym.envs.workload.registry import check_choice
+from serving_gym.envs.deployment.strategies import OBJECTIVES, Plan, PlanEvaluator
 
 FloatArray = NDArray[np.float64]
 
@@ -40,7 +41,7 @@ ASSIGNMENTS = ("apart", "even", "spread")
 
 
 @dataclass(frozen=True)
-class OServeConfig:
+class OServeConfig(Constants):
     """Constants of the policy.
 
     Attributes:
@@ -58,7 +59,7 @@ class OServeConfig:
             it, which is section 6.3's deployment without its assignment.
         profiling: How capacities are worked out: "measured" (Appendix D), "mixed" or "closed_form"; or "environment",
             whose table every policy sees (`envs.deployment.profiling`).
-        objective: "throughput" (section 4.2) or "completion_time" (`strategies.Worth`).
+        objective: "throughput" (section 4.2) or "completion_time" (`strategies.PlanEvaluator`).
         most_room: Times the forecast that a deployment need reach at most: of those that do, and of the best uniform
             ones, the one of fewest replicas is taken. Source: ours; so large that it does not count.
     """
@@ -69,12 +70,12 @@ class OServeConfig:
     idle_iterations: int = 20
     max_iterations: int = 1000
     restarts: int = 64
-    min_gain: float = 0.05
+    min_gain: float = tunable(0.05, 0.0, 1.0)
     switch: str = "ad_hoc"
     assignment: str = "apart"
     profiling: str = "measured"
     objective: str = "throughput"
-    most_room: float = 100.0
+    most_room: float = tunable(100.0, 1.0, 100.0, log=True)
 
     def __post_init__(self) -> None:
         check_choice("forecaster", self.forecaster, FORECASTERS)
@@ -83,23 +84,15 @@ class OServeConfig:
         check_choice("assignment", self.assignment, ASSIGNMENTS)
         check_choice("profiling", self.profiling, ("environment", *METHODS))
         check_choice("objective", self.objective, OBJECTIVES)
-        if not 1 <= self.most_room < float("inf"):
-            raise ValueError(f"most_room must be finite and at least 1, got {self.most_room}")
-        if self.history < 1:
-            raise ValueError(f"history must be at least 1, got {self.history}")
-        if not 0 <= self.min_gain < float("inf"):
-            raise ValueError(f"min_gain must be finite and not negative, got {self.min_gain}")
+        check_at_least(self, 1, "most_room", finite=True)
+        check_at_least(self, 1, "history")
+        check_not_negative(self, "min_gain", finite=True)
         _ = self.generation
 
     @property
     def generation(self) -> GenerationConfig:
         """Constants of Algorithm 1."""
         return GenerationConfig(self.idle_iterations, self.max_iterations, self.restarts)
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search."""
-        return {"min_gain": Tunable(0.0, 1.0), "most_room": Tunable(1.0, 100.0, log=True)}
 
 
 class OServePolicy(DeployingPolicy):
@@ -134,35 +127,37 @@ class OServePolicy(DeployingPolicy):
         """The strategy for the next span."""
         self.decisions += 1
         config = self.config
-        worth = Worth(self.setting.cluster, self.table, self.forecast(state), config.objective)
-        if worth.demand.sum() <= 0:
+        evaluator = PlanEvaluator(self.setting.cluster, self.table, self.forecast(state), config.objective)
+        if evaluator.demand.sum() <= 0:
             return None
-        present = worth.plan(state.deployment.kinds)
-        plan = self._chosen(worth, present, state)
+        present = evaluator.plan(state.deployment.kinds)
+        plan = self._chosen(evaluator, present, state)
         order = self.setting.order if config.assignment == "apart" else None
-        strategy = strategy_of(worth, plan, state.deployment, order)
+        strategy = strategy_of(evaluator, plan, state.deployment, order)
         shares = strategy.assignment.routing()
         if config.assignment == "spread":
             shares = strategy.assignment.capacity
         return Deploy(strategy.deployment, shares, config.switch)
 
-    def _chosen(self, worth: Worth, present: Plan, state: DeploymentState) -> Plan:
+    def _chosen(self, evaluator: PlanEvaluator, present: Plan, state: DeploymentState) -> Plan:
         """What is to be deployed."""
         if self.config.search == "optimal":
-            found = optimal_plan(worth)
+            found = optimal_plan(evaluator)
         else:
-            found = generate(worth, self.config.generation, self.seed + self.decisions).plan
-        enough = self.config.most_room * float(worth.demand.sum())
+            found = generate(evaluator, self.config.generation, self.seed + self.decisions).plan
+        enough = self.config.most_room * float(evaluator.demand.sum())
         wide = [
             plan
-            for plan in (worth.plan(kinds) for kinds in uniform_layouts(worth.cluster, worth.table.kinds))
-            if plan.reachable >= enough
+            for plan in (
+                evaluator.plan(kinds) for kinds in uniform_layouts(evaluator.cluster, evaluator.table.kinds)
+            )
+            if plan.max_requests >= enough
         ]
         if not wide:
             return found if worth_it(found, present, state, self.config.min_gain) else present
-        best = min(wide, key=lambda plan: (len(plan.sizes), -plan.reachable))
+        best = min(wide, key=lambda plan: (len(plan.sizes), -plan.max_requests))
         stays = state.switch is not None or (
-            present.reachable >= enough and len(present.sizes) <= len(best.sizes)
+            present.max_requests >= enough and len(present.sizes) <= len(best.sizes)
         )
         return present if stays else best
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from serving_gym.envs.deployment.assignment import Assignment, keep_apart
-from serving_gym.envs.deployment.strategies import Plan, Worth
+from serving_gym.envs.deployment.strategies import Plan, PlanEvaluator
 from serving_gym.envs.machines.cluster import Deployment
 from serving_gym.envs.machines.placement import place
 
@@ -30,12 +30,12 @@ class ServingStrategy:
 
 
 def strategy_of(
-    worth: Worth, plan: Plan, previous: Deployment | None = None, order: ArrayLike | None = None
+    evaluator: PlanEvaluator, plan: Plan, previous: Deployment | None = None, order: ArrayLike | None = None
 ) -> ServingStrategy:
     """Places a plan and assigns the demand to its replicas.
 
     Args:
-        worth: Cluster, capacities and demand.
+        evaluator: Cluster, capacities and demand.
         plan: How many replicas of each kind.
         previous: The deployment that is replaced; what both have stays where it is.
         order: (J,), types in the order in which they are kept apart among replicas that are alike
@@ -44,8 +44,8 @@ def strategy_of(
     Raises:
         ValueError: The plan does not fit the machines, or has kinds that the capacities do not know.
     """
-    deployment = place(worth.cluster, plan.kinds, previous)
-    kinds, together = worth.assignment(plan)
+    deployment = place(evaluator.cluster, plan.kinds, previous)
+    kinds, together = evaluator.assignment(plan)
     of_replicas = [replica.kind for replica in deployment.replicas]
     rows = np.array([kinds.index(kind) for kind in of_replicas], np.int64)
     assignment = Assignment(together.requests[rows], together.capacity[rows], together.demand)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from serving_gym.envs.deployment.profiling import CapacityTable
-from serving_gym.envs.deployment.strategies import Plan, Worth
+from serving_gym.envs.deployment.strategies import Plan, PlanEvaluator
 from serving_gym.envs.machines.cluster import Cluster, ReplicaKind
 from serving_gym.envs.machines.placement import packable, stage_widths
 
@@ -40,19 +40,19 @@ def uniform_layouts(cluster: Cluster, kinds: Sequence[ReplicaKind]) -> list[Kind
     return layouts
 
 
-def vllm_reload(worth: Worth) -> Plan:
+def vllm_reload(evaluator: PlanEvaluator) -> Plan:
     """The best uniform layout of one span.
 
     Args:
-        worth: Cluster, capacities and the demand of the span.
+        evaluator: Cluster, capacities and the demand of the span.
 
     Raises:
         ValueError: No kind fits the cluster.
     """
-    plans = [worth.plan(kinds) for kinds in uniform_layouts(worth.cluster, worth.table.kinds)]
+    plans = [evaluator.plan(kinds) for kinds in uniform_layouts(evaluator.cluster, evaluator.table.kinds)]
     if not plans:
-        raise ValueError(f"no replica of {', '.join(map(str, worth.table.kinds))} fits the cluster")
-    return max(plans, key=lambda plan: plan.reachable)
+        raise ValueError(f"no replica of {', '.join(map(str, evaluator.table.kinds))} fits the cluster")
+    return max(plans, key=lambda plan: plan.max_requests)
 
 
 def vllm_static(cluster: Cluster, table: CapacityTable, demands: ArrayLike) -> Kinds:
@@ -69,14 +69,17 @@ def vllm_static(cluster: Cluster, table: CapacityTable, demands: ArrayLike) -> K
     layouts = uniform_layouts(cluster, table.kinds)
     if not layouts:
         raise ValueError(f"no replica of {', '.join(map(str, table.kinds))} fits the cluster")
-    worths = spans(cluster, table, demands)
+    evaluators = spans(cluster, table, demands)
     return max(
-        layouts, key=lambda kinds: over_trace(worths, [worth.plan(kinds).reachable for worth in worths])
+        layouts,
+        key=lambda kinds: over_trace(
+            evaluators, [evaluator.plan(kinds).max_requests for evaluator in evaluators]
+        ),
     )
 
 
-def spans(cluster: Cluster, table: CapacityTable, demands: ArrayLike) -> list[Worth]:
-    """One `Worth` a span that brings anything.
+def spans(cluster: Cluster, table: CapacityTable, demands: ArrayLike) -> list[PlanEvaluator]:
+    """One `PlanEvaluator` a span that brings anything.
 
     Args:
         cluster: The cluster.
@@ -89,16 +92,16 @@ def spans(cluster: Cluster, table: CapacityTable, demands: ArrayLike) -> list[Wo
     arriving = np.asarray(demands, np.float64)
     if arriving.ndim != 2 or arriving.shape[1] != table.num_types:
         raise ValueError(f"demands must be (spans, {table.num_types} types), got {arriving.shape}")
-    return [Worth(cluster, table, demand) for demand in arriving if demand.sum() > 0]
+    return [PlanEvaluator(cluster, table, demand) for demand in arriving if demand.sum() > 0]
 
 
-def over_trace(worths: Sequence[Worth], reachable: Sequence[float]) -> tuple[float, float]:
-    """Requests served over a trace, and the least of what is reachable over what arrives.
+def over_trace(evaluators: Sequence[PlanEvaluator], max_requests: Sequence[float]) -> tuple[float, float]:
+    """Requests served over a trace, and the least ratio of the requests that can be served to those that arrive.
 
     Args:
-        worths: One a span.
-        reachable: What a layout reaches in each, requests.
+        evaluators: One a span.
+        max_requests: What a layout can serve in each, requests.
     """
-    arriving = [float(worth.demand.sum()) for worth in worths]
-    served = sum(min(some, of) for some, of in zip(reachable, arriving, strict=True))
-    return served, min((some / of for some, of in zip(reachable, arriving, strict=True)), default=np.inf)
+    arriving = [float(evaluator.demand.sum()) for evaluator in evaluators]
+    served = sum(min(some, of) for some, of in zip(max_requests, arriving, strict=True))
+    return served, min((some / of for some, of in zip(max_requests, arriving, strict=True)), default=np.inf)

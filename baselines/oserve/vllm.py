@@ -14,9 +14,10 @@ from typing import Any
 
 from serving_gym.baselines.common.deploying import DeployingPolicy, worth_it
 from serving_gym.baselines.oserve.uniform import vllm_reload, vllm_static
-from serving_gym.baselines.policy import Action, PolicySpec, Tunable
+from serving_gym.baselines.policy import Action, Configured, Constants, PolicySpec, tunable
+from serving_gym.calibration.fields import check_not_negative
+from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.deployment.state import DeploymentState
-from serving_gym.envs.workload.registry import check_choice
 
 
 class VLLMStaticPolicy(DeployingPolicy):
@@ -36,7 +37,7 @@ class VLLMStaticPolicy(DeployingPolicy):
 
 
 @dataclass(frozen=True)
-class VLLMReloadConfig:
+class VLLMReloadConfig(Constants):
     """Constants of the policy.
 
     Attributes:
@@ -45,36 +46,23 @@ class VLLMReloadConfig:
     """
 
     switch: str = "reload"
-    min_gain: float = 0.05
+    min_gain: float = tunable(0.05, 0.0, 1.0)
 
     def __post_init__(self) -> None:
         check_choice("switch", self.switch, ("ad_hoc", "reload"))
-        if not 0 <= self.min_gain < float("inf"):
-            raise ValueError(f"min_gain must be finite and not negative, got {self.min_gain}")
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search."""
-        return {"min_gain": Tunable(0.0, 1.0)}
+        check_not_negative(self, "min_gain", finite=True)
 
 
-class VLLMReloadPolicy(DeployingPolicy):
-    """vLLM (reload): the best uniform layout of every span.
-
-    Args:
-        config: Its constants; None: the defaults.
-    """
+class VLLMReloadPolicy(DeployingPolicy, Configured[VLLMReloadConfig]):
+    """vLLM (reload): the best uniform layout of every span."""
 
     name = "vllm_reload"
 
-    def __init__(self, config: VLLMReloadConfig | None = None) -> None:
-        self.config = config or VLLMReloadConfig()
-
     def act(self, observation: Any, state: DeploymentState) -> Action:
         """The layout for the next span, if it is better than the present one."""
-        worth = self.setting.worth(state.forecast)
-        if state.switch is not None or worth.demand.sum() <= 0:
+        evaluator = self.setting.evaluator(state.forecast)
+        if state.switch is not None or evaluator.demand.sum() <= 0:
             return None
-        found, present = vllm_reload(worth), worth.plan(state.deployment.kinds)
+        found, present = vllm_reload(evaluator), evaluator.plan(state.deployment.kinds)
         stays = len(present.kinds) == 1 and not worth_it(found, present, state, self.config.min_gain)
         return self.evenly(present.kinds if stays else found.kinds, state, self.config.switch)

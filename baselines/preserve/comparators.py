@@ -8,22 +8,22 @@ those of SageServe's reactive scaling (section 4), which looks at the same usage
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from serving_gym.baselines.common.autoscaler import Autoscaler, to_count
-from serving_gym.baselines.policy import Tunable
+from serving_gym.baselines.common.autoscaler import EndpointAutoscaler
+from serving_gym.baselines.policy import Configured, Constants, tunable
 from serving_gym.baselines.preserve.workload_predictor import (
     WorkloadPredictorConfig,
     predictors,
     window_number,
 )
+from serving_gym.calibration.fields import check_not_negative
 from serving_gym.envs.autoscaling.state import AutoscalingState, EndpointState
-from serving_gym.envs.interface.scaling import Endpoint, ScaleChange
+from serving_gym.envs.interface.scaling import Endpoint
 
 
 @dataclass(frozen=True)
-class ComparatorConfig:
+class ComparatorConfig(Constants):
     """Constants of the comparators.
 
     Attributes:
@@ -34,8 +34,8 @@ class ComparatorConfig:
     """
 
     predictor: WorkloadPredictorConfig = field(default_factory=WorkloadPredictorConfig)
-    out_above_usage: float = 0.7
-    in_below_usage: float = 0.3
+    out_above_usage: float = tunable(0.7, 0.5, 0.95)
+    in_below_usage: float = tunable(0.3, 0.05, 0.5)
     cooldown_s: float = 15.0
 
     def __post_init__(self) -> None:
@@ -44,24 +44,11 @@ class ComparatorConfig:
                 f"in_below_usage must lie between 0 and out_above_usage ({self.out_above_usage}), "
                 f"got {self.in_below_usage}"
             )
-        if not self.cooldown_s >= 0:
-            raise ValueError(f"cooldown_s must not be negative, got {self.cooldown_s}")
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search."""
-        return {"out_above_usage": Tunable(0.5, 0.95), "in_below_usage": Tunable(0.05, 0.5)}
+        check_not_negative(self, "cooldown_s")
 
 
-class _Comparator(Autoscaler):
-    """Shared parts: a reaction to KV usage, and the number that a forecast asks for.
-
-    Args:
-        config: Constants.
-    """
-
-    def __init__(self, config: ComparatorConfig | None = None) -> None:
-        self.config = config or ComparatorConfig()
+class _Comparator(EndpointAutoscaler, Configured[ComparatorConfig]):
+    """Shared parts: a reaction to KV usage, and the number that a forecast asks for."""
 
     def begin(self) -> None:
         """Forgets what was learned and done."""
@@ -92,54 +79,38 @@ class _Comparator(Autoscaler):
 
 
 class PreServeReactivePolicy(_Comparator):
-    """Reactive: "the current instance status (i.e., KV memory usage)" alone.
-
-    Args:
-        config: Its constants.
-    """
+    """Reactive: "the current instance status (i.e., KV memory usage)" alone."""
 
     name = "preserve_reactive"
 
-    def decide(self, state: AutoscalingState) -> Iterable[ScaleChange]:
+    def desired(self, state: AutoscalingState, endpoint: EndpointState) -> int:
         """One more above the upper threshold, one fewer below the lower one."""
-        for endpoint in state.endpoints:
-            yield from to_count(self.spec, endpoint, len(endpoint.present) + self.reaction(state, endpoint))
+        return len(endpoint.present) + self.reaction(state, endpoint)
 
 
 class PreServeProactivePolicy(_Comparator):
-    """Proactive: the number that the forecast of the window asks for, and no correction.
-
-    Args:
-        config: Its constants.
-    """
+    """Proactive: the number that the forecast of the window asks for, and no correction."""
 
     name = "preserve_proactive"
 
-    def decide(self, state: AutoscalingState) -> Iterable[ScaleChange]:
+    def desired(self, state: AutoscalingState, endpoint: EndpointState) -> int:
         """Changes when a window begins."""
-        for endpoint in state.endpoints:
-            wanted = self.forecast(state, endpoint)
-            yield from to_count(self.spec, endpoint, len(endpoint.present) if wanted is None else wanted)
+        wanted = self.forecast(state, endpoint)
+        return len(endpoint.present) if wanted is None else wanted
 
 
 class PreServeHybridPolicy(_Comparator):
     """Hybrid: the forecast when a window begins, corrected by reactions within it.
 
     A reaction does not take away what the forecast asked for.
-
-    Args:
-        config: Its constants.
     """
 
     name = "preserve_hybrid"
 
-    def decide(self, state: AutoscalingState) -> Iterable[ScaleChange]:
+    def desired(self, state: AutoscalingState, endpoint: EndpointState) -> int:
         """The window's number when it begins, reactions after."""
-        for endpoint in state.endpoints:
-            present = len(endpoint.present)
-            wanted = self.forecast(state, endpoint)
-            if wanted is None:
-                floor = self._forecast.get(endpoint.endpoint) or 0
-                change = self.reaction(state, endpoint)
-                wanted = present + (change if change > 0 or present > floor else 0)
-            yield from to_count(self.spec, endpoint, wanted)
+        present, wanted = len(endpoint.present), self.forecast(state, endpoint)
+        if wanted is not None:
+            return wanted
+        floor, change = self._forecast.get(endpoint.endpoint) or 0, self.reaction(state, endpoint)
+        return present + (change if change > 0 or present > floor else 0)

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.baselines.common.autoscaler import Autoscaler, bounded, to_count
-from serving_gym.baselines.policy import Tunable
+from serving_gym.baselines.common.autoscaler import EndpointAutoscaler, bounded
+from serving_gym.baselines.policy import Configured, Constants, tunable
 from serving_gym.baselines.preserve.look_ahead import EXTENSION_RATIO, anticipated_load
 from serving_gym.baselines.preserve.workload_predictor import (
     WorkloadPredictorConfig,
     predictors,
     window_number,
 )
+from serving_gym.calibration.fields import check_at_least, check_not_negative, check_positive, check_within
 from serving_gym.envs.autoscaling.state import AutoscalingState, EndpointState
-from serving_gym.envs.interface.scaling import Endpoint, ScaleChange
+from serving_gym.envs.interface.scaling import Endpoint
 
 
 @dataclass(frozen=True)
-class PreServeScalingConfig:
+class PreServeScalingConfig(Constants):
     """Constants of `PreServeScalingPolicy`.
 
     Attributes:
@@ -39,29 +39,15 @@ class PreServeScalingConfig:
     predictor: WorkloadPredictorConfig = field(default_factory=WorkloadPredictorConfig)
     lookahead_iterations: int = 100
     extension_ratio: float = EXTENSION_RATIO
-    overload_usage: float = 0.95
-    overload_share: float = 0.1
-    scale_in_usage: float = 0.3
+    overload_usage: float = tunable(0.95, 0.7, 1.5)
+    overload_share: float = tunable(0.1, 0.0, 1.0)
+    scale_in_usage: float = tunable(0.3, 0.05, 0.7)
 
     def __post_init__(self) -> None:
-        if self.lookahead_iterations < 1:
-            raise ValueError(f"lookahead_iterations must be at least 1, got {self.lookahead_iterations}")
-        if not self.extension_ratio >= 0:
-            raise ValueError(f"extension_ratio must not be negative, got {self.extension_ratio}")
-        for name in ("overload_usage", "scale_in_usage"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        if not 0 <= self.overload_share <= 1:
-            raise ValueError(f"overload_share must lie in [0, 1], got {self.overload_share}")
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search."""
-        return {
-            "overload_usage": Tunable(0.7, 1.5),
-            "overload_share": Tunable(0.0, 1.0),
-            "scale_in_usage": Tunable(0.05, 0.7),
-        }
+        check_at_least(self, 1, "lookahead_iterations")
+        check_not_negative(self, "extension_ratio")
+        check_positive(self, "overload_usage", "scale_in_usage")
+        check_within(self, "[0, 1]", "overload_share")
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +106,7 @@ def instances_to_isolate(present: int, peak_usage: NDArray[np.float64], scale_in
     return max(0, present - math.ceil(float(peak_usage.sum()) / scale_in_usage - 1e-9))
 
 
-class PreServeScalingPolicy(Autoscaler):
+class PreServeScalingPolicy(EndpointAutoscaler, Configured[PreServeScalingConfig]):
     """Two tiers: the window's forecast sets the number of instances, anticipated loads correct it within the window.
 
     Instances that go are isolated from routing and finish what they have. Where the text leaves a choice:
@@ -129,15 +115,9 @@ class PreServeScalingPolicy(Autoscaler):
       once; when it has recovered it can be answered again.
     * The scale-in within a window waits while an instance starts: its load is still to come.
     * What the predictor has not learned yet (no capability seen) changes nothing.
-
-    Args:
-        config: Its constants.
     """
 
     name = "preserve_scaling"
-
-    def __init__(self, config: PreServeScalingConfig | None = None) -> None:
-        self.config = config or PreServeScalingConfig()
 
     def begin(self) -> None:
         """Forgets what was learned and what was answered."""
@@ -146,17 +126,13 @@ class PreServeScalingPolicy(Autoscaler):
         self._scaled_in: dict[Endpoint, int] = {}
         self._answered: dict[Endpoint, set[int]] = {}
 
-    def decide(self, state: AutoscalingState) -> Iterable[ScaleChange]:
+    def desired(self, state: AutoscalingState, endpoint: EndpointState) -> int:
         """The window's number when it begins; corrections after."""
-        window = window_number(state.now_s, self.config.predictor.window_s)
-        for endpoint in state.endpoints:
-            wanted = len(endpoint.present)
-            if self._window.get(endpoint.endpoint, -1) < window:
-                self._window[endpoint.endpoint] = window
-                wanted = self._forecast(endpoint, wanted)
-            else:
-                wanted += self._correct(state, endpoint, window)
-            yield from to_count(self.spec, endpoint, wanted)
+        window, present = window_number(state.now_s, self.config.predictor.window_s), len(endpoint.present)
+        if self._window.get(endpoint.endpoint, -1) < window:
+            self._window[endpoint.endpoint] = window
+            return self._forecast(endpoint, present)
+        return present + self._correct(state, endpoint, window)
 
     def _forecast(self, endpoint: EndpointState, present: int) -> int:
         predicted = self._predictors[endpoint.endpoint].predict(endpoint).instances

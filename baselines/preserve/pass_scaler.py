@@ -15,22 +15,23 @@ servers each bear that load.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from serving_gym.baselines.common.autoscaler import Autoscaler, to_count
+from serving_gym.baselines.common.autoscaler import EndpointAutoscaler
 from serving_gym.baselines.common.forecasting.registry import make_forecaster
 from serving_gym.baselines.common.forecasting.series import FloatArray, SeriesForecaster, percentage_errors
-from serving_gym.baselines.policy import Tunable
+from serving_gym.baselines.policy import Configured, Constants, tunable
 from serving_gym.baselines.preserve.workload_predictor import window_number
+from serving_gym.calibration.fields import check_at_least, check_positive, check_within
 from serving_gym.envs.autoscaling.state import AutoscalingState, EndpointState
-from serving_gym.envs.interface.scaling import Endpoint, ScaleChange
+from serving_gym.envs.interface.scaling import Endpoint
 
 
 @dataclass(frozen=True)
-class PassConfig:
+class PassConfig(Constants):
     """Constants of `PassPolicy`.
 
     Attributes:
@@ -46,25 +47,15 @@ class PassConfig:
     forecasters: Sequence[str] = ("last_value", "moving_mean", "seasonal_naive", "arima")
     choose_windows: int = 6
     refit_s: float = 86_400.0
-    violation_share: float = 0.05
-    wait_share: float = 0.05
+    violation_share: float = tunable(0.05, 0.001, 0.2, log=True)
+    wait_share: float = tunable(0.05, 0.001, 0.5, log=True)
 
     def __post_init__(self) -> None:
         if not self.forecasters:
             raise ValueError("forecasters must name at least one")
-        if self.choose_windows < 1:
-            raise ValueError(f"choose_windows must be at least 1, got {self.choose_windows}")
-        for name in ("window_s", "refit_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        for name in ("violation_share", "wait_share"):
-            if not 0 < getattr(self, name) < 1:
-                raise ValueError(f"{name} must lie in (0, 1), got {getattr(self, name)}")
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search."""
-        return {"violation_share": Tunable(0.001, 0.2, log=True), "wait_share": Tunable(0.001, 0.5, log=True)}
+        check_at_least(self, 1, "choose_windows")
+        check_positive(self, "window_s", "refit_s")
+        check_within(self, "(0, 1)", "violation_share", "wait_share")
 
 
 def borne_rps(
@@ -111,35 +102,26 @@ def servers_for(offered: float, wait_share: float) -> int:
     return servers
 
 
-class PassPolicy(Autoscaler):
-    """Scales for the forecast of the next window; where promises are broken meanwhile, for the queue.
-
-    Args:
-        config: Its constants.
-    """
+class PassPolicy(EndpointAutoscaler, Configured[PassConfig]):
+    """Scales for the forecast of the next window; where promises are broken meanwhile, for the queue."""
 
     name = "pass"
-
-    def __init__(self, config: PassConfig | None = None) -> None:
-        self.config = config or PassConfig()
 
     def begin(self) -> None:
         """Forgets what was learned."""
         self._ensembles: dict[Endpoint, Ensemble] = {}
         self._window: dict[Endpoint, int] = {}
 
-    def decide(self, state: AutoscalingState) -> Iterable[ScaleChange]:
-        """The forecast's number when a window begins; within it more, where promises are broken."""
+    def desired(self, state: AutoscalingState, endpoint: EndpointState) -> int:
+        """The forecast's number when a window begins; within it more, where SLOs are violated."""
         window = window_number(state.now_s, self.config.window_s)
-        for endpoint in state.endpoints:
-            borne = self._borne(endpoint)
-            wanted = len(endpoint.present)
-            if borne > 0 and self._window.get(endpoint.endpoint, -1) < window:
-                self._window[endpoint.endpoint] = window
-                wanted = max(1, math.ceil(self._forecast_rps(state.now_s, endpoint) / borne))
-            elif borne > 0:
-                wanted = max(wanted, self._reaction(endpoint, borne))
-            yield from to_count(self.spec, endpoint, wanted)
+        borne, present = self._borne(endpoint), len(endpoint.present)
+        if not borne > 0:
+            return present
+        if self._window.get(endpoint.endpoint, -1) < window:
+            self._window[endpoint.endpoint] = window
+            return max(1, math.ceil(self._forecast_rps(state.now_s, endpoint) / borne))
+        return max(present, self._reaction(endpoint, borne))
 
     def _borne(self, endpoint: EndpointState) -> float:
         history, window_s = endpoint.history, self.config.window_s

@@ -8,13 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.baselines.common.router import Router, lowest
-from serving_gym.baselines.policy import Action, Tunable
+from serving_gym.baselines.policy import Action, Configured, Constants, tunable
 from serving_gym.baselines.preserve.look_ahead import EXTENSION_RATIO, Load, anticipated_load
+from serving_gym.calibration.fields import check_not_negative, check_positive, check_within
 from serving_gym.envs.routing.state import RoutedRequest, RoutingState
 
 
 @dataclass(frozen=True)
-class PreServeConfig:
+class PreServeConfig(Constants):
     """Constants of `PreServePolicy`.
 
     Attributes:
@@ -33,41 +34,24 @@ class PreServeConfig:
 
     lookahead_iterations: int = 100
     extension_ratio: float = EXTENSION_RATIO
-    ideal_usage: float = 0.8
-    memory_weight: float = 1.0
-    prefill_weight: float = 1.0
-    decode_weight: float = 1.0
-    overload_usage: float = 0.95
-    overload_share: float = 0.1
+    ideal_usage: float = tunable(0.8, 0.3, 1.0)
+    memory_weight: float = tunable(1.0, 0.05, 20.0, log=True)
+    prefill_weight: float = tunable(1.0, 0.05, 20.0, log=True)
+    decode_weight: float = tunable(1.0, 0.05, 20.0, log=True)
+    overload_usage: float = tunable(0.95, 0.7, 1.5)
+    overload_share: float = tunable(0.1, 0.0, 1.0)
 
     def __post_init__(self) -> None:
         if self.lookahead_iterations < 1 or self.lookahead_iterations != int(self.lookahead_iterations):
             raise ValueError(
                 f"lookahead_iterations must be a whole number of at least 1, got {self.lookahead_iterations}"
             )
-        for name in ("extension_ratio", "memory_weight", "prefill_weight", "decode_weight"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-        for name in ("ideal_usage", "overload_usage"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        if not 0 <= self.overload_share <= 1:
-            raise ValueError(f"overload_share must lie in [0, 1], got {self.overload_share}")
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search; the look-ahead, being whole, is left to the user."""
-        return {
-            "ideal_usage": Tunable(0.3, 1.0),
-            "memory_weight": Tunable(0.05, 20.0, log=True),
-            "prefill_weight": Tunable(0.05, 20.0, log=True),
-            "decode_weight": Tunable(0.05, 20.0, log=True),
-            "overload_usage": Tunable(0.7, 1.5),
-            "overload_share": Tunable(0.0, 1.0),
-        }
+        check_not_negative(self, "extension_ratio", "memory_weight", "prefill_weight", "decode_weight")
+        check_positive(self, "ideal_usage", "overload_usage")
+        check_within(self, "[0, 1]", "overload_share")
 
 
-class PreServePolicy(Router):
+class PreServePolicy(Router, Configured[PreServeConfig]):
     """Sends a request where prompt work, decode work and the risk of KV overflow are least, all in tokens.
 
     L_i = L_p + L_d + beta L_m (section 4.3.3), each for the request on instance i; the least L_i takes it, the first of
@@ -82,15 +66,9 @@ class PreServePolicy(Router):
       instance stays in the choice while another one is not: arg min goes over all.
     * "If the queue capacity is surpassed, the request is aborted": the environment refuses one more than it holds.
     * Preemptions in the engine cannot be seen: a preempted request stays in the map.
-
-    Args:
-        config: Its constants.
     """
 
     name = "preserve"
-
-    def __init__(self, config: PreServeConfig | None = None) -> None:
-        self.config = config or PreServeConfig()
 
     def begin(self) -> None:
         """Looks up the instances' capacities."""

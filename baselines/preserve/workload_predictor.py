@@ -12,6 +12,7 @@ from serving_gym.baselines.common.autoscaler import default_gpu
 from serving_gym.baselines.common.forecasting.series import FloatArray, SeriesForecaster
 from serving_gym.baselines.preserve.capability import Capability, profile
 from serving_gym.baselines.preserve.mlstm import Mlstm, MlstmConfig
+from serving_gym.calibration.fields import check_positive
 from serving_gym.envs.autoscaling.state import AutoscalingSpec, EndpointState
 from serving_gym.envs.interface.scaling import Endpoint
 
@@ -36,9 +37,7 @@ class WorkloadPredictorConfig:
     mlstm: MlstmConfig = field(default_factory=MlstmConfig)
 
     def __post_init__(self) -> None:
-        for name in ("window_s", "retrain_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        check_positive(self, "window_s", "retrain_s")
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from serving_gym.baselines.common.autoscaler import Autoscaler
 from serving_gym.baselines.common.forecasting.registry import make_forecaster
 from serving_gym.baselines.common.forecasting.series import FloatArray, SeriesForecaster
+from serving_gym.baselines.policy import Configured
 from serving_gym.baselines.sageserve.autoscaling_config import SageServeScalingConfig
 from serving_gym.baselines.sageserve.capacity_plan import CapacityPlan, CapacityProblem, solve
 from serving_gym.baselines.sageserve.deferral import by_utilization, by_utilization_and_gap, immediate
@@ -46,20 +47,14 @@ class Plan:
     solution: CapacityPlan
 
 
-class SageServePolicy(Autoscaler):
+class SageServePolicy(Autoscaler, Configured[SageServeScalingConfig]):
     """LT-I, LT-U or LT-UA.
 
     Attributes:
         plan: The present one.
-
-    Args:
-        config: Its constants.
     """
 
     name = "sageserve"
-
-    def __init__(self, config: SageServeScalingConfig | None = None) -> None:
-        self.config = config or SageServeScalingConfig()
 
     def begin(self) -> None:
         """Forgets forecasters and plans."""

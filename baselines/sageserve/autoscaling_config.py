@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from serving_gym.baselines.policy import Tunable
+from serving_gym.baselines.policy import Constants, tunable
+from serving_gym.calibration.fields import check_not_negative, check_positive, check_within
+from serving_gym.calibration.lookup import check_choice
 
 STRATEGIES = ("LT-I", "LT-U", "LT-UA")
 _RATIOS = ("out_above_ratio", "in_below_ratio", "epsilon")
@@ -13,7 +15,7 @@ _NOT_NEGATIVE = ("beta", "cooldown_s", "last_s", "over_factor", "under_factor")
 
 
 @dataclass(frozen=True)
-class ReactiveConfig:
+class ReactiveConfig(Constants):
     """Constants of reactive scaling.
 
     Attributes:
@@ -23,28 +25,18 @@ class ReactiveConfig:
         siloed: Whether interactive and non-interactive requests have instances of their own. Source: section 4.
     """
 
-    out_above_ratio: float = 0.7
-    in_below_ratio: float = 0.3
-    cooldown_s: float = 15.0
+    out_above_ratio: float = tunable(0.7, 0.5, 0.95)
+    in_below_ratio: float = tunable(0.3, 0.05, 0.5)
+    cooldown_s: float = tunable(15.0, 1.0, 600.0, log=True)
     siloed: bool = False
 
     def __post_init__(self) -> None:
         _check_thresholds(self.in_below_ratio, self.out_above_ratio)
-        if not self.cooldown_s >= 0:
-            raise ValueError(f"cooldown_s must not be negative, got {self.cooldown_s}")
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search."""
-        return {
-            "out_above_ratio": Tunable(0.5, 0.95),
-            "in_below_ratio": Tunable(0.05, 0.5),
-            "cooldown_s": Tunable(1.0, 600.0, log=True),
-        }
+        check_not_negative(self, "cooldown_s")
 
 
 @dataclass(frozen=True)
-class SageServeScalingConfig:
+class SageServeScalingConfig(Constants):
     """Constants of SageServe's forecast-aware scaling.
 
     Attributes:
@@ -72,40 +64,22 @@ class SageServeScalingConfig:
     plan_period_s: float = 3600.0
     window_s: float = 900.0
     refit_s: float = 86_400.0
-    beta: float = 0.1
-    epsilon: float = 0.8
-    out_above_ratio: float = 0.7
-    in_below_ratio: float = 0.3
+    beta: float = tunable(0.1, 0.0, 1.0)
+    epsilon: float = tunable(0.8, 0.3, 1.0)
+    out_above_ratio: float = tunable(0.7, 0.5, 0.95)
+    in_below_ratio: float = tunable(0.3, 0.05, 0.5)
     cooldown_s: float = 15.0
     last_s: float = 1200.0
-    over_factor: float = 5.0
-    under_factor: float = 0.5
+    over_factor: float = tunable(5.0, 1.1, 10.0, log=True)
+    under_factor: float = tunable(0.5, 0.1, 0.9)
     observe_s: float = 60.0
 
     def __post_init__(self) -> None:
-        if self.strategy not in STRATEGIES:
-            raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, got {self.strategy!r}")
+        check_choice("strategy", self.strategy, STRATEGIES)
         _check_thresholds(self.in_below_ratio, self.out_above_ratio)
-        if not 0 < self.epsilon <= 1:
-            raise ValueError(f"epsilon must lie in (0, 1], got {self.epsilon}")
-        for name in _POSITIVE:
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        for name in _NOT_NEGATIVE:
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search."""
-        return {
-            "beta": Tunable(0.0, 1.0),
-            "epsilon": Tunable(0.3, 1.0),
-            "out_above_ratio": Tunable(0.5, 0.95),
-            "in_below_ratio": Tunable(0.05, 0.5),
-            "over_factor": Tunable(1.1, 10.0, log=True),
-            "under_factor": Tunable(0.1, 0.9),
-        }
+        check_within(self, "(0, 1]", "epsilon")
+        check_positive(self, *_POSITIVE)
+        check_not_negative(self, *_NOT_NEGATIVE)
 
 
 def _check_thresholds(low: float, high: float) -> None:

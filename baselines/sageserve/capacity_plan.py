@@ -28,6 +28,8 @@ from numpy.typing import NDArray
 from scipy import sparse
 from scipy.optimize import Bounds, LinearConstraint, milp
 
+from serving_gym.calibration.fields import check_not_negative, check_positive, check_within
+
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
@@ -74,8 +76,7 @@ class CapacityProblem:
                 raise ValueError(f"{name} does not go with instances of the shape {self.instances.shape}")
         if self.machines is not None and self.machines.shape != (regions, gpus):
             raise ValueError(f"machines must have the shape {(regions, gpus)}, got {self.machines.shape}")
-        if not 0 < self.epsilon <= 1:
-            raise ValueError(f"epsilon must lie in (0, 1], got {self.epsilon}")
+        check_within(self, "(0, 1]", "epsilon")
         if self.fewest < 0 or (self.most is not None and self.most < self.fewest):
             raise ValueError(f"fewest must lie between 0 and most ({self.most}), got {self.fewest}")
         for name in ("instances", "demand_tps", "capacity_tps", "vm_cost", "start_cost"):
@@ -112,10 +113,8 @@ class SolverConfig:
     gap: float = 1e-3
 
     def __post_init__(self) -> None:
-        if not self.time_limit_s > 0:
-            raise ValueError(f"time_limit_s must be positive, got {self.time_limit_s}")
-        if not self.gap >= 0:
-            raise ValueError(f"gap must not be negative, got {self.gap}")
+        check_positive(self, "time_limit_s")
+        check_not_negative(self, "gap")
 
 
 def solve(problem: CapacityProblem, config: SolverConfig | None = None) -> CapacityPlan:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from serving_gym.baselines.policy import Tunable
+from serving_gym.calibration.fields import check_at_least, check_not_negative, check_positive, check_within
 
 _RATIOS = ("region_threshold_ratio", "one_below_ratio", "two_below_ratio")
 _NOT_NEGATIVE = ("deadline_s", "aged_s", "deadline_margin_s")
@@ -56,20 +57,14 @@ class SageServeRoutingConfig:
     aged_priority: int = 0
 
     def __post_init__(self) -> None:
-        for name in _RATIOS:
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"{name} must lie in (0, 1], got {getattr(self, name)}")
+        check_within(self, "(0, 1]", *_RATIOS)
         if self.two_below_ratio > self.one_below_ratio:
             raise ValueError(
                 f"two_below_ratio must be at most one_below_ratio ({self.one_below_ratio}), got {self.two_below_ratio}"
             )
-        if self.deployment_instances < 1:
-            raise ValueError(f"deployment_instances must be at least 1, got {self.deployment_instances}")
-        if not self.signal_period_s > 0:
-            raise ValueError(f"signal_period_s must be positive, got {self.signal_period_s}")
-        for name in _NOT_NEGATIVE:
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        check_at_least(self, 1, "deployment_instances")
+        check_positive(self, "signal_period_s")
+        check_not_negative(self, *_NOT_NEGATIVE)
         for name in _PRIORITIES:
             if (getattr(self, name) or 0) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")

@@ -20,7 +20,7 @@ def interactive_tps(endpoint: EndpointState, window_s: float) -> FloatArray:
     """(T,), prompt tokens/s of interactive requests by window of the past.
 
     Args:
-        endpoint: Whose.
+        endpoint: The endpoint.
         window_s: Length of a window, seconds.
     """
     return endpoint.history.rebinned("input_tokens", window_s) / window_s
@@ -30,7 +30,7 @@ def buffer_tps(endpoint: EndpointState, beta: float) -> float:
     """Tokens/s that are added for bursts and non-interactive requests.
 
     Args:
-        endpoint: Whose.
+        endpoint: The endpoint.
         beta: Share of the non-interactive load of the past hour.
     """
     past = endpoint.history.last(HOUR_S)
@@ -42,7 +42,7 @@ def present_tps(endpoint: EndpointState, over_s: float) -> float:
     """Prompt tokens/s of interactive requests that were observed lately.
 
     Args:
-        endpoint: Whose.
+        endpoint: The endpoint.
         over_s: How far to look back, seconds.
     """
     traffic = endpoint.recent if len(endpoint.recent) else endpoint.history

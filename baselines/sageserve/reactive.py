@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable
 
 from serving_gym.baselines.common.autoscaler import Autoscaler
+from serving_gym.baselines.policy import Configured
 from serving_gym.baselines.sageserve.autoscaling_config import ReactiveConfig
 from serving_gym.baselines.sageserve.spot import Stock, bring_in, give_away
 from serving_gym.envs.autoscaling.state import AutoscalingState, EndpointState
@@ -29,20 +30,14 @@ def reaction(utilization: float, config: ReactiveConfig) -> int:
     return -1 if utilization < config.in_below_ratio else 0
 
 
-class ReactivePolicy(Autoscaler):
+class ReactivePolicy(Autoscaler, Configured[ReactiveConfig]):
     """Reactive scaling by effective memory utilisation.
 
     Each pool keeps within the setting's fewest and most instances. Where none of its instances runs yet there is no
     utilisation to react to.
-
-    Args:
-        config: Its constants.
     """
 
     name = "sageserve_reactive"
-
-    def __init__(self, config: ReactiveConfig | None = None) -> None:
-        self.config = config or ReactiveConfig()
 
     def begin(self) -> None:
         """Forgets when it acted."""

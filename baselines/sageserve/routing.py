@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.baselines.common.router import Router
-from serving_gym.baselines.policy import Action
+from serving_gym.baselines.policy import Action, Configured
 from serving_gym.baselines.sageserve.config import SageServeRoutingConfig
 from serving_gym.baselines.sageserve.effective_memory import EffectiveMemory
 from serving_gym.baselines.sageserve.model_router import deployments_of, least_loaded_deployment
@@ -16,17 +16,10 @@ from serving_gym.baselines.sageserve.shortest_queue import join_shortest_queue
 from serving_gym.envs.routing.state import Dispatch, RoutedRequest, RoutingState
 
 
-class SageServeRoutingPolicy(Router):
-    """Interactive requests go by effective memory utilisation; the others wait until an endpoint has room.
-
-    Args:
-        config: Its constants.
-    """
+class SageServeRoutingPolicy(Router, Configured[SageServeRoutingConfig]):
+    """Interactive requests go by effective memory utilisation; the others wait until an endpoint has room."""
 
     name = "sageserve_routing"
-
-    def __init__(self, config: SageServeRoutingConfig | None = None) -> None:
-        self.config = config or SageServeRoutingConfig()
 
     def begin(self) -> None:
         """Empties the queue manager.

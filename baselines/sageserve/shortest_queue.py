@@ -27,7 +27,7 @@ def join_shortest_queue(state: RoutingState, candidates: NDArray[np.bool_]) -> i
     """The candidate with the fewest remaining tokens.
 
     Args:
-        state: As the router sees it.
+        state: As the router observes it.
         candidates: (P,), at least one.
     """
     return lowest(remaining_tokens(state), candidates)

@@ -91,7 +91,7 @@ def give_away(
     """Operations that turn instances into spot instances of their model, those with least to do first.
 
     Args:
-        endpoint: Whose.
+        endpoint: The endpoint.
         count: How many, at most those that run: what is only starting cannot be leased.
         rows: Instances to choose from; None: all.
     """

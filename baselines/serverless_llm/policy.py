@@ -8,7 +8,8 @@ from typing import Any
 
 from serving_gym.baselines.common.sharing import SharingPolicy
 from serving_gym.baselines.llm_mesh.bin_packing import Packing, instance_order, node_order
-from serving_gym.baselines.policy import Action, Tunable
+from serving_gym.baselines.policy import Action, Configured, Constants, tunable
+from serving_gym.calibration.fields import check_at_least, check_not_negative, check_positive
 from serving_gym.envs.interface.sharing import (
     Configure,
     Event,
@@ -26,7 +27,7 @@ TAILORED_GPU = {"llama-3.2-3b": 160, "llama-2-7b": 32, "llama-2-13b": 16}
 
 
 @dataclass(frozen=True)
-class ServerlessLLMConfig:
+class ServerlessLLMConfig(Constants):
     """Constants of `ServerlessLLMPolicy`.
 
     Attributes:
@@ -42,31 +43,20 @@ class ServerlessLLMConfig:
     concurrency_cpu: Mapping[str, int] = field(default_factory=lambda: dict(TAILORED_CPU))
     concurrency_gpu: Mapping[str, int] = field(default_factory=lambda: dict(TAILORED_GPU))
     default_concurrency: int = 2
-    concurrency_factor: float = 1.0
-    keep_alive_s: float = 1.0
+    concurrency_factor: float = tunable(1.0, 0.1, 4.0, log=True)
+    keep_alive_s: float = tunable(1.0, 0.1, 60.0, log=True)
 
     def __post_init__(self) -> None:
         for name in ("concurrency_cpu", "concurrency_gpu"):
             for size, value in getattr(self, name).items():
                 if not value >= 1:
                     raise ValueError(f"{name}.{size} must be at least 1, got {value}")
-        if not self.default_concurrency >= 1:
-            raise ValueError(f"default_concurrency must be at least 1, got {self.default_concurrency}")
-        if not 0 < self.concurrency_factor < float("inf"):
-            raise ValueError(f"concurrency_factor must be positive and finite, got {self.concurrency_factor}")
-        if not self.keep_alive_s >= 0:
-            raise ValueError(f"keep_alive_s must not be negative, got {self.keep_alive_s}")
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search."""
-        return {
-            "concurrency_factor": Tunable(0.1, 4.0, log=True),
-            "keep_alive_s": Tunable(0.1, 60.0, log=True),
-        }
+        check_at_least(self, 1, "default_concurrency")
+        check_positive(self, "concurrency_factor", finite=True)
+        check_not_negative(self, "keep_alive_s")
 
 
-class ServerlessLLMPolicy(SharingPolicy):
+class ServerlessLLMPolicy(SharingPolicy, Configured[ServerlessLLMConfig]):
     """Exclusive nodes.
 
     * A request goes to the least loaded instance of its model ("existing work typically uses a spread strategy", LLM-
@@ -77,15 +67,9 @@ class ServerlessLLMPolicy(SharingPolicy):
 
     ServerlessLLM's own subject, fast loading and live migration, is the world's: loads take what its loader takes, in
     all systems alike (LLM-Mesh, section 8.1).
-
-    Args:
-        config: Its constants.
     """
 
     name = "sllm"
-
-    def __init__(self, config: ServerlessLLMConfig | None = None) -> None:
-        self.config = config or ServerlessLLMConfig()
 
     def begin(self) -> None:
         """Looks up how many requests an instance of each model may have on each node."""

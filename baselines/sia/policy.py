@@ -8,14 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.baselines.common.router import Router, in_flight_counts, in_flight_sum, lowest
-from serving_gym.baselines.policy import Action, Tunable
+from serving_gym.baselines.policy import Action, Configured, Constants, tunable
 from serving_gym.baselines.sia.assignment import assign
 from serving_gym.baselines.sia.goodput import GoodputModel, Load
+from serving_gym.calibration.fields import check_at_least, check_not_negative, check_positive
 from serving_gym.envs.routing.state import RoutedRequest, RoutingState
 
 
 @dataclass(frozen=True)
-class SiaConfig:
+class SiaConfig(Constants):
     """Constants of `SiaPolicy`.
 
     Attributes:
@@ -29,13 +30,13 @@ class SiaConfig:
         prior_weight: Observations that the calibrated profile counts for. Source: ours.
     """
 
-    fairness_power: float = -0.5
+    fairness_power: float = tunable(-0.5, -4.0, -0.05)
     no_place_cost: float = 1.1
-    round_s: float = 0.0
+    round_s: float = tunable(0.0, 0.0, 1.0)
     max_requests: int = 16
     sample_s: float = 1.0
     window: int = 256
-    prior_weight: float = 1.0
+    prior_weight: float = tunable(1.0, 0.1, 1000.0, log=True)
 
     def __post_init__(self) -> None:
         if not self.fairness_power < 0:
@@ -44,23 +45,9 @@ class SiaConfig:
             raise ValueError(
                 f"no_place_cost must be above 1, the most a place costs, got {self.no_place_cost}"
             )
-        for name in ("round_s", "sample_s"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-        for name in ("max_requests", "window"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not self.prior_weight > 0:
-            raise ValueError(f"prior_weight must be positive, got {self.prior_weight}")
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search."""
-        return {
-            "fairness_power": Tunable(-4.0, -0.05),
-            "round_s": Tunable(0.0, 1.0),
-            "prior_weight": Tunable(0.1, 1000.0, log=True),
-        }
+        check_not_negative(self, "round_s", "sample_s")
+        check_at_least(self, 1, "max_requests", "window")
+        check_positive(self, "prior_weight")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +59,7 @@ class _Waiting:
     offered_s: float
 
 
-class SiaPolicy(Router):
+class SiaPolicy(Router, Configured[SiaConfig]):
     """Assigns the requests that wait to instances so that their normalised goodputs are best together.
 
     A request's goodput on an instance is the speed at which it would be answered there, over the least that it may
@@ -85,15 +72,9 @@ class SiaPolicy(Router):
       What nobody takes is held.
     * Mostly one request waits, and the program is an arg min. Requests that are held are assigned together: at the
       end of each round, and with the next that arrives.
-
-    Args:
-        config: Its constants.
     """
 
     name = "sia"
-
-    def __init__(self, config: SiaConfig | None = None) -> None:
-        self.config = config or SiaConfig()
 
     def begin(self) -> None:
         """No history but the profile, and nobody waits."""

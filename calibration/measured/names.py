@@ -49,7 +49,7 @@ def model_name(published: str, precision: str = "") -> str:
         stripped = _STAGES.sub("", stripped)
     name = _ALIASES.get(stripped, stripped)
     if name not in MODELS:
-        raise ValueError(f"model {published!r} is unknown; {nearest(name, MODELS)}")
+        raise ValueError(f"model {published!r} is unknown{nearest(name, MODELS)}")
     suffix = _PRECISIONS.get(precision.lower(), "")
     return name if not suffix or name in OWN_PRECISION else get_model(f"{name}-{suffix}").name
 
@@ -64,4 +64,4 @@ def gpu_name(published: str) -> str:
     for key in sorted(GPU_NAMES, key=len, reverse=True):
         if lowered.startswith(key):
             return GPU_NAMES[key]
-    raise ValueError(f"GPU {published!r} is unknown; {nearest(lowered, GPU_NAMES)}")
+    raise ValueError(f"GPU {published!r} is unknown{nearest(lowered, GPU_NAMES)}")

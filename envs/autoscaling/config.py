@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, fields
 
+from serving_gym.calibration.fields import check_at_least, check_not_negative, check_positive
 from serving_gym.envs.interface.fleet import FleetConfig
 from serving_gym.envs.interface.objective import Objective
 from serving_gym.envs.interface.scaling import MachineSpec, QueueSpec
@@ -129,15 +129,19 @@ class AutoscalingConfig:
             raise ValueError(
                 "autoscaling needs requests that arrive when the workload says; workload.num_clients must be 0"
             )
-        for name in ("decision_interval_s", "episode_s", "history_bin_s", "recent_bin_s", "drain_limit_s"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}")
+        check_positive(
+            self,
+            "decision_interval_s",
+            "episode_s",
+            "history_bin_s",
+            "recent_bin_s",
+            "drain_limit_s",
+            finite=True,
+        )
         for name in ("history_s", "recent_s"):
             if not getattr(self, name) >= getattr(self, name.replace("_s", "_bin_s")):
                 raise ValueError(
                     f"{name} must be at least {name.replace('_s', '_bin_s')}, got {getattr(self, name)}"
                 )
-        if self.min_instances < 0:
-            raise ValueError(f"min_instances must not be negative, got {self.min_instances}")
-        if self.max_change < 1:
-            raise ValueError(f"max_change must be at least 1, got {self.max_change}")
+        check_not_negative(self, "min_instances")
+        check_at_least(self, 1, "max_change")

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.calibration.hardware import get_gpu
+from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.autoscaling.action import Action, Levers, is_changes
 from serving_gym.envs.autoscaling.capacity import measure_capacity
 from serving_gym.envs.autoscaling.config import AutoscalingConfig
@@ -27,7 +28,6 @@ from serving_gym.envs.simulator.fleet.build import profile_of
 from serving_gym.envs.simulator.fleet.nominal import nominal_engines
 from serving_gym.envs.simulator.kernel.state import PS_PER_S
 from serving_gym.envs.simulator.scheduling import to_ps
-from serving_gym.envs.workload.registry import check_choice
 from serving_gym.envs.workload.schema import TokenArray
 from serving_gym.envs.workload.streams import RequestStream
 

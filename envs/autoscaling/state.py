@@ -15,6 +15,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from serving_gym.calibration.fields import check_positive
 from serving_gym.envs.interface.scaling import (
     Endpoint,
     Pool,
@@ -197,5 +198,4 @@ class AutoscalingSpec:
             raise ValueError(
                 f"min_instances must lie between 0 and max_instances ({self.max_instances}), got {self.min_instances}"
             )
-        if not self.decision_interval_s > 0:
-            raise ValueError(f"decision_interval_s must be positive, got {self.decision_interval_s}")
+        check_positive(self, "decision_interval_s")

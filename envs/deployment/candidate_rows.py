@@ -92,7 +92,7 @@ class CandidateRows:
             used, alone = (
                 _gpus(some) for some in (kinds, {k: n for k, n in kinds.items() if k not in decodes})
             )
-            room = candidate.plan.reachable / demand.sum()
+            room = candidate.plan.max_requests / demand.sum()
             rooms = (room, room)
             if candidate.divided and divisions is not None:
                 rooms = divisions.rooms(kinds)

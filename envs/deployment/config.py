@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
+from serving_gym.calibration.fields import check_not_negative, check_positive
+from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.deployment.profiling import METHODS
 from serving_gym.envs.interface.objective import Objective
 from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.machines.spec import DeploymentSpec
 from serving_gym.envs.workload.predictions import PredictionSpec
-from serving_gym.envs.workload.registry import WorkloadSpec, check_choice
+from serving_gym.envs.workload.registry import WorkloadSpec
 
 DEFAULT_SLOS = {
     "standard": SLO(ttft_s=5.0, tpot_s=0.1),
@@ -103,9 +105,7 @@ class DeploymentConfig:
             )
         check_choice("types", self.types, (BY_KMEANS, BY_CLASS))
         check_choice("profiling", self.profiling, METHODS)
-        for name in ("span_s", "drain_limit_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        check_positive(self, "span_s", "drain_limit_s")
         for name, least in (
             ("num_types", 1),
             ("past_requests", 100),
@@ -116,9 +116,7 @@ class DeploymentConfig:
         ):
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        for name in ("p99", "throughput"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        check_not_negative(self, "p99", "throughput")
         if self.workload.num_clients:
             raise ValueError(
                 "deployment needs requests that arrive when the workload says; workload.num_clients must be 0"

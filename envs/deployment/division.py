@@ -172,9 +172,9 @@ class Divisions:
                 continue
             plan = self.plan(_divided(self.cluster, prefill, decode, *work)[0])
             size = decode.num_gpus
-            if size not in found or plan.reachable > found[size].reachable:
+            if size not in found or plan.max_requests > found[size].max_requests:
                 found[size] = plan
-        return sorted(found.values(), key=lambda plan: -plan.reachable)
+        return sorted(found.values(), key=lambda plan: -plan.max_requests)
 
     def neighbours(self, kinds: Mapping[ReplicaKind, int]) -> list[Plan]:
         """Divisions in which one worker more, or one less, prefills, and the other workers have what is left.

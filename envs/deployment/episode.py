@@ -106,7 +106,7 @@ class DeploymentEpisode(SteppedEpisode[DeploymentConfig]):
 
     def _first(self) -> Deploy:
         """What an episode begins with: the best uniform deployment for the mean of the past."""
-        plan = best_uniform(self.setting.worth(self._mean_past()))
+        plan = best_uniform(self.setting.evaluator(self._mean_past()))
         deployment = place(self.setting.cluster, plan.kinds)
         return Deploy(deployment, self.shares_of(deployment, False))
 
@@ -159,11 +159,11 @@ class DeploymentEpisode(SteppedEpisode[DeploymentConfig]):
         return self._candidates
 
     def _find_candidates(self) -> list[Candidate]:
-        worth, divisions = self.setting.worth(self.forecast), self.setting.divisions(self.forecast)
+        evaluator, divisions = self.setting.evaluator(self.forecast), self.setting.divisions(self.forecast)
         present = self.deployment.kinds
         if self.underway is not None:
-            return choices_of(plan_of(worth, present, divisions), stay=True)
-        return find_candidates(worth, present, self.config.num_candidates, divisions)
+            return choices_of(plan_of(evaluator, present, divisions), stay=True)
+        return find_candidates(evaluator, present, self.config.num_candidates, divisions)
 
     def placed(self, candidate: Candidate) -> Deployment:
         """Where a candidate's replicas would stand."""

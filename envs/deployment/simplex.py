@@ -142,7 +142,7 @@ def most_times(capacity: FloatArray, demand: FloatArray) -> tuple[float, FloatAr
 
 
 @njit(cache=True)
-def reachable(capacity: FloatArray, demand: FloatArray, by_time: bool) -> float:
+def max_requests(capacity: FloatArray, demand: FloatArray, by_time: bool) -> float:
     """What a search maximises: requests a span.
 
     As long as not all demand can be served, the most that can be (`most_served`); from there on the demand times

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from serving_gym.envs.deployment.division import PREFILL, Divisions
 from serving_gym.envs.deployment.profiling import CapacityTable, WorkloadType, profile
-from serving_gym.envs.deployment.strategies import Worth
+from serving_gym.envs.deployment.strategies import PlanEvaluator
 from serving_gym.envs.interface.fleet import ReplicaSpec
 from serving_gym.envs.machines.cluster import Cluster, Deployment, ReplicaKind, replica_spec
 from serving_gym.envs.simulator.fleet.build import kv_tokens
@@ -77,9 +77,9 @@ class DeploymentSetting:
         """(J,), types by mean answer, the longest first: in which they are kept apart."""
         return np.argsort(-self.mean_tokens[:, 1], kind="stable")
 
-    def worth(self, demand: FloatArray) -> Worth:
+    def evaluator(self, demand: FloatArray) -> PlanEvaluator:
         """Values deployments of replicas that both prefill and decode, under a demand, (J,) requests a span."""
-        return Worth(self.cluster, self._mixed, demand)
+        return PlanEvaluator(self.cluster, self._mixed, demand)
 
     @cached_property
     def _mixed(self) -> CapacityTable:

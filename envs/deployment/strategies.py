@@ -6,8 +6,8 @@ are counted, not listed; and a branch is left as soon as a bound says that it ca
 split its time freely over its strategies is worth n*_dj = max_s n_sj of each type, which no real choice exceeds.
 
 Reading: the text maximises throughput. Where a deployment serves all demand, a better one is recognised by the rate at
-which it could serve the same mix (source: ours; `simplex.reachable`), without which the search would stop at the first
-deployment that suffices.
+which it could serve the same mix (source: ours; `simplex.max_requests`), without which the search would stop at the
+first deployment that suffices.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from serving_gym.envs.deployment.assignment import Assignment, assign, checked, soonest
 from serving_gym.envs.deployment.profiling import CapacityTable
-from serving_gym.envs.deployment.simplex import most_served, most_times, reachable
+from serving_gym.envs.deployment.simplex import max_requests, most_served, most_times
 from serving_gym.envs.machines.cluster import Cluster, ReplicaKind
 from serving_gym.envs.machines.placement import packable, stage_widths
 
@@ -34,15 +34,15 @@ GAIN = 1.0 + 1e-9  # by how much a throughput must be higher to be higher
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What replicas there are to be and what they are worth.
+    """A deployment and the requests that it can serve.
 
     Attributes:
         kinds: How many replicas of each kind.
-        reachable: Requests a span, as `simplex.reachable`.
+        max_requests: Requests that it can serve in a span; see `simplex.max_requests`.
     """
 
     kinds: Mapping[ReplicaKind, int]
-    reachable: float
+    max_requests: float
 
     @property
     def sizes(self) -> Sizes:
@@ -52,8 +52,8 @@ class Plan:
         )
 
 
-class Worth:
-    """Values deployments on a cluster under one demand. Everything it has worked out it keeps.
+class PlanEvaluator:
+    """Evaluates deployments on a cluster under one demand; results are kept.
 
     Args:
         cluster: The cluster.
@@ -79,13 +79,13 @@ class Worth:
         self.programs = 0
 
     def value(self, rows: FloatArray) -> float:
-        """What groups of replicas reach.
+        """Requests that groups of replicas can serve in a span.
 
         Args:
             rows: (groups, J), what each serves of a type alone.
         """
         self.programs += 1
-        return reachable(np.ascontiguousarray(rows), self.demand, self.objective == "completion_time")
+        return max_requests(np.ascontiguousarray(rows), self.demand, self.objective == "completion_time")
 
     def plan(self, kinds: Mapping[ReplicaKind, int]) -> Plan:
         """A deployment with its value."""
@@ -148,28 +148,28 @@ class Worth:
 class _Search:
     """Depth first over the groups of equal size, with the bound of those that are still open."""
 
-    def __init__(self, worth: Worth, groups: dict[int, int], than: float) -> None:
-        self.worth, self.groups = worth, list(groups.items())
+    def __init__(self, evaluator: PlanEvaluator, groups: dict[int, int], than: float) -> None:
+        self.evaluator, self.groups = evaluator, list(groups.items())
         self.than = than
         self.plan: Plan | None = None
 
     def descend(self, level: int, rows: FloatArray, kinds: dict[ReplicaKind, int]) -> None:
         """Decides the strategies of one group after another."""
-        worth = self.worth
+        evaluator = self.evaluator
         if level == len(self.groups):
-            value = worth.value(rows)
-            if value > self.than * GAIN and packable(worth.cluster, stage_widths(kinds)):
+            value = evaluator.value(rows)
+            if value > self.than * GAIN and packable(evaluator.cluster, stage_widths(kinds)):
                 self.than, self.plan = value, Plan(dict(kinds), value)
             return
         size, count = self.groups[level]
-        options = worth.options[size]
-        rest = [worth.most[other] * times for other, times in self.groups[level + 1 :]]
+        options = evaluator.options[size]
+        rest = [evaluator.most[other] * times for other, times in self.groups[level + 1 :]]
         for split in _splits(count, len(options)):
             chosen = [(row, times) for row, times in zip(options, split, strict=True) if times]
-            mine = np.vstack([rows, *(worth.capacity[row] * times for row, times in chosen)])
-            if rest and worth.value(np.vstack([mine, *rest])) <= self.than * GAIN:
+            mine = np.vstack([rows, *(evaluator.capacity[row] * times for row, times in chosen)])
+            if rest and evaluator.value(np.vstack([mine, *rest])) <= self.than * GAIN:
                 continue
-            added = {worth.table.kinds[row]: times for row, times in chosen}
+            added = {evaluator.table.kinds[row]: times for row, times in chosen}
             self.descend(level + 1, mine, {**kinds, **added})
 
 

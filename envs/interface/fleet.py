@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from serving_gym.calibration.fields import check_at_least, check_not_negative, check_positive, check_within
 from serving_gym.calibration.transitions import (
     COLD_START_RULE,
     LINK_BYTES_PER_S,
@@ -54,19 +55,24 @@ class ReplicaSpec:
     profile: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("tp_size", "pp_size", "max_num_seqs", "max_num_batched_tokens", "block_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"replica.{name} must be at least 1, got {getattr(self, name)}")
+        check_at_least(
+            self,
+            1,
+            "tp_size",
+            "pp_size",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "block_size",
+            prefix="replica.",
+        )
         if self.role not in ROLES:
             raise ValueError(f"replica.role must be one of {', '.join(ROLES)}, got {self.role!r}")
         if self.engine and self.profile is not None:
             raise ValueError(
                 "replica.engine and replica.profile both say where latencies come from; give one"
             )
-        if not 0 < self.memory_utilization <= 1:
-            raise ValueError(f"replica.memory_utilization must lie in (0, 1], got {self.memory_utilization}")
-        if self.kv_blocks is not None and self.kv_blocks < 1:
-            raise ValueError(f"replica.kv_blocks must be at least 1, got {self.kv_blocks}")
+        check_within(self, "(0, 1]", "memory_utilization", prefix="replica.")
+        check_at_least(self, 1, "kv_blocks", prefix="replica.")
 
     @property
     def num_gpus(self) -> int:
@@ -91,8 +97,7 @@ class GroupSpec:
     region: str = "local"
 
     def __post_init__(self) -> None:
-        if self.count < 0:
-            raise ValueError(f"group.count must not be negative, got {self.count}")
+        check_not_negative(self, "count", prefix="group.")
         if self.num_places < max(self.count, 1):
             raise ValueError(f"group.places must be at least 1 and group.count, got {self.places}")
 
@@ -121,8 +126,7 @@ class NetworkLatency:
     def __post_init__(self) -> None:
         if len(set(self.regions)) != 2 or len(self.regions) != 2:
             raise ValueError(f"network.regions must be two regions, got {list(self.regions)}")
-        if not 0 <= self.round_trip_s < float("inf"):
-            raise ValueError(f"network.round_trip_s must be finite and not negative, got {self.round_trip_s}")
+        check_not_negative(self, "round_trip_s", prefix="network.", finite=True)
 
 
 @dataclass(frozen=True)
@@ -139,8 +143,7 @@ class SlowNode:
     duration_s: float = float("inf")
 
     def __post_init__(self) -> None:
-        if not 0 < self.factor < float("inf"):
-            raise ValueError(f"slow_node.factor must be positive and finite, got {self.factor}")
+        check_positive(self, "factor", prefix="slow_node.", finite=True)
         if self.time_s < 0 or not self.duration_s > 0:
             raise ValueError(
                 "slow_node.time_s must not be negative and slow_node.duration_s must be positive"
@@ -159,8 +162,7 @@ class Crash:
     place: int
 
     def __post_init__(self) -> None:
-        if self.time_s < 0:
-            raise ValueError(f"crash.time_s must not be negative, got {self.time_s}")
+        check_not_negative(self, "time_s", prefix="crash.")
 
 
 FleetFault = Crash | SlowNode
@@ -212,20 +214,13 @@ class FleetSpec:
             raise ValueError("fleet.groups must have at least one group of replicas")
         if self.weight_source not in ("storage", "peer"):
             raise ValueError(f"fleet.weight_source must be storage or peer, got {self.weight_source!r}")
-        for name in ("storage_bytes_per_s", "link_bytes_per_s"):
-            if not getattr(self, name) >= 1:
-                raise ValueError(f"fleet.{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("start_fixed_s", "migration_stage_s"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"fleet.{name} must not be negative, got {getattr(self, name)}")
+        check_at_least(self, 1, "storage_bytes_per_s", "link_bytes_per_s", prefix="fleet.")
+        check_not_negative(self, "start_fixed_s", "migration_stage_s", prefix="fleet.")
         pairs = [tuple(sorted(latency.regions)) for latency in self.network]
         for pair in pairs:
             if pairs.count(pair) > 1:
                 raise ValueError(f"fleet.network names {' and '.join(pair)} more than once")
-        if self.default_round_trip_s is not None and not 0 <= self.default_round_trip_s < float("inf"):
-            raise ValueError(
-                f"fleet.default_round_trip_s must be finite and not negative, got {self.default_round_trip_s}"
-            )
+        check_not_negative(self, "default_round_trip_s", prefix="fleet.", finite=True)
 
     def round_trip_s(self, origin: str, region: str) -> float | None:
         """Network latency of a request from one region that is served in another, s; None: no way leads there."""
@@ -285,8 +280,7 @@ class ResizeKV:
     kv_blocks: int
 
     def __post_init__(self) -> None:
-        if self.kv_blocks < 1:
-            raise ValueError(f"kv_blocks must be at least 1, got {self.kv_blocks}")
+        check_at_least(self, 1, "kv_blocks")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from serving_gym.calibration.fields import check_not_negative, check_within
+
 SECONDS_PER_HOUR = 3600.0
 
 
@@ -27,15 +29,8 @@ class EnvelopeSettings:
     min_ready: int = 1
 
     def __post_init__(self) -> None:
-        if not self.min_dwell_s >= 0:
-            raise ValueError(f"backend.envelope.min_dwell_s must not be negative, got {self.min_dwell_s}")
-        for name in ("most_per_hour", "min_ready"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"backend.envelope.{name} must not be negative, got {getattr(self, name)}")
-        if not 0 < self.most_usage_after <= 1:
-            raise ValueError(
-                f"backend.envelope.most_usage_after must lie in (0, 1], got {self.most_usage_after}"
-            )
+        check_not_negative(self, "min_dwell_s", "most_per_hour", "min_ready", prefix="backend.envelope.")
+        check_within(self, "(0, 1]", "most_usage_after", prefix="backend.envelope.")
 
 
 class Envelope:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from serving_gym.calibration.fields import check_positive
+
 
 @dataclass(frozen=True)
 class LiveSettings:
@@ -35,11 +37,15 @@ class LiveSettings:
     allow_remote: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("speed", "scrape_interval_s", "stale_after_s", "silence_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"backend.{name} must be positive, got {getattr(self, name)}")
-        if self.decide_within_s is not None and not self.decide_within_s > 0:
-            raise ValueError(f"backend.decide_within_s must be positive or null, got {self.decide_within_s}")
+        check_positive(
+            self,
+            "speed",
+            "scrape_interval_s",
+            "stale_after_s",
+            "silence_s",
+            "decide_within_s",
+            prefix="backend.",
+        )
         if self.stale_after_s < self.scrape_interval_s:
             raise ValueError(
                 f"backend.stale_after_s ({self.stale_after_s}) must be at least "

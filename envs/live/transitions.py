@@ -22,6 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from serving_gym.calibration.fields import check_positive
 from serving_gym.envs.live.launch_settings import SERVED_NAME, LaunchSettings
 from serving_gym.envs.live.launcher import LocalServer
 
@@ -60,9 +61,7 @@ class Deadlines:
     wake_s: float = 120.0
 
     def __post_init__(self) -> None:
-        for name in ("drain_s", "canary_s", "sleep_s", "wake_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"backend.deadlines.{name} must be positive, got {getattr(self, name)}")
+        check_positive(self, "drain_s", "canary_s", "sleep_s", "wake_s", prefix="backend.deadlines.")
 
 
 @dataclass(frozen=True, slots=True)

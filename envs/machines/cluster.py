@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
+from serving_gym.calibration.fields import check_at_least, check_positive
 from serving_gym.calibration.hardware import get_gpu
 from serving_gym.calibration.models import ModelSpec
 from serving_gym.envs.interface.fleet import ROLES, ReplicaSpec
@@ -30,12 +31,8 @@ class Cluster:
     network_bytes_per_s: float = 200e9
 
     def __post_init__(self) -> None:
-        for name in ("num_machines", "gpus_per_machine"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"cluster.{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("nvlink_bytes_per_s", "network_bytes_per_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"cluster.{name} must be positive, got {getattr(self, name)}")
+        check_at_least(self, 1, "num_machines", "gpus_per_machine", prefix="cluster.")
+        check_positive(self, "nvlink_bytes_per_s", "network_bytes_per_s", prefix="cluster.")
         get_gpu(self.gpu)
 
     @property
@@ -63,9 +60,7 @@ class ReplicaKind:
     role: str = "mixed"
 
     def __post_init__(self) -> None:
-        for name in ("tp", "pp"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"kind.{name} must be at least 1, got {getattr(self, name)}")
+        check_at_least(self, 1, "tp", "pp", prefix="kind.")
         if self.role not in ROLES:
             raise ValueError(f"kind.role must be one of {', '.join(ROLES)}, got {self.role!r}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from serving_gym.calibration.cpu import CPU_NAMES
+from serving_gym.calibration.fields import check_at_least, check_not_negative, check_positive, check_within
 from serving_gym.calibration.hardware import get_gpu
 from serving_gym.calibration.transitions import STORAGE_BYTES_PER_S
 
@@ -29,12 +30,9 @@ class NodeSpec:
 
     def __post_init__(self) -> None:
         get_gpu(self.hardware)
-        if self.count < 1:
-            raise ValueError(f"cluster.nodes.count must be at least 1, got {self.count}")
-        if self.memory_gb is not None and not self.memory_gb > 0:
-            raise ValueError(f"cluster.nodes.memory_gb must be positive, got {self.memory_gb}")
-        if not 0 < self.time_factor < float("inf"):
-            raise ValueError(f"cluster.nodes.time_factor must be positive and finite, got {self.time_factor}")
+        check_at_least(self, 1, "count", prefix="cluster.nodes.")
+        check_positive(self, "memory_gb", prefix="cluster.nodes.")
+        check_positive(self, "time_factor", prefix="cluster.nodes.", finite=True)
 
     @property
     def is_cpu(self) -> bool:
@@ -86,16 +84,12 @@ class SharingSpec:
         kinds = [node.kind for node in self.nodes]
         if len(set(kinds)) < len(kinds):
             raise ValueError(f"cluster.nodes must differ in kind, got {', '.join(kinds)}")
-        for name in ("slots_per_node", "max_num_seqs", "block_tokens", "max_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"cluster.{name} must be at least 1, got {getattr(self, name)}")
-        if not 0 < self.memory_utilization <= 1:
-            raise ValueError(f"cluster.memory_utilization must lie in (0, 1], got {self.memory_utilization}")
-        if not 0 < self.load_bytes_per_s < float("inf"):
-            raise ValueError(f"cluster.load_bytes_per_s must be positive, got {self.load_bytes_per_s}")
-        for name in ("load_fixed_s", "unload_s", "keep_alive_s"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"cluster.{name} must be finite and not negative, got {getattr(self, name)}")
+        check_at_least(
+            self, 1, "slots_per_node", "max_num_seqs", "block_tokens", "max_tokens", prefix="cluster."
+        )
+        check_within(self, "(0, 1]", "memory_utilization", prefix="cluster.")
+        check_positive(self, "load_bytes_per_s", prefix="cluster.", finite=True)
+        check_not_negative(self, "load_fixed_s", "unload_s", "keep_alive_s", prefix="cluster.", finite=True)
         if self.on_oom not in ("fail", "restart"):
             raise ValueError(f"cluster.on_oom must be 'fail' or 'restart', got {self.on_oom!r}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from serving_gym.calibration.fields import check_at_least, check_not_negative
 from serving_gym.calibration.models import get_model
 from serving_gym.calibration.transitions import STORAGE_BYTES_PER_S
 from serving_gym.envs.interface.fleet import ReplicaSpec
@@ -77,12 +78,10 @@ class DeploymentSpec:
     def __post_init__(self) -> None:
         get_model(self.model)
         _ = self.cluster, self.replica  # they check what is theirs
-        for name in ("storage_bytes_per_s", "chunk_bytes", "max_pp"):
-            if not getattr(self, name) >= 1:
-                raise ValueError(f"cluster.{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("reinit_s", "drain_limit_s", "drain_below_tokens"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"cluster.{name} must be finite and not negative, got {getattr(self, name)}")
+        check_at_least(self, 1, "storage_bytes_per_s", "chunk_bytes", "max_pp", prefix="cluster.")
+        check_not_negative(
+            self, "reinit_s", "drain_limit_s", "drain_below_tokens", prefix="cluster.", finite=True
+        )
 
     @property
     def router(self) -> str:

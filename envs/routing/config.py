@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
+from serving_gym.calibration.fields import check_at_least, check_not_negative, check_positive, check_within
 from serving_gym.envs.interface.fleet import FleetConfig
 from serving_gym.envs.interface.objective import Objective
 from serving_gym.envs.interface.slo import SLO
@@ -74,13 +75,9 @@ class FaultRates:
     slow_s: float = 60.0
 
     def __post_init__(self) -> None:
-        for name in ("crashes_per_hour", "slow_downs_per_hour"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"faults.{name} must not be negative, got {getattr(self, name)}")
-        if not self.slow_factor >= 1:
-            raise ValueError(f"faults.slow_factor must be at least 1, got {self.slow_factor}")
-        if not self.slow_s > 0:
-            raise ValueError(f"faults.slow_s must be positive, got {self.slow_s}")
+        check_not_negative(self, "crashes_per_hour", "slow_downs_per_hour", prefix="faults.")
+        check_at_least(self, 1, "slow_factor", prefix="faults.")
+        check_positive(self, "slow_s", prefix="faults.")
 
 
 @dataclass(frozen=True)
@@ -120,13 +117,9 @@ class RoutingConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.cluster, FleetConfig):
             raise ValueError("routing decides about a fleet: choose a cluster with groups of replicas")
-        for name in ("retry_s", "drain_limit_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        if not 0 <= self.gauge_interval_s <= 60:
-            raise ValueError(f"gauge_interval_s must lie in [0, 60], got {self.gauge_interval_s}")
-        if self.queue_capacity < 0:
-            raise ValueError(f"queue_capacity must not be negative, got {self.queue_capacity}")
+        check_positive(self, "retry_s", "drain_limit_s")
+        check_within(self, "[0, 60]", "gauge_interval_s")
+        check_not_negative(self, "queue_capacity")
         if self.workload.num_clients:
             raise ValueError(
                 "routing needs requests that arrive when the workload says; workload.num_clients must be 0"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
+from serving_gym.calibration.fields import check_not_negative, check_positive
+from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.interface.objective import Objective
 from serving_gym.envs.interface.sharing import TokenScheduler
 from serving_gym.envs.interface.slo import LengthSLO
 from serving_gym.envs.machines.shared_nodes import SharingSpec
 from serving_gym.envs.simulator.sharing.build import ManagerSpec
-from serving_gym.envs.workload.registry import WorkloadSpec, check_choice
+from serving_gym.envs.workload.registry import WorkloadSpec
 
 _PROMISE = LengthSLO(ttft_s=2.0, tpot_s=0.25, ttft_s_per_token=1 / 512)
 DEFAULT_SLOS = dict.fromkeys(("standard", "normal", "priority", "long"), _PROMISE)
@@ -74,16 +76,14 @@ class SharingConfig:
         if not isinstance(self.cluster, SharingSpec):
             raise ValueError("sharing decides about nodes that are shared: choose a cluster with nodes")
         check_choice("token_scheduler", self.token_scheduler, [entry.value for entry in TokenScheduler])
-        if not self.drain_limit_s > 0:
-            raise ValueError(f"drain_limit_s must be positive, got {self.drain_limit_s}")
+        check_positive(self, "drain_limit_s")
         for node in self.cluster.nodes:
             weight = self.node_hours.get(node.kind)
             if weight is None or not 0 <= weight < float("inf"):
                 raise ValueError(
                     f"node_hours must have a weight of at least 0 for kind {node.kind!r}, got {weight}"
                 )
-        if not 0 <= self.ooms < float("inf"):
-            raise ValueError(f"ooms must be finite and not negative, got {self.ooms}")
+        check_not_negative(self, "ooms", finite=True)
         if self.workload.num_clients:
             raise ValueError(
                 "sharing needs requests that arrive when the workload says; workload.num_clients must be 0"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from serving_gym.calibration.fields import check_at_least
 from serving_gym.envs.workload.schema import FloatArray, Workload
 
 Range = tuple[float, float]
@@ -63,8 +64,7 @@ class FlyingTraffic:
                 raise ValueError(
                     f"{field_name} must be a range of whole numbers, got {getattr(self, field_name)!r}"
                 )
-        if self.num_requests < 1:
-            raise ValueError(f"num_requests must be at least 1, got {self.num_requests}")
+        check_at_least(self, 1, "num_requests")
 
     @property
     def classes(self) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from serving_gym.calibration.fields import check_at_least
 from serving_gym.envs.workload.generators import load_fitted
 from serving_gym.envs.workload.schema import TokenArray, Workload
 from serving_gym.envs.workload.traces import DATA_VARIABLE, cached_trace, find_trace
@@ -58,9 +59,7 @@ class FunctionTraffic:
     name = "functions"
 
     def __post_init__(self) -> None:
-        for name in ("num_models", "minutes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_at_least(self, 1, "num_models", "minutes")
         if not self.sizes or len(self.sizes) != len(self.ratio):
             raise ValueError(
                 f"ratio must have an entry for each of sizes {list(self.sizes)}, got {self.ratio}"

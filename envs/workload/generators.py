@@ -222,3 +222,20 @@ def load_fitted(name: str) -> FittedWorkload:
 def fitted_names() -> tuple[str, ...]:
     """Names of the fitted generators that ship with the package."""
     return tuple(sorted(path.stem for path in FITTED_DIR.glob("*.json")))
+
+
+AZURE_LENGTHS = ("azure_code_fitted", "azure_conv_fitted")
+
+
+class AzureLengths:
+    """Base of traffic whose requests have the lengths of Azure's coding and chat services of 2023."""
+
+    @property
+    def max_input_tokens(self) -> int:
+        """Longest prompt in tokens."""
+        return max(load_fitted(name).max_input_tokens for name in AZURE_LENGTHS)
+
+    @property
+    def max_output_tokens(self) -> int:
+        """Longest output in tokens."""
+        return max(load_fitted(name).max_output_tokens for name in AZURE_LENGTHS)

@@ -20,7 +20,6 @@ clipped.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -28,7 +27,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtri
 
-from serving_gym.envs.workload.registry import check_choice
+from serving_gym.calibration.fields import check_at_least, check_not_negative
+from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.workload.schema import FloatArray, Workload
 from serving_gym.envs.workload.seeding import stream
 
@@ -84,12 +84,8 @@ class PredictionSpec:
 
     def __post_init__(self) -> None:
         check_choice("prediction name", self.name, PREDICTORS)
-        for field in ("spread", "sigma"):
-            value = getattr(self, field)
-            if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"prediction {field} must be a number of at least 0, got {value}")
-        if self.median_tokens is not None and self.median_tokens < 1:
-            raise ValueError(f"prediction median_tokens must be at least 1, got {self.median_tokens}")
+        check_not_negative(self, "spread", "sigma", prefix="prediction ", finite=True)
+        check_at_least(self, 1, "median_tokens", prefix="prediction ")
         if (self.median_tokens is None) == (self.name == MEDIAN):
             raise ValueError(
                 "prediction median_tokens must be given for prediction 'median' and for no other; "

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -13,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from serving_gym.calibration.fields import check_at_least, check_positive, check_within
+from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.workload import flying, sharegpt
 from serving_gym.envs.workload.functions import FittedFunctions, FunctionTraffic, TracedFunctions
 from serving_gym.envs.workload.generators import FittedWorkload, Generator, fitted_names, load_fitted
@@ -368,22 +369,13 @@ def check_spec(spec: WorkloadSpec) -> None:
         raise ValueError(
             f"path must be given for workload 'file' and for no other; {spec.name!r} has path={spec.path!r}"
         )
-    for name, least in (("num_requests", 1), ("long_input_tokens", 1)):
-        value = getattr(spec, name)
-        if value is not None and value < least:
-            raise ValueError(f"{name} must be at least {least}, got {value}")
-    for name in ("rate_scale", "rate_rps"):
-        value = getattr(spec, name)
-        if value is not None and not (math.isfinite(value) and value > 0):
-            raise ValueError(f"{name} must be a positive number, got {value}")
+    check_at_least(spec, 1, "num_requests", "long_input_tokens")
+    check_positive(spec, "rate_scale", "rate_rps", finite=True)
     if spec.num_clients < 0:
         raise ValueError(f"num_clients must be 0 (open loop) or more, got {spec.num_clients}")
     if spec.rate_rps is not None and spec.rate_scale != 1.0:
         raise ValueError(f"give rate_rps ({spec.rate_rps}) or rate_scale ({spec.rate_scale}), not both")
-    for name in ("priority_share", "long_share"):
-        value = getattr(spec, name)
-        if value is not None and not 0.0 <= value <= 1.0:
-            raise ValueError(f"{name} must be between 0 and 1, got {value}")
+    check_within(spec, "[0, 1]", "priority_share", "long_share")
     if spec.name == SEQUENCE:
         for name in ("rate_rps", "num_clients", "priority_share", "long_share"):
             if getattr(spec, name):
@@ -582,22 +574,3 @@ def _params_of(name: str) -> tuple[str, ...]:
     if name in _OF_PARTS:
         return ("parts",) if name == MIXTURE else ("parts", "length", "rate_spread")
     return ("spread_s",) if name in TRACES else ()
-
-
-def check_choice(what: str, value: str, allowed: Iterable[str]) -> None:
-    """Refuses a name that is not allowed.
-
-    Args:
-        what: what is chosen, for the message.
-        value: the choice.
-        allowed: the names allowed.
-
-    Raises:
-        ValueError: with the nearest match and all names.
-    """
-    choices = tuple(allowed)
-    if value in choices:
-        return
-    near = difflib.get_close_matches(value, choices, n=1, cutoff=0.4)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"unknown {what} {value!r}{hint} (allowed: {', '.join(choices) or 'none'})")

@@ -8,12 +8,12 @@ independence of prompt and response: ours (in 10,000 conversations of ShareGPT t
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import ndtri
 
+from serving_gym.calibration.fields import check_at_least, check_positive
 from serving_gym.envs.workload.schema import FloatArray, TokenArray, Workload
 
 Quantiles = tuple[float, float, float]
@@ -45,12 +45,10 @@ class ShareGPTTraffic:
     num_requests: int = 4000
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.arrival_rate_rps) and self.arrival_rate_rps > 0):
-            raise ValueError(f"arrival_rate_rps must be a positive number, got {self.arrival_rate_rps}")
+        check_positive(self, "arrival_rate_rps", finite=True)
         for field_name in ("input_tokens", "output_tokens"):
             self._check_quantiles(field_name)
-        if self.num_requests < 1:
-            raise ValueError(f"num_requests must be at least 1, got {self.num_requests}")
+        check_at_least(self, 1, "num_requests")
 
     @property
     def rate_rps(self) -> float:

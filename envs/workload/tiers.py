@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import i0
 
-from serving_gym.envs.workload.generators import autoregress, load_fitted
+from serving_gym.calibration.fields import check_at_least, check_not_negative, check_positive, check_within
+from serving_gym.envs.workload.generators import AZURE_LENGTHS, AzureLengths, autoregress, load_fitted
 from serving_gym.envs.workload.schema import FloatArray, TokenArray, Workload
 from serving_gym.envs.workload.streams import MinuteStream
 
@@ -26,14 +27,13 @@ TIERS = (IW_F, IW_N, NIW)  # in the order of their priorities
 HOURS_OF_WEEK = 168
 WEEKEND_H = 120  # begin of Saturday
 
-_LENGTHS = ("azure_code_fitted", "azure_conv_fitted")
 _MINUTE_S = 60.0
 _MINUTES_PER_DRAW = 1024
 _NOT_NEGATIVE = ("daily_amplitude", "minute_noise", "slow_noise")
 
 
 @dataclass(frozen=True)
-class TieredTraffic:
+class TieredTraffic(AzureLengths):
     """Poisson arrivals whose rate is constant within a minute and changes from one to the next.
 
     The rate of interactive requests is ``exp(a cos(2 pi (h - peak) / 24))`` on weekdays, ``weekend_ratio`` at weekends,
@@ -74,29 +74,19 @@ class TieredTraffic:
     name = "sageserve_tiers"
 
     def __post_init__(self) -> None:
-        for name in ("mean_rps", "weekend_ratio", "slow_memory_s"):
-            if not 0 < getattr(self, name) < np.inf:
-                raise ValueError(f"{name} must be a positive number, got {getattr(self, name)}")
-        for name in _NOT_NEGATIVE:
-            if not 0 <= getattr(self, name) < np.inf:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-        if not 0 <= self.code_share <= 1:
-            raise ValueError(f"code_share must lie in [0, 1], got {self.code_share}")
-        if self.start_h is not None and not 0 <= self.start_h < HOURS_OF_WEEK:
-            raise ValueError(f"start_h must lie in [0, {HOURS_OF_WEEK}), got {self.start_h}")
+        check_positive(self, "mean_rps", "weekend_ratio", "slow_memory_s", finite=True)
+        check_not_negative(self, *_NOT_NEGATIVE, finite=True)
+        check_within(self, "[0, 1]", "code_share")
+        check_within(self, f"[0, {HOURS_OF_WEEK})", "start_h")
         unknown = [name for name in self.shares if name not in TIERS]
         if unknown:
             raise ValueError(f"shares names the tier {unknown[0]!r}; tiers are {', '.join(TIERS)}")
-        for name in ("shares", "models", "regions"):
-            given = getattr(self, name)
-            if any(not share >= 0 for share in given.values()) or (given and not sum(given.values()) > 0):
-                raise ValueError(
-                    f"{name} must be shares that are not negative and not all 0, got {dict(given)}"
-                )
         if not self.shares:
             raise ValueError(f"shares must name at least one tier of {', '.join(TIERS)}")
-        if self.num_requests < 1:
-            raise ValueError(f"num_requests must be at least 1, got {self.num_requests}")
+        for name in ("shares", "models", "regions"):
+            if getattr(self, name):
+                check_shares(name, getattr(self, name))
+        check_at_least(self, 1, "num_requests")
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -107,16 +97,6 @@ class TieredTraffic:
     def rate_rps(self) -> float:
         """Mean rate over a week, requests per second."""
         return self.mean_rps
-
-    @property
-    def max_input_tokens(self) -> int:
-        """Longest prompt in tokens."""
-        return max(load_fitted(name).max_input_tokens for name in _LENGTHS)
-
-    @property
-    def max_output_tokens(self) -> int:
-        """Longest output in tokens."""
-        return max(load_fitted(name).max_output_tokens for name in _LENGTHS)
 
     def sample(self, num_requests: int, rng: np.random.Generator) -> Workload:
         """Draws a workload; its clock starts at `start_h`."""
@@ -232,7 +212,9 @@ class TieredTraffic:
         """Prompt and output lengths, (n,) tokens each."""
         choice, *pairs = rng.spawn(5)
         code = choice.random(n) < self.code_share
-        drawn = [load_fitted(name).lengths(n, *pairs[2 * i : 2 * i + 2]) for i, name in enumerate(_LENGTHS)]
+        drawn = [
+            load_fitted(name).lengths(n, *pairs[2 * i : 2 * i + 2]) for i, name in enumerate(AZURE_LENGTHS)
+        ]
         (code_in, code_out), (conv_in, conv_out) = drawn
         return np.where(code, code_in, conv_in), np.where(code, code_out, conv_out)
 
@@ -246,6 +228,12 @@ class TieredTraffic:
             if shares:
                 columns |= {plural: tuple(shares), column: _draw(shares, n, own)}
         return columns
+
+
+def check_shares(name: str, shares: Mapping[str, float]) -> None:
+    """Raises ValueError where shares are negative or none is positive."""
+    if any(not share >= 0 for share in shares.values()) or not sum(shares.values()) > 0:
+        raise ValueError(f"{name} must have shares that are not negative and not all 0, got {dict(shares)}")
 
 
 def _shares_of(shares: Mapping[str, float]) -> FloatArray:

@@ -18,7 +18,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from serving_gym.envs.workload.generators import load_fitted
+from serving_gym.calibration.fields import check_at_least, check_not_negative, check_positive, check_within
+from serving_gym.envs.workload.generators import AZURE_LENGTHS, AzureLengths, load_fitted
 from serving_gym.envs.workload.schema import FloatArray, TokenArray, Workload
 from serving_gym.envs.workload.seeding import stream
 
@@ -36,13 +37,12 @@ OURS = {  # likewise, %; source: ours
     "alike": (0.0, 0.0, 100.0, 0.0),
 }
 MIXES = TABLE_1 | OURS
-_LENGTHS = ("azure_code_fitted", "azure_conv_fitted")
 _POOL = 20_000
 _MINUTE_S = 60.0
 
 
 @dataclass(frozen=True)
-class TypeMix:
+class TypeMix(AzureLengths):
     """Poisson arrivals of four types whose shares change.
 
     Attributes:
@@ -76,18 +76,13 @@ class TypeMix:
     name = "type_mix"
 
     def __post_init__(self) -> None:
-        for name in ("mean_rps", "hold_s", "long_answer_factor"):
-            if not 0 < getattr(self, name) < np.inf:
-                raise ValueError(f"{name} must be a positive number, got {getattr(self, name)}")
-        for name in ("rate_noise", "mix_noise"):
-            if not 0 <= getattr(self, name) < np.inf:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        check_positive(self, "mean_rps", "hold_s", "long_answer_factor", finite=True)
+        check_not_negative(self, "rate_noise", "mix_noise", finite=True)
         if self.gradual is not None and not isinstance(self.gradual, bool):
             raise ValueError(f"gradual must be true or false, or null for either, got {self.gradual!r}")
         if not isinstance(self.random_start, bool):
             raise ValueError(f"random_start must be true or false, got {self.random_start!r}")
-        if not 0 < self.code_share < 1:
-            raise ValueError(f"code_share must lie in (0, 1), got {self.code_share}")
+        check_within(self, "(0, 1)", "code_share")
         unknown = [mix for mix in self.mixes if mix not in MIXES]
         if unknown or not self.mixes:
             raise ValueError(f"mixes must name at least one of {', '.join(MIXES)}, got {list(self.mixes)}")
@@ -97,8 +92,7 @@ class TypeMix:
             )
         if not all(0 < rate < np.inf for rate in self.rates):
             raise ValueError(f"rates must be positive numbers, got {list(self.rates)}")
-        if self.num_requests < 1:
-            raise ValueError(f"num_requests must be at least 1, got {self.num_requests}")
+        check_at_least(self, 1, "num_requests")
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -111,15 +105,9 @@ class TypeMix:
         return self.mean_rps
 
     @property
-    def max_input_tokens(self) -> int:
-        """Longest prompt in tokens."""
-        return max(load_fitted(name).max_input_tokens for name in _LENGTHS)
-
-    @property
     def max_output_tokens(self) -> int:
         """Longest output in tokens."""
-        longest = max(load_fitted(name).max_output_tokens for name in _LENGTHS)
-        return round(longest * max(1.0, self.long_answer_factor))
+        return round(super().max_output_tokens * max(1.0, self.long_answer_factor))
 
     def sample(self, num_requests: int, rng: np.random.Generator) -> Workload:
         """Draws a workload."""
@@ -215,7 +203,7 @@ def length_pools(
     rng = stream(0, "type_mix", "pool")
     parts = [
         load_fitted(name).lengths(round(_POOL * share), *rng.spawn(2))
-        for name, share in zip(_LENGTHS, (code_share, 1 - code_share), strict=True)
+        for name, share in zip(AZURE_LENGTHS, (code_share, 1 - code_share), strict=True)
     ]
     inputs, outputs = (np.concatenate([part[i] for part in parts]) for i in range(2))
     long_in, long_out = inputs > np.median(inputs), outputs > np.median(outputs)

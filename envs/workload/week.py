@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from serving_gym.envs.workload.generators import load_fitted
+from serving_gym.calibration.fields import check_at_least, check_not_negative, check_positive, check_within
+from serving_gym.envs.workload.generators import AZURE_LENGTHS, AzureLengths, load_fitted
 from serving_gym.envs.workload.schema import FloatArray, TokenArray, Workload
 from serving_gym.envs.workload.seeding import child
 from serving_gym.envs.workload.streams import MINUTE_S, MinuteStream
-from serving_gym.envs.workload.tiers import TIERS
+from serving_gym.envs.workload.tiers import TIERS, check_shares
 from serving_gym.envs.workload.week_rates import Walk, factors
 from serving_gym.envs.workload.weekly_profile import WEEK_H, load_profile
 
-_LENGTHS = ("azure_code_fitted", "azure_conv_fitted")
 _DAY_S = 86_400.0
 
 
@@ -61,7 +61,7 @@ class RegionLoad:
 
 
 @dataclass(frozen=True)
-class WeekTraffic:
+class WeekTraffic(AzureLengths):
     """Poisson arrivals whose rate is constant within a minute and follows the week.
 
     Attributes:
@@ -99,7 +99,7 @@ class WeekTraffic:
     def __post_init__(self) -> None:
         for name, row in (("models", ModelLoad), ("regions", RegionLoad)):
             given = {key: _typed(row, value, f"{name}.{key}") for key, value in getattr(self, name).items()}
-            _check_shares(name, {key: value.share for key, value in given.items()})
+            check_shares(name, {key: value.share for key, value in given.items()})
             object.__setattr__(self, name, given)
         for key, model in self.models.items():
             load_profile(model.profile)
@@ -111,20 +111,13 @@ class WeekTraffic:
                     f"models.{key}.regions names {unknown[0]!r}; regions are {', '.join(self.regions)}"
                 )
             if model.regions:
-                _check_shares(f"models.{key}.regions", model.regions)
+                check_shares(f"models.{key}.regions", model.regions)
         load_profile(self.niw_profile)
-        for name in ("requests_per_week", "burst_factor", "burst_s"):
-            if not 0 < getattr(self, name) < np.inf:
-                raise ValueError(f"{name} must be a positive number, got {getattr(self, name)}")
-        for name in ("iw_to_niw", "noise", "bursts_per_day"):
-            if not 0 <= getattr(self, name) < np.inf:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-        if not 0 <= self.fast_share <= 1:
-            raise ValueError(f"fast_share must lie in [0, 1], got {self.fast_share}")
-        if self.start_h is not None and not 0 <= self.start_h < WEEK_H:
-            raise ValueError(f"start_h must lie in [0, {WEEK_H:g}), got {self.start_h}")
-        if self.num_requests < 1:
-            raise ValueError(f"num_requests must be at least 1, got {self.num_requests}")
+        check_positive(self, "requests_per_week", "burst_factor", "burst_s", finite=True)
+        check_not_negative(self, "iw_to_niw", "noise", "bursts_per_day", finite=True)
+        check_within(self, "[0, 1]", "fast_share")
+        check_within(self, f"[0, {WEEK_H:g})", "start_h")
+        check_at_least(self, 1, "num_requests")
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -135,16 +128,6 @@ class WeekTraffic:
     def rate_rps(self) -> float:
         """Mean rate over a week, requests per second."""
         return self.requests_per_week / (WEEK_H * 3600.0)
-
-    @property
-    def max_input_tokens(self) -> int:
-        """Longest prompt in tokens."""
-        return max(load_fitted(name).max_input_tokens for name in _LENGTHS)
-
-    @property
-    def max_output_tokens(self) -> int:
-        """Longest output in tokens."""
-        return max(load_fitted(name).max_output_tokens for name in _LENGTHS)
 
     def sample(self, num_requests: int, rng: np.random.Generator) -> Workload:
         """Draws a number of requests; its clock starts at `start_h`."""
@@ -249,7 +232,7 @@ class WeekTraffic:
         share = np.array([model.code_share for model in self.models.values()])
         is_code = rng.random(n) < share[model_id]
         inputs, outputs = np.empty(n, np.int32), np.empty(n, np.int32)
-        for name, rows in zip(_LENGTHS, (is_code, ~is_code), strict=True):
+        for name, rows in zip(AZURE_LENGTHS, (is_code, ~is_code), strict=True):
             streams = rng.spawn(2)
             inputs[rows], outputs[rows] = load_fitted(name).lengths(int(rows.sum()), *streams)
         return inputs, outputs
@@ -284,8 +267,3 @@ def _typed(row: type[Any], value: Any, name: str) -> Any:
         if key not in known:
             raise ValueError(f"{name} has no field {key!r}; known: {', '.join(known)}")
     return row(**value)
-
-
-def _check_shares(name: str, shares: Mapping[str, float]) -> None:
-    if any(not share >= 0 for share in shares.values()) or not sum(shares.values()) > 0:
-        raise ValueError(f"{name} must have shares that are not negative and not all 0, got {dict(shares)}")

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.workload.schema import FloatArray
 
 WEEKLY_DIR = Path(__file__).parent / "weekly"
@@ -137,8 +138,7 @@ def load_profile(name: str) -> WeeklyProfile:
     Raises:
         ValueError: there is none of that name.
     """
-    if name not in profile_names():
-        raise ValueError(f"profile must be one of {', '.join(profile_names())}, got {name!r}")
+    check_choice("profile", name, profile_names())
     values = json.loads((WEEKLY_DIR / f"{name}.json").read_text(encoding="utf-8"))
     values["days"] = tuple(values["days"])
     values["curves"] = {kind: tuple(curve) for kind, curve in values["curves"].items()}

@@ -19,7 +19,8 @@ from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from serving_gym.envs.workload.registry import check_choice, parts_of
+from serving_gym.calibration.lookup import check_choice
+from serving_gym.envs.workload.registry import parts_of
 from serving_gym.envs.workload.traces import TRACES, find_trace
 from serving_gym.runners.benchmark.blocks import Block, BlockScores, run_blocks
 from serving_gym.runners.comparison.results import disjoint_seeds

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from hydra.errors import (
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, ValidationError
 
+from serving_gym.calibration import lookup
 from serving_gym.runners.configuration.folders import CONFIG_DIR, config_groups, search_path
 
 # What a command for nodes cannot take, by kind of cluster, and which commands can.
@@ -59,11 +59,8 @@ def explain(error: Exception, command: str, words: Sequence[str]) -> str:
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:
-    """The part of a sentence that helps with a mistyped name."""
-    choices = sorted(allowed)
-    near = difflib.get_close_matches(name, choices, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"{hint} (allowed: {', '.join(choices) or 'none'})"
+    """The end of a message about an unknown name: the nearest match and all that is allowed, in alphabetical order."""
+    return lookup.nearest(name, sorted(allowed))
 
 
 def _wrong_type(cause: ValidationError) -> str:

@@ -9,6 +9,7 @@ from hydra.core.config_store import ConfigStore
 
 from serving_gym.baselines.length_prediction.config import PredictorConfig
 from serving_gym.baselines.length_prediction.registry import PREDICTORS, predictor_config_class
+from serving_gym.calibration.fields import check_within
 from serving_gym.runners.configuration.schema import check_least
 from serving_gym.runners.configuration.typed import build, schema_of
 
@@ -40,8 +41,7 @@ class TrainPredictorConfig:
         check_least("seed", self.seed, 0)
         if self.limit is not None:
             check_least("limit", self.limit, 2)
-        if not 0 < self.test_share < 1:
-            raise ValueError(f"test_share must be above 0 and below 1, got {self.test_share}")
+        check_within(self, "(0, 1)", "test_share")
 
     @property
     def predictor_config(self) -> PredictorConfig:

@@ -13,6 +13,8 @@ from typing import Any, ClassVar
 
 from hydra.core.config_store import ConfigStore
 
+from serving_gym.calibration.fields import check_positive, check_within
+from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.objective import Objective
 from serving_gym.envs.interface.slo import SLO
@@ -21,7 +23,7 @@ from serving_gym.envs.live.launch_settings import DEVICES
 from serving_gym.envs.live.settings import LiveSettings
 from serving_gym.envs.live.transitions import Deadlines
 from serving_gym.envs.registration import Environment, env_config_class, env_names, usual_policies
-from serving_gym.envs.workload.registry import SPLITS, WorkloadSource, WorkloadSpec, check_choice
+from serving_gym.envs.workload.registry import SPLITS, WorkloadSource, WorkloadSpec
 from serving_gym.runners.configuration.clusters import CLUSTERS, cluster_of
 from serving_gym.runners.configuration.packages import register_packages
 from serving_gym.runners.configuration.policies import is_pattern, members_of
@@ -73,8 +75,7 @@ class BackendConfig(LiveSettings):
         check_choice("backend.device", self.device, DEVICES)
         if self.max_model_len is not None:
             check_least("backend.max_model_len", self.max_model_len, 1)
-        if not self.control_within_s > 0:
-            raise ValueError(f"backend.control_within_s must be positive, got {self.control_within_s}")
+        check_positive(self, "control_within_s", prefix="backend.")
         if self.name not in LIVE_BACKENDS and (self.endpoints or self.launch):
             raise ValueError("backend.endpoints and backend.launch need backend=vllm")
         if self.name in LIVE_BACKENDS and bool(self.endpoints) == self.launch:
@@ -401,8 +402,7 @@ class TuneConfig(RunConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_least("evaluations", self.evaluations, 1)
-        if not 0 < self.sigma <= 1:
-            raise ValueError(f"sigma must be above 0 and at most 1, got {self.sigma}")
+        check_within(self, "(0, 1]", "sigma")
         if self.clip is not None:
             if not self.clip > 0:
                 raise ValueError(f"clip must be positive or null, got {self.clip}")
@@ -439,8 +439,7 @@ class SimulateConfig:
     def __post_init__(self) -> None:
         check_least("seed", self.seed, 0)
         check_choice("backend", self.backend.name, ("simulator", "vllm"))
-        if self.limit_s is not None and not self.limit_s > 0:
-            raise ValueError(f"limit_s must be positive, got {self.limit_s}")
+        check_positive(self, "limit_s")
 
 
 @dataclass(frozen=True)
@@ -481,8 +480,7 @@ class BenchConfig:
         for name in ("engines", "requests"):
             for value in getattr(self, name):
                 check_least(name, value, 1)
-        if not 0 < self.load <= 1:
-            raise ValueError(f"load must lie in (0, 1], got {self.load}")
+        check_within(self, "(0, 1]", "load")
 
 
 @dataclass(frozen=True)

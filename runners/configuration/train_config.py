@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from serving_gym.agents.checkpoint import CHECKPOINT, LAST, plain, read_config, standing
 from serving_gym.agents.config import POLICY_KEYS, POLICY_LISTS, REQUIRED_POLICIES, AgentConfig, no_policy
 from serving_gym.agents.learners.learner import AGENTS, agent_config_class
+from serving_gym.calibration.fields import check_positive
 from serving_gym.envs.registration import Environment, usual_policies
 from serving_gym.envs.workload.registry import WorkloadSpec, check_choice, for_larger
 from serving_gym.runners.configuration.policies import composed_file, policy_config
@@ -112,10 +113,7 @@ class TrainConfig(RunConfig):
             raise ValueError("also_workloads is for agent=bc, dagger and reuse alone; leave it empty")
         if self.total_steps is not None:
             check_least("total_steps", self.total_steps, 1)
-        for name in ("max_minutes", "save_every_s"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be positive, got {value}")
+        check_positive(self, "max_minutes", "save_every_s")
 
     @cached_property
     def others(self) -> dict[str, Environment]:

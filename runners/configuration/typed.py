@@ -12,7 +12,7 @@ import types
 from collections.abc import Mapping
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from serving_gym.envs.workload.registry import check_choice
+from serving_gym.calibration.lookup import check_choice
 
 T = TypeVar("T")
 

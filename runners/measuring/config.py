@@ -6,9 +6,10 @@ import re
 from dataclasses import dataclass, field
 from datetime import date
 
+from serving_gym.calibration.fields import check_positive
 from serving_gym.calibration.hardware import GPUS, GpuSpec, get_gpu
+from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.interface.cluster import ClusterSpec
-from serving_gym.envs.workload.registry import check_choice
 from serving_gym.runners.configuration.schema import BackendConfig, check_least
 
 PARTS = ("all", "kernels", "engines", "steps", "environments", "constants")  # of what tables are fitted to
@@ -31,9 +32,7 @@ class Hardware:
     flops: float = 500e9
 
     def __post_init__(self) -> None:
-        for name in ("memory_bytes", "bandwidth", "flops"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"hardware.{name} must be positive, got {getattr(self, name)}")
+        check_positive(self, "memory_bytes", "bandwidth", "flops", prefix="hardware.")
 
     def spec(self, cluster_gpu: str) -> GpuSpec:
         """The hardware as profiles have it."""

@@ -1,4 +1,4 @@
-"""Coefficients of the latency model from the measured length of stretches of iterations.
+"""Coefficients of the latency model from the measured length of intervals of iterations.
 
 One engine of one model cannot tell everything apart: per-iteration overhead from reading the weights, or the work of a
 layer from that of the host. A weak pull towards what is believed beforehand settles what the measurements leave open.
@@ -22,7 +22,7 @@ from serving_gym.calibration.hardware import GpuSpec
 from serving_gym.calibration.latency import LatencyModel
 from serving_gym.calibration.models import ModelSpec
 from serving_gym.runners.measuring.composition import Step
-from serving_gym.runners.measuring.stretches import Stretch
+from serving_gym.runners.measuring.intervals import Interval
 
 FITTED = (
     "fixed_s",
@@ -35,9 +35,9 @@ FITTED = (
     "prefill_s",
     "eager_layer_s",
 )
-ROBUST = 0.1  # relative error from which a stretch counts less than in full
-MOST_WEIGHT = 30  # iterations beyond which a stretch gains no more weight
-MOST_STRETCHES = 1500  # that are fitted to; of more, every other, third, ...
+ROBUST = 0.1  # relative error from which a interval counts less than in full
+MOST_WEIGHT = 30  # iterations beyond which a interval gains no more weight
+MOST_INTERVALS = 1500  # that are fitted to; of more, every other, third, ...
 _LEAST_S = 1e-9
 _PRIOR_S = {"prefill_s": 1e-3, "eager_layer_s": 5e-5}  # where the prior has none
 
@@ -51,9 +51,9 @@ def step_s(model: LatencyModel, step: Step) -> float:
     return seconds + model.mixed_s(step.decoding + step.prompt_tokens) + sequences + model.pair_s * step.pairs
 
 
-def stretch_s(model: LatencyModel, stretch: Stretch) -> float:
-    """What a model says of a stretch, s."""
-    return sum(step_s(model, step) for step in stretch.steps)
+def interval_s(model: LatencyModel, interval: Interval) -> float:
+    """What a model says of a interval, s."""
+    return sum(step_s(model, step) for step in interval.steps)
 
 
 def fit_coefficients(
@@ -62,34 +62,34 @@ def fit_coefficients(
     tp: int,
     prior: LatencyCoefficients,
     pull: float,
-    stretches: Sequence[Stretch],
+    intervals: Sequence[Interval],
     fitted: Sequence[str] = FITTED,
 ) -> LatencyCoefficients:
-    """Coefficients with the least relative error over the stretches, each of which counts by its iterations.
+    """Coefficients with the least relative error over the intervals, each of which counts by its iterations.
 
     Args:
         model: The model.
         gpu: The hardware of one rank.
         tp: Ranks of the engine.
         prior: What is believed beforehand.
-        pull: Weight of one coefficient's prior against the relative error of one stretch of full weight.
-        stretches: What was measured.
+        pull: Weight of one coefficient's prior against the relative error of one interval of full weight.
+        intervals: What was measured.
         fitted: Which coefficients.
 
     Raises:
-        ValueError: there are fewer stretches than coefficients, or none of one kind.
+        ValueError: there are fewer intervals than coefficients, or none of one kind.
     """
-    kinds = {stretch.kind for stretch in stretches}
-    if len(stretches) < len(fitted) or len(kinds) < 2:
+    kinds = {interval.kind for interval in intervals}
+    if len(intervals) < len(fitted) or len(kinds) < 2:
         raise ValueError(
-            f"the measurement gave {len(stretches)} stretches of iterations ({', '.join(sorted(kinds)) or 'none'}), "
+            f"the measurement gave {len(intervals)} intervals of iterations ({', '.join(sorted(kinds)) or 'none'}), "
             f"too few to fit {len(fitted)} coefficients"
         )
-    rows = stretches[:: math.ceil(len(stretches) / MOST_STRETCHES)]
+    rows = intervals[:: math.ceil(len(intervals) / MOST_INTERVALS)]
     assumed: dict[str, Any] = {name: getattr(prior, name) or value for name, value in _PRIOR_S.items()}
     prior = replace(prior, **assumed)
-    measured = np.log([stretch.seconds for stretch in rows])
-    weight = np.sqrt([min(len(stretch.steps), MOST_WEIGHT) for stretch in rows])
+    measured = np.log([interval.seconds for interval in rows])
+    weight = np.sqrt([min(len(interval.steps), MOST_WEIGHT) for interval in rows])
     weight /= weight.max()
     start = np.log([max(getattr(prior, name), _LEAST_S) for name in fitted])
 
@@ -98,7 +98,7 @@ def fit_coefficients(
 
     def residuals(logs: NDArray[np.float64]) -> NDArray[np.float64]:
         latency = LatencyModel(model, gpu, tp, of(logs))
-        predicted = np.log([stretch_s(latency, stretch) for stretch in rows])
+        predicted = np.log([interval_s(latency, interval) for interval in rows])
         errors: NDArray[np.float64] = np.concatenate([weight * (predicted - measured), pull * (logs - start)])
         return errors
 
@@ -112,12 +112,12 @@ def fit_coefficients(
     )
 
 
-def errors_of(latency: LatencyModel, stretches: Sequence[Stretch]) -> dict[str, dict[str, float]]:
-    """Error by kind of stretch: n, absolute relative median, mean and 90th percentile, and of all together (ratios)."""
+def errors_of(latency: LatencyModel, intervals: Sequence[Interval]) -> dict[str, dict[str, float]]:
+    """Error by kind of interval: n, absolute relative median, mean, 90th percentile, and of all together (ratios)."""
     report = {}
-    for kind in sorted({stretch.kind for stretch in stretches}):
-        rows = [stretch for stretch in stretches if stretch.kind == kind]
-        predicted = np.array([stretch_s(latency, row) for row in rows])
+    for kind in sorted({interval.kind for interval in intervals}):
+        rows = [interval for interval in intervals if interval.kind == kind]
+        predicted = np.array([interval_s(latency, row) for row in rows])
         measured = np.array([row.seconds for row in rows])
         errors = np.abs(predicted / measured - 1.0)
         report[kind] = {

@@ -82,7 +82,7 @@ class IterationLog:
         return [iteration for iteration in parsed if iteration is not None]
 
 
-def check_told(iterations: Sequence[Iteration], path: Path) -> None:
+def check_log(iterations: Sequence[Iteration], path: Path) -> None:
     """Refuses the log of a server that cannot be measured, by what it said of a load that everybody can serve.
 
     Raises:

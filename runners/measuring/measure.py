@@ -21,9 +21,9 @@ from serving_gym.runners.measuring.composition import ContradictionError, Step, 
 from serving_gym.runners.measuring.drive import Driver
 from serving_gym.runners.measuring.fit import errors_of, fit_coefficients
 from serving_gym.runners.measuring.front_end import Probe, fit_front_end, probe_front_end
+from serving_gym.runners.measuring.intervals import Interval, intervals_of
 from serving_gym.runners.measuring.loads import Limits, Load, designed_loads, held_out
-from serving_gym.runners.measuring.log import IterationLog, check_told
-from serving_gym.runners.measuring.stretches import Stretch, stretches_of
+from serving_gym.runners.measuring.log import IterationLog, check_log
 
 if TYPE_CHECKING:
     import aiohttp
@@ -97,7 +97,7 @@ async def measure(
         log.new_iterations()  # what others did before
         await driver.run(loads[0])  # warms up
         await asyncio.sleep(_LOG_SETTLES_S)
-        check_told(log.new_iterations(), log_file)
+        check_log(log.new_iterations(), log_file)
         runs, contradictions = [], []
         async with _loaded(
             [await probe(session, other, model) for other in beside], session, vocab_size, loads
@@ -161,9 +161,9 @@ def profile_of(
     Raises:
         ValueError: the measurement does not suffice.
     """
-    cut = [(number, stretches_of(steps)) for number, steps in measurement.runs]
-    fitted = [stretch for number, stretches in cut for stretch in stretches if not held_out(number)]
-    kept_out = [stretch for number, stretches in cut for stretch in stretches if held_out(number)]
+    cut = [(number, intervals_of(steps)) for number, steps in measurement.runs]
+    fitted = [interval for number, intervals in cut for interval in intervals if not held_out(number)]
+    kept_out = [interval for number, intervals in cut for interval in intervals if held_out(number)]
     prior = replace(roofline_coefficients(gpu), layer_s=0.0)  # of one model nothing is said of layers
     coefficients = fit_coefficients(model, gpu, tp, prior, PULL, fitted)
     latency = LatencyModel(model, gpu, tp, coefficients)
@@ -185,7 +185,7 @@ def profile_of(
 
 
 def _provenance(
-    measurement: Measurement, stretches: Sequence[Stretch], fitted: dict[str, Any], when: str, command: str
+    measurement: Measurement, intervals: Sequence[Interval], fitted: dict[str, Any], when: str, command: str
 ) -> dict[str, Any]:
     return {
         "method": METHOD,
@@ -195,8 +195,8 @@ def _provenance(
         "minutes": round(measurement.elapsed_s / 60.0, 1),
         "configurations": len(measurement.loads),
         "iterations": sum(len(steps) for _, steps in measurement.runs),
-        "iterations_used": sum(len(stretch.steps) for stretch in stretches),
-        "stretches": len(stretches),
+        "iterations_used": sum(len(interval.steps) for interval in intervals),
+        "stretches": len(intervals),
         "runs_thrown_away": list(measurement.contradictions),
         "fit": fitted,
         "front_end_requests": len(measurement.probes),

@@ -13,6 +13,7 @@ from serving_gym.calibration.coefficients import roofline_coefficients
 from serving_gym.calibration.profile import Profile, load_profile, named_profile
 from serving_gym.runners.measuring.config import CalibrateConfig
 from serving_gym.runners.measuring.drive import Sent
+from serving_gym.runners.measuring.intervals import Run, match_runs
 from serving_gym.runners.measuring.log import IterationLog
 from serving_gym.runners.measuring.report import (
     measured_model,
@@ -21,7 +22,6 @@ from serving_gym.runners.measuring.report import (
     typed,
     write_profile,
 )
-from serving_gym.runners.measuring.stretches import Run, told_by
 from serving_gym.runners.measuring.traffic import profile_of
 from serving_gym.runners.reporting.output import write_json
 from serving_gym.runners.reporting.tables import print_results_in
@@ -45,8 +45,8 @@ def profile_traffic(config: CalibrateConfig, out: Path) -> None:
                 f"{folders[0]} on {servers[0]['root']} and vLLM {servers[0]['version']}"
             )
     log = IterationLog(Path(config.log or ""))
-    told, missing = told_by(log.new_iterations(), [read_run(folder) for folder in folders])
-    if not told:
+    logged, missing = match_runs(log.new_iterations(), [read_run(folder) for folder in folders])
+    if not logged:
         raise ValueError(f"{config.log} tells of none of the runs: {'; '.join(missing)}")
     prior, believed = _prior(config, servers[0]["root"])
     when, command = typed(config)
@@ -54,13 +54,13 @@ def profile_traffic(config: CalibrateConfig, out: Path) -> None:
         "engine": f"vLLM {servers[0]['version']}",
         "date": when,
         "command": command,
-        "runs": [each.run.name for each in told],
-        "requests": sum(len(each.run.sent) for each in told),
+        "runs": [each.run.name for each in logged],
+        "requests": sum(len(each.run.sent) for each in logged),
         "runs_thrown_away": missing,
         "pulled_towards": believed,
     }
     asynchronous = schedules_async(config.cluster, log)
-    profile = profile_of(told, prior, config.cluster.base_width, provenance, asynchronous)
+    profile = profile_of(logged, prior, config.cluster.base_width, provenance, asynchronous)
     file = write_profile(profile, config, out)
     write_json(out / "calibration.json", {"provenance": profile.provenance, "held_out": profile.held_out})
     print_profile(profile, config.cluster)

@@ -76,12 +76,12 @@ def with_width(known: Profile, measured: Profile) -> Profile:
             f"{'asynchronously' if known.async_scheduling else 'synchronously'}, unlike the measured one"
         )
     (width,) = measured.coefficients
-    told = {**measured.provenance, "transitions": dict(measured.transitions)}
+    logged = {**measured.provenance, "transitions": dict(measured.transitions)}
     return replace(
         known,
         coefficients={**known.coefficients, width: measured.coefficients[width]},
         frontends={**known.frontends, **measured.frontends},
-        provenance={**known.provenance, f"tp{width}": told},
+        provenance={**known.provenance, f"tp{width}": logged},
         held_out={**known.held_out, f"tp{width}": dict(measured.held_out)},
     )
 

@@ -1,7 +1,7 @@
 """A profile from ordinary traffic: runs on a server whose per-iteration log was kept.
 
-No load is designed and nobody has to leave the server alone for it. What is fitted are the lengths of stretches of
-iterations (`stretches`), and of the front end what first tokens took beyond the iterations that computed their prompts.
+No load is designed and nobody has to leave the server alone for it. What is fitted are the lengths of intervals of
+iterations (`intervals`), and of the front end what first tokens took beyond the iterations that computed their prompts.
 Traffic does not tell apart what a designed load does, so that the pull is towards another profile of the same model and
 hardware where there is one.
 """
@@ -21,7 +21,7 @@ from serving_gym.calibration.latency import LatencyModel
 from serving_gym.calibration.profile import Profile
 from serving_gym.runners.measuring.fit import FITTED, errors_of, fit_coefficients, step_s
 from serving_gym.runners.measuring.front_end import IN_FLIGHT
-from serving_gym.runners.measuring.stretches import Told, split, stretches_of
+from serving_gym.runners.measuring.intervals import LoggedRun, intervals_of, split
 
 METHOD = (
     "ordinary traffic of a running server; iterations, batches and contexts reconstructed from its per-iteration log "
@@ -36,12 +36,12 @@ LEAST_PROBES = 8  # requests that say something of the front end; with fewer not
 
 
 def profile_of(
-    told: Sequence[Told], prior: Profile, tp: int, provenance: dict[str, Any], asynchronous: bool
+    logged: Sequence[LoggedRun], prior: Profile, tp: int, provenance: dict[str, Any], asynchronous: bool
 ) -> Profile:
     """Fits a profile.
 
     Args:
-        told: Runs, as the log tells of them.
+        logged: Runs, as the log tells of them.
         prior: Of the model and hardware, with coefficients at `tp`; a roofline where nothing else is known.
         tp: Ranks of the engine.
         provenance: What is known of the server and the runs; how it was fitted is added.
@@ -51,8 +51,8 @@ def profile_of(
         ValueError: the runs do not suffice.
     """
     model, gpu, believed = prior.model, prior.gpu, prior.coefficients_at(tp)
-    stretches = [stretch for each in told for stretch in stretches_of(each.story.steps)]
-    fitted, kept_out = split(stretches)
+    intervals = [interval for each in logged for interval in intervals_of(each.story.steps)]
+    fitted, kept_out = split(intervals)
     coefficients = fit_coefficients(model, gpu, tp, believed, PULL, fitted, (*FITTED, "layer_s"))
     latency = LatencyModel(model, gpu, tp, coefficients)
     return Profile(
@@ -60,15 +60,15 @@ def profile_of(
         gpu=gpu,
         source="measured",
         coefficients={tp: coefficients},
-        frontends={tp: fit_front_end(latency, told, asynchronous)},
+        frontends={tp: fit_front_end(latency, logged, asynchronous)},
         async_scheduling=asynchronous,
         provenance={
             "method": METHOD,
             **provenance,
-            "minutes": round(sum(stretch.seconds for stretch in stretches) / 60.0, 1),
-            "iterations": sum(len(each.story.steps) for each in told),
-            "iterations_used": sum(len(stretch.steps) for stretch in stretches),
-            "stretches": len(stretches),
+            "minutes": round(sum(interval.seconds for interval in intervals) / 60.0, 1),
+            "iterations": sum(len(each.story.steps) for each in logged),
+            "iterations_used": sum(len(interval.steps) for interval in intervals),
+            "stretches": len(intervals),
             "fit": errors_of(latency, fitted),
         },
         held_out={
@@ -79,7 +79,7 @@ def profile_of(
     )
 
 
-def fit_front_end(latency: LatencyModel, told: Sequence[Told], asynchronous: bool) -> Frontend:
+def fit_front_end(latency: LatencyModel, logged: Sequence[LoggedRun], asynchronous: bool) -> Frontend:
     """The front end: what first tokens took beyond the iterations that computed their prompts.
 
     Only requests say it that came while others decoded and no other prompt was near: nothing but the rest of the
@@ -90,12 +90,12 @@ def fit_front_end(latency: LatencyModel, told: Sequence[Told], asynchronous: boo
 
     Args:
         latency: What the iterations take.
-        told: Runs.
+        logged: Runs.
         asynchronous: Whether the server schedules asynchronously.
     """
     rows: list[tuple[float, float]] = []
     beyond: list[float] = []
-    for each in told:
+    for each in logged:
         run, steps = each.run, each.story.steps
         most = max(step.decoding for step in steps)
         for ttft_s, tpot_s, (first, last) in zip(run.ttft_s, run.tpot_s, each.story.prompts, strict=True):

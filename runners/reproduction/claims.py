@@ -124,6 +124,20 @@ class Claim:
         }
 
 
+def claim_of(
+    paper: str,
+    section: str,
+    claim: str,
+    paper_value: float | None,
+    ours: float,
+    unit: str,
+    rule: Rule,
+    **notes: str,
+) -> Claim:
+    """A claim, in the order of arguments in which papers state them; each paper's package binds `paper`."""
+    return Claim(paper, claim, section, paper_value, ours, unit, rule, **notes)
+
+
 def write_claims(out: Path, claims: Sequence[Claim]) -> None:
     """Writes `claims.json`."""
     write_json(out / FILE_NAME, [claim.to_row() for claim in claims])

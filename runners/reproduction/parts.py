@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from serving_gym.envs.workload.registry import check_choice
+from serving_gym.calibration.lookup import check_choice
 from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reporting.progress import progress_bar, say
 from serving_gym.runners.reproduction.claims import Claim
@@ -63,6 +63,34 @@ def run_parts(
             for claim in claims:
                 say(bar, f"{name}: {claim.line}")
             yield claims
+
+
+def num_seeds(config: ReproduceConfig) -> int:
+    """Seeds whose episodes are pooled."""
+    return 1 if config.quick else config.seeds
+
+
+def seeds_of(config: ReproduceConfig) -> range:
+    """Seeds whose episodes are pooled."""
+    return range(config.first_seed, config.first_seed + num_seeds(config))
+
+
+@dataclass
+class PaperStudy:
+    """Base of the studies that run the episodes of a paper and keep their results.
+
+    Attributes:
+        config: Words of the command.
+        bar: Progress bar, one step an episode.
+    """
+
+    config: ReproduceConfig
+    bar: Any
+
+    @property
+    def seeds(self) -> range:
+        """Seeds whose episodes are pooled."""
+        return seeds_of(self.config)
 
 
 def total(steps: Mapping[str, int], names: Collection[str]) -> int:

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.interface.state import ENGINE_STATE_DTYPE, IN_FLIGHT_DTYPE, TOTALS, EngineStatus
 from serving_gym.envs.routing.state import RoutedRequest, RoutingState
-from serving_gym.envs.workload.registry import check_choice
 
 _NEEDED = ("now_s", "engines", "in_flight", "request")
 _REQUEST_NEEDED = ("index", "arrival_s", "input_tokens")

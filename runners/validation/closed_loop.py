@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from serving_gym.calibration.deployments import Deployment
-from serving_gym.calibration.engines import engine_of_version
+from serving_gym.calibration.engines import BENCHMARKED_ENGINES, engine_of_version
 from serving_gym.calibration.measured.names import gpu_name, model_name
 from serving_gym.envs.workload.schema import Workload
 from serving_gym.runners.validation.runs import ServingRun, Stage
@@ -56,6 +56,21 @@ def number(row: dict[str, Any], name: str, default: float) -> float:
     """A cell, or what stands for a blank one."""
     value = row.get(name)
     return default if value is None or pd.isna(value) else float(value)
+
+
+def benchmarked(row: dict[str, Any], form: str) -> Deployment:
+    """The deployment of a row of a form whose engine is the same in all rows.
+
+    Args:
+        row: Of the published table.
+        form: Key of `BENCHMARKED_ENGINES`.
+    """
+    return Deployment(
+        model=model_name(text(row, "model"), text(row, "precision")),
+        gpu=gpu_name(text(row, "gpu")),
+        tp=int(row["tensor_parallel"]),
+        engine=BENCHMARKED_ENGINES[form],
+    )
 
 
 def text(row: dict[str, Any], name: str) -> str:

@@ -12,11 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.calibration.deployments import Deployment
-from serving_gym.calibration.engines import BENCHMARKED_ENGINES
-from serving_gym.calibration.measured.names import gpu_name, model_name
 from serving_gym.envs.workload.schema import Workload
-from serving_gym.runners.validation.closed_loop import MEMORY_UTILIZATION, number, text
+from serving_gym.runners.validation.closed_loop import MEMORY_UTILIZATION, benchmarked, number, text
 from serving_gym.runners.validation.runs import ServingRun, Stage
 
 COLUMNS = (
@@ -119,12 +116,7 @@ def run_of(rows: Sequence[dict[str, Any]], indices: Sequence[int]) -> ServingRun
             if not (isinstance(row[name], (int, float)) and row[name] > 0):
                 raise ValueError(f"{name} must be a positive number")
     return ServingRun(
-        deployment=Deployment(
-            model=model_name(text(first, "model"), text(first, "precision")),
-            gpu=gpu_name(text(first, "gpu")),
-            tp=int(first["tensor_parallel"]),
-            engine=BENCHMARKED_ENGINES["open_loop"],
-        ),
+        deployment=benchmarked(first, "open_loop"),
         workload=functools.partial(workload, rows),
         stages=stages_of(rows, indices),
         max_num_seqs=int(number(first, "max_num_seqs", 128)),

@@ -8,11 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from serving_gym.calibration.deployments import Deployment
-from serving_gym.calibration.engines import BENCHMARKED_ENGINES
-from serving_gym.calibration.measured.names import gpu_name, model_name
 from serving_gym.envs.workload.schema import Workload
-from serving_gym.runners.validation.closed_loop import MEMORY_UTILIZATION, number, text
+from serving_gym.runners.validation.closed_loop import MEMORY_UTILIZATION, benchmarked, number, text
 from serving_gym.runners.validation.runs import ServingRun, Stage
 
 COLUMNS = ("layout", "replica", "data_parallel", "rate_rps", "ttft_ms_mean", "tpot_ms_mean", "workload")
@@ -66,12 +63,7 @@ def run_of(row: dict[str, Any], index: int) -> ServingRun:
     if text(row, "e2e_consistent") == "True":
         measured["e2e"] = number(row, "e2e_ms_mean", np.nan)
     return ServingRun(
-        deployment=Deployment(
-            model=model_name(text(row, "model"), text(row, "precision")),
-            gpu=gpu_name(text(row, "gpu")),
-            tp=int(row["tensor_parallel"]),
-            engine=BENCHMARKED_ENGINES["replicas"],
-        ),
+        deployment=benchmarked(row, "replicas"),
         workload=functools.partial(
             workload, share, prompt, output, SPREAD.get(kind, (0.5, 0.5)), REQUESTS, index
         ),

@@ -192,7 +192,7 @@ def test_even_layouts_are_reached_one_group_after_another() -> None:
             [],
             [core.state.target_layout],
         )
-        step = options.told(options.wanted.index((4, 4)), core.state)
+        step = options.command(options.wanted.index((4, 4)), core.state)
         seen.append(core.state.layout)
         assert step is None or step.mode == SwitchMode.SOFT
         assert step is None or not core.state.transitions, "what is being merged is waited for"
@@ -280,7 +280,7 @@ def test_advantages_are_relative_to_a_power_of_the_cost(power: float, expected: 
 
 @pytest.mark.parametrize("power", [-0.1, 1.5])
 def test_powers_of_the_cost_are_shares(power: float) -> None:
-    with pytest.raises(ValueError, match=r"agent.cost_power must be in \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"agent.cost_power must lie in \[0, 1\]"):
         APIConfig(cost_power=power)
 
 

@@ -111,12 +111,12 @@ def test_what_may_be_done_at_an_endpoint():
 
 def test_a_rollout_leaves_the_episode_alone_and_charges_what_waits_in_line():
     world = AutoscalingCounterfactuals(API, Task("autoscaling", ONE), np.random.default_rng(0))
-    world.episode.reset(3)
-    hold = world.episode.levers.nothing(world.episode.simulator)
+    world.core.reset(3)
+    hold = world.core.levers.nothing(world.core.simulator)
     hold[2] = 0  # nothing but what is overdue leaves the line
-    before, twin = world.episode.simulator.now_s, world.episode.fork()
+    before, twin = world.core.simulator.now_s, world.core.fork()
     value = world._rollout(hold)
-    assert world.episode.simulator.now_s == before
+    assert world.core.simulator.now_s == before
     rewards = sum(twin.step(hold if step == 0 else None).reward for step in range(API.horizon))
     assert twin.standing_reward < 0
     assert value == pytest.approx(rewards + twin.standing_reward)

@@ -13,7 +13,7 @@ from serving_gym.agents.learners.api.counterfactuals import Batch
 from serving_gym.agents.learners.api.start import Start
 from serving_gym.agents.learners.learner import Budget, make_learner
 from serving_gym.agents.learners.portfolio.config import PortfolioConfig
-from serving_gym.agents.learners.portfolio.panel import Panel, state_size
+from serving_gym.agents.learners.portfolio.portfolio_state import PortfolioState, state_size
 from serving_gym.baselines.registry import make_policy
 from serving_gym.envs.base.lazy_observation import LazyObservation
 from serving_gym.envs.dp_tp.observation import CLUSTER_FEATURES
@@ -170,7 +170,7 @@ def test_a_committed_rollout_goes_on_as_the_portfolio_does(memory: bool) -> None
     world, batch = learner.world, Batch()
     learner.network.margin.fill_(0.0)
     policy = learner.policy()
-    policy.choose = lambda panel: panel.seen // 3 % 2  # now one and now the other
+    policy.choose = lambda portfolio: portfolio.num_decisions // 3 % 2  # now one and now the other
     world.follow(policy)
     world.play(Budget(100_000), batch)
     seeds = np.random.default_rng(np.random.SeedSequence([1, 0xA91])).integers(2**31 - 1, size=2)
@@ -192,29 +192,29 @@ def test_a_panel_remembers_the_mean_and_the_maximum() -> None:
     spec = make_env("routing", **FLEET).unwrapped.policy_spec
     now, mean, most, length, followed = [3.0, 2.0], [2.0, 5.0], [3.0, 8.0], [np.log1p(2 / 64)], [0.0, 1.0]
     for memory, expected in ((True, now + mean + most + length + followed), (False, now + followed)):
-        panel = Panel([Start(Says()), Start(Says())], adapter_of("routing"), memory)
-        panel.reset(spec, 0)
-        panel.followed = 1
+        portfolio = PortfolioState([Start(Says()), Start(Says())], adapter_of("routing"), memory)
+        portfolio.reset(spec, 0)
+        portfolio.followed = 1
         for x in ([1.0, 8.0], [3.0, 2.0]):
-            panel.see({"x": np.array(x, np.float32)}, None)
-        np.testing.assert_allclose(panel.state(), expected, rtol=1e-6)
+            portfolio.observe({"x": np.array(x, np.float32)}, None)
+        np.testing.assert_allclose(portfolio.state(), expected, rtol=1e-6)
         assert len(expected) == state_size(2, 2, memory)
-        assert panel.said == [2, 2]
-        np.testing.assert_array_equal(panel.rows(), [[1, 0, 1], [0, 1, 0]])
+        assert portfolio.actions == [2, 2]
+        np.testing.assert_array_equal(portfolio.rows(), [[1, 0, 1], [0, 1, 0]])
 
 
 def test_what_each_says_is_described_in_deployment() -> None:
     """By its room, its workers, and what the switch would cost, as the environment describes its choices."""
     env: Any = make_env("deployment", **BASE)
     observation, _ = env.reset(seed=0)
-    panel = Panel(
+    portfolio = PortfolioState(
         [Start(make_policy("stay")), Start(make_policy("random"))], adapter_of("deployment"), memory=False
     )
-    panel.reset(env.unwrapped.policy_spec, 0)
-    panel.see(observation, env.unwrapped.state)
-    said = observation["candidates"][[int(number) for number in panel.said]]  # type: ignore[arg-type]
-    np.testing.assert_array_equal(panel.rows(), np.hstack([np.eye(2), said, [[1.0], [0.0]]]))
-    assert panel.rows().shape[1] == 2 + adapter_of("deployment").described_size(env.observation_space) + 1
+    portfolio.reset(env.unwrapped.policy_spec, 0)
+    portfolio.observe(observation, env.unwrapped.state)
+    actions = observation["candidates"][[int(number) for number in portfolio.actions]]  # type: ignore[arg-type]
+    np.testing.assert_array_equal(portfolio.rows(), np.hstack([np.eye(2), actions, [[1.0], [0.0]]]))
+    assert portfolio.rows().shape[1] == 2 + adapter_of("deployment").described_size(env.observation_space) + 1
 
 
 def test_a_rollout_does_not_look() -> None:
@@ -224,19 +224,19 @@ def test_a_rollout_does_not_look() -> None:
     looking, other = env.fork(), env.fork()
     for action in (0, 1, 0):
         observation, reward, terminated, truncated, _ = looking.step(action)
-        seen, other_reward, over = other.advance(action)
+        shown, other_reward, over = other.advance(action)
         assert (reward, terminated or truncated) == (other_reward, over)
-        assert isinstance(seen, LazyObservation)
-        assert set(seen) == set(observation)
+        assert isinstance(shown, LazyObservation)
+        assert set(shown) == set(observation)
         for name, part in observation.items():
-            np.testing.assert_array_equal(seen[name], part)
+            np.testing.assert_array_equal(shown[name], part)
 
 
 def test_summaries_do_not_depend_on_how_many_rows_there_are() -> None:
     rows = np.array([[1.0, 4.0], [3.0, 0.0]], np.float32)
-    seen = {"places": rows, "cluster": np.array([7.0], np.float32)}
-    np.testing.assert_array_equal(adapter_of("routing").summary(seen), [7.0, 2.0, 2.0, 3.0, 4.0])
-    twice = {**seen, "places": np.concatenate([rows, rows])}
+    shown = {"places": rows, "cluster": np.array([7.0], np.float32)}
+    np.testing.assert_array_equal(adapter_of("routing").summary(shown), [7.0, 2.0, 2.0, 3.0, 4.0])
+    twice = {**shown, "places": np.concatenate([rows, rows])}
     np.testing.assert_array_equal(adapter_of("routing").summary(twice), [7.0, 2.0, 2.0, 3.0, 4.0])
 
 

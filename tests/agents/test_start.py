@@ -95,7 +95,7 @@ def test_rollouts_follow_it(continuation: str) -> None:
     twin, policy = world.core.fork(), world.start.fork()
     expected = twin.step(3).reward
     for _ in range(CONFIG.horizon - 1):
-        expected += twin.step(policy.says({}, twin.state)).reward
+        expected += twin.step(policy.act({}, twin.state)).reward
     assert world._rollout(3) == pytest.approx(expected)
     learner.network.margin.fill_(-NEVER)  # anything but what it says
     world.follow(learner.policy())
@@ -202,9 +202,9 @@ def test_a_fork_remembers_for_itself_and_shares_what_is_known() -> None:
     env = make_env("deployment", **CASES["deployment"][0])
     start = Start(Counting())
     start.reset(env.policy_spec, 0)
-    assert start.says({}, None) == 1
+    assert start.act({}, None) == 1
     twin = start.fork()
-    assert [twin.says({}, None), twin.says({}, None), start.says({}, None)] == [2, 3, 2]
+    assert [twin.act({}, None), twin.act({}, None), start.act({}, None)] == [2, 3, 2]
     assert twin.policy.setting is start.policy.setting
 
 

@@ -388,7 +388,7 @@ def test_the_planner_forecasts():
 def test_planner_mistakes_are_named():
     with pytest.raises(ValueError, match="profiles lacks llama"):
         ready(ThroughputPlannerPolicy())
-    with pytest.raises(ValueError, match="forecaster must be one of"):
+    with pytest.raises(ValueError, match="unknown forecaster"):
         ThroughputPlannerConfig("oracle")
     with pytest.raises(ValueError, match="interval_s"):
         ThroughputPlannerConfig(interval_s=0.0)

@@ -199,7 +199,7 @@ def test_the_forecaster_is_arima_and_is_fitted_once_a_day():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"strategy": "LT"}, "strategy must be one of"),
+        ({"strategy": "LT"}, "unknown strategy"),
         ({"epsilon": 0}, "epsilon"),
         ({"in_below_ratio": 0.9}, "in_below_ratio"),
         ({"window_s": 0}, "window_s"),

@@ -14,7 +14,7 @@ from serving_gym.envs.deployment.division import Divisions, rebalance
 from serving_gym.envs.deployment.observation import REPLICA_FEATURES
 from serving_gym.envs.deployment.profiling import CapacityTable
 from serving_gym.envs.deployment.state import Deploy
-from serving_gym.envs.deployment.strategies import Worth
+from serving_gym.envs.deployment.strategies import PlanEvaluator
 from serving_gym.envs.machines.cluster import Cluster, ReplicaKind
 from tests.defaults import make_env
 from tests.deployment.samples import BASE, SMALL, play
@@ -36,7 +36,7 @@ def test_the_scarcer_phase_decides():
     """A prefill worker takes 30/30 + 60/60 = 2 spans for the demand, a decode worker 90/15 = 6, a wide one 2.25."""
     assert divisions().rooms({PREFILL: 1, DECODE: 3}) == pytest.approx((0.5, 0.5))
     assert divisions().rooms({PREFILL: 2, WIDE: 1}) == pytest.approx((1.0, 1 / 2.25))
-    assert divisions().plan({PREFILL: 2, WIDE: 1}).reachable == pytest.approx(40.0)  # of 90
+    assert divisions().plan({PREFILL: 2, WIDE: 1}).max_requests == pytest.approx(40.0)  # of 90
     assert divisions().rooms({BOTH: 4}) == pytest.approx((4 / 11.25, 4 / 11.25))
 
 
@@ -44,7 +44,7 @@ def test_the_best_division_of_each_size_of_decode_workers():
     """With narrow ones 1 + 3, half the demand; with a wide one 2 + 1, 1 / 2.25 of it."""
     best = divisions().best()
     assert [dict(plan.kinds) for plan in best] == [{PREFILL: 1, DECODE: 3}, {PREFILL: 2, WIDE: 1}]
-    assert [plan.reachable for plan in best] == pytest.approx([45.0, 40.0])
+    assert [plan.max_requests for plan in best] == pytest.approx([45.0, 40.0])
     (only,) = divisions(lambda kind: kind != DECODE).best()
     assert WIDE in only.kinds
 
@@ -73,8 +73,8 @@ def test_more_weight_on_decoding_gives_it_more_gpus():
 @pytest.mark.parametrize("most", [2, 3, 4, 16])
 @pytest.mark.parametrize("present", [{BOTH: 4}, {PREFILL: 2, DECODE: 2}])
 def test_there_are_never_more_choices_than_asked_for(most, present):
-    worth = Worth(CLUSTER, TABLE.of_role("mixed"), DEMAND)
-    found = find_candidates(worth, present, most, divisions())
+    evaluator = PlanEvaluator(CLUSTER, TABLE.of_role("mixed"), DEMAND)
+    found = find_candidates(evaluator, present, most, divisions())
     assert 0 < len(found) <= most
     assert found[0].stay
     assert dict(found[0].plan.kinds) == present

@@ -42,7 +42,7 @@ def test_no_bucket_is_empty(lengths, edges, counts, medians):
         ({"percentiles": (50.0, 25.0)}, "predictor.percentiles must be ascending and between 0 and 100"),
         ({"percentiles": (0.0, 25.0)}, "predictor.percentiles must be ascending"),
         ({"percentiles": (25.0, 100.0)}, "predictor.percentiles must be ascending"),
-        ({"tuned_epochs": -1}, "predictor.tuned_epochs must be at least 0, got -1"),
+        ({"tuned_epochs": -1}, "predictor.tuned_epochs must not be negative, got -1"),
         ({"head_width": 0}, "predictor.head_width must be at least 1, got 0"),
     ],
 )

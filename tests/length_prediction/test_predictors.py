@@ -311,8 +311,8 @@ def test_bad_input_gives_one_sentence(tmp_path, monkeypatch):
     [
         ({"num_prompt_tokens": 0}, "predictor.num_prompt_tokens must be at least 1, got 0"),
         ({"num_prompt_tokens": 510}, "predictor.num_prompt_tokens must be at most 509"),
-        ({"fill_share": 1.5}, "predictor.fill_share must be between 0 and 1, got 1.5"),
-        ({"max_tokens": 513}, "predictor.max_tokens must be from 8 to 512"),
+        ({"fill_share": 1.5}, r"predictor.fill_share must lie in \[0, 1\], got 1.5"),
+        ({"max_tokens": 513}, r"predictor.max_tokens must lie in \[8, 512\]"),
         ({"learning_rate": 0.0}, "predictor.learning_rate must be positive"),
         ({"epochs": 0}, "predictor.epochs must be at least 1"),
         ({"tiny_vocabulary": 10}, "predictor.tiny_vocabulary must be at least 100"),

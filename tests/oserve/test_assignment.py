@@ -11,7 +11,7 @@ from scipy.sparse import coo_array
 
 from serving_gym.baselines.oserve.flow_network import normalised_capacity
 from serving_gym.envs.deployment.assignment import Assignment, assign, keep_apart, soonest
-from serving_gym.envs.deployment.simplex import most_served, most_times, reachable
+from serving_gym.envs.deployment.simplex import max_requests, most_served, most_times
 
 # Appendix C, rates in requests a second. It computes with 100 requests of type 2; the 50 in its text is a misprint.
 DEMAND = np.array([100.0, 100.0])
@@ -142,10 +142,10 @@ def test_more_capacity_never_reaches_less(seed):
     n, arriving = instance(seed)
     more = n * np.random.default_rng(seed).uniform(1, 2, n.shape)
     for by_time in (False, True):
-        assert reachable(more, arriving, by_time) >= reachable(n, arriving, by_time) * (1 - 1e-9)
+        assert max_requests(more, arriving, by_time) >= max_requests(n, arriving, by_time) * (1 - 1e-9)
     times = most_times(n, arriving)[0]
     if 0 < times < np.inf:
-        assert reachable(n, arriving * times, False) == pytest.approx(arriving.sum() * times, rel=1e-6)
+        assert max_requests(n, arriving * times, False) == pytest.approx(arriving.sum() * times, rel=1e-6)
 
 
 def test_bad_input_is_refused():

@@ -10,7 +10,7 @@ from serving_gym.baselines.oserve.exhaustive import exhaustive_search
 from serving_gym.baselines.oserve.uniform import uniform_layouts, vllm_reload, vllm_static
 from serving_gym.envs.deployment.division import rebalance, spans_of_work
 from serving_gym.envs.deployment.profiling import CapacityTable, profile_capacities
-from serving_gym.envs.deployment.strategies import Worth
+from serving_gym.envs.deployment.strategies import PlanEvaluator
 from serving_gym.envs.machines.cluster import Cluster, ReplicaKind
 from tests.oserve.samples import ENGINE, demand_for, lengths
 
@@ -30,8 +30,8 @@ def small() -> CapacityTable:
 
 def test_reload_takes_the_best_uniform_layout_of_a_span():
     cluster = Cluster(1, 4)
-    assert vllm_reload(Worth(cluster, small(), [40.0, 0.0])).kinds == {K(1): 4}
-    assert vllm_reload(Worth(cluster, small(), [0.0, 20.0])).kinds == {K(2): 2}
+    assert vllm_reload(PlanEvaluator(cluster, small(), [40.0, 0.0])).kinds == {K(1): 4}
+    assert vllm_reload(PlanEvaluator(cluster, small(), [0.0, 20.0])).kinds == {K(2): 2}
 
 
 def test_static_takes_the_layout_that_serves_most_of_the_trace():
@@ -50,11 +50,11 @@ def test_a_span_of_its_own_layout_is_never_worse_and_a_mixed_one_never_worse_sti
     demands = np.array([demand_for(table, 16, seed) for seed in range(6)])
     static = vllm_static(cluster, table, demands)
     for demand in demands:
-        worth = Worth(cluster, table, demand)
-        reload, best = vllm_reload(worth), exhaustive_search(worth)
-        assert worth.plan(static).reachable <= reload.reachable * (1 + 1e-9)
+        evaluator = PlanEvaluator(cluster, table, demand)
+        reload, best = vllm_reload(evaluator), exhaustive_search(evaluator)
+        assert evaluator.plan(static).max_requests <= reload.max_requests * (1 + 1e-9)
         if sum(reload.sizes) == 16:
-            assert reload.reachable <= best.reachable * (1 + 1e-9)
+            assert reload.max_requests <= best.max_requests * (1 + 1e-9)
 
 
 def workers() -> CapacityTable:

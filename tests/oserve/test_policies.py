@@ -302,8 +302,8 @@ def test_dynamo_in_a_whole_episode():
         ("dynamo", {"decode": "4x1"}, "decode must be TP and PP"),
         ("dynamo_two_widths", {"decode": "8x1"}, "decode must be TP and PP"),
         ("dynamo_two_widths", {"min_gain": -1.0}, "min_gain"),
-        ("dynamo_two_widths", {"enter": 0.0}, "enter must be a positive number"),
-        ("dynamo_two_widths", {"keep": 1.5}, r"keep must be in \[0, 1\]"),
+        ("dynamo_two_widths", {"enter": 0.0}, "enter must be positive and finite"),
+        ("dynamo_two_widths", {"keep": 1.5}, r"keep must lie in \[0, 1\]"),
     ],
 )
 def test_mistakes_are_named(name, params, words):

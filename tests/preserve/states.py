@@ -1,9 +1,10 @@
 """Hand-made states of a router for PreServe and what it is compared with."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from serving_gym.baselines.registry import make_policy
 from serving_gym.envs.interface.fleet import FleetSpec, GroupSpec, ReplicaSpec, Underway
 from serving_gym.envs.interface.nominal import NominalEngines
 from serving_gym.envs.interface.policy_spec import PolicySpec
@@ -124,3 +125,41 @@ def state(
         totals=np.zeros((num_classes, len(TOTALS))),
         arrived_predicted_tokens=0,
     )
+
+
+def random_state(
+    rng: np.random.Generator, num_rows: int, step: int, gauges: Mapping | None = None
+) -> RoutingState:
+    """A crowded state of four instances, some of which can take one of ten requests.
+
+    Args:
+        rng: Of the requests.
+        num_rows: Requests in flight.
+        step: Number of the decision, 50 ms after the one before.
+        gauges: As in `state`.
+    """
+    draws = rng.integers((0, 1, 1, 0), (4, 900, 400, 300), (num_rows, 4)).tolist()
+    sizes = int(rng.integers(1, 900)), int(rng.integers(1, 400))
+    asked = request(4, *sizes, index=int(rng.integers(100, 110)))
+    return state(
+        4,
+        [row(*draw) for draw in draws],
+        asked=asked,
+        can_take=rng.random(4) < 0.7,
+        now_s=100 + 0.05 * step,
+        gauges=gauges,
+    )
+
+
+def num_held(name: str, states: Iterable[RoutingState]) -> int:
+    """How often a policy holds a request; checks that it decides alike twice, for places that can take it."""
+    routers = [make_policy(name) for _ in range(2)]
+    for router in routers:
+        router.reset(spec(4, capacity_tokens=8000), 3)
+    held = 0
+    for busy in states:
+        first, second = (router.act(None, busy) for router in routers)
+        assert first == second
+        assert first is None or busy.can_take[first]
+        held += first is None
+    return held

@@ -221,7 +221,7 @@ def test_too_slow_an_engine_does_not_hold_a_prompt(penalty_s, place):
         ({"explore_probability": -0.1}, "explore_probability must lie in"),
         ({"max_ttft_penalty_s": -1.0}, "max_ttft_penalty_s must not be negative"),
         ({"tpot_weight": -1.0}, "tpot_weight must not be negative"),
-        ({"strategy": "some"}, "strategy must be one of least, most, got 'some'"),
+        ({"strategy": "some"}, r"unknown strategy 'some' \(allowed: least, most\)"),
     ],
 )
 def test_mistakes_are_named(params, message):

@@ -159,7 +159,7 @@ def test_mistakes_give_one_sentence(words, message, sharegpt, tmp_path, capsys):
     ("words", "message"),
     [
         (["path=DATA", "split=test"], "unknown word for conversations 'split'"),
-        (["path=DATA", "rate_rps=0"], "rate_rps must be a positive number"),
+        (["path=DATA", "rate_rps=0"], "rate_rps must be positive and finite"),
         (["path=DATA", "predictor=nowhere"], "no length predictor in 'nowhere'"),
         (["name=flying_long", "predictor=x"], "predictor is for conversations in ShareGPT's form"),
     ],

@@ -10,7 +10,7 @@ from serving_gym.baselines.sia.assignment import assign
 from serving_gym.baselines.sia.goodput import GoodputModel, Load, nominal_costs, work_between
 from serving_gym.baselines.sia.policy import SiaConfig, SiaPolicy
 from serving_gym.envs.interface.state import ENGINE_STATE_DTYPE
-from tests.preserve.states import request, row, spec, state
+from tests.preserve.states import num_held, random_state, request, row, spec, state
 
 CONFIG = Path(__file__).parents[2] / "configs" / "policy" / "sia.yaml"
 
@@ -254,32 +254,13 @@ def test_a_router_learns_which_kind_is_slow():
 
 def test_can_take_is_respected_and_decisions_repeat_themselves():
     rng = np.random.default_rng(0)
-    routers = [make_policy("sia") for _ in range(2)]
-    for router in routers:
-        router.reset(spec(4, capacity_tokens=8000), 3)
-    held = 0
-    for step in range(80):
-        draws = rng.integers((0, 1, 1, 0), (4, 900, 400, 300), (50, 4)).tolist()
-        asked = request(
-            4, int(rng.integers(1, 900)), int(rng.integers(1, 400)), index=int(rng.integers(100, 110))
-        )
-        gauges = {
-            place: {"generated_tokens": 100 * step, "busy_s": 0.1 * step, "num_running": 9}
-            for place in range(4)
-        }
-        busy = state(
-            4,
-            [row(*draw) for draw in draws],
-            asked=asked,
-            can_take=rng.random(4) < 0.7,
-            now_s=100 + 0.05 * step,
-            gauges=gauges,
-        )
-        first, second = (router.act(None, busy) for router in routers)
-        assert first == second
-        assert first is None or busy.can_take[first]
-        held += first is None
-    assert 0 < held < 80
+
+    def states():
+        for step in range(80):
+            gauges = {"generated_tokens": 100 * step, "busy_s": 0.1 * step, "num_running": 9}
+            yield random_state(rng, 50, step, dict.fromkeys(range(4), gauges))
+
+    assert 0 < num_held("sia", states()) < 80
 
 
 @pytest.mark.parametrize(

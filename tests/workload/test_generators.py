@@ -264,7 +264,7 @@ def test_sharegpt_has_the_papers_quantiles_and_poisson_arrivals():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"arrival_rate_rps": 0.0}, "arrival_rate_rps must be a positive number, got 0.0"),
+        ({"arrival_rate_rps": 0.0}, "arrival_rate_rps must be positive and finite, got 0.0"),
         ({"input_tokens": [7, 52]}, r"input_tokens must be three quantiles .* got \[7, 52\]"),
         (
             {"output_tokens": [5, 87, 2000]},

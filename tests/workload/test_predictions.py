@@ -153,9 +153,9 @@ def test_spread_scales_errors(sharegpt):
     ("words", "message"),
     [
         ({"name": "presrve"}, "unknown prediction name 'presrve'; did you mean 'preserve'"),
-        ({"spread": -1.0}, "prediction spread must be a number of at least 0, got -1.0"),
-        ({"spread": float("nan")}, "prediction spread must be a number"),
-        ({"name": "lognormal", "sigma": float("inf")}, "prediction sigma must be a number of at least 0"),
+        ({"spread": -1.0}, "prediction spread must be finite and not negative, got -1.0"),
+        ({"spread": float("nan")}, "prediction spread must be finite"),
+        ({"name": "lognormal", "sigma": float("inf")}, "prediction sigma must be finite"),
         ({"name": "median"}, "median_tokens must be given for prediction 'median'"),
         ({"name": "median", "median_tokens": 0}, "median_tokens must be at least 1, got 0"),
         ({"median_tokens": 87}, "for no other; 'preserve' has median_tokens=87"),

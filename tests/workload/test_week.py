@@ -145,14 +145,14 @@ def test_bursts_raise_the_interactive_load():
 @pytest.mark.parametrize(
     ("params", "words"),
     [
-        ({"models": {"a": {"profile": "nobody"}}}, "profile must be one of"),
+        ({"models": {"a": {"profile": "nobody"}}}, "unknown profile"),
         ({"models": {"a": {"chare": 1}}}, "models.a has no field 'chare'"),
         ({"models": {"a": {"regions": {"mars": 1}}}}, "models.a.regions names 'mars'"),
         ({"models": {"a": {"share": -1}}}, "models must have shares"),
         ({"models": {"a": {"code_share": 2}}}, "code_share must lie in"),
         ({"regions": {"a": 3}}, "regions.a must be a mapping"),
-        ({"requests_per_week": 0}, "requests_per_week must be a positive"),
-        ({"iw_to_niw": -1}, "iw_to_niw must not be negative"),
+        ({"requests_per_week": 0}, "requests_per_week must be positive"),
+        ({"iw_to_niw": -1}, "iw_to_niw must be finite and not negative"),
         ({"fast_share": 1.5}, "fast_share must lie"),
         ({"start_h": 168}, "start_h must lie"),
     ],

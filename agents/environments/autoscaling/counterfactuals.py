@@ -1,12 +1,10 @@
-"""Counterfactual rollouts of autoscaling: what a few other things would have brought, done at one endpoint."""
+"""Counterfactual rollouts of autoscaling: returns of a few actions at one endpoint, at sampled states."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 from numpy.typing import NDArray
 
 from serving_gym.agents.environments.autoscaling.features import Actions, encode_actions, encode_state
@@ -17,10 +15,10 @@ from serving_gym.agents.environments.autoscaling.policy import (
     find_options,
 )
 from serving_gym.agents.learners.api.config import APIConfig
-from serving_gym.agents.learners.api.counterfactuals import Batch, relative_advantages
-from serving_gym.agents.learners.api.start import Start, compared, start_of
+from serving_gym.agents.learners.api.counterfactuals import Batch
+from serving_gym.agents.learners.api.episode_counterfactuals import EpisodeCounterfactuals
+from serving_gym.agents.learners.api.start import Start, compared
 from serving_gym.agents.learners.learner import Budget, Task
-from serving_gym.baselines.policy import Policy
 from serving_gym.envs.autoscaling.action import LEVERS
 from serving_gym.envs.autoscaling.env import AutoscalingEnv
 from serving_gym.envs.autoscaling.episode import AutoscalingEpisode
@@ -28,7 +26,7 @@ from serving_gym.envs.base.lazy_observation import LazyObservation
 from serving_gym.envs.base.vector_env import MAX_SEED
 
 
-class AutoscalingCounterfactuals:
+class AutoscalingCounterfactuals(EpisodeCounterfactuals[AutoscalingEpisode, LeversPolicy]):
     """Plays one episode after another; at sampled states it is forked once for each of a few actions.
 
     A sampled state is an endpoint's, drawn at random: there the actions differ, at the others the present policy's
@@ -38,35 +36,19 @@ class AutoscalingCounterfactuals:
     the queue manager's lines when a rollout ends are charged as at the end of an episode, or to hold them would look
     free.
 
-    Args:
-        config: Settings of the agent.
-        task: What is to be learned.
-        rng: Of episodes, sampling and exploration.
-
-    Raises:
-        ValueError: The policy to start from does not fit.
+    Arguments are those of `EpisodeCounterfactuals`, less the environment.
     """
 
-    def __init__(self, config: APIConfig, task: Task, rng: np.random.Generator) -> None:
-        self.config, self.rng = config, rng
-        env: Any = AutoscalingEnv(**{**task.training_arguments, "keep_records": False})
-        self.episode: AutoscalingEpisode = env.core
-        self.observation: spaces.Dict = env.observation_space
-        self.action: spaces.MultiDiscrete = env.action_space
-        self.spec = env.policy_spec
-        self.start = start_of(config.start)
-        if self.start is not None:
-            self.start.reset(self.spec, task.seed)
-        self.present: LeversPolicy | None = None  # None: what was started from, or to leave all as it is
+    policy_class = LeversPolicy
 
-    def follow(self, policy: Policy) -> None:
-        """From now on this is the present policy."""
-        assert isinstance(policy, LeversPolicy)
-        self.present = policy
+    def __init__(self, config: APIConfig, task: Task, rng: np.random.Generator) -> None:
+        super().__init__(
+            AutoscalingEnv(**{**task.training_arguments, "keep_records": False}), config, task, rng
+        )
 
     def play(self, budget: Budget, batch: Batch) -> None:
-        """One decision of the present policy or of chance, its state sampled now and then."""
-        episode = self.episode
+        """Takes one decision, by the current policy or at random, and sometimes samples its state."""
+        episode = self.core
         if episode.done:
             episode.reset(int(self.rng.integers(MAX_SEED)))
             if self.start is not None:
@@ -74,9 +56,9 @@ class AutoscalingCounterfactuals:
         observation = episode.observe()
         possible = self._options(episode, observation, self.start)
         chosen = self._choose(episode, observation, possible)
-        if self.rng.random() * self.config.sample_every < 1.0:
+        if self.samples():
             budget.count(self._sample(observation, possible, chosen, batch))
-        if self.rng.random() < self.config.exploration:
+        if self.explores():
             chosen = [int(self.rng.integers(len(rows))) for rows in possible.rows]
         episode.step(possible.action(chosen))
         budget.count(1)
@@ -97,7 +79,7 @@ class AutoscalingCounterfactuals:
         """Adds the state of an endpoint, with the returns of some actions there; returns the decisions that took."""
         endpoint = int(self.rng.integers(len(possible.rows)))
         rows = possible.rows[endpoint]
-        usual = possible.usual if possible.started else _plain(self.episode, possible)
+        usual = possible.usual if possible.started else _plain(self.core, possible)
         musts = sorted({usual[endpoint], chosen[endpoint]})
         features = encode_actions(observation, endpoint, rows, self.action, possible.started)
         tried = compared(features, musts, self.config.candidates, self.rng, possible.started)
@@ -117,13 +99,13 @@ class AutoscalingCounterfactuals:
         return len(tried) * self.config.horizon
 
     def _rollout(self, action: Any, keeps: bool = True) -> float:
-        """Return of an action, followed by the present policy, on the arrivals that really come.
+        """Return of an action, followed by the present policy, on the arrivals of the episode.
 
         Args:
             action: What is done first.
             keeps: Whether it is kept to for `commit` decisions.
         """
-        episode = self.episode.fork()
+        episode = self.core.fork()
         start = None if self.start is None else self.start.fork()
         interval_s, horizon = episode.config.decision_interval_s, self.config.horizon
         stays = self.present is None and start is None
@@ -136,18 +118,13 @@ class AutoscalingCounterfactuals:
         return total + episode.standing_reward
 
     def _next(self, episode: AutoscalingEpisode, start: Start | None) -> Any:
-        """What the present policy does in a rollout."""
-        from_start = self.present is None or self.config.continuation == "start"
-        if from_start and start is not None:
-            return start.says(LazyObservation(episode.observe), episode.state)
+        """The action of the current policy in a rollout."""
+        if start is not None and self.follows_start(start):
+            return start.act(LazyObservation(episode.observe), episode.state)
         assert self.present is not None
         observation = episode.observe()
         possible = self._options(episode, observation, start)
         return possible.action(self.present.choose(observation, possible))
-
-    def advantages(self, returns: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
-        """In shares of what the best costs."""
-        return relative_advantages(returns, self.config)
 
 
 def _plain(episode: AutoscalingEpisode, possible: Options) -> list[int]:

@@ -74,7 +74,7 @@ def encode_actions(
     """(K, action_size), what entries of an endpoint's levers come to.
 
     Args:
-        observation: What is seen.
+        observation: The observation.
         endpoint: Which.
         rows: (K, 3) entries.
         action: The action space.

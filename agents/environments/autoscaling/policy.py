@@ -34,12 +34,12 @@ class Options:
     Attributes:
         rows: (K, 3) entries of the levers of each endpoint; the last are what the policy that was started from would
             do there, if there is one.
-        said: What that policy says, of all endpoints.
+        proposed: What that policy says, of all endpoints.
         started: Whether there is one.
     """
 
     rows: Sequence[Actions]
-    said: Any = None
+    proposed: Any = None
     started: bool = False
 
     @property
@@ -48,13 +48,13 @@ class Options:
         return tuple(len(rows) - 1 for rows in self.rows)
 
     def action(self, chosen: Sequence[int]) -> Any:
-        """What the environment is told: what was said itself, where it is chosen at all endpoints.
+        """The action for the environment: the proposal itself, where its row is chosen at all endpoints.
 
         Args:
             chosen: (P,) row of each endpoint.
         """
         if self.started and tuple(chosen) == self.usual:
-            return self.said
+            return self.proposed
         return np.concatenate([rows[row] for rows, row in zip(self.rows, chosen, strict=True)])
 
 
@@ -66,14 +66,14 @@ def find_options(
     state: AutoscalingState | None = None,
     spec: AutoscalingSpec | None = None,
 ) -> Options:
-    """What may be done now.
+    """The options at a decision.
 
     Args:
         mask: (sum of entries,), which entries are possible.
         action: The action space.
-        start: The policy that was started from; it is asked. None: there is none, and what follows is not needed.
-        observation: What is seen.
-        state: What it is made of.
+        start: The policy to start from, which proposes an action; None: there is none, nor the arguments below.
+        observation: The observation.
+        state: The state that it encodes.
         spec: The setting.
     """
     rows = options(mask, action)
@@ -82,10 +82,16 @@ def find_options(
     assert observation is not None
     assert state is not None
     assert spec is not None
-    said: Any = start.says(observation, state)
-    vector = vector_from_changes(spec, state, said or ()) if said is None or is_changes(said) else said
+    proposed: Any = start.act(observation, state)
+    vector = (
+        vector_from_changes(spec, state, proposed or ())
+        if proposed is None or is_changes(proposed)
+        else proposed
+    )
     nearest = np.asarray(vector, np.int64).reshape(-1, 1, LEVERS)
-    return Options([np.concatenate([own, last]) for own, last in zip(rows, nearest, strict=True)], said, True)
+    return Options(
+        [np.concatenate([own, last]) for own, last in zip(rows, nearest, strict=True)], proposed, True
+    )
 
 
 def check_levers(name: str, action: spaces.MultiDiscrete, spec: AutoscalingSpec) -> None:
@@ -93,7 +99,7 @@ def check_levers(name: str, action: spaces.MultiDiscrete, spec: AutoscalingSpec)
 
     Args:
         name: Of the policy.
-        action: What it was trained to choose from.
+        action: Action space of the training.
         spec: The setting.
 
     Raises:
@@ -112,9 +118,9 @@ class LeversPolicy:
 
     Args:
         network: Scores what may be done at an endpoint.
-        name: What it is called in results.
-        observation: What it was trained to see.
-        action: What it was trained to choose from.
+        name: Its name in results.
+        observation: Observation space of the training.
+        action: Action space of the training.
         start: The policy that it was started from; what that would do is one more choice. None: none.
     """
 
@@ -133,7 +139,7 @@ class LeversPolicy:
         self._checked = False
 
     def reset(self, spec: PolicySpec, seed: int) -> None:
-        """Looks at the setting.
+        """Checks the setting.
 
         Raises:
             ValueError: The setting is not about instances, or has other levers.
@@ -161,7 +167,7 @@ class LeversPolicy:
         """(P,) the best row of each endpoint.
 
         Args:
-            observation: What is seen.
+            observation: The observation.
             possible: What may be done.
         """
         chosen = []

@@ -30,6 +30,8 @@ STAY = 0  # the first choice: the deployment as it is
 class DeploymentAdapter(Adapter):
     """Deployments of a cluster; a decision each span."""
 
+    setting = DeploymentSetting
+
     rows = "candidates"
     present = EXISTS
 
@@ -60,12 +62,6 @@ class DeploymentAdapter(Adapter):
             return STAY
         return int(super().index_of(action, state, mask, spec))
 
-    def check_setting(
-        self, name: str, observation: spaces.Dict, action: ActionSpace, spec: PolicySpec
-    ) -> None:
-        """Refuses a setting that is not about deployments."""
-        _ = spec.setting_of(DeploymentSetting)
-
     def counterfactuals(
         self, config: APIConfig, task: Task, rng: np.random.Generator
     ) -> DeploymentCounterfactuals:
@@ -80,10 +76,12 @@ class DeploymentAdapter(Adapter):
         """As the environment describes what can be chosen."""
         proposals: list[Proposals] = []
 
-        def describe(said: Action, observation: Observation, state: DeploymentState) -> NDArray[np.float32]:
+        def describe(
+            proposed: Action, observation: Observation, state: DeploymentState
+        ) -> NDArray[np.float32]:
             if not proposals:
                 proposals.append(Proposals(spec, len(observation["replicas"])))
-            return usual_row(observation, state, said, proposals[0])
+            return usual_row(observation, state, proposed, proposals[0])
 
         return describe
 

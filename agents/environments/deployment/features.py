@@ -26,7 +26,7 @@ def action_size(observation: spaces.Dict, started: bool = False) -> int:
     """Length of a choice's vector.
 
     Args:
-        observation: What is seen.
+        observation: The observation.
         started: Whether the proposal of a policy that was started from is among the choices.
     """
     return (observation["candidates"].shape or (0, 0))[1] + started
@@ -44,7 +44,7 @@ def encode_actions(observation: Mapping[str, FloatArray], usual: FloatArray | No
     """(choices, action_size), those that are possible; they come first in the action space.
 
     Args:
-        observation: What is seen.
+        observation: The observation.
         usual: (F,), the proposal of the policy that was started from, to be the last choice; None: there is none.
     """
     rows = observation["candidates"]

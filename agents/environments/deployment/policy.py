@@ -25,8 +25,8 @@ class ChoicePolicy:
 
     Args:
         network: Scores choices.
-        name: What it is called in results.
-        observation: What it was trained to see.
+        name: Its name in results.
+        observation: Observation space of the training.
         start: The policy that it was started from, whose proposal is one of its choices; None: none.
     """
 
@@ -40,7 +40,7 @@ class ChoicePolicy:
         self._proposals: Proposals | None = None
 
     def reset(self, spec: PolicySpec, seed: int) -> None:
-        """Looks at the setting.
+        """Checks the setting.
 
         Raises:
             ValueError: the setting is not about deployments.
@@ -63,33 +63,33 @@ class ChoicePolicy:
                 self._proposals = Proposals(self._spec, len(observation["replicas"]))
         if self.start is None:
             return self.best(observation, encode_actions(observation))
-        said = self.start.says(observation, state)
-        rows = encode_actions(observation, usual_row(observation, state, said, self._proposals))
+        proposed = self.start.act(observation, state)
+        rows = encode_actions(observation, usual_row(observation, state, proposed, self._proposals))
         best = self.best(observation, rows)
-        return said if best == len(rows) - 1 else best
+        return proposed if best == len(rows) - 1 else best
 
     def best(self, observation: Observation, rows: NDArray[np.float32]) -> int:
         """Row of the highest score.
 
         Args:
-            observation: What is seen.
+            observation: The observation.
             rows: (K, action_size).
         """
         return int(np.argmax(self.network.scores(encode_state(observation), rows)))
 
 
 def usual_row(
-    observation: Observation, state: DeploymentState, said: Action, proposals: Proposals | None
+    observation: Observation, state: DeploymentState, proposed: Action, proposals: Proposals | None
 ) -> NDArray[np.float32]:
     """(F,), what describes the proposal of the policy that was started from.
 
     Args:
-        observation: What is seen.
-        state: What it is made of.
-        said: The proposal.
+        observation: The observation.
+        state: The state that it encodes.
+        proposed: The proposal.
         proposals: What describes those that have no number.
     """
-    if isinstance(said, (int, np.integer)):
-        return observation["candidates"][int(said)]
+    if isinstance(proposed, (int, np.integer)):
+        return observation["candidates"][int(proposed)]
     assert proposals is not None
-    return proposals.row(said, state)
+    return proposals.row(proposed, state)

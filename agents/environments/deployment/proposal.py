@@ -53,12 +53,12 @@ class Proposals:
         """
         if not isinstance(action, Deploy | None):
             raise ValueError(
-                f"a deployment was expected of the policy, it said {type(action).__name__} {action!r}"
+                f"a deployment was expected of the policy, got {type(action).__name__} {action!r}"
             )
         command = action or Deploy(state.deployment, state.shares)
         setting, forecast = self.setting, state.forecast
         kinds = command.deployment.kinds
-        plan = plan_of(setting.worth(forecast), kinds, setting.divisions(forecast))
+        plan = plan_of(setting.evaluator(forecast), kinds, setting.divisions(forecast))
         stay = command.deployment == state.deployment
         candidate = Candidate(plan, stay, command.shares is None or bool((command.shares == 0.0).any()))
         cost = switch_cost(self.cluster, state.deployment, command.deployment, state.engines)

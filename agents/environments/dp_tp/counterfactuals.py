@@ -1,12 +1,10 @@
-"""Counterfactual rollouts of DP/TP: what a few layouts would have brought."""
+"""Counterfactual rollouts of DP/TP: returns of a few layouts at sampled states."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 from numpy.typing import NDArray
 
 from serving_gym.agents.environments.dp_tp.memory import TrafficMemory
@@ -20,10 +18,10 @@ from serving_gym.agents.environments.dp_tp.score_policy import (
 )
 from serving_gym.agents.environments.dp_tp.surge import SurgeWatch
 from serving_gym.agents.learners.api.config import APIConfig
-from serving_gym.agents.learners.api.counterfactuals import Batch, relative_advantages
-from serving_gym.agents.learners.api.start import Start, compared, start_of
+from serving_gym.agents.learners.api.counterfactuals import Batch
+from serving_gym.agents.learners.api.episode_counterfactuals import EpisodeCounterfactuals
+from serving_gym.agents.learners.api.start import Start, compared
 from serving_gym.agents.learners.learner import Budget, Task
-from serving_gym.baselines.policy import Policy
 from serving_gym.envs.base.lazy_observation import LazyObservation
 from serving_gym.envs.base.vector_env import MAX_SEED
 from serving_gym.envs.dp_tp.env import DPTPEnv
@@ -33,7 +31,7 @@ from serving_gym.envs.interface.layout import Layout
 FloatArray = NDArray[np.float32]
 
 
-class DPTPCounterfactuals:
+class DPTPCounterfactuals(EpisodeCounterfactuals[DPTPEpisode, ScorePolicy]):
     """Plays one episode after another; at sampled states it is forked once for each candidate layout.
 
     The first state of an episode is always sampled: nothing is known yet, a layout costs nothing to begin with, and it
@@ -43,26 +41,13 @@ class DPTPCounterfactuals:
     the policy to start from says follows on at once. Without such a policy the first rollouts keep the layout. Where
     `surges` count, states of a surge are all sampled, and rollouts decide as soon as there is one.
 
-    Args:
-        config: Settings of the agent.
-        task: What is to be learned.
-        rng: Of episodes, sampling and exploration.
-
-    Raises:
-        ValueError: the policy to start from does not fit.
+    Arguments are those of `EpisodeCounterfactuals`, less the environment.
     """
 
+    policy_class = ScorePolicy
+
     def __init__(self, config: APIConfig, task: Task, rng: np.random.Generator) -> None:
-        self.config, self.rng = config, rng
-        env: Any = DPTPEnv(**task.training_arguments)
-        self.core: DPTPEpisode = env.core
-        self.observation: spaces.Dict = env.observation_space
-        self.action: spaces.Discrete = env.action_space
-        self.spec = env.policy_spec
-        self.start = start_of(config.start)
-        if self.start is not None:
-            self.start.reset(self.spec, task.seed)
-        self.present: ScorePolicy | None = None  # None: what was started from, or to stay
+        super().__init__(DPTPEnv(**task.training_arguments), config, task, rng)
         self.memory, self.watch = TrafficMemory(config.memory_s), SurgeWatch()
         self._heading: Layout | None = None  # where chance leads in more than one step
         self._lingers_until_s = 0.0  # what chance has begun with is kept to
@@ -71,13 +56,8 @@ class DPTPCounterfactuals:
     def _new_arrays(self) -> dict[str, FloatArray]:
         return {name: np.empty(box.shape or (), np.float32) for name, box in self.observation.items()}
 
-    def follow(self, policy: Policy) -> None:
-        """From now on this is the present policy."""
-        assert isinstance(policy, ScorePolicy)
-        self.present = policy
-
     def play(self, budget: Budget, batch: Batch) -> None:
-        """One decision of the present policy or of chance, its state sampled now and then."""
+        """Takes one decision, by the current policy or at random, and sometimes samples its state."""
         core = self.core
         if core.done:
             core.reset(int(self.rng.integers(MAX_SEED)))
@@ -93,7 +73,7 @@ class DPTPCounterfactuals:
         number = len(options.actions)
         first = core.state.now_s == 0.0
         surge = self.config.surges and self.watch.rises(_in_system(core))
-        if number > 1 and (first or surge or self.rng.random() * self.config.sample_every < 1.0):
+        if number > 1 and (first or surge or self.samples()):
             budget.count(self._sample(known, options, chosen, batch))
         core.step(self._explored(options, chosen))
         budget.count(1)
@@ -102,7 +82,7 @@ class DPTPCounterfactuals:
         """What is done: the choice, or what chance has begun with, to its end. First layouts are chance's at first."""
         state = self.core.state
         first = self.present is None and self.start is None and state.now_s == 0.0
-        if first or self.rng.random() < self.config.exploration:
+        if first or self.explores():
             chosen = int(self.rng.integers(len(options.actions)))
             self._heading = options.wanted[chosen]
             if self.config.linger_s:
@@ -113,7 +93,7 @@ class DPTPCounterfactuals:
             chosen = options.stay
         else:
             self._heading = None
-        return options.told(chosen, state)
+        return options.command(chosen, state)
 
     def _choose(self, known: FloatArray, options: Options) -> int:
         """Row that the present policy takes."""
@@ -134,7 +114,7 @@ class DPTPCounterfactuals:
             options.features[tried],
             np.array(
                 [
-                    self._rollout(options.told(row, self.core.state), options.wanted[row], kept)
+                    self._rollout(options.command(row, self.core.state), options.wanted[row], kept)
                     for row, kept in zip(tried, keeps, strict=True)
                 ]
             ),
@@ -143,7 +123,7 @@ class DPTPCounterfactuals:
         return len(tried) * (1 + self.config.horizon // self.config.stride)
 
     def _rollout(self, action: Any, wanted: Layout | None, keeps: bool = True) -> float:
-        """Return of an action, followed by the present policy, on the arrivals that really come.
+        """Return of an action, followed by the present policy, on the arrivals of the episode.
 
         Args:
             action: What is done first.
@@ -166,36 +146,31 @@ class DPTPCounterfactuals:
                 commit_s = begin_s
             if core.state.now_s < commit_s - 1e-9:
                 span_s = min(commit_s, end_s) - core.state.now_s
-                told = None
+                command = None
                 if wanted is not None and core.state.layout != wanted:
-                    span_s, told = min(interval_s, span_s), next_step(core.state, wanted)
+                    span_s, command = min(interval_s, span_s), next_step(core.state, wanted)
             else:
-                span_s, told = self.config.stride * interval_s, self._next(core, start, memory)
-            reward, surge = _passed(core, told, span_s, watch)
+                span_s, command = self.config.stride * interval_s, self._next(core, start, memory)
+            reward, surge = _passed(core, command, span_s, watch)
             memory.watch(core.state)
             total += reward
         return total
 
     def _next(self, core: DPTPEpisode, start: Start | None, memory: TrafficMemory) -> Any:
-        """What the present policy does in a rollout."""
-        from_start = self.present is None or self.config.continuation == "start"
-        if from_start and start is not None:
-            return start.says(LazyObservation(lambda: _observed(core, self._new_arrays())), core.state)
+        """The action of the current policy in a rollout."""
+        if start is not None and self.follows_start(start):
+            return start.act(LazyObservation(lambda: _observed(core, self._new_arrays())), core.state)
         assert self.present is not None
         observation = _observed(core, self._rollout_arrays)
         known = known_state(observation, core.state, memory)
         options = self._options(core, observation, start, memory)
-        return options.told(self.present.choose(known, options), core.state)
+        return options.command(self.present.choose(known, options), core.state)
 
     def _options(
         self, core: DPTPEpisode, observation: Observation, start: Start | None, memory: TrafficMemory
     ) -> Options:
         merges = memory.may_merge(core.state.now_s, self.config.dwell_s)
         return find_options(observation, core.state, core.mask(), start, self.config.even, merges)
-
-    def advantages(self, returns: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
-        """In shares of what the best costs."""
-        return relative_advantages(returns, self.config)
 
 
 def _passed(core: DPTPEpisode, action: Any, span_s: float, watch: SurgeWatch | None) -> tuple[float, bool]:

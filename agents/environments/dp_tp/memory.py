@@ -64,7 +64,7 @@ class TrafficMemory:
         self._squares = np.zeros(len(self.constants_s))
 
     def fork(self) -> TrafficMemory:
-        """A copy that goes on by itself."""
+        """A copy that continues independently."""
         twin = TrafficMemory.__new__(TrafficMemory)
         twin.__dict__.update(self.__dict__)
         twin._rates, twin._squares = self._rates.copy(), self._squares.copy()

@@ -53,8 +53,8 @@ class Options:
     stay: int
     wanted: tuple[Layout | None, ...]
 
-    def told(self, row: int, state: ClusterState) -> Any:
-        """What the environment is told to do one of them; where it takes more than one step, the first.
+    def command(self, row: int, state: ClusterState) -> Any:
+        """The command of an option; where it takes more than one step, the first of them.
 
         Args:
             row: Which.
@@ -72,13 +72,13 @@ def find_options(
     even: bool = False,
     merges: bool = True,
 ) -> Options:
-    """What may be done now.
+    """The options at a decision.
 
     Args:
-        observation: What is seen.
-        state: What it is made of.
+        observation: The observation.
+        state: The state that it encodes.
         mask: (actions,), which are possible.
-        start: The policy that was started from; it is asked. None: there is none.
+        start: The policy to start from, which proposes an action; None: there is none.
         even: Whether only layouts of equal engines are considered (`shortlist`), to which groups are merged one after
             another (`rolling_step`).
         merges: Whether layouts of fewer engines are considered; where some groups are merged already, they always are.
@@ -96,13 +96,13 @@ def find_options(
         wanted = tuple(decode_action(number, sum(target)).layout for number in actions)
     if start is None:
         return Options(actions, features, stay, wanted)
-    said = start.says(observation, state)
-    number = nearest_action(said, target, mask)
+    proposed = start.act(observation, state)
+    number = nearest_action(proposed, target, mask)
     if number is None:
-        assert isinstance(said, (int, np.integer))
-        number = int(said)
+        assert isinstance(proposed, (int, np.integer))
+        number = int(proposed)
     usual = encode_actions(engines, target, np.array([number]))[0]
-    return Options((*actions, said), flagged(features, usual), stay, (*wanted, None))
+    return Options((*actions, proposed), flagged(features, usual), stay, (*wanted, None))
 
 
 def next_step(state: ClusterState, wanted: Layout) -> SetLayout | None:
@@ -110,7 +110,7 @@ def next_step(state: ClusterState, wanted: Layout) -> SetLayout | None:
 
     Args:
         state: The cluster.
-        wanted: Where it is to end.
+        wanted: The layout to reach.
     """
     layout = rolling_step(state, wanted)
     changed = changed_regions(groups_of(state.target_layout), groups_of(layout))
@@ -124,8 +124,8 @@ def known_state(observation: Observation, state: ClusterState, memory: TrafficMe
     """What is seen and what is remembered, one after the other; once per decision.
 
     Args:
-        observation: What is seen.
-        state: What it is made of.
+        observation: The observation.
+        state: The state that it encodes.
         memory: Takes note of it.
     """
     seen = encode_state(observation["engines"], observation["cluster"], state.target_layout)
@@ -139,9 +139,9 @@ class ScorePolicy:
         network: Scores actions.
         config: What the agent that trained it knows of its actions: where it started from, what it remembers, which
             layouts it considers.
-        name: What it is called in results.
-        observation: What it was trained to see.
-        action: What it was trained to choose from.
+        name: Its name in results.
+        observation: Observation space of the training.
+        action: Action space of the training.
     """
 
     clairvoyant = False
@@ -160,7 +160,7 @@ class ScorePolicy:
         self._checked, self._can_switch = False, True
 
     def reset(self, spec: PolicySpec, seed: int) -> None:
-        """Looks at the setting.
+        """Checks the setting.
 
         Raises:
             ValueError: the setting is of another shape than the one it was trained in.
@@ -181,7 +181,7 @@ class ScorePolicy:
         known = known_state(observation, state, self.memory)
         merges = self.memory.may_merge(state.now_s, self.dwell_s)
         options = find_options(observation, state, mask, self.start, self.even, merges)
-        action: Action = options.told(self.choose(known, options), state)
+        action: Action = options.command(self.choose(known, options), state)
         return action
 
     def choose(self, known: FloatArray, options: Options) -> int:

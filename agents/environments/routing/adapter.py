@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -24,12 +23,13 @@ from serving_gym.envs.interface.policy_spec import PolicySpec
 from serving_gym.envs.routing.config import RoutingConfig
 from serving_gym.envs.routing.state import Dispatch, RoutingState
 from serving_gym.envs.simulator.kernel.features import PLACE_FEATURES
-from serving_gym.envs.workload.registry import WorkloadSource
 
 
 class RoutingAdapter(PlaceAdapter):
     """Places of a fleet; a decision for every request that arrives."""
 
+    setting = "fleet"
+    config_class = RoutingConfig
     features = PLACE_FEATURES
     present = PLACE_FEATURES.index("in_service")
     direct = True
@@ -38,10 +38,6 @@ class RoutingAdapter(PlaceAdapter):
     def __init__(self, env: str = "routing") -> None:
         super().__init__(env)
         self.plain = LinearScorePolicy()
-
-    def interval_s(self, arguments: Mapping[str, Any]) -> float:
-        """The mean time between two arrivals."""
-        return 1.0 / WorkloadSource(RoutingConfig(**arguments).workload).rate_rps
 
     def mask(self, observation: Observation, state: RoutingState, spec: PolicySpec) -> NDArray[np.bool_]:
         """The places that can take the request, and to hold it."""
@@ -55,12 +51,6 @@ class RoutingAdapter(PlaceAdapter):
         """The place that a request is sent to, or the last action, to hold it."""
         place = action.place if isinstance(action, Dispatch) else action
         return super().index_of(place, state, mask, spec)
-
-    def check_setting(
-        self, name: str, observation: spaces.Dict, action: ActionSpace, spec: PolicySpec
-    ) -> None:
-        """Refuses a node, whose engines are what is decided."""
-        _ = spec.fleet
 
     def counterfactuals(
         self, config: APIConfig, task: Task, rng: np.random.Generator

@@ -35,7 +35,7 @@ _MOST_DECISIONS = 1 << 40  # of a rollout: its window alone ends it
 
 
 class RoutingCounterfactuals:
-    """Plays episodes side by side; at sampled states they are forked once for each candidate place.
+    """Plays a batch of episodes; at sampled states they are forked once for each candidate place.
 
     Where there are several fleets (`Task.also`), it plays a decision on each in turn; on one of more places a rollout
     looks as many more arrivals ahead.
@@ -45,8 +45,8 @@ class RoutingCounterfactuals:
 
     Args:
         config: Settings of the agent.
-        task: What is to be learned.
-        rng: Of episodes, sampling and exploration.
+        task: The training task.
+        rng: Draws episodes, sampled states and exploration.
 
     Raises:
         ValueError: the policy to start from does not decide inside the kernel.
@@ -62,7 +62,7 @@ class RoutingCounterfactuals:
         self._fleets = [
             RoutingBatch([RoutingEpisode(each) for _ in range(task.num_envs)]) for each in routings
         ]
-        self._seen_of: list[Observations | None] = [None] * len(routings)
+        self._observations_of: list[Observations | None] = [None] * len(routings)
         self._turn = 0
         self._larger = [each.cluster.num_places / routings[0].cluster.num_places for each in routings]
         observation, self.action = make_spaces(self.batch.episodes[0])
@@ -78,13 +78,13 @@ class RoutingCounterfactuals:
         return self._fleets[self._turn]
 
     @property
-    def _seen(self) -> Observations | None:
-        """What is seen there; None: no episode has begun."""
-        return self._seen_of[self._turn]
+    def _observations(self) -> Observations | None:
+        """Observations of the fleet whose turn it is; None: no episode has begun."""
+        return self._observations_of[self._turn]
 
-    @_seen.setter
-    def _seen(self, seen: Observations) -> None:
-        self._seen_of[self._turn] = seen
+    @_observations.setter
+    def _observations(self, observations: Observations) -> None:
+        self._observations_of[self._turn] = observations
 
     @property
     def score(self) -> PlaceScore:
@@ -96,31 +96,31 @@ class RoutingCounterfactuals:
     def _compile(self, routing: RoutingConfig) -> None:
         """Compiles what playing and rollouts need, before any training time counts."""
         tried = RoutingBatch([RoutingEpisode(routing)])
-        seen = tried.reset([0], [0])
-        self._act(seen)
+        observations = tried.reset([0], [0])
+        self._act(observations)
         if self.config.guard is not None:
-            guarded(self.config.guard.numbers(), seen._asdict(), seen.masks)
+            guarded(self.config.guard.numbers(), observations._asdict(), observations.masks)
         tried.roll(np.full(1, tried.hold), self.score, np.zeros(1), 1)
 
     def follow(self, policy: Policy) -> None:
-        """From now on this is the present policy."""
+        """Makes this the current policy."""
         assert isinstance(policy, NetworkPolicy)
         self.present = policy
 
     def play(self, budget: Budget, batch: Batch) -> None:
         """A decision of the present policy or of chance in every episode of a fleet, some of the states sampled."""
         self._turn = (self._turn + 1) % len(self._fleets)
-        seen = self._begin_ended()
-        actions = self._act(seen)
-        able = seen.masks[:, :-1]
+        observations = self._begin_ended()
+        actions = self._act(observations)
+        able = observations.masks[:, :-1]
         sampled = self._drawn(len(actions))
         sampled = sampled[able[sampled].sum(axis=1) > 1]
         if len(sampled):
-            self._sample(sampled, seen, actions, budget, batch)
+            self._sample(sampled, observations, actions, budget, batch)
         explores = (self.rng.random(len(actions)) < self.config.exploration) & able.any(axis=1)
         for i in np.flatnonzero(explores):
             actions[i] = self.rng.choice(np.flatnonzero(able[i]))
-        self._seen, _ = self.batch.step(actions)
+        self._observations, _ = self.batch.step(actions)
         budget.count(len(actions))
 
     def _drawn(self, number: int) -> NDArray[np.int64]:
@@ -132,44 +132,48 @@ class RoutingCounterfactuals:
         return np.sort(self.rng.choice(number, together, replace=False))
 
     def _begin_ended(self) -> Observations:
-        """Begins an episode wherever there is none, and returns what is seen."""
-        number, seen = len(self.batch.episodes), self._seen
-        over = list(range(number)) if seen is None else np.flatnonzero(self.batch.done).tolist()
+        """Begins an episode wherever there is none, and returns the observations."""
+        number, observations = len(self.batch.episodes), self._observations
+        over = list(range(number)) if observations is None else np.flatnonzero(self.batch.done).tolist()
         if over:
             fresh = self.batch.reset(over, self.rng.integers(MAX_SEED, size=len(over)).tolist())
-            seen = seen or fresh
-            for kept, rows in zip(seen, fresh, strict=True):
+            observations = observations or fresh
+            for kept, rows in zip(observations, fresh, strict=True):
                 kept[over] = rows
-        assert seen is not None
-        self._seen = seen
-        return seen
+        assert observations is not None
+        self._observations = observations
+        return observations
 
-    def _act(self, seen: Observations) -> NDArray[np.int64]:
-        observation = {"places": seen.places, "request": seen.request, "cluster": seen.cluster}
-        return self.present.act_batch(observation, seen.masks)
+    def _act(self, observations: Observations) -> NDArray[np.int64]:
+        observation = {
+            "places": observations.places,
+            "request": observations.request,
+            "cluster": observations.cluster,
+        }
+        return self.present.act_batch(observation, observations.masks)
 
     def _sample(
         self,
         sampled: NDArray[np.intp],
-        seen: Observations,
+        observations: Observations,
         actions: NDArray[np.int64],
         budget: Budget,
         batch: Batch,
     ) -> None:
         """Adds the states of some episodes, with the returns of some of their places."""
-        candidates = [self._candidates(seen.masks[i, :-1], int(actions[i])) for i in sampled]
+        candidates = [self._candidates(observations.masks[i, :-1], int(actions[i])) for i in sampled]
         owners = np.repeat(sampled, [len(places) for places in candidates])
         first = np.concatenate(candidates)
-        returns = np.full((len(seen.masks), seen.masks.shape[1] - 1), np.nan)
+        returns = np.full((len(observations.masks), observations.masks.shape[1] - 1), np.nan)
         squares = returns.copy()
         for begin in range(0, len(owners), _LARGEST_BATCH):
             part = slice(begin, begin + _LARGEST_BATCH)
             rows = owners[part], first[part]
             returns[rows], squares[rows] = self._rollouts(*rows, budget)
         for i in sampled:
-            state = np.concatenate([seen.request[i], seen.cluster[i]])
+            state = np.concatenate([observations.request[i], observations.cluster[i]])
             kind = f"{self.batch.episodes[i].simulator.workload.name} on fleet {self._turn}"
-            batch.add(state, seen.places[i].copy(), returns[i], int(actions[i]), kind, squares[i])
+            batch.add(state, observations.places[i].copy(), returns[i], int(actions[i]), kind, squares[i])
 
     def _candidates(self, able: NDArray[np.bool_], present: int) -> NDArray[np.int64]:
         """The present choice and others, drawn where there are more than may be compared."""
@@ -180,12 +184,12 @@ class RoutingCounterfactuals:
     def _rollouts(
         self, owners: NDArray[np.intp], first: NDArray[np.int64], budget: Budget
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """What sending requests to places and following the present policy brings, on the arrivals that really come.
+        """Returns of sending requests to places and then following the current policy, on the arrivals of the episode.
 
         Args:
             owners: (M,) episodes to fork.
             first: (M,) place that each fork begins with.
-            budget: Hears of the decisions.
+            budget: Counts the decisions.
 
         Returns:
             Returns, (M,), and what `agent.tail` weighs, (M,).
@@ -224,8 +228,8 @@ def check_start(policy: BatchPolicy, task: Task, observation: spaces.Dict) -> No
 
     Args:
         policy: The policy.
-        task: What is to be learned.
-        observation: What the environment shows.
+        task: The training task.
+        observation: Observation space of the environment.
 
     Raises:
         ValueError: It is for another environment, or was trained to see something else.

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from serving_gym.calibration.fields import check_at_least, check_not_negative
+from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.routing.config import RoutingScales
 from serving_gym.envs.simulator.kernel.features import CLUSTER_FEATURES
 from serving_gym.envs.simulator.kernel.place_guard import GUARD, narrow_many
-from serving_gym.envs.workload.registry import check_choice
 
 
 @dataclass(frozen=True)
@@ -54,15 +55,11 @@ class GuardConfig:
     slots: float = math.inf
 
     def __post_init__(self) -> None:
-        if not 1.0 <= self.times_least < math.inf:
-            raise ValueError(f"agent.guard.times_least must be finite and at least 1, got {self.times_least}")
-        if not self.slots >= 1.0:
-            raise ValueError(f"agent.guard.slots must be at least 1, got {self.slots}")
-        for name in ("times_usual", "soon_s", "soon_of_age", "soon_of_slow"):
-            if not 0.0 <= getattr(self, name) < math.inf:
-                raise ValueError(
-                    f"agent.guard.{name} must be finite and at least 0, got {getattr(self, name)}"
-                )
+        check_at_least(self, 1, "times_least", prefix="agent.guard.", finite=True)
+        check_at_least(self, 1, "slots", prefix="agent.guard.")
+        check_not_negative(
+            self, "times_usual", "soon_s", "soon_of_age", "soon_of_slow", prefix="agent.guard.", finite=True
+        )
 
     def numbers(self) -> NDArray[np.float64]:
         """What the kernel knows of it, (len(GUARD),), with the usual scales of the observation."""

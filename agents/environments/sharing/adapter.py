@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
-from gymnasium import spaces
 from numpy.typing import NDArray
 
 from serving_gym.agents.environments.adapter import Observation
 from serving_gym.agents.environments.place_adapter import PlaceAdapter
 from serving_gym.agents.environments.sharing.counterfactuals import SharingCounterfactuals
 from serving_gym.agents.environments.sharing.policy import SharingNetworkPolicy
-from serving_gym.agents.environments.spaces import ActionSpace
 from serving_gym.agents.learners.api.config import APIConfig
 from serving_gym.agents.learners.learner import Task
 from serving_gym.baselines.common.place_score import PlaceScorePolicy
@@ -22,7 +17,6 @@ from serving_gym.envs.interface.sharing import SharingSetting
 from serving_gym.envs.sharing.config import SharingConfig
 from serving_gym.envs.sharing.state import SharingState
 from serving_gym.envs.simulator.sharing.features import PLACE_FEATURES
-from serving_gym.envs.workload.registry import WorkloadSource
 
 _CAN_TAKE, _REPLACES = 0, PLACE_FEATURES.index("replaces")  # columns of the places
 
@@ -30,6 +24,8 @@ _CAN_TAKE, _REPLACES = 0, PLACE_FEATURES.index("replaces")  # columns of the pla
 class SharingAdapter(PlaceAdapter):
     """Instances and nodes; a decision for every request that arrives."""
 
+    setting = SharingSetting
+    config_class = SharingConfig
     features = PLACE_FEATURES
     present = PLACE_FEATURES.index("there")
     network_policy = SharingNetworkPolicy
@@ -37,10 +33,6 @@ class SharingAdapter(PlaceAdapter):
     def __init__(self, env: str = "sharing") -> None:
         super().__init__(env)
         self.plain = PlaceScorePolicy()
-
-    def interval_s(self, arguments: Mapping[str, Any]) -> float:
-        """The mean time between two arrivals."""
-        return 1.0 / WorkloadSource(SharingConfig(**arguments).workload).rate_rps
 
     def mask(self, observation: Observation, state: SharingState, spec: PolicySpec) -> NDArray[np.bool_]:
         """The places that can take the request, and to hold it."""
@@ -51,12 +43,6 @@ class SharingAdapter(PlaceAdapter):
         replaces = observation["places"][:, :, _REPLACES] > 0
         nobody = np.zeros((len(answers), 1), bool)
         return ~np.concatenate([replaces, nobody], axis=1)[np.arange(len(answers)), answers]
-
-    def check_setting(
-        self, name: str, observation: spaces.Dict, action: ActionSpace, spec: PolicySpec
-    ) -> None:
-        """Refuses a setting without shared nodes."""
-        _ = spec.setting_of(SharingSetting)
 
     def counterfactuals(
         self, config: APIConfig, task: Task, rng: np.random.Generator

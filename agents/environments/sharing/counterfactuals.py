@@ -1,4 +1,4 @@
-"""Counterfactual rollouts of placement: what sending the request elsewhere would have brought."""
+"""Counterfactual rollouts of placement: returns of sending the request to other places."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from serving_gym.envs.sharing.spaces import make_spaces
 
 
 class SharingCounterfactuals(RoutingCounterfactuals):
-    """Plays episodes side by side; at sampled states they are forked once for each candidate place.
+    """Plays a batch of episodes; at sampled states they are forked once for each candidate place.
 
     Args:
         config: Settings of the agent.
-        task: What is to be learned.
-        rng: Of episodes, sampling and exploration.
+        task: The training task.
+        rng: Draws episodes, sampled states and exploration.
 
     Raises:
         ValueError: the policy to start from cannot decide by the observation alone.
@@ -38,7 +38,7 @@ class SharingCounterfactuals(RoutingCounterfactuals):
         self._fleets: list[SharingBatch] = [  # type: ignore[assignment]
             SharingBatch([SharingEpisode(sharing) for _ in range(task.num_envs)])
         ]
-        self._seen_of, self._turn = [None], 0
+        self._observations_of, self._turn = [None], 0
         observation, self.action = make_spaces(self.batch.episodes[0])
         assert isinstance(observation, spaces.Dict)
         self.observation = observation
@@ -50,26 +50,26 @@ class SharingCounterfactuals(RoutingCounterfactuals):
         """The episodes."""
         return self._fleets[0]
 
-    def _act(self, seen: Observations) -> NDArray[np.int64]:
-        masks = seen.masks.copy()
+    def _act(self, observations: Observations) -> NDArray[np.int64]:
+        masks = observations.masks.copy()
         masks[masks[:, :-1].any(axis=1), -1] = False  # a policy that may hold does so only where it must
-        return super()._act(seen._replace(masks=masks))
+        return super()._act(observations._replace(masks=masks))
 
     def _rollouts(
         self, owners: NDArray[np.intp], first: NDArray[np.int64], budget: Budget
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Returns of sending requests to places and following the present policy, on the arrivals that really come.
+        """Returns of sending requests to places and following the present policy, on the arrivals of the episode.
 
         Args:
             owners: (M,) episodes to fork.
             first: (M,) place that each fork begins with.
-            budget: Hears of the decisions.
+            budget: Counts the decisions.
         """
         until_s = np.array([self._until_s(i) for i in owners])
 
-        def decide(seen: Observations, going: NDArray[np.bool_]) -> NDArray[np.int64]:
+        def decide(observations: Observations, going: NDArray[np.bool_]) -> NDArray[np.int64]:
             budget.count(int(going.sum()))
-            return self._act(seen)
+            return self._act(observations)
 
         budget.count(len(owners))
         returns = self.batch.branch(owners.tolist()).returns_until(first, until_s, decide)

@@ -8,7 +8,8 @@ from typing import Any
 
 from serving_gym.agents.config import AgentConfig
 from serving_gym.agents.environments.routing.guard import read_guard
-from serving_gym.envs.workload.registry import check_choice
+from serving_gym.calibration.fields import check_at_least, check_not_negative, check_positive, check_within
+from serving_gym.calibration.lookup import check_choice
 
 CONTINUATIONS = ("present", "start")
 _NOT_PLACING = ("autoscaling", "deployment", "dp_tp")
@@ -65,19 +66,22 @@ class PolicyIterationConfig(AgentConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("iterations", "sample_every", "kept_iterations", "hidden", "epochs", "batch_size"):
-            check_at_least_one(name, getattr(self, name))
-        if not 0.0 <= self.exploration <= 1.0:
-            raise ValueError(f"agent.exploration must be in [0, 1], got {self.exploration}")
-        if not 0.0 <= self.averaged <= 1.0:
-            raise ValueError(f"agent.averaged must be in [0, 1], got {self.averaged}")
-        for name in ("trust", "least_cost"):
-            if not 0.0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"agent.{name} must be finite and not negative, got {getattr(self, name)}")
+        check_at_least(
+            self,
+            1,
+            "iterations",
+            "sample_every",
+            "kept_iterations",
+            "hidden",
+            "epochs",
+            "batch_size",
+            prefix="agent.",
+        )
+        check_within(self, "[0, 1]", "exploration", "averaged", prefix="agent.")
+        check_not_negative(self, "trust", "least_cost", prefix="agent.", finite=True)
         if not self.worst < 0:
             raise ValueError(f"agent.worst must be negative, got {self.worst}")
-        if not 0.0 <= self.cost_power <= 1.0:
-            raise ValueError(f"agent.cost_power must be in [0, 1], got {self.cost_power}")
+        check_within(self, "[0, 1]", "cost_power", prefix="agent.")
         if len(self.entropy_weights) != 2 or not all(0.0 < each < math.inf for each in self.entropy_weights):
             raise ValueError(
                 f"agent.entropy_weights must be two positive numbers, first and last, got {list(self.entropy_weights)}"
@@ -154,26 +158,19 @@ class APIConfig(PolicyIterationConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("horizon", "commit", "stride", "committee"):
-            check_at_least_one(name, getattr(self, name))
-        if self.candidates < 2:
-            raise ValueError(f"agent.candidates must be at least 2, got {self.candidates}")
+        check_at_least(self, 1, "horizon", "commit", "stride", "committee", prefix="agent.")
+        check_at_least(self, 2, "candidates", prefix="agent.")
         if not all(0.0 < each < math.inf for each in self.memory_s):
             raise ValueError(f"agent.memory_s must be positive numbers of seconds, got {list(self.memory_s)}")
-        for name in ("dwell_s", "linger_s"):
-            if not 0.0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"agent.{name} must be finite and not negative, got {getattr(self, name)}")
+        check_not_negative(self, "dwell_s", "linger_s", prefix="agent.", finite=True)
         if self.guard is not None:
             object.__setattr__(self, "guard", read_guard(self.guard))
         check_choice("agent.continuation", self.continuation, CONTINUATIONS)
         if self.continuation == "start" and self.start is None:
             raise ValueError("agent.continuation=start needs a policy to start from: set agent.start")
-        if self.stays is not None and not self.stays > 0:
-            raise ValueError(f"agent.stays must be positive, got {self.stays}")
-        if not 0 <= self.tail < math.inf:
-            raise ValueError(f"agent.tail must be finite and not negative, got {self.tail}")
-        if not 1.0 <= self.largest_fleet < math.inf:
-            raise ValueError(f"agent.largest_fleet must be finite and at least 1, got {self.largest_fleet}")
+        check_positive(self, "stays", prefix="agent.")
+        check_not_negative(self, "tail", prefix="agent.", finite=True)
+        check_at_least(self, 1, "largest_fleet", prefix="agent.", finite=True)
 
     @property
     def members(self) -> int:
@@ -204,13 +201,3 @@ def check_settings_of(config: APIConfig, env: str) -> None:
 def _plainly(value: Any) -> Any:
     """A setting as one would type it."""
     return "null" if value is None else list(value) if isinstance(value, tuple) else value
-
-
-def check_at_least_one(name: str, value: int) -> None:
-    """Refuses a setting that must be at least 1.
-
-    Raises:
-        ValueError: it is less.
-    """
-    if value < 1:
-        raise ValueError(f"agent.{name} must be at least 1, got {value}")

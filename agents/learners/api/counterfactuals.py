@@ -51,16 +51,16 @@ class Counterfactuals(Protocol):
 
     @property
     def observation(self) -> spaces.Dict:
-        """What the environment shows."""
+        """Observation space of the environment."""
         ...
 
     @property
     def action(self) -> ActionSpace:
-        """What it takes."""
+        """Action space of the environment."""
         ...
 
     def follow(self, policy: Policy) -> None:
-        """From now on this is the present policy, in the episodes and in rollouts."""
+        """Makes this the current policy, in the episodes and in rollouts."""
         ...
 
     def play(self, budget: Budget, batch: Batch) -> None:

@@ -1,7 +1,7 @@
 """Approximate policy iteration by counterfactual rollouts.
 
 At states that the present policy visits, the world is forked once for each candidate action; every fork takes its
-action and then follows the present policy, on the arrivals that really come (common random numbers, so the difference
+action and then follows the present policy, on the arrivals of the episode (common random numbers, so the difference
 between two actions is free of the noise they share). A network that sees only what can be seen at the decision is
 trained to put its probability on the actions that came out best; its greedy policy is the next one. Kin: Hindsight
 Learning (arXiv 2207.06272). The rollouts know the future, the policy that is learned does not.
@@ -12,7 +12,6 @@ What an action is, how it is described to the network and how a rollout goes is 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -43,6 +42,7 @@ from serving_gym.agents.learners.api.data import (
 from serving_gym.agents.learners.api.fit import Vary, fit
 from serving_gym.agents.learners.api.start import calibrated_margin
 from serving_gym.agents.learners.learner import Budget, Learner, Task, build_agent_config
+from serving_gym.agents.learners.training_state import read_training_state, write_training_state
 from serving_gym.agents.networks.score_network import NEVER, Committee, TrainableNetwork
 from serving_gym.agents.networks.set_network import SetNetwork
 from serving_gym.baselines.policy import Policy
@@ -63,7 +63,7 @@ class PolicyIterationLearner(Learner):
 
     Args:
         config: Its settings.
-        task: What is to be learned.
+        task: The training task.
         adapter: Makes the world, the network and the policy.
     """
 
@@ -249,22 +249,16 @@ class PolicyIterationLearner(Learner):
     def save_training(self, folder: Path) -> None:
         """Writes the kept data and the random generators."""
         write_batches([*self.batches, self.gathered], folder / DATA)
-        state = {
-            "iteration": self.iteration,
-            "unlearned": self.unlearned,
-            "rng": self.rng.bit_generator.state,
-            "torch": self.generator.get_state().tolist(),
-        }
-        (folder / STATE).write_text(json.dumps(state), encoding="utf-8")
+        write_training_state(
+            folder / STATE, self.rng, self.generator, iteration=self.iteration, unlearned=self.unlearned
+        )
 
     def restore(self, folder: Path) -> None:
         """Goes on from there; episodes that were being played begin anew."""
         network = read_network(self.adapter, self.world.observation, self.config, folder)
         *self.earlier, self.network = network.networks if isinstance(network, Committee) else (network,)
-        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        state = read_training_state(folder / STATE, self.rng, self.generator)
         self.iteration, self.unlearned = state["iteration"], state.get("unlearned", False)
-        self.rng.bit_generator.state = state["rng"]
-        self.generator.set_state(torch.tensor(state["torch"], dtype=torch.uint8))
         *self.batches, self.gathered = read_batches(folder / DATA)
         if self.iteration:
             self.world.follow(self.policy())
@@ -275,7 +269,7 @@ class APILearner(PolicyIterationLearner):
 
     Args:
         config: Its settings.
-        task: What is to be learned.
+        task: The training task.
 
     Raises:
         ValueError: no agent learns in the environment, or a setting is for another.
@@ -343,7 +337,7 @@ def read_network(adapter: Improvable, observation: spaces.Dict, config: Any, fol
 
     Args:
         adapter: Makes networks.
-        observation: What is seen.
+        observation: The observation.
         config: Of the agent.
         folder: Of the checkpoint.
     """
@@ -365,12 +359,7 @@ def read_network(adapter: Improvable, observation: spaces.Dict, config: Any, fol
 
 
 def load(folder: Path, config: Mapping[str, Any], name: str) -> Policy:
-    """The policy of a checkpoint.
-
-    Args:
-        folder: Of the checkpoint.
-        config: Its settings.
-        name: What the policy is called.
+    """The policy of a checkpoint; see `agents.learners.learner.AgentEntry`.
 
     Raises:
         ValueError: it has a guard, and another environment or other scales than that reads.
@@ -388,7 +377,7 @@ def load_with(adapter: Improvable, folder: Path, config: Mapping[str, Any], name
         adapter: Makes the network and the policy.
         folder: Of the checkpoint.
         config: Its settings.
-        name: What the policy is called.
+        name: Its name.
     """
     observation, action = read_spaces(folder)
     agent = build_agent_config(config["agent"])

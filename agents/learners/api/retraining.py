@@ -31,7 +31,7 @@ def retrain(
         batches: States, and what their actions brought.
         config: Settings of the trainings; `epochs` are those of these networks.
         adapter: Makes networks.
-        observation: What is seen.
+        observation: The observation.
         number: How many networks.
         seed: Of weights and of the order of states.
     """

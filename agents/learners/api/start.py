@@ -58,12 +58,12 @@ class Start:
         self.policy.reset(spec, seed)
         self._known = (spec, *(getattr(spec, entry.name) for entry in dataclasses.fields(spec)))
 
-    def says(self, observation: Mapping[str, FloatArray], state: Any) -> Action:
+    def act(self, observation: Mapping[str, FloatArray], state: Any) -> Action:
         """What it would do; to be asked once a decision."""
         return self.policy.act(observation, state)
 
     def fork(self) -> Start:
-        """A copy that goes on by itself; what is known of the setting is shared."""
+        """A copy that continues independently; what is known of the setting is shared."""
         twin = Start.__new__(Start)
         twin._known = self._known
         twin.policy = copy.deepcopy(self.policy, {id(known): known for known in self._known})

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from serving_gym.agents.learners.api.config import PolicyIterationConfig, check_at_least_one
+from serving_gym.agents.learners.api.config import PolicyIterationConfig
+from serving_gym.calibration.fields import check_at_least
 from serving_gym.envs.workload.registry import MIXTURE, WorkloadSource, WorkloadSpec
 
 
@@ -63,10 +64,7 @@ class PortfolioConfig(PolicyIterationConfig):
                 raise ValueError(
                     f"agent.policies must hold names of policies, or mappings with a name and params, got {policy!r}"
                 )
-        check_at_least_one("every", self.every)
-        for name in ("commit", "horizon"):
-            if getattr(self, name) is not None:
-                check_at_least_one(name, getattr(self, name))
+        check_at_least(self, 1, "every", "commit", "horizon", prefix="agent.")
 
     def places(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Keyword arguments of the environments in which episodes are played: one, or one a part of the workload.

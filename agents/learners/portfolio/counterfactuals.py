@@ -14,9 +14,9 @@ from serving_gym.agents.environments.spaces import ActionSpace
 from serving_gym.agents.learners.api.counterfactuals import Batch, relative_advantages
 from serving_gym.agents.learners.learner import Budget, Task
 from serving_gym.agents.learners.portfolio.config import PortfolioConfig
-from serving_gym.agents.learners.portfolio.members import members_of
-from serving_gym.agents.learners.portfolio.panel import Panel
+from serving_gym.agents.learners.portfolio.policies import make_policies
 from serving_gym.agents.learners.portfolio.policy import PortfolioPolicy
+from serving_gym.agents.learners.portfolio.portfolio_state import PortfolioState
 from serving_gym.baselines.policy import Policy
 from serving_gym.envs.base.vector_env import MAX_SEED
 from serving_gym.envs.registration import make_env
@@ -31,9 +31,9 @@ class PortfolioCounterfactuals:
 
     Args:
         config: Settings of the agent.
-        task: What is to be learned.
+        task: The training task.
         adapter: Of the environment.
-        rng: Of episodes, sampling and exploration.
+        rng: Draws episodes, sampled states and exploration.
 
     Raises:
         ValueError: a policy does not fit the environment.
@@ -49,14 +49,14 @@ class PortfolioCounterfactuals:
         self.env, self.part = self._envs[0], -1
         self.observation: spaces.Dict = self.env.observation_space
         self.action: ActionSpace = self.env.action_space
-        self.panel = Panel(members_of(config), adapter, config.memory)
-        self.panel.reset(self.env.policy_spec, task.seed)
+        self.portfolio = PortfolioState(make_policies(config), adapter, config.memory)
+        self.portfolio.reset(self.env.policy_spec, task.seed)
         self.present: PortfolioPolicy | None = None  # None: the first policy is followed
         self.over = True
         self.choices = 0  # of the episode so far
 
     def follow(self, policy: Policy) -> None:
-        """From now on this one chooses."""
+        """Makes this the policy that chooses."""
         assert isinstance(policy, PortfolioPolicy)
         self.present = policy
 
@@ -64,59 +64,59 @@ class PortfolioCounterfactuals:
         """A choice, and the decisions up to the next one; the choice is sampled now and then."""
         if self.over:
             self._begin()
-        panel = self.panel
-        chosen = 0 if self.present is None else self.present.choose(panel)
+        portfolio = self.portfolio
+        chosen = 0 if self.present is None else self.present.choose(portfolio)
         self.choices += 1
         if self.rng.random() * min(self.choices, self.config.sample_every) < 1.0:
-            returns = [self._rollout(member, budget) for member in range(len(panel.members))]
-            batch.add(panel.state(), panel.rows(), np.array(returns), chosen, str(self.part))
+            returns = [self._rollout(number, budget) for number in range(len(portfolio.policies))]
+            batch.add(portfolio.state(), portfolio.rows(), np.array(returns), chosen, str(self.part))
         explores = self.rng.random() < self.config.exploration
-        panel.followed = int(self.rng.integers(len(panel.members))) if explores else chosen
+        portfolio.followed = int(self.rng.integers(len(portfolio.policies))) if explores else chosen
         for _ in range(self.config.every):
-            observation, _, terminated, truncated, _ = self.env.step(panel.said[panel.followed])
+            observation, _, terminated, truncated, _ = self.env.step(portfolio.actions[portfolio.followed])
             budget.count(1)
             self.over = terminated or truncated
             if self.over:
                 return
-            panel.see(observation, self.env.state)
+            portfolio.observe(observation, self.env.state)
 
     def _begin(self) -> None:
         self.part = (self.part + 1) % len(self._envs)
         self.env = self._envs[self.part]
         observation, _ = self.env.reset(seed=int(self.rng.integers(MAX_SEED)))
-        self.panel.reset(self.env.policy_spec, int(self.rng.integers(MAX_SEED)))
-        self.panel.see(observation, self.env.state)
+        self.portfolio.reset(self.env.policy_spec, int(self.rng.integers(MAX_SEED)))
+        self.portfolio.observe(observation, self.env.state)
         self.over, self.choices = False, 0
 
     def _rollout(self, number: int, budget: Budget) -> float:
-        """Return of following a member, on the arrivals that really come."""
+        """Return of following a policy, on the arrivals of the episode."""
         if self.config.commit is not None and self.present is not None:
             return self._committed(number, self.config.commit, self.present, budget)
-        env, member = self.env.fork(), self.panel.members[number].fork()
-        action, total, steps = self.panel.said[number], 0.0, 0
+        env, policy = self.env.fork(), self.portfolio.policies[number].fork()
+        action, total, steps = self.portfolio.actions[number], 0.0, 0
         while True:
             observation, reward, over = env.advance(action)
             total, steps = total + reward, steps + 1
             if over or steps == self.config.horizon:
                 budget.count(steps)
                 return total
-            action = member.says(observation, env.state)
+            action = policy.act(observation, env.state)
 
     def _committed(self, number: int, commit: int, present: PortfolioPolicy, budget: Budget) -> float:
-        """Return of following a member for some choices, and then whom the portfolio follows."""
-        env, panel = self.env.fork(), self.panel.fork()
-        panel.followed, total, steps = number, 0.0, 0
+        """Return of following a policy for some choices, and then the one that the portfolio chooses."""
+        env, portfolio = self.env.fork(), self.portfolio.fork()
+        portfolio.followed, total, steps = number, 0.0, 0
         while True:
-            observation, reward, over = env.advance(panel.said[panel.followed])
+            observation, reward, over = env.advance(portfolio.actions[portfolio.followed])
             total, steps = total + reward, steps + 1
             if over or steps == self.config.horizon:
                 budget.count(steps)
                 return total
-            panel.see(observation, env.state)
+            portfolio.observe(observation, env.state)
             chosen, between = divmod(steps, self.config.every)
             if not between and chosen >= commit:
-                panel.followed = present.choose(panel)
+                portfolio.followed = present.choose(portfolio)
 
     def advantages(self, returns: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
-        """In shares of what the best costs."""
+        """Advantages relative to the cost of the best action."""
         return relative_advantages(returns, self.config)

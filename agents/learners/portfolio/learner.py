@@ -26,9 +26,9 @@ from serving_gym.agents.learners.api.learner import PolicyIterationLearner, load
 from serving_gym.agents.learners.learner import Task
 from serving_gym.agents.learners.portfolio.config import PortfolioConfig
 from serving_gym.agents.learners.portfolio.counterfactuals import PortfolioCounterfactuals
-from serving_gym.agents.learners.portfolio.members import members_of
-from serving_gym.agents.learners.portfolio.panel import state_size
+from serving_gym.agents.learners.portfolio.policies import make_policies
 from serving_gym.agents.learners.portfolio.policy import PortfolioPolicy
+from serving_gym.agents.learners.portfolio.portfolio_state import state_size
 from serving_gym.agents.networks.score_network import Committee, TrainableNetwork
 from serving_gym.baselines.policy import Policy
 
@@ -53,10 +53,10 @@ class Choosing:
 
     def score_network(self, observation: spaces.Dict, config: PortfolioConfig) -> TrainableNetwork:
         """Scores of the policies."""
-        members = len(config.policies)
-        size = state_size(self.adapter.summary_size(observation), members, config.memory)
+        num_policies = len(config.policies)
+        size = state_size(self.adapter.summary_size(observation), num_policies, config.memory)
         described = self.adapter.described_size(observation)
-        return TrainableNetwork(size, members + described + 1, config.hidden, started=True)
+        return TrainableNetwork(size, num_policies + described + 1, config.hidden, started=True)
 
     def score_policy(
         self,
@@ -68,9 +68,9 @@ class Choosing:
     ) -> PortfolioPolicy:
         """Greedy in such a network."""
         assert isinstance(network, TrainableNetwork | Committee)
-        members = members_of(config)
+        policies = make_policies(config)
         return PortfolioPolicy(
-            network.export(), members, config.every, self.adapter, name, observation, action, config.memory
+            network.export(), policies, config.every, self.adapter, name, observation, action, config.memory
         )
 
 
@@ -79,7 +79,7 @@ class PortfolioLearner(PolicyIterationLearner):
 
     Args:
         config: Its settings.
-        task: What is to be learned.
+        task: The training task.
 
     Raises:
         ValueError: a policy looks at the future or does not fit the environment.
@@ -104,11 +104,5 @@ class PortfolioLearner(PolicyIterationLearner):
 
 
 def load(folder: Path, config: Mapping[str, Any], name: str) -> Policy:
-    """The policy of a checkpoint.
-
-    Args:
-        folder: Of the checkpoint.
-        config: Its settings.
-        name: What the policy is called.
-    """
+    """The policy of a checkpoint; see `agents.learners.learner.AgentEntry`."""
     return load_with(Choosing(adapter_of(config["env"]["name"])), folder, config, name)

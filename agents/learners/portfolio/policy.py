@@ -1,4 +1,4 @@
-"""The learned policy: it follows one of several, and chooses anew from time to time."""
+"""The learned policy of a portfolio: it follows one of several policies and chooses again at fixed intervals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from serving_gym.agents.environments.adapter import Adapter
 from serving_gym.agents.environments.spaces import ActionSpace
 from serving_gym.agents.learners.api.start import Start
-from serving_gym.agents.learners.portfolio.panel import Panel
+from serving_gym.agents.learners.portfolio.portfolio_state import PortfolioState
 from serving_gym.agents.networks.score_network import Scores
 from serving_gym.baselines.policy import Action
 from serving_gym.envs.interface.policy_spec import PolicySpec
@@ -21,17 +21,17 @@ Observation = Mapping[str, NDArray[np.float32]]
 
 
 class PortfolioPolicy:
-    """Follows the member with the highest score.
+    """Follows the policy with the highest score.
 
     Args:
-        network: Scores of the members.
-        members: The policies.
+        network: Scores of the policies.
+        policies: The policies.
         every: Decisions between two choices.
         adapter: Of the environment.
-        name: What it is called in results.
-        observation: What it was trained to see.
+        name: Its name in results.
+        observation: Observation space of the training.
         action: What was chosen from in training.
-        memory: Whether it remembers what has been.
+        memory: As in `PortfolioState`.
     """
 
     clairvoyant = False
@@ -39,7 +39,7 @@ class PortfolioPolicy:
     def __init__(
         self,
         network: Scores,
-        members: Sequence[Start],
+        policies: Sequence[Start],
         every: int,
         adapter: Adapter,
         name: str,
@@ -49,31 +49,31 @@ class PortfolioPolicy:
     ) -> None:
         self.network, self.every, self.adapter, self.name = network, every, adapter, name
         self.observation, self.action = observation, action
-        self.panel = Panel(members, adapter, memory)
+        self.portfolio = PortfolioState(policies, adapter, memory)
 
     def reset(self, spec: PolicySpec, seed: int) -> None:
-        """Looks at the setting.
+        """Checks the setting.
 
         Raises:
-            ValueError: it, or one of its members, was not made for the setting.
+            ValueError: it, or one of its policies, was not made for the setting.
         """
         self.adapter.check_setting(self.name, self.observation, self.action, spec)
-        self.panel.reset(spec, seed)
+        self.portfolio.reset(spec, seed)
         self._checked = False
 
     def act(self, observation: Observation, state: Any) -> Action:
-        """What the one that is followed says.
+        """The action of the policy that is followed.
 
         Raises:
-            ValueError: the observation says other things than those trained on.
+            ValueError: the observation has another size than in training.
         """
-        panel = self.panel
+        portfolio = self.portfolio
         if not self._checked:
             self._check(observation)
-        panel.see(observation, state)
-        if (panel.seen - 1) % self.every == 0:
-            panel.followed = self.choose(panel)
-        return panel.said[panel.followed]
+        portfolio.observe(observation, state)
+        if (portfolio.num_decisions - 1) % self.every == 0:
+            portfolio.followed = self.choose(portfolio)
+        return portfolio.actions[portfolio.followed]
 
     def _check(self, observation: Observation) -> None:
         trained = self.adapter.summary_size(self.observation)
@@ -85,6 +85,6 @@ class PortfolioPolicy:
             )
         self._checked = True
 
-    def choose(self, panel: Panel) -> int:
-        """Number of the member to follow, by what a panel remembers."""
-        return int(np.argmax(self.network.scores(panel.state(), panel.rows())))
+    def choose(self, portfolio: PortfolioState) -> int:
+        """Number of the policy to follow."""
+        return int(np.argmax(self.network.scores(portfolio.state(), portfolio.rows())))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from serving_gym.agents.config import AgentConfig
-from serving_gym.agents.learners.api.config import check_at_least_one
 from serving_gym.baselines.common.keep_warm import KeepWarmConfig
+from serving_gym.calibration.fields import check_at_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +38,7 @@ class ReuseConfig(AgentConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("width", "moments", "episodes", "passes", "batch_size", "most_moments"):
-            check_at_least_one(name, getattr(self, name))
+        check_at_least(
+            self, 1, "width", "moments", "episodes", "passes", "batch_size", "most_moments", prefix="agent."
+        )
         KeepWarmConfig(fill=self.fill)

@@ -9,7 +9,6 @@ was learned holds for any nodes, and whatever fills their memory.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from serving_gym.agents.learners.reuse.config import ReuseConfig
 from serving_gym.agents.learners.reuse.moments import SCALE_S, Moments, draw_moments, joined
 from serving_gym.agents.learners.reuse.network import ReuseNetwork, loss_of, targets
 from serving_gym.agents.learners.reuse.policy import ReusePolicy
+from serving_gym.agents.learners.training_state import read_training_state, write_training_state
 from serving_gym.baselines.policy import Policy
 from serving_gym.envs.base.vector_env import MAX_SEED
 from serving_gym.envs.sharing.config import SharingConfig
@@ -40,7 +40,7 @@ class ReuseLearner(Learner):
 
     Args:
         config: Its settings.
-        task: What is to be learned.
+        task: The training task.
 
     Raises:
         ValueError: the environment has no instances that make room for others, or a workload names no models.
@@ -113,12 +113,7 @@ class ReuseLearner(Learner):
         torch.save(self.optimizer.state_dict(), folder / OPTIMIZER)
         if self.moments is not None:
             np.savez(folder / DATA, **vars(self.moments))
-        state = {
-            "turn": self._turn,
-            "rng": self.rng.bit_generator.state,
-            "torch": self.generator.get_state().tolist(),
-        }
-        (folder / STATE).write_text(json.dumps(state), encoding="utf-8")
+        write_training_state(folder / STATE, self.rng, self.generator, turn=self._turn)
 
     def restore(self, folder: Path) -> None:
         """Goes on from there."""
@@ -127,10 +122,7 @@ class ReuseLearner(Learner):
         if (folder / DATA).is_file():
             with np.load(folder / DATA) as data:
                 self.moments = Moments(**data)
-        state = json.loads((folder / STATE).read_text(encoding="utf-8"))
-        self._turn = state["turn"]
-        self.rng.bit_generator.state = state["rng"]
-        self.generator.set_state(torch.tensor(state["torch"], dtype=torch.uint8))
+        self._turn = read_training_state(folder / STATE, self.rng, self.generator)["turn"]
 
 
 def check_replacing(config: SharingConfig) -> None:
@@ -151,13 +143,7 @@ def check_replacing(config: SharingConfig) -> None:
 
 
 def load(folder: Path, config: Mapping[str, Any], name: str) -> Policy:
-    """The policy of a checkpoint.
-
-    Args:
-        folder: Of the checkpoint.
-        config: Its settings.
-        name: What the policy is called.
-    """
+    """The policy of a checkpoint; see `agents.learners.learner.AgentEntry`."""
     settings = build_agent_config(config["agent"])
     network = ReuseNetwork(settings.width)
     network.load_state_dict(torch.load(folder / WEIGHTS, weights_only=True))

@@ -33,7 +33,7 @@ class ReusePolicy(KeepWarmPolicy):
 
     Args:
         scorer: Says who is asked for again.
-        name: What it is called in results.
+        name: Its name in results.
         observation: What there was to see in training.
         fill: As `KeepWarmConfig.fill`.
     """
@@ -43,7 +43,7 @@ class ReusePolicy(KeepWarmPolicy):
         self.scorer, self.name, self.observation = scorer, name, observation
 
     def reset(self, spec: PolicySpec, seed: int) -> None:
-        """Looks at the setting.
+        """Checks the setting.
 
         Raises:
             ValueError: it has no shared nodes.
@@ -69,7 +69,7 @@ class ReusePolicy(KeepWarmPolicy):
 
         Args:
             rows: (S + N, features), the places of the observation.
-            state: What is known.
+            state: The state.
             slots: (K,), the instances.
         """
         worth, models = self._worths(rows, state), state.instances["model"]

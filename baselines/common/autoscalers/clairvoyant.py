@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from serving_gym.baselines.common.autoscaler import EndpointAutoscaler, default_gpu
-from serving_gym.baselines.policy import Tunable
+from serving_gym.baselines.policy import Configured, Constants, tunable
+from serving_gym.calibration.fields import check_not_negative, check_positive
 from serving_gym.envs.autoscaling.state import AutoscalingState, EndpointState
 from serving_gym.envs.interface.scaling import Traffic
 
@@ -22,7 +23,7 @@ _ROUNDING = 1e-9  # of a load that is a whole number of instances
 
 
 @dataclass(frozen=True)
-class ClairvoyantScalingConfig:
+class ClairvoyantScalingConfig(Constants):
     """Constants of `ClairvoyantScalingPolicy`.
 
     Attributes:
@@ -33,39 +34,20 @@ class ClairvoyantScalingConfig:
             and coming back costs as much as staying.
     """
 
-    load_ratio: float = 0.7
-    niw_ratio: float = 1.0
-    hold_starts: float = 1.0
+    load_ratio: float = tunable(0.7, 0.2, 2.0, log=True)
+    niw_ratio: float = tunable(1.0, 0.0, 2.0)
+    hold_starts: float = tunable(1.0, 0.0, 6.0)
 
     def __post_init__(self) -> None:
-        if not self.load_ratio > 0:
-            raise ValueError(f"load_ratio must be positive, got {self.load_ratio}")
-        for name in ("niw_ratio", "hold_starts"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search."""
-        return {
-            "load_ratio": Tunable(0.2, 2.0, log=True),
-            "niw_ratio": Tunable(0.0, 2.0),
-            "hold_starts": Tunable(0.0, 6.0),
-        }
+        check_positive(self, "load_ratio")
+        check_not_negative(self, "niw_ratio", "hold_starts")
 
 
-class ClairvoyantScalingPolicy(EndpointAutoscaler):
-    """Scales by the load to come.
-
-    Args:
-        config: Its constants.
-    """
+class ClairvoyantScalingPolicy(EndpointAutoscaler, Configured[ClairvoyantScalingConfig]):
+    """Scales by the load to come."""
 
     name = "clairvoyant_scaling"
     clairvoyant = True
-
-    def __init__(self, config: ClairvoyantScalingConfig | None = None) -> None:
-        self.config = config or ClairvoyantScalingConfig()
 
     def desired(self, state: AutoscalingState, endpoint: EndpointState) -> int:
         """The most instances that are needed until one that starts at the next decision would serve.

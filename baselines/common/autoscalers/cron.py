@@ -16,7 +16,8 @@ from serving_gym.baselines.common.autoscalers.horizontal import (
     HorizontalConfig,
     replicas_for_external,
 )
-from serving_gym.baselines.policy import Tunable
+from serving_gym.baselines.policy import Configured, Constants
+from serving_gym.calibration.fields import check_not_negative, check_positive, check_within
 from serving_gym.envs.autoscaling.state import AutoscalingState, EndpointState
 from serving_gym.envs.interface.scaling import Endpoint
 
@@ -41,11 +42,8 @@ class CronWindow:
     days: Sequence[int] = _WORKDAYS
 
     def __post_init__(self) -> None:
-        for name in ("start_h", "end_h"):
-            if not 0 <= getattr(self, name) <= 24:
-                raise ValueError(f"{name} must lie between 0 and 24, got {getattr(self, name)}")
-        if self.instances < 0:
-            raise ValueError(f"instances must not be negative, got {self.instances}")
+        check_within(self, "[0, 24]", "start_h", "end_h")
+        check_not_negative(self, "instances")
         if not all(0 <= day <= 6 for day in self.days):
             raise ValueError(f"days must be numbers from 0 (Monday) to 6, got {list(self.days)}")
 
@@ -64,7 +62,7 @@ class CronWindow:
 
 
 @dataclass(frozen=True)
-class CronConfig:
+class CronConfig(Constants):
     """Constants of `CronPolicy`.
 
     Attributes:
@@ -80,28 +78,13 @@ class CronConfig:
     behavior: HorizontalConfig = field(default_factory=HorizontalConfig)
 
     def __post_init__(self) -> None:
-        if self.waiting_target is not None and not self.waiting_target > 0:
-            raise ValueError(f"waiting_target must be positive, got {self.waiting_target}")
-        if not self.poll_s > 0:
-            raise ValueError(f"poll_s must be positive, got {self.poll_s}")
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """None: a timetable is the user's."""
-        return {}
+        check_positive(self, "waiting_target", "poll_s")
 
 
-class CronPolicy(EndpointAutoscaler):
-    """A timetable of instances.
-
-    Args:
-        config: Its constants.
-    """
+class CronPolicy(EndpointAutoscaler, Configured[CronConfig]):
+    """A timetable of instances."""
 
     name = "cron"
-
-    def __init__(self, config: CronConfig | None = None) -> None:
-        self.config = config or CronConfig()
 
     def begin(self) -> None:
         """Forgets recommendations."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from serving_gym.baselines.common.autoscaler import EndpointAutoscaler
-from serving_gym.baselines.policy import Tunable
+from serving_gym.baselines.policy import Configured, Constants
+from serving_gym.calibration.fields import check_not_negative
 from serving_gym.envs.autoscaling.state import AutoscalingState, EndpointState
 from serving_gym.envs.interface.scaling import Endpoint
 
 
 @dataclass(frozen=True)
-class FixedInstancesConfig:
+class FixedInstancesConfig(Constants):
     """Constants of `FixedInstancesPolicy`.
 
     Attributes:
@@ -21,26 +22,13 @@ class FixedInstancesConfig:
     instances: int | None = None
 
     def __post_init__(self) -> None:
-        if self.instances is not None and self.instances < 0:
-            raise ValueError(f"instances must not be negative, got {self.instances}")
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """None: it is a number of instances, not a constant of a rule."""
-        return {}
+        check_not_negative(self, "instances")
 
 
-class FixedInstancesPolicy(EndpointAutoscaler):
-    """Keeps the number of instances.
-
-    Args:
-        config: Its constants.
-    """
+class FixedInstancesPolicy(EndpointAutoscaler, Configured[FixedInstancesConfig]):
+    """Keeps the number of instances."""
 
     name = "fixed_instances"
-
-    def __init__(self, config: FixedInstancesConfig | None = None) -> None:
-        self.config = config or FixedInstancesConfig()
 
     def begin(self) -> None:
         """Forgets how many there were."""

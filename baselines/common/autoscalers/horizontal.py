@@ -18,7 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.baselines.common.autoscaler import EndpointAutoscaler, bounded, default_gpu
-from serving_gym.baselines.policy import Tunable
+from serving_gym.baselines.policy import Constants, tunable
+from serving_gym.calibration.fields import check_not_negative, check_positive
+from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.autoscaling.state import AutoscalingState, EndpointState
 from serving_gym.envs.interface.scaling import Endpoint
 
@@ -28,7 +30,7 @@ _ROUNDING = 1e-9  # of a ratio that should be whole
 
 
 @dataclass(frozen=True)
-class HorizontalConfig:
+class HorizontalConfig(Constants):
     """Constants of `HorizontalPolicy`.
 
     Attributes:
@@ -53,8 +55,8 @@ class HorizontalConfig:
     target: float | None = None
     rate_window_s: float = 300.0
     sync_s: float = 15.0
-    tolerance: float = 0.1
-    in_stabilization_s: float = 300.0
+    tolerance: float = tunable(0.1, 0.0, 0.5)
+    in_stabilization_s: float = tunable(300.0, 15.0, 3600.0, log=True)
     out_stabilization_s: float = 0.0
     out_percent: float = 100.0
     out_pods: int = 4
@@ -63,33 +65,22 @@ class HorizontalConfig:
     in_period_s: float = 15.0
 
     def __post_init__(self) -> None:
-        if self.metric not in METRICS:
-            raise ValueError(f"metric must be one of {', '.join(METRICS)}, got {self.metric!r}")
-        if self.target is not None and not self.target > 0:
-            raise ValueError(f"target must be positive, got {self.target}")
-        for name in ("rate_window_s", "sync_s", "out_period_s", "in_period_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        for name in (
+        check_choice("metric", self.metric, METRICS)
+        check_positive(self, "target", "rate_window_s", "sync_s", "out_period_s", "in_period_s")
+        check_not_negative(
+            self,
             "tolerance",
             "in_stabilization_s",
             "out_stabilization_s",
             "out_percent",
             "out_pods",
             "in_percent",
-        ):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+        )
 
     @property
     def target_value(self) -> float:
         """The target of the metric."""
         return self.target if self.target is not None else _TARGETS[self.metric]
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search."""
-        return {"tolerance": Tunable(0.0, 0.5), "in_stabilization_s": Tunable(15.0, 3600.0, log=True)}
 
 
 @dataclass(frozen=True)
@@ -97,12 +88,7 @@ class WaitingConfig(HorizontalConfig):
     """Constants of `HorizontalPolicy` on waiting requests, with their target in sight of a tuner."""
 
     metric: str = "waiting"
-    target: float | None = 5.0
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search."""
-        return {"target": Tunable(0.2, 200.0, log=True), **HorizontalConfig.tunables()}
+    target: float | None = tunable(5.0, 0.2, 200.0, log=True)
 
 
 @dataclass(frozen=True)
@@ -110,12 +96,7 @@ class KVConfig(HorizontalConfig):
     """Constants of `HorizontalPolicy` on KV usage, with its target in sight of a tuner."""
 
     metric: str = "kv"
-    target: float | None = 0.8
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search."""
-        return {"target": Tunable(0.1, 0.95), **HorizontalConfig.tunables()}
+    target: float | None = tunable(0.8, 0.1, 0.95)
 
 
 @dataclass(frozen=True)
@@ -123,16 +104,8 @@ class RateConfig(HorizontalConfig):
     """Constants of `HorizontalPolicy` on the rate of prompt tokens, with its target in sight of a tuner."""
 
     metric: str = "rate"
-    target: float | None = 0.7
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search."""
-        return {
-            "target": Tunable(0.1, 3.0, log=True),
-            "rate_window_s": Tunable(15.0, 600.0, log=True),
-            **HorizontalConfig.tunables(),
-        }
+    target: float | None = tunable(0.7, 0.1, 3.0, log=True)
+    rate_window_s: float = tunable(300.0, 15.0, 600.0, log=True)
 
 
 def replicas_for_external(total: float, target: float, ready: int, tolerance: float) -> int:

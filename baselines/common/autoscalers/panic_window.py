@@ -11,13 +11,14 @@ import math
 from dataclasses import dataclass
 
 from serving_gym.baselines.common.autoscaler import EndpointAutoscaler
-from serving_gym.baselines.policy import Tunable
+from serving_gym.baselines.policy import Configured, Constants, tunable
+from serving_gym.calibration.fields import check_positive, check_within
 from serving_gym.envs.autoscaling.state import AutoscalingState, EndpointState
 from serving_gym.envs.interface.scaling import Endpoint
 
 
 @dataclass(frozen=True)
-class PanicWindowConfig:
+class PanicWindowConfig(Constants):
     """Constants of `PanicWindowPolicy`.
 
     Attributes:
@@ -30,33 +31,22 @@ class PanicWindowConfig:
         max_in_rate: The ready replicas may at most be divided by this at once. Source: Knative (2).
     """
 
-    concurrency: float = 64.0
+    concurrency: float = tunable(64.0, 1.0, 512.0, log=True)
     utilization: float = 0.7
     stable_s: float = 60.0
     panic_s: float = 6.0
-    panic_threshold: float = 2.0
+    panic_threshold: float = tunable(2.0, 1.1, 10.0, log=True)
     max_out_rate: float = 1000.0
-    max_in_rate: float = 2.0
+    max_in_rate: float = tunable(2.0, 1.1, 10.0, log=True)
 
     def __post_init__(self) -> None:
-        if not self.concurrency > 0:
-            raise ValueError(f"concurrency must be positive, got {self.concurrency}")
-        if not 0 < self.utilization <= 1:
-            raise ValueError(f"utilization must lie in (0, 1], got {self.utilization}")
+        check_positive(self, "concurrency")
+        check_within(self, "(0, 1]", "utilization")
         if not 0 < self.panic_s <= self.stable_s:
             raise ValueError(f"panic_s must lie between 0 and stable_s ({self.stable_s}), got {self.panic_s}")
         for name in ("panic_threshold", "max_out_rate", "max_in_rate"):
             if not getattr(self, name) > 1:
                 raise ValueError(f"{name} must be above 1, got {getattr(self, name)}")
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search."""
-        return {
-            "concurrency": Tunable(1.0, 512.0, log=True),
-            "panic_threshold": Tunable(1.1, 10.0, log=True),
-            "max_in_rate": Tunable(1.1, 10.0, log=True),
-        }
 
 
 @dataclass
@@ -102,17 +92,10 @@ def replicas(
     return panic.most
 
 
-class PanicWindowPolicy(EndpointAutoscaler):
-    """The KPA, by the mean number of requests inside (waiting ones included) that the gateway counted.
-
-    Args:
-        config: Its constants.
-    """
+class PanicWindowPolicy(EndpointAutoscaler, Configured[PanicWindowConfig]):
+    """The KPA, by the mean number of requests inside (waiting ones included) that the gateway counted."""
 
     name = "kpa"
-
-    def __init__(self, config: PanicWindowConfig | None = None) -> None:
-        self.config = config or PanicWindowConfig()
 
     def begin(self) -> None:
         """There is no panic."""

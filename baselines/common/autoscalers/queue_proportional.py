@@ -6,41 +6,29 @@ import math
 from dataclasses import dataclass
 
 from serving_gym.baselines.common.autoscaler import EndpointAutoscaler
-from serving_gym.baselines.policy import Tunable
+from serving_gym.baselines.policy import Configured, Constants, tunable
+from serving_gym.calibration.fields import check_positive
 from serving_gym.envs.autoscaling.state import AutoscalingState, EndpointState
 
 
 @dataclass(frozen=True)
-class QueueProportionalConfig:
+class QueueProportionalConfig(Constants):
     """Constants of `QueueProportionalPolicy`.
 
     Attributes:
         requests_per_instance: Requests, running or waiting, for which an instance is kept. Source: ours.
     """
 
-    requests_per_instance: float = 32.0
+    requests_per_instance: float = tunable(32.0, 1.0, 512.0, log=True)
 
     def __post_init__(self) -> None:
-        if not self.requests_per_instance > 0:
-            raise ValueError(f"requests_per_instance must be positive, got {self.requests_per_instance}")
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search."""
-        return {"requests_per_instance": Tunable(1.0, 512.0, log=True)}
+        check_positive(self, "requests_per_instance")
 
 
-class QueueProportionalPolicy(EndpointAutoscaler):
-    """ceil(requests running, waiting or held / requests an instance is kept for).
-
-    Args:
-        config: Its constants.
-    """
+class QueueProportionalPolicy(EndpointAutoscaler, Configured[QueueProportionalConfig]):
+    """ceil(requests running, waiting or held / requests an instance is kept for)."""
 
     name = "queue_proportional"
-
-    def __init__(self, config: QueueProportionalConfig | None = None) -> None:
-        self.config = config or QueueProportionalConfig()
 
     def desired(self, state: AutoscalingState, endpoint: EndpointState) -> int:
         """Instances for the requests that are there."""

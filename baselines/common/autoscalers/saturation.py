@@ -3,7 +3,7 @@
 A replica is saturated at a KV usage of 0.80 or a queue of 5. Over the others spare KV and spare queue are averaged: too
 little of either asks for a replica more; one fewer is safe where, with their whole load on one replica fewer, enough of
 both is left. Variants (here: kinds of GPU) of a model differ in cost: the cheapest grows, the most expensive shrinks.
-One with replicas on their way does not grow, and one that was told a number it has not reached keeps being told it.
+A variant with replicas on their way does not grow, and one that has not reached its target keeps it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.baselines.common.autoscaler import Autoscaler, to_count, victims
-from serving_gym.baselines.policy import Tunable
+from serving_gym.baselines.policy import Configured, Constants, tunable
+from serving_gym.calibration.fields import check_within
 from serving_gym.envs.autoscaling.state import AutoscalingState, EndpointState
 from serving_gym.envs.interface.scaling import Endpoint, Operation, ScaleChange
 
@@ -23,7 +24,7 @@ _ROUNDING = 1e-9  # of spare KV, which is a difference of decimal fractions
 
 
 @dataclass(frozen=True)
-class SaturationConfig:
+class SaturationConfig(Constants):
     """Constants of `SaturationPolicy`. Source of all: the default of llm-d's workload-variant autoscaler.
 
     Attributes:
@@ -33,23 +34,17 @@ class SaturationConfig:
         queue_spare: Mean spare queue that is to be left.
     """
 
-    kv_threshold: float = 0.80
+    kv_threshold: float = tunable(0.80, 0.5, 0.98)
     queue_threshold: float = 5.0
-    kv_spare: float = 0.10
+    kv_spare: float = tunable(0.10, 0.0, 0.45)
     queue_spare: float = 3.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.kv_threshold <= 1:
-            raise ValueError(f"kv_threshold must lie in (0, 1], got {self.kv_threshold}")
+        check_within(self, "(0, 1]", "kv_threshold")
         if not 0 <= self.kv_spare < self.kv_threshold:
             raise ValueError(f"kv_spare must lie between 0 and kv_threshold, got {self.kv_spare}")
         if not 0 <= self.queue_spare < self.queue_threshold:
             raise ValueError(f"queue_spare must lie between 0 and queue_threshold, got {self.queue_spare}")
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search."""
-        return {"kv_threshold": Tunable(0.5, 0.98), "kv_spare": Tunable(0.0, 0.45)}
 
 
 @dataclass(frozen=True)
@@ -94,24 +89,17 @@ def _too_little(kv: float, queue: float, config: SaturationConfig) -> bool:
     return spare_kv < config.kv_spare - _ROUNDING or spare_queue < config.queue_spare - _ROUNDING
 
 
-class SaturationPolicy(Autoscaler):
-    """The rule, for every endpoint over its variants.
-
-    Args:
-        config: Its constants.
-    """
+class SaturationPolicy(Autoscaler, Configured[SaturationConfig]):
+    """The rule, for every endpoint over its variants."""
 
     name = "llm_d_saturation"
 
-    def __init__(self, config: SaturationConfig | None = None) -> None:
-        self.config = config or SaturationConfig()
-
     def begin(self) -> None:
-        """No variant has been told a number."""
-        self._told: dict[tuple[Endpoint, int], int] = {}
+        """No variant has a target."""
+        self._targets: dict[tuple[Endpoint, int], int] = {}
 
     def decide(self, state: AutoscalingState) -> Iterable[ScaleChange]:
-        """At most one replica more or fewer of a model, besides what was told and has not come about."""
+        """At most one replica more or fewer of a model, besides targets that have not been reached."""
         for endpoint in state.endpoints:
             if len(endpoint.present) < self.spec.min_instances:
                 yield from to_count(self.spec, endpoint, self.spec.min_instances)
@@ -127,7 +115,7 @@ class SaturationPolicy(Autoscaler):
                 open_variants.append(gpu)
             else:
                 yield from self._towards(
-                    endpoint, gpu, self._told[endpoint.endpoint, gpu] - int(present[gpu])
+                    endpoint, gpu, self._targets[endpoint.endpoint, gpu] - int(present[gpu])
                 )
         total, cost = int(present.sum()), self.spec.gpu_usd_per_h
         if found.grow and total < self.spec.max_instances:
@@ -135,13 +123,13 @@ class SaturationPolicy(Autoscaler):
             may = [gpu for gpu in open_variants if gpu not in coming]
             if may:
                 gpu = min(may, key=lambda variant: (cost[variant], self.spec.gpus[variant]))
-                self._told[endpoint.endpoint, gpu] = int(present[gpu]) + 1
+                self._targets[endpoint.endpoint, gpu] = int(present[gpu]) + 1
                 yield from self._towards(endpoint, gpu, 1)
         elif found.may_shrink and not found.grow and total > self.spec.min_instances:
             may = [gpu for gpu in open_variants if present[gpu] > 0]
             if may:
                 gpu = max(may, key=lambda variant: (cost[variant], self.spec.gpus[variant]))
-                self._told[endpoint.endpoint, gpu] = int(present[gpu]) - 1
+                self._targets[endpoint.endpoint, gpu] = int(present[gpu]) - 1
                 yield from self._towards(endpoint, gpu, -1)
 
     def _towards(self, endpoint: EndpointState, gpu: int, change: int) -> Iterable[ScaleChange]:
@@ -156,9 +144,9 @@ class SaturationPolicy(Autoscaler):
         return [int(gpu) for gpu in np.flatnonzero(runs)]
 
     def _reached(self, endpoint: EndpointState, gpu: int, present: int) -> bool:
-        """Whether a variant has the number that it was told, if any: what is on its way counts."""
-        told = self._told.get((endpoint.endpoint, gpu))
-        if told is not None and told == present:
-            del self._told[endpoint.endpoint, gpu]
-            told = None
-        return told is None
+        """Whether a variant has reached its target, if it has one; starting instances count."""
+        target = self._targets.get((endpoint.endpoint, gpu))
+        if target is not None and target == present:
+            del self._targets[endpoint.endpoint, gpu]
+            target = None
+        return target is None

@@ -23,7 +23,9 @@ from numpy.typing import NDArray
 from serving_gym.baselines.common.autoscaler import EndpointAutoscaler
 from serving_gym.baselines.common.forecasting.registry import FORECASTERS, make_forecaster
 from serving_gym.baselines.common.forecasting.series import FloatArray, SeriesForecaster
-from serving_gym.baselines.policy import Tunable
+from serving_gym.baselines.policy import Constants
+from serving_gym.calibration.fields import check_at_least, check_positive
+from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.autoscaling.state import AutoscalingSpec, AutoscalingState, EndpointState
 from serving_gym.envs.interface.nominal import NominalEngines
 from serving_gym.envs.interface.policy_spec import PolicySpec
@@ -117,7 +119,7 @@ def profile_of(engines: NominalEngines, model: str) -> EngineProfile:
 
 
 @dataclass(frozen=True)
-class ThroughputPlannerConfig:
+class ThroughputPlannerConfig(Constants):
     """Constants of `ThroughputPlannerPolicy`.
 
     Attributes:
@@ -137,18 +139,9 @@ class ThroughputPlannerConfig:
     fewest_points: int = 20
 
     def __post_init__(self) -> None:
-        if self.forecaster not in FORECASTERS:
-            raise ValueError(f"forecaster must be one of {', '.join(FORECASTERS)}, got {self.forecaster!r}")
-        for name in ("interval_s", "refit_s"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        if self.fewest_points < 1:
-            raise ValueError(f"fewest_points must be at least 1, got {self.fewest_points}")
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """None: the profile and the promises set everything."""
-        return {}
+        check_choice("forecaster", self.forecaster, FORECASTERS)
+        check_positive(self, "interval_s", "refit_s")
+        check_at_least(self, 1, "fewest_points")
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from serving_gym.baselines.common.forecasting.series import FloatArray, as_series, filled, library
+from serving_gym.calibration.fields import check_at_least, check_not_negative, check_within
 
 
 @dataclass(frozen=True)
@@ -44,14 +45,9 @@ class ArimaConfig:
     filter_points: int = 144
 
     def __post_init__(self) -> None:
-        for name in ("max_p", "max_d", "max_q", "season"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-        if not 0 < self.level < 1:
-            raise ValueError(f"level must lie in (0, 1), got {self.level}")
-        for name in ("fit_points", "filter_points"):
-            if getattr(self, name) < 20:
-                raise ValueError(f"{name} must be at least 20, got {getattr(self, name)}")
+        check_not_negative(self, "max_p", "max_d", "max_q", "season")
+        check_within(self, "(0, 1)", "level")
+        check_at_least(self, 20, "fit_points", "filter_points")
 
 
 class Arima:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from serving_gym.calibration.fields import check_at_least, check_positive
+
 _GRADIENT_NORM = 1.0
 _LAST_RATE = 0.1  # share of the learning rate at the end
 
@@ -30,11 +32,8 @@ class RecurrentConfig:
     learning_rate: float
 
     def __post_init__(self) -> None:
-        for name in ("history", "hidden", "epochs", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate must be positive, got {self.learning_rate}")
+        check_at_least(self, 1, "history", "hidden", "epochs", "batch_size")
+        check_positive(self, "learning_rate")
 
 
 def train(network: nn.Module, past: torch.Tensor, target: torch.Tensor, config: RecurrentConfig) -> None:

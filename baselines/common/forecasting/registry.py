@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 
 from serving_gym.baselines.common.forecasting.arima import Arima, ArimaConfig
@@ -11,6 +10,7 @@ from serving_gym.baselines.common.forecasting.kalman import KalmanTrend
 from serving_gym.baselines.common.forecasting.prophet import ProphetForecaster
 from serving_gym.baselines.common.forecasting.series import SeriesForecaster
 from serving_gym.baselines.common.forecasting.simple import LastValue, MovingMean, SeasonalNaive
+from serving_gym.calibration.lookup import check_choice
 
 DAY_S = 86_400.0
 
@@ -43,9 +43,5 @@ def make_forecaster(name: str, step_s: float, origin_s: float = 0.0) -> SeriesFo
     Raises:
         ValueError: There is none of that name, or its library is not installed.
     """
-    if name not in FORECASTERS:
-        near = difflib.get_close_matches(name, FORECASTERS, n=1, cutoff=0.0)[0]
-        raise ValueError(
-            f"unknown forecaster {name!r}; did you mean {near!r}? known: {', '.join(FORECASTERS)}"
-        )
+    check_choice("forecaster", name, FORECASTERS)
     return FORECASTERS[name](step_s, origin_s)

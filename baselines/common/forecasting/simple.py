@@ -11,7 +11,7 @@ class LastValue:
     """All goes on as it is: the constant predictor of Dynamo's planner."""
 
     def fit(self, series: FloatArray) -> None:
-        """There is nothing to learn."""
+        """Nothing is learned."""
 
     def forecast(self, past: FloatArray, steps: int) -> FloatArray:
         """(steps,), the last known value."""
@@ -31,7 +31,7 @@ class MovingMean:
         self.window = window
 
     def fit(self, series: FloatArray) -> None:
-        """There is nothing to learn."""
+        """Nothing is learned."""
 
     def forecast(self, past: FloatArray, steps: int) -> FloatArray:
         """(steps,), the mean of the known ones among the last values."""
@@ -51,7 +51,7 @@ class SeasonalNaive:
         self.season = season
 
     def fit(self, series: FloatArray) -> None:
-        """There is nothing to learn."""
+        """Nothing is learned."""
 
     def forecast(self, past: FloatArray, steps: int) -> FloatArray:
         """(steps,), values a season before."""

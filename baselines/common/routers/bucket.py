@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.baselines.common.router import Router, lowest
-from serving_gym.baselines.policy import Action, Tunable
+from serving_gym.baselines.policy import Action, Configured, Constants, tunable
+from serving_gym.calibration.fields import check_at_least, check_not_negative, check_positive
 from serving_gym.envs.routing.state import RoutedRequest, RoutingState
 
 FIRST_LONGEST = 4096  # characters that the first buckets divide evenly
@@ -17,7 +18,7 @@ CHARACTERS_A_TOKEN = 4  # source: ours
 
 
 @dataclass(frozen=True)
-class BucketConfig:
+class BucketConfig(Constants):
     """Constants of `BucketPolicy`, SGLang's defaults.
 
     Attributes:
@@ -26,29 +27,17 @@ class BucketConfig:
         adjust_interval_s: Time between two adjustments of the buckets, and over which load is counted, seconds.
     """
 
-    balance_abs_threshold: float = 32
-    balance_rel_threshold: float = 1.0001
-    adjust_interval_s: float = 5.0
+    balance_abs_threshold: float = tunable(32, 1.0, 1e6, log=True)
+    balance_rel_threshold: float = tunable(1.0001, 1.0, 8.0, log=True)
+    adjust_interval_s: float = tunable(5.0, 0.5, 60.0, log=True)
 
     def __post_init__(self) -> None:
-        if not self.balance_abs_threshold >= 0:
-            raise ValueError(f"balance_abs_threshold must not be negative, got {self.balance_abs_threshold}")
-        if not self.balance_rel_threshold >= 1:
-            raise ValueError(f"balance_rel_threshold must be at least 1, got {self.balance_rel_threshold}")
-        if not self.adjust_interval_s > 0:
-            raise ValueError(f"adjust_interval_s must be positive, got {self.adjust_interval_s}")
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search."""
-        return {
-            "balance_abs_threshold": Tunable(1.0, 1e6, log=True),
-            "balance_rel_threshold": Tunable(1.0, 8.0, log=True),
-            "adjust_interval_s": Tunable(0.5, 60.0, log=True),
-        }
+        check_not_negative(self, "balance_abs_threshold")
+        check_at_least(self, 1, "balance_rel_threshold")
+        check_positive(self, "adjust_interval_s")
 
 
-class BucketPolicy(Router):
+class BucketPolicy(Router, Configured[BucketConfig]):
     """Short prompts to the first engines and long ones to the last, in buckets of equal load; or the least loaded.
 
     SGLang's model gateway of 2026, `policies/bucket.rs`. An engine's load is the characters of the prompts that it was
@@ -59,15 +48,9 @@ class BucketPolicy(Router):
 
     Departures: a token counts as four characters; loads are compared among engines that can take the request, and where
     the bucket's engine cannot, the smallest load wins.
-
-    Args:
-        config: Its constants.
     """
 
     name = "bucket"
-
-    def __init__(self, config: BucketConfig | None = None) -> None:
-        self.config = config or BucketConfig()
 
     def begin(self) -> None:
         """Even buckets."""

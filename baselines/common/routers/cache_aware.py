@@ -8,14 +8,15 @@ import numpy as np
 
 from serving_gym.baselines.common.router import Router, in_flight_counts, lowest
 from serving_gym.baselines.common.routers.prefix_index import PrefixTree
-from serving_gym.baselines.policy import Action, Tunable
+from serving_gym.baselines.policy import Action, Constants, tunable
+from serving_gym.calibration.fields import check_at_least, check_not_negative, check_positive, check_within
 from serving_gym.envs.routing.state import RoutedRequest, RoutingState
 
 CHARACTERS_A_TOKEN = 8  # a token is eight hexadecimal digits in its tree
 
 
 @dataclass(frozen=True)
-class CacheAwareConfig:
+class CacheAwareConfig(Constants):
     """Constants of `CacheAwarePolicy`, defaults of the command `vllm-router` (`py_src/vllm_router/router_args.py`).
 
     Attributes:
@@ -27,32 +28,17 @@ class CacheAwareConfig:
         max_tree_size: Characters that an engine may hold in the tree after a pruning, eight a token.
     """
 
-    cache_threshold: float = 0.3
-    balance_abs_threshold: float = 64
-    balance_rel_threshold: float = 1.5
+    cache_threshold: float = tunable(0.3, 0.0, 1.0)
+    balance_abs_threshold: float = tunable(64, 1.0, 256.0, log=True)
+    balance_rel_threshold: float = tunable(1.5, 1.0, 8.0, log=True)
     eviction_interval_s: float = 120.0
     max_tree_size: int = 2**25
 
     def __post_init__(self) -> None:
-        if not 0 <= self.cache_threshold <= 1:
-            raise ValueError(f"cache_threshold must lie in [0, 1], got {self.cache_threshold}")
-        if not self.balance_abs_threshold >= 0:
-            raise ValueError(f"balance_abs_threshold must not be negative, got {self.balance_abs_threshold}")
-        if not self.balance_rel_threshold >= 1:
-            raise ValueError(f"balance_rel_threshold must be at least 1, got {self.balance_rel_threshold}")
-        if not self.eviction_interval_s > 0:
-            raise ValueError(f"eviction_interval_s must be positive, got {self.eviction_interval_s}")
-        if not self.max_tree_size >= 0:
-            raise ValueError(f"max_tree_size must not be negative, got {self.max_tree_size}")
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search."""
-        return {
-            "cache_threshold": Tunable(0.0, 1.0),
-            "balance_abs_threshold": Tunable(1.0, 256.0, log=True),
-            "balance_rel_threshold": Tunable(1.0, 8.0, log=True),
-        }
+        check_within(self, "[0, 1]", "cache_threshold")
+        check_not_negative(self, "balance_abs_threshold", "max_tree_size")
+        check_at_least(self, 1, "balance_rel_threshold")
+        check_positive(self, "eviction_interval_s")
 
 
 class CacheAwarePolicy(Router):

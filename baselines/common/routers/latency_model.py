@@ -47,7 +47,7 @@ class LatencyModel:
           comes on top.
 
         Args:
-            state: As the router sees it.
+            state: As the router observes it.
             request: The request.
             cached_tokens: (P,) of its prompt that need no prefill.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from serving_gym.baselines.common.router import Router
 from serving_gym.baselines.policy import Action, Tunable
+from serving_gym.calibration.fields import check_finite
 from serving_gym.envs.routing.state import RoutingState
 from serving_gym.envs.simulator.kernel.features import PLACE_FEATURES
 from serving_gym.envs.simulator.kernel.place_scores import PlaceScore
@@ -47,9 +48,7 @@ class LinearScoreConfig:
     network_s: float = -1.0
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            if not np.isfinite(getattr(self, item.name)):
-                raise ValueError(f"{item.name} must be finite, got {getattr(self, item.name)}")
+        check_finite(self, *vars(self))
 
     @staticmethod
     def tunables() -> dict[str, Tunable]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from serving_gym.baselines.common.router import Router
 from serving_gym.baselines.common.routers.least_kv import kv_usage
 from serving_gym.baselines.common.routers.prefix_index import BlockIndex
-from serving_gym.baselines.policy import Action, Tunable
+from serving_gym.baselines.policy import Action, Configured, Tunable
 from serving_gym.envs.interface.nominal import NominalEngines
 from serving_gym.envs.routing.state import RoutedRequest, RoutingState
 
@@ -55,7 +55,7 @@ class LLMDConfig:
         return {name: Tunable(0.0, 10.0) for name in vars(LLMDConfig())}
 
 
-class LLMDPolicy(Router):
+class LLMDPolicy(Router, Configured[LLMDConfig]):
     """The highest weighted sum of four scores, each from 0 to 1.
 
     llm-d-router of 2026, `pkg/epp/framework/plugins/scheduling`:
@@ -75,15 +75,9 @@ class LLMDPolicy(Router):
 
     Departures: blocks are the workload's ids of `hash_block_tokens` tokens (llm-d: at least 64 tokens); the index
     learns of a request at once rather than shortly after; an engine that has been away keeps its part of it.
-
-    Args:
-        config: Its constants.
     """
 
     name = "llm_d"
-
-    def __init__(self, config: LLMDConfig | None = None) -> None:
-        self.config = config or LLMDConfig()
 
     def begin(self) -> None:
         """Nothing has been sent anywhere."""

@@ -8,12 +8,13 @@ import numpy as np
 
 from serving_gym.baselines.common.router import Router, lowest
 from serving_gym.baselines.common.routers.least_kv import kv_usage
-from serving_gym.baselines.policy import Action, Tunable
+from serving_gym.baselines.policy import Action, Configured, Constants, tunable
+from serving_gym.calibration.fields import check_positive, check_within
 from serving_gym.envs.routing.state import RoutedRequest, RoutingState
 
 
 @dataclass(frozen=True)
-class MinimumUseConfig:
+class MinimumUseConfig(Constants):
     """Constants of `MinimumUsePolicy`; all ours, the paper gives none.
 
     Attributes:
@@ -22,36 +23,23 @@ class MinimumUseConfig:
             nvidia-smi's is of its last sample period.
     """
 
-    gpu_weight: float = 0.5
-    window_s: float = 1.0
+    gpu_weight: float = tunable(0.5, 0.0, 1.0)
+    window_s: float = tunable(1.0, 0.1, 60.0, log=True)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.gpu_weight <= 1:
-            raise ValueError(f"gpu_weight must lie in [0, 1], got {self.gpu_weight}")
-        if not self.window_s > 0:
-            raise ValueError(f"window_s must be positive, got {self.window_s}")
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search."""
-        return {"gpu_weight": Tunable(0.0, 1.0), "window_s": Tunable(0.1, 60.0, log=True)}
+        check_within(self, "[0, 1]", "gpu_weight")
+        check_positive(self, "window_s")
 
 
-class MinimumUsePolicy(Router):
+class MinimumUsePolicy(Router, Configured[MinimumUseConfig]):
     """The engine with the lowest weighted average of GPU utilisation and memory usage (PreServe, section 3.2.2, "MU").
 
     Memory usage is the share of its KV blocks in use: an engine's other memory does not change. GPU utilisation comes
     from its counter of busy seconds, over the last window that has passed between two readings, 0 before. The first
     engine wins a tie. What the paper leaves open, and is ours: weights, window, ties.
-
-    Args:
-        config: Its constants.
     """
 
     name = "minimum_use"
-
-    def __init__(self, config: MinimumUseConfig | None = None) -> None:
-        self.config = config or MinimumUseConfig()
 
     def begin(self) -> None:
         """Nothing is known of utilisation."""

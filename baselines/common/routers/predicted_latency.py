@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from serving_gym.baselines.common.router import Router, in_flight_counts
 from serving_gym.baselines.common.routers.latency_model import LatencyModel
 from serving_gym.baselines.common.routers.llm_d import block_index, prefix_blocks
-from serving_gym.baselines.policy import Action, Tunable
+from serving_gym.baselines.policy import Action, Configured, Constants, tunable
+from serving_gym.calibration.fields import check_not_negative, check_within
+from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.routing.state import RoutedRequest, RoutingState
 
 STRATEGIES = ("least", "most")
@@ -20,7 +22,7 @@ _EPSILON = 1e-9  # range below which values are equal
 
 
 @dataclass(frozen=True)
-class PredictedLatencyConfig:
+class PredictedLatencyConfig(Constants):
     """Constants of `PredictedLatencyPolicy`, llm-d's defaults.
 
     Attributes:
@@ -33,38 +35,21 @@ class PredictedLatencyConfig:
         strategy: least: the least headroom first, which keeps the others free; most: the most.
     """
 
-    strict_affinity: float = 0.99
-    loose_affinity: float = 0.8
-    max_ttft_penalty_s: float = 18.0
-    explore_probability: float = 0.01
-    ttft_weight: float = 0.8
-    tpot_weight: float = 0.2
+    strict_affinity: float = tunable(0.99, 0.0, 1.0)
+    loose_affinity: float = tunable(0.8, 0.0, 1.0)
+    max_ttft_penalty_s: float = tunable(18.0, 0.0, 60.0)
+    explore_probability: float = tunable(0.01, 0.0, 0.2)
+    ttft_weight: float = tunable(0.8, 0.0, 1.0)
+    tpot_weight: float = tunable(0.2, 0.0, 1.0)
     strategy: str = "least"
 
     def __post_init__(self) -> None:
-        for name in ("strict_affinity", "loose_affinity", "explore_probability"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must lie in [0, 1], got {getattr(self, name)}")
-        for name in ("max_ttft_penalty_s", "ttft_weight", "tpot_weight"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-        if self.strategy not in STRATEGIES:
-            raise ValueError(f"strategy must be one of {', '.join(STRATEGIES)}, got {self.strategy!r}")
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search."""
-        return {
-            "strict_affinity": Tunable(0.0, 1.0),
-            "loose_affinity": Tunable(0.0, 1.0),
-            "max_ttft_penalty_s": Tunable(0.0, 60.0),
-            "explore_probability": Tunable(0.0, 0.2),
-            "ttft_weight": Tunable(0.0, 1.0),
-            "tpot_weight": Tunable(0.0, 1.0),
-        }
+        check_within(self, "[0, 1]", "strict_affinity", "loose_affinity", "explore_probability")
+        check_not_negative(self, "max_ttft_penalty_s", "ttft_weight", "tpot_weight")
+        check_choice("strategy", self.strategy, STRATEGIES)
 
 
-class PredictedLatencyPolicy(Router):
+class PredictedLatencyPolicy(Router, Configured[PredictedLatencyConfig]):
     """Engines that would keep the SLO, by how little or how much they would have to spare.
 
     llm-d-router of 2026, its profile "predicted-latency-slo", in this order:
@@ -84,15 +69,9 @@ class PredictedLatencyPolicy(Router):
     them (`ttftSource: latencyPredictor`) instead of in-flight tokens over one throughput; the promise of the first
     token is the request's own deadline, so that the time it was held counts; nothing is refused
     (`latency-slo-admitter`). Prompts are remembered as in `LLMDPolicy`.
-
-    Args:
-        config: Its constants.
     """
 
     name = "predicted_latency"
-
-    def __init__(self, config: PredictedLatencyConfig | None = None) -> None:
-        self.config = config or PredictedLatencyConfig()
 
     def begin(self) -> None:
         """Nothing has been sent anywhere."""

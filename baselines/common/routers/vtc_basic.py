@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from serving_gym.baselines.common.router import Router
-from serving_gym.baselines.policy import Action, Tunable
+from serving_gym.baselines.policy import Action, Configured, Constants, tunable
+from serving_gym.calibration.fields import check_positive
 from serving_gym.envs.routing.state import RoutedRequest, RoutingState
 
 TOKENS_A_PLACE = 100.0  # of a user's count, until its next engine is the next one
@@ -16,7 +17,7 @@ WINDOW_MINUTES = 60
 
 
 @dataclass(frozen=True)
-class VTCBasicConfig:
+class VTCBasicConfig(Constants):
     """Constants of `VTCBasicPolicy`, AIBrix's defaults.
 
     Attributes:
@@ -27,9 +28,9 @@ class VTCBasicConfig:
         output_token_weight: What a predicted output token adds.
     """
 
-    fairness_weight: float = 0.5
-    utilization_weight: float = 0.5
-    max_load: float = 100.0
+    fairness_weight: float = tunable(0.5, 0.0, 10.0)
+    utilization_weight: float = tunable(0.5, 0.0, 10.0)
+    max_load: float = tunable(100.0, 1.0, 1000.0, log=True)
     input_token_weight: float = 1.0
     output_token_weight: float = 2.0
 
@@ -37,20 +38,10 @@ class VTCBasicConfig:
         for name, value in vars(self).items():
             if not value >= 0:
                 raise ValueError(f"{name} must not be negative, got {value}")
-        if not self.max_load > 0:
-            raise ValueError(f"max_load must be positive, got {self.max_load}")
-
-    @staticmethod
-    def tunables() -> dict[str, Tunable]:
-        """Constants that a tuner may search."""
-        return {
-            "fairness_weight": Tunable(0.0, 10.0),
-            "utilization_weight": Tunable(0.0, 10.0),
-            "max_load": Tunable(1.0, 1000.0, log=True),
-        }
+        check_positive(self, "max_load")
 
 
-class VTCBasicPolicy(Router):
+class VTCBasicPolicy(Router, Configured[VTCBasicConfig]):
     """Users wander over the engines as they use tokens, held back by load.
 
     AIBrix's `vtc-basic` (gateway plugins, `vtc/vtc_basic.go` and `vtc/token_tracker.go`). Of k engines that can take
@@ -60,15 +51,9 @@ class VTCBasicPolicy(Router):
 
     Departures: a user is the request's class, as requests name no other; tokens are counted and predicted rather than
     estimated from the length of the text.
-
-    Args:
-        config: Its constants.
     """
 
     name = "vtc_basic"
-
-    def __init__(self, config: VTCBasicConfig | None = None) -> None:
-        self.config = config or VTCBasicConfig()
 
     def begin(self) -> None:
         """Nobody has used anything."""

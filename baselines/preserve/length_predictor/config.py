@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from serving_gym.baselines.length_prediction.config import PredictorConfig
+from serving_gym.calibration.fields import check_at_least, check_within
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,11 +38,11 @@ class PreServePredictorConfig(PredictorConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for field in ("num_prompt_tokens", "head_width", "num_buckets"):
-            self._check(field, getattr(self, field) >= 1, "at least 1")
-        for field in ("fill_share", "replaced_share"):
-            self._check(field, 0.0 <= getattr(self, field) <= 1.0, "between 0 and 1")
+        check_at_least(self, 1, "num_prompt_tokens", "head_width", "num_buckets", prefix="predictor.")
+        check_within(self, "[0, 1]", "fill_share", "replaced_share", prefix="predictor.")
         room = self.max_tokens - 3
-        self._check(
-            "num_prompt_tokens", self.num_prompt_tokens <= room, f"at most {room}, to leave room for text"
-        )
+        if self.num_prompt_tokens > room:
+            raise ValueError(
+                f"predictor.num_prompt_tokens must be at most {room}, to leave room for text, "
+                f"got {self.num_prompt_tokens}"
+            )

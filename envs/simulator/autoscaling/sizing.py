@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.interface.fleet import FleetSpec
 from serving_gym.envs.interface.scaling import MachineSpec
 from serving_gym.envs.simulator.autoscaling.bins import LATENCIES, NUM_LATENCY_BINS
 from serving_gym.envs.simulator.autoscaling.inventory import Layout
 from serving_gym.envs.simulator.fleet.build import Fleet
 from serving_gym.envs.simulator.scheduling import to_ps
-from serving_gym.envs.workload.registry import check_choice
 
 
 def machines_there(fleet: Fleet, layout: Layout, machines: MachineSpec) -> NDArray[np.int64]:

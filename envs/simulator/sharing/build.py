@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from serving_gym.calibration.cpu import cpu_latency_model
 from serving_gym.calibration.deployments import Deployment, find_profile
+from serving_gym.calibration.fields import check_not_negative, check_positive
 from serving_gym.calibration.latency import LatencyModel
 from serving_gym.calibration.memory import check_fits
 from serving_gym.calibration.models import get_model
@@ -141,12 +142,8 @@ class ManagerSpec:
     replace_idle: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("watermark", "mean_weight"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be finite and not negative, got {getattr(self, name)}")
-        for name in ("least_tokens", "retry_s", "patience_s"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        check_not_negative(self, "watermark", "mean_weight", finite=True)
+        check_positive(self, "least_tokens", "retry_s", "patience_s", finite=True)
 
 
 def build_tables(

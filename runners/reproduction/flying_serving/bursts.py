@@ -22,10 +22,10 @@ from serving_gym.runners.reproduction.flying_serving.study import (
     Model,
     Study,
     make_claim,
-    num_seeds,
     range_word,
 )
 from serving_gym.runners.reproduction.measures import mean, over, percentile
+from serving_gym.runners.reproduction.parts import num_seeds
 from serving_gym.runners.reproduction.trials import (
     BoolArray,
     Trials,

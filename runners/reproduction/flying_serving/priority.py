@@ -17,10 +17,10 @@ from serving_gym.runners.reproduction.flying_serving.study import (
     TP,
     Study,
     make_claim,
-    num_seeds,
     range_word,
 )
 from serving_gym.runners.reproduction.measures import mean, over
+from serving_gym.runners.reproduction.parts import num_seeds
 from serving_gym.runners.reproduction.trials import Trials, layout_shares, switches
 
 SECTION = "6.3"

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import numpy as np
 
-from serving_gym.runners.configuration.schema import ReproduceConfig
-from serving_gym.runners.reproduction.claims import Claim, Rule
+from serving_gym.runners.reproduction.claims import claim_of
 from serving_gym.runners.reproduction.measures import geometric_mean, request_capacity_rps
+from serving_gym.runners.reproduction.parts import PaperStudy
 from serving_gym.runners.reproduction.trials import Trials, run_trials
 
 PAPER = "flying_serving"
+make_claim = partial(claim_of, PAPER)
 TP, DP, FLYING, SHIFT = "static_tp", "static_dp", "flying_serving", "shift_parallelism"
 COMPARED = (TP, DP, FLYING)
 LOW_RPS, BURST_RPS, PRIORITY_RPS = (2.0, 5.0), (10.0, 30.0), (3.0, 5.0)  # paper, sections 6.1.3 and 6.3
@@ -50,22 +50,10 @@ MODELS = (LLAMA, GPT_OSS, NEMOTRON)
 
 
 @dataclass
-class Study:
-    """Runs policies and remembers capacities.
+class Study(PaperStudy):
+    """Runs policies and remembers capacities."""
 
-    Attributes:
-        config: words of the command.
-        bar: progress bar, one step an episode.
-    """
-
-    config: ReproduceConfig
-    bar: Any
     _capacities: dict[tuple[str, str], float] = field(default_factory=dict)
-
-    @property
-    def seeds(self) -> range:
-        """Seeds of the pooled episodes."""
-        return range(self.config.first_seed, self.config.first_seed + num_seeds(self.config))
 
     @property
     def requests(self) -> int:
@@ -106,18 +94,6 @@ class Study:
         """A published range of rates moved, by a factor, so that its midpoint follows the rule."""
         factor = self.busy_rate_rps(model) / float(np.mean(published))
         return (published[0] * factor, published[1] * factor)
-
-
-def num_seeds(config: ReproduceConfig) -> int:
-    """Episodes that are pooled."""
-    return 1 if config.quick else config.seeds
-
-
-def make_claim(
-    section: str, claim: str, paper_value: float | None, ours: float, unit: str, rule: Rule, **notes: str
-) -> Claim:
-    """A claim of this paper."""
-    return Claim(PAPER, claim, section, paper_value, ours, unit, rule, **notes)
 
 
 def range_word(key: str, bounds: tuple[float, float]) -> str:

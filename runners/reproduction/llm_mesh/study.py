@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -31,10 +31,12 @@ from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners.configuration.make import make_env
 from serving_gym.runners.configuration.policies import load_policy
 from serving_gym.runners.configuration.schema import ReproduceConfig
-from serving_gym.runners.reproduction.claims import Claim, Rule
+from serving_gym.runners.reproduction.claims import claim_of
+from serving_gym.runners.reproduction.parts import PaperStudy, num_seeds
 from serving_gym.runners.rollouts.rollout import run_episode
 
 PAPER = "llm_mesh"
+make_claim = partial(claim_of, PAPER)
 MESH, SLLM, SLLM_CPU = "llm_mesh", "sllm", "sllm_cpu"
 SYSTEMS = (MESH, SLLM_CPU, SLLM)
 SIZES = {"3B": "llama-3.2-3b", "7B": "llama-2-7b", "13B": "llama-2-13b"}
@@ -94,16 +96,9 @@ class Outcome:
 
 
 @dataclass
-class Study:
-    """Runs systems, each cell once.
+class Study(PaperStudy):
+    """Runs systems, each cell once."""
 
-    Attributes:
-        config: Words of the command.
-        bar: Progress bar, one step an episode.
-    """
-
-    config: ReproduceConfig
-    bar: Any
     _known: dict[Cell, tuple[Outcome, ...]] = field(default_factory=dict)
     _policies: dict[str, Policy] = field(default_factory=dict)
 
@@ -127,7 +122,7 @@ class Study:
         if cell not in self._known:
             env, policy = self._env(cell), self._policy(cell.policy)
             found = []
-            for seed in range(self.config.first_seed, self.config.first_seed + num_seeds(self.config)):
+            for seed in self.seeds:
                 self.bar.set_postfix_str(
                     f"{cell.policy}, {cell.num_models} x {':'.join(cell.sizes)}", refresh=False
                 )
@@ -177,11 +172,6 @@ class Study:
         return self._policies[name]
 
 
-def num_seeds(config: ReproduceConfig) -> int:
-    """Episodes of each cell."""
-    return 1 if config.quick else config.seeds
-
-
 def num_steps(config: ReproduceConfig, cells: Iterable[Cell]) -> int:
     """Episodes of all cells."""
     return num_seeds(config) * len(set(cells))
@@ -196,13 +186,6 @@ def grid(config: ReproduceConfig) -> list[tuple[int, str]]:
 def cells_of(systems: Sequence[str], rows: Iterable[tuple[int, str]], squeeze: float = SQUEEZE) -> list[Cell]:
     """Every system on every row of figure 12."""
     return [Cell(system, count, (size,), squeeze=squeeze) for count, size in rows for system in systems]
-
-
-def make_claim(
-    section: str, claim: str, paper_value: float | None, ours: float, unit: str, rule: Rule, **notes: str
-) -> Claim:
-    """A claim of this paper."""
-    return Claim(PAPER, claim, section, paper_value, ours, unit, rule, **notes)
 
 
 def _outcome(env: SharingEnv, policy: Policy, seed: int) -> Outcome:

@@ -13,9 +13,10 @@ import numpy as np
 from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reproduction.claims import Claim, at_least
 from serving_gym.runners.reproduction.measures import over
-from serving_gym.runners.reproduction.oserve.episodes import System, Trace, figures, num_seeds
+from serving_gym.runners.reproduction.oserve.episodes import System, Trace, figures
 from serving_gym.runners.reproduction.oserve.study import make_claim
 from serving_gym.runners.reproduction.oserve.systems import BEYOND, TRACES, systems
+from serving_gym.runners.reproduction.parts import num_seeds
 
 # Shares by which P99 latency falls: mean and largest (section 6.3).
 SWITCHING = (0.12, 0.17)

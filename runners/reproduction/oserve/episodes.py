@@ -21,7 +21,7 @@ from serving_gym.baselines.oserve.uniform import vllm_reload
 from serving_gym.baselines.oserve.vllm import VLLMStaticPolicy
 from serving_gym.baselines.policy import Policy
 from serving_gym.baselines.registry import make_policy
-from serving_gym.envs.deployment.strategies import Worth
+from serving_gym.envs.deployment.strategies import PlanEvaluator
 from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec
 from serving_gym.envs.machines.cluster import replica_spec
 from serving_gym.envs.machines.spec import DeploymentSpec
@@ -31,6 +31,7 @@ from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.envs.workload.type_mix import MIXES
 from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reproduction.oserve.study import GPUS_PER_MACHINE, capacities, cluster_of
+from serving_gym.runners.reproduction.parts import seeds_of
 from serving_gym.runners.rollouts.rollout import Episode, run_episode
 
 LOAD = 0.9
@@ -103,20 +104,15 @@ class Figures:
     deployments: tuple[str, ...]
 
 
-def num_seeds(config: ReproduceConfig) -> int:
-    """Episodes of each."""
-    return 1 if config.quick else config.seeds
-
-
 def reach(system: System, mixes: Sequence[str]) -> tuple[float, float]:
     """Requests a minute that the best uniform deployments serve of some mixes, the least, and the optimum over it."""
     uniform, ratio = [], []
     for mix in mixes:
         shares = np.array(MIXES[mix]) / sum(MIXES[mix])
         table = capacities(system.model, system.machines, "mixed")
-        worth = Worth(cluster_of(system.machines), table, shares * 1e6, "completion_time")
-        uniform.append(vllm_reload(worth).reachable)
-        ratio.append(optimal_plan(worth).reachable / uniform[-1])
+        evaluator = PlanEvaluator(cluster_of(system.machines), table, shares * 1e6, "completion_time")
+        uniform.append(vllm_reload(evaluator).max_requests)
+        ratio.append(optimal_plan(evaluator).max_requests / uniform[-1])
     return min(uniform), max(ratio)
 
 
@@ -171,7 +167,7 @@ def figures(config: ReproduceConfig, system: System, trace: Trace, contender: st
         env = _env(config, system, trace, contender == "dynamo")
         name, params = CONTENDERS[contender]
         policy = make_policy(name, **params)
-    return _measured(env, policy, range(config.first_seed, config.first_seed + num_seeds(config)))
+    return _measured(env, policy, seeds_of(config))
 
 
 def _fleet(config: ReproduceConfig, system: System, trace: Trace) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 
 from serving_gym.baselines.oserve.exhaustive import exhaustive_search, optimal_plan
 from serving_gym.baselines.oserve.generation import generate
-from serving_gym.envs.deployment.strategies import Worth
+from serving_gym.envs.deployment.strategies import PlanEvaluator
 from serving_gym.envs.workload.type_mix import TABLE_1
 from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reproduction.claims import Claim, Rule, at_most, shown
@@ -38,9 +38,9 @@ def claims(config: ReproduceConfig, bar: Any) -> list[Claim]:
     """Optimality at 16 GPUs, times there, and the curve."""
     rows = _at_16_gpus(config, bar)
     for machines in _curve(config):
-        worth = _worth(machines, "S3", 1.0)
+        evaluator = _evaluator(machines, "S3", 1.0)
         begun = time.perf_counter()
-        generate(worth, seed=config.first_seed)
+        generate(evaluator, seed=config.first_seed)
         took = time.perf_counter() - begun
         rows.append(
             make_claim(
@@ -61,14 +61,14 @@ def _at_16_gpus(config: ReproduceConfig, bar: Any) -> list[Claim]:
     gaps, heuristic, exhaustive = [], [], []
     for mix in _mixes(config):
         for load in LOADS:
-            worth = _worth(2, mix, load)
+            evaluator = _evaluator(2, mix, load)
             begun = time.perf_counter()
-            found = generate(worth, seed=config.first_seed).plan
+            found = generate(evaluator, seed=config.first_seed).plan
             heuristic.append(time.perf_counter() - begun)
-            worth, begun = _worth(2, mix, load), time.perf_counter()
-            best = exhaustive_search(worth)
+            evaluator, begun = _evaluator(2, mix, load), time.perf_counter()
+            best = exhaustive_search(evaluator)
             exhaustive.append(time.perf_counter() - begun)
-            gaps.append(1.0 - found.reachable / best.reachable)
+            gaps.append(1.0 - found.max_requests / best.max_requests)
         bar.update(1)
     setting = f"{MODEL}, {len(gaps)} demands: mixes of Table 1 at 0.7, 1 and 1.3 of what can be served."
     return [
@@ -102,9 +102,9 @@ def _at_16_gpus(config: ReproduceConfig, bar: Any) -> list[Claim]:
     ]
 
 
-def _worth(machines: int, mix: str, load: float) -> Worth:
+def _evaluator(machines: int, mix: str, load: float) -> PlanEvaluator:
     """A demand of a mix at a share of what the optimal deployment serves of it."""
     cluster, table = cluster_of(machines), capacities(MODEL, machines)
     shares = np.array(TABLE_1[mix]) / sum(TABLE_1[mix])
-    most = optimal_plan(Worth(cluster, table, shares * 1e6, "completion_time"), 0.01).reachable
-    return Worth(cluster, table, shares * most * load)
+    most = optimal_plan(PlanEvaluator(cluster, table, shares * 1e6, "completion_time"), 0.01).max_requests
+    return PlanEvaluator(cluster, table, shares * most * load)

@@ -10,7 +10,7 @@ profiled with these lengths, before any outcome was looked at.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -19,9 +19,10 @@ from serving_gym.envs.deployment.profiling import CapacityTable, WorkloadType, p
 from serving_gym.envs.machines.cluster import Cluster, replica_kinds
 from serving_gym.envs.machines.spec import DeploymentSpec
 from serving_gym.envs.workload.type_mix import TypeMix, length_pools
-from serving_gym.runners.reproduction.claims import Claim, Rule
+from serving_gym.runners.reproduction.claims import claim_of
 
 PAPER = "oserve"
+make_claim = partial(claim_of, PAPER)
 GPUS_PER_MACHINE = 8
 
 
@@ -40,10 +41,3 @@ def capacities(model: str, machines: int, method: str = "measured") -> CapacityT
 def cluster_of(machines: int) -> Cluster:
     """So many machines of section 6.1."""
     return Cluster(machines, GPUS_PER_MACHINE)
-
-
-def make_claim(
-    section: str, claim: str, paper_value: float | None, ours: float, unit: str, rule: Rule, **notes: str
-) -> Claim:
-    """A claim of this paper."""
-    return Claim(PAPER, claim, section, paper_value, ours, unit, rule, **notes)

@@ -13,8 +13,9 @@ import numpy as np
 from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reproduction.claims import Claim, at_least
 from serving_gym.runners.reproduction.measures import over
-from serving_gym.runners.reproduction.oserve.episodes import Figures, System, Trace, figures, num_seeds
+from serving_gym.runners.reproduction.oserve.episodes import Figures, System, Trace, figures
 from serving_gym.runners.reproduction.oserve.study import make_claim
+from serving_gym.runners.reproduction.parts import num_seeds
 
 SYSTEMS = (
     System("opt-30b", 1),

@@ -10,6 +10,7 @@ import numpy as np
 from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reproduction.claims import Claim, Rule, above, at_least, at_most, shown
 from serving_gym.runners.reproduction.measures import over
+from serving_gym.runners.reproduction.parts import num_seeds
 from serving_gym.runners.reproduction.preserve.study import (
     BASELINES,
     COMPARED,
@@ -31,7 +32,6 @@ from serving_gym.runners.reproduction.preserve.study import (
     Study,
     gain,
     make_claim,
-    num_seeds,
 )
 
 SECTION = "5.4"

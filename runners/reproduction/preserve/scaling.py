@@ -21,7 +21,6 @@ Ours, because the paper does not say or does not publish it:
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -37,6 +36,7 @@ from serving_gym.envs.workload.registry import WorkloadSource, WorkloadSpec
 from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reproduction.claims import Claim, above, at_least, shown
 from serving_gym.runners.reproduction.measures import over
+from serving_gym.runners.reproduction.parts import PaperStudy
 from serving_gym.runners.reproduction.preserve.study import SLO_S, make_claim
 
 SECTION = "5.3"
@@ -85,16 +85,9 @@ class Result:
 
 
 @dataclass
-class Scalers:
-    """Runs scalers on services.
+class Scalers(PaperStudy):
+    """Runs scalers on services."""
 
-    Attributes:
-        config: Words of the command.
-        bar: Progress bar, one step an episode.
-    """
-
-    config: ReproduceConfig
-    bar: Any
     _known: dict[tuple[str, str], Result] = field(default_factory=dict)
     _chunks: dict[str, int] = field(default_factory=dict)
 

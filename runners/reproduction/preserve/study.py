@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
 
 import numpy as np
 
 from serving_gym.envs.interface.metrics import FloatArray
-from serving_gym.runners.configuration.schema import ReproduceConfig
-from serving_gym.runners.reproduction.claims import Claim, Rule
+from serving_gym.runners.reproduction.claims import claim_of
 from serving_gym.runners.reproduction.measures import over, request_capacity_rps
+from serving_gym.runners.reproduction.parts import PaperStudy
 from serving_gym.runners.reproduction.trials import run_trials
 
 PAPER = "preserve"
+make_claim = partial(claim_of, PAPER)
 SETTING = (
     "experiment=preserve_routing",
     "env.drain_limit_s=36000",
@@ -91,22 +91,10 @@ def _p99(values: FloatArray) -> float:
 
 
 @dataclass
-class Study:
-    """Runs policies at rates, and finds the load that the paper's figures belong to.
+class Study(PaperStudy):
+    """Runs policies at rates, and finds the load that the paper's figures belong to."""
 
-    Attributes:
-        config: words of the command.
-        bar: progress bar, one step an episode.
-    """
-
-    config: ReproduceConfig
-    bar: Any
     _known: dict[tuple[str, float, str, tuple[str, ...]], Figures] = field(default_factory=dict)
-
-    @property
-    def seeds(self) -> range:
-        """Seeds of the pooled episodes."""
-        return range(self.config.first_seed, self.config.first_seed + num_seeds(self.config))
 
     def requests_at(self, rate_rps: float) -> int:
         """Requests of an episode."""
@@ -210,18 +198,6 @@ NUM_SEARCHES = int(
 NUM_ALONE = 2  # episodes beside: the capacity and the isolated requests
 
 
-def num_seeds(config: ReproduceConfig) -> int:
-    """Episodes that are pooled."""
-    return 1 if config.quick else config.seeds
-
-
 def gain(ours: float, theirs: float) -> float:
     """By how much ours is less, as a share of theirs; NaN where neither is comparable."""
     return 1.0 - over(ours, theirs)
-
-
-def make_claim(
-    section: str, claim: str, paper_value: float | None, ours: float, unit: str, rule: Rule, **notes: str
-) -> Claim:
-    """A claim of this paper."""
-    return Claim(PAPER, claim, section, paper_value, ours, unit, rule, **notes)

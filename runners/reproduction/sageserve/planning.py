@@ -8,8 +8,9 @@ import numpy as np
 
 from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reproduction.claims import Claim, at_most
+from serving_gym.runners.reproduction.parts import num_seeds
 from serving_gym.runners.reproduction.plan_time import SIZES, seconds
-from serving_gym.runners.reproduction.sageserve.study import make_claim, num_seeds
+from serving_gym.runners.reproduction.sageserve.study import make_claim
 
 EPSILON = 0.8  # regions may rely on each other: the harder case
 SPARES = {None: "machines without limit", 0.1: "a tenth of the machines spare"}

@@ -47,9 +47,9 @@ from serving_gym.envs.workload.registry import WorkloadSource, WorkloadSpec
 from serving_gym.envs.workload.seeding import seed_sequence
 from serving_gym.envs.workload.tiers import NIW, TIERS
 from serving_gym.envs.workload.week import WeekTraffic
-from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reporting.progress import say
 from serving_gym.runners.reproduction.measures import percentile
+from serving_gym.runners.reproduction.parts import PaperStudy
 
 REACTIVE, SILOED, CHIRON = "Reactive", "Siloed", "Chiron"
 LT_I, LT_U, LT_UA = "LT-I", "LT-U", "LT-UA"
@@ -147,16 +147,9 @@ class Outcome:
 
 
 @dataclass
-class ScalingStudy:
-    """Runs policies in settings and remembers what came out.
+class ScalingStudy(PaperStudy):
+    """Runs policies in settings and remembers what came out."""
 
-    Attributes:
-        config: Words of the command.
-        bar: Progress bar, one step an episode.
-    """
-
-    config: ReproduceConfig
-    bar: Any
     _known: dict[tuple[str, Setting], Outcome] = field(default_factory=dict)
     _capacity_tps: dict[Setting, float] = field(default_factory=dict)
 

@@ -21,7 +21,7 @@ Ours, because the paper does not say or does not publish it:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,10 +36,12 @@ from serving_gym.envs.workload.schema import Workload
 from serving_gym.envs.workload.seeding import stream
 from serving_gym.envs.workload.tiers import IW_F, IW_N, TIERS, TieredTraffic
 from serving_gym.runners.configuration.schema import ReproduceConfig
-from serving_gym.runners.reproduction.claims import Claim, Rule
+from serving_gym.runners.reproduction.claims import claim_of
 from serving_gym.runners.reproduction.measures import percentile, request_capacity_rps
+from serving_gym.runners.reproduction.parts import PaperStudy, num_seeds
 
 PAPER = "sageserve"
+make_claim = partial(claim_of, PAPER)
 FCFS, EDF, PF, DPA = "FCFS", "EDF", "PF", "DPA"
 ORDERS = {FCFS: "fcfs", EDF: "edf", PF: "priority", DPA: "dpa"}
 IW_F_SLA_S, IW_N_SLA_S, IW_N_STATED_S = 1.0, 5.6, 60.0
@@ -104,22 +106,10 @@ class Outcome:
 
 
 @dataclass
-class Study:
-    """Serves models under schedulers and remembers the load of each.
+class Study(PaperStudy):
+    """Serves models under schedulers and remembers the load of each."""
 
-    Attributes:
-        config: words of the command.
-        bar: progress bar, one step an episode.
-    """
-
-    config: ReproduceConfig
-    bar: Any
     _rates_rps: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def seeds(self) -> range:
-        """Seeds of the pooled episodes."""
-        return range(self.config.first_seed, self.config.first_seed + num_seeds(self.config))
 
     def run(self, model: Model, scheduler: str, iw_n_sla_s: float = IW_N_SLA_S) -> Outcome:
         """One scheduler at the model's load, all seeds pooled."""
@@ -192,18 +182,6 @@ class Study:
         return simulator.results()
 
 
-def num_seeds(config: ReproduceConfig) -> int:
-    """Episodes that are pooled."""
-    return 1 if config.quick else config.seeds
-
-
 def episodes_for_load(config: ReproduceConfig) -> int:
     """Episodes that finding a model's load takes."""
     return 1 + _SEARCH_STEPS * num_seeds(config)
-
-
-def make_claim(
-    section: str, claim: str, paper_value: float | None, ours: float, unit: str, rule: Rule, **notes: str
-) -> Claim:
-    """A claim of this paper."""
-    return Claim(PAPER, claim, section, paper_value, ours, unit, rule, **notes)

@@ -8,6 +8,7 @@ from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.workload.tiers import IW_F, IW_N
 from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reproduction.claims import Claim, above, near, shown
+from serving_gym.runners.reproduction.parts import num_seeds
 from serving_gym.runners.reproduction.sageserve.study import (
     DPA,
     EDF,
@@ -25,7 +26,6 @@ from serving_gym.runners.reproduction.sageserve.study import (
     Study,
     episodes_for_load,
     make_claim,
-    num_seeds,
 )
 
 SECTION = "7.2.6"

@@ -16,10 +16,10 @@ from serving_gym.envs.live.tiny_model import KV_BYTES_PER_TOKEN, TINY_LLAMA, wri
 from serving_gym.runners.measuring.composition import Step
 from serving_gym.runners.measuring.fit import errors_of, fit_coefficients, step_s
 from serving_gym.runners.measuring.front_end import Probe, fit_front_end
+from serving_gym.runners.measuring.intervals import Interval, intervals_of
 from serving_gym.runners.measuring.loads import Limits, designed_loads, held_out
 from serving_gym.runners.measuring.measure import PULL, Measurement, profile_of
 from serving_gym.runners.measuring.model import model_from_config, served_model
-from serving_gym.runners.measuring.stretches import Stretch, stretches_of
 
 CPU = GpuSpec("cpu", 16e9, 40e9, {"bf16": 500e9}, 40e9)
 TINY = model_from_config(TINY_LLAMA, "tiny-llama")
@@ -50,9 +50,9 @@ def test_the_times_of_a_known_engine_are_found_again(model, gpu) -> None:
         roofline_coefficients(gpu), layer_s=0.0, fixed_s=2e-3, kv_bandwidth_ratio=0.3, token_s=2e-6
     )
     latency = LatencyModel(model, gpu, 1, true)
-    cut = [(number, stretches_of(steps)) for number, steps in runs_with(latency, noise=0.05)]
-    fitted = [stretch for number, stretches in cut for stretch in stretches if not held_out(number)]
-    kept_out = [stretch for number, stretches in cut for stretch in stretches if held_out(number)]
+    cut = [(number, intervals_of(steps)) for number, steps in runs_with(latency, noise=0.05)]
+    fitted = [interval for number, intervals in cut for interval in intervals if not held_out(number)]
+    kept_out = [interval for number, intervals in cut for interval in intervals if held_out(number)]
     found = fit_coefficients(model, gpu, 1, replace(roofline_coefficients(gpu), layer_s=0.0), PULL, fitted)
     errors = errors_of(LatencyModel(model, gpu, 1, found), kept_out)
     assert errors["decode_stretch"]["ape_mean"] < 0.02
@@ -69,9 +69,9 @@ def test_a_step_is_what_the_model_says_of_an_iteration() -> None:
 
 
 def test_too_little_to_fit() -> None:
-    only = [Stretch((Step(1, 10, 0, 0, 0.01),))] * 40
+    only = [Interval((Step(1, 10, 0, 0, 0.01),))] * 40
     with pytest.raises(
-        ValueError, match=r"gave 40 stretches of iterations \(decode_stretch\), too few to fit 9"
+        ValueError, match=r"gave 40 intervals of iterations \(decode_stretch\), too few to fit 9"
     ):
         fit_coefficients(TINY, CPU, 1, roofline_coefficients(CPU), PULL, only)
 

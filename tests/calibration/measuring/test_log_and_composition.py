@@ -7,7 +7,7 @@ import pytest
 from serving_gym.runners.measuring.composition import ContradictionError, Step, steps_of
 from serving_gym.runners.measuring.drive import Sent
 from serving_gym.runners.measuring.loads import Limits, Load, designed_loads, held_out
-from serving_gym.runners.measuring.log import Iteration, IterationLog, check_told, parse_line
+from serving_gym.runners.measuring.log import Iteration, IterationLog, check_log, parse_line
 
 LINE = (
     "1795194734.486981 INFO Engine 000: Iteration({index}): {ctx} context requests, {ctx_tokens} context tokens, "
@@ -50,12 +50,12 @@ def test_lines_that_say_something_else(text: str, said: str) -> None:
 
 
 def test_servers_that_cannot_be_measured() -> None:
-    told = [Iteration(0, 1.0, 1, 6, 0, 0.009), Iteration(1, 1.1, 0, 0, 1, 0.009)]
-    check_told(told, Path("vllm.log"))
+    logged = [Iteration(0, 1.0, 1, 6, 0, 0.009), Iteration(1, 1.1, 0, 0, 1, 0.009)]
+    check_log(logged, Path("vllm.log"))
     with pytest.raises(ValueError, match=r"vllm\.log says nothing of iterations"):
-        check_told([], Path("vllm.log"))
+        check_log([], Path("vllm.log"))
     with pytest.raises(ValueError, match=r"vllm\.log holds speculative tokens"):
-        check_told([*told, replace(told[1], again=3)], Path("vllm.log"))
+        check_log([*logged, replace(logged[1], again=3)], Path("vllm.log"))
 
 
 def test_only_whole_new_lines_are_read(tmp_path: Path) -> None:

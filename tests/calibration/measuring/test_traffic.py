@@ -19,16 +19,16 @@ from serving_gym.runners import calibrate
 from serving_gym.runners.measuring.composition import Step
 from serving_gym.runners.measuring.drive import Sent
 from serving_gym.runners.measuring.fit import errors_of, fit_coefficients
-from serving_gym.runners.measuring.log import Iteration
-from serving_gym.runners.measuring.stretches import (
+from serving_gym.runners.measuring.intervals import (
     DECODE_STEPS,
     LEAST_AFTER_UNKNOWN,
+    Interval,
     Run,
-    Stretch,
+    intervals_of,
+    match_runs,
     split,
-    stretches_of,
-    told_by,
 )
+from serving_gym.runners.measuring.log import Iteration
 from serving_gym.runners.measuring.traffic import LEAST_PROBES, PULL, fit_front_end
 
 MODEL, GPU = get_model("llama-3.1-8b"), get_gpu("H100")
@@ -134,25 +134,27 @@ def played() -> tuple[list[Run], list[Iteration], list[pd.DataFrame]]:
 def test_runs_are_found_between_others_and_in_any_order(played) -> None:
     runs, log, _ = played
     unknown, _, _ = play("unknown", 99, 5)
-    found, missing = told_by(log, [runs[2], unknown, runs[0], runs[1]])
-    assert [told.run.name for told in found] == ["c", "a", "b"]
+    found, missing = match_runs(log, [runs[2], unknown, runs[0], runs[1]])
+    assert [logged.run.name for logged in found] == ["c", "a", "b"]
     assert len(missing) == 1
     assert missing[0].startswith("unknown: iteration ")
-    assert all(len(told.story.prompts) == 150 for told in found)
+    assert all(len(logged.story.prompts) == 150 for logged in found)
 
 
 def test_the_same_run_twice_is_found_twice() -> None:
     run, lines, _ = play("a", 0, 20)
-    found, missing = told_by([*lines, *lines], [run, replace(run, name="again"), replace(run, name="third")])
-    assert [told.run.name for told in found] == ["a", "again"]
+    found, missing = match_runs(
+        [*lines, *lines], [run, replace(run, name="again"), replace(run, name="third")]
+    )
+    assert [logged.run.name for logged in found] == ["a", "again"]
     assert len(missing) == 1
-    assert told_by([], [run])[1] == ["a: no line of the log can be its first"]
+    assert match_runs([], [run])[1] == ["a: no line of the log can be its first"]
 
 
 def test_the_times_of_a_known_engine_are_found_again(played) -> None:
     runs, log, _ = played
-    found, _ = told_by(log, runs)
-    fitted, kept_out = split([stretch for told in found for stretch in stretches_of(told.story.steps)])
+    found, _ = match_runs(log, runs)
+    fitted, kept_out = split([interval for logged in found for interval in intervals_of(logged.story.steps)])
     assert 0.15 < len(kept_out) / (len(fitted) + len(kept_out)) < 0.35
     latency = LatencyModel(MODEL, GPU, 1, fit_coefficients(MODEL, GPU, 1, PRIOR, PULL, fitted))
     errors, before = errors_of(latency, kept_out), errors_of(LatencyModel(MODEL, GPU, 1, PRIOR), kept_out)
@@ -167,46 +169,46 @@ def test_the_times_of_a_known_engine_are_found_again(played) -> None:
 
 def test_what_asynchronous_scheduling_makes_wait_is_not_the_front_ends() -> None:
     run, log, _ = play("a", 5, 400, asynchronous=True)
-    front_end = fit_front_end(LATENCY, told_by(log, [run])[0], asynchronous=True)
+    front_end = fit_front_end(LATENCY, match_runs(log, [run])[0], asynchronous=True)
     assert front_end.fixed_s == pytest.approx(FRONT_END_S, rel=0.2)
     assert front_end.request_s == pytest.approx(REQUEST_S, rel=0.3)
     assert front_end.pipeline_iterations == 0.0
-    other = fit_front_end(LATENCY, told_by(log, [run])[0], asynchronous=False)
+    other = fit_front_end(LATENCY, match_runs(log, [run])[0], asynchronous=False)
     assert other.request_s == 0.0
     typical_s = float(np.nanmedian(run.tpot_s))
     assert other.fixed_s + other.pipeline_iterations * typical_s > FRONT_END_S + 0.9 * typical_s
 
 
-def test_stretches_end_where_nothing_is_hidden() -> None:
+def test_intervals_end_where_nothing_is_hidden() -> None:
     def step(prompt_tokens: int, seconds: float = 0.01) -> Step:
         return Step(2, 100, prompt_tokens, 0, seconds)
 
     decode, prompt, unknown = step(0), step(9), step(9, math.nan)
-    assert [len(s.steps) for s in stretches_of([decode] * (DECODE_STEPS + 3))] == [DECODE_STEPS, 3]
+    assert [len(s.steps) for s in intervals_of([decode] * (DECODE_STEPS + 3))] == [DECODE_STEPS, 3]
     # The iterations before and after prompts go with them, also where other prompts follow at once.
     rows = [decode, decode, prompt, decode, prompt, decode, decode]
-    assert [(s.kind, len(s.steps)) for s in stretches_of(rows)] == [
+    assert [(s.kind, len(s.steps)) for s in intervals_of(rows)] == [
         ("decode_stretch", 1),
         ("prefill_stretch", 5),
         ("decode_stretch", 1),
     ]
     # What follows an iteration of unknown length begins at no certain moment.
-    assert stretches_of([decode, unknown, decode, decode]) == [Stretch((decode,)), Stretch((decode,))]
-    assert [s.kind for s in stretches_of([unknown, prompt, decode, decode])] == ["decode_stretch"]
+    assert intervals_of([decode, unknown, decode, decode]) == [Interval((decode,)), Interval((decode,))]
+    assert [s.kind for s in intervals_of([unknown, prompt, decode, decode])] == ["decode_stretch"]
     long = [unknown, *[prompt] * LEAST_AFTER_UNKNOWN, decode, decode]
-    assert [len(s.steps) for s in stretches_of(long)] == [LEAST_AFTER_UNKNOWN + 1, 1]
-    assert stretches_of([unknown]) == []
+    assert [len(s.steps) for s in intervals_of(long)] == [LEAST_AFTER_UNKNOWN + 1, 1]
+    assert intervals_of([unknown]) == []
 
 
 def test_too_few_requests_to_tell_the_front_end() -> None:
     run, log, _ = play("few", 1, LEAST_PROBES - 1)
-    assert fit_front_end(LATENCY, told_by(log, [run])[0], asynchronous=False) == Frontend()
+    assert fit_front_end(LATENCY, match_runs(log, [run])[0], asynchronous=False) == Frontend()
 
 
 def test_who_waits_for_room_says_nothing_of_the_front_end() -> None:
     run, log, _ = play("crowded", 3, 60, most=2)
     assert np.median(run.ttft_s) > 100 * FRONT_END_S
-    assert fit_front_end(LATENCY, told_by(log, [run])[0], asynchronous=False).fixed_s < 3 * FRONT_END_S
+    assert fit_front_end(LATENCY, match_runs(log, [run])[0], asynchronous=False).fixed_s < 3 * FRONT_END_S
 
 
 @pytest.fixture

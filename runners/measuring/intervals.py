@@ -1,9 +1,9 @@
-"""Runs of ordinary traffic in the log of the server that had them, cut into stretches of known length.
+"""Runs of ordinary traffic in the log of the server that had them, cut into intervals of known length.
 
 Requests of a run, with what they asked in the order in which they came, and the counts in the log leave one story
 (`composition`); runs are looked for one after another, so the log may hold others between them. With asynchronous
 scheduling the engine launches an iteration with prompts before it has seen the end of the one before, whose line then
-comes late: lengths of single lines are off there, their sums are not. What is known are stretches, therefore: decode
+comes late: lengths of single lines are off there, their sums are not. What is known are intervals, therefore: decode
 iterations in a row, or all from the one before a prompt to the one after the last.
 """
 
@@ -19,9 +19,9 @@ from serving_gym.runners.measuring.drive import Sent
 from serving_gym.runners.measuring.loads import held_out
 from serving_gym.runners.measuring.log import Iteration
 
-DECODE_STEPS = 16  # of a stretch without prompts, at most
-LEAST_AFTER_UNKNOWN = 4  # iterations of a stretch that follows one of unknown length
-HELD_OUT_STRETCHES = 10  # that are kept out of a fit together
+DECODE_STEPS = 16  # of a interval without prompts, at most
+LEAST_AFTER_UNKNOWN = 4  # iterations of a interval that follows one of unknown length
+HELD_OUT_INTERVALS = 10  # that are kept out of a fit together
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Told:
+class LoggedRun:
     """A run and what the log says of it."""
 
     run: Run
@@ -50,7 +50,7 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class Interval:
     """Iterations in a row whose length together is known.
 
     Attributes:
@@ -70,7 +70,7 @@ class Stretch:
         return sum(step.seconds for step in self.steps)
 
 
-def told_by(log: Sequence[Iteration], runs: Sequence[Run]) -> tuple[list[Told], list[str]]:
+def match_runs(log: Sequence[Iteration], runs: Sequence[Run]) -> tuple[list[LoggedRun], list[str]]:
     """Finds runs in a log; what else the server did between them is passed over.
 
     Args:
@@ -80,47 +80,47 @@ def told_by(log: Sequence[Iteration], runs: Sequence[Run]) -> tuple[list[Told], 
     Returns:
         What was found, and of each of the others why not.
     """
-    found: list[Told] = []
+    found: list[LoggedRun] = []
     missing: list[str] = []
     taken: set[int] = set()
     for run in runs:
         try:
-            place, told = _first(log, run, taken)
+            place, logged = _first(log, run, taken)
         except ContradictionError as error:
             missing.append(f"{run.name}: {error}")
         else:
-            found.append(told)
-            taken |= set(range(place, place + len(told.story.steps)))
+            found.append(logged)
+            taken |= set(range(place, place + len(logged.story.steps)))
     return found, missing
 
 
-def _first(log: Sequence[Iteration], run: Run, taken: set[int]) -> tuple[int, Told]:
+def _first(log: Sequence[Iteration], run: Run, taken: set[int]) -> tuple[int, LoggedRun]:
     """Where a run begins, and what is told of it; else raises where the best of all beginnings ends."""
     best = ContradictionError("no line of the log can be its first")
     for place, iteration in enumerate(log):
         if iteration.decoding or not iteration.prompts or place in taken:
             continue
         try:
-            return place, Told(run, story_of(run.sent, islice(log, place, None)))
+            return place, LoggedRun(run, story_of(run.sent, islice(log, place, None)))
         except ContradictionError as error:
             best = max(best, error, key=lambda each: each.after)
     raise best
 
 
-def stretches_of(steps: Sequence[Step]) -> list[Stretch]:
-    """Cuts a run into stretches.
+def intervals_of(steps: Sequence[Step]) -> list[Interval]:
+    """Cuts a run into intervals.
 
     An iteration of unknown length ends one and is left out. So is the one that follows, unless it is of some
     iterations: it begins with a line that comes as late as that of any iteration with prompts.
     """
-    stretches: list[Stretch] = []
+    intervals: list[Interval] = []
     part: list[Step] = []
     after_unknown = False
 
     def close() -> None:
         nonlocal after_unknown
         if len(part) >= (LEAST_AFTER_UNKNOWN if after_unknown else 1):
-            stretches.append(Stretch(tuple(part)))
+            intervals.append(Interval(tuple(part)))
         part.clear()
         after_unknown = False
 
@@ -139,13 +139,13 @@ def stretches_of(steps: Sequence[Step]) -> list[Stretch]:
         if not beside_prompts and (with_prompts or len(part) >= DECODE_STEPS):
             close()
     close()
-    return stretches
+    return intervals
 
 
-def split(stretches: Sequence[Stretch]) -> tuple[list[Stretch], list[Stretch]]:
+def split(intervals: Sequence[Interval]) -> tuple[list[Interval], list[Interval]]:
     """Those to fit to, and a quarter that is kept out, some neighbours at a time."""
-    fitted: list[Stretch] = []
-    kept_out: list[Stretch] = []
-    for place, stretch in enumerate(stretches):
-        (kept_out if held_out(place // HELD_OUT_STRETCHES) else fitted).append(stretch)
+    fitted: list[Interval] = []
+    kept_out: list[Interval] = []
+    for place, interval in enumerate(intervals):
+        (kept_out if held_out(place // HELD_OUT_INTERVALS) else fitted).append(interval)
     return fitted, kept_out

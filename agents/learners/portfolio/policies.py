@@ -11,7 +11,7 @@ from serving_gym.baselines.policy import Policy
 KEY = "agent.policies"
 
 
-def members_of(config: PortfolioConfig) -> list[Start]:
+def make_policies(config: PortfolioConfig) -> list[Start]:
     """One of each.
 
     Raises:
