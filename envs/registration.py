@@ -62,7 +62,17 @@ ENVS = {
         "envs.dp_tp.env:DPTPEnv",
         "envs.dp_tp.vector_env:DPTPVectorEnv",
         "envs.dp_tp.episode:DPTPConfig",
-        ("static_dp", "static_tp", "static_2x4", "flying_serving", "load_threshold"),
+        (
+            "static_dp",
+            "static_4x2",
+            "static_2x4",
+            "static_tp",
+            "flying_serving",
+            "flying_serving_default_tuned",
+            "load_threshold_default_tuned",
+            "rate_threshold_default_tuned",
+            "prompt_threshold_default_tuned",
+        ),
     ),
     "routing": EnvEntry(
         "Serving/Routing-v0",
