@@ -5,7 +5,8 @@
     python -m runners.train env=dp_tp agent=dqn workload=azure_conv seed=1 total_steps=1000000 tracker=tensorboard
     python -m runners.train resume=runs/train/DATE
 
-What an agent has otherwise in one environment stands in `configs/agent_for/ENV_AGENT.yaml`.
+What an agent has otherwise in one environment stands in `configs/agent_for/ENV_AGENT.yaml`; which agent an environment
+has where none is named, in `configs/agent_for/ENV_default.yaml`.
 
 It runs for the agent's own number of decisions, but not longer than five minutes; `total_steps=...` lifts that limit,
 `max_minutes=...` sets another. The learning rate falls with whichever of the two is nearer, so that a machine fast

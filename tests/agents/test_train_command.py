@@ -15,17 +15,20 @@ import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 
+from serving_gym.envs.registration import env_names
 from serving_gym.runners import compare, evaluate, train
 from serving_gym.runners.command_line.cli import USER_ERROR
 from serving_gym.runners.configuration.compose import composed
 from serving_gym.runners.configuration.policies import CONFIG_DIR
 from serving_gym.runners.configuration.schema import register_command, register_schemas
-from serving_gym.runners.configuration.train_config import TrainConfig, _differences
+from serving_gym.runners.configuration.train_config import TrainConfig, _differences, register_agents
 from serving_gym.runners.training.loop import Training
 
+BURSTY = "workload=flying_bursty"
 TINY = [
     "env=dp_tp",
     "workload.num_requests=60",
+    BURSTY,
     "num_envs=4",
     "validations=2",
     "validation_seeds=1",
@@ -33,6 +36,7 @@ TINY = [
     "baselines=[static_dp]",
 ]
 SMALL_PPO = [
+    "agent=maskable_ppo",
     "agent.rollout_steps=16",
     "agent.batch_size=32",
     "agent.epochs=1",
@@ -62,7 +66,17 @@ def test_every_agent_composes():
     register_command("train", TrainConfig)
     with initialize_config_dir(version_base="1.3", config_dir=str(CONFIG_DIR)):
         for file in (CONFIG_DIR / "agent").glob("*.yaml"):
-            assert compose("train", overrides=[f"agent={file.stem}"]).agent.name == file.stem
+            if file.stem != "default":
+                assert compose("train", overrides=[f"agent={file.stem}"]).agent.name == file.stem
+
+
+@pytest.mark.parametrize("env", env_names())
+def test_every_environment_has_an_agent_of_its_own_where_none_is_named(env):
+    register_agents()
+    words = [(f"env={env}", "out=unused"), (f"env={env}", "agent=dqn", "out=unused")]
+    default, named = (composed("train", TrainConfig, each).agent_config.name for each in words)
+    assert default == {"dp_tp": "api", "routing": "api", "deployment": "portfolio"}.get(env, "maskable_ppo")
+    assert named == "dqn"
 
 
 def test_trains_compares_and_leaves_a_checkpoint_that_other_commands_take(tmp_path, capsys):
@@ -90,6 +104,7 @@ def test_trains_compares_and_leaves_a_checkpoint_that_other_commands_take(tmp_pa
     words = [
         "env=dp_tp",
         f"policy={out}/checkpoint",
+        BURSTY,
         "workload.num_requests=60",
         "seeds=2",
         f"out={tmp_path}/e",
@@ -114,7 +129,7 @@ def test_other_agents(agent, tmp_path):
 
 @pytest.mark.parametrize("agent", ["maskable_ppo", "api"])
 def test_routing_with_what_the_agent_has_otherwise_there(agent, tmp_path, capsys):
-    words = [word for word in TINY if not word.startswith(("env=", "baselines="))]
+    words = [word for word in TINY if not word.startswith(("env=", "baselines=", "workload="))]
     words += ["env=routing", "baselines=[round_robin]", f"agent={agent}", f"out={tmp_path / 'run'}"]
     words += (
         ["agent.rollout_steps=16", "agent.batch_size=32", "total_steps=128"]
@@ -141,7 +156,7 @@ def test_the_policies_of_a_portfolio_are_named_on_the_command_line(tmp_path, cap
     assert train.main([*words, chosen, "total_steps=1000", f"out={tmp_path / 'run'}"]) == 0
     settings = yaml.safe_load((tmp_path / "run" / "checkpoint" / "config.yaml").read_text())["agent"]
     assert [each["params"]["layouts"] for each in settings["policies"]] == [[], ["2x4"]]
-    again = [f"policies=[static_dp,{tmp_path}/run/checkpoint]", "workload.num_requests=60", "seeds=1"]
+    again = [f"policies=[static_dp,{tmp_path}/run/checkpoint]", BURSTY, "workload.num_requests=60", "seeds=1"]
     assert compare.main(["env=dp_tp", *again, "plots=false", f"out={tmp_path / 'c'}"]) == 0
     capsys.readouterr()
     assert (
@@ -185,15 +200,16 @@ SMALL = {
 @pytest.mark.parametrize("agent", SMALL)
 @pytest.mark.parametrize("env", ["dp_tp", "routing"])
 def test_every_agent_on_every_environment_by_config_alone(agent, env, tmp_path):
-    words = [word for word in TINY if not word.startswith(("env=", "baselines="))]
+    words = [word for word in TINY if not word.startswith(("env=", "baselines=", "workload="))]
     own = list(SMALL[agent])
     if env == "routing":
         own = [w.replace("load_threshold", "linear_score").replace("static_dp", "jsq") for w in own]
         own = [w.replace("flying_serving", "jsq") for w in own]
     compared = "static_dp" if env == "dp_tp" else "round_robin"
-    words += [f"env={env}", f"agent={agent}", f"baselines=[{compared}]", "total_steps=128"]
+    bursty = [BURSTY] if env == "dp_tp" else []
+    words += [*bursty, f"env={env}", f"agent={agent}", f"baselines=[{compared}]", "total_steps=128"]
     assert train.main([*words, *own, f"out={tmp_path}"]) == 0
-    again = [f"env={env}", f"policy={tmp_path}/checkpoint", "workload.num_requests=60", "seeds=1"]
+    again = [f"env={env}", f"policy={tmp_path}/checkpoint", *bursty, "workload.num_requests=60", "seeds=1"]
     assert evaluate.main([*again, f"out={tmp_path}/e"]) == 0
 
 
@@ -355,7 +371,7 @@ def test_a_training_goes_on_in_another_folder(tmp_path, capsys):
 
 def test_words_beside_resume_change_what_they_name_alone(tmp_path, capsys):
     chat = ["workload=azure_conv_fitted", "workload.num_requests=60", "tracker=wandb"]
-    saved = [*TINY[:1], *chat, *TINY[2:], *SMALL_PPO, "total_steps=64", f"out={tmp_path}"]
+    saved = [*TINY[:1], *chat, *TINY[3:], *SMALL_PPO, "total_steps=64", f"out={tmp_path}"]
     assert train.main(saved) == 0
     assert train.main([f"resume={tmp_path}", "workload.rate_scale=2", "total_steps=128"]) == 0
     workload = yaml.safe_load((tmp_path / "last" / "config.yaml").read_text())["workload"]
@@ -431,7 +447,7 @@ def test_baselines_that_look_ahead_or_were_learned_are_no_heuristics(tmp_path):
         (["agent=bc", "agent.teacher=flying_servin"], "flying_serving"),
         (["agent=residual", "agent.baseline=null"], "agent.baseline must name a policy"),
         (["agent=cma_es", "agent.heuristic=static_dp"], "declares no constants"),
-        (["agent.network.hidden_widths=[]"], "network.hidden_widths must be at least one width"),
+        (["agent=ppo", "agent.network.hidden_widths=[]"], "network.hidden_widths must be at least one width"),
         (["agent=api", "agent.entropy_weights=[0.3]"], "agent.entropy_weights must be two positive numbers"),
         (["num_envs=0"], "num_envs"),
         (["total_steps=0"], "total_steps"),

@@ -17,6 +17,7 @@ from serving_gym.runners.configuration.policies import CONFIG_DIR, load_policy, 
 from serving_gym.runners.configuration.schema import register_schemas
 
 Main = Callable[[Sequence[str]], int]
+BURSTY = "workload=flying_bursty"
 TINY = ["workload.num_requests=40", "seeds=2"]
 
 
@@ -53,7 +54,7 @@ def test_every_command_and_choice_composes(name: str) -> None:
 
 
 def test_evaluate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["env=dp_tp", "policy=static_4x2", f"out={tmp_path}", *TINY]
+    words = ["env=dp_tp", BURSTY, "policy=static_4x2", f"out={tmp_path}", *TINY]
     assert evaluate.main(words) == 0
     assert "static_4x2 on flying_bursty, 2 episodes" in capsys.readouterr().out
     summary = json.loads((tmp_path / "summary.json").read_text())
@@ -70,7 +71,7 @@ def test_evaluate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_compare_is_paired_and_repeats(tmp_path: Path) -> None:
     for folder in ("a", "b"):
-        words = ["policies=[static_dp,static_tp]", f"out={tmp_path / folder}", "plots=false", *TINY]
+        words = ["policies=[static_dp,static_tp]", f"out={tmp_path / folder}", "plots=false", BURSTY, *TINY]
         assert compare.main(words) == 0
     first, second = (json.loads((tmp_path / folder / "comparison.json").read_text()) for folder in ("a", "b"))
     for comparison in (first, second):
@@ -87,6 +88,7 @@ def test_tune_never_ends_below_where_it_began(tmp_path: Path) -> None:
     words = [
         "policy=load_threshold",
         "evaluations=3",
+        BURSTY,
         "workload.num_requests=40",
         "seeds=1",
         f"out={tmp_path}",
@@ -103,7 +105,7 @@ def test_tune_never_ends_below_where_it_began(tmp_path: Path) -> None:
 def test_tuning_by_shares_of_a_reference(tmp_path: Path) -> None:
     """Shares of itself are one; beside the batched policies of routing, whose reference decides alone."""
     for policy in ("rate_threshold", "linear_score"):
-        env = ["env=routing"] if policy == "linear_score" else []
+        env = ["env=routing"] if policy == "linear_score" else [BURSTY]
         words = [*env, f"policy={policy}", f"reference={policy}", "evaluations=2"]
         assert tune.main([*words, "workload.num_requests=40", "seeds=2", f"out={tmp_path / policy}"]) == 0
         report = json.loads((tmp_path / policy / "tuning.json").read_text())
@@ -117,6 +119,7 @@ def test_no_episode_counts_for_more_than_the_clip(tmp_path: Path) -> None:
     """In short episodes static_tp is far better than these thresholds."""
     words = [
         "policy=load_threshold",
+        BURSTY,
         "workload.num_requests=200",
         "seeds=3",
         "evaluations=2",
@@ -238,7 +241,7 @@ def test_bench(tmp_path: Path) -> None:
 
 
 def test_tensorboard(tmp_path: Path) -> None:
-    words = ["tracker=tensorboard", "seeds=1", "workload.num_requests=20", f"out={tmp_path}"]
+    words = ["tracker=tensorboard", "seeds=1", BURSTY, "workload.num_requests=20", f"out={tmp_path}"]
     assert evaluate.main(words) == 0
     assert list((tmp_path / "tensorboard").glob("events*"))
 

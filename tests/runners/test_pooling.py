@@ -86,7 +86,8 @@ def test_compare_pools_what_a_pattern_matches(tmp_path: Path) -> None:
     (tmp_path / "ten" / "empty").mkdir()
     pattern = f"{tmp_path}/ten/*"
     assert members_of(pattern) == (f"{tmp_path}/ten/0", f"{tmp_path}/ten/1")
-    words = ["workload.num_requests=60", "seeds=2", "plots=false", f"policies=[static_dp,{pattern}]"]
+    words = ["workload=flying_bursty", "workload.num_requests=60", "seeds=2", "plots=false"]
+    words.append(f"policies=[static_dp,{pattern}]")
     assert compare.main([*words, f"out={tmp_path / 'out'}"]) == 0
     comparison = json.loads((tmp_path / "out" / "comparison.json").read_text())
     assert list(comparison["policies"]) == ["static_dp", *members_of(pattern)]

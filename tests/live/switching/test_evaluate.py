@@ -17,6 +17,7 @@ WORDS = [
     "cluster=tiny_llama_cpu_x2",
     "backend=vllm",
     "seeds=1",
+    "workload=flying_bursty",
     "workload.num_requests=8",
     "workload.params.low_rate_rps=[20.0,30.0]",
     "workload.params.input_tokens=[8,40]",
