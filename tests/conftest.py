@@ -1,7 +1,9 @@
 """Settings shared by all tests."""
 
 import os
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # One thread each: contended threads cost more than they give on small networks.
@@ -18,3 +20,20 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("serving-gym")
+
+MAX_WORKERS = 4  # about 1.5 GB of memory each
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Spreads the whole suite over the cores, and runs files that are named in this process, where a debugger works."""
+    if config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+        return 0
+    return min(len(os.sched_getaffinity(0)), MAX_WORKERS)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Lets the workers of a run share what they compile."""
+    if hasattr(config, "workerinput"):
+        from tests.compile_once import share_compilations  # imports numba, which reads the variable above
+
+        share_compilations(Path(config.option.basetemp).parent / "compilations")

@@ -32,6 +32,7 @@ from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.commands import Redeploy, SetLayout, SwitchMode
 from serving_gym.envs.workload.registry import WorkloadSpec
 from tests.defaults import Task
+from tests.tiers import full_except
 
 TWO_GPUS = ClusterSpec(num_gpus=2)
 LIGHT = {"name": "flying_bursty", "num_requests": 200, "rate_scale": 0.3}
@@ -67,7 +68,7 @@ def greedy(learner: APILearner) -> Any:
     return decide
 
 
-@pytest.mark.parametrize("even", [False, True])
+@pytest.mark.parametrize("even", full_except([False, True], False))
 def test_it_learns_to_merge_under_light_load(even: bool) -> None:
     """With few requests one engine over both GPUs is faster for each of them; apart, half of the node stands idle."""
     config = APIConfig(iterations=2, sample_every=2, even=even)

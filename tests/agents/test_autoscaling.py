@@ -235,6 +235,7 @@ def test_bands_grow_with_the_load(env, wanted, change):
     assert change_by({"one": (-5.0, 9.0)}, 4.5) == 1
 
 
+@pytest.mark.full
 def test_a_search_learns_that_instances_without_work_cost_money():
     config = CMAESConfig(episodes=1, population=6, sigma=0.5, diagonal=False)
     learner = make_learner(config, Task("autoscaling", QUIET))

@@ -28,6 +28,7 @@ from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners import join as command
 from serving_gym.runners.rollouts.rollout import run_episode
 from tests.defaults import Task, make_env
+from tests.tiers import full_except
 
 ARGUMENTS = {
     "workload": WorkloadSpec(name="flying_bursty", num_requests=50),
@@ -208,6 +209,7 @@ def test_one_that_never_departs_does_not_forbid_it_to_the_others(tmp_path: Path)
     np.testing.assert_allclose(scores(tmp_path / "all", state, actions), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.full
 def test_those_that_place_requests_on_shared_nodes_are_joined_too(tmp_path: Path) -> None:
     networks = []
     for seed in range(2):
@@ -335,6 +337,7 @@ def right(folder: Path, batch: Batch) -> float:
     )
 
 
+@pytest.mark.full
 def test_new_networks_learn_from_the_states_of_all(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -388,7 +391,7 @@ def test_states_that_say_nothing_together_are_refused(
         assert why in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("env", ["autoscaling", "deployment"])
+@pytest.mark.parametrize("env", full_except(["autoscaling", "deployment"], "autoscaling"))
 def test_networks_of_other_environments_decide_together_too(tmp_path: Path, env: str) -> None:
     learner = APILearner(APIConfig(hidden=8, committee=2), Task(env, {}))
     assert isinstance(learner.network, TrainableNetwork)

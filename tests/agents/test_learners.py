@@ -40,6 +40,7 @@ from serving_gym.runners.configuration.policies import policy_config
 from serving_gym.runners.rollouts.rollout import episode_returns, run_episode
 from tests.defaults import Task, make_env, make_vector_env
 from tests.deployment.samples import BASE as DEPLOYMENT
+from tests.tiers import full_except
 
 SLOW = GroupSpec(ReplicaSpec("llama-3.1-8b", "A100-80GB"), 1)
 FAST = GroupSpec(ReplicaSpec("llama-3.1-8b", "H100", tp_size=2), 1)
@@ -104,7 +105,7 @@ def mean_return(policy):
     return np.mean([run_episode(env, policy, seed).metrics["return"] for seed in range(3)])
 
 
-@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("name", full_except(LEARNERS, "maskable_ppo", "cma_es", "bc"))
 def test_it_learns_that_the_fast_engine_is_better(name):
     config, steps = LEARNERS[name]
     slow, fast = (
@@ -144,7 +145,7 @@ def tiny_configs(env):
 
 
 @pytest.mark.parametrize("env_name", ["routing", "dp_tp"])
-@pytest.mark.parametrize("name", tiny_configs("routing"))
+@pytest.mark.parametrize("name", full_except(tiny_configs("routing"), "qr_dqn", "cma_es"))
 def test_what_is_saved_comes_back_and_goes_on(name, env_name, tmp_path):
     config, task = tiny_configs(env_name)[name], Task(env_name, ARGUMENTS[env_name], num_envs=2)
     env = make_env(env_name, **task.arguments)
@@ -171,7 +172,7 @@ def test_what_is_saved_comes_back_and_goes_on(name, env_name, tmp_path):
         assert returns[0] == pytest.approx(episode.metrics["return"], rel=1e-6)
 
 
-@pytest.mark.parametrize("name", ["bc", "dagger", "api"])
+@pytest.mark.parametrize("name", full_except(["bc", "dagger", "api"], "bc", "api"))
 def test_what_was_gathered_when_time_ran_out_is_learned_from_once(name, tmp_path):
     api = APIConfig(iterations=2, horizon=5, sample_every=1, epochs=2, hidden=8, start=TO_THE_SLOW)
     config, task = {**tiny_configs("routing"), "api": api}[name], Task("routing", UNEQUAL, num_envs=2)
@@ -202,7 +203,7 @@ def test_who_has_done_all_iterations_leaves_what_comes_then():
     assert learner.iteration == 1
 
 
-@pytest.mark.parametrize("name", ["sac", "tqc", "qr_dqn"])
+@pytest.mark.parametrize("name", full_except(["sac", "tqc", "qr_dqn"], "sac"))
 def test_who_learns_from_a_memory_fills_it_again_by_its_policy(name, tmp_path):
     config, task = tiny_configs("routing")[name], Task("routing", UNEQUAL, num_envs=2)
     learner = trained(make_learner(config, task), 64)
@@ -225,7 +226,9 @@ def test_who_learns_from_a_memory_fills_it_again_by_its_policy(name, tmp_path):
     assert changed(config.warm_up_steps)
 
 
-@pytest.mark.parametrize("name", ["maskable_ppo", *tiny_configs("routing")])
+@pytest.mark.parametrize(
+    "name", full_except(["maskable_ppo", *tiny_configs("routing")], "maskable_ppo", "cma_es", "bc")
+)
 def test_the_seed_decides_what_is_learned(name, tmp_path):
     config = {"maskable_ppo": PPOConfig(**ROLLOUTS), **tiny_configs("routing")}[name]
     learned = []
@@ -237,7 +240,9 @@ def test_the_seed_decides_what_is_learned(name, tmp_path):
     assert learned[0] == learned[1] != learned[2]
 
 
-@pytest.mark.parametrize("name", ["recurrent_ppo", "residual", "qr_dqn", "sac"])
+@pytest.mark.parametrize(
+    "name", full_except(["recurrent_ppo", "residual", "qr_dqn", "sac"], "recurrent_ppo", "qr_dqn")
+)
 def test_time_between_decisions_reaches_every_learner(name):
     """In routing no two decisions are equally far apart; a discount over the mean is taken to each one's power."""
     config, task = tiny_configs("routing")[name], Task("routing", UNEQUAL, num_envs=2)

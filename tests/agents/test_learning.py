@@ -34,6 +34,7 @@ def mean_return(policy, seeds):
     return sum(run_episode(env, policy, seed).metrics["return"] for seed in seeds) / len(seeds)
 
 
+@pytest.mark.full
 def test_maskable_ppo_finds_the_layout_that_dominates():
     seeds = range(3)
     apart, merged = (mean_return(make_policy(name), seeds) for name in ("static_dp", "static_tp"))

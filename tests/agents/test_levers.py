@@ -22,6 +22,7 @@ from serving_gym.envs import registration
 from serving_gym.envs.registration import EnvEntry
 from tests.agents.levers import LENGTH, SPACES, LeversEnv
 from tests.defaults import Task
+from tests.tiers import full_except
 
 ON_POLICY = {
     "rollout_steps": 32, "batch_size": 256, "epochs": 5, "learning_rate": 1e-2, "discount": 0.1,
@@ -70,7 +71,7 @@ def share_right(policy):
     return right / total
 
 
-@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("name", full_except(LEARNERS, "maskable_ppo"))
 def test_it_learns_where_every_lever_is_to_stand(name):
     config, steps = LEARNERS[name]
     learner, budget = make_learner(config, Task("levers", {}, num_envs=8)), Budget(steps)

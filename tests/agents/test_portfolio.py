@@ -23,6 +23,7 @@ from serving_gym.envs.workload.registry import WorkloadSource, WorkloadSpec
 from serving_gym.runners.rollouts.rollout import run_episode
 from tests.defaults import Task, make_env
 from tests.deployment.samples import BASE
+from tests.tiers import full_except
 
 APART = {"name": "load_threshold", "params": {"layouts": ["2x1"]}}
 MERGED = {"name": "load_threshold", "params": {"layouts": ["2"]}}
@@ -75,7 +76,7 @@ def test_it_learns_whom_to_follow() -> None:
     ("env", "arguments", "policies"),
     [
         ("dp_tp", TWO_GPUS, (APART, MERGED)),
-        ("routing", FLEET, ({"name": "round_robin"}, {"name": "random"})),
+        pytest.param("routing", FLEET, ({"name": "round_robin"}, {"name": "random"}), marks=pytest.mark.full),
     ],
 )
 def test_a_rollout_from_the_first_decision_is_the_episode_of_the_policy(env, arguments, policies) -> None:
@@ -136,6 +137,7 @@ def test_each_part_of_the_workload_has_an_environment_of_its_own() -> None:
     assert len(types) == 2
 
 
+@pytest.mark.full
 def test_it_tells_the_parts_of_a_workload_apart() -> None:
     light, heavy = (
         {**MIXED, "workload": part.spec}
@@ -160,7 +162,7 @@ def test_a_horizon_ends_rollouts() -> None:
     assert budget.steps == 2 * 3 + 1
 
 
-@pytest.mark.parametrize("memory", [True, False])
+@pytest.mark.parametrize("memory", full_except([True, False], True))
 def test_a_committed_rollout_goes_on_as_the_portfolio_does(memory: bool) -> None:
     """Committed to the first choice, a rollout of what the portfolio would follow is its own episode from there."""
     learner: Any = make_learner(

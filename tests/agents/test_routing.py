@@ -24,6 +24,7 @@ from serving_gym.envs.simulator.kernel.features import CLUSTER_FEATURES, PLACE_F
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners.rollouts.rollout import episode_returns, run_episode
 from tests.defaults import Task, make_env, make_vector_env
+from tests.tiers import full_except
 
 IN_SERVICE = RoutingAdapter.present
 SLOW = GroupSpec(ReplicaSpec("llama-3.1-8b", "A100-80GB"), 1)
@@ -285,7 +286,7 @@ def save(learner, folder):
     return folder
 
 
-@pytest.mark.parametrize("name", sorted(CONFIGS))
+@pytest.mark.parametrize("name", full_except(sorted(CONFIGS), "api", "dqn"))
 def test_round_trip_and_another_number_of_places(name, tmp_path):
     learner = trained(name)
     policy = load_policy(save(learner, tmp_path / "checkpoint"))
@@ -301,7 +302,7 @@ def test_round_trip_and_another_number_of_places(name, tmp_path):
     assert together[0] == pytest.approx(ours.metrics["return"], rel=1e-6)
 
 
-@pytest.mark.parametrize("name", ["maskable_ppo", "api"])
+@pytest.mark.parametrize("name", full_except(["maskable_ppo", "api"], "api"))
 def test_training_goes_on_from_what_was_saved(name, tmp_path):
     learner = trained(name)
     folder = save(learner, tmp_path / "last")
@@ -429,6 +430,7 @@ def test_on_a_larger_fleet_rates_alone_are_other_ones():
     assert 2.0 < factors[~as_they_are, 0].log().exp().median() < 4.0  # the root of 8
 
 
+@pytest.mark.full
 def test_it_learns_that_the_fast_engine_is_better():
     """Under light load everything belongs on the fast engine; the first rollouts prefer the slow one."""
     start = {"name": "linear_score", "params": {"kv_capacity": -1.0, "iteration_s": 0.0}}

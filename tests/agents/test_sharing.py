@@ -24,6 +24,7 @@ from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners.rollouts.rollout import episode_returns, run_episode
 from tests.defaults import Task, make_env, make_vector_env
 from tests.sharing.samples import GPU, SMALL
+from tests.tiers import full_except
 
 PARAMS = {"num_models": 8, "sizes": ("llama-3.2-3b", "llama-2-7b"), "ratio": (1, 1), "minutes": 3}
 LIGHT = {
@@ -41,7 +42,7 @@ CONFIGS = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(CONFIGS))
+@pytest.mark.parametrize("name", full_except(sorted(CONFIGS), "dagger", "maskable_ppo"))
 def test_round_trip_and_another_cluster(name, tmp_path):
     learner = make_learner(CONFIGS[name], Task("sharing", LIGHT, num_envs=2))
     budget = Budget(64)

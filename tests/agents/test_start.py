@@ -30,6 +30,7 @@ from serving_gym.runners.rollouts.rollout import run_episode
 from tests.autoscaling.samples import ONE
 from tests.defaults import Task, make_env
 from tests.deployment.samples import BASE, SMALL
+from tests.tiers import full_except
 
 BURSTS = WorkloadSpec(name="flying_bursty", num_requests=120)
 MIX = WorkloadSpec(name="type_mix", num_requests=150, params={"mean_rps": 6.0, "hold_s": 20.0})
@@ -131,7 +132,7 @@ def test_in_strange_states_it_is_followed_whatever_others_promise() -> None:
         np.testing.assert_allclose(same, scores, rtol=1e-5)
 
 
-@pytest.mark.parametrize("env", CASES)
+@pytest.mark.parametrize("env", full_except(CASES, "dp_tp"))
 def test_what_it_was_trained_on_is_not_strange(env: str) -> None:
     learner = learner_of(env)
     budget = Budget(1_000)

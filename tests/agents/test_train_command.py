@@ -23,6 +23,7 @@ from serving_gym.runners.configuration.policies import CONFIG_DIR
 from serving_gym.runners.configuration.schema import register_command, register_schemas
 from serving_gym.runners.configuration.train_config import TrainConfig, _differences, register_agents
 from serving_gym.runners.training.loop import Training
+from tests.tiers import full_except
 
 BURSTY = "workload=flying_bursty"
 TINY = [
@@ -116,7 +117,7 @@ def test_trains_compares_and_leaves_a_checkpoint_that_other_commands_take(tmp_pa
     )
 
 
-@pytest.mark.parametrize("agent", ["ppo", "dqn"])
+@pytest.mark.parametrize("agent", full_except(["ppo", "dqn"], "dqn"))
 def test_other_agents(agent, tmp_path):
     own = (
         SMALL_PPO
@@ -127,7 +128,7 @@ def test_other_agents(agent, tmp_path):
     assert (tmp_path / "checkpoint" / "weights.pt").is_file()
 
 
-@pytest.mark.parametrize("agent", ["maskable_ppo", "api"])
+@pytest.mark.parametrize("agent", full_except(["maskable_ppo", "api"], "api"))
 def test_routing_with_what_the_agent_has_otherwise_there(agent, tmp_path, capsys):
     words = [word for word in TINY if not word.startswith(("env=", "baselines=", "workload="))]
     words += ["env=routing", "baselines=[round_robin]", f"agent={agent}", f"out={tmp_path / 'run'}"]
@@ -149,6 +150,7 @@ def test_routing_with_what_the_agent_has_otherwise_there(agent, tmp_path, capsys
     assert compare.main(words) == 0
 
 
+@pytest.mark.full
 def test_the_policies_of_a_portfolio_are_named_on_the_command_line(tmp_path, capsys):
     words = [word for word in TINY if not word.startswith("baselines=")]
     words += ["agent=portfolio", "agent.epochs=2", "agent.horizon=5", "baselines=[]"]
@@ -165,6 +167,7 @@ def test_the_policies_of_a_portfolio_are_named_on_the_command_line(tmp_path, cap
     assert "load_threshold" in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_a_portfolio_by_part_is_validated_on_each_part_in_shares_of_what_it_had_there(tmp_path):
     """A quiet part counts as much as a loud one: before training each loses once what it loses."""
     parts = "[{name: flying_bursty, rate_scale: 0.2}, {name: flying_bursty, rate_scale: 3.0}]"
@@ -213,6 +216,7 @@ def test_every_agent_on_every_environment_by_config_alone(agent, env, tmp_path):
     assert evaluate.main([*again, f"out={tmp_path}/e"]) == 0
 
 
+@pytest.mark.full
 def test_a_teacher_goes_by_its_name_and_stands_in_the_checkpoint_with_its_constants(tmp_path):
     words = ["agent=bc", "agent.teacher=load_threshold_tuned", "agent.epochs=1", "total_steps=32"]
     assert train.main([*TINY, *words, f"out={tmp_path}"]) == 0
@@ -247,6 +251,7 @@ def test_a_policy_that_training_has_not_changed_beats_nobody(tmp_path, capsys):
     assert state["start_actions"] == state["best_actions"] != ""
 
 
+@pytest.mark.full
 def test_the_same_seed_gives_the_same_agent(tmp_path):
     logs = []
     for run in ("a", "b"):
@@ -259,6 +264,7 @@ def test_the_same_seed_gives_the_same_agent(tmp_path):
     ).read_bytes()
 
 
+@pytest.mark.full
 def test_the_clock_starts_when_the_kernel_is_compiled(tmp_path, monkeypatch):
     """A step of an episode is taken before, which is what has nearly all of the kernel compiled."""
     seen = []
@@ -275,6 +281,7 @@ def test_the_clock_starts_when_the_kernel_is_compiled(tmp_path, monkeypatch):
     assert seen[0] < seen[-1]
 
 
+@pytest.mark.full
 def test_validations_cost_no_learner_its_last_lesson(tmp_path, monkeypatch):
     """Those of half of the time each leave a cloner no round in which it would learn; who stops it wants no lesson."""
 
@@ -296,6 +303,7 @@ def test_validations_cost_no_learner_its_last_lesson(tmp_path, monkeypatch):
     assert [row["kind"] for row in rows_of(tmp_path / "stopped")] == ["validation", "train"]
 
 
+@pytest.mark.full
 def test_what_was_learned_before_a_save_that_took_the_last_minutes_is_tried(tmp_path, monkeypatch):
     class Slow(Training):
         def _save_last(self):
@@ -308,6 +316,7 @@ def test_what_was_learned_before_a_save_that_took_the_last_minutes_is_tried(tmp_
     assert [row["kind"] for row in rows_of(tmp_path)] == ["validation", "train", "validation"]
 
 
+@pytest.mark.full
 def test_a_killed_training_resumes_and_nothing_is_lost(tmp_path, capsys):
     out = tmp_path / "run"
     words = [*TINY, *SMALL_PPO, "seed=5", "total_steps=100000000", "save_every_s=0.05", f"out={out}"]
@@ -342,6 +351,7 @@ def test_a_killed_training_resumes_and_nothing_is_lost(tmp_path, capsys):
     )  # nothing left to do
 
 
+@pytest.mark.full
 def test_a_training_goes_on_on_another_workload(tmp_path):
     """The policy kept is the best on the new workload's episodes, whatever the old ones came to."""
     assert train.main([*TINY, *SMALL_PPO, "total_steps=64", f"out={tmp_path}"]) == 0
@@ -369,6 +379,7 @@ def test_a_training_goes_on_in_another_folder(tmp_path, capsys):
     assert "holds another training" in failure([f"resume={first}", f"out={second}"], capsys)
 
 
+@pytest.mark.full
 def test_words_beside_resume_change_what_they_name_alone(tmp_path, capsys):
     chat = ["workload=azure_conv_fitted", "workload.num_requests=60", "tracker=wandb"]
     saved = [*TINY[:1], *chat, *TINY[3:], *SMALL_PPO, "total_steps=64", f"out={tmp_path}"]
@@ -385,6 +396,7 @@ def test_words_beside_resume_change_what_they_name_alone(tmp_path, capsys):
     assert "experiment cannot stand beside resume" in said
 
 
+@pytest.mark.full
 def test_words_beside_resume_agree_with_the_run_in_all_that_they_say(tmp_path, capsys):
     """A fleet, an objective or a policy whose name is looked up has no one key that tells it from others."""
     out, tuned = tmp_path / "run", "agent.baseline=load_threshold_tuned"
@@ -429,6 +441,7 @@ def test_what_a_learner_cannot_do_it_says_in_a_sentence(words, expected, tmp_pat
     assert expected in last
 
 
+@pytest.mark.full
 def test_baselines_that_look_ahead_or_were_learned_are_no_heuristics(tmp_path):
     words = [*TINY[:-1], *SMALL_PPO, "total_steps=64", "baselines=[static_dp,zoo/dp_tp]", f"out={tmp_path}"]
     assert train.main(words) == 0

@@ -58,6 +58,7 @@ def test_the_shipped_agent_beats_both_static_layouts(workload: WorkloadSpec) -> 
     assert (returns["agent"] > returns["tp"]).mean() > 0.95
 
 
+@pytest.mark.full
 def test_the_shipped_agent_of_sequences_beats_the_best_heuristics() -> None:
     """Kinds of traffic follow one another, for which a layout that stays and a threshold on prompts are best."""
     words = ["env=dp_tp", "experiment=nemotron_8b", "workload=sequence", "split=validation"]
@@ -82,6 +83,7 @@ def test_a_node_of_another_size_is_refused() -> None:
         load_policy("zoo/dp_tp").reset(env.policy_spec, seed=0)
 
 
+@pytest.mark.full
 def test_the_shipped_router_beats_the_heuristics() -> None:
     """What was tuned on this very traffic it equals, to 2 %, with a tail much shorter."""
     env = make_env("routing", **ROUTING, split="test")
@@ -106,6 +108,7 @@ def test_the_shipped_router_beats_the_heuristics() -> None:
         assert (ours > theirs).mean() > 0.8, name
 
 
+@pytest.mark.full
 def test_the_router_of_five_minutes_has_a_short_tail() -> None:
     """Where chat comes to engines of three speeds; it still gains on the best score that minds it as well."""
     env = make_env("routing", **ROUTING, split="test")
@@ -118,6 +121,7 @@ def test_the_router_of_five_minutes_has_a_short_tail() -> None:
     assert np.mean([one["return"] / other["return"] for one, other in zip(ours, tuned, strict=True)]) < 1.0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("perturbation", "least_gain"),
     [
@@ -170,6 +174,7 @@ def test_the_shipped_router_keeps_long_contexts_moving() -> None:
         assert (ours > theirs).all(), name
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("gradual", "least_gain"), [(True, 0.02), (False, 0.1)], ids=["drifts", "at once"])
 def test_the_shipped_choice_of_planners_beats_the_best_tuned_heuristic(
     gradual: bool, least_gain: float
@@ -185,6 +190,7 @@ def test_the_shipped_choice_of_planners_beats_the_best_tuned_heuristic(
     assert ours - theirs > least_gain * abs(theirs)
 
 
+@pytest.mark.full
 def test_the_shipped_choice_of_planners_takes_wide_workers_where_there_is_room() -> None:
     """With half the load, wide decode workers answer faster and serve all; a threshold sees it in most minutes."""
     words = (
@@ -203,6 +209,7 @@ def test_the_shipped_choice_of_planners_takes_wide_workers_where_there_is_room()
     assert 1.0 - ours / threshold > 0.03
 
 
+@pytest.mark.full
 def test_the_shipped_choice_of_planners_clears_an_overload() -> None:
     """Half more than can be served: what is tuned for less gives too little to decoding."""
     load = ("workload.params.mean_rps=24.0", "workload.num_requests=43500")
@@ -224,6 +231,7 @@ def test_the_shipped_planner_serves_a_cluster_of_another_size() -> None:
     assert env.unwrapped.state.deployment.cluster.num_gpus == 32
 
 
+@pytest.mark.full
 def test_the_shipped_autoscaler_beats_the_one_that_practitioners_would_pick() -> None:
     config = composed("compare", CompareConfig, ("experiment=autoscaling_day", "split=validation"))
     env = replace(config, cluster=cluster_of(config.cluster)).environment.make()
@@ -236,6 +244,7 @@ def test_the_shipped_autoscaler_beats_the_one_that_practitioners_would_pick() ->
     assert all(each["commands_refused"] == each["unfinished"] == 0 for each in episodes["zoo/autoscaling"])
 
 
+@pytest.mark.full
 def test_the_shipped_autoscaler_finds_out_that_engines_are_slower_than_known() -> None:
     config = composed("compare", CompareConfig, ("experiment=autoscaling_day", "split=validation"))
     cluster = cluster_of(config.cluster)

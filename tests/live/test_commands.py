@@ -40,6 +40,7 @@ def test_the_same_stream_and_the_same_files(make_server: MakeServer, tmp_path: P
     assert [len(gaps) for gaps in detailed[1]["itls"]] == (live["generated_tokens"] - 1).tolist()
 
 
+@pytest.mark.full
 def test_an_interrupt_drops_what_is_in_flight(make_server: MakeServer, tmp_path: Path) -> None:
     server = make_server(num_blocks=10**6, max_model_len=10**6, token_s=30.0)
     words = [*WORDS, f"backend.endpoints=[{server.url}]", f"out={tmp_path}"]

@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import numpy as np
 import pytest
 import yaml
@@ -11,9 +9,10 @@ from serving_gym.baselines.registry import make_policy
 from serving_gym.envs.interface.fleet import Migrate, Underway
 from serving_gym.envs.interface.state import EngineStatus
 from serving_gym.envs.routing.state import Dispatch
+from tests.paths import ROOT
 from tests.preserve.states import in_flight, request, row, spec, state
 
-CONFIG = Path(__file__).parents[2] / "configs" / "policy" / "llumnix.yaml"
+CONFIG = ROOT / "configs" / "policy" / "llumnix.yaml"
 NOBODY_HIGH = np.array([False])
 
 

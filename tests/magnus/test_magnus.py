@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import numpy as np
 import pytest
 import yaml
@@ -10,9 +8,10 @@ from serving_gym.baselines.magnus.batcher import batches_with, wasted_memory_acc
 from serving_gym.baselines.magnus.policy import MagnusConfig, MagnusPolicy
 from serving_gym.baselines.magnus.serving_time import ServingTimeEstimator
 from serving_gym.baselines.registry import make_policy
+from tests.paths import ROOT
 from tests.preserve.states import in_flight, num_held, random_state, request, row, spec, state
 
-CONFIG = Path(__file__).parents[2] / "configs" / "policy" / "magnus.yaml"
+CONFIG = ROOT / "configs" / "policy" / "magnus.yaml"
 
 
 def policy(num_places, **constants):

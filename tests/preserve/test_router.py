@@ -1,14 +1,13 @@
-from pathlib import Path
-
 import numpy as np
 import pytest
 import yaml
 
 from serving_gym.baselines.preserve.router import PreServeConfig, PreServePolicy
 from serving_gym.baselines.registry import make_policy
+from tests.paths import ROOT
 from tests.preserve.states import request, row, spec, state
 
-CONFIG = Path(__file__).parents[2] / "configs" / "policy" / "preserve.yaml"
+CONFIG = ROOT / "configs" / "policy" / "preserve.yaml"
 
 
 def decide(state, spec=None, **constants):

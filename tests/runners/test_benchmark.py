@@ -24,6 +24,7 @@ from serving_gym.runners.comparison.results import disjoint_seeds
 from serving_gym.runners.configuration.policies import CONFIG_DIR, load_policy
 from serving_gym.runners.configuration.schema import CompareConfig, register_command, register_schemas
 from tests.processes import children_of, is_running
+from tests.tiers import full_except
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def composing():
         yield
 
 
-@pytest.mark.parametrize("name", task_names())
+@pytest.mark.parametrize("name", full_except(task_names(), "sharing"))
 def test_every_task_composes(name, composing):
     task = load_task(name)
     for policy in task.policies:
@@ -116,6 +117,7 @@ def test_a_benchmark_runs_and_says_what_each_task_is(tmp_path, tiny_task, capsys
     assert isinstance(row["lost_to"], list)
 
 
+@pytest.mark.full
 def test_a_workload_whose_trace_is_missing_is_named(tmp_path, tiny_task, monkeypatch, capsys):
     task = tiny_task
     said = yaml.safe_load(task.read_text())
@@ -136,6 +138,7 @@ def test_a_workload_whose_trace_is_missing_is_named(tmp_path, tiny_task, monkeyp
     assert row["strata"] == {"bursty": 1, "chat": 1}
 
 
+@pytest.mark.full
 def test_windows_of_a_trace_that_overlap_are_counted(tmp_path, capsys):
     rows = "\n".join(f"{t},10,10" for t in range(200))
     (tmp_path / "trace.csv").write_text(f"arrival_s,input_tokens,output_tokens\n{rows}\n")
@@ -206,6 +209,7 @@ def test_what_no_episode_depends_on_makes_nothing_run_again(tmp_path, monkeypatc
     assert all((CONFIG_DIR.parent / name).is_file() for name in blocks._AFTERWARDS)
 
 
+@pytest.mark.full
 def test_what_changes_while_it_runs_is_not_written_down_as_what_was(tmp_path, tiny_task, monkeypatch, capsys):
     shutil.copytree(blocks.ZOO_DIR / "dp_tp", tmp_path / "mine")
     task = tiny_task
@@ -226,6 +230,7 @@ def test_what_changes_while_it_runs_is_not_written_down_as_what_was(tmp_path, ti
     assert compare.main(words) == 0
 
 
+@pytest.mark.full
 def test_another_trace_of_the_same_name_is_run_again(tmp_path):
     path = tmp_path / "trace.csv"
     path.write_text("arrival_s,input_tokens,output_tokens\n0,10,10\n")
@@ -242,6 +247,7 @@ def test_another_trace_of_the_same_name_is_run_again(tmp_path):
     assert not blocks._traces(WorkloadSpec("azure_conv_fitted"))
 
 
+@pytest.mark.full
 def test_processes_change_no_figure_and_a_stopped_run_goes_on(tmp_path, tiny_task, capsys):
     words = ["benchmark=smoke", "benchmark.blocks=3"]
     said = {}
@@ -275,6 +281,7 @@ def test_processes_change_no_figure_and_a_stopped_run_goes_on(tmp_path, tiny_tas
     assert sum(part.stat().st_mtime_ns != written[part] for part in parts) == 2
 
 
+@pytest.mark.full
 def test_no_process_outlives_a_run_that_is_killed(tmp_path):
     words = ["benchmark=smoke", "benchmark.tasks=[dp_tp]", "benchmark.processes=2", f"out={tmp_path}"]
     with (tmp_path / "said").open("w") as said:
@@ -297,6 +304,7 @@ def test_no_process_outlives_a_run_that_is_killed(tmp_path):
         time.sleep(0.1)
 
 
+@pytest.mark.full
 def test_a_task_without_a_learned_policy_shows_what_its_best_heuristic_lacks(tmp_path, tiny_task):
     task = tiny_task
     task.write_text(task.read_text().replace("- zoo/dp_tp\n", ""))

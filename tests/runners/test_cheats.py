@@ -6,16 +6,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import tests.autoscaling.samples as samples_of_autoscaling
+import tests.deployment.samples as samples_of_deployment
+import tests.sharing.samples as samples_of_sharing
 from serving_gym.baselines.policy import Action
 from serving_gym.baselines.registry import make_policy
 from serving_gym.envs.interface.scaling import Operation, ScaleChange
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners.comparison.results import Kinds, compare_results
 from serving_gym.runners.rollouts.rollout import run_episode
-from tests.autoscaling import samples as samples_of_autoscaling
 from tests.defaults import make_env
-from tests.deployment import samples as samples_of_deployment
-from tests.sharing import samples as samples_of_sharing
 
 LONG_TOKENS = 1000
 
@@ -119,14 +119,21 @@ SHARING = {
     ("env_name", "arguments", "cheats", "honest"),
     [
         ("routing", {**ROUTING, "drain_limit_s": 10.0}, [Cheat, StarvesTheLong], ["random", "jsq"]),
-        ("routing", {**ROUTING, "queue_capacity": 0}, [Cheat, StarvesTheLong], ["random", "jsq"]),
+        pytest.param(
+            "routing",
+            {**ROUTING, "queue_capacity": 0},
+            [Cheat, StarvesTheLong],
+            ["random", "jsq"],
+            marks=pytest.mark.full,
+        ),
         ("dp_tp", DP_TP, [Thrashes], ["static_dp", "static_tp", "flying_serving"]),
-        ("deployment", DEPLOYMENT, [Redeploys], ["stay", "vllm_static"]),
-        (
+        pytest.param("deployment", DEPLOYMENT, [Redeploys], ["stay", "vllm_static"], marks=pytest.mark.full),
+        pytest.param(
             "autoscaling",
             AUTOSCALING,
             [ScalesToZero, ScalesToZeroTowardsTheEnd],
             ["fixed_instances", "queue_proportional"],
+            marks=pytest.mark.full,
         ),
         ("sharing", SHARING, [Cheat, StarvesTheLongOnNodes], ["random", "first_fit"]),
     ],

@@ -15,6 +15,7 @@ from serving_gym.runners import bench, compare, evaluate, simulate, tune
 from serving_gym.runners.command_line.cli import USER_ERROR
 from serving_gym.runners.configuration.policies import CONFIG_DIR, load_policy, policy_config, policy_names
 from serving_gym.runners.configuration.schema import register_schemas
+from tests.tiers import full_except
 
 Main = Callable[[Sequence[str]], int]
 BURSTY = "workload=flying_bursty"
@@ -30,7 +31,9 @@ def failure(main: Main, words: Sequence[str], capsys: pytest.CaptureFixture[str]
     return said
 
 
-@pytest.mark.parametrize("name", ["evaluate", "compare", "tune", "simulate", "bench", "validate"])
+@pytest.mark.parametrize(
+    "name", full_except(["evaluate", "compare", "tune", "simulate", "bench", "validate"], "evaluate")
+)
 def test_every_command_and_choice_composes(name: str) -> None:
     """A choice of each group at a time, as the groups say nothing of each other; a cluster with its environment."""
     register_schemas()
@@ -102,6 +105,7 @@ def test_tune_never_ends_below_where_it_began(tmp_path: Path) -> None:
     assert len(pd.read_parquet(tmp_path / "candidates.parquet")) == 4
 
 
+@pytest.mark.full
 def test_tuning_by_shares_of_a_reference(tmp_path: Path) -> None:
     """Shares of itself are one; beside the batched policies of routing, whose reference decides alone."""
     for policy in ("rate_threshold", "linear_score"):
@@ -115,6 +119,7 @@ def test_tuning_by_shares_of_a_reference(tmp_path: Path) -> None:
         assert f"mean share of {policy}'s return -1 before" in text
 
 
+@pytest.mark.full
 def test_no_episode_counts_for_more_than_the_clip(tmp_path: Path) -> None:
     """In short episodes static_tp is far better than these thresholds."""
     words = [
@@ -175,6 +180,7 @@ def test_simulate_a_fleet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "energy_kwh" in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_a_fleet_has_the_faults_that_its_file_names(tmp_path: Path) -> None:
     words = ["workload=azure_conv_fitted", "workload.num_requests=300", "cluster=fleet_faulty"]
     words += ["workload.rate_rps=20", "cluster.crashes.0.time_s=5", f"out={tmp_path}"]
@@ -371,6 +377,7 @@ def test_the_autoscaling_environment(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "usd" in headings
 
 
+@pytest.mark.full
 def test_presets_of_autoscaling_compose(tmp_path: Path) -> None:
     words = [
         "experiment=autoscaling_regions",

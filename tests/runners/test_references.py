@@ -139,6 +139,7 @@ def test_the_search_inside_the_kernel_is_the_one_outside(monkeypatch):
     assert inside.metrics["return"] == outside.metrics["return"]
 
 
+@pytest.mark.full
 def test_a_search_that_keeps_to_its_candidates_sees_what_its_base_takes_back():
     """At a request a second one engine of all GPUs answers soonest; a base that wants eight apart splits it again."""
     env = make_env("dp_tp", workload=chat(60, rate_rps=1.0), split="test")

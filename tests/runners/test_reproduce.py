@@ -106,6 +106,7 @@ def test_table_2_holds():
     assert all(found.holds for found in switching.claims())
 
 
+@pytest.mark.full
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert reproduce.main(["paper=flying_serving", "quick=true", "requests=200", f"out={tmp_path}"]) == 0
     rows = json.loads((tmp_path / "claims.json").read_text())

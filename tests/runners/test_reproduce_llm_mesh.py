@@ -61,6 +61,7 @@ def test_steps_are_counted_once_for_cells_that_sections_share():
     assert cells_of([MESH], [(32, "3B")]) == [Cell(MESH, 32, ("3B",))]
 
 
+@pytest.mark.full
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert reproduce.main(["paper=llm_mesh", "quick=true", "requests=30", f"out={tmp_path}"]) == 0
     rows = json.loads((tmp_path / "claims.json").read_text())

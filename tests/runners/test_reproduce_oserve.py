@@ -32,6 +32,7 @@ def test_every_worked_example_comes_out():
     assert claims["case 3: completion time of the exact assignment"].ours == pytest.approx(150 / 11)
 
 
+@pytest.mark.full
 def test_searches():
     config = ReproduceConfig(out="unused", paper="oserve", quick=True)
     with progress_bar(10, "test", "step") as bar:
@@ -95,6 +96,7 @@ def test_clients_of_servegen_are_of_four_types(monkeypatch: pytest.MonkeyPatch, 
     assert what.startswith("ServeGen m")
 
 
+@pytest.mark.full
 def test_contenders_serve_the_same_requests_and_are_run_once(monkeypatch: pytest.MonkeyPatch):
     config = ReproduceConfig(out="unused", paper="oserve", quick=True, requests=2000)
     system, trace = episodes.System("llama-30b", 1), episodes.Trace(("S1", "S5"), gradual=True)

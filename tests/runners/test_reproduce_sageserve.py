@@ -56,12 +56,14 @@ def test_iw_n_sla_is_where_the_text_puts_it():
     assert tiers.TEXT[FCFS].iw_n_s == IW_N_SLA_S
 
 
+@pytest.mark.full
 def test_the_load_makes_fcfs_violate_as_often_as_in_the_paper(study):
     row = tiers.measure(study.run(LLAMA_2, FCFS), IW_N_SLA_S)
     assert row.iw_f == pytest.approx(tiers.TEXT[FCFS].iw_f, abs=0.03)
     assert row.iw_f_s == pytest.approx(row.iw_n_s, rel=0.1)  # FCFS does not tell tiers apart
 
 
+@pytest.mark.full
 def test_every_other_scheduler_favours_the_stricter_tier_and_pf_does_it_most(study):
     rows = {name: tiers.measure(study.run(LLAMA_2, name), IW_N_SLA_S) for name in (FCFS, EDF, PF, DPA)}
     iw_f, iw_n = ({name: getattr(row, key) for name, row in rows.items()} for key in ("iw_f", "iw_n"))
@@ -69,6 +71,7 @@ def test_every_other_scheduler_favours_the_stricter_tier_and_pf_does_it_most(stu
     assert iw_n[PF] == max(iw_n.values()) > iw_n[FCFS] == min(iw_n.values())
 
 
+@pytest.mark.full
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert reproduce.main(["paper=sageserve", "quick=true", "requests=2000", f"out={tmp_path}"]) == 0
     rows = json.loads((tmp_path / "claims.json").read_text())

@@ -100,6 +100,7 @@ def test_siloed_requests_do_not_wait_in_the_queue_manager():
     assert sageserve.pooled("llama-3.2-3b", REACTIVE).hours < sageserve.pooled("llama-2-70b", REACTIVE).hours
 
 
+@pytest.mark.full
 def test_a_short_day():
     lines: list[str] = []
     bar = SimpleNamespace(

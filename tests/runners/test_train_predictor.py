@@ -170,6 +170,7 @@ def test_mistakes_of_convert_give_one_sentence(words, message, sharegpt, tmp_pat
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.full
 def test_as_a_module(sharegpt, tmp_path):
     words = [f"data={sharegpt}", f"out={tmp_path}", "limit=20", *TINY]
     done = subprocess.run(

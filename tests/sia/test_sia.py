@@ -1,5 +1,4 @@
 import itertools
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,9 +9,10 @@ from serving_gym.baselines.sia.assignment import assign
 from serving_gym.baselines.sia.goodput import GoodputModel, Load, nominal_costs, work_between
 from serving_gym.baselines.sia.policy import SiaConfig, SiaPolicy
 from serving_gym.envs.interface.state import ENGINE_STATE_DTYPE
+from tests.paths import ROOT
 from tests.preserve.states import num_held, random_state, request, row, spec, state
 
-CONFIG = Path(__file__).parents[2] / "configs" / "policy" / "sia.yaml"
+CONFIG = ROOT / "configs" / "policy" / "sia.yaml"
 
 
 def policy(num_places, capacity_tokens=1000, **constants):

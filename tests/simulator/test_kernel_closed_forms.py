@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from serving_gym.envs.simulator.kernel import state
 from serving_gym.envs.simulator.kernel.state import CLASS_DTYPE, KIND_DTYPE, Tables, Traffic, rows_of
 from serving_gym.envs.simulator.kernel.world import advance
+from tests.tiers import full_except
 
 ITERATION_PS = 1_000_000
 MEAN_TOKENS = 2_000
@@ -93,14 +94,14 @@ def erlang_c(servers: int, load: float) -> float:
     return blocking / (1 - load / servers * (1 - blocking))
 
 
-@pytest.mark.parametrize("utilization", [0.5, 0.8])
+@pytest.mark.parametrize("utilization", full_except([0.5, 0.8], 0.5))
 def test_one_engine_of_one_sequence_is_m_m_1(utilization: float) -> None:
     """Waiting time rho / (mu - lambda); in full, Pollaczek and Khinchine with a geometric service time."""
     waiting = waiting_times_ps(poisson_load(utilization, 1, 1_000_000, seed=1), 1, 1, state.ROUND_ROBIN)
     check_mean(waiting, utilization / (1 - utilization) * SERVICE_PS * (1 - 0.5 / MEAN_TOKENS))
 
 
-@pytest.mark.parametrize(("servers", "utilization"), [(2, 0.7), (8, 0.9)])
+@pytest.mark.parametrize(("servers", "utilization"), [(2, 0.7), pytest.param(8, 0.9, marks=pytest.mark.full)])
 def test_one_engine_of_c_sequences_is_m_m_c(servers: int, utilization: float) -> None:
     """Erlang C. A request also waits for the iteration in flight to end: one iteration at most."""
     waiting = waiting_times_ps(
@@ -110,6 +111,7 @@ def test_one_engine_of_c_sequences_is_m_m_c(servers: int, utilization: float) ->
     check_mean(waiting, theory, bias_ps=ITERATION_PS)
 
 
+@pytest.mark.full
 def test_round_robin_over_two_engines_is_a_queue_with_erlang_arrivals() -> None:
     """Every second arrival of a Poisson stream: E2/M/1, whose waiting time follows from the root of its transform."""
     utilization = 0.8

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from serving_gym.envs.simulator.kernel.state import PS_PER_S
 from tests.simulator.cases import cases, sharing, slices
 from tests.simulator.oracle import Cluster, Kind, Settings
 from tests.simulator.twins import Case, Kernel, Row, Slot, assert_equal, build_oracle
+from tests.tiers import given_in_tiers
 
 HORIZON_PS = 20_000
-EXAMPLES = int(os.environ.get("SERVING_GYM_EXAMPLES", "200"))
-thorough = settings(
-    max_examples=EXAMPLES,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
 
 
 def advance_both(kernel: Kernel, cluster: Cluster, until: int) -> bool:
@@ -31,8 +23,7 @@ def advance_both(kernel: Kernel, cluster: Cluster, until: int) -> bool:
     return noticed
 
 
-@thorough
-@given(cases(), slices())
+@given_in_tiers(cases(), slices(), default=40, full=200)
 def test_every_number_is_the_oracles(case: Case, intervals: list[int]) -> None:
     kernel, cluster = Kernel(case), build_oracle(case)
     for interval in intervals:
@@ -41,8 +32,7 @@ def test_every_number_is_the_oracles(case: Case, intervals: list[int]) -> None:
     assert sorted(kernel.requests()) == list(range(kernel.arrived))
 
 
-@thorough
-@given(cases().flatmap(sharing), slices())
+@given_in_tiers(cases().flatmap(sharing), slices(), default=40, full=200)
 def test_every_number_is_the_oracles_with_prefix_caching(case: Case, intervals: list[int]) -> None:
     kernel, cluster = Kernel(case), build_oracle(case)
     for interval in intervals:
@@ -268,8 +258,9 @@ def test_a_request_finds_its_own_blocks_again_where_it_has_left_them() -> None:
     assert [request.fate for request in cluster.arrivals] == ["finished"]
 
 
-@thorough
-@given(cases(), st.lists(st.tuples(st.integers(0, 200), interventions()), max_size=12))
+@given_in_tiers(
+    cases(), st.lists(st.tuples(st.integers(0, 200), interventions()), max_size=12), default=40, full=200
+)
 def test_every_number_is_the_oracles_under_a_control_plane(
     case: Case, plan: list[tuple[int, tuple[str, int, dict[str, bool | int]]]]
 ) -> None:
@@ -277,10 +268,11 @@ def test_every_number_is_the_oracles_under_a_control_plane(
     assert sorted(kernel.requests()) == list(range(kernel.arrived)), "nobody is lost"
 
 
-@thorough
-@given(
+@given_in_tiers(
     cases(),
     st.lists(st.tuples(st.integers(0, 60), interventions((*ACTIONS, *MIGRATIONS))), min_size=6, max_size=24),
+    default=40,
+    full=200,
 )
 def test_every_number_is_the_oracles_when_requests_migrate(
     case: Case, plan: list[tuple[int, tuple[str, int, dict[str, bool | int]]]]
@@ -289,10 +281,11 @@ def test_every_number_is_the_oracles_when_requests_migrate(
     assert sorted(kernel.requests()) == list(range(kernel.arrived)), "nobody is lost"
 
 
-@thorough
-@given(
+@given_in_tiers(
     cases().flatmap(sharing),
     st.lists(st.tuples(st.integers(0, 60), interventions((*MOVES, *MIGRATIONS))), min_size=6, max_size=24),
+    default=40,
+    full=200,
 )
 def test_every_number_is_the_oracles_when_requests_migrate_with_prefix_caching(
     case: Case, plan: list[tuple[int, tuple[str, int, dict[str, bool | int]]]]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from serving_gym.envs.simulator.kernel import state
@@ -15,14 +13,9 @@ from serving_gym.envs.simulator.kernel.world import advance, is_idle, latency_co
 from tests.simulator.cases import cases, slices
 from tests.simulator.oracle import Kind, Settings
 from tests.simulator.twins import Case, Kernel, Row, Slot
+from tests.tiers import given_in_tiers
 
 HORIZON_PS = 20_000
-EXAMPLES = int(os.environ.get("SERVING_GYM_EXAMPLES", "60"))
-thorough = settings(
-    max_examples=EXAMPLES,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
 
 
 def everything(kernel: Kernel) -> dict[str, object]:
@@ -52,8 +45,7 @@ def run_in_slices(kernel: Kernel, intervals: list[int], end: int) -> None:
 # -- time --------------------------------------------------------------------------------------------------------------
 
 
-@thorough
-@given(cases(), slices(30))
+@given_in_tiers(cases(), slices(30), default=30, full=60)
 def test_slicing_time_changes_nothing(case: Case, intervals: list[int]) -> None:
     whole, sliced = Kernel(case), Kernel(case, request_slots=64)
     end = sum(intervals)
@@ -62,8 +54,7 @@ def test_slicing_time_changes_nothing(case: Case, intervals: list[int]) -> None:
     assert everything(whole) == everything(sliced)
 
 
-@thorough
-@given(cases(), slices(6), slices(10), st.integers(0, 2000))
+@given_in_tiers(cases(), slices(6), slices(10), st.integers(0, 2000), default=30, full=60)
 def test_a_fork_continues_to_the_same_numbers(
     case: Case, before: list[int], after: list[int], remaining: int
 ) -> None:
@@ -155,8 +146,7 @@ def check_engine(kernel: Kernel, number: int) -> None:
     assert world.residues[number].tolist() == residues.tolist()
 
 
-@thorough
-@given(cases(), slices())
+@given_in_tiers(cases(), slices(), default=30, full=60)
 def test_conservation(case: Case, intervals: list[int]) -> None:
     kernel = Kernel(case)
     for interval in [*intervals, HORIZON_PS]:
@@ -166,8 +156,7 @@ def test_conservation(case: Case, intervals: list[int]) -> None:
         assert (used <= capacity).all()
 
 
-@thorough
-@given(
+@given_in_tiers(
     cases(),
     st.lists(
         st.tuples(
@@ -177,6 +166,8 @@ def test_conservation(case: Case, intervals: list[int]) -> None:
         ),
         max_size=10,
     ),
+    default=30,
+    full=60,
 )
 def test_conservation_under_a_control_plane(case: Case, plan: list[tuple[int, str, int]]) -> None:
     kernel = Kernel(case)
@@ -211,8 +202,7 @@ def cost_by_request(kernel: Kernel) -> float:
     return total
 
 
-@thorough
-@given(cases(), slices(), st.booleans())
+@given_in_tiers(cases(), slices(), st.booleans(), default=30, full=60)
 def test_latency_cost_is_the_sum_over_requests(case: Case, intervals: list[int], crash: bool) -> None:
     kernel = Kernel(case)
     for interval in [*intervals, HORIZON_PS]:
@@ -222,8 +212,7 @@ def test_latency_cost_is_the_sum_over_requests(case: Case, intervals: list[int],
             kernel.fail_running(0)
 
 
-@thorough
-@given(cases())
+@given_in_tiers(cases(), default=30, full=60)
 def test_class_totals_are_sums_over_requests(case: Case) -> None:
     kernel = Kernel(case)
     kernel.advance(HORIZON_PS)

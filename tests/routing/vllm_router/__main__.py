@@ -1,4 +1,4 @@
-"""Records what an installed vllm-router chooses: `python -m tests.routing.vllm_router`, from the repository's root."""
+"""Records what an installed vllm-router chooses: `python -m tests.routing.vllm_router`, from the root."""
 
 import sys
 
