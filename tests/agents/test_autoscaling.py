@@ -27,8 +27,8 @@ from serving_gym.envs.autoscaling.observation import ENDPOINT_FEATURES
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners.comparison.clairvoyant import ClairvoyantSearchPolicy
 from serving_gym.runners.rollouts.rollout import run_episode
-from tests.autoscaling.samples import ONE, REGIONS
 from tests.defaults import Task, make_env
+from tests.environments.autoscaling.samples import ONE, REGIONS
 
 SHORT = {"episode_s": 1800.0}
 

@@ -25,7 +25,7 @@ from serving_gym.envs.deployment.state import Deploy
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners.rollouts.rollout import run_episode
 from tests.defaults import Task, make_env
-from tests.deployment.samples import BASE, MIX
+from tests.environments.deployment.samples import BASE, MIX
 
 QUIET = {
     **BASE,

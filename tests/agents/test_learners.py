@@ -39,7 +39,7 @@ from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners.configuration.policies import policy_config
 from serving_gym.runners.rollouts.rollout import episode_returns, run_episode
 from tests.defaults import Task, make_env, make_vector_env
-from tests.deployment.samples import BASE as DEPLOYMENT
+from tests.environments.deployment.samples import BASE as DEPLOYMENT
 from tests.tiers import full_except
 
 SLOW = GroupSpec(ReplicaSpec("llama-3.1-8b", "A100-80GB"), 1)

@@ -22,7 +22,7 @@ from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
 from serving_gym.envs.workload.registry import WorkloadSource, WorkloadSpec
 from serving_gym.runners.rollouts.rollout import run_episode
 from tests.defaults import Task, make_env
-from tests.deployment.samples import BASE
+from tests.environments.deployment.samples import BASE
 from tests.tiers import full_except
 
 APART = {"name": "load_threshold", "params": {"layouts": ["2x1"]}}

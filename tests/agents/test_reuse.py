@@ -31,7 +31,7 @@ from serving_gym.envs.workload.schema import Workload
 from serving_gym.runners.rollouts.rollout import run_episode
 from tests.agents.test_sharing import LIGHT, WARM
 from tests.defaults import Task, make_env
-from tests.sharing.samples import GPU
+from tests.environments.sharing.samples import GPU
 
 QUICK = ReuseConfig(width=8, episodes=2, passes=1, batch_size=16)
 

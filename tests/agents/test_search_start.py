@@ -18,8 +18,8 @@ from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners.configuration.compose import composed
 from serving_gym.runners.configuration.policies import policy_config
 from serving_gym.runners.configuration.train_config import TrainConfig, register_agents
-from tests.autoscaling.samples import ONE
 from tests.defaults import Task
+from tests.environments.autoscaling.samples import ONE
 
 CHAT = {"workload": WorkloadSpec(name="azure_conv_fitted", num_requests=200, rate_scale=10.0)}
 PLACES = {"routing": CHAT, "autoscaling": ONE}

@@ -23,7 +23,7 @@ from serving_gym.envs.simulator.sharing.features import PLACE_FEATURES
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners.rollouts.rollout import episode_returns, run_episode
 from tests.defaults import Task, make_env, make_vector_env
-from tests.sharing.samples import GPU, SMALL
+from tests.environments.sharing.samples import GPU, SMALL
 from tests.tiers import full_except
 
 PARAMS = {"num_models": 8, "sizes": ("llama-3.2-3b", "llama-2-7b"), "ratio": (1, 1), "minutes": 3}

@@ -27,9 +27,9 @@ from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners.configuration.compose import composed
 from serving_gym.runners.configuration.train_config import TrainConfig, register_agents
 from serving_gym.runners.rollouts.rollout import run_episode
-from tests.autoscaling.samples import ONE
 from tests.defaults import Task, make_env
-from tests.deployment.samples import BASE, SMALL
+from tests.environments.autoscaling.samples import ONE
+from tests.environments.deployment.samples import BASE, SMALL
 from tests.tiers import full_except
 
 BURSTS = WorkloadSpec(name="flying_bursty", num_requests=120)

@@ -11,7 +11,7 @@ from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
 from serving_gym.envs.machines.spec import DeploymentSpec
 from serving_gym.envs.workload.predictions import PredictionSpec
 from serving_gym.envs.workload.registry import WorkloadSpec
-from tests.sharing.samples import SMALL as SHARED_NODES
+from tests.environments.sharing.samples import SMALL as SHARED_NODES
 
 REPLICA = ReplicaSpec("llama-3.1-8b", "H100")
 CASES: dict[str, dict[str, Any]] = {

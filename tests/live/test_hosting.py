@@ -21,8 +21,8 @@ from serving_gym.envs.routing.state import Dispatch
 from serving_gym.runners import serve
 from serving_gym.runners.serving.host import PolicyHost
 from serving_gym.runners.serving.server import PolicyServer
+from tests.baselines.routers.states import state_to_json
 from tests.defaults import make_env
-from tests.routing.states import state_to_json
 
 FLEET = FleetConfig(groups=(GroupSpec(ReplicaSpec("llama-3.1-8b", "H100"), 3),))
 
