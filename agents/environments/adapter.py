@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from serving_gym.agents.learners.api.counterfactuals import Counterfactuals
     from serving_gym.agents.learners.learner import Task
     from serving_gym.baselines.policy import Action, Policy
-    from serving_gym.envs.interface.policy_spec import PolicySpec
+    from serving_gym.envs.interface.policy_spec import PolicySpec, Setting
 
 Observation = Mapping[str, NDArray[np.float32]]
 Describe = Callable[[Any, Observation, Any], NDArray[np.float32]]
@@ -52,7 +52,7 @@ class Adapter:
     """
 
     rows: str | None = None
-    setting: str | None = None
+    setting: str | type[Setting] | None = None
     present: int = 0
     goes_on: bool = False
 

@@ -18,10 +18,16 @@ from numpy.typing import NDArray
 from stable_baselines3.common.save_util import load_from_zip_file
 
 from serving_gym.agents.environments.adapter import Adapter, adapter_of
+from serving_gym.envs.autoscaling.state import AutoscalingSpec
+from serving_gym.envs.deployment.state import DeploymentSetting
 from serving_gym.envs.interface.policy_spec import PolicySpec
+from serving_gym.envs.interface.sharing import SharingSetting
 
 _POLICY = "policy"
 _NO_RATE = 0.0  # nothing is trained here
+
+# Environments that tell a policy a setting of their own.
+_SETTINGS = {"deployment": DeploymentSetting, "sharing": SharingSetting, "autoscaling": AutoscalingSpec}
 
 
 class SavedModelPolicy:
@@ -125,15 +131,10 @@ def load_saved_model(path: Path) -> SavedModelPolicy:
 
 def _env_of(spec: PolicySpec) -> str:
     """Name of the environment that a setting is of."""
-    for env, part in (
-        ("deployment", spec.deployment),
-        ("sharing", spec.sharing),
-        ("autoscaling", spec.autoscaling),
-        ("routing", spec.engines),
-    ):
-        if part is not None:
+    for env, kind in _SETTINGS.items():
+        if isinstance(spec.setting, kind):
             return env
-    return "dp_tp"
+    return "dp_tp" if spec.engines is None else "routing"
 
 
 def _alike(own: spaces.Space[Any], other: spaces.Space[Any]) -> bool:

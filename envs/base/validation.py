@@ -12,7 +12,8 @@ from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from serving_gym.envs.workload.registry import SPLITS, check_choice
+from serving_gym.calibration.lookup import check_choice
+from serving_gym.envs.workload.registry import SPLITS
 
 ActionSpace = gym.spaces.Discrete | gym.spaces.MultiDiscrete
 

@@ -372,7 +372,7 @@ class SimulatedVectorEnv(BaseVectorEnv):
 class SequentialVectorEnv(SimulatedVectorEnv):
     """Many episodes that are stepped one after another; equal to the scalar environment step by step."""
 
-    episodes: list[SteppedEpisode[Any]]
+    episodes: Sequence[SteppedEpisode[Any]]
 
     def _begin(self, rows: list[int], seeds: list[int]) -> tuple[BatchObservation, NDArray[np.bool_]]:
         observation = self._empty_observation(len(rows))

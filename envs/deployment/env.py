@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from serving_gym.envs.base.env import SteppedEnv
 from serving_gym.envs.deployment.config import DeploymentConfig
 from serving_gym.envs.deployment.episode import DeploymentEpisode
@@ -84,4 +86,4 @@ class DeploymentEnv(SteppedEnv[DeploymentConfig, DeploymentState]):
     episode_class = DeploymentEpisode
     make_spaces = staticmethod(make_spaces)
     renderer_class = Renderer
-    commands = (Deploy,)
+    commands: ClassVar[tuple[type, ...]] = (Deploy,)

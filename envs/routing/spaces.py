@@ -8,7 +8,8 @@ from gymnasium import spaces
 
 from serving_gym.envs.base.spaces import box_space
 from serving_gym.envs.routing.episode import RoutingEpisode
-from serving_gym.envs.routing.observation import HIGHEST, shapes_of
+from serving_gym.envs.routing.observation import shapes_of
+from serving_gym.envs.simulator.kernel.features import HIGHEST
 
 
 def make_spaces(episode: RoutingEpisode) -> tuple[spaces.Space[Any], spaces.Discrete]:

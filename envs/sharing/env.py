@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -80,7 +80,7 @@ class SharingEnv(PlacementEnv[SharingConfig, SharingState]):
     batch_class = SharingBatch
     make_spaces = staticmethod(make_spaces)
     renderer_class = Renderer
-    commands = (Share,)
+    commands: ClassVar[tuple[type, ...]] = (Share,)
 
     def _set_up(self, core: Any, render_mode: str | None) -> None:
         super()._set_up(core, render_mode)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,9 +92,9 @@ def run(
     jobs = [Job(name, seed) for seed in seeds for name in policies]
     episodes = run_jobs(config.launcher, rollouts, jobs)
     for _ in seeds:
-        block = {}
+        block: dict[str, Episode] = {}
         for name in policies:
-            block[name] = next(episodes)
+            block[name] = cast("Episode", next(episodes))  # not scores alone
             on_episode(block[name])
         comparison.add(config.workload.name, block, _bound_of(env, config, block))
 

@@ -190,7 +190,7 @@ class RunConfig(EnvironmentConfig):
     backend: BackendConfig
     tracker: TrackerConfig
     out: str
-    split: str | None = "test"
+    split: str = "test"
     seeds: int = 10
     first_seed: int = 0
 

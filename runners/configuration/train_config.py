@@ -17,8 +17,9 @@ from serving_gym.agents.checkpoint import CHECKPOINT, LAST, plain, read_config, 
 from serving_gym.agents.config import POLICY_KEYS, POLICY_LISTS, REQUIRED_POLICIES, AgentConfig, no_policy
 from serving_gym.agents.learners.learner import AGENTS, agent_config_class
 from serving_gym.calibration.fields import check_positive
+from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.registration import Environment, usual_policies
-from serving_gym.envs.workload.registry import WorkloadSpec, check_choice, for_larger
+from serving_gym.envs.workload.registry import WorkloadSpec, for_larger
 from serving_gym.runners.configuration.policies import composed_file, policy_config
 from serving_gym.runners.configuration.schema import LauncherConfig, RunConfig, check_least
 from serving_gym.runners.configuration.typed import build, schema_of

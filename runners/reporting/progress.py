@@ -17,7 +17,7 @@ class ProgressLines(tqdm):  # type: ignore[type-arg]
 
     _last_line_s = 0.0
 
-    def display(self, msg: str | None = None, pos: int | None = None) -> bool:
+    def display(self, msg: str | None = None, pos: int | None = None) -> bool:  # type: ignore[override]
         """Writes a line, unless the last one is of just now."""
         now_s = time.monotonic()
         if msg == "" or now_s - self._last_line_s < _INTERVAL_S:

@@ -16,8 +16,8 @@ from typing import Any, Protocol, Self
 
 import yaml
 
+from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.interface.metrics import to_jsonable
-from serving_gym.envs.workload.registry import check_choice
 from serving_gym.runners.configuration.schema import TrackerConfig
 from serving_gym.runners.reporting.output import write_json
 

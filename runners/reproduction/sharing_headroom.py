@@ -88,8 +88,8 @@ def main(words: list[str]) -> int:
             return 2
         values[key] = type(values[key])(value)
     params = {"num_models": values["models"], "minutes": values["minutes"]}
-    words = {f"workload.params.{key}": value for key, value in params.items()}
-    environment = environment_of("sharing", {"workload": "functions_fitted", "split": "test", **words})
+    changes: dict[str, Any] = {f"workload.params.{key}": value for key, value in params.items()}
+    environment = environment_of("sharing", {"workload": "functions_fitted", "split": "test", **changes})
     config, env = environment.settings, environment.make()
     names, base = values["policies"].split(","), load_policy(values["base"])
     if not isinstance(base, BatchPolicy):

@@ -157,7 +157,7 @@ def _on_ray(launcher: LauncherConfig, rollouts: Rollouts, jobs: Sequence[Job]) -
         count = launcher.workers or max(int(ray.cluster_resources().get("CPU", 1)), 1)
         worker = ray.remote(num_cpus=1)(Rollouts)
         shared = ray.put(dict(rollouts.policies))
-        arguments = (rollouts.settings, rollouts.sources, shared, {}, rollouts.scores_only)
+        arguments: tuple[Any, ...] = (rollouts.settings, rollouts.sources, shared, {}, rollouts.scores_only)
         pool = ActorPool([worker.remote(*arguments) for _ in range(min(count, len(jobs)))])
         yield from pool.map(lambda actor, job: actor.run.remote(job), jobs)
     finally:

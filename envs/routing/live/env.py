@@ -139,7 +139,7 @@ class LiveRoutingEnv(DrivesServers, BaseEnv[RoutingConfig, RoutingState]):
         """Does what was decided about a request; returns where it went, and why not as decided."""
         if isinstance(action, NoDecision):
             return self.fleet.take_over(row, action.reason)
-        wish = decode_action(action, self.config.num_rows)
+        wish = decode_action(int(action) if isinstance(action, np.integer) else action, self.config.num_rows)
         executed, refused = self.fleet.decide(row, wish.place, wish.priority)
         if wish.commands:
             refused = "; ".join(filter(None, (refused, "attached servers take no commands")))

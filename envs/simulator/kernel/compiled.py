@@ -45,7 +45,7 @@ def entry(function: Function) -> Function:
     a function stands in, so that a change in `engine.py` would leave the old code inside a cached `world.advance`.
     """
     dispatcher = _stamped(njit(**_OPTIONS)(function))
-    NOTICE.watch(dispatcher._cache)  # type: ignore[attr-defined]
+    NOTICE.watch(dispatcher._cache)
     return dispatcher
 
 

@@ -1,9 +1,8 @@
 """Small shared clusters, told by hand."""
 
-from types import SimpleNamespace
-
 import numpy as np
 
+from serving_gym.envs.interface.policy_spec import PolicySpec
 from serving_gym.envs.interface.sharing import (
     FINISHED_DTYPE,
     INSTANCE_DTYPE,
@@ -49,7 +48,7 @@ def setting(kinds=("gpu", "gpu"), memory_tokens=10_000, num_models=3, **changes)
 
 def spec(shared):
     """What a policy is told."""
-    return SimpleNamespace(shared=shared)
+    return PolicySpec(cluster=None, slos=(), classes=(), decision_interval_s=0.25, setting=shared)
 
 
 def instance(slot, model, requests=0, kv_tokens=1000, status=InstanceStatus.SERVING, **changes):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pickle
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.error import ResetNeeded
@@ -18,7 +19,7 @@ from serving_gym.envs.interface.objective import Objective
 from serving_gym.envs.machines.cluster import ReplicaKind
 from serving_gym.envs.machines.placement import place
 from serving_gym.envs.workload.predictions import PredictionSpec
-from serving_gym.envs.workload.registry import WorkloadSource, WorkloadSpec
+from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners.configuration.compose import composed
 from serving_gym.runners.configuration.schema import EvaluateConfig
 from tests.defaults import make_env, make_vector_env
@@ -47,11 +48,7 @@ def test_the_commands_have_the_workload_of_the_environment_and_take_any_other():
         composed("evaluate", EvaluateConfig, ["env=deployment", "policy=stay", *words]).workload
         for words in ((), ("workload=azure_conv_fitted",))
     )
-    assert (
-        WorkloadSource(usual)
-        .sample(0, "test")
-        .equals(WorkloadSource(DeploymentConfig().workload).sample(0, "test"))
-    )
+    assert usual == gym.make("Serving/Deployment-v0").unwrapped.config.workload
     assert other.name == "azure_conv_fitted"
 
 

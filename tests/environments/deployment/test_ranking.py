@@ -12,14 +12,13 @@ from serving_gym.baselines.common.deploying import DeployingPolicy
 from serving_gym.baselines.oserve.dynamo import DynamoConfig, DynamoPolicy
 from serving_gym.baselines.policy import Action
 from serving_gym.baselines.registry import make_policy
-from serving_gym.envs.deployment.config import DeploymentConfig
 from serving_gym.envs.deployment.state import Deploy, DeploymentState
 from serving_gym.envs.machines.cluster import ReplicaKind
 from serving_gym.envs.machines.placement import place
 from serving_gym.envs.machines.spec import DeploymentSpec
 from serving_gym.envs.workload.predictions import PredictionSpec
 from serving_gym.runners.rollouts.rollout import run_episode
-from tests.defaults import make_env
+from tests.defaults import DRIFT, make_env
 from tests.environments.deployment.samples import BASE
 
 K = ReplicaKind
@@ -74,7 +73,7 @@ def mean_return(env: Any, policy: Any) -> float:
 
 def test_the_clairvoyant_one_comes_first_and_tricks_come_last():
     """On half an episode of the default task at a load that replicas which do both can serve."""
-    default = DeploymentConfig().workload
+    default = DRIFT
     workload = replace(default, num_requests=12_000, params={**default.params, "mean_rps": 13.0})
     env = make_env("deployment", workload=workload, split="validation", past_spans=20)
     honest = [Foreseeing(), make_policy("vllm_static"), make_policy("clairvoyant_deployment")]
