@@ -327,7 +327,7 @@ class AutoscalingEpisode(SteppedEpisode[AutoscalingConfig]):
     def policy_spec(self) -> PolicySpec:
         """What a policy knows before an episode."""
         return self._make_policy_spec(
-            self.config.decision_interval_s, engines=nominal_engines(self.simulator), autoscaling=self.spec
+            self.config.decision_interval_s, engines=nominal_engines(self.simulator), setting=self.spec
         )
 
     def fork(self) -> Self:

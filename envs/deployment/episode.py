@@ -315,7 +315,7 @@ class DeploymentEpisode(SteppedEpisode[DeploymentConfig]):
     @property
     def policy_spec(self) -> PolicySpec:
         """What a policy knows before an episode."""
-        return self._make_policy_spec(self.config.span_s, deployment=self.setting)
+        return self._make_policy_spec(self.config.span_s, setting=self.setting)
 
     @property
     def gpu_seconds(self) -> float:

@@ -131,7 +131,7 @@ class SharingEpisode(BaseEpisode[SharingConfig]):
     @property
     def policy_spec(self) -> PolicySpec:
         """What a policy knows before an episode."""
-        return self._make_policy_spec(self.config.manager.retry_s, sharing=self.setting)
+        return self._make_policy_spec(self.config.manager.retry_s, setting=self.setting)
 
     @property
     def gpu_seconds(self) -> float:
