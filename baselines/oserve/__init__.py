@@ -1,6 +1,6 @@
 """OServe: serving with deployments that fit the workload in space and in time (Jiang et al., 2026).
 
-    flow_network.py                       section 4.2: the units of a replica's capacity
+    flow_network.py                       section 4.2: the flow network, by preflow-push
     mutations.py                          section 4.3: merge, split, swap
     generation.py                         section 4.3, Algorithm 1
     scheduler.py                          section 4: from a span's demand to a serving strategy

@@ -6,6 +6,11 @@ deployments would then follow each other for nothing. Here a deployment is repla
 follows the forecast. Before the first span of an episode there is nothing to forecast from: the environment's own
 forecast, the mean of the training episode, stands in. A forecaster is fitted once, to the training episode.
 
+Section 4.2 states constraints C1 to C3 and a flow network that cannot hold them (`flow_network`). The default solves
+the constraints exactly; `solver` takes the maximum flow instead. It decides who serves what; the search compares
+deployments by the exact programs with any solver, so that solvers are compared on the same deployments. The flow has no
+completion time: `objective` then counts in the search alone.
+
 Three options are not in the text (source: ours), and off unless asked for. `profiling="mixed"` corrects capacities for
 the company that types keep, by which C3 is nearer to what replicas do. `objective="completion_time"` keeps the mix when
 not all can be served, where the text's maximum gives up the types that are dear. `most_room` is for hours in which
@@ -24,7 +29,7 @@ from serving_gym.baselines.common.deploying import DeployingPolicy, worth_it
 from serving_gym.baselines.oserve.exhaustive import optimal_plan
 from serving_gym.baselines.oserve.forecast import HISTORY, Forecaster, MovingAverage
 from serving_gym.baselines.oserve.generation import GenerationConfig, generate
-from serving_gym.baselines.oserve.scheduler import strategy_of
+from serving_gym.baselines.oserve.scheduler import SOLVERS, strategy_of
 from serving_gym.baselines.oserve.uniform import uniform_layouts
 from serving_gym.baselines.policy import Action, Constants, PolicySpec, tunable
 from serving_gym.calibration.fields import check_at_least, check_not_negative
@@ -37,7 +42,7 @@ FloatArray = NDArray[np.float64]
 
 FORECASTERS = ("type_lstm", "total_lstm", "moving_average", "environment")
 SEARCHES = ("algorithm_1", "optimal")
-ASSIGNMENTS = ("apart", "even", "spread")
+ASSIGNMENTS = ("apart", "even", "as_solved", "spread")
 
 
 @dataclass(frozen=True)
@@ -54,9 +59,13 @@ class OServeConfig(Constants):
         restarts: Of Algorithm 1. Source: ours.
         min_gain: Share by which a deployment must reach more than the present one to replace it. Source: ours.
         switch: "ad_hoc" (section 5.2) or "reload".
-        assignment: Of the flow solution, "apart", types are kept apart among replicas that are alike, or "even"
-            (`assignment.keep_apart`); or "spread", every type goes to all replicas in proportion to what they can do of
-            it, which is section 6.3's deployment without its assignment.
+        assignment: Of the solver's solution, "apart", types are kept apart among replicas that are alike
+            (`assignment.keep_apart`), "even", such replicas share all types, or "as_solved", each replica serves what
+            the solver gives it (the exact one shares evenly); or "spread", every type goes to all replicas in
+            proportion to what they can do of it, which is section 6.3's deployment without its assignment.
+        solver: Of section 4.2's assignment of types to the replicas chosen: "exact", linear programs of C1 to C3; or
+            the maximum flow by preflow-push, "flow_requests" on the network as drawn, "flow_units" in common units
+            (`flow_network`).
         profiling: How capacities are worked out: "measured" (Appendix D), "mixed" or "closed_form"; or "environment",
             whose table every policy sees (`envs.deployment.profiling`).
         objective: "throughput" (section 4.2) or "completion_time" (`strategies.PlanEvaluator`).
@@ -73,6 +82,7 @@ class OServeConfig(Constants):
     min_gain: float = tunable(0.05, 0.0, 1.0)
     switch: str = "ad_hoc"
     assignment: str = "apart"
+    solver: str = "exact"
     profiling: str = "measured"
     objective: str = "throughput"
     most_room: float = tunable(100.0, 1.0, 100.0, log=True)
@@ -82,6 +92,7 @@ class OServeConfig(Constants):
         check_choice("search", self.search, SEARCHES)
         check_choice("switch", self.switch, ("ad_hoc", "reload"))
         check_choice("assignment", self.assignment, ASSIGNMENTS)
+        check_choice("solver", self.solver, SOLVERS)
         check_choice("profiling", self.profiling, ("environment", *METHODS))
         check_choice("objective", self.objective, OBJECTIVES)
         check_at_least(self, 1, "most_room", finite=True)
@@ -133,7 +144,8 @@ class OServePolicy(DeployingPolicy):
         present = evaluator.plan(state.deployment.kinds)
         plan = self._chosen(evaluator, present, state)
         order = self.setting.order if config.assignment == "apart" else None
-        strategy = strategy_of(evaluator, plan, state.deployment, order)
+        share_alike = config.assignment != "as_solved"
+        strategy = strategy_of(evaluator, plan, state.deployment, order, config.solver, share_alike)
         shares = strategy.assignment.routing()
         if config.assignment == "spread":
             shares = strategy.assignment.capacity

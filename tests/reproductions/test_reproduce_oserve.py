@@ -41,6 +41,12 @@ def test_searches():
     gap = claims["heuristic short of exhaustive at 16 GPUs, worst"]
     assert 0 <= gap.ours <= 0.06
     assert claims["search at 16 GPUs"].ours > 0
+    for reading in ("flow_units", "flow_requests"):
+        served, slower = (
+            claims[f"maximum flow ({reading}): {what} over the exact assignment's, mean"].ours
+            for what in ("requests served", "completion time")
+        )
+        assert 0.3 < served < 1.0 < slower
 
 
 def test_switches():

@@ -1,7 +1,7 @@
 """OServe's evaluation (Jiang et al., 2026) beside ours.
 
     examples.py      section 4.2 and Appendix C: worked examples
-    searching.py     section 6.4: Algorithm 1 against exhaustive search, and how long it takes
+    searching.py     section 6.4: Algorithm 1 against exhaustive search, how long it takes; section 4.2: maximum flow
     forecasting.py   sections 5.1 and 6.3: errors of forecasters
     switching.py     section 6.3: an ad hoc switch against a reload
     serving.py       section 6.3, Tables 1 and 2: speedup over vLLM (static)

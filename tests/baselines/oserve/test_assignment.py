@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
-from serving_gym.baselines.oserve.flow_network import normalised_capacity
+from serving_gym.baselines.oserve.flow_network import READINGS, maximum_flow, normalised_capacity
 from serving_gym.envs.deployment.assignment import Assignment, assign, keep_apart, soonest
 from serving_gym.envs.deployment.simplex import max_requests, most_served, most_times
+from tests.baselines.oserve.samples import demand_for
 
 # Appendix C, rates in requests a second. It computes with 100 requests of type 2; the 50 in its text is a misprint.
 DEMAND = np.array([100.0, 100.0])
@@ -148,6 +149,66 @@ def test_more_capacity_never_reaches_less(seed):
         assert max_requests(n, arriving * times, False) == pytest.approx(arriving.sum() * times, rel=1e-6)
 
 
+@given(instances)
+@settings(deadline=None, max_examples=40)
+def test_a_flow_cut_back_is_an_assignment(seed):
+    n, arriving = instance(seed)
+    best = assign(n, arriving).throughput
+    for reading in READINGS:
+        flow = maximum_flow(n, arriving, reading)
+        assert (flow.assignment.utilisation <= 1 + 1e-6).all()
+        assert (flow.assignment.requests.sum(axis=0) <= arriving * (1 + 1e-6)).all()
+        assert flow.assignment.throughput <= best * (1 + 1e-6) + 1e-6
+    most = maximum_flow(n, arriving, "flow_requests").requests.sum()
+    assert most >= best * (1 - 1e-6), "in requests it is a relaxation"
+
+
+def test_the_flow_in_units_is_exact_where_replicas_differ_in_speed_only():
+    """Speeds 1, 2 and 3 over sizes 5 and 8: M_k / n_kj is 5 and 8 on all of them."""
+    n = np.outer([1, 2, 3], [80, 50])
+    assert [normalised_capacity(row)[1] for row in n] == [(5, 8)] * 3
+    for arriving in ([300, 100], [240, 150], [50, 20], [0, 400]):
+        flow = maximum_flow(n, arriving, "flow_units")
+        assert flow.requests.sum() == pytest.approx(assign(n, arriving).throughput, rel=1e-5)
+        assert flow.assignment.throughput == pytest.approx(flow.requests.sum(), rel=1e-5)
+
+
+def test_the_flow_in_units_carries_most_units_not_most_requests():
+    """2400 units are 480 requests of 5 or 300 of 8: the same flow, not the same throughput."""
+    n = np.outer([1, 2, 3], [80, 50])
+    requests = maximum_flow(n, [480, 300], "flow_units").requests
+    assert (requests.sum(axis=0) * [5, 8]).sum() == pytest.approx(2400, rel=1e-5)
+    assert 300 * (1 - 1e-5) <= requests.sum() <= assign(n, [480, 300]).throughput == pytest.approx(480)
+
+
+def test_the_flow_in_requests_serves_two_spans_in_one():
+    """M_k = 400 lets 80 and 50 requests through at once, each of which alone fills the span."""
+    flow = maximum_flow([[80, 50]], [80, 50], "flow_requests")
+    np.testing.assert_allclose(flow.requests, [[80, 50]])
+    np.testing.assert_allclose(flow.assignment.requests, [[40, 25]])
+    assert assign([[80, 50]], [80, 50]).throughput == pytest.approx(80)
+
+
+def test_capacities_of_a_flow_are_whole_requests():
+    """Of 80.9 requests a span the flow sends 80, of 0.9 none; what it leaves is routed by capacity."""
+    flow = maximum_flow([[80.9, 0.9]], [100.0, 1.0], "flow_requests")
+    np.testing.assert_allclose(flow.requests, [[80, 0]])
+    np.testing.assert_allclose(flow.assignment.routing(), [[1, 1]])
+
+
+def test_on_profiled_capacities_the_flow_stays_below_the_optimum(table):
+    """Profiled capacities differ less than random ones, yet enough to cost some of the throughput."""
+    ratios = []
+    for seed in range(12):
+        random = np.random.default_rng(seed)
+        n = np.floor(table.per_span[random.choice(len(table.kinds), 4)])
+        arriving = np.floor(demand_for(table, 16, seed) * n.sum() / table.per_span.mean(axis=0).sum() / 8)
+        flow = maximum_flow(n, arriving, "flow_units")
+        ratios.append(flow.assignment.throughput / assign(n, arriving).throughput)
+    assert 0.5 < min(ratios) < 1.0
+    assert max(ratios) <= 1 + 1e-6
+
+
 def test_bad_input_is_refused():
     with pytest.raises(ValueError, match="capacity must be"):
         assign([[1, 2]], [1])
@@ -155,6 +216,8 @@ def test_bad_input_is_refused():
         assign([[1, 2]], [1, -1])
     with pytest.raises(ValueError, match=r"no replica can serve types \[1\]"):
         soonest([[1, 0]], [1, 1])
+    with pytest.raises(ValueError, match="reading"):
+        maximum_flow([[1]], [1], "lcm")
 
 
 def test_types_are_kept_apart_among_replicas_that_are_alike():

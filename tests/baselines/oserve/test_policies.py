@@ -130,6 +130,23 @@ def test_oserve_keeps_types_apart_among_replicas_that_are_alike():
     np.testing.assert_allclose(np.sort(spread.shares, axis=0), [[10, 1], [10, 1], [12, 10]])
 
 
+def test_oserve_serves_by_the_maximum_flow_where_told_to():
+    """Twelve of type 1 and ten of type 2 fit the M_k = 60 of one large replica: the other has nothing to do."""
+
+    def shares(**params):
+        policy = oserve(min_gain=10.0, **params)
+        return policy.act(None, state([12, 10], TWOS)).shares
+
+    flow = shares(assignment="as_solved", solver="flow_requests")
+    np.testing.assert_allclose(np.sort(flow, axis=0), [[0, 0], [1, 1]])
+    np.testing.assert_allclose(flow[:, 0], flow[:, 1])
+    np.testing.assert_allclose(shares(assignment="even", solver="flow_requests"), 0.5)
+    np.testing.assert_allclose(
+        shares(assignment="apart", solver="flow_requests"), [[1, 0], [0, 1]], atol=1e-9
+    )
+    np.testing.assert_allclose(shares(assignment="as_solved"), 0.5)
+
+
 def test_where_every_deployment_has_room_oserve_may_prefer_wide_replicas():
     """Of 4 and 2 the mixed deployment reaches most; two large ones serve them 24/(4 + 2 * 1.2) = 3.75 times."""
     assert oserve().act(None, state([4, 2], ONES)).deployment.kinds == MIXED
@@ -262,6 +279,10 @@ def test_without_wide_workers_it_is_the_planner():
             "oserve",
             {"history": 20, "restarts": 2, "profiling": "mixed", "most_room": 1.5, "assignment": "even"},
         ),
+        *(
+            ("oserve", {"history": 20, "restarts": 2, "assignment": "as_solved", "solver": solver})
+            for solver in ("flow_units", "flow_requests")
+        ),
         ("clairvoyant_deployment", {"min_gain": 0.0}),
     ],
 )
@@ -290,6 +311,7 @@ def test_dynamo_in_a_whole_episode():
         ("oserve", {"history": 0}, "history"),
         ("oserve", {"restarts": -1}, "restarts"),
         ("oserve", {"assignment": "odd"}, "assignment"),
+        ("oserve", {"solver": "flow"}, "solver"),
         ("oserve", {"profiling": "guess"}, "profiling"),
         ("oserve", {"objective": "latency"}, "objective"),
         ("oserve", {"most_room": 0.5}, "most_room"),
