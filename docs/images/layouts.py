@@ -1,4 +1,4 @@
-"""Draws `layouts.png`: the engines of one node over an episode of `Serving/DPTP-v0`, as a tuned threshold rule sets them.
+"""Draws `layouts.png`: the engines of a node over an episode of `Serving/DPTP-v0` under a tuned threshold rule.
 
 python docs/images/layouts.py
 """
@@ -52,7 +52,11 @@ def main() -> None:
     tokens.set_ylabel("prompt\n1000 tokens/s")
     colours = ListedColormap(["#dceaf7", "#8fbce6", "#3f7fbf", "#14426f"])
     mesh = layout.pcolormesh(
-        [0.0, *times_s], np.arange(9), np.array(widths).T, cmap=colours, norm=BoundaryNorm([0, 1.5, 3, 6, 9], 4)
+        [0.0, *times_s],
+        np.arange(9),
+        np.array(widths).T,
+        cmap=colours,
+        norm=BoundaryNorm([0, 1.5, 3, 6, 9], 4),
     )
     layout.set(ylabel="GPU", yticks=np.arange(8) + 0.5, yticklabels=range(8))
     bar = figure.colorbar(mesh, ax=layout, ticks=[0.75, 2.25, 4.5, 7.5], pad=0.01)
