@@ -69,4 +69,4 @@ def compare(env: str, policies: Sequence[str], seeds: int = 10, **words: Any) ->
     run(config.environment.make(), config, loaded, comparison)
     blocks = seeds if config.disjoint else disjoint_blocks(config.workload_source, config.split, seeds)
     header = {"env": name, "workload": config.workload.name, "split": config.split, "seeds": seeds}
-    return {**header, "blocks": blocks, **comparison.said(kinds_of(loaded))}
+    return {**header, "blocks": blocks, **comparison.summary(kinds_of(loaded))}

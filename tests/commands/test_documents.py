@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 FRONT = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "configs/benchmark/README.md")]
 DOCUMENTS = [*FRONT, *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "examples").rglob("*.md"))]
 MOST_WORDS = {"README.md": 1200, "docs/findings.md": 1500}
-FOLDERS = "agents baselines calibration configs docs envs examples runners serving_gym tests".split()
+FOLDERS = ("agents", "baselines", "calibration", "configs", "docs", "envs", "examples", "runners", "tests")
 _RUN = re.compile(
     r"(?:python -m runners\.|(?:(?<=`)|(?<=    )|(?<=run --rm ))serving-gym )([a-z_]+)((?: |$)[^`\n]*)",
     re.MULTILINE,
@@ -98,6 +99,16 @@ def test_every_command_policy_and_environment_is_documented() -> None:
 def test_the_test_command_stands_once_in_the_readme() -> None:
     """`.ci/run` takes it from there."""
     assert len(re.findall(r"^ *pip install .*pytest *$", (ROOT / "README.md").read_text(), re.MULTILINE)) == 1
+
+
+def test_the_python_of_the_readme_runs() -> None:
+    section = (ROOT / "README.md").read_text().partition("\n## In Python\n")[2].partition("\n## ")[0]
+    code = "\n".join(line[4:] for line in section.splitlines() if line.startswith("    "))
+    assert "seeds=3" in code
+    names: dict[str, Any] = {}
+    exec(code.replace("seeds=3", "seeds=1"), names)
+    assert set(names["result"]["policies"]) == {"jsq", "preserve", "zoo/routing"}
+    assert names["info"]["num_refused"] == 0
 
 
 def test_all_places_state_one_version() -> None:
