@@ -30,7 +30,7 @@ except metadata.PackageNotFoundError:  # a checkout that was never installed
 
 register_envs()
 
-# Imported on first use: `import serving_gym`, and with it Gymnasium's plug-in, stays quick.
+# Imported on first use: `import serving_gym` stays quick.
 _LAZY = {
     "compare": "serving_gym.api",
     "load_policy": "serving_gym.runners.configuration.policies",

@@ -3,8 +3,8 @@
 `Adapter` says it of any environment that is observed by a `Dict` of vectors and matrices and decided about by a
 `Discrete` or a `MultiDiscrete`; learners run on such a one as it is (DQN, QR-DQN, SAC, TQC on a `Discrete` alone). An
 environment that has impossible actions, whose actions are rows of its observation, whose baselines say something else
-than a number, or that can be forked for `agent=api`, has a subclass in `agents/ENV/adapter.py` and an entry in
-`ADAPTERS`.
+than a number, or that can be forked for `agent=api`, has a subclass in `agents/environments/ENV/adapter.py` and an
+entry in `ADAPTERS`.
 """
 
 from __future__ import annotations

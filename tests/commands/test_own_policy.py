@@ -208,7 +208,7 @@ def register_renamed():
     register("renamed", EnvEntry(
         "Tests/Renamed-v0", f"{inside}.env:RoutingEnv", f"{inside}.vector_env:RoutingVectorEnv",
         f"{inside}.config:RoutingConfig", ("jsq",), "RoutingState", "",
-        {"cluster": "fleet_h100_x4", "workload": "azure_conv_fitted"},
+        choices={"cluster": "fleet_h100_x4", "workload": "azure_conv_fitted"},
     ))
 """
     )
