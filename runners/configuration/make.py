@@ -32,6 +32,11 @@ from serving_gym.runners.configuration.typed import build
 
 COMMAND = "environment"
 GROUPS = ("workload", "cluster", "objective", "experiment")
+VECTOR_OPTIONS = (
+    "render_mode",
+    "autoreset_mode",
+    "max_episode_steps",
+)  # of a vector environment, not of its episodes
 
 
 def make_env(env: str, render_mode: str | None = None, **words: Any) -> gym.Env[Any, Any]:
@@ -54,12 +59,12 @@ def make_vector_env(env: str, num_envs: int = 1, **words: Any) -> VectorEnv[Any,
     Args:
         env: Name of the environment.
         num_envs: Episodes side by side.
-        words: As `make_env` takes them, and `render_mode` and `autoreset_mode`.
+        words: As `make_env` takes them, and those of `VECTOR_OPTIONS`.
 
     Raises:
         ValueError: A word or a value is unknown or not allowed; names the nearest match.
     """
-    options = {key: words.pop(key) for key in ("render_mode", "autoreset_mode") if key in words}
+    options = {key: words.pop(key) for key in VECTOR_OPTIONS if key in words}
     return environment_of(env, words).make_vector(num_envs, **options)
 
 

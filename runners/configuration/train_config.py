@@ -115,6 +115,7 @@ class TrainConfig(RunConfig):
         if self.total_steps is not None:
             check_least("total_steps", self.total_steps, 1)
         check_positive(self, "max_minutes", "save_every_s")
+        _ = self.others  # says what is wrong with them before anything takes time
 
     @cached_property
     def others(self) -> dict[str, Environment]:
@@ -127,12 +128,12 @@ class TrainConfig(RunConfig):
         found |= {f"also_env={each}": self._with_settings(each) for each in self.also_env}
         for each in self.also_workloads:
             workload = WorkloadSpec(**composed_file("workload", each))
-            found[f"also_workloads={each}"] = dataclasses.replace(self, workload=workload).environment
+            found[f"also_workloads={each}"] = self._alone(workload=workload).environment
         return found
 
     def _on_cluster(self, name: str) -> Environment:
         """The environment on another cluster; as many more requests come to a fleet as it has more places."""
-        other = dataclasses.replace(self, cluster=composed_file("cluster", name)).environment
+        other = self._alone(cluster=composed_file("cluster", name)).environment
         if self.env["name"] != "routing":
             return other
         factor = other.settings.cluster.num_places / self.environment.settings.cluster.num_places
@@ -144,7 +145,11 @@ class TrainConfig(RunConfig):
             check_choice(
                 "key", f"also_env.{name}", [f"also_env.{each}" for each in self.env if each != "name"]
             )
-        return dataclasses.replace(self, env={**self.env, **settings}).environment
+        return self._alone(env={**self.env, **settings}).environment
+
+    def _alone(self, **changes: Any) -> TrainConfig:
+        """The same training with other values, in one environment."""
+        return dataclasses.replace(self, also_clusters=(), also_env=(), also_workloads=(), **changes)
 
     @property
     def compared(self) -> tuple[str, ...]:

@@ -53,6 +53,11 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     return cls(**{name: _built(hints[name], value, f"{prefix}{name}.") for name, value in values.items()})
 
 
+def field_values(config: Any) -> dict[str, Any]:
+    """The fields of a dataclass by name, as they are."""
+    return {entry.name: getattr(config, entry.name) for entry in dataclasses.fields(config)}
+
+
 def _default(entry: dataclasses.Field[Any]) -> Any:
     """The field's default in mirrored form; what has none must be given."""
     if entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING:

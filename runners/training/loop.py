@@ -29,6 +29,7 @@ from serving_gym.envs.base.placement import PlacementVectorEnv
 from serving_gym.envs.interface.metrics import to_jsonable
 from serving_gym.envs.registration import Environment
 from serving_gym.runners.configuration.train_config import TrainConfig
+from serving_gym.runners.configuration.typed import field_values
 from serving_gym.runners.reporting.output import write_jsonl
 from serving_gym.runners.reporting.trackers import Tracker
 from serving_gym.runners.rollouts.rollout import Episode, VectorEpisode, run_episode, run_vector_episodes
@@ -268,7 +269,7 @@ class Training:
             "validation return": self.last_return,
             "validation episodes": len(self.validation_jobs),
         }
-        write_description(folder, vars(config), observation, action, figures)
+        write_description(folder, field_values(config), observation, action, figures)
 
 
 def _digest(actions: Sequence[Sequence[Any]]) -> str:

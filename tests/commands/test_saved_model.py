@@ -40,7 +40,7 @@ def saved(
     algorithm: Any, env: gym.Env[Any, Any], path: Path, policy: str = "MultiInputPolicy"
 ) -> SavedModelPolicy:
     """An untrained model of an algorithm, saved and loaded."""
-    algorithm(policy, env, **SMALL).save(path)
+    algorithm(policy, env, **copy.deepcopy(SMALL)).save(path)  # SAC writes into its keyword arguments
     loaded = load_policy(path)
     assert isinstance(loaded, SavedModelPolicy)
     return loaded

@@ -96,7 +96,9 @@ def test_trains_compares_and_leaves_a_checkpoint_that_other_commands_take(tmp_pa
     comparison = json.loads((out / "comparison.json").read_text())
     assert set(comparison["policies"]) == {"maskable_ppo", "static_dp"}
     assert comparison["roles"] == {"maskable_ppo": "agent", "static_dp": "static"}
-    static = evaluated(["env=dp_tp", "policy=static_dp", "split=validation", "seeds=1"], tmp_path / "v")
+    static = evaluated(
+        ["env=dp_tp", BURSTY, "policy=static_dp", "split=validation", "seeds=1"], tmp_path / "v"
+    )
     assert comparison["training"]["validation_returns"]["static_dp"] == static["return"]["mean"]
     best = max(row["return"] for row in rows if row["kind"] == "validation")
     assert comparison["training"]["validation_returns"]["maskable_ppo"] == best
@@ -535,8 +537,8 @@ def test_the_word_that_asks_for_a_place_that_shows_something_else_is_named(words
 def test_a_router_is_trained_with_other_settings_as_well() -> None:
     words = ["env=routing", "agent=api", "also_env=[{gauge_interval_s: 1.0, retry_s: 0.2}]"]
     config = composed("train", TrainConfig, words)
-    (settings,) = (train._with_settings(config, each) for each in config.also_env)
-    here = train.config.environment.arguments
+    (settings,) = (each.arguments for each in config.others.values())
+    here = config.environment.arguments
     assert (here["gauge_interval_s"], settings["gauge_interval_s"], settings["retry_s"]) == (0.0, 1.0, 0.2)
     assert {name for name in here if here[name] != settings[name]} == {"gauge_interval_s", "retry_s"}
 
@@ -544,10 +546,9 @@ def test_a_router_is_trained_with_other_settings_as_well() -> None:
 def test_an_imitator_is_trained_on_other_nodes_and_requests_as_they_are() -> None:
     words = ["also_clusters=[nodes_warm_slow]", "also_workloads=[functions_mostly_large]"]
     config = composed("train", TrainConfig, ["experiment=sharing_warm", "agent=dagger", *words])
-    slower = train._elsewhere(config, config.also_clusters[0])
+    slower, larger = (each.arguments for each in config.others.values())
     assert slower["workload"] == config.workload
     assert slower["cluster"].load_bytes_per_s < config.cluster["load_bytes_per_s"]
-    larger = train._with_workload(config, config.also_workloads[0])
     assert larger["workload"].params["ratio"] == [1, 1, 4]
     assert larger["cluster"].load_bytes_per_s == config.cluster["load_bytes_per_s"]
 
@@ -555,7 +556,7 @@ def test_an_imitator_is_trained_on_other_nodes_and_requests_as_they_are() -> Non
 def test_more_requests_come_to_a_larger_fleet() -> None:
     words = ["env=routing", "agent=api", "workload=routing_mixture", "cluster=fleet_mixed_x4"]
     config = composed("train", TrainConfig, [*words, "also_clusters=[fleet_h100_x4,fleet_mixed_x16]"])
-    as_large, larger = (train._elsewhere(config, cluster) for cluster in config.also_clusters)
+    as_large, larger = (each.arguments for each in config.others.values())
     assert as_large["workload"] == config.workload
     assert larger["workload"].num_requests == 4 * config.workload.num_requests
     rates = [[part["rate_rps"] for part in each["workload"].params["parts"]] for each in (as_large, larger)]

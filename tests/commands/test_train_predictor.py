@@ -137,7 +137,7 @@ def test_every_predictor_composes():
             "unknown key 'predictor.num_buckts'; did you mean 'num_buckets'",
         ),
         (["data=DATA", "predictor.epochs=0"], "predictor.epochs must be at least 1, got 0"),
-        (["data=DATA", "test_share=1"], "test_share must be above 0 and below 1, got 1"),
+        (["data=DATA", "test_share=1"], "test_share must lie in (0, 1), got 1"),
         (["data=DATA", "limit=1"], "limit must be at least 2, got 1"),
         (["data=DATA", "tokenizer=nowhere"], "tokenizer must be a folder with a saved tokenizer"),
         (

@@ -14,7 +14,6 @@ from gymnasium.utils.env_checker import check_env
 from stable_baselines3.common.env_checker import check_env as sb3_check_env
 
 from serving_gym.envs.dp_tp.action import num_actions
-from serving_gym.envs.dp_tp.env import DPTPEnv
 from serving_gym.envs.dp_tp.observation import CLASS_FEATURES, CLUSTER_FEATURES, ENGINE_FEATURES
 from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.commands import SetLayout, SwitchMode
@@ -82,7 +81,7 @@ def test_can_be_made_from_its_id_with_and_without_wrappers(name):
     wrapped = gym.make(ENVS[name].env_id)
     observation, _ = wrapped.reset(seed=0)
     assert wrapped.observation_space.contains(observation)
-    assert env_config_class(name)() is not None
+    assert isinstance(wrapped.unwrapped.config, env_config_class(name))
 
 
 def test_spaces_have_the_documented_shapes(env):
@@ -276,7 +275,7 @@ def test_mistakes_are_named(arguments, words):
 
 def test_unknown_render_modes_are_refused():
     with pytest.raises(ValueError, match="render_mode"):
-        DPTPEnv(render_mode="human", workload=BURSTY)
+        make_env("dp_tp", render_mode="human", workload=BURSTY)
 
 
 def test_unknown_environments_are_refused_with_the_nearest_name():

@@ -408,7 +408,7 @@ def test_what_cannot_be_is_left_out_and_explained():
         "there are 3",
     ]
     assert len(env.state.endpoints[0].instances) == 4
-    with pytest.raises(ValueError, match="action must be numbers"):
+    with pytest.raises(ValueError, match="action must be 3 integers"):
         env.step(np.array([9, 0, 0]))
 
 

@@ -224,7 +224,7 @@ def test_the_batched_environment_is_the_scalar_one():
         for i, env in enumerate(scalars):
             own, reward, ends, cut, own_info = env.step(int(actions[i]))
             assert (rewards[i], terminated[i], truncated[i]) == (reward, ends, cut)
-            assert info["dt"][i] == own_info["dt"]
+            assert (info["final_info"] if ends or cut else info)["dt"][i] == own_info["dt"]
             if ends or cut:
                 np.testing.assert_array_equal(info["final_obs"][i]["cluster"], own["cluster"])
                 own, _ = env.reset()

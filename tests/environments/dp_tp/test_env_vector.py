@@ -91,7 +91,12 @@ def test_made_from_its_id(entry):
 def test_gymnasiums_own_vectorisation_agrees():
     """A vector of scalar environments, made by Gymnasium, gives the same numbers while no episode ends."""
     theirs = gym.make_vec(
-        "Serving/DPTP-v0", num_envs=2, vectorization_mode="sync", workload=BURSTY, decision_interval_s=0.5
+        "Serving/DPTP-v0",
+        num_envs=2,
+        vectorization_mode="sync",
+        workload=BURSTY,
+        cluster=ClusterSpec(),
+        decision_interval_s=0.5,
     )
     ours = make_vector_env("dp_tp", 2, workload=BURSTY, decision_interval_s=0.5)
     first, _ = theirs.reset(seed=5)
