@@ -376,7 +376,7 @@ class SearchConfig(AgentConfig):
         check_positive(self, "sigma", prefix="agent.")
         check_positive(self, "clip", prefix="agent.")
         if self.clip is not None and self.reference is None and not self.relative:
-            raise ValueError("agent.clip clips shares: it needs agent.reference or agent.relative=true")
+            raise ValueError("agent.clip needs agent.reference or agent.relative=true")
         if self.start is not None:
             name = self.start["name"] if isinstance(self.start, Mapping) else self.start
             _check(

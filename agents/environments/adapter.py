@@ -258,11 +258,11 @@ class Adapter:
 
 # Environments that have more to say, as "module:class".
 ADAPTERS = {
-    "autoscaling": "agents.environments.autoscaling.adapter:AutoscalingAdapter",
-    "deployment": "agents.environments.deployment.adapter:DeploymentAdapter",
-    "dp_tp": "agents.environments.dp_tp.adapter:DPTPAdapter",
-    "routing": "agents.environments.routing.adapter:RoutingAdapter",
-    "sharing": "agents.environments.sharing.adapter:SharingAdapter",
+    "autoscaling": "serving_gym.agents.environments.autoscaling.adapter:AutoscalingAdapter",
+    "deployment": "serving_gym.agents.environments.deployment.adapter:DeploymentAdapter",
+    "dp_tp": "serving_gym.agents.environments.dp_tp.adapter:DPTPAdapter",
+    "routing": "serving_gym.agents.environments.routing.adapter:RoutingAdapter",
+    "sharing": "serving_gym.agents.environments.sharing.adapter:SharingAdapter",
 }
 
 
@@ -276,5 +276,5 @@ def adapter_of(env: str) -> Adapter:
         if env not in env_names():
             raise ValueError(f"there is no env {env!r} to learn; known: {', '.join(env_names())}")
         return Adapter(env)
-    adapter: Adapter = load_attribute(ADAPTERS[env])(env)
+    adapter: Adapter = load_attribute(ADAPTERS[env], package="")(env)
     return adapter

@@ -416,7 +416,7 @@ class _Joined(nn.Module):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"averaged": 1.5}, "agent.averaged must be in"),
+        ({"averaged": 1.5}, "agent.averaged must lie in"),
         ({"linger_s": -1.0}, "agent.linger_s must be finite and not negative, got -1.0"),
         ({"dwell_s": float("inf")}, "agent.dwell_s must be finite and not negative, got inf"),
         ({"largest_fleet": 0.5}, "agent.largest_fleet must be finite and at least 1"),

@@ -14,6 +14,7 @@ from serving_gym.agents.learners.api.config import APIConfig
 from serving_gym.agents.learners.api.counterfactuals import Batch
 from serving_gym.agents.learners.api.learner import APILearner
 from serving_gym.agents.learners.learner import Budget
+from serving_gym.envs.base.episode import unfinished_in
 from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.workload.registry import WorkloadSpec
 from tests.defaults import Task
@@ -60,7 +61,7 @@ def test_every_state_of_a_surge_is_sampled_and_no_other_but_the_first() -> None:
     watch, batch, surges = SurgeWatch(), Batch(), 0
     tried.core.reset(3)
     for _ in range(100):
-        surges += watch.rises(int(tried.core._in_flight().sum()))
+        surges += watch.rises(int(unfinished_in(tried.core.state.totals).sum()))
         tried.play(Budget(total_steps=RARELY), batch)
     assert surges > 1
     assert len(batch.states) == 1 + surges
@@ -92,7 +93,7 @@ def before_a_surge(tried: DPTPCounterfactuals) -> float:
     """Leads an episode to three seconds before one; returns when it comes."""
     tried.core.reset(3)
     ahead, watch = tried.core.fork(), SurgeWatch()
-    while not watch.rises(int(ahead._in_flight().sum())):
+    while not watch.rises(int(unfinished_in(ahead.state.totals).sum())):
         ahead.step(None)
     surge_s = ahead.state.now_s
     while tried.core.state.now_s < surge_s - 3.0:
