@@ -27,13 +27,12 @@ class ClairvoyantSearchPolicy:
         env_name: Its name.
         base: Policy that rollouts follow after the candidate; its action is always a candidate. None: no action.
         horizon: Rollout length, decisions.
-        candidates: Most actions compared; more are drawn from. Where a decision has several levers, an action that is
-            compared differs from the base's in those of one row of the observation.
+        candidates: Most actions compared; a random sample if there are more. In a `MultiDiscrete` action space a
+            candidate differs from the base's action in the entries of one row of the observation.
         every: Decisions between two searches; in between, the base decides, or no action is taken (`hold`).
-        hold: Whether candidates are also kept to: rollouts in which nothing else is done are compared as well, one of
-            them in which all is left as it is from the start. Where one of these comes out best, nothing else is done
-            up to the next search. A base that takes back what it would not have done itself hides what that brings. In
-            routing and sharing, where every request asks for a decision, nothing else means that requests are held.
+        hold: Whether to also compare rollouts without further actions after the candidate, one of them without any
+            action. If one of these is best, no action is taken until the next search. Without this, a base that undoes
+            the candidate at once hides its value. In routing and sharing "no action" means that requests are held.
 
     Raises:
         ValueError: the environment cannot be forked, or its action space is not discrete.

@@ -31,10 +31,10 @@ def gates_of(
 ) -> dict[str, Any]:
     """Tests the gates: whether a policy is not inferior to another in each gated metric.
 
-    All blocks count, the rare ones too: in each workload means are held beside each other. Over several workloads
-    ratios are averaged geometrically and losses arithmetically, each as often as it has blocks, so that none is left
-    out because its seconds are many or few. Each has its 95 % interval, and is `certain` where all of that is within
-    the limit; each has its figure in every workload, and those beyond the limit by themselves are named (`beyond_in`).
+    Means over all blocks are compared in each workload, so rare bad blocks count. Over several workloads ratios are
+    averaged geometrically and losses arithmetically, weighted by the number of blocks, so that the scale of a workload
+    does not matter. Each gate has a 95 % interval, and is `certain` if the whole interval is within the limit. Each
+    gate has its value in every workload; `beyond_in` names the workloads that exceed the limit by themselves.
 
     Args:
         ours: Its episodes.
