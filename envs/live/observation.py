@@ -1,7 +1,7 @@
 """Combines the servers' gauges with the client's own counts into rows of `ENGINE_STATE_DTYPE`.
 
-Gauges are as old as the last scrape, but the client knows the requests sent since then. The number of requests on an
-engine is the client's count plus other clients' requests at the last reading; gauges give the running and waiting parts.
+Gauges are as old as the last scrape; the client knows the requests sent since then. The requests on an engine are
+the client's count plus other clients' requests at the last reading, split into running and waiting by the gauges.
 """
 
 from __future__ import annotations
