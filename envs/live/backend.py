@@ -134,7 +134,7 @@ class LiveBackend:
         """Sum over requests of TTFT / SLO + TPOT / SLO, accrued so far."""
         return self._loop.call(lambda: self._session.ledger.latency_cost(self.now_s))
 
-    # -- live only ---------------------------------------------------------------------------------------------------
+    # -- live only -----------------------------------------------------------------------------------------------------
 
     @property
     def servers(self) -> tuple[Server, ...]:

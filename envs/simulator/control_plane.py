@@ -125,7 +125,7 @@ class ControlPlane(Plane):
         for fault in faults:
             self.begin(PendingFault(fault, to_ps(fault.time_s)))
 
-    # -- operations ---------------------------------------------------------------------------------------------------
+    # -- operations ----------------------------------------------------------------------------------------------------
 
     def busy_regions(self) -> list[Switch | Restart]:
         """Reconfigurations in flight."""

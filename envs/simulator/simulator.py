@@ -83,7 +83,7 @@ class Simulator(Node):
             work=work_j(self.world, powers).sum(keepdims=True),
         )
 
-    # -- simulator only -------------------------------------------------------------------------------------------------
+    # -- simulator only ------------------------------------------------------------------------------------------------
 
     @property
     def can_switch_live(self) -> bool:
