@@ -245,7 +245,7 @@ _WHAT = {
     SHAREGPT: "lengths of conversations, Poisson arrivals",
     TYPE_MIX: "drifting mixes of short and long prompts and answers",
     WEEK: "days and weeks of several models in several regions",
-    **dict.fromkeys(FUNCTIONS, "many models, asked for as functions are"),
+    **dict.fromkeys(FUNCTIONS, "many models, invoked like serverless functions"),
 }
 
 

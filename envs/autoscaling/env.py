@@ -91,5 +91,5 @@ class AutoscalingEnv(SteppedEnv[AutoscalingConfig, AutoscalingState]):
 
     @property
     def standing_reward(self) -> float:
-        """What the reward would charge for the requests in line if the episode ended now; 0 where it is over."""
+        """Charge of the reward for queued requests if the episode ended now; 0 after its end."""
         return self.core.standing_reward

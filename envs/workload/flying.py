@@ -43,7 +43,7 @@ class FlyingTraffic:
             range: ours.
         output_tokens: range of the output length, tokens, both ends included. Paper: uniform; source of the
             range: ours.
-        num_requests: length of an episode where the user asks for none. Paper: 4000.
+        num_requests: default length of an episode, requests. Paper: 4000.
     """
 
     name: str = "flying_bursty"

@@ -29,7 +29,7 @@ class Generator(Protocol):
 
     @property
     def num_requests(self) -> int:
-        """Length of an episode where the user asks for none."""
+        """Default length of an episode, requests."""
         ...
 
     @property
@@ -94,7 +94,7 @@ class FittedWorkload:
         output_tokens: (K,), tokens.
         memory: components of the arrival process; their weights sum to at most 1, the rest is white.
         length_correlation: correlation of the Gaussian copula between input and output.
-        num_requests: length of an episode where the user asks for none.
+        num_requests: default length of an episode, requests.
         provenance: publisher, licence, rows, dates and digest of the trace, and how it was fitted.
         fit: measured distances between generated workloads and the trace.
     """

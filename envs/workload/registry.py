@@ -60,7 +60,7 @@ _BOUNDS = {"train": (0.0, 0.6), "validation": (0.6, 0.8), "test": (0.8, 1.0), "a
 
 @dataclass
 class WorkloadSpec:
-    """What the user asks for: the node of the ``workload`` config group.
+    """Specification of a workload: the ``workload`` config group.
 
     Attributes:
         name: one of :func:`workload_names`.
@@ -69,7 +69,7 @@ class WorkloadSpec:
         num_requests: requests in an episode; None takes the whole split of a trace, or a generator's own
             number. Of a sequence: requests of each part that does not say how many it has.
         rate_scale: factor on the arrival rate.
-        rate_rps: mean arrival rate asked for, requests per second; the rate of the whole trace (or the
+        rate_rps: requested mean arrival rate, requests per second; the rate of the whole trace (or the
             long-run rate of a generator) is scaled to it, so that a window keeps its own departure from the
             mean. Not with ``rate_scale``.
         num_clients: 0: requests arrive when the workload says. Else a closed loop of so many clients, each of

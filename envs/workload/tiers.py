@@ -54,7 +54,7 @@ class TieredTraffic(AzureLengths):
         minute_noise: standard deviation of the log rate from minute to minute. Fitted.
         slow_noise: standard deviation of the log rate that lasts. Fitted.
         slow_memory_s: time over which its correlation falls to 1/e, seconds. Fitted.
-        num_requests: length of an episode where the user asks for none.
+        num_requests: default length of an episode, requests.
     """
 
     mean_rps: float = 10.0

@@ -78,7 +78,7 @@ class WeekTraffic(AzureLengths):
             of each day that begins with the workload.
         burst_factor: to how many times the load. Source: SageServe, section 7.2.7 (8).
         burst_s: how long each lasts, seconds. Source: ours.
-        num_requests: length of an episode where the user asks for none.
+        num_requests: default length of an episode, requests.
     """
 
     requests_per_week: float = 10e6

@@ -54,7 +54,7 @@ def _is_saved_model(name: str) -> bool:
 
 
 def is_pattern(name: str) -> bool:
-    """Whether a policy's name stands for several checkpoints: runs/ten/*."""
+    """Whether a policy's name is a pattern of several checkpoints: runs/ten/*."""
     return "/" in name and glob.has_magic(name) and not Path(name).exists()
 
 

@@ -202,7 +202,7 @@ class RunConfig(EnvironmentConfig):
         check_least("first_seed", self.first_seed, 0)
         if self.backend.name not in self.bodies:
             raise ValueError(
-                f"backend={self.backend.name} is not to be had here (allowed: {', '.join(self.bodies)}); "
+                f"backend={self.backend.name} is not available here (allowed: {', '.join(self.bodies)}); "
                 "runners.evaluate and runners.compare run policies on live servers"
             )
 
@@ -324,7 +324,7 @@ class CompareConfig(RunConfig):
 
     Attributes:
         policies: names of files in `configs/policy`, or checkpoints (`zoo/NAME`, or a path; a pattern, as runs/ten/*,
-            stands for several trainings of one agent, which are also pooled); None: the environment's usual ones.
+            names several trainings of one agent, which are also pooled); None: the environment's defaults.
         plots: whether to draw.
         disjoint: whether windows of a trace must not overlap; there may be fewer than `seeds` then.
         search: clairvoyant search as a reference.
@@ -348,9 +348,7 @@ class CompareConfig(RunConfig):
         if self.launcher.name != "local" and self.backend.name != SIMULATOR:
             raise ValueError("launcher=ray needs backend=simulator: live servers serve one episode at a time")
         if self.search.seeds and self.backend.name != SIMULATOR:
-            raise ValueError(
-                "search.seeds needs backend=simulator: nobody looks into the future of live servers"
-            )
+            raise ValueError("search.seeds needs backend=simulator: live servers cannot be forked")
         twice = sorted({name for name in self.compared if self.compared.count(name) > 1})
         if twice:
             raise ValueError(f"policies names {twice[0]!r} more than once")

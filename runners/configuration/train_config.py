@@ -54,10 +54,10 @@ class TrainConfig(RunConfig):
         total_steps: decisions to train for; None: the agent's own number.
         max_minutes: time to train for, minutes; None: five where `total_steps` is not given, else no limit.
         num_envs: episodes of the vector environment.
-        also_clusters: files in configs/cluster; as many training episodes are played on each of these fleets as on
+        also_clusters: files in configs/cluster; as many training episodes run on each of these fleets as on
             `cluster`, where validation episodes are. As many more requests come as a fleet has more places than that.
             agent=api in env=routing, and agent=bc and dagger.
-        also_env: settings of the environment, likewise: as many training episodes are played with each of these in
+        also_env: settings of the environment, likewise: as many training episodes run with each of these in
             place of what `env` says, as `[{gauge_interval_s: 1.0}]`. agent=api in env=routing, and agent=bc and dagger.
         also_workloads: files in configs/workload, likewise beside `workload`; agent=bc, dagger and reuse alone.
         validations: number of evaluations on validation episodes.

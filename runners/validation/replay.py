@@ -27,7 +27,7 @@ SHOWN = (
     "e2e_mean_finished_s",
     "e2e_p99_s",
 )
-# Those that promises are no part of, as a run's are its own.
+# Metrics without SLOs, as every run has its own SLOs.
 COMPARED = (*SHOWN, "tpot_p50_s", "tpot_p99_s", "e2e_p50_s", "throughput_tokens_per_s")
 _NO_PROMISE = SLO(ttft_s=1e6, tpot_s=1e6)
 

@@ -54,7 +54,7 @@ class SwitchingBackend:
 
     Args:
         spec: The node; one rank a base engine.
-        slos: Latency promise of each request class.
+        slos: SLO of each request class.
         settings: The one server and how to deal with it.
         trigger_classes: Classes whose arrival stops `advance` so that a decision can be taken.
 
@@ -129,7 +129,7 @@ class SwitchingBackend:
         return Receipt(not reason, reason)
 
     def advance(self, until_s: float) -> bool:
-        """Waits until `until_s`. Returns True if it stopped early because a request asks for a decision."""
+        """Waits until `until_s`. Returns True if it stopped early because a request triggered a decision."""
         return self._server.advance(until_s)
 
     def results(self) -> RequestRecords:

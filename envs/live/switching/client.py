@@ -29,7 +29,7 @@ class SwitchingClient:
         """Layout, switches and groups, see `SwitchingScheduler.status`.
 
         Raises:
-            ValueError: nobody answers, or the server has no plugin.
+            ValueError: no server answers, or the server has no plugin.
         """
         code, answer = self._call(None)
         if code != 200:
@@ -42,7 +42,7 @@ class SwitchingClient:
         """Begins to switch. Returns why not, or nothing.
 
         Raises:
-            ValueError: nobody answers.
+            ValueError: no server answers.
         """
         code, answer = self._call({"layout": list(layout), "mode": mode.name.lower()})
         return "" if code == 200 else str(answer.get("reason", f"HTTP {code}"))
