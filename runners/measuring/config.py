@@ -1,4 +1,4 @@
-"""Words of `runners.calibrate`."""
+"""Configuration of `runners.calibrate`."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ class Hardware:
 
 @dataclass(frozen=True)
 class CalibrateConfig:
-    """Words of `runners.calibrate`; all from `log` on are for a live engine.
+    """Configuration of `runners.calibrate`; all keys from `log` on are for a live engine.
 
     Attributes:
         cluster: the engine: TP degree (`base_width`), batch limits, name of model and GPU.
         out: run directory.
         backend: "tables" (measured tables) or "vllm".
         part: of tables: what is fitted.
-        into: of tables: folder that takes the place of `calibration/`; None: the package itself.
+        into: of tables: folder to write in place of `calibration/`; None: the package itself.
         held_out: of tables: whether fits are repeated without each part of the data, for the errors profiles state.
-        folds: of tables: parts that data are cut into for that.
+        folds: of tables: number of parts for that.
         log: file of the server's standard output; None: a launched server's own.
         traffic: run directories of `runners.simulate backend=vllm` on one server, to which a profile is fitted by its
             `log` and no load is designed; empty: a load is.

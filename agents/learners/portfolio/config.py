@@ -1,4 +1,4 @@
-"""Settings of the choice among policies; free of torch."""
+"""Settings of the portfolio agent; does not import torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from serving_gym.envs.workload.registry import MIXTURE, WorkloadSource, Workload
 
 @dataclass(frozen=True, kw_only=True)
 class PortfolioConfig(PolicyIterationConfig):
-    """Whom of several policies to follow, by what has been seen so far.
+    """Learns which of several policies to follow, from the observations so far.
 
     Attributes:
         policies: At least two, each by name and parameters as in `configs/policy`, or `name: checkpoint` and its

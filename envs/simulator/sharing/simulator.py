@@ -134,7 +134,7 @@ class SharingSimulator:
         self.world.clock["num_finished"] = 0
         self.world.clock["decisions"] += 1
 
-    # -- commands --------------------------------------------------------------------------------------------------------
+    # -- commands ------------------------------------------------------------------------------------------------------
 
     def place(self, place: Place | None, retry: Retry = Retry.ALWAYS) -> Receipt:
         """Says where the offered request goes; None, or a place that is refused: it is held until `retry`."""
