@@ -1,4 +1,4 @@
-"""`runners.validate traffic=[RUN,...]`: runs on a real server, served again in simulation, and how far it is off."""
+"""`runners.validate traffic=[RUN,...]`: recorded runs of a server, simulated again, with the errors."""
 
 from __future__ import annotations
 

@@ -335,8 +335,8 @@ def test_what_a_short_trace_lacks_the_others_make_up_for(number, most, expected)
     ("words", "expected"),
     [
         (["benchmark=smok"], "smoke"),
-        (["benchmark=smoke", "env=routing"], "leaves env to its tasks"),
-        (["benchmark=smoke", "seeds=3"], "leaves seeds to its tasks"),
+        (["benchmark=smoke", "env=routing"], "sets env by its tasks"),
+        (["benchmark=smoke", "seeds=3"], "sets seeds by its tasks"),
         (["benchmark=smoke", "benchmark.tasks=[dp_pt]"], "did you mean 'dp_tp'"),
         (["benchmark=smoke", "benchmark.blocks=0"], "benchmark.blocks must be at least 1"),
         (["benchmark=smoke", "benchmark.block=3"], "blocks"),

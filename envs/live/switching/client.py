@@ -1,4 +1,4 @@
-"""Talks to the plugin's endpoint."""
+"""Client of the plugin's endpoint."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SwitchingClient:
         return answer
 
     def set_layout(self, layout: Layout, mode: SwitchMode) -> str:
-        """Begins to switch. Returns why not, or nothing.
+        """Begins to switch; returns why it was refused, or nothing.
 
         Raises:
             ValueError: no server answers.
