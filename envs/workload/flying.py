@@ -33,7 +33,7 @@ class FlyingTraffic:
     phase draws its duration and its rate uniformly.
 
     Attributes:
-        name: what its workloads are called.
+        name: name of its workloads.
         low_rate_rps: range of the rate of a low phase, requests per second. Paper: 2 to 5 (section 6.1.3).
         low_duration_s: range of the length of a low phase, seconds. Source: ours.
         burst_rate_rps: range of the rate of a burst, requests per second; None for no bursts. Paper: 10 to

@@ -24,7 +24,7 @@ class Generator(Protocol):
 
     @property
     def name(self) -> str:
-        """What its workloads are called."""
+        """Name of its workloads."""
         ...
 
     @property
@@ -85,7 +85,7 @@ class FittedWorkload:
     lengths of neighbouring requests, and the exact spikes of lengths that a service's own limits produce.
 
     Attributes:
-        name: what its workloads are called.
+        name: name of its workloads.
         rate_rps: the trace's mean arrival rate, requests per second.
         probabilities: (K,), the levels of the three quantile tables, from 0 to 1.
         interarrival_s: (K,), seconds; the top 1 % is scaled so that linear interpolation keeps the trace's

@@ -64,7 +64,7 @@ CLAIRVOYANT = (ORACLE,)
 
 @dataclass(frozen=True)
 class PredictionSpec:
-    """Which predictor of output lengths a workload is given.
+    """Predictor of output lengths.
 
     Attributes:
         name: "preserve", "mu_serve", "pia_vicuna_13b" or "pia_chatgpt": errors of PreServe's Table 2.

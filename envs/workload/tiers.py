@@ -237,7 +237,7 @@ def check_shares(name: str, shares: Mapping[str, float]) -> None:
 
 
 def _shares_of(shares: Mapping[str, float]) -> FloatArray:
-    """Shares that sum to 1; all in one where none are named."""
+    """Shares that sum to 1; a single share of 1 if none are given."""
     given = np.array(list(shares.values()) or [1.0], np.float64)
     return given / given.sum()
 
