@@ -1,11 +1,11 @@
-"""Entry points of `gymnasium.make`, with the same environments as `env=NAME` on the command line.
+"""The front door in Python: `gymnasium.make` gives the environment that `env=NAME` gives on the command line.
 
     gymnasium.make("Serving/Routing-v0")
     gymnasium.make("Serving/Routing-v0", workload="azure_conv_fitted", **{"workload.rate_scale": 4})
     gymnasium.make("Serving/DPTP-v0", experiment="nemotron_8b", decision_interval_s=2.0)
 
-The name of a group (`workload`, `cluster`, `objective`, `experiment`) chooses a file of `configs`; a dotted key sets a
-value in it; any other key is a setting of the environment. Typed objects are used unchanged.
+A name of a group (`workload`, `cluster`, `objective`, `experiment`) chooses a file of `configs`; a dotted word sets a
+value in it; any other word is a setting of the environment. Typed objects are taken as they are.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def make_env(env: str, render_mode: str | None = None, **words: Any) -> gym.Env[
     Args:
         env: Name of the environment.
         render_mode: None, "ansi" or "rgb_array".
-        words: Overrides of the defaults, by group, setting or dotted key.
+        words: What differs from the default, by name or by dotted word.
 
     Raises:
-        ValueError: A key or a value is unknown or not allowed; names the nearest match.
+        ValueError: A word or a value is unknown or not allowed; names the nearest match.
     """
     return environment_of(env, words).make(render_mode=render_mode)
 
@@ -53,25 +53,25 @@ def make_vector_env(env: str, num_envs: int = 1, **words: Any) -> VectorEnv[Any,
 
     Args:
         env: Name of the environment.
-        num_envs: Number of episodes.
-        words: As in `make_env`, and `render_mode` and `autoreset_mode`.
+        num_envs: Episodes side by side.
+        words: As `make_env` takes them, and `render_mode` and `autoreset_mode`.
 
     Raises:
-        ValueError: A key or a value is unknown or not allowed; names the nearest match.
+        ValueError: A word or a value is unknown or not allowed; names the nearest match.
     """
     options = {key: words.pop(key) for key in ("render_mode", "autoreset_mode") if key in words}
     return environment_of(env, words).make_vector(num_envs, **options)
 
 
 def environment_of(env: str, words: Mapping[str, Any]) -> Environment:
-    """Resolves the configuration of an environment from its overrides.
+    """The environment that words describe, with all its settings.
 
     Args:
         env: Its name.
-        words: Choices of config groups, dotted keys, and settings of the environment, plain or typed.
+        words: Names of groups' files, dotted words, and settings of the environment, plain or typed.
 
     Raises:
-        ValueError: A key or a value is unknown or not allowed; names the nearest match.
+        ValueError: A word or a value is unknown or not allowed; names the nearest match.
     """
     _check_keys(env, words)
     choices = {key: value for key, value in words.items() if key in GROUPS and isinstance(value, str)}
@@ -79,7 +79,7 @@ def environment_of(env: str, words: Mapping[str, Any]) -> Environment:
     typed: dict[str, Any] = {}
     try:
         config = OmegaConf.create(_composed(tuple(named), tuple(search_path())))
-        # Whole groups and settings are set before their keys.
+        # A whole group or setting before what is said of its keys.
         for key, value in sorted(words.items(), key=lambda item: item[0].count(".")):
             if key not in choices:
                 _put(config, typed, key, value)
@@ -98,7 +98,7 @@ def _composed(words: tuple[str, ...], _folders: tuple[str, ...]) -> DictConfig:
 
 
 def _check_keys(env: str, words: Mapping[str, Any]) -> None:
-    """Checks that keys are groups or settings of the environment, or lie in one."""
+    """Refuses what is neither a group nor a setting of the environment, nor lies in one."""
     settings = [entry.name for entry in dataclasses.fields(env_config_class(env))]
     known = dict.fromkeys([*settings, *GROUPS])
     for key in words:
@@ -107,7 +107,7 @@ def _check_keys(env: str, words: Mapping[str, Any]) -> None:
 
 
 def _put(config: DictConfig, typed: dict[str, Any], key: str, value: Any) -> None:
-    """Sets one key in a composed configuration, or in a typed object."""
+    """Sets one word in a composed configuration, or among what is typed already."""
     first, _, inside = key.removeprefix("env.").partition(".")
     if inside and first in typed:
         typed[first] = _changed(typed[first], first, inside, value)
@@ -141,10 +141,10 @@ def _set(config: DictConfig, full: str, key: str, value: Any) -> None:
 
 
 def as_words(values: Mapping[str, Any]) -> list[str]:
-    """Converts values to overrides of the command line.
+    """Values as one would type them on the command line.
 
     Raises:
-        ValueError: A value cannot be written as an override.
+        ValueError: A value is an object that no word can say.
     """
     for key, value in values.items():
         if not _is_plain(value):
@@ -170,7 +170,7 @@ def _as_word(value: Any) -> str:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value can be written in YAML."""
+    """Whether a value is what YAML can say."""
     if value is None or isinstance(value, (bool, int, float, str, np.generic)):
         return True
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Configuration of `runners.train`."""
+"""Words of `runners.train`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from serving_gym.runners.configuration.typed import build, schema_of
 DEFAULT_MINUTES = 5.0
 IMITATORS = ("bc", "dagger")
 
-# Keys that may change when a training is resumed.
+# What may be another when a training is resumed.
 _FREE = (
     "resume",
     "out",
@@ -46,28 +46,28 @@ _CHOICES = ("env", "agent")  # groups whose defaults come along: their word deci
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(RunConfig):
-    """Configuration of `runners.train`.
+    """Words of `runners.train`.
 
     Attributes:
         agent: name and settings of the agent; where a setting names a policy, its parameters are looked up.
         seed: of weights, exploration and training episodes.
         total_steps: decisions to train for; None: the agent's own number.
         max_minutes: time to train for, minutes; None: five where `total_steps` is not given, else no limit.
-        num_envs: episodes of the vector environment.
-        also_clusters: files in configs/cluster; as many training episodes run on each of these fleets as on
+        num_envs: episodes side by side.
+        also_clusters: files in configs/cluster; as many training episodes are played on each of these fleets as on
             `cluster`, where validation episodes are. As many more requests come as a fleet has more places than that.
             agent=api in env=routing, and agent=bc and dagger.
-        also_env: settings of the environment, likewise: as many training episodes run with each of these in
+        also_env: settings of the environment, likewise: as many training episodes are played with each of these in
             place of what `env` says, as `[{gauge_interval_s: 1.0}]`. agent=api in env=routing, and agent=bc and dagger.
         also_workloads: files in configs/workload, likewise beside `workload`; agent=bc, dagger and reuse alone.
-        validations: number of evaluations on validation episodes.
+        validations: times that the policy is tried on validation episodes.
         validation_seeds: episodes each time; of several parts of a workload, where an agent plays each by itself, one
             of each at least.
         save_every_s: time between saves from which training can go on, seconds.
-        baselines: policies of the closing comparison; None: the environment's defaults.
+        baselines: policies beside the agent in the comparison at the end; None: the environment's usual ones.
         resume: run directory of a training that was interrupted, or is to go on, on another workload if `env` and
             `workload` say so; None: a new one.
-        launcher: where the episodes of the closing comparison are run.
+        launcher: where the episodes of the comparison at the end are run.
     """
 
     agent: Any
@@ -117,10 +117,10 @@ class TrainConfig(RunConfig):
 
     @cached_property
     def others(self) -> dict[str, Environment]:
-        """The additional training environments, by the override that adds each.
+        """The environments besides that training episodes are played in, by the word that asks for each.
 
         Raises:
-            ValueError: a file or a setting does not exist.
+            ValueError: a file or a setting that there is not.
         """
         found = {f"also_clusters={each}": self._on_cluster(each) for each in self.also_clusters}
         found |= {f"also_env={each}": self._with_settings(each) for each in self.also_env}
@@ -130,7 +130,7 @@ class TrainConfig(RunConfig):
         return found
 
     def _on_cluster(self, name: str) -> Environment:
-        """The environment on another cluster; the request rate scales with the number of replica slots of the fleet."""
+        """The environment on another cluster; as many more requests come to a fleet as it has more places."""
         other = dataclasses.replace(self, cluster=composed_file("cluster", name)).environment
         if self.env["name"] != "routing":
             return other
@@ -147,7 +147,7 @@ class TrainConfig(RunConfig):
 
     @property
     def compared(self) -> tuple[str, ...]:
-        """Policies that the closing comparison adds to the agent."""
+        """Policies beside the agent in the comparison at the end."""
         return usual_policies(self.env["name"]) if self.baselines is None else self.baselines
 
     @property
@@ -176,10 +176,10 @@ def register_agents() -> None:
 
 
 def resumed(config: TrainConfig) -> TrainConfig:
-    """The settings of the run in `config.resume`, with the overrides that may be changed.
+    """The settings of the run that `config.resume` names, with those that may be changed.
 
     Raises:
-        ValueError: there is nothing to resume, or an override contradicts the run's settings.
+        ValueError: there is nothing to resume, or a word of the command line contradicts the run's settings.
     """
     folder = standing(Path(str(config.resume)) / LAST)
     if not folder.is_dir():
@@ -204,14 +204,14 @@ def resumed(config: TrainConfig) -> TrainConfig:
 
 
 def _words() -> Iterable[str]:
-    """Keys that the command line overrides."""
+    """Keys that the command line sets."""
     for word in HydraConfig.get().overrides.task if HydraConfig.initialized() else ():
         key, _, value = word.lstrip("+~").partition("=")
         yield f"{key}.name" if key in _CHOICES and not value.startswith("{") else key
 
 
 def _with_word(saved: Any, given: Any, word: str) -> Any:
-    """The value of a key after the command line's overrides of it or of keys inside it."""
+    """What a key comes to where the command line sets it, or something in it."""
     inside = word.partition(".")[2]
     if not inside or not isinstance(saved, Mapping):
         return given
@@ -221,7 +221,7 @@ def _with_word(saved: Any, given: Any, word: str) -> Any:
 
 
 def _check_agrees(word: str, given: dict[str, Any], saved: dict[str, Any]) -> None:
-    """Checks that the overrides agree with the settings of the run that is resumed.
+    """Refuses a word that says something else than the run's settings.
 
     Raises:
         ValueError: names the first key that differs.
@@ -240,13 +240,13 @@ def _check_agrees(word: str, given: dict[str, Any], saved: dict[str, Any]) -> No
 
 
 def _said(word: str, config: dict[str, Any]) -> Any:
-    """The value of a configuration at a key, in plain values."""
+    """What a configuration has at a word, in plain values."""
     said = OmegaConf.select(OmegaConf.create(config), word)
     return OmegaConf.to_container(said) if OmegaConf.is_config(said) else said
 
 
 def _differences(key: str, ours: Any, theirs: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Keys in which two values differ, with both values; a missing key equals null."""
+    """Keys in which two values differ, and what each has there; a key that is missing is as good as null."""
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
         for name in {**theirs, **ours}:
             yield from _differences(f"{key}.{name}", ours.get(name), theirs.get(name))

@@ -13,12 +13,12 @@ _LINE = "{desc}: {percentage:3.0f} % | {n_fmt} of {total_fmt} {unit} | {elapsed}
 
 
 class ProgressLines(tqdm):  # type: ignore[type-arg]
-    """Progress for a pipe or a file: a line every few seconds, and one at the end of longer tasks."""
+    """Progress for a pipe or a file: a line every few seconds, and one at the end of what took longer than that."""
 
     _last_line_s = 0.0
 
     def display(self, msg: str | None = None, pos: int | None = None) -> bool:
-        """Writes a line, unless the last one is recent."""
+        """Writes a line, unless the last one is of just now."""
         now_s = time.monotonic()
         if msg == "" or now_s - self._last_line_s < _INTERVAL_S:
             return False
@@ -27,10 +27,10 @@ class ProgressLines(tqdm):  # type: ignore[type-arg]
         return True
 
     def clear(self, nolock: bool = False) -> None:
-        """Does nothing: written lines stay."""
+        """Leaves what is written as it is."""
 
     def close(self) -> None:
-        """Writes the last line if there were others."""
+        """Writes the last line where there were others."""
         if not self.disable and self._last_line_s:
             self._last_line_s = 0.0
             self.display()
@@ -39,12 +39,12 @@ class ProgressLines(tqdm):  # type: ignore[type-arg]
 
 
 def progress_bar(total: int, what: str, unit: str = "it") -> tqdm[Any]:
-    """A progress bar in a terminal, else a line every few seconds; a context manager with `update()`.
+    """Progress to use with `with`, and to `update()`: a bar in a terminal, else a line every few seconds.
 
     Args:
         total: Steps; 0: not known yet.
-        what: Name of the task, one or two words.
-        unit: Name of a step.
+        what: What is done, in a word or two.
+        unit: What a step is called.
     """
     if sys.stderr.isatty():
         return tqdm(total=total, desc=what, unit=unit, dynamic_ncols=True, file=sys.stderr)
