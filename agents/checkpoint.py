@@ -1,8 +1,8 @@
-"""A trained agent on disk, and back to a policy.
+"""Writes trained agents to checkpoints, and loads policies from them.
 
 A checkpoint is a folder: `config.yaml` (settings of the agent and of the environment it was trained in, resolved),
-`spaces.json` (shapes of what it sees and does), `card.md` (for people: what it is, how it was trained, how good it is),
-and the weights, as plain tensors without code. A folder is written beside its place and moved there whole.
+`spaces.json` (shapes of observation and action space), `card.md` (description, training and results),
+and the weights, as plain tensors without code. A folder is written under a temporary name and then moved.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from serving_gym.baselines.policy import Policy
 from serving_gym.calibration.lookup import load_attribute
 
 CONFIG, CARD = "config.yaml", "card.md"
-CHECKPOINT, LAST = "checkpoint", "last"  # folders of a run: the best policy, and what is needed to go on
+CHECKPOINT, LAST = "checkpoint", "last"  # folders of a run: the best policy, and the state to resume from
 FORMAT = 1
 ZOO = Path(__file__).resolve().parent / "zoo"
 _ZOO_PREFIX = "zoo/"
@@ -41,7 +41,7 @@ LOADERS: dict[str, Loader] = {}
 
 @contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
-    """A new folder to fill, which then takes the place of `folder`; until then the old one stands."""
+    """A new folder to fill, which then replaces `folder`; until then the old one stays."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     fresh = folder.with_name(f".{folder.name}.{os.getpid()}.part")
     shutil.rmtree(fresh, ignore_errors=True)
@@ -59,12 +59,12 @@ def replacing(folder: Path) -> Iterator[Path]:
 
 
 def previous(folder: Path) -> Path:
-    """Where the old version of a folder stands for the moment in which `replacing` moves the new one in."""
+    """Path of the old version of a folder while `replacing` moves the new one in."""
     return folder.with_name(f".{folder.name}.old")
 
 
 def standing(folder: Path) -> Path:
-    """A folder, or its old version where a process was killed in that moment."""
+    """A folder, or its old version if a process was killed at that moment."""
     return folder if folder.exists() or not previous(folder).exists() else previous(folder)
 
 
@@ -78,11 +78,11 @@ def write_description(
     """Writes everything but the weights.
 
     Args:
-        folder: Of the checkpoint.
-        config: `agent`, `env` and `workload`, and whatever else was set.
-        observation: What the agent sees.
-        action: What it chooses from.
-        figures: For the card, by name.
+        folder: Folder of the checkpoint.
+        config: `agent`, `env`, `workload` and other settings.
+        observation: Observation space.
+        action: Action space.
+        figures: Metrics for the card, by name.
     """
     text = yaml.safe_dump({"format": FORMAT, **plain(config)}, sort_keys=False, allow_unicode=True)
     (folder / CONFIG).write_text(text, encoding="utf-8")
@@ -94,7 +94,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Settings of a checkpoint.
 
     Raises:
-        ValueError: the folder is not a checkpoint, or one of a later version.
+        ValueError: the folder is not a checkpoint, or has a later version.
     """
     path = folder / CONFIG
     if not path.is_file():
@@ -115,10 +115,10 @@ def load_policy(checkpoint: str | Path) -> Policy:
             model of Stable-Baselines3 or sb3-contrib has been saved to.
 
     Raises:
-        ValueError: there is none, or it cannot be read.
+        ValueError: it does not exist, or cannot be read.
     """
     if is_saved_model(str(checkpoint)):
-        from serving_gym.agents.policies.saved_model import load_saved_model  # with it comes torch
+        from serving_gym.agents.policies.saved_model import load_saved_model  # imports torch
 
         return load_saved_model(Path(checkpoint))
     folder = find_checkpoint(checkpoint)
@@ -127,17 +127,17 @@ def load_policy(checkpoint: str | Path) -> Policy:
     loader = LOADERS[kind] if kind in LOADERS else cast("Loader", load_attribute(agent_entry(kind).loader))
     try:
         return loader(folder, config, str(checkpoint))
-    except RuntimeError as error:  # of torch, where names or shapes of the weights are others
+    except RuntimeError as error:  # raised by torch if names or shapes of the weights differ
         raise ValueError(
             f"{str(checkpoint)!r} cannot be read: its weights are not those of the network that its settings describe"
         ) from error
 
 
 def trained_in(checkpoint: str | Path) -> str | None:
-    """Name of the environment that a checkpoint was trained in; None: of a saved model, which does not say.
+    """Name of the environment that a checkpoint was trained in; None: a saved model, which does not record it.
 
     Raises:
-        ValueError: there is no such checkpoint.
+        ValueError: the checkpoint does not exist.
     """
     if is_saved_model(str(checkpoint)):
         return None
@@ -145,7 +145,7 @@ def trained_in(checkpoint: str | Path) -> str | None:
 
 
 def is_saved_model(name: str) -> bool:
-    """Whether a name stands for a file that `model.save()` of Stable-Baselines3 wrote."""
+    """Whether a name is a file written by `model.save()` of Stable-Baselines3."""
     return name.endswith(".zip") and Path(name).is_file()
 
 
@@ -153,7 +153,7 @@ def find_checkpoint(checkpoint: str | Path) -> Path:
     """Folder of a checkpoint.
 
     Raises:
-        ValueError: there is none; for the zoo, says what it holds.
+        ValueError: it does not exist; for the zoo, lists its names.
     """
     name = str(checkpoint)
     if name.startswith(_ZOO_PREFIX) and not Path(name).is_dir():
@@ -169,7 +169,7 @@ def find_checkpoint(checkpoint: str | Path) -> Path:
 
 
 def plain(value: Any) -> Any:
-    """Dataclasses, tuples, enums and the like as YAML and JSON have them."""
+    """Converts dataclasses, tuples, enums and the like to plain YAML and JSON values."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {entry.name: plain(getattr(value, entry.name)) for entry in dataclasses.fields(value)}
     if isinstance(value, Mapping):
@@ -182,7 +182,7 @@ def plain(value: Any) -> Any:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what a result depends on."""
+    """Versions of the packages that a result depends on."""
     found = {}
     for name in _VERSIONS:
         try:
@@ -193,7 +193,7 @@ def versions() -> dict[str, str]:
 
 
 def _card(config: Mapping[str, Any], figures: Mapping[str, Any]) -> str:
-    """What people should know."""
+    """Text of the model card."""
     agent, env = plain(config["agent"]), plain(config["env"])
     workload = plain(config["workload"])["name"]
     lines = [f"# {agent['name']} on {env['name']}", ""]

@@ -1,4 +1,4 @@
-"""Settings of the agents, in plain names; free of torch, so that the command line can read them at once."""
+"""Settings of the agents; does not import torch, so that the command line starts fast."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from serving_gym.calibration.fields import check_at_least, check_not_negative, c
 from serving_gym.calibration.lookup import check_choice
 
 SCHEDULES = ("constant", "linear")
-CHECKPOINT = "checkpoint"  # what a setting that names a policy has as its name where that is a checkpoint
+CHECKPOINT = "checkpoint"  # name of a policy in settings if it is a checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class NetworkConfig:
     """The network of an agent.
 
     Attributes:
-        row_width: Width of the small network through which every engine is seen.
+        row_width: Width of the small network that encodes every engine.
         place_width: Numbers kept of each engine in order, where actions are not rows of the observation (dp_tp).
         hidden_widths: Widths of the layers of actor and critic (of the Q network) behind it.
         stay_probability: Probability with which an untrained actor keeps the layout; dp_tp only.
@@ -43,11 +43,11 @@ class NetworkConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class AgentConfig:
-    """What all agents have in common.
+    """Settings common to all agents.
 
     Attributes:
         name: The agent: a name in `agents.learners.learner.AGENTS`.
-        total_steps: Decisions to train for, where the command line does not say.
+        total_steps: Decisions to train for, unless given on the command line.
         learning_rate: Of Adam.
     """
 
@@ -60,7 +60,7 @@ class AgentConfig:
         check_positive(self, "learning_rate", prefix="agent.")
 
     def places(self, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Keyword arguments of the environments between which validation episodes are shared out: one, as it is.
+        """Keyword arguments of the environments for validation episodes: one, unchanged.
 
         Args:
             arguments: The environment's keyword arguments.
@@ -70,20 +70,20 @@ class AgentConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SB3Config(AgentConfig):
-    """What the agents of Stable-Baselines3 have in common.
+    """Settings common to the agents of Stable-Baselines3.
 
     Attributes:
         learning_rate_schedule: "constant", or "linear" down to a twentieth at the end.
         discount: On the reward of the next decision, one decision interval later; elapsed time counts. In routing the
             interval is the mean time between arrivals.
-        reward_scale: Factor on the rewards that the agent learns from; None: one over the spread of discounted returns
-            of plain decisions (the layout stays; requests follow an untuned score), measured on training episodes and
+        reward_scale: Factor on the training rewards; None: one over the standard deviation of discounted returns
+            of simple decisions (the layout stays; requests follow an untuned score), measured on training episodes and
             then fixed.
-        disturbance: Probability that a decision in training is replaced by a random possible one, falling to zero
+        disturbance: Probability that a training decision is replaced by a random possible one, falling to zero
             over the last fifth of the training.
         training_stride: Decision intervals between two decisions in training; afterwards the agent decides at every
-            one. More of them make what a layout is worth stand out against what it costs to get there. dp_tp only: in
-            routing every request asks for its decision.
+            one. A longer stride makes the value of a layout larger relative to the cost of a switch. dp_tp only: in
+            routing every request triggers a decision.
         network: The network.
     """
 
@@ -97,7 +97,7 @@ class SB3Config(AgentConfig):
 
     @property
     def masked(self) -> bool:
-        """Whether the agent chooses among the possible actions only."""
+        """Whether the agent uses action masks."""
         return self.name not in ("ppo", "dqn", "qr_dqn")
 
     def __post_init__(self) -> None:
@@ -118,15 +118,15 @@ class PPOConfig(SB3Config):
         batch_size: Decisions in a gradient step.
         epochs: Passes over a rollout.
         advantage_decay: Lambda of generalised advantage estimation, over one decision interval.
-        clip_range: Of the probability ratio.
-        entropy_weight: Of the entropy bonus.
-        value_weight: Of the value loss.
+        clip_range: Clip range of the probability ratio.
+        entropy_weight: Weight of the entropy bonus.
+        value_weight: Weight of the value loss.
         max_gradient_norm: Gradients are clipped there.
         target_kl: An update ends early beyond 1.5 times this divergence; None: never.
-        group_size: Environments that live through the same episodes, so that what their advantages have in common can
-            be put down to the arrivals; 1: every environment has episodes of its own.
-        advantage_floor: Advantages are divided by this plus the size of the state's value, so that decisions under
-            light load, where little is at stake, count beside those in a burst; None: they are left as they are.
+        group_size: Environments that run the same episodes, so that the common part of their advantages can be
+            attributed to the arrivals; 1: every environment has its own episodes.
+        advantage_floor: Advantages are divided by this plus the absolute value of the state, so that decisions under
+            light load, with small costs, weigh as much as those in a burst; None: no division.
     """
 
     name: str = "maskable_ppo"
@@ -156,7 +156,7 @@ class PPOConfig(SB3Config):
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentPPOConfig(PPOConfig):
-    """PPO with a memory (an LSTM); the possible actions are shown to the policy, which gives the others no probability.
+    """Recurrent PPO (an LSTM); the policy receives the action mask and gives masked actions no probability.
 
     Attributes:
         memory_width: Width of the LSTMs of actor and critic.
@@ -172,9 +172,9 @@ class RecurrentPPOConfig(PPOConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ResidualConfig(PPOConfig):
-    """MaskablePPO over a baseline, which it overrules where its bounded corrections say so.
+    """MaskablePPO that adds bounded corrections to a baseline's choice.
 
-    Kin: residual policy learning (Silver et al. 2018; Johannink et al. 2019), there for continuous actions. Here the
+    Related: residual policy learning (Silver et al. 2018; Johannink et al. 2019), for continuous actions. Here the
     logit of the baseline's choice is `confidence`, and the network adds a correction of at most `bound` to each.
 
     Attributes:
@@ -197,17 +197,17 @@ class ResidualConfig(PPOConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class LagrangianConfig(PPOConfig):
-    """MaskablePPO under a promise: the share of SLOs broken shall not exceed a limit.
+    """MaskablePPO under a constraint: the share of SLO misses must not exceed a limit.
 
-    The price of a broken promise is a Lagrange multiplier, raised where the limit is exceeded and lowered where it is
-    not, on a slower scale than the policy (Tessler et al. 2019, "Reward constrained policy optimization", algorithm 1:
+    The price of an SLO miss is a Lagrange multiplier, raised while the limit is exceeded and lowered otherwise, on a
+    slower time scale than the policy (Tessler et al. 2019, "Reward constrained policy optimization", algorithm 1:
     one critic of the penalised reward). Rewards are divided by one plus the price, as in Ray et al. 2019 ("Benchmarking
     safe exploration", section 5), so that their size does not run away with it.
 
     Attributes:
-        missed_limit: Share of the promises (of a first token and of a pace, two a request) that may be broken.
-        multiplier: The price to begin with, in reward for a broken promise.
-        multiplier_rate: Change of the price per share above the limit and episode.
+        missed_limit: Limit on the share of SLO misses (TTFT and TPOT, two SLOs per request).
+        multiplier: Initial price of an SLO miss, in reward.
+        multiplier_rate: Change of the price per episode and unit of the share above the limit.
     """
 
     name: str = "ppo_lagrangian"
@@ -224,17 +224,17 @@ class LagrangianConfig(PPOConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class DQNConfig(SB3Config):
-    """DQN (Mnih et al. 2015). It knows no masks: an impossible action is tried, refused, counted and changes nothing.
+    """DQN (Mnih et al. 2015), without action masks: an impossible action is refused, counted, and changes nothing.
 
     Attributes:
-        buffer_size: Decisions remembered.
-        warm_up_steps: Decisions taken at random before learning begins; where a training goes on, by the policy.
+        buffer_size: Decisions in the replay buffer.
+        warm_up_steps: Random decisions before learning begins; by the policy if a training is resumed.
         batch_size: Decisions in a gradient step.
-        train_every: Steps of the batched environment between updates.
+        train_every: Steps of the vector environment between updates.
         gradient_steps: Gradient steps of an update.
         target_update_steps: Decisions between copies of the network to the target network.
-        exploration_share: Share of the training over which random actions become rarer.
-        exploration_end: Share of random actions after that.
+        exploration_share: Share of the training over which the share of random actions decays.
+        exploration_end: Final share of random actions.
     """
 
     name: str = "dqn"
@@ -267,10 +267,10 @@ class DQNConfig(SB3Config):
 
 @dataclass(frozen=True, kw_only=True)
 class QRDQNConfig(DQNConfig):
-    """DQN of the distribution of returns (Dabney et al. 2018), without masks as well.
+    """Quantile-regression DQN (Dabney et al. 2018), without action masks.
 
     Attributes:
-        num_quantiles: Numbers that the distribution of an action's return is described by.
+        num_quantiles: Quantiles of the distribution of an action's return.
     """
 
     name: str = "qr_dqn"
@@ -283,19 +283,19 @@ class QRDQNConfig(DQNConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SACConfig(SB3Config):
-    """Soft actor-critic (Haarnoja et al. 2018) that sets the weights of a score at every decision.
+    """Soft actor-critic (Haarnoja et al. 2018) whose action is the weights of a score, set at every decision.
 
-    What describes an action (a row of the observation in routing, what a switch does in dp_tp) times the weights is its
-    score; the possible action with the highest is taken.
+    The score of an action is its features (a row of the observation in routing, the effect of a switch in dp_tp) times
+    the weights; the possible action with the highest score is taken.
 
     Attributes:
-        buffer_size: Decisions remembered.
-        warm_up_steps: Decisions by random weights before learning begins; where a training goes on, by the policy.
+        buffer_size: Decisions in the replay buffer.
+        warm_up_steps: Decisions with random weights before learning begins; by the policy if a training is resumed.
         batch_size: Decisions in a gradient step.
-        train_every: Steps of the batched environment between updates.
+        train_every: Steps of the vector environment between updates.
         gradient_steps: Gradient steps of an update.
         target_rate: Share by which the target networks move in a gradient step.
-        disturbance: 0: the actor explores by itself.
+        disturbance: 0, as the actor itself explores.
     """
 
     name: str = "sac"
@@ -321,8 +321,8 @@ class TQCConfig(SACConfig):
     """SAC with truncated quantile critics (Kuznetsov et al. 2020).
 
     Attributes:
-        num_quantiles: Of each of the two critics.
-        num_dropped: Highest quantiles left out of the target, of each critic.
+        num_quantiles: Quantiles of each of the two critics.
+        num_dropped: Highest quantiles dropped from the target, of each critic.
     """
 
     name: str = "tqc"
@@ -338,21 +338,21 @@ class TQCConfig(SACConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SearchConfig(AgentConfig):
-    """What searches over parameters have in common: whole episodes are played, and only their returns count.
+    """Settings common to searches over parameters, which use only the returns of whole episodes.
 
-    All candidates of a round play the same episodes.
+    All candidates of a round run the same episodes.
 
     Attributes:
-        episodes: Episodes that each candidate of a round plays.
-        sigma: Size of the first steps, in units of a parameter (of its range, where a heuristic's are searched).
-        relative: Whether the return of an episode counts as a share of what the parameters that the search began with
-            return on it, so that quiet episodes count as much as busy ones; they play every round besides.
-        reference: Policy that plays every round besides and in whose returns those of the episodes are counted instead:
-            one that is good at all of them, where the first parameters are not. None: none.
-        clip: By what share the return of an episode may differ from the one that it is counted in; more does not count,
-            so that no kind of episode decides alone. None: by any.
-        start: Checkpoint whose parameters the search begins with, of the same environment and network: `name:
-            checkpoint` and its `path`. None: those of an untrained network.
+        episodes: Episodes of each candidate of a round.
+        sigma: Initial step size, in units of a parameter (as a share of its range for a heuristic's constants).
+        relative: Whether each return is divided by the return of the initial parameters on the same episode, so that
+            quiet episodes weigh as much as busy ones; the initial parameters then run in every round too.
+        reference: Policy whose returns normalise them instead; it runs in every round too. Useful if the initial
+            parameters are bad at some episodes. None: none.
+        clip: Clips each episode's return to this relative difference from the normalising return, so that no kind of
+            episode dominates. None: no clipping.
+        start: Checkpoint with the initial parameters, of the same environment and network: `name: checkpoint` and its
+            `path`. None: an untrained network.
         network: The network whose parameters are searched.
     """
 
@@ -389,8 +389,8 @@ class ARSConfig(SearchConfig):
     """Augmented random search (Mania et al. 2018, algorithm 1, version V1-t) over a network's parameters.
 
     Attributes:
-        directions: Random directions a round, each tried forwards and backwards.
-        kept_directions: Of these, the best, which the step follows.
+        directions: Random directions per round, each tried forwards and backwards.
+        kept_directions: Best directions, which the step follows.
     """
 
     name: str = "ars"
@@ -412,7 +412,7 @@ class CMAESConfig(SearchConfig):
     Attributes:
         heuristic: Name of a heuristic with constants to tune, or its name and parameters, from which the search begins;
             None: the network.
-        population: Candidates a round; None: 4 + 3 log(parameters).
+        population: Candidates per round; None: 4 + 3 log(parameters).
         diagonal: Whether the covariance is kept diagonal (Ros and Hansen 2008), as is advisable for many parameters.
         learning_rate: Not used: the step size adapts itself.
     """
@@ -433,18 +433,18 @@ class CMAESConfig(SearchConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ImitationConfig(AgentConfig):
-    """Behaviour cloning and DAgger (Ross et al. 2011): the network learns to answer as a teacher does.
+    """Behaviour cloning and DAgger (Ross et al. 2011): the network imitates a teacher.
 
-    In the first iteration the teacher plays, in all others the network, and the teacher says at each state what it
-    would have done (algorithm 3.1 with beta_i = 1 for i = 1 and else 0); all data is kept. Cloning is one iteration.
+    In the first iteration the teacher acts, in all others the network; the teacher labels each state with its action
+    (algorithm 3.1 with beta_i = 1 for i = 1 and else 0); all data is kept. Cloning is one iteration.
 
     Attributes:
         teacher: Name of a policy, or its name and parameters.
-        iterations: Data sets gathered, each with an equal share of the budget.
+        iterations: Rounds of data collection, each with an equal share of the budget.
         epochs: Passes over all data after each iteration.
         batch_size: Decisions in a gradient step.
-        most_decisions: Decisions kept; older ones are dropped at random.
-        obvious_share: Share of the answers that are a matter of course (`Adapter.is_obvious`) which is kept.
+        most_decisions: Most decisions kept; older ones are dropped at random.
+        obvious_share: Share of obvious decisions (`Adapter.is_obvious`) that is kept.
         network: The network.
     """
 
@@ -475,20 +475,20 @@ class DAggerConfig(ImitationConfig):
     iterations: int = 5
 
 
-# Settings that name a policy, and those of them that must.
+# Settings that name a policy, and those that are required.
 POLICY_KEYS = ("teacher", "baseline", "heuristic", "start", "reference")
 REQUIRED_POLICIES = ("teacher", "baseline")
-POLICY_LISTS = ("policies",)  # settings that name several
+POLICY_LISTS = ("policies",)  # settings that name several policies
 
 
 def searched_constants(heuristic: Mapping[str, Any]) -> dict[str, Tunable]:
-    """Constants of a heuristic that are searched, with their ranges.
+    """Constants of a heuristic to search, with their ranges.
 
     Args:
         heuristic: Name and parameters.
 
     Raises:
-        ValueError: it declares none, or leaves one out.
+        ValueError: the heuristic declares none, or a constant is missing.
     """
     name, params = heuristic["name"], heuristic.get("params", {})
     tunables = policy_tunables(name)
@@ -501,7 +501,7 @@ def searched_constants(heuristic: Mapping[str, Any]) -> dict[str, Tunable]:
 
 
 def no_policy(key: str) -> ValueError:
-    """What is wrong where a required policy is not named."""
+    """The message if a required policy is not named."""
     return ValueError(f"agent.{key} must name a policy, as in agent.{key}=jsq")
 
 

@@ -219,7 +219,7 @@ class Environment:
         """The vector environment.
 
         Args:
-            num_envs: Episodes side by side.
+            num_envs: Number of episodes.
             options: What is no setting: `render_mode`, `autoreset_mode`.
         """
         return make_vector_env(self.name, num_envs, **self.arguments, **options)

@@ -1,1 +1,1 @@
-"""The commands people type: `python -m runners.NAME`, in Hydra's grammar."""
+"""The commands: `python -m runners.NAME`, with Hydra's override grammar."""

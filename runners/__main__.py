@@ -1,4 +1,4 @@
-"""Lists the commands, or runs one: `python -m runners NAME WORDS`, `serving-gym NAME WORDS`."""
+"""Lists the commands, or runs one: `python -m runners NAME OVERRIDES`, `serving-gym NAME OVERRIDES`."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _USER_ERROR = 2
 
 
 def commands() -> dict[str, str]:
-    """Every command, and its purpose in one line."""
+    """Every command with its purpose in one line."""
     files = sorted(path for path in _FOLDER.glob("*.py") if not path.stem.startswith("_"))
     return {path.stem: _purpose(path) for path in files}
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Runs the command that the first word names with the others; returns its exit status.
+    """Runs the command named by the first argument; returns its exit status.
 
     Args:
-        words: As typed; None: those of this process.
+        words: Command-line arguments; None: those of this process.
     """
     given = list(sys.argv[1:] if words is None else words)
     known = commands()

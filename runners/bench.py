@@ -3,9 +3,9 @@
     python -m runners.bench
     python -m runners.bench only=[simulate.requests_per_s] engines=[8] repeats=3
 
-Writes `bench.json`: a median of `repeats` runs each, compilation apart; `peak_rss_mib` is the process's high-water mark
-at the end of the measurement. What runs in this process is one thread that waits for nothing; it is timed by the
-processor's clock, so that neighbours on the machine do not count. Processes are timed by the clock on the wall.
+Writes `bench.json`: the median of `repeats` runs of each measurement, without compilation; `peak_rss_mib` is the peak
+resident memory of the process at the end of the measurement. Measurements in this process use one thread without
+waiting and are timed in CPU time, so that other processes do not affect them. Child processes are timed in wall time.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _MEASUREMENTS: dict[str, Callable[[BenchConfig], Iterable[Measurement]]] = {
 
 @command("bench", BenchConfig)
 def main(config: BenchConfig, out: Path) -> None:
-    """Measures and writes."""
+    """Runs the command."""
     for name in config.only:
         check_choice("measurement", name, _MEASUREMENTS)
     todo = [
@@ -106,7 +106,7 @@ def _machine() -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """Model name of the processor, where the system says so."""
+    """Model name of the processor, if the system reports it."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

@@ -6,15 +6,15 @@
     python -m runners.calibrate backend=vllm backend.endpoints=[http://127.0.0.1:8000] log=vllm.log cluster=NAME
     python -m runners.calibrate traffic=[runs/a,runs/b] log=vllm.log cluster=NAME
 
-Tables are read under `$SERVING_GYM_DATA`; nothing of them is needed afterwards. Parts, in this order: `kernels`
+Tables are read from `$SERVING_GYM_DATA`; they are not needed after calibration. Parts, in this order: `kernels`
 (coefficients of every model, GPU and width from kernel tables), `steps` (profiles of an engine measured by iteration),
 `engines` (overheads and profiles of engines measured end to end; every residual is a simulated run, and the fit is
-repeated for each fold, which takes the better part of an hour), `environments` (the profiles that environments use).
-`held_out=false` leaves the repetitions out. A live engine's profile goes to `MODEL_GPU.yaml` in the run directory: its
-iterations, its front end, and where it was launched here, how long a start, a stop, a relaunch and, with sleep mode,
-sleep and wake take; `switch_ranks=2` adds a switch between DP and TP. What was fitted, its provenance and errors go to
-`calibration.json`. `traffic` fits to runs that a server has had (`runners.simulate backend=vllm`) instead of a designed
-load, by what its log tells of them.
+repeated for each fold, which takes most of an hour), `environments` (the profiles that environments use).
+`held_out=false` skips the fits per fold. The profile of a live engine is written to `MODEL_GPU.yaml` in the run
+directory: its iterations, its front end and, if it was launched by this command, the times of start, stop, relaunch
+and, with sleep mode, sleep and wake; `switch_ranks=2` adds a switch between DP and TP. The fitted values, their
+provenance and their errors are written to `calibration.json`. `traffic` fits to recorded runs of a server
+(`runners.simulate backend=vllm`) and its log instead of a designed load.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FILE_NAME = "calibration.json"
 
 @command("calibrate", CalibrateConfig)
 def main(config: CalibrateConfig, out: Path) -> None:
-    """Dispatches on where the measurements come from."""
+    """Runs the command: calibrates from tables, recorded runs or a live server."""
     if config.traffic:
         from serving_gym.runners.measuring.recorded_runs import profile_traffic
 
@@ -48,7 +48,7 @@ def main(config: CalibrateConfig, out: Path) -> None:
 
 
 def fit_tables(config: CalibrateConfig, out: Path) -> None:
-    """Fits the wanted parts to the reference tables and writes them."""
+    """Fits the requested parts to the reference tables and writes them."""
     from serving_gym.runners.profile_fitting.regenerate import PARTS, Request
 
     wanted = list(PARTS) if config.part == "all" else [config.part]

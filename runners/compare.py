@@ -7,8 +7,8 @@
 
     python -m runners.compare env=routing policies=[jsq,./mine.py:MyPolicy,my_package.mine:MyPolicy,model.zip]
 
-A pattern stands for several trainings of one agent: they are pooled (`runners.comparison.pooling`), with
-intervals over trainings and episodes both.
+A pattern names several trainings of one agent: they are pooled (`runners.comparison.pooling`), with intervals over
+both trainings and episodes.
 
 Writes `comparison.json` (see `runners.comparison.results`; null means infinite), `episodes.parquet`, and,
 unless `plots=false`,
@@ -52,7 +52,7 @@ TABLE_METRICS = (
 
 @command("compare", CompareConfig)
 def main(config: CompareConfig, out: Path) -> None:
-    """Compares and writes."""
+    """Runs the command."""
     if config.benchmark is not None:
         run_benchmark(config.benchmark, out)
         return
@@ -140,7 +140,7 @@ def _print(comparison: dict[str, Any]) -> None:
 
 
 def _print_pool(pattern: str, pool: dict[str, Any]) -> None:
-    """Several trainings of one agent."""
+    """Prints the pooled result of several trainings of one agent."""
     rows = [
         [name, *(f"{100.0 * value:+.1f} %" for value in (gain["iqm"], *gain["ci95"])), wins]
         for (name, gain), wins in zip(

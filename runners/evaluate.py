@@ -7,14 +7,14 @@
     python -m runners.evaluate env=sharing policy=sllm cluster=nodes_tiny_cpu_x2 backend=vllm backend.launch=true
     python -m runners.evaluate env=routing policy=preserve cluster=fleet_tiny_cpu_x2 backend=both backend.launch=true
 
-Writes `episodes.parquet` (one row an episode), `summary.json` (interquartile mean and 95 % interval of every figure),
-`decisions.jsonl`, `requests.parquet` (every request) and `requests.json` (those of the first episode, or of all with
-`detailed=true`, under the keys of `vllm bench serve --save-detailed`; without that word it is left out where there are
-more than 100,000). On live servers a decision has besides what was `executed`, and the `overrides`: what was decided
-for the policy because it was late. `backend=both` runs the policy and its `rivals` in simulation and then live, and
-writes `gap.json`: each figure in both, their error, how often two policies stand in the same order, and what
-transitions cost in both; the other files are of the live episodes of the policy. Simulated requests have the front end
-of their profile before and behind them there (`without_front_end` has the errors without it).
+Writes `episodes.parquet` (one row per episode), `summary.json` (interquartile mean and 95 % interval of every metric),
+`decisions.jsonl`, `requests.parquet` (every request) and `requests.json` (the requests of the first episode, or of all
+with `detailed=true`, under the keys of `vllm bench serve --save-detailed`; without `detailed=true` it is not written
+for more than 100,000 requests). On live servers each decision also has the `executed` command and the `overrides`:
+decisions taken for the policy because it was late. `backend=both` runs the policy and its `rivals` in simulation and
+then on live servers, and writes `gap.json`: each metric on both backends, its error, how often two policies rank in the
+same order, and the cost of transitions on both; the other files describe the policy's live episodes. In `gap.json` the
+simulated latencies include the front end of the profile (`without_front_end` has the errors without it).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from serving_gym.runners.rollouts.rollout import run_episode
 
 @command("evaluate", EvaluateConfig)
 def main(config: EvaluateConfig, out: Path) -> None:
-    """Evaluates and writes."""
+    """Runs the command."""
     if config.backend.name == "both":
         evaluate_both(config, out)
         return

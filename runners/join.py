@@ -1,15 +1,15 @@
-"""One policy of several trainings of `agent=api` or `agent=portfolio` in one environment.
+"""Joins several trainings of `agent=api` or `agent=portfolio` in one environment into one policy.
 
     python -m runners.join 'checkpoints=[runs/ten/*]' out=runs/together
     python -m runners.compare env=dp_tp policies=[static_4x2,runs/together]
     python -m runners.join checkpoints=[zoo/routing,runs/mine] weights=[1,3] out=runs/routers
 
-With `epochs` new networks learn from what the trainings have kept of the states they met, which is worth more than
-their networks together where they are short:
+With `epochs`, new networks are trained on the states that the trainings have stored. After short trainings this gives a
+better policy than the ensemble of their networks:
 
     python -m runners.join 'checkpoints=[runs/ten/*]' epochs=20 networks=4 out=runs/together
 
-Writes a checkpoint as `runners.train` does; `card.md` says which were joined.
+Writes a checkpoint as `runners.train` does; `card.md` lists the joined checkpoints.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from serving_gym.runners.reporting.tables import print_results_in
 
 @command("join", JoinConfig)
 def main(config: JoinConfig, out: Path) -> None:
-    """Joins and writes."""
+    """Runs the command."""
     groups = [members_of(name) if is_pattern(name) else (name,) for name in config.checkpoints]
     checkpoints = [name for group in groups for name in group]
     if config.epochs is None:
         number = join(checkpoints, out / CHECKPOINT, config.weights)
-        print(f"{number} networks of {len(checkpoints)} checkpoints decide together.")
+        print(f"{number} networks of {len(checkpoints)} checkpoints joined into an ensemble.")
     else:
         use_one_thread()
         states = learn_together(checkpoints, out / CHECKPOINT, config.networks, config.epochs, config.seed)

@@ -1,13 +1,12 @@
-"""Sets every headline number of a paper beside ours.
+"""Compares every headline number of a paper with our reproduction.
 
     python -m runners.reproduce paper=flying_serving
     python -m runners.reproduce paper=sageserve quick=true
     python -m runners.reproduce paper=preserve only=[forecasting,scaling]
 
-Writes `claims.json`: what is claimed, the paper's number (null where its text has none), ours, their ratio, whether the
-claim holds by the rule that its note states (null where the two cannot be compared), and why not where it does not.
-Each part's claims are written when it has been made; the parts of a paper and what they are:
-runners/reproduction/README.md.
+Writes `claims.json`: the claim, the paper's number (null if its text has none), our number, their ratio, whether the
+claim holds by the rule in its note (null if the two cannot be compared), and otherwise the reason. The claims of each
+part are written when the part has finished. runners/reproduction/README.md describes the parts of each paper.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _PAPERS = {  # and the unit of the progress bar
 
 @command("reproduce", ReproduceConfig)
 def main(config: ReproduceConfig, out: Path) -> None:
-    """Reproduces and writes."""
+    """Runs the command."""
     claims: list[Claim] = []
     for part in run_parts(config, *_PAPERS[config.paper]):
         claims += part

@@ -1,10 +1,11 @@
-"""Puts a routing policy behind HTTP for a front end that is not ours: a state goes in, an action comes out.
+"""Serves a routing policy over HTTP to an external front end: it posts a state and receives an action.
 
     python -m runners.serve env=routing policy=preserve cluster=fleet_h100_x4 port=8300 mode=shadow
 
-`mode` says what the answers are for: `live` ones are to be followed, `shadow` ones are compared with what the front end
-chose (`chosen`), in `canary` a `share` of them is to be followed. See `runners.serving.server` for what is sent; `GET
-/status` tells counts and times, which are written to `status.json` at the end (Ctrl-C or SIGTERM).
+`mode` sets how the front end should use the responses: `live` responses are to be followed, `shadow` responses are only
+compared with the front end's own choice (`chosen`), and in `canary` mode a `share` of them is to be followed. See
+`runners.serving.server` for the protocol. `GET /status` returns counts and times, which are also written to
+`status.json` at the end (Ctrl-C or SIGTERM).
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ from serving_gym.runners.serving.server import LOOPBACK, PolicyServer
 
 @dataclass(frozen=True, kw_only=True)
 class ServeConfig(RunConfig):
-    """Words of `runners.serve`.
+    """Configuration of `runners.serve`.
 
     Attributes:
-        policy: name and constants of the policy.
-        mode: what answers are for: live, shadow or canary.
-        share: of requests whose answers are to be followed in canary mode.
-        address: to listen on.
-        port: to listen on; 0: any that is free.
-        allow_remote: whether the address may lie beyond loopback.
-        seed: of the policy.
+        policy: Name and constants of the policy.
+        mode: Use of the responses: live, shadow or canary.
+        share: Share of requests whose responses are to be followed in canary mode.
+        address: Address to listen on.
+        port: Port to listen on; 0: any free port.
+        allow_remote: Whether the address may be other than loopback.
+        seed: Seed of the policy.
     """
 
     policy: dict[str, Any]
@@ -59,11 +60,13 @@ class ServeConfig(RunConfig):
         if not 0 <= self.port < 2**16:
             raise ValueError(f"port must lie in [0, 65535], got {self.port}")
         if not self.allow_remote and not is_loopback(self.address):
-            raise ValueError(f"address={self.address} is beyond loopback; allow it with allow_remote=true")
+            raise ValueError(
+                f"address={self.address} is not a loopback address; allow it with allow_remote=true"
+            )
 
 
 def policy_host(config: ServeConfig) -> PolicyHost:
-    """The policy in its setting."""
+    """Builds the policy and its host for the environment's setting."""
     env: Any = config.environment.make().unwrapped
     spec = env.policy_spec
     encoder = StateEncoder(spec.fleet, spec.slos, env.config.scales, env.config.num_rows)

@@ -1,4 +1,4 @@
-"""Serves a plain stream of requests, without decisions: in simulation, or on running vLLM servers in real time.
+"""Serves a stream of requests without a policy: in simulation, or on live vLLM servers in real time.
 
     python -m runners.simulate workload=azure_conv cluster=llama31_8b_h100_x8 router=jsq
     python -m runners.simulate workload=azure_conv cluster=fleet_two_gpus router=jsq
@@ -40,16 +40,16 @@ _WARM_UP_REQUESTS = 8
 
 @dataclass(frozen=True)
 class Served:
-    """What serving a workload gave.
+    """Result of serving a workload.
 
     Attributes:
-        records: every request that arrived.
-        duration_s: length of the run on the cluster's clock, seconds.
-        figures: about the run itself, by name.
-        engines: number of engines.
+        records: Every request that arrived.
+        duration_s: Length of the run on the cluster's clock, seconds.
+        figures: Metrics of the run itself, by name.
+        engines: Number of engines.
         usage: GPU-hours, energy and cost, by name; empty on live servers.
-        servers: what live servers say they are.
-        details: lists that replace those of `RequestRecords.to_vllm_json`.
+        servers: Descriptions that live servers report of themselves.
+        details: Lists that replace those of `RequestRecords.to_vllm_json`.
     """
 
     records: RequestRecords
@@ -63,7 +63,7 @@ class Served:
 
 @command("simulate", SimulateConfig)
 def main(config: SimulateConfig, out: Path) -> None:
-    """Serves and writes."""
+    """Runs the command."""
     cluster = cluster_of(config.cluster, config.router)
     if isinstance(cluster, SharingSpec):
         raise ValueError(
@@ -123,7 +123,7 @@ def serve_live(
     slos: dict[str, SLO],
     out: Path,
 ) -> Served:
-    """Serves a workload on running servers, in real time.
+    """Serves a workload on live servers, in real time.
 
     Raises:
         ValueError: the cluster is a fleet.
@@ -155,7 +155,7 @@ def timed_run(
     limit_s: float | None = None,
     faults: tuple[Any, ...] = (),
 ) -> float:
-    """Serves a workload and returns the processor's seconds that it took, compilation apart."""
+    """Serves a workload and returns the CPU time that it took, seconds, without compilation."""
     simulator.reset(workload.rows(0, min(_WARM_UP_REQUESTS, len(workload))))
     simulator.run_to_completion()
     simulator.reset(workload, faults)

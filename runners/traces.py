@@ -8,15 +8,15 @@
     python -m runners.traces convert path=sharegpt.json [tokenizer=FOLDER] [predictor=FOLDER] out=sharegpt.parquet
     python -m runners.traces fit path=my_trace.csv out=my_trace_fitted.json
 
-``describe``, ``convert`` and ``fit`` take the words of the ``workload`` config group (``name``, ``path``,
+``describe``, ``convert`` and ``fit`` take the keys of the ``workload`` config group (``name``, ``path``,
 ``num_requests``, ``rate_scale``, ``rate_rps``, ``split``, ``priority_share``, ``long_share``,
-``long_input_tokens``) and ``seed``; here the split is "all" unless given. A fitted generator is used with
+``long_input_tokens``) and ``seed``; here the default split is "all". To use a fitted generator, give
 ``name=file path=my_trace_fitted.json``.
 
-``convert`` also makes a workload of conversations in ShareGPT's form (a JSON list), one request a conversation, in
-order, with Poisson arrivals at 1 request/s; it then takes ``num_requests``, ``rate_scale``, ``rate_rps``,
-``tokenizer`` (folder of the served LLM's, by which lengths are counted; else words and punctuation marks) and
-``predictor`` (what ``runners.train_predictor`` wrote: adds the column ``predicted_tokens``).
+``convert`` also converts conversations in ShareGPT's form (a JSON list) to a workload: one request per conversation,
+in order, with Poisson arrivals at 1 request/s. It then takes ``num_requests``, ``rate_scale``, ``rate_rps``,
+``tokenizer`` (folder of the served LLM's tokenizer, which counts lengths; default: words and punctuation marks) and
+``predictor`` (run directory of ``runners.train_predictor``; adds the column ``predicted_tokens``).
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ _CONVERSATION_WORDS = ("path", "out", "num_requests", "rate_scale", "rate_rps", 
 
 
 def list_workloads(words: Words, console: Console) -> None:
-    """Every workload by name, and where its data lie."""
+    """Lists every workload by name, with the location of its data."""
     table = Table(title="Workloads")
     for heading in ("name", "kind", "requests", "licence", "where", "what"):
         table.add_column(heading, overflow="fold")
@@ -89,7 +89,7 @@ def list_workloads(words: Words, console: Console) -> None:
 
 
 def describe(words: Words, console: Console) -> None:
-    """Figures of one workload, as a table and, with ``out``, as JSON."""
+    """Prints statistics of one workload as a table and, with ``out``, writes them as JSON."""
     figures = _workload(words).summary()
     table = Table("figure", "value", title=escape(figures["name"]))
     for key, value in figures.items():
@@ -114,14 +114,14 @@ def fetch(words: Words, console: Console) -> None:
 
 
 def convert(words: Words, console: Console) -> None:
-    """Writes a workload to a file of ours."""
+    """Writes a workload in the repository's trace format."""
     out = _needed(words, "out", "convert")
     workload = _of_conversations(words) if holds_conversations(words.get("path", "")) else _workload(words)
     console.print(f"{len(workload)} requests in {write_trace(workload, out)}", soft_wrap=True, markup=False)
 
 
 def fit_generator(words: Words, console: Console) -> None:
-    """Fits a generator to a workload and prints how close it comes."""
+    """Fits a generator to a workload and prints the error of the fit."""
     out = Path(_needed(words, "out", "fit"))
     if out.suffix != ".json":
         raise ValueError(f"out must end in .json, got {out}")
@@ -163,11 +163,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def parse_words(arguments: Iterable[str], allowed: dict[str, Callable[[str], Any]]) -> Words:
-    """``key=value`` words as a dictionary.
+    """Parses ``key=value`` arguments into a dictionary.
 
     Raises:
-        ValueError: a word without "=", an unknown or repeated key (with the nearest match), or a value of
-            another type.
+        ValueError: An argument has no "=", a key is unknown (with the nearest match) or repeated, or a value has the
+            wrong type.
     """
     words: Words = {}
     for argument in arguments:
@@ -188,7 +188,7 @@ def parse_words(arguments: Iterable[str], allowed: dict[str, Callable[[str], Any
 
 
 def _of_conversations(words: Words) -> Workload:
-    """The workload that a file of conversations makes, with predicted lengths where there is a predictor."""
+    """The workload of a file of conversations, with predicted lengths if there is a predictor."""
     for word in words:
         check_choice("word for conversations", word, _CONVERSATION_WORDS)
     check_spec(WorkloadSpec(name=FILE, **{word: words[word] for word in words if word in _SPEC_WORDS}))
@@ -221,7 +221,7 @@ def _workload(words: Words) -> Workload:
 
 
 def _provenance(words: Words) -> dict[str, Any]:
-    """What is known about the trace behind a fit, for the JSON."""
+    """Provenance of the trace behind a fit, for the JSON."""
     split = {"split": words.get("split", "all")}
     info = TRACES.get(words.get("name", ""))
     if info is None:
@@ -245,12 +245,12 @@ _WHAT = {
     SHAREGPT: "lengths of conversations, Poisson arrivals",
     TYPE_MIX: "drifting mixes of short and long prompts and answers",
     WEEK: "days and weeks of several models in several regions",
-    **dict.fromkeys(FUNCTIONS, "many models, asked for as functions are"),
+    **dict.fromkeys(FUNCTIONS, "many models, invoked like serverless functions"),
 }
 
 
 def _row(name: str) -> tuple[str, str, str, str, str]:
-    """Kind, requests, licence, place and description of a workload."""
+    """Kind, requests, licence, location and description of a workload."""
     if name in TRACES:
         info, path = TRACES[name], find_trace(name)
         where = f"fetch name={name}" if path is None else str(path)

@@ -1,21 +1,21 @@
-"""Trains an agent, and says how it does beside the baselines.
+"""Trains an agent and compares it with the baselines.
 
     python -m runners.train env=dp_tp
     python -m runners.train env=routing agent=api
     python -m runners.train env=dp_tp agent=dqn workload=azure_conv seed=1 total_steps=1000000 tracker=tensorboard
     python -m runners.train resume=runs/train/DATE
 
-What an agent has otherwise in one environment stands in `configs/agent_for/ENV_AGENT.yaml`; which agent an environment
-has where none is named, in `configs/agent_for/ENV_default.yaml`.
+`configs/agent_for/ENV_AGENT.yaml` has the overrides of an agent for one environment,
+`configs/agent_for/ENV_default.yaml` the default agent of an environment.
 
-It runs for the agent's own number of decisions, but not longer than five minutes; `total_steps=...` lifts that limit,
-`max_minutes=...` sets another. The learning rate falls with whichever of the two is nearer, so that a machine fast
-enough for all decisions gives the same agent for the same seed.
+Training stops after the agent's number of decisions or five minutes, whichever comes first; `total_steps=...` removes
+the time limit, `max_minutes=...` sets another. The learning rate decays with the limit that is nearer. On a machine
+that finishes all decisions in time, the same seed gives the same agent.
 
 Writes `checkpoint/` (the policy with the highest return on validation episodes: weights, resolved config, card),
-`last/` (what `resume=` needs), `metrics.jsonl`, `comparison.json` (see `runners.comparison.results`; `training` has the
-kept policy's step and the validation returns of all policies), `learning_curve.png` (validation return over steps and
-minutes, with the other policies on the same episodes) and `intervals.png`.
+`last/` (the state for `resume=`), `metrics.jsonl`, `comparison.json` (see `runners.comparison.results`; `training` has
+the step of the best policy and the validation returns of all policies), `learning_curve.png` (validation return over
+steps and minutes, with the other policies on the same episodes) and `intervals.png`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ register_agents()
 
 @command("train", TrainConfig)
 def main(config: TrainConfig, out: Path) -> None:
-    """Trains, compares and writes."""
+    """Runs the command."""
     if config.resume is not None:
         config = resumed(config)
     agent = config.agent_config
@@ -108,7 +108,7 @@ def main(config: TrainConfig, out: Path) -> None:
 def _compare(
     config: TrainConfig, training: Training, policies: dict[str, Policy], out: Path
 ) -> tuple[dict[str, Any], dict[str, float]]:
-    """All policies on the same episodes of the test split, and the others on the validation episodes.
+    """Runs all policies on the same episodes of the test split, and all but the agent on the validation episodes.
 
     Returns:
         The content of `comparison.json`, and the validation return of each policy but the agent.
@@ -180,7 +180,7 @@ def _print(config: TrainConfig, agent: str, comparison: dict[str, Any]) -> None:
 
 
 def _differs(metric: str, comparison: dict[str, Any]) -> bool:
-    """Whether policies differ in a figure."""
+    """Whether policies differ in a metric."""
     return len({policy["metrics"][metric]["iqm"] for policy in comparison["policies"].values()}) > 1
 
 

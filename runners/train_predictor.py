@@ -1,19 +1,19 @@
-"""Trains a predictor of output lengths on conversations, and says how good it is.
+"""Trains a predictor of output lengths on conversations, and tests it.
 
     python -m runners.train_predictor data=sharegpt.json predictor.encoder=distilbert predictor.synonyms=synonyms.tsv
     python -m runners.train_predictor data=sharegpt.json predictor=mu_serve predictor.encoder=bert tokenizer=llama-2
 
-`data` has ShareGPT's form (`envs.workload.conversations`); the prompt is the first turn of the user, the length that of
-the answer to it. `predictor.encoder` and `tokenizer` are folders as the `transformers` package saves them; nothing is
-downloaded. Without an encoder a tiny random one is used, which shows that the machinery runs.
+`data` has ShareGPT's form (`envs.workload.conversations`); the prompt is the user's first turn, the target is the
+length of the answer to it. `predictor.encoder` and `tokenizer` are folders saved by the `transformers` package; nothing
+is downloaded. Without an encoder a tiny random one is used, to test the pipeline.
 
-Writes `checkpoint/`, `metrics.json` (the figures of PreServe's Table 2 on the test part, milliseconds a prediction),
-`predictions.parquet` (the test part, a row a conversation) and `workload.parquet`: the test part as requests with a
+Writes `checkpoint/`, `metrics.json` (the metrics of PreServe's Table 2 on the test part, milliseconds per prediction),
+`predictions.parquet` (the test part, one row per conversation) and `workload.parquet`: the test part as requests with a
 column `predicted_tokens`, Poisson arrivals at 1 request/s. To simulate with these predictions:
 
     python -m runners.simulate workload=file workload.path=RUN/workload.parquet workload.rate_rps=8
 
-Environments that show predicted lengths take them from that column with `env.prediction.name=column`. For other
+Environments that observe predicted lengths read that column with `env.prediction.name=column`. For other
 conversations: `python -m runners.traces convert path=other.json predictor=RUN out=FILE.parquet`.
 """
 
@@ -59,7 +59,7 @@ register_predictors()
 
 @command("train_predictor", TrainPredictorConfig)
 def main(config: TrainPredictorConfig, out: Path) -> None:
-    """Trains, tests and writes."""
+    """Runs the command."""
     predictor = make_predictor(config.predictor_config)
     counter = TokenCounter(config.tokenizer)
     conversations = load_conversations(config.data, config.limit)
@@ -109,7 +109,7 @@ def _show(bar: tqdm[Any], step: int, steps: int, loss: float) -> None:
 
 
 def _notes(config: PredictorConfig, counter: TokenCounter) -> list[str]:
-    """What the results should not be taken for."""
+    """Caveats of the results."""
     notes = []
     if config.encoder is None:
         notes.append(
@@ -124,7 +124,7 @@ def _notes(config: PredictorConfig, counter: TokenCounter) -> list[str]:
 def _constant(
     lengths: NDArray[np.int32], train: NDArray[np.int64], test: NDArray[np.int64]
 ) -> dict[str, float]:
-    """Figures of predicting the median training length for everything."""
+    """Metrics of predicting the median training length for every conversation."""
     median = float(np.median(lengths[train]))
     return {"tokens": median, **accuracy(np.full(len(test), median), lengths[test])}
 

@@ -4,7 +4,7 @@
 
 Writes `tuned.yaml` (a file for `configs/policy`), `tuning.json` and `candidates.parquet`; with `save=true` also
 `configs/policy/NAME_tuned.yaml`, or `DIR/policy/NAME_tuned.yaml` with `--config-dir DIR`. Every candidate runs on the
-same seeds; the score is the mean return, with `reference=static_dp` in shares of what that policy returns on each.
+same seeds. The score is the mean return; with `reference=static_dp` each return is divided by that policy's.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from serving_gym.runners.tuning.cma_es import search
 
 @command("tune", TuneConfig)
 def main(config: TuneConfig, out: Path) -> None:
-    """Tunes and writes."""
+    """Runs the command."""
     tunables = policy_tunables(config.policy["name"])
     if not tunables:
         raise ValueError(f"policy {policy_label(config.policy)!r} declares no constants to tune")
@@ -73,7 +73,9 @@ def main(config: TuneConfig, out: Path) -> None:
         if config.reference is not None:
             reference = load_policy(config.reference, config.env["name"])
             usual = _evaluation(config, reference)(reference)
-        measured(start)  # the constants as they are: the tuned ones are never worse on these episodes
+        measured(
+            start
+        )  # the untuned constants are a candidate too: the tuned ones are never worse on these episodes
         search(measured, tunables, start, config.evaluations, config.sigma, config.search_seed)
     best = max(rows, key=lambda row: row["return"])
     write_parquet(out / "candidates.parquet", pd.DataFrame(rows))
@@ -87,7 +89,7 @@ def main(config: TuneConfig, out: Path) -> None:
 
 
 def _evaluation(config: TuneConfig, kind: Policy) -> Callable[[Policy], NDArray[np.float64]]:
-    """Returns of a policy on the episodes of the tuning; side by side where its kind can decide for many at once."""
+    """Returns of a policy on the tuning episodes; in a vector environment if the policy can decide in batches."""
     env: Any = config.environment.make()
     if not isinstance(kind, BatchPolicy):
         return lambda policy: np.array(
@@ -102,7 +104,7 @@ def _evaluation(config: TuneConfig, kind: Policy) -> Callable[[Policy], NDArray[
 def _start(params: Mapping[str, Any], tunables: Mapping[str, Tunable]) -> dict[str, float]:
     missing = [name for name in tunables if name not in params]
     if missing:
-        raise ValueError(f"policy.params must name {missing[0]}, which is to be tuned")
+        raise ValueError(f"policy.params must contain {missing[0]}, which is tuned")
     return {name: float(params[name]) for name in tunables}
 
 

@@ -5,14 +5,14 @@
     python -m runners.validate traffic=[runs/a,runs/b] cluster=NAME profile=my_profile.yaml
 
 The file has the columns of one of the reference tables (`silicon/aic_e2e_vllm_agg`, `silicon/blis_vllm_stage_latency`,
-`silicon/apex_vllm_dp_tp_h100`, `profiles/splitwise_perf_model`), by which they are told apart. Serving runs are
-predicted by the simulator, single iterations by the latency model. Only what is committed in `calibration` is read.
+`silicon/apex_vllm_dp_tp_h100`, `profiles/splitwise_perf_model`), which identify its format. Serving runs are predicted
+by the simulator, single iterations by the latency model. Only committed files of `calibration` are read.
 
 Writes `validation.json`: errors of each target as fractions, overall and by model, GPU, width and split (`seen`:
-coefficients were fitted to this deployment; `unseen`: to its relations, or to none); rows that could not be predicted
-are counted with the reason. Of `traffic`, runs that a server has had (`runners.simulate backend=vllm`), the same
-requests are simulated on one engine of the cluster, and `validation.json` holds each figure in both bodies, as clients
-see it.
+coefficients were fitted to this deployment; `unseen`: to related deployments, or to none); rows that could not be
+predicted are counted with the reason. For `traffic`, recorded runs of a server (`runners.simulate backend=vllm`), the
+same requests are simulated on one engine of the cluster, and `validation.json` has each metric on both backends, as
+clients measure it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _COLUMNS = ("n", "ape_median", "ape_mean", "ape_p90", "rank_correlation")
 
 @command("validate", ValidateConfig)
 def main(config: ValidateConfig, out: Path) -> None:
-    """Predicts, scores and writes."""
+    """Runs the command."""
     if config.data is None:
         validate_traffic(config, out / FILE_NAME)
         return
@@ -68,7 +68,7 @@ def validation(data: str, profile: str | None, found: Measurements, lookup: Look
 
 
 def only(profile: Profile) -> Lookup:
-    """Predicts the deployments of one profile and no others."""
+    """Restricts the prediction to the deployments of one profile."""
 
     def lookup(deployment: Deployment) -> tuple[Profile, Frontend]:
         if (deployment.model, deployment.gpu) != (profile.model.name, profile.gpu.name):
@@ -80,7 +80,7 @@ def only(profile: Profile) -> Lookup:
 
 
 def print_validation(data: str, form: str, result: dict[str, Any]) -> None:
-    """One line a target, and one for each part of it."""
+    """Prints one line per target, and one for each part of it."""
     rows = []
     for target, figures in result["overall"].items():
         if target == ORDERING:

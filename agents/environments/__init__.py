@@ -1,1 +1,1 @@
-"""What learners need to know of each environment."""
+"""Adapters of the environments for learners."""

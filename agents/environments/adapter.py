@@ -1,4 +1,4 @@
-"""What learners need to know of an environment, in one place.
+"""Base class of the adapters between environments and learners.
 
 `Adapter` says it of any environment that is observed by a `Dict` of vectors and matrices and decided about by a
 `Discrete` or a `MultiDiscrete`; learners run on such a one as it is (DQN, QR-DQN, SAC, TQC on a `Discrete` alone). An
@@ -62,7 +62,7 @@ class Adapter:
     # -- time ----------------------------------------------------------------------------------------------------------
 
     def interval_s(self, arguments: Mapping[str, Any]) -> float:
-        """The decision interval that discounts are about, seconds.
+        """The decision interval of the discount, seconds.
 
         Args:
             arguments: Of the environment.
@@ -71,21 +71,21 @@ class Adapter:
         return float(env.policy_spec.decision_interval_s)
 
     def training_arguments(self, config: AgentConfig, task: Task) -> dict[str, Any]:
-        """Keyword arguments of the environment in which a learner plays."""
+        """Keyword arguments of the training environment."""
         return task.training_arguments
 
     # -- actions -------------------------------------------------------------------------------------------------------
 
     def plain_action(self, observation: Observation, state: Any) -> Action:
-        """A decision that needs no learning, by which the size of returns is measured."""
+        """A simple decision, which sets the scale of returns."""
         return None
 
     def mask(self, observation: Observation, state: Any, spec: PolicySpec) -> NDArray[np.bool_] | None:
-        """(entries,), which are possible; None: all."""
+        """Action mask, (entries,); None: all are possible."""
         return None
 
     def check_masks(self, masks: NDArray[np.bool_]) -> None:
-        """Refuses an environment of impossible actions for an agent that is to choose among the possible ones alone.
+        """Checks that the environment has an action mask if the agent needs one.
 
         Args:
             masks: What the environment says is possible.
@@ -119,7 +119,7 @@ class Adapter:
         return int(action) if mask[action] else int(mask.argmax())
 
     def is_obvious(self, observation: Observation, answers: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """(N,), answers that are a matter of course, of which an imitator need not see all.
+        """(N,), obvious decisions, of which an imitation learner needs only a share.
 
         Args:
             observation: Batch of N.
@@ -128,11 +128,11 @@ class Adapter:
         return np.zeros(len(answers), bool)
 
     def candidates(self, observation: Observation, state: Any, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Numbers of the possible actions that are worth comparing."""
+        """Indices of the possible actions to compare."""
         return np.flatnonzero(mask)
 
     def action_rows(self, observation: Observation) -> NDArray[np.float32]:
-        """(N, R, F), what describes each of the first R actions, N observations first.
+        """(N, R, F), features of each of the first R actions.
 
         Raises:
             ValueError: nothing does.
@@ -144,7 +144,7 @@ class Adapter:
     def check_setting(
         self, name: str, observation: spaces.Dict, action: ActionSpace, spec: PolicySpec
     ) -> None:
-        """Refuses a setting that a policy was not trained for.
+        """Checks that a policy was trained for a setting.
 
         Args:
             name: Of the policy.
@@ -163,7 +163,7 @@ class Adapter:
     # -- observations --------------------------------------------------------------------------------------------------
 
     def summary(self, observation: Observation) -> NDArray[np.float32]:
-        """(size,), what is seen, whatever number of rows it has: mean and maximum of rows, vectors as they are."""
+        """(size,), summary of an observation: mean and maximum over rows, and its vectors."""
         parts = []
         for name in sorted(observation):
             part = np.asarray(observation[name], np.float32)
@@ -171,7 +171,7 @@ class Adapter:
         return np.concatenate(parts)
 
     def summary_size(self, observation: spaces.Dict) -> int:
-        """Numbers that an observation comes to in `summary`."""
+        """Length of `summary`."""
         return len(
             self.summary({name: np.zeros(box.shape or (), np.float32) for name, box in observation.items()})
         )
@@ -218,7 +218,7 @@ class Adapter:
     def search_network(
         self, observation: spaces.Dict, action: ActionSpace, config: NetworkConfig
     ) -> DecisionNetwork:
-        """The network whose parameters are searched where only the returns of whole episodes count (ARS, CMA-ES).
+        """The network of parameter searches (ARS, CMA-ES).
 
         Args:
             observation: Observation space.
@@ -230,7 +230,7 @@ class Adapter:
     # -- approximate policy iteration ----------------------------------------------------------------------------------
 
     def counterfactuals(self, config: APIConfig, task: Task, rng: np.random.Generator) -> Counterfactuals:
-        """The world that approximate policy iteration plays in.
+        """The training episodes and rollouts of approximate policy iteration.
 
         Raises:
             ValueError: there is none.
@@ -238,13 +238,13 @@ class Adapter:
         raise ValueError(f"agent=api needs counterfactual rollouts, which env {self.env!r} has none of")
 
     def score_network(self, observation: spaces.Dict, config: APIConfig) -> nn.Module:
-        """The network that approximate policy iteration trains: scores of actions from a state and from theirs."""
+        """The network of approximate policy iteration: scores of actions from features of state and actions."""
         raise NotImplementedError
 
     def score_policy(
         self, network: nn.Module, observation: spaces.Dict, action: ActionSpace, config: APIConfig, name: str
     ) -> Policy:
-        """A policy that is greedy in such a network.
+        """A policy that takes the action with the highest score.
 
         Args:
             network: Trained.

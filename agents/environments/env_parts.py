@@ -1,4 +1,4 @@
-"""What learners put around a batched environment: more to see, other actions, other rewards."""
+"""Wrappers of vector environments for learners: extra observations, other actions, other rewards."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _ShowsActions(VectorWrapper):
         self.observation_space = batch_space(self.single_observation_space, env.num_envs)
 
     def reset(self, **kwargs: Any) -> tuple[BatchObservation, dict[str, Any]]:
-        """Begins an episode in every place."""
+        """Begins all episodes."""
         observation, infos = self.env.reset(**kwargs)
         ended = np.arange(self.num_envs)
         return {**observation, self.part: self.shown(observation, infos["action_mask"], ended)}, infos
@@ -67,7 +67,7 @@ class _ShowsActions(VectorWrapper):
 
 
 class ShowsMask(_ShowsActions):
-    """Shows which actions are possible."""
+    """Adds the action mask to the observation."""
 
     part = MASK
 
@@ -84,7 +84,7 @@ class ShowsMask(_ShowsActions):
 
 
 class ShowsBaseline(_ShowsActions):
-    """Shows what a baseline would do.
+    """Adds a baseline's action to the observation.
 
     Args:
         teacher: The baseline, beside its environment.
@@ -99,13 +99,13 @@ class ShowsBaseline(_ShowsActions):
     def shown(
         self, observation: Observation, masks: NDArray[np.bool_], begun: NDArray[np.int64]
     ) -> NDArray[np.float32]:
-        """A 1 at its choice."""
+        """One-hot of its choice."""
         self.teacher.begin(begun)
         return one_hot(self.teacher.actions(observation, masks), self.action)
 
 
 class Weighted(VectorWrapper):
-    """An action is the weights of a linear score of what describes the actions; the highest possible one is taken.
+    """Actions are weights of a linear score of action features; the possible action with the highest score is taken.
 
     Args:
         env: The environment.
@@ -123,13 +123,13 @@ class Weighted(VectorWrapper):
         self.action_space = batch_space(self.single_action_space, env.num_envs)
 
     def reset(self, **kwargs: Any) -> tuple[BatchObservation, dict[str, Any]]:
-        """Begins an episode in every place."""
+        """Begins all episodes."""
         self._seen, infos = self.env.reset(**kwargs)
         self._masks = infos["action_mask"]
         return self._seen, infos
 
     def step(self, actions: NDArray[np.float32]) -> Step:
-        """Takes one decision in every place; `actions` is (num_envs, weights)."""
+        """Takes one decision in every episode; `actions` is (num_envs, weights)."""
         scores = weighed(self.adapter, self._seen, actions, self._masks.shape[1])
         chosen = np.where(self._masks, scores, -np.inf).argmax(axis=1)
         step: Step = self.env.step(chosen)
@@ -138,7 +138,7 @@ class Weighted(VectorWrapper):
 
 
 class Penalised(VectorWrapper):
-    """Rewards less a price for every broken promise, (reward - multiplier x cost) / (1 + multiplier).
+    """Rewards minus a price for every SLO miss, (reward - multiplier x cost) / (1 + multiplier).
 
     Attributes:
         multiplier: The price.
@@ -165,7 +165,7 @@ def with_part(observation: spaces.Dict, part: str, number: int) -> spaces.Dict:
 
 
 def weight_space(adapter: Adapter, observation: spaces.Dict) -> spaces.Box:
-    """Weights between -1 and 1, one for each feature of what describes an action.
+    """Weights between -1 and 1, one for each feature of an action.
 
     Raises:
         ValueError: nothing describes actions.

@@ -1,4 +1,4 @@
-"""What environments that send a request to one of their places have in common for the learners."""
+"""Base class of the adapters of environments that place one request per decision."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class PlaceAdapter(Adapter):
         return 1.0 / WorkloadSource(self.config_class(**arguments).workload).rate_rps
 
     def plain_action(self, observation: Observation, state: object) -> Action:
-        """Where an untuned score sends the request."""
+        """The action of an untuned score."""
         return self.plain.act(observation, state)
 
     def index_of(self, action: Action, state: object, mask: NDArray[np.bool_], spec: PolicySpec) -> int:
-        """The place that a request is sent to, or the last action, to hold it."""
+        """The replica or slot of a request, or the last action, which holds it."""
         if action is None or (isinstance(action, (int, np.integer)) and not mask[action]):
             return len(mask) - 1
         return int(super().index_of(action, state, mask, spec))
@@ -57,7 +57,7 @@ class PlaceAdapter(Adapter):
     def candidates(
         self, observation: Observation, state: object, mask: NDArray[np.bool_]
     ) -> NDArray[np.int64]:
-        """The places that can take the request."""
+        """The actions that can take the request."""
         return np.flatnonzero(mask[:-1])
 
     def score_network(self, observation: spaces.Dict, config: APIConfig) -> SetNetwork:

@@ -100,7 +100,7 @@ def check_observation(
     rows_of: str | None = None,
     any_length: Collection[str] = (),
 ) -> None:
-    """Refuses an observation of another shape than those trained on.
+    """Checks that an observation has the shape of those trained on.
 
     Args:
         name: Of the policy.

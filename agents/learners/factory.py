@@ -108,7 +108,7 @@ def make_policy_network(
 def agent_spaces(
     config: SB3Config, adapter: Adapter, observation: spaces.Dict, action: ActionSpace
 ) -> tuple[spaces.Dict, ActionSpace | spaces.Box]:
-    """What an agent sees and says in an environment."""
+    """Observation and action space of an agent in an environment."""
     if isinstance(config, SACConfig):
         return observation, weight_space(adapter, observation)
     if isinstance(config, RecurrentPPOConfig):

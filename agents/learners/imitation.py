@@ -1,4 +1,4 @@
-"""Behaviour cloning and DAgger: a network learns to answer as a teacher does."""
+"""Behaviour cloning and DAgger: a network imitates a teacher."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MASKS, _ANSWERS = "action_mask", "answer"
 
 
 class ImitationLearner(Learner):
-    """Gathers what a teacher answers, then trains a network on it.
+    """Collects a teacher's actions, then trains a network on them.
 
     Args:
         config: Settings.
@@ -67,7 +67,7 @@ class ImitationLearner(Learner):
         return network
 
     def improve(self, budget: Budget) -> dict[str, float]:
-        """Gathers answers; when an iteration's share of the budget is used up, trains on all of them."""
+        """Collects labels; when an iteration's share of the budget is used up, trains on all of them."""
         last = self.iteration >= self.config.iterations - 1
         end = 1.0 if last else (self.iteration + _GATHERING) / self.config.iterations
         until = min(end, budget.progress + _SLICE)
@@ -79,7 +79,7 @@ class ImitationLearner(Learner):
         return figures if budget.progress < end else figures | self._learn(budget)
 
     def finish(self, budget: Budget) -> dict[str, float]:
-        """Trains on the answers that came after the network was trained."""
+        """Trains on the labels collected since the last training."""
         return self._learn(budget) if self.unlearned else {}
 
     def _learn(self, budget: Budget) -> dict[str, float]:
@@ -97,7 +97,7 @@ class ImitationLearner(Learner):
 
     @property
     def _player(self) -> NetworkPolicy | None:
-        """Who plays: the teacher at first (None), then the network."""
+        """The acting policy: the teacher in the first iteration (None), then the network."""
         return None if self.iteration == 0 else self.policy()
 
     @property
@@ -164,7 +164,7 @@ class ImitationLearner(Learner):
         return {"loss": loss_sum / len(answers), "agreement": agreed / len(answers)}
 
     def policy(self) -> NetworkPolicy:
-        """The policy as it is now."""
+        """The present policy."""
         scores = scores_of(self.network)  # type: ignore[arg-type]
         return NetworkPolicy(scores, self.adapter, self.config.name, self.observation, self.action)
 
@@ -180,7 +180,7 @@ class ImitationLearner(Learner):
         )
 
     def restore(self, folder: Path) -> None:
-        """Goes on from there; episodes that were being played begin anew."""
+        """Restores the training state; unfinished episodes start again."""
         self.network.load_state_dict(torch.load(folder / WEIGHTS, weights_only=True))
         state = read_training_state(folder / STATE, self.rng, self.generator)
         self.iteration, self.unlearned = state["iteration"], state.get("unlearned", False)
@@ -218,7 +218,7 @@ def _parts_of(teacher: Teacher) -> dict[str, spaces.Space[Any]]:
 
 
 def _described(space: spaces.Space[Any] | None) -> str:
-    """A space in a few words."""
+    """Short description of a space."""
     if isinstance(space, spaces.Box):
         return f"{space.shape} from {space.low.min():g} to {space.high.max():g}"
     return "missing" if space is None else str(space)

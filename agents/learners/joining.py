@@ -1,4 +1,4 @@
-"""Several trainings of `agent=api` or `agent=portfolio` as one policy."""
+"""Joins several trainings of `agent=api` or `agent=portfolio` into one policy."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _OF_ADVANTAGES = ("worst", "least_cost", "cost_power")  # what makes gains mean 
 
 
 def join(checkpoints: Sequence[str], out: Path, weights: Sequence[float] = ()) -> int:
-    """Writes a checkpoint whose networks are those of others, which decide by the mean of their scores.
+    """Writes a checkpoint that is an ensemble of other checkpoints' networks, by the mean of their scores.
 
     Trainings that share nothing err in different places, more so than the networks of one
     (`agents.learners.api.config.APIConfig.committee`). Who is surer weighs more, and so does a training of
@@ -99,7 +99,7 @@ def join(checkpoints: Sequence[str], out: Path, weights: Sequence[float] = ()) -
 
 
 def learn_together(checkpoints: Sequence[str], out: Path, networks: int, epochs: int, seed: int) -> int:
-    """Writes a checkpoint whose networks are trained anew, on what all trainings have kept of the states they met.
+    """Writes a checkpoint with new networks, trained on the stored states of all trainings.
 
     Each training knows what its own policies came by, all of them more: where they are short, networks that learn from
     all their states are better than all their networks together. All settings are those of the first.
@@ -150,7 +150,7 @@ def learn_together(checkpoints: Sequence[str], out: Path, networks: int, epochs:
 
 
 def _training(name: str) -> Path:
-    """Folder in which a training has kept what it learned from."""
+    """Folder with a training's stored states."""
     for folder in (Path(name), standing(Path(name) / LAST)):
         if (folder / DATA).is_file():
             return folder
@@ -162,7 +162,7 @@ def _training(name: str) -> Path:
 def _alike(
     checkpoints: Sequence[str], folders: Sequence[Path], out: Path
 ) -> tuple[list[dict[str, Any]], list[PolicyIterationConfig]]:
-    """Settings of checkpoints and of their agents: two or more, all different, that answer the same question."""
+    """Settings of checkpoints and of their agents: two or more different ones for the same decisions."""
     if len(checkpoints) < 2:
         raise ValueError(f"checkpoints must be two or more, got {list(checkpoints)}")
     for i, folder in enumerate(folders):
@@ -179,7 +179,7 @@ def _alike(
 
 
 def _together(networks: Sequence[nn.Module], weights: Sequence[float]) -> tuple[SetNetwork | Committee, int]:
-    """What decides by the mean of their scores, and how many networks that are."""
+    """The ensemble by the mean of scores, and its number of networks."""
     sets = [each for each in networks if isinstance(each, SetNetwork)]
     if sets:
         return mean_network(sets, weights), len(sets)
@@ -210,7 +210,7 @@ def _adapter(config: dict[str, Any], agent: PolicyIterationConfig) -> Improvable
 
 
 def _sees(config: dict[str, Any], agent: PolicyIterationConfig, folder: Path) -> dict[str, Any]:
-    """What a network answers to, and what its answers mean."""
+    """Inputs and outputs of a network."""
     observation, action = read_spaces(folder)
     alike: tuple[str, ...] = _ALIKE
     if isinstance(agent, PortfolioConfig):

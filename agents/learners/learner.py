@@ -1,4 +1,4 @@
-"""What `runners.train` needs of a learner, and every agent by name.
+"""Interface of learners to `runners.train`, and the registry of agents.
 
 A learner of one's own is a class that extends `Learner`, a dataclass of its settings that extends
 `agents.config.AgentConfig`, an entry in `AGENTS`, and a file in `configs/agent`.
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be learned.
+    """A training task.
 
     Attributes:
         env: Name of the environment.
@@ -47,7 +47,7 @@ class Task:
 
     @property
     def places(self) -> list[dict[str, Any]]:
-        """Keyword arguments for training, everywhere where episodes are played."""
+        """Keyword arguments of all training environments."""
         return [{**arguments, "split": "train"} for arguments in (self.arguments, *self.also)]
 
 
@@ -71,25 +71,25 @@ class Budget:
     started_s: float = field(default_factory=time.monotonic)
 
     def count(self, steps: int) -> None:
-        """Notes decisions taken."""
+        """Adds decisions taken."""
         self.steps += steps
         if self.on_progress:
             self.on_progress(self.progress)
 
     @property
     def elapsed_s(self) -> float:
-        """Time spent, earlier runs included, seconds."""
+        """Time spent, including earlier runs, seconds."""
         return self.spent_s + time.monotonic() - self.started_s
 
     @property
     def progress(self) -> float:
-        """Share that is used up, 0 to 1."""
+        """Share of the budget used, 0 to 1."""
         by_time = 0.0 if self.max_minutes is None else self.elapsed_s / (60.0 * self.max_minutes)
         return min(1.0, max(self.steps / self.total_steps, by_time))
 
     @property
     def over(self) -> bool:
-        """Whether it is used up."""
+        """Whether the budget is used up."""
         return self.progress >= 1.0
 
 
@@ -104,7 +104,7 @@ class Learner(Protocol):
         ...
 
     def finish(self, budget: Budget) -> dict[str, float]:
-        """Learns from what has been gathered and not been learned from, now that the budget is used up.
+        """Learns from remaining data after the budget is used up.
 
         Returns:
             Figures worth logging; none where nothing was left to learn from, as where every round learns from its own.
@@ -112,25 +112,25 @@ class Learner(Protocol):
         return {}
 
     def policy(self) -> Policy:
-        """The policy as it is now, without exploration."""
+        """The present policy, without exploration."""
         ...
 
     def save_policy(self, folder: Path) -> None:
-        """Writes what the agent's loader needs."""
+        """Writes the files of the agent's loader."""
         ...
 
     def save_training(self, folder: Path) -> None:
-        """Writes what going on needs besides (optimizer, random generators)."""
+        """Writes the additional state to resume training (optimizer, random generators)."""
         ...
 
     def restore(self, folder: Path) -> None:
-        """Reads what the two methods above wrote."""
+        """Reads the files of the two methods above."""
         ...
 
 
 @dataclass(frozen=True)
 class AgentEntry:
-    """Where an agent is, each as "module:name".
+    """Classes and functions of an agent, each as "module:name".
 
     Attributes:
         config: Dataclass of its settings.
@@ -195,7 +195,7 @@ def agent_config_class(name: str) -> type[AgentConfig]:
 
 
 def build_agent_config(values: Mapping[str, Any]) -> Any:
-    """Settings of an agent from plain values, as a checkpoint holds them.
+    """Settings of an agent from the plain values of a checkpoint.
 
     Raises:
         ValueError: a setting that the agent does not have, or a value that is not allowed.

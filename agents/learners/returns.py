@@ -1,4 +1,4 @@
-"""Whole episodes under a policy, for learners that look at returns alone."""
+"""Returns of whole episodes, for learners that use only returns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LEAST_SIZE = 1e-6  # return
 def shares(
     returns: NDArray[np.float64], usual: NDArray[np.float64], clip: float | None = None
 ) -> NDArray[np.float64]:
-    """Returns in shares of what is usual on the same episodes, so that long and short ones count alike.
+    """Returns divided by a reference return of the same episodes, so that long and short episodes weigh the same.
 
     Args:
         returns: (..., episodes).
@@ -34,7 +34,7 @@ def shares(
 
 
 class Stage:
-    """Where candidates of one round play the same training episodes.
+    """Runs the candidates of one round on the same training episodes.
 
     Args:
         task: The training task.
@@ -48,7 +48,7 @@ class Stage:
         self._batch: Any = None
 
     def returns(self, policy: Policy, seeds: Sequence[int]) -> NDArray[np.float64]:
-        """Returns of the episodes that seeds stand for, (episodes,); side by side where the policy can do that."""
+        """Returns of the episodes of seeds, (episodes,); in a vector environment if the policy supports it."""
         if not isinstance(policy, BatchPolicy):
             return np.array([self._alone(policy, seed) for seed in seeds])
         if self._batch is None:

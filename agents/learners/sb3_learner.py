@@ -1,4 +1,4 @@
-"""Stable-Baselines3's agents as learners: one round is one rollout and what is learned from it."""
+"""Learners of Stable-Baselines3's agents: one round is one rollout and its updates."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class SB3Learner(Learner):
             self._callbacks.append(ElapsedTimeCallback(interval_s))
 
     def _environment(self) -> tuple[VectorEnv[Any, Any, Any], tuple[spaces.Dict, ActionSpace]]:
-        """Where the agent learns, and what the environment itself shows and takes."""
+        """The training environment, and the spaces of the unwrapped environment."""
         config, task = self.config, self.task
         arguments = self.adapter.training_arguments(config, task)
         if isinstance(config, ResidualConfig):
@@ -159,7 +159,7 @@ class SB3Learner(Learner):
             )
 
     def _reprice(self) -> dict[str, float]:
-        """Moves the price of broken promises by what the episodes that have ended say."""
+        """Updates the price of SLO misses from finished episodes."""
         if self._penalised is None or not isinstance(self.config, LagrangianConfig):
             return {}
         shares = self._penalised.missed_shares
@@ -174,7 +174,7 @@ class SB3Learner(Learner):
         return figures
 
     def policy(self) -> Policy:
-        """The policy as it is now."""
+        """The present policy."""
         return make_sb3_policy(self.config, self.adapter, self.agent.policy, *self.seen, self.config.name)
 
     def save_policy(self, folder: Path) -> None:
@@ -218,7 +218,7 @@ class SB3Learner(Learner):
         return agent.log_ent_coef
 
     def restore(self, folder: Path) -> None:
-        """Goes on from there; episodes that were being played begin anew, with other seeds."""
+        """Restores the training state; unfinished episodes start again, with other seeds."""
         self.agent.policy.load_state_dict(torch.load(folder / WEIGHTS, weights_only=True))
         stored = torch.load(folder / OPTIMIZER, weights_only=True)
         for name, optimizer in self._optimizers().items():
@@ -248,7 +248,7 @@ class SB3Learner(Learner):
 
 
 class _Counter(BaseCallback):
-    """Tells the budget of every step, and the adapter of every mask."""
+    """Counts steps in the budget, and passes masks to the adapter."""
 
     def __init__(self, learner: SB3Learner) -> None:
         super().__init__()
@@ -275,7 +275,7 @@ def _unchecked_distributions() -> Iterator[None]:
 
 
 def measure_reward_scale(config: SB3Config, task: Task, adapter: Adapter) -> float:
-    """One over the spread of discounted returns of plain decisions, on a few training episodes."""
+    """One over the standard deviation of discounted returns of simple decisions, on a few training episodes."""
     env: Any = make_env(task.env, **task.training_arguments)
     interval_s = adapter.interval_s(task.training_arguments)
     samples = []

@@ -1,4 +1,4 @@
-"""Our native batched environments, as Stable-Baselines3 wants to see them.
+"""Adapts the vector environments to Stable-Baselines3's `VecEnv`.
 
 Stable-Baselines3 has a `VecEnv` of its own and refuses `gymnasium.vector.VectorEnv`. The two differ in how an ended
 episode is told (an entry of the info of its place), in who computes episode statistics, and in that info is one
@@ -67,7 +67,7 @@ class SB3VecEnv(VecEnv):
         self._created_s = time.monotonic()
 
     def reset(self) -> Any:
-        """Begins an episode in every place, with the seeds given to `seed()`."""
+        """Begins all episodes, with the seeds given to `seed()`."""
         seeds: Any = None if None in self._seeds else list(self._seeds)
         observation, infos = self.env.reset(seed=seeds)
         self._reset_seeds()
@@ -78,11 +78,11 @@ class SB3VecEnv(VecEnv):
         return observation
 
     def set_seeds(self, seeds: Sequence[int]) -> None:
-        """Seeds of the episodes that the next `reset()` begins; equal seeds live through equal arrivals."""
+        """Seeds of the episodes that the next `reset()` begins; equal seeds have equal arrivals."""
         self._seeds = list(seeds)
 
     def step_async(self, actions: NDArray[np.int64]) -> None:
-        """Keeps the actions for `step_wait`."""
+        """Stores the actions for `step_wait`."""
         self._actions = actions if self.disturbance == 0.0 else self._disturbed(actions)
 
     def _disturbed(self, actions: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -115,7 +115,7 @@ class SB3VecEnv(VecEnv):
         return observation, (rewards * self.reward_scale).astype(np.float32), dones, self._infos
 
     def _end(self, i: int, cut_off: bool, last_observation: Any) -> None:
-        """Tells of an ended episode, and starts its statistics anew."""
+        """Reports an ended episode, and resets its statistics."""
         self._infos[i]["terminal_observation"] = last_observation
         self._infos[i]["TimeLimit.truncated"] = cut_off
         self._infos[i]["episode"] = {
@@ -127,7 +127,7 @@ class SB3VecEnv(VecEnv):
         self._lengths[i] = 0
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """(num_envs, num_actions), which actions are possible now.
+        """Action masks, (num_envs, num_actions).
 
         Raises:
             AttributeError: the environment has no masks.
@@ -137,7 +137,7 @@ class SB3VecEnv(VecEnv):
         return self._masks
 
     def env_method(self, method_name: str, *args: Any, indices: Indices = None, **kwargs: Any) -> list[Any]:
-        """Results of a method, one for each place.
+        """Results of a method, one per episode.
 
         Raises:
             AttributeError: there is no such method.
@@ -148,24 +148,24 @@ class SB3VecEnv(VecEnv):
         return [results[i] for i in self._get_indices(indices)]
 
     def has_attr(self, attr_name: str) -> bool:
-        """Whether the batched environment has an attribute."""
+        """Whether the vector environment has an attribute."""
         return hasattr(self.env.unwrapped, attr_name)
 
     def get_attr(self, attr_name: str, indices: Indices = None) -> list[Any]:
-        """An attribute of the batched environment, once for each place."""
+        """An attribute of the vector environment, once per episode."""
         value = getattr(self.env.unwrapped, attr_name)
         return [value for _ in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: Indices = None) -> None:
-        """Sets an attribute of the batched environment, for all places together."""
+        """Sets an attribute of the vector environment, for all episodes."""
         setattr(self.env.unwrapped, attr_name, value)
 
     def env_is_wrapped(
         self, wrapper_class: type[Wrapper[Any, Any, Any, Any]], indices: Indices = None
     ) -> list[bool]:
-        """Places are never wrapped singly."""
+        """Single episodes are never wrapped."""
         return [False for _ in self._get_indices(indices)]
 
     def close(self) -> None:
-        """Closes the batched environment."""
+        """Closes the vector environment."""
         self.env.close()

@@ -39,17 +39,17 @@ _STREAM = 0x5EA2C
 
 
 class Candidates(Protocol):
-    """What is searched."""
+    """Candidates of a search: parameters, their bounds and policies."""
 
     start: FloatArray  # where the search begins
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """Of every parameter."""
+        """Bounds of every parameter."""
         ...
 
     def policy(self, parameters: FloatArray, name: str) -> Policy:
-        """The policy that parameters stand for."""
+        """The policy of a parameter vector."""
         ...
 
 
@@ -88,7 +88,7 @@ class NetworkCandidates:
 
 
 class HeuristicCandidates:
-    """Constants of a heuristic, each as its place in its range.
+    """Constants of a heuristic, each scaled to its range.
 
     Args:
         heuristic: Name and parameters, from which the search begins.
@@ -141,7 +141,7 @@ class ARSSearch:
         return [*(self.mean + steps), *(self.mean - steps)]
 
     def tell(self, candidates: list[FloatArray], returns: FloatArray) -> None:
-        """Moves by what they brought."""
+        """Updates the mean from the candidates' returns."""
         forwards, backwards = np.split(returns, 2)
         best = np.argsort(-np.maximum(forwards, backwards), kind="stable")[: self.config.kept_directions]
         spread = float(np.concatenate([forwards[best], backwards[best]]).std())
@@ -188,7 +188,7 @@ class CMASearch:
 
     @property
     def mean(self) -> FloatArray:
-        """Where the search is; inside the bounds."""
+        """Present mean of the search, inside the bounds."""
         strategy = self._strategy
         return np.asarray(strategy.boundary_handler.repair(strategy.mean))[: self.size]
 
@@ -198,12 +198,12 @@ class CMASearch:
         return [np.asarray(candidate)[: self.size] for candidate in self._asked]
 
     def tell(self, candidates: list[FloatArray], returns: FloatArray) -> None:
-        """Learns from what they brought."""
+        """Updates the search from the candidates' returns."""
         self._strategy.tell(self._asked, (-returns).tolist())
 
 
 class SearchLearner(Learner):
-    """Learns parameters by playing whole episodes.
+    """Learns parameters from returns of whole episodes.
 
     Args:
         config: Settings.
@@ -245,7 +245,7 @@ class SearchLearner(Learner):
         return {"mean_return": float(means.mean()), "best_return": float(means.max())}
 
     def _counted(self, returns: FloatArray, seeds: list[int]) -> FloatArray:
-        """Returns, (candidates, episodes), as they are or in shares of the reference's, or of the first parameters'."""
+        """Returns, (candidates, episodes), plain, or divided by those of the reference or of the initial parameters."""
         if self.reference is not None:
             measure = self.reference
         elif self.config.relative:
@@ -255,7 +255,7 @@ class SearchLearner(Learner):
         return shares(returns, self.stage.returns(measure, seeds), self.config.clip)
 
     def policy(self) -> Policy:
-        """That of the search's present mean."""
+        """The policy of the search's present mean."""
         return self.candidates.policy(self.search.mean, self.config.name)
 
     def save_policy(self, folder: Path) -> None:
@@ -268,7 +268,7 @@ class SearchLearner(Learner):
         (folder / STATE).write_bytes(pickle.dumps(self.search))
 
     def restore(self, folder: Path) -> None:
-        """Goes on from there."""
+        """Restores the training state."""
         self.search = pickle.loads((folder / STATE).read_bytes())  # of this user's own run directory
         self.rng = self.search.rng
 
@@ -282,7 +282,7 @@ def _candidates(config: SearchConfig, env: str, observation: Any, action: Any) -
 
 
 def _parameters_of(checkpoint: str, env: str, number: int) -> FloatArray:
-    """The parameters of a checkpoint that a search is to begin with.
+    """The initial parameters from a checkpoint.
 
     Args:
         checkpoint: `zoo/NAME`, its folder, or that of the run which wrote it.

@@ -1,4 +1,4 @@
-"""Discounting by elapsed time, for decisions that are not equally far apart.
+"""Discounting by elapsed time, for decisions at unequal intervals.
 
 A decision that took dt seconds discounts what follows by gamma^(dt / T), where gamma is the discount over T seconds,
 the environment's decision interval. The trace of generalised advantage estimation (Schulman et al. 2016, equation 16)
@@ -105,7 +105,7 @@ class _ElapsedTime(_Mixed):
         self.advantages = self._comparable(self.advantages)
 
     def _comparable(self, advantages: FloatArray) -> FloatArray:
-        """Advantages of unit spread, freed of what the arrivals are to blame for.
+        """Standardised advantages, without the part that is due to the arrivals.
 
         Where all members of every group do the same, nothing is left but rounding errors; these must not be blown up
         to unit spread, so the spread before the common part is taken away sets a lowest divisor.
@@ -159,7 +159,7 @@ class SemiMDPRecurrentPPO(RecurrentPPO):
 
 
 class SemiMDPReplayBuffer(DictReplayBuffer):
-    """The memory of DQN and SAC, which also remembers how long each step took.
+    """Replay buffer of DQN and SAC, which also stores the duration of each step.
 
     Args:
         discount: Over one decision interval.
@@ -172,7 +172,7 @@ class SemiMDPReplayBuffer(DictReplayBuffer):
         self.intervals: FloatArray = np.ones((self.buffer_size, self.n_envs), np.float32)
 
     def add(self, *args: Any, **kwargs: Any) -> None:
-        """Remembers a step; its infos come last."""
+        """Adds a step; its infos come last."""
         infos = kwargs["infos"] if "infos" in kwargs else args[-1]
         self.intervals[self.pos] = [info["dt"] / self.interval_s for info in infos]
         super().add(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Scalar environments that are stepped in turn, where a learner needs what the vector environments do not show.
+"""Scalar environments stepped in turn, for learners that need their states.
 
 These are the state from which a baseline decides, and how many of its promises an episode has broken.
 """
@@ -37,7 +37,7 @@ class SerialVectorEnv(BaseVectorEnv):
 
     @property
     def states(self) -> list[Any]:
-        """What each is in."""
+        """State of each episode."""
         return [env.state for env in self.envs]
 
     def _begin(self, rows: list[int], seeds: list[int]) -> tuple[BatchObservation, NDArray[np.bool_]]:

@@ -1,4 +1,4 @@
-"""Advantages freed of what the arrivals alone are to blame for.
+"""Removes the part of advantages that is due to the arrivals.
 
 How an interval turns out depends far more on the requests that happen to arrive than on the decision. Environments that
 live through the same episode see the same arrivals, so that what the others' advantages have in common at the same

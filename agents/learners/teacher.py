@@ -1,4 +1,4 @@
-"""A baseline beside a learner: what it would do in each of many episodes, as a number."""
+"""Actions of a baseline in the episodes of a learner."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from serving_gym.envs.registration import make_env, make_vector_env
 
 
 def make_teacher(config: str | Mapping[str, Any] | None, key: str) -> Policy:
-    """The policy that learners look up to.
+    """The teacher policy of a learner.
 
     Args:
         config: A baseline's name; `name` and `params`, as in `configs/policy`; or `name: checkpoint` and its `path`.
@@ -45,7 +45,7 @@ def make_teacher(config: str | Mapping[str, Any] | None, key: str) -> Policy:
 
 
 class Teacher:
-    """One policy in each of N episodes side by side.
+    """One policy in each of N parallel episodes.
 
     Args:
         config: The policy.
@@ -78,14 +78,14 @@ class Teacher:
         self._rng = np.random.default_rng([task.seed, task.num_envs])
 
     def begin(self, which: NDArray[np.int64]) -> None:
-        """New episodes have begun in some places."""
+        """Resets the policy in rows where new episodes have begun."""
         for i in which if self._each else ():
             self._each[i].reset(self.spec, int(self._rng.integers(2**31)))
 
     def actions(
         self, observation: Mapping[str, NDArray[np.float32]], masks: NDArray[np.bool_]
     ) -> NDArray[np.int64]:
-        """What it does in each episode, (N,) or (N, levers), always something possible.
+        """Its action in each episode, (N,) or (N, entries), always a possible one.
 
         Args:
             observation: Of the environment `self.env` as it stands, N first.

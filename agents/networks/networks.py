@@ -1,4 +1,4 @@
-"""Networks that decide: what they make of an observation, and the scores of actions that follow from it.
+"""Networks that encode an observation and score the actions.
 
 Every learner runs on a `DecisionNetwork`: an actor's scores are logits, those of a Q-network values, those of a
 distributional one quantiles. `RowNetwork` is for environments in which actions are rows of the observation,

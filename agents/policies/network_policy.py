@@ -1,4 +1,4 @@
-"""A trained network as a policy: the possible action with the highest score."""
+"""Policy of a trained network: takes the possible action with the highest score."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LAST = np.float32(-1e30)  # below every score, above what is impossible
 
 
 class NetworkPolicy:
-    """Greedy in a network; it decides by the observation alone.
+    """Takes the possible action with the highest score of a network, from the observation only.
 
     Args:
         scores: The network.
@@ -67,7 +67,7 @@ class NetworkPolicy:
         self._spec, self._checked = spec, False
 
     def act(self, observation: Observation, state: object) -> Any:
-        """The best action, without chance.
+        """The action with the highest score.
 
         Raises:
             ValueError: the observation is of another shape than those trained on.

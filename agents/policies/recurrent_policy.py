@@ -1,4 +1,4 @@
-"""A recurrent policy of sb3-contrib as one of ours: it remembers what it has seen in an episode."""
+"""Adapter for recurrent policies of sb3-contrib."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from serving_gym.envs.interface.policy_spec import PolicySpec
 
 
 class RecurrentNetworkPolicy:
-    """Greedy in a recurrent network.
+    """Takes the action with the highest score of a recurrent network.
 
     Args:
         policy: Of sb3-contrib.
@@ -33,7 +33,7 @@ class RecurrentNetworkPolicy:
         self.observation, self.action = observation, action
 
     def reset(self, spec: PolicySpec, seed: int) -> None:
-        """Checks the setting and forgets the last episode.
+        """Checks the setting and resets the memory.
 
         Raises:
             ValueError: the setting is of another kind than the one it was trained in.

@@ -1,4 +1,4 @@
-"""A baseline that a trained network corrects."""
+"""Policy of a baseline with corrections by a trained network."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from serving_gym.envs.interface.policy_spec import PolicySpec
 
 
 class ResidualPolicy:
-    """Greedy in a network that sees what a baseline would do.
+    """Takes the action with the highest score of a network that observes a baseline's action.
 
     Args:
         baseline: The baseline.

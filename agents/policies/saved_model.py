@@ -1,4 +1,4 @@
-"""A model that somebody trained with plain Stable-Baselines3 or sb3-contrib, as a policy.
+"""Policy of a model trained and saved with Stable-Baselines3 or sb3-contrib.
 
 `model.save("model.zip")` of PPO, A2C, DQN, SAC, TQC, MaskablePPO, RecurrentPPO and the like, trained on
 `gymnasium.make(ID)`. Only its policy network is read. Such a file holds pickled Python objects: load only what you
@@ -48,7 +48,7 @@ class SavedModelPolicy:
         self._begins = True
 
     def check_spaces(self, observation: spaces.Space[Any], action: spaces.Space[Any]) -> None:
-        """Refuses an environment that the model was not trained for.
+        """Checks that the environment has the model's spaces.
 
         Args:
             observation: What the environment shows.
@@ -68,7 +68,7 @@ class SavedModelPolicy:
                 )
 
     def reset(self, spec: PolicySpec, seed: int) -> None:
-        """Forgets what it remembers."""
+        """Resets the memory."""
         self._spec, self._memory, self._begins = spec, None, True
         self._adapter = adapter_of(_env_of(spec)) if self._masked else None
 
@@ -147,7 +147,7 @@ def _alike(own: spaces.Space[Any], other: spaces.Space[Any]) -> bool:
 
 
 def _shown(space: spaces.Space[Any]) -> str:
-    """A space in a few words."""
+    """Short description of a space."""
     if isinstance(space, spaces.Dict):
         return f"Dict({', '.join(f'{key}: {_shown(part)}' for key, part in space.items())})"
     if isinstance(space, spaces.Box):

@@ -1,4 +1,4 @@
-"""A `DecisionNetwork` as Stable-Baselines3 and sb3-contrib want their policies."""
+"""Policies of Stable-Baselines3 and sb3-contrib built on a `DecisionNetwork`."""
 
 from __future__ import annotations
 

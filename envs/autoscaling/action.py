@@ -116,7 +116,7 @@ class Levers:
     def changes(
         self, simulator: AutoscalingSimulator, action: NDArray[np.int64], refused: list[str]
     ) -> Iterator[ScaleChange | Release]:
-        """What a vector says, endpoint by endpoint; each is to be carried out before the next is asked for.
+        """Commands of a vector, endpoint by endpoint; each must be executed before the next is read.
 
         Args:
             simulator: The fleet.

@@ -1,4 +1,4 @@
-"""How many prompt tokens a second an instance serves within its promises, found by simulation: SageServe's theta."""
+"""Benchmarked capacity of an instance within its SLOs, prompt tokens/s, by simulation: SageServe's theta."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
 from serving_gym.envs.workload.schema import TokenArray, Workload
 
-SHARE = 0.95  # of requests that must keep both promises; source: ours, the percentile that SageServe reports
+SHARE = 0.95  # of requests that must attain both SLOs; source: ours, the percentile that SageServe reports
 PROBES = 1500  # requests of a trial; source: ours
-PATIENCE = 0.1  # share of a trial's length that a request may wait, whatever is promised; source: ours
+PATIENCE = 0.1  # largest TTFT limit, as a share of a trial's length; source: ours
 _STEPS = 7  # halvings: to within a hundredth of the bracket
 
 
 def measure_capacity(replica: ReplicaSpec, inputs: TokenArray, outputs: TokenArray, slo: SLO) -> float:
-    """Highest load, prompt tokens/s, at which an instance alone keeps its promises to 95 % of Poisson arrivals.
+    """Highest load, prompt tokens/s, at which one instance attains the SLOs of 95 % of Poisson arrivals.
 
     A promise that is long beside the trial counts as a tenth of it: a minute's patience would forgive any load for some
     seconds.
@@ -28,7 +28,7 @@ def measure_capacity(replica: ReplicaSpec, inputs: TokenArray, outputs: TokenArr
         replica: What the instance is.
         inputs: (N,) prompt lengths of requests as they come; none: the load is unknown, 0.
         outputs: (N,) their output lengths.
-        slo: The promise.
+        slo: The SLO.
     """
     if not len(inputs):
         return 0.0

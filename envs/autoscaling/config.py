@@ -1,4 +1,4 @@
-"""What an autoscaling environment is made of."""
+"""Configuration of the autoscaling environment."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEFAULT_SLOS = {
 
 @dataclass(frozen=True)
 class AutoscalingScales:
-    """Where each kind of quantity becomes noticeable in the observation: log(1 + value / scale).
+    """Scales of the observation: log(1 + value / scale).
 
     Attributes:
         instances: Instances.
@@ -67,32 +67,33 @@ def _default_objective() -> Objective:
 
 @dataclass(frozen=True)
 class AutoscalingConfig:
-    """What an autoscaling environment is made of.
+    """Configuration of the autoscaling environment.
 
-    By default the load swings by some 40 % within twenty minutes, beside the day and the week: under the smooth load of
-    the fitted generator whoever follows the rate of the last minutes is within three percent of one that knows the
-    future, and nothing is to be learned.
+    The default load swings by some 40 % within twenty minutes, in addition to the daily and weekly pattern. Under the
+    smooth load of the fitted generator a policy that follows the rate of the last minutes is within three percent of
+    one that knows the future, so there is nothing to learn.
 
     Attributes:
-        workload: Requests of an episode; one whose generator streams is drawn hour by hour and lasts `episode_s`.
-        cluster: The fleet: places are the most instances, `count` those at the start; routers within an endpoint send
-            to the least loaded instance, whatever its `router`.
-        slos: Latency promise by request class.
+        workload: Requests of an episode. A workload whose generator streams is drawn hour by hour and lasts
+            `episode_s`.
+        cluster: The fleet. Its replica slots are the most instances of each endpoint, `count` the initial instances.
+            Within an endpoint requests go to the least loaded instance; the fleet's `router` is not used.
+        slos: SLO of each request class.
         objective: Weights of the reward terms.
-        machines: Machines and how long instances take to come.
+        machines: Machines, their prices, and start-up times of instances.
         queue: The queue manager and the router between regions.
         scales: Scales of the observation.
-        prediction: How output lengths are predicted, for those who look at requests in flight and in line.
+        prediction: How output lengths are predicted, for policies that read requests in flight and in the queue.
         decision_interval_s: Time between decisions, seconds.
         episode_s: Time for which requests arrive, seconds.
-        min_instances: Fewest instances of an endpoint that an index of the action space may leave.
-        max_change: Most instances by which an index changes an endpoint.
-        history_s: Traffic that is known from before the episode, seconds.
-        history_bin_s: Its bins.
-        recent_s: How far the short bins look back, seconds.
-        recent_bin_s: Their length.
-        keep_records: Whether what became of each request is kept, some 30 bytes for each.
-        drain_limit_s: How long after the last arrival requests may take to end, seconds.
+        min_instances: Fewest instances of an endpoint after an action of the action space.
+        max_change: Most instances by which an action of the action space changes an endpoint.
+        history_s: Traffic known from before the episode, seconds.
+        history_bin_s: Length of its bins, seconds.
+        recent_s: Time that the short bins cover, seconds.
+        recent_bin_s: Length of the short bins, seconds.
+        keep_records: Whether to keep a record of each request, some 30 bytes per request.
+        drain_limit_s: Time from the last arrival to truncation of the episode, seconds.
         split: Part of the workload that episodes are drawn from; None: the workload's own.
     """
 
@@ -118,7 +119,7 @@ class AutoscalingConfig:
 
     def __post_init__(self) -> None:
         if not isinstance(self.cluster, FleetConfig):
-            raise ValueError("autoscaling decides about a fleet: choose a cluster with groups of replicas")
+            raise ValueError("autoscaling needs a fleet: choose a cluster with groups of replicas")
         if any(group.replica.role != "mixed" for group in self.cluster.groups):
             raise ValueError("autoscaling needs replicas that prefill and decode: replica.role must be mixed")
         if self.cluster.prefix_caching:

@@ -107,7 +107,7 @@ class AutoscalingEpisode(SteppedEpisode[AutoscalingConfig]):
 
     @property
     def strictest(self) -> SLO:
-        """The strictest promise of an interactive class; of any, where none is."""
+        """The strictest SLO of the interactive classes; of all classes if none is interactive."""
         slos = [slo for slo, interactive in zip(self.slos, self.interactive, strict=True) if interactive]
         chosen = slos or list(self.slos)
         return SLO(min(slo.ttft_s for slo in chosen), min(slo.tpot_s for slo in chosen))
@@ -131,7 +131,7 @@ class AutoscalingEpisode(SteppedEpisode[AutoscalingConfig]):
     # -- an episode ----------------------------------------------------------------------------------------------------
 
     def reset(self, seed: int, split: str | None = None) -> None:
-        """Begins the episode that a seed stands for.
+        """Begins the episode of a seed.
 
         Args:
             seed: Which episode.
@@ -249,12 +249,12 @@ class AutoscalingEpisode(SteppedEpisode[AutoscalingConfig]):
 
     @property
     def standing_reward(self) -> float:
-        """What the reward would charge for the requests in line if the episode ended now; 0 where it is over."""
+        """Charge of the reward for queued requests if the episode ended now; 0 after its end."""
         objective = self.config.objective
         return 0.0 if self.done else -objective.scale * objective.backlog_usd * self._backlog_usd()
 
     def _backlog_usd(self) -> float:
-        """Price of the machine time that what stands in line takes at the benchmarked capacity."""
+        """Price of the machine time of queued requests, at the benchmarked capacity."""
         spec, layout = self.spec, self.simulator.layout
         assert self.simulator.gate is not None
         total = 0.0
@@ -314,7 +314,7 @@ class AutoscalingEpisode(SteppedEpisode[AutoscalingConfig]):
 
     @property
     def state(self) -> AutoscalingState:
-        """What a policy may know at this decision; made when somebody asks."""
+        """State that a policy may read at this decision; built on first access."""
         if self._state is None:
             self._state = self.reader.read(self.simulator)
         return self._state

@@ -63,8 +63,8 @@ ENDPOINT_FEATURES = (
     "niw_load_hour",  # non-interactive prompt tokens/s of the last hour over what one instance serves
     "unrest",  # root mean square of log ratios of one quarter of an hour's load to the next's in the last day
     "output_rate",  # tokens/s that answers of the last interval came to; log over scales.token_rate
-    "late",  # share of the last interval's interactive requests that missed a promise, at most 1
-    "ttft",  # mean of the last interval over the strictest promise; log
+    "late",  # share of the last interval's interactive requests that missed an SLO, at most 1
+    "ttft",  # mean of the last interval over the strictest SLO; log
     "tpot",  # the same
     "slowness",  # times as long as by the profile that engines took in the last hour (`slowness`); 1: not known
     "capacity",  # prompt tokens/s that one instance serves; log
@@ -369,7 +369,7 @@ class StateEncoder:
 
 
 def _next_ready_s(own: EndpointState, now_s: float) -> float:
-    """Seconds until the first of the instances that come serves; 0 where none comes or nobody knows when."""
+    """Time until the first starting instance serves, seconds; 0 if there is none or the time is unknown."""
     left = np.maximum(own.starting["due_s"] - now_s, 0.0)
     known = left[np.isfinite(left)]
     return float(known.min()) if known.size else 0.0

@@ -1,8 +1,8 @@
-"""What an autoscaler knows at a decision, and what it can say.
+"""State of an autoscaling policy, and its specification.
 
 An endpoint is a model in a region, with instances on GPUs of one kind or several. An instance is one copy of a model on
 GPUs of its own. One that is leased to others by the hour is a spot instance: it belongs to its endpoint, serves none of
-its requests and can be had back faster than a new one starts (SageServe, section 2.3).
+its requests and can be reclaimed faster than a new one starts (SageServe, section 2.3).
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from serving_gym.envs.interface.slo import SLO
 
 
 class InstanceStatus(IntEnum):
-    """What an instance is doing."""
+    """Status of an instance."""
 
-    STARTING = 0  # it comes, from wherever: it serves nothing yet
+    STARTING = 0  # from any source; serves nothing yet
     RUNNING = 1
-    DRAINING = 2  # gets no new requests, finishes those it has, then goes
+    DRAINING = 2  # takes no new requests, finishes its requests, then is removed
 
 
-# One row an instance that is not a spot instance. All of it can be read off the engine's gauges and its launcher.
+# One row per instance that is not a spot instance. All values are available from the engine's gauges and its launcher.
 INSTANCE_DTYPE = np.dtype(
     [
         ("place", np.int32),  # which instance: unique in the fleet
         ("status", np.int32),  # InstanceStatus
         ("pool", np.int32),  # Pool
-        ("gpu", np.int32),  # number of its kind of GPU: column of the spec's tables
-        ("since_s", np.float64),  # when it took this status
-        ("due_s", np.float64),  # of a starting one: when it is expected to serve; NaN: unknown
+        ("gpu", np.int32),  # index of its kind of GPU: column of the spec's tables
+        ("since_s", np.float64),  # time of entering this status
+        ("due_s", np.float64),  # of a starting one: expected time to serve; NaN: unknown
         ("num_running", np.int32),
         ("num_waiting", np.int32),  # in its own queue
-        ("num_interactive", np.int32),  # interactive requests that it runs or has waiting: the gateway knows
-        ("waiting_tokens", np.int64),  # tokens to prefill of those that wait
+        ("num_interactive", np.int32),  # interactive requests that it runs or has waiting, by the gateway
+        ("waiting_tokens", np.int64),  # tokens to prefill of waiting requests
         ("kv_used_tokens", np.int64),
-        ("kv_capacity_tokens", np.int64),  # what weights leave of its memory
+        ("kv_capacity_tokens", np.int64),  # capacity of its KV pool
     ],
     align=True,
 )
@@ -54,20 +54,20 @@ INSTANCE_DTYPE = np.dtype(
 
 @dataclass(frozen=True, slots=True)
 class EndpointState:
-    """What is known of an endpoint.
+    """State of an endpoint.
 
     Attributes:
-        endpoint: Which one.
+        endpoint: The endpoint.
         instances: (I,) INSTANCE_DTYPE, spot instances left out.
-        spot: (G,) spot instances by kind of GPU that can be had back.
-        num_held: Interactive requests that wait at the gateway because no instance took them.
+        spot: (G,) spot instances that can be reclaimed, by kind of GPU.
+        num_held: Interactive requests that wait at the gateway because no instance can take them.
         niw_queued: Non-interactive requests that the queue manager holds for it.
         niw_queued_tokens: Their tokens, prompt and predicted answer.
-        niw_oldest_s: Age of the oldest of them, seconds; 0 where there is none.
-        recent: Traffic in short bins (seconds), for as long as a quick controller looks back.
-        history: Traffic in longer bins (minutes) since the first that is known, days before the episode included.
+        niw_oldest_s: Age of the oldest of them, seconds; 0 if there is none.
+        recent: Traffic in short bins (seconds), over the time window of a fast controller.
+        history: Traffic in longer bins (minutes), including days before the episode.
         weights_local: Whether the region's storage holds the model's weights.
-        release_level: How freely non-interactive requests are released to it
+        release_level: Release level of non-interactive requests
             (`envs.interface.scaling.QueueSpec.levels`).
     """
 
@@ -94,12 +94,12 @@ class EndpointState:
 
     @property
     def starting(self) -> NDArray[np.void]:
-        """Rows of those that come."""
+        """Rows of the starting instances."""
         return self.with_status(InstanceStatus.STARTING)
 
     @property
     def present(self) -> NDArray[np.void]:
-        """Rows of those that serve or are about to: what "the number of instances" means to a policy."""
+        """Rows of running and starting instances, which together are "the number of instances"."""
         return self.with_status(InstanceStatus.RUNNING, InstanceStatus.STARTING)
 
     def utilization(self, pool: Pool | None = None) -> float:
@@ -117,7 +117,7 @@ class EndpointState:
 
 @dataclass(frozen=True, slots=True)
 class AutoscalingState:
-    """What an autoscaler may know at a decision. E endpoints, G kinds of GPU, M requests in flight.
+    """State that an autoscaling policy may read at a decision. E endpoints, G kinds of GPU, M requests in flight.
 
     Attributes:
         now_s: Time since the episode began.
@@ -144,15 +144,15 @@ class AutoscalingState:
 
 @dataclass(frozen=True)
 class AutoscalingSpec:
-    """The setting an autoscaler decides in. E endpoints, L models, G kinds of GPU, C request classes.
+    """Specification of an autoscaling environment. E endpoints, L models, G kinds of GPU, C request classes.
 
     Attributes:
         endpoints: (E,) models and regions.
         gpus: (G,) kinds of machine.
         classes: (C,) names of request classes.
         interactive: (C,) whether each is interactive.
-        slos: (C,) latency promises.
-        capacity_tps: (L, G) prompt tokens/s that an instance serves within its promises, as benchmarked
+        slos: (C,) SLOs.
+        capacity_tps: (L, G) prompt tokens/s that an instance serves within its SLOs, as benchmarked
             (SageServe's theta); 0: the model does not run there. Rows in the order of `models`.
         start_s: (L, G) seconds that a start from the region's storage takes.
         gpu_usd_per_h: (G,) price of a machine.

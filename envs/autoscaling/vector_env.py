@@ -13,7 +13,7 @@ from serving_gym.envs.base.vector_env import SequentialVectorEnv
 class AutoscalingVectorEnv(SequentialVectorEnv):
     """`Serving/Autoscaling-v0` many times; arguments and `info` as of `envs.base.vector_env.SimulatedVectorEnv`.
 
-    What became of each request is not kept.
+    It keeps no records of single requests.
     """
 
     env_class = AutoscalingEnv

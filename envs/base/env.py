@@ -25,13 +25,13 @@ State = TypeVar("State")
 
 
 class BaseEnv(gym.Env[Observation, Any], Generic[Config, State]):
-    """One episode at a time, simulated or on running servers.
+    """Base class of the scalar environments, simulated or on live servers.
 
     Attributes:
-        make_spaces: Observation and action space, given an episode.
+        make_spaces: Returns the observation and the action space of an episode.
         renderer_class: Draws episodes.
-        commands: Classes that `step` takes besides actions of the action space and None.
-        core: The episode; on running servers the simulated one that stands for the configuration.
+        commands: Classes of the commands that `step` takes besides actions of the action space and None.
+        core: The episode; on live servers, a simulated episode of the same configuration.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["ansi", "rgb_array"], "render_fps": 4}
@@ -41,7 +41,7 @@ class BaseEnv(gym.Env[Observation, Any], Generic[Config, State]):
     core: Any
 
     def _set_up(self, core: Any, render_mode: str | None) -> None:
-        """Sets the episode, its spaces and how it is shown.
+        """Sets the episode, its spaces and its renderer.
 
         Raises:
             ValueError: The render mode is unknown.
@@ -53,13 +53,13 @@ class BaseEnv(gym.Env[Observation, Any], Generic[Config, State]):
 
     @property
     def config(self) -> Config:
-        """What the environment is made of."""
+        """Configuration of the environment."""
         config: Config = self.core.config
         return config
 
     @property
     def state(self) -> State:
-        """What a policy may know now.
+        """State that a policy may read at this decision.
 
         Raises:
             gymnasium.error.ResetNeeded: No episode has begun.
@@ -74,13 +74,13 @@ class BaseEnv(gym.Env[Observation, Any], Generic[Config, State]):
 
     @property
     def policy_spec(self) -> PolicySpec:
-        """What a policy knows before an episode."""
+        """Setting that a policy may read before an episode."""
         spec: PolicySpec = self.core.policy_spec
         return spec
 
     @property
     def gpu_seconds(self) -> float:
-        """GPU-seconds that the cluster has been kept."""
+        """GPU-seconds that the cluster has been provisioned."""
         return float(self.core.gpu_seconds)
 
     @property
@@ -92,17 +92,17 @@ class BaseEnv(gym.Env[Observation, Any], Generic[Config, State]):
         return bool(self.core.done)
 
     def _next_episode(self, seed: int | None, options: dict[str, Any] | None) -> tuple[int, str | None]:
-        """Seed and split of the next episode. Without a seed the stream that the last seed began goes on."""
+        """Seed and split of the next episode. Without a seed, the next one of the generator's stream."""
         split = check_options(options)
         super().reset(seed=seed)
         return int(self.np_random.integers(MAX_SEED)) if seed is None else seed, split
 
     def _checked(self, action: Any) -> Any:
-        """An action that may be taken now.
+        """Checks an action.
 
         Raises:
-            gymnasium.error.ResetNeeded: There is no episode.
-            ValueError: It is neither of the action space, nor a command, nor None.
+            gymnasium.error.ResetNeeded: No episode is running.
+            ValueError: The action is neither in the action space, nor a command, nor None.
         """
         check_running(self._begun, self._over)
         if action is None or isinstance(action, self.commands):
@@ -110,7 +110,7 @@ class BaseEnv(gym.Env[Observation, Any], Generic[Config, State]):
         return check_action(action, self.action_space, self.commands)  # type: ignore[arg-type]
 
     def _record(self, first: bool = False) -> None:
-        """Adds the state to the picture."""
+        """Adds the state to the renderer's frames."""
         if self._renderer:
             if first:
                 self._renderer.reset()
@@ -134,11 +134,11 @@ class BaseEnv(gym.Env[Observation, Any], Generic[Config, State]):
 
 
 class SimulatedEnv(BaseEnv[Config, State]):
-    """One simulated episode at a time.
+    """Base class of the simulated scalar environments.
 
     Attributes:
-        config_class: The configuration, whose fields are the arguments of the environment.
-        episode_class: The episode, given a configuration.
+        config_class: Class of the configuration; its fields are the arguments of the environment.
+        episode_class: Class of the episode, built from a configuration.
 
     Args:
         render_mode: "ansi", "rgb_array" or None.
@@ -157,13 +157,13 @@ class SimulatedEnv(BaseEnv[Config, State]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begins the episode that a seed stands for; `options={"split": ...}` chooses where it is drawn from."""
+        """Begins the episode of a seed; `options={"split": ...}` chooses the workload split it is drawn from."""
         self._begin(*self._next_episode(seed, options))
         self._record(first=True)
         return self._observe(), self._info(0.0, {}, "")
 
     def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
-        """Takes a decision and lets time pass to the next one."""
+        """Takes an action and simulates to the next decision."""
         outcome = self._advance(self._checked(action))
         self._record()
         info = self._info(outcome.dt_s, outcome.terms, outcome.refused)
@@ -175,7 +175,7 @@ class SimulatedEnv(BaseEnv[Config, State]):
 
     @abstractmethod
     def _advance(self, action: Any) -> Outcome:
-        """Takes a decision that has been checked."""
+        """Takes an action that has been checked."""
 
     @abstractmethod
     def _observe(self) -> Observation:
@@ -183,22 +183,22 @@ class SimulatedEnv(BaseEnv[Config, State]):
 
     @abstractmethod
     def action_masks(self) -> NDArray[np.bool_]:
-        """(actions,), which are possible now; of several levers, their entries one after another."""
+        """Action mask, (actions,); of a `MultiDiscrete` space, the values of all entries concatenated."""
 
     def advance(self, action: Any) -> tuple[Any, float, bool]:
         """`step` with fewer results: observation, reward, and whether the episode is over.
 
         Args:
-            action: The decision.
+            action: The action.
         """
         observation, reward, terminated, truncated, _ = self.step(action)
         return observation, float(reward), terminated or truncated
 
     def records(self) -> RequestRecords:
-        """What happened to every request that has arrived.
+        """Records of every request that has arrived.
 
         Raises:
-            ValueError: The configuration does not keep it.
+            ValueError: The configuration does not keep records.
         """
         records: RequestRecords = self.core.simulator.results()
         return records
@@ -213,7 +213,7 @@ class SimulatedEnv(BaseEnv[Config, State]):
         }
 
     def fork(self) -> Self:
-        """A copy of the episode that continues to the same numbers; it does not render."""
+        """Returns a copy that continues with the same random numbers; it does not render."""
         copy = type(self).__new__(type(self))
         copy.__dict__.update(self.__dict__)
         copy._np_random = deepcopy(self._np_random)
@@ -222,7 +222,7 @@ class SimulatedEnv(BaseEnv[Config, State]):
         return copy
 
     def _fork_core(self, copy: Self) -> None:
-        """Gives a copy an episode of its own."""
+        """Forks the episode into a copy."""
         copy.core = self.core.fork()
 
 
@@ -241,15 +241,15 @@ class SteppedEnv(SimulatedEnv[Config, State]):
         return observation
 
     def advance(self, action: Any) -> tuple[Any, float, bool]:
-        """`step` with fewer results, of which the observation is lazy; nothing is rendered.
+        """`step` with fewer results and a lazy observation; nothing is rendered.
 
         Args:
-            action: The decision.
+            action: The action.
         """
         outcome = self._advance(self._checked(action))
         return LazyObservation(self.core.observe), outcome.reward, outcome.terminated or outcome.truncated
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """(actions,), which are possible now; of several levers, their entries one after another."""
+        """Action mask, (actions,); of a `MultiDiscrete` space, the values of all entries concatenated."""
         mask: NDArray[np.bool_] = self.core.mask()
         return mask

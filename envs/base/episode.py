@@ -1,4 +1,4 @@
-"""What simulated episodes have in common: the workload, the promises, the reward meter and the deadline."""
+"""Base classes of simulated episodes: workload, SLOs, reward meter and deadline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from serving_gym.envs.workload.schema import Workload
 
 
 class EpisodeConfig(Protocol):
-    """What the configurations of all environments have."""
+    """Fields common to the configurations of all environments."""
 
     @property
     def workload(self) -> WorkloadSpec:
@@ -34,7 +34,7 @@ class EpisodeConfig(Protocol):
 
     @property
     def slos(self) -> Mapping[str, SLO]:
-        """Latency promise by request class."""
+        """SLO of each request class."""
         ...
 
     @property
@@ -44,12 +44,12 @@ class EpisodeConfig(Protocol):
 
     @property
     def drain_limit_s(self) -> float:
-        """How long after the last arrival an episode may go on, seconds."""
+        """Time from the last arrival to truncation of the episode, seconds."""
         ...
 
     @property
     def split(self) -> str | None:
-        """Part of the workload that episodes are drawn from."""
+        """Split of the workload that episodes are drawn from."""
         ...
 
 
@@ -57,24 +57,24 @@ Config = TypeVar("Config", bound=EpisodeConfig)
 
 
 class BaseEpisode(Generic[Config]):
-    """One episode after another of a configuration.
+    """Simulates the episodes of one configuration, one after another.
 
     Attributes:
-        config: What the environment is made of.
-        source: Where the requests come from.
+        config: Configuration of the environment.
+        source: Source of the requests.
         classes: Names of the request classes.
-        slos: Latency promise of each class.
+        slos: SLO of each class.
         simulator: The simulated cluster.
-        deadline_ps: When the episode is cut off.
-        begun: Whether there is an episode.
-        done: Whether there is none to step: before the first reset, and after the end.
-        num_refused: Decisions of the episode that were refused.
+        deadline_ps: Time at which the episode is truncated, picoseconds.
+        begun: Whether an episode has begun.
+        done: Whether no episode can be stepped: before the first reset, and after the end.
+        num_refused: Actions of the episode that were refused.
 
     Args:
-        config: What the environment is made of.
+        config: Configuration of the environment.
 
     Raises:
-        ValueError: Something in it is unknown or impossible.
+        ValueError: A value of the configuration is unknown or impossible.
     """
 
     simulator: Any
@@ -90,15 +90,15 @@ class BaseEpisode(Generic[Config]):
 
     @abstractmethod
     def reset(self, seed: int, split: str | None = None) -> None:
-        """Begins the episode that a seed stands for.
+        """Begins the episode of a seed.
 
         Args:
-            seed: Which episode.
-            split: Where it is drawn from; None: the configuration's split.
+            seed: Seed of the episode.
+            split: Workload split that it is drawn from; None: the configuration's split.
         """
 
     def _start(self) -> None:
-        """Clears what the last episode left."""
+        """Resets the meter and the flags of the last episode."""
         self.meter.reset()
         self.begun, self.done, self.num_refused = True, False, 0
 
@@ -112,15 +112,15 @@ class BaseEpisode(Generic[Config]):
     @property
     @abstractmethod
     def state(self) -> Any:
-        """What a policy may know now."""
+        """State that a policy may read at this decision."""
 
     @property
     @abstractmethod
     def policy_spec(self) -> PolicySpec:
-        """What a policy knows before an episode."""
+        """Setting that a policy may read before an episode."""
 
     def _make_policy_spec(self, decision_interval_s: float, **known: Any) -> PolicySpec:
-        """The policy specification with what the environment adds to it."""
+        """The policy specification, with the fields that the environment adds."""
         return PolicySpec(
             cluster=self.config.cluster,
             slos=self.slos,
@@ -132,7 +132,7 @@ class BaseEpisode(Generic[Config]):
     @property
     @abstractmethod
     def gpu_seconds(self) -> float:
-        """GPU-seconds that the cluster has been kept."""
+        """GPU-seconds that the cluster has been provisioned."""
 
     def unfinished(self) -> NDArray[np.int64]:
         """Requests of each class that are still in the system, (C,)."""
@@ -146,16 +146,16 @@ class BaseEpisode(Generic[Config]):
         return copy
 
     def fork(self) -> Self:
-        """A copy of the episode that continues to the same numbers."""
+        """Returns a copy of the episode that continues with the same random numbers."""
         return self._copy()
 
 
 class SteppedEpisode(BaseEpisode[Config]):
-    """An episode that is stepped by itself."""
+    """An episode that is stepped on its own, not in a batch."""
 
     @abstractmethod
     def step(self, action: Any) -> Outcome:
-        """Carries out a decision and lets time pass to the next one."""
+        """Takes an action and simulates to the next decision."""
 
     @abstractmethod
     def observe(self) -> dict[str, NDArray[np.float32]]:
@@ -163,7 +163,7 @@ class SteppedEpisode(BaseEpisode[Config]):
 
     @abstractmethod
     def mask(self) -> NDArray[np.bool_]:
-        """(actions,), which are possible now; of several levers, their entries one after another."""
+        """Action mask, (actions,); of a `MultiDiscrete` space, the values of all entries concatenated."""
 
 
 def unfinished_in(totals: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -11,10 +11,10 @@ FloatArray = NDArray[np.float32]
 
 
 class LazyObservation(Mapping[str, FloatArray]):
-    """An observation that is computed on first access; most baselines read the state alone.
+    """An observation that is computed on first access; most baselines read only the state.
 
     Args:
-        observe: Computes it.
+        observe: Computes the observation.
     """
 
     def __init__(self, observe: Callable[[], Mapping[str, FloatArray]]) -> None:

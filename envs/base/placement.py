@@ -1,4 +1,4 @@
-"""Base classes of the environments that place one request after another, and of the batches that they step."""
+"""Base classes of the environments that place one request per decision (routing, sharing), scalar and vector."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from serving_gym.envs.interface.reward import Outcome
 
 
 class Observations(NamedTuple):
-    """Observations of N episodes: R rows for places, of P features; Q features of the request, F of the cluster."""
+    """Observations of N episodes: R rows of P features; Q features of the request, F of the cluster."""
 
     places: NDArray[np.float32]  # (N, R, P)
     request: NDArray[np.float32]  # (N, Q)
     cluster: NDArray[np.float32]  # (N, F)
-    masks: NDArray[np.bool_]  # (N, R + 1): the places that can take the request, and to hold it
+    masks: NDArray[np.bool_]  # (N, R + 1): action masks; the last action holds the request
 
     @classmethod
     def empty(cls, number: int, places: tuple[int, int], request: int, cluster: int) -> Observations:
-        """Room for `number` of them."""
+        """Zero observations of `number` episodes."""
         return cls(
             np.zeros((number, *places), np.float32),
             np.zeros((number, request), np.float32),
@@ -33,24 +33,24 @@ class Observations(NamedTuple):
         )
 
     def rows(self, which: Sequence[int]) -> Observations:
-        """Those of some episodes alone."""
+        """Observations of some of the episodes."""
         which = list(which)
         return Observations(self.places[which], self.request[which], self.cluster[which], self.masks[which])
 
     def as_dict(self) -> BatchObservation:
-        """What the observation space names, of all episodes."""
+        """Observations of all episodes, by key of the observation space."""
         return {"places": self.places, "request": self.request, "cluster": self.cluster}
 
     def first(self) -> Observation:
-        """What the observation space names, of the first episode."""
+        """Observation of the first episode, by key of the observation space."""
         return {name: part[0] for name, part in self.as_dict().items()}
 
 
 class PlacementEnv(SimulatedEnv[Config, State]):
-    """One request after another is placed; the episode is a batch of one.
+    """Places one request per decision; the episode is a batch of one.
 
     Attributes:
-        batch_class: Steps episodes together, given these.
+        batch_class: Class of the batch that steps a list of episodes.
     """
 
     batch_class: ClassVar[type[Any]]
@@ -70,13 +70,13 @@ class PlacementEnv(SimulatedEnv[Config, State]):
 
     @abstractmethod
     def _place(self, action: Any) -> tuple[Observations, Outcome]:
-        """Takes a decision."""
+        """Takes an action."""
 
     def _observe(self) -> Observation:
         return self._observations.first()
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """(places + 1,), which actions are possible now."""
+        """Action mask, (places + 1,)."""
         return self._observations.masks[0]
 
     def _fork_core(self, copy: Self) -> None:
@@ -85,7 +85,7 @@ class PlacementEnv(SimulatedEnv[Config, State]):
 
 
 class PlacementVectorEnv(SimulatedVectorEnv):
-    """Requests are placed in many episodes, which one call of the kernel steps."""
+    """Places requests in many episodes, all stepped by one call of the kernel."""
 
     _batch: Any
 
@@ -99,7 +99,7 @@ class PlacementVectorEnv(SimulatedVectorEnv):
 
     @abstractmethod
     def _advance(self, actions: NDArray[np.int64], going: NDArray[np.bool_]) -> BatchOutcome:
-        """Steps the episodes that go on."""
+        """Steps the episodes that have not ended."""
 
     def _stop(self, rows: list[int]) -> None:
         self._batch.stop(rows)

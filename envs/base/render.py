@@ -1,4 +1,4 @@
-"""Pictures of episodes: a text of the present, and quantities of each engine over time, one panel a quantity."""
+"""Rendering of episodes: text of the present state, and an image with one panel per quantity over time."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Frame = TypeVar("Frame")
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """One quantity.
+    """One quantity over time.
 
     Attributes:
-        title: What it is.
+        title: Name of the quantity.
         values: (frames, engines).
         colours: Matplotlib colour map.
         highest: Top of the scale; None: the largest value, at least 1.
@@ -34,7 +34,7 @@ class Panel:
 
 
 def level(share: float) -> str:
-    """A character as high as a share of 1."""
+    """Bar character for a value between 0 and 1."""
     return _BAR[min(len(_BAR) - 1, max(0, int(np.ceil(share * (len(_BAR) - 1)))))]
 
 
@@ -42,9 +42,9 @@ def draw_panels(times: Sequence[float], panels: Sequence[Panel], rows: str) -> N
     """Draws panels below each other, (height, width, 3).
 
     Args:
-        times: Seconds of each frame.
-        panels: What to draw.
-        rows: What a row stands for.
+        times: Time of each frame, seconds.
+        panels: Panels to draw.
+        rows: Label of the rows.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -81,10 +81,10 @@ class BaseRenderer(Generic[Frame]):
 
     Attributes:
         history: Most frames kept.
-        rows: What a row of the image stands for.
+        rows: Label of a row of the image.
 
     Args:
-        episode: What is shown.
+        episode: The episode to draw.
     """
 
     history: ClassVar[int] = 600
@@ -104,15 +104,15 @@ class BaseRenderer(Generic[Frame]):
 
     @abstractmethod
     def frame(self, state: Any) -> Frame:
-        """What is kept of a state; it has a field `now_s`."""
+        """Frame of a state; it has a field `now_s`."""
 
     @abstractmethod
     def text(self) -> str:
-        """The cluster now."""
+        """Text of the present state of the cluster."""
 
     @abstractmethod
     def panels(self) -> Sequence[Panel]:
-        """What the image shows."""
+        """Panels of the image."""
 
     def _over_time(self, name: str) -> NDArray[Any]:
         """(frames, rows), a field of the frames."""

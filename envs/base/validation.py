@@ -1,4 +1,4 @@
-"""Checks of what a user gives an environment: actions, reset options, render and autoreset modes."""
+"""Checks of user input to an environment: actions, reset options, render and autoreset modes."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ ActionSpace = gym.spaces.Discrete | gym.spaces.MultiDiscrete
 
 
 def check_action(action: Any, space: ActionSpace, commands: tuple[type, ...] = ()) -> Any:
-    """An action of a space: an `int`, or the int64 vector of several levers.
+    """Checks an action; returns an `int`, or an int64 vector for a `MultiDiscrete` space.
 
     Args:
-        action: A Python or NumPy integer or a 0-dimensional integer array; for several levers a vector of integers.
+        action: A Python or NumPy integer or a 0-dimensional integer array; for `MultiDiscrete` a vector of integers.
         space: The action space.
-        commands: What the environment takes besides, for the message.
+        commands: Command classes that the environment also takes, for the message.
 
     Raises:
-        ValueError: Shape, type or range are others.
+        ValueError: Shape, type or range does not fit the space.
     """
     array = _integers(action)
     if array is None or array.shape != space.shape or not _in_range(array, space):
@@ -37,15 +37,15 @@ def check_action(action: Any, space: ActionSpace, commands: tuple[type, ...] = (
 
 
 def check_actions(actions: Any, num_envs: int, space: ActionSpace) -> NDArray[np.int64]:
-    """Actions of many episodes, (num_envs,) or (num_envs, levers) int64.
+    """Checks the actions of a vector environment; returns int64, (num_envs,) or (num_envs, entries).
 
     Args:
         actions: Integers, one action for each episode.
         num_envs: Number of episodes.
-        space: The action space of one of them.
+        space: The action space of one episode.
 
     Raises:
-        ValueError: Shape, type or range are others.
+        ValueError: Shape, type or range does not fit the space.
     """
     array = _integers(actions)
     shape = (num_envs, *(space.shape or ()))
@@ -55,7 +55,7 @@ def check_actions(actions: Any, num_envs: int, space: ActionSpace) -> NDArray[np
 
 
 def _integers(value: Any) -> NDArray[np.integer] | None:
-    """As an array of integers; None if it is something else (a boolean, a float, a string)."""
+    """The value as an array of integers; None if it is something else (a boolean, a float, a string)."""
     try:
         array = np.asarray(value)
     except ValueError:  # a ragged list
@@ -76,11 +76,11 @@ def _allowed(space: ActionSpace) -> str:
 
 
 def check_options(options: Mapping[str, Any] | None, known: Collection[str] = ("split",)) -> str | None:
-    """The split that the options of `reset` ask for; None: the configuration's.
+    """Checks the options of `reset`; returns their split; None: the configuration's.
 
     Args:
-        options: As given to `reset`.
-        known: Keys that there are.
+        options: The options given to `reset`.
+        known: Allowed keys.
 
     Raises:
         ValueError: A key or the split is unknown.
@@ -99,10 +99,10 @@ def check_options(options: Mapping[str, Any] | None, known: Collection[str] = ("
 
 
 def check_reset_mask(options: Mapping[str, Any] | None, num_envs: int) -> NDArray[np.bool_]:
-    """(num_envs,), which episodes `options["reset_mask"]` begins anew; without the option all.
+    """(num_envs,), the episodes that `options["reset_mask"]` resets; without the option, all.
 
     Raises:
-        ValueError: It is no boolean array of that shape, or nothing in it is true.
+        ValueError: The mask is not a boolean array of that shape, or has no true entry.
     """
     mask = (options or {}).get("reset_mask")
     if mask is None:
@@ -116,10 +116,10 @@ def check_reset_mask(options: Mapping[str, Any] | None, num_envs: int) -> NDArra
 
 
 def check_render_mode(render_mode: str | None, modes: Collection[str]) -> str | None:
-    """The render mode.
+    """Checks a render mode.
 
     Raises:
-        ValueError: It is unknown.
+        ValueError: The mode is unknown.
     """
     if render_mode is not None and render_mode not in modes:
         allowed = ", ".join((*map(repr, modes), "None"))
@@ -128,10 +128,10 @@ def check_render_mode(render_mode: str | None, modes: Collection[str]) -> str | 
 
 
 def check_autoreset_mode(mode: AutoresetMode | str) -> AutoresetMode:
-    """The autoreset mode, by itself, its name or its value.
+    """Returns the autoreset mode given as a member, a name or a value.
 
     Raises:
-        ValueError: It is unknown.
+        ValueError: The mode is unknown.
     """
     for known in AutoresetMode:
         if mode in (known, known.name, known.value):
@@ -141,7 +141,7 @@ def check_autoreset_mode(mode: AutoresetMode | str) -> AutoresetMode:
 
 
 def check_running(begun: bool, over: bool) -> None:
-    """Refuses a step without an episode.
+    """Raises if no episode is running.
 
     Raises:
         gymnasium.error.ResetNeeded: No episode has begun, or it has ended.

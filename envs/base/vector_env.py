@@ -1,4 +1,4 @@
-"""Base classes of the vector environments: seeds, autoreset, info, and episodes that are stepped in turn."""
+"""Base classes of the vector environments: seeds, autoreset, info, and episodes stepped one after another."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ MAX_SEED = 2**31 - 1
 
 @dataclass(eq=False)
 class BatchOutcome:
-    """What a step brought N episodes, before any of them begins anew."""
+    """Results of one step of N episodes, before autoreset."""
 
     observation: BatchObservation  # N first
-    masks: NDArray[np.bool_]  # (N, actions), which are possible now
+    masks: NDArray[np.bool_]  # (N, actions), action masks
     rewards: NDArray[np.float64]  # (N,), weighted sums of the terms
     terms: dict[str, NDArray[np.float64]]  # (N,) each
     dt_s: NDArray[np.float64]  # (N,), to the next decision
     terminated: NDArray[np.bool_]  # (N,), whether every request has been served, refused or lost
     truncated: NDArray[np.bool_]  # (N,), whether a limit was reached
-    refused: NDArray[np.object_]  # (N,), what could not be carried out, and why; or ""
-    num_refused: NDArray[np.int64]  # (N,), decisions of the episode that were refused
+    refused: NDArray[np.object_]  # (N,), why actions or commands were refused; "" if none was
+    num_refused: NDArray[np.int64]  # (N,), actions of the episode that were refused
 
     @classmethod
     def blank(
@@ -54,7 +54,7 @@ class BatchOutcome:
         return cls(observation, masks, np.zeros(n), {}, np.zeros(n), over, cut, refused, num_refused)
 
     def put(self, i: int, outcome: Outcome) -> None:
-        """Writes what a step brought an episode into its row."""
+        """Writes the outcome of one episode into its row."""
         self.rewards[i], self.dt_s[i], self.refused[i] = outcome.reward, outcome.dt_s, outcome.refused
         self.terminated[i], self.truncated[i] = outcome.terminated, outcome.truncated
         for name, value in outcome.terms.items():
@@ -63,7 +63,7 @@ class BatchOutcome:
             self.terms[name][i] = value
 
     def clear(self, rows: NDArray[np.bool_]) -> None:
-        """Takes out what does not count: rows of episodes that were over."""
+        """Zeroes the rows of episodes that had already ended."""
         for values in (self.rewards, self.dt_s, *self.terms.values()):
             values[rows] = 0.0
         self.terminated[rows] = self.truncated[rows] = False
@@ -71,25 +71,25 @@ class BatchOutcome:
 
 
 class BaseVectorEnv(VectorEnv[BatchObservation, NDArray[np.int64], NDArray[Any]]):
-    """Many episodes in one process, as `gymnasium.vector.SyncVectorEnv` would step as many scalar environments.
+    """Base class of the vector environments: steps as `gymnasium.vector.SyncVectorEnv` steps scalar environments.
 
-    `info` has the keys of the scalar environment as arrays, N first, each with Gymnasium's mask `_KEY` of the episodes
-    that have it; `reward_terms` is a dictionary of arrays. What happens to an episode that ends depends on the
-    autoreset mode:
+    `info` has the keys of the scalar environment as arrays with N first, each with Gymnasium's mask `_KEY` of the
+    episodes that have it; `reward_terms` is a dictionary of arrays. The autoreset mode sets what happens to an episode
+    that ends:
 
-    * SAME_STEP (default): it begins anew in the same step. Its last observation and info are `info["final_obs"]` and
-      `info["final_info"]`; the latter has `episode` besides: return `r`, length `l` in decisions, and time `t` in
-      seconds of the environment's clock.
-    * NEXT_STEP: it begins anew in the next step, which ignores its action and gives it reward 0.
-    * DISABLED: it stays as it is until a reset, of all or by `options={"reset_mask": ...}`. Steps ignore its action;
-      its reward is 0 and its observation zero.
+    * SAME_STEP (default): it is reset in the same step. Its last observation and info are `info["final_obs"]` and
+      `info["final_info"]`; the latter also has `episode`: return `r`, length `l` in decisions, and time `t` in seconds
+      of the environment's clock.
+    * NEXT_STEP: it is reset in the next step, which ignores its action and returns reward 0.
+    * DISABLED: it stays ended until `reset`, of all episodes or with `options={"reset_mask": ...}`. Steps ignore its
+      action; its reward is 0 and its observation zero.
 
     Args:
         num_envs: Number of episodes.
         spaces: Observation and action space of one episode.
         render_mode: None.
         autoreset_mode: An `AutoresetMode`, or its name.
-        max_episode_steps: Decisions after which an episode is truncated, as Gymnasium's `TimeLimit` does; None: none.
+        max_episode_steps: Decisions after which an episode is truncated, as by Gymnasium's `TimeLimit`; None: no limit.
 
     Raises:
         ValueError: An argument is out of range.
@@ -114,7 +114,7 @@ class BaseVectorEnv(VectorEnv[BatchObservation, NDArray[np.int64], NDArray[Any]]
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._seed_streams = [np.random.default_rng() for _ in range(num_envs)]
         self._split: str | None = None
-        self._over = np.ones(num_envs, np.bool_)  # episodes that have ended and have not begun anew
+        self._over = np.ones(num_envs, np.bool_)  # episodes that have ended and were not reset
         self._last: BatchOutcome | None = None
         self._returns, self._elapsed_s = np.zeros(num_envs), np.zeros(num_envs)
         self._lengths = np.zeros(num_envs, np.int64)
@@ -125,13 +125,13 @@ class BaseVectorEnv(VectorEnv[BatchObservation, NDArray[np.int64], NDArray[Any]]
 
     @abstractmethod
     def _advance(self, actions: NDArray[np.int64], going: NDArray[np.bool_]) -> BatchOutcome:
-        """Steps the episodes that go on; other rows of the outcome do not matter."""
+        """Steps the episodes in `going`; other rows of the outcome are ignored."""
 
     def _stop(self, rows: list[int]) -> None:
-        """Hears that episodes were truncated by `max_episode_steps` and do not begin anew at once."""
+        """Called for episodes that `max_episode_steps` truncated and that are not reset in the same step."""
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """(num_envs, actions), which are possible now.
+        """Action masks, (num_envs, actions).
 
         Raises:
             gymnasium.error.ResetNeeded: No episode has begun.
@@ -148,12 +148,12 @@ class BaseVectorEnv(VectorEnv[BatchObservation, NDArray[np.int64], NDArray[Any]]
         """Begins all episodes. An integer seed gives episode i the seed `seed + i`.
 
         Args:
-            seed: Of the episodes; None: each goes on with its stream of seeds.
-            options: `split` chooses where these and the episodes that follow them are drawn from; `reset_mask`,
-                (num_envs,) booleans, which episodes begin.
+            seed: Seeds of the episodes; None: each takes the next seed of its own stream.
+            options: `split` chooses the workload split of these and all following episodes; `reset_mask`,
+                (num_envs,) booleans, the episodes to reset.
 
         Raises:
-            ValueError: There are not as many seeds as episodes, or an option is unknown or impossible.
+            ValueError: The number of seeds is not the number of episodes, or an option is unknown or impossible.
         """
         self._split = check_options(options, ("split", "reset_mask"))
         chosen = check_reset_mask(options, self.num_envs)
@@ -184,7 +184,7 @@ class BaseVectorEnv(VectorEnv[BatchObservation, NDArray[np.int64], NDArray[Any]]
         return int(self._seed_streams[i].integers(MAX_SEED))
 
     def _restart(self, rows: list[int], seeds: list[int], outcome: BatchOutcome | None) -> BatchOutcome:
-        """Begins episodes and writes what is seen of them into an outcome; None: into a new one, of all episodes."""
+        """Begins episodes and writes their observations into an outcome; None: into a new one, of all episodes."""
         observation, masks = self._begin(rows, seeds)
         self._returns[rows] = self._elapsed_s[rows] = 0.0
         self._lengths[rows] = 0
@@ -197,7 +197,7 @@ class BaseVectorEnv(VectorEnv[BatchObservation, NDArray[np.int64], NDArray[Any]]
         return outcome
 
     def _unchanged(self) -> BatchOutcome:
-        """An outcome in which no time has passed since the last one; episodes that have ended stay so."""
+        """The last outcome with no time passed; episodes that have ended stay ended."""
         last = self._last
         assert last is not None
         observation = {name: part.copy() for name, part in last.observation.items()}
@@ -212,14 +212,14 @@ class BaseVectorEnv(VectorEnv[BatchObservation, NDArray[np.int64], NDArray[Any]]
     # -- step ----------------------------------------------------------------------------------------------------------
 
     def step(self, actions: NDArray[np.int64]) -> Step:
-        """Takes one decision in every episode.
+        """Takes one action in every episode.
 
         Args:
-            actions: (num_envs,) or (num_envs, levers) integers.
+            actions: (num_envs,) or (num_envs, entries) integers.
 
         Raises:
             gymnasium.error.ResetNeeded: No episode has begun, or (DISABLED) all have ended.
-            ValueError: Shape, type or range of the actions are others.
+            ValueError: Shape, type or range of the actions does not fit the action space.
         """
         waiting, disabled = self._over, self.autoreset_mode is AutoresetMode.DISABLED
         check_running(self._last is not None, disabled and bool(waiting.all()))
@@ -244,7 +244,7 @@ class BaseVectorEnv(VectorEnv[BatchObservation, NDArray[np.int64], NDArray[Any]]
         """Adds a step to the statistics, and truncates at `max_episode_steps`.
 
         Returns:
-            (num_envs,), which episodes end here.
+            (num_envs,), the episodes that end in this step.
         """
         if waiting.any():
             outcome.clear(waiting)
@@ -275,9 +275,9 @@ class BaseVectorEnv(VectorEnv[BatchObservation, NDArray[np.int64], NDArray[Any]]
         """The info of a step or a reset.
 
         Args:
-            outcome: What it brought.
-            begun: (num_envs,), which episodes have begun in it; None: none.
-            present: (num_envs,), which episodes have info; None: all.
+            outcome: Outcome of the step or reset.
+            begun: (num_envs,), episodes that began in it; None: none.
+            present: (num_envs,), episodes that have info; None: all.
         """
         there = np.ones(self.num_envs, np.bool_) if present is None else present
         stepped = there
@@ -289,7 +289,7 @@ class BaseVectorEnv(VectorEnv[BatchObservation, NDArray[np.int64], NDArray[Any]]
         return _info_of(outcome, there, stepped)
 
     def _final_infos(self, outcome: BatchOutcome, ended: NDArray[np.bool_]) -> dict[str, Any]:
-        """Last observations and infos of the episodes that end, before they begin anew."""
+        """Last observations and infos of the episodes that end, before their reset."""
         observations = np.full(self.num_envs, None, object)
         for i in np.flatnonzero(ended).tolist():
             observations[i] = {name: part[i].copy() for name, part in outcome.observation.items()}
@@ -303,7 +303,7 @@ class BaseVectorEnv(VectorEnv[BatchObservation, NDArray[np.int64], NDArray[Any]]
 def _info_of(
     outcome: BatchOutcome, there: NDArray[np.bool_], stepped: NDArray[np.bool_], copied: bool = False
 ) -> dict[str, Any]:
-    """The info of an outcome, of the episodes that are `there`, with terms of those that were stepped."""
+    """The info of the episodes in `there`, with reward terms of those in `stepped`."""
 
     def of(values: NDArray[Any]) -> NDArray[Any]:
         if not copied:
@@ -323,7 +323,7 @@ def _info_of(
 
 
 def _with_masks(values: dict[str, Any], mask: NDArray[np.bool_]) -> dict[str, Any]:
-    """Gymnasium's form of a vector info: each key with the mask of the episodes that have it."""
+    """Gymnasium's form of a vector info: each key with a mask of the episodes that have it."""
     infos: dict[str, Any] = {}
     for name, value in values.items():
         infos[name], infos[f"_{name}"] = value, mask
@@ -331,19 +331,19 @@ def _with_masks(values: dict[str, Any], mask: NDArray[np.bool_]) -> dict[str, An
 
 
 class SimulatedVectorEnv(BaseVectorEnv):
-    """Many simulated episodes of one configuration.
+    """Base class of the simulated vector environments: many episodes of one configuration.
 
     Attributes:
-        env_class: The scalar environment, whose configuration, episode and spaces these are.
-        config: What the environment is made of.
+        env_class: The scalar environment, which gives configuration, episode and spaces.
+        config: Configuration of the environment.
         episodes: The episodes.
 
     Args:
         num_envs: Number of episodes.
         render_mode: None.
-        autoreset_mode: As of `BaseVectorEnv`.
-        max_episode_steps: As of `BaseVectorEnv`.
-        config: As the scalar environment's.
+        autoreset_mode: See `BaseVectorEnv`.
+        max_episode_steps: See `BaseVectorEnv`.
+        config: Arguments of the scalar environment.
 
     Raises:
         ValueError: An argument is unknown or impossible.
@@ -370,7 +370,7 @@ class SimulatedVectorEnv(BaseVectorEnv):
 
 
 class SequentialVectorEnv(SimulatedVectorEnv):
-    """Many episodes that are stepped one after another; equal to the scalar environment step by step."""
+    """Steps its episodes one after another; equal to the scalar environment step by step."""
 
     episodes: Sequence[SteppedEpisode[Any]]
 
@@ -394,16 +394,16 @@ class SequentialVectorEnv(SimulatedVectorEnv):
         return outcome
 
     def _observe_into(self, episode: SteppedEpisode[Any], observation: BatchObservation, row: int) -> None:
-        """Writes what is seen of an episode into a row of a batch."""
+        """Writes the observation of an episode into a row of a batch."""
         for name, part in episode.observe().items():
             observation[name][row] = part
 
 
 def check_vector_arguments(num_envs: int, render_mode: str | None, max_episode_steps: int | None) -> None:
-    """Refuses what no vector environment can be.
+    """Checks the arguments of a vector environment.
 
     Raises:
-        ValueError: There are no episodes, a render mode is given, or there are no decisions.
+        ValueError: `num_envs` or `max_episode_steps` is below 1, or a render mode is given.
     """
     if num_envs < 1:
         raise ValueError(f"num_envs must be at least 1, got {num_envs}")

@@ -2,7 +2,7 @@
 
     workload_types.py                 workload types by k-means
     profiling.py                      capacities of replica kinds for workload types
-    assignment.py, simplex.py         who serves what: an exact linear program
+    assignment.py, simplex.py         assignment of types to replicas: an exact linear program
     strategies.py                     what a deployment is worth
 
 Machines, links, placements and what a switch moves are in `envs.machines`. Terms, sections and numbers of algorithms

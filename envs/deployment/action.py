@@ -16,12 +16,12 @@ FloatArray = NDArray[np.float64]
 
 
 def action_mask(num_actions: int, candidates: Sequence[Candidate]) -> NDArray[np.bool_]:
-    """(num_actions,), which actions stand for a candidate."""
+    """(num_actions,), actions that have a candidate."""
     return np.arange(num_actions) < len(candidates)
 
 
 def decode_action(action: int, candidates: Sequence[Candidate]) -> tuple[Candidate | None, str]:
-    """The candidate that an action stands for; None, and why, where there is none."""
+    """The candidate of an action; None, and the reason, if there is none."""
     if not 0 <= action < len(candidates):
         return None, f"there is no candidate {action}; there are {len(candidates)} now"
     return candidates[action], ""

@@ -1,4 +1,4 @@
-"""What a deployment environment is made of."""
+"""Configuration of the deployment environment."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ DEFAULT_SLOS = {
     "priority": SLO(ttft_s=2.0, tpot_s=0.1),
     "long": SLO(ttft_s=20.0, tpot_s=0.1),
 }
-# What OServe is after, the tail of latency (`p99`), stands for the sum of latencies; the rest is as everywhere.
+# OServe minimises tail latency: `p99` replaces the sum of latencies. Other weights are those of all environments.
 OBJECTIVE = Objective(latency=0.0)
 BY_KMEANS, BY_CLASS = "kmeans", "classes"
 
 
 @dataclass(frozen=True)
 class DeploymentScales:
-    """Where each kind of quantity becomes noticeable in the observation.
+    """Scales of the observation: log1p(value / scale).
 
     Attributes:
         requests: Requests.
         tokens: Tokens of many requests.
         type_tokens: Tokens of one request.
         request_rate: Requests per second.
-        latency_s: Seconds of a request's life.
+        latency_s: End-to-end latency of a request, seconds.
         switch_s: Seconds of a switch.
         switch_bytes: Bytes of a switch.
     """
@@ -54,27 +54,28 @@ class DeploymentScales:
 
 @dataclass(frozen=True)
 class DeploymentConfig:
-    """What a deployment environment is made of.
+    """Configuration of the deployment environment.
 
     Attributes:
         workload: Requests of an episode.
         cluster: The cluster.
-        slos: Latency promise by request class.
-        objective: Weights of the reward terms that all environments have.
-        p99: Weight on minus the 99th percentile of the latency of requests that ended in the span, seconds.
-        throughput: Weight on the number of requests that ended in the span.
+        slos: SLO of each request class.
+        objective: Weights of the reward terms common to all environments.
+        p99: Weight of minus the 99th percentile of the latency of requests that ended in the span, seconds.
+        throughput: Weight of the number of requests that ended in the span.
         scales: Scales of the observation.
-        prediction: How output lengths are predicted, from which a request's type follows on arrival.
+        prediction: How output lengths are predicted; the prediction determines a request's type on arrival.
         span_s: Time between decisions, seconds. Source: OServe, section 3.
         types: "kmeans" (input and output length) or "classes" (of the workload).
         num_types: Workload types of k-means. Source: OServe, Table 1.
-        profiling: How capacities are worked out: "measured", "mixed" or "closed_form" (`envs.deployment.profiling`).
-        past_requests: Requests of the training split that types and capacities are found from. Source: ours.
-        past_spans: Spans of it whose counts are known, as far as it goes. Source: ours; OServe trains on 50 and more.
-        forecast_spans: Spans whose mean is the environment's own forecast. Source: ours; more lag behind a drift.
-        history: Spans that the observation looks back.
-        num_candidates: Choices: deployments, each with two assignments, and divisions. Source: ours.
-        drain_limit_s: How long after the last arrival an episode may go on before it is cut off, seconds.
+        profiling: How capacities are computed: "measured", "mixed" or "closed_form" (`envs.deployment.profiling`).
+        past_requests: Requests of the training split from which types and capacities are estimated. Source: ours.
+        past_spans: Most spans of the training split whose counts are known. Source: ours; OServe trains on 50 or more.
+        forecast_spans: Spans whose mean is the environment's own forecast. Source: ours; more spans lag behind a drift.
+        history: Past spans in the observation.
+        num_candidates: Number of actions: deployments, each with two assignments, and divisions into prefill and decode
+            workers. Source: ours.
+        drain_limit_s: Time from the last arrival to truncation of the episode, seconds.
         split: Part of the workload that episodes are drawn from; None: the workload's own.
     """
 
@@ -100,9 +101,7 @@ class DeploymentConfig:
 
     def __post_init__(self) -> None:
         if not isinstance(self.cluster, DeploymentSpec):
-            raise ValueError(
-                "deployment decides about a cluster of machines: choose a cluster with num_machines"
-            )
+            raise ValueError("deployment needs a cluster of machines: choose a cluster with num_machines")
         check_choice("types", self.types, (BY_KMEANS, BY_CLASS))
         check_choice("profiling", self.profiling, METHODS)
         check_positive(self, "span_s", "drain_limit_s")

@@ -73,7 +73,7 @@ class DeploymentEpisode(SteppedEpisode[DeploymentConfig]):
     # -- an episode ----------------------------------------------------------------------------------------------------
 
     def reset(self, seed: int, split: str | None = None) -> None:
-        """Begins the episode that a seed stands for, with the best uniform deployment for the mean of the past.
+        """Begins the episode of a seed, with the best uniform deployment for the mean of the past.
 
         Args:
             seed: Which episode.
@@ -153,7 +153,7 @@ class DeploymentEpisode(SteppedEpisode[DeploymentConfig]):
 
     @property
     def candidates(self) -> list[Candidate]:
-        """What can be chosen now, in the order of actions; made when somebody asks."""
+        """Candidates in the order of actions; built on first access."""
         if self._candidates is None:
             self._candidates = self._find_candidates()
         return self._candidates
@@ -254,7 +254,7 @@ class DeploymentEpisode(SteppedEpisode[DeploymentConfig]):
 
     @property
     def state(self) -> DeploymentState:
-        """What a policy may know at this decision; made when somebody asks."""
+        """State that a policy may read at this decision; built on first access."""
         if self._state is None:
             self._state = self._observe()
         return self._state

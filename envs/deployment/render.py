@@ -1,4 +1,4 @@
-"""Pictures of a cluster that is cut into replicas: who stands on each GPU, and how busy it is."""
+"""Rendering of a cluster divided into replicas: the replica on each GPU, and its load."""
 
 from __future__ import annotations
 

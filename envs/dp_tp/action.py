@@ -22,13 +22,13 @@ def num_actions(num_base: int) -> int:
 
 @lru_cache(maxsize=4096)
 def decode_action(action: int, num_base: int) -> SetLayout:
-    """The command an action stands for: action = layout index x 3 + mode."""
+    """The command of an action: action = layout index x 3 + mode."""
     layout, mode = divmod(int(action), NUM_MODES)
     return SetLayout(all_layouts(num_base)[layout], SwitchMode(mode))
 
 
 def encode_action(command: SetLayout) -> int:
-    """The action that stands for a command."""
+    """The action of a command."""
     layouts = all_layouts(sum(command.layout))
     return layouts.index(command.layout) * NUM_MODES + int(command.mode)
 

@@ -1,4 +1,4 @@
-"""What a DP/TP environment is made of."""
+"""Configuration of the DP/TP environment."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ DEFAULT_SLOS = {
 
 @dataclass(frozen=True)
 class DPTPConfig:
-    """What a DP/TP environment is made of.
+    """Configuration of the DP/TP environment.
 
     Attributes:
         workload: Requests of an episode.
         cluster: The node.
-        slos: Latency promise by request class.
+        slos: SLO of each request class.
         objective: Weights of the reward terms.
         scales: Scales of the observation.
         decision_interval_s: Time between decisions, seconds.
-        decide_on: Classes whose arrival asks for a decision at once.
-        drain_limit_s: How long after the last arrival an episode may go on before it is cut off, seconds.
+        decide_on: Request classes whose arrival triggers a decision at once.
+        drain_limit_s: Time from the last arrival to truncation of the episode, seconds.
         faults_per_gpu_hour: Rate of GPU failures.
         split: Part of the workload that episodes are drawn from; None: the workload's own.
     """
@@ -48,7 +48,7 @@ class DPTPConfig:
 
     def __post_init__(self) -> None:
         if not isinstance(self.cluster, ClusterSpec):
-            raise ValueError("dp_tp decides about a node: choose a cluster without groups of replicas")
+            raise ValueError("dp_tp needs a node: choose a cluster without groups of replicas")
         for name in ("decision_interval_s", "drain_limit_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")

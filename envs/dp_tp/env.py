@@ -12,43 +12,43 @@ from serving_gym.envs.interface.commands import Redeploy, SetLayout
 
 
 class DPTPEnv(SteppedEnv[DPTPConfig, ClusterState]):
-    """When should eight GPUs be eight engines, and when one? `Serving/DPTP-v0`.
+    """Switches a node between data and tensor parallelism while it serves. `Serving/DPTP-v0`.
 
-    A node carries base engines that can be merged live into tensor-parallel groups and split again, as Flying Serving
-    does (arXiv 2602.22593; `baselines/flying_serving`). Apart, they serve many requests at once (data parallelism);
-    merged, they serve each request faster and hold longer contexts.
+    A node runs base engines that can be merged live into tensor-parallel (TP) groups and split again, as Flying Serving
+    does (arXiv 2602.22593; `baselines/flying_serving`). Separate engines (data parallelism, DP) serve many requests at
+    once. Merged engines serve each request faster and hold longer contexts.
 
     ## Action space
 
     `Discrete(layouts x 3)`, 78 for 8 base engines: `action = layout_index * 3 + mode`. A layout is a partition of the
-    node into aligned groups of power-of-two length (`envs.interface.layout.all_layouts`; index 0 is all
-    merged, the last one all
-    apart). The mode says what happens to running requests: 0 sequential (wait for stragglers), 1 soft preempt (idle
-    members serve new requests in DP meanwhile, which are recomputed after), 2 hard preempt (running DP requests stand
-    still with their KV resident; those of a TP group that is split are recomputed). A live switch takes 15 ms once the
-    engines are ready. Repeating the present target layout means to stay. Impossible actions are masked
-    (`action_masks()`, `info["action_mask"]`); one that is taken anyway changes nothing, and is counted and explained
-    in `info["refused"]`. `step` also takes a `SetLayout` or `Redeploy` command, or None (stay).
+    node into aligned groups of power-of-two length (`envs.interface.layout.all_layouts`; index 0 merges all engines,
+    the last index separates all of them). The mode sets the treatment of running requests: 0 sequential (wait for
+    stragglers), 1 soft preempt (idle members serve new requests in DP meanwhile, which are recomputed afterwards), 2
+    hard preempt (running DP requests pause with their KV cache resident; those of a TP group that is split are
+    recomputed). A live switch takes 15 ms once the engines are ready. Choosing the present target layout means to stay.
+    Impossible actions are masked (`action_masks()`, `info["action_mask"]`). A masked action changes nothing, and is
+    counted and explained in `info["refused"]`. `step` also takes a `SetLayout` or `Redeploy` command, or None (stay).
 
     ## Observation space
 
-    `Dict(engines=(base engines, 13), cluster=(15 + 3 x classes,))`, float32 in [0, 64]. Rows and their units are named
-    in `envs.dp_tp.observation`: counts and rates are log1p(value / scale) with fixed scales, ratios are ratios. The
-    true output length of a request is nowhere in it.
+    `Dict(engines=(base engines, 13), cluster=(15 + 3 x classes,))`, float32 in [0, 64]. Rows and units are named in
+    `envs.dp_tp.observation`: counts and rates are log1p(value / scale) with fixed scales, ratios are ratios. The
+    observation does not contain the true output length of a request.
 
     ## Reward
 
     `objective.scale` times the weighted sum of the terms in `info["reward_terms"]` over the interval: `latency` (minus
     the growth of the sum over requests of TTFT / SLO + TPOT / SLO), `ttft_attainment/CLASS` and `tpot_attainment/CLASS`
-    (minus the promises broken), `goodput` (requests finished within both), `switch` (minus base engines reconfigured),
-    `abandoned` (minus requests refused, failed or left unfinished). `info["dt"]` is the time the step took, seconds.
+    (minus the number of SLO misses), `goodput` (requests finished within both SLOs), `switch` (minus the number of base
+    engines reconfigured), `abandoned` (minus the number of requests refused, failed or left unfinished). `info["dt"]`
+    is the time the step took, seconds.
 
     ## Start and end
 
-    An episode begins with an empty node, every base engine on its own, and the arrivals that its seed draws from the
-    split. The first decision falls at time zero, before anything has arrived, and chooses the first layout for nothing.
-    It is terminated when every request has been served, refused or lost, and truncated `drain_limit_s` after the
-    last arrival; what is unfinished then counts as missed and abandoned.
+    An episode begins with an empty node, all base engines separate, and the arrivals that its seed draws from the
+    split. The first decision is at time zero, before any arrival; its switch is free. The episode is terminated when
+    every request has been served, refused or lost. It is truncated `drain_limit_s` after the last arrival; unfinished
+    requests then count as missed and abandoned.
 
     ## Arguments
 

@@ -44,7 +44,7 @@ class DPTPEpisode(SteppedEpisode[DPTPConfig]):
         self._interval_ps = to_ps(config.decision_interval_s)
 
     def reset(self, seed: int, split: str | None = None) -> None:
-        """Begins the episode that a seed stands for: its arrivals, classes and failures.
+        """Begins the episode of a seed: its arrivals, classes and failures.
 
         Args:
             seed: Which episode.
@@ -67,7 +67,7 @@ class DPTPEpisode(SteppedEpisode[DPTPConfig]):
 
     @property
     def state(self) -> ClusterState:
-        """What the cluster shows at this decision; made when somebody asks."""
+        """Observable state of the cluster at this decision; built on first access."""
         if self._state is None:
             self._state = self.simulator.observe()
         return self._state
@@ -84,7 +84,7 @@ class DPTPEpisode(SteppedEpisode[DPTPConfig]):
 
         Args:
             action: An action, a command, or None (stay).
-            interval_s: Time to the next decision if no request asks for one before; None: the configuration's.
+            interval_s: Time to the next decision if no request triggers one before; None: the configuration's.
         """
         switched, refused = self._apply(action)
         simulator = self.simulator

@@ -56,7 +56,7 @@ CLUSTER_FEATURES = (
 
 CLASS_FEATURES = (
     "request_rate_short",
-    "ttft_misses_short",  # share of first tokens later than promised, exponential average
+    "ttft_misses_short",  # share of TTFT SLO misses, exponential average
     "tpot_misses_short",
 )
 

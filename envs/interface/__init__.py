@@ -1,1 +1,1 @@
-"""What environments, policies and both bodies share: state, commands, fleets, metrics, rewards."""
+"""Interface between environments, policies and backends: state, commands, fleets, metrics, rewards."""

@@ -1,7 +1,7 @@
-"""What a node of engines does, whichever body it has.
+"""The interface of a node of engines, simulated or live.
 
-A `Backend` is the calibrated simulator or live vLLM servers. It shows a `ClusterState` and obeys `Command`s; everything
-above it, environments, heuristics and learned policies, sees nothing else.
+A `Backend` is the calibrated simulator or live vLLM servers. It returns a `ClusterState` and executes `Command`s;
+environments, heuristics and learned policies use only this interface.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ class Backend(Protocol[WorkloadT]):
         ...
 
     def observe(self) -> ClusterState:
-        """What the cluster shows now."""
+        """Observes the present state of the cluster."""
         ...
 
     def apply(self, command: Command) -> Receipt:
-        """Begins to carry out a command, or refuses it."""
+        """Begins to execute a command, or refuses it."""
         ...
 
     def advance(self, until_s: float) -> bool:
-        """Lets time pass to `until_s`. Returns True if it stopped early because a request asks for a decision."""
+        """Advances time to `until_s`. Returns True if it stopped early because a request triggered a decision."""
         ...
 
     def results(self) -> RequestRecords:
-        """What happened to every request that has arrived."""
+        """Records of every request that has arrived."""
         ...

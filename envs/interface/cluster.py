@@ -1,4 +1,4 @@
-"""A node of GPUs, and what goes wrong in it."""
+"""A node of GPUs, and its faults."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ class ClusterSpec:
         gpu: Name of a GPU there.
         num_gpus: GPUs of the node.
         base_width: GPUs of one base engine; the node has num_gpus / base_width of them.
-        max_group: Most base engines that may be merged; None: all of them.
+        max_group: Most base engines in a group; None: all of them.
         layout: Layout at the start; None: every base engine on its own.
         weights: "whole" (each base engine holds the model and can be merged live) or "sharded".
         router: Built-in router: round_robin, least_requests, jsq (tokens over speed), affinity (urgent requests to the
             widest engines, the others to the narrower ones, jsq among them) or hold.
         order: Queue order of the engines: fcfs, priority (vLLM's), edf (earliest deadline first) or dpa (deadline and
-            priority aware); a deadline is the arrival plus the class's TTFT promise (SageServe, section 6.5).
+            priority aware); a deadline is the arrival plus the class's TTFT SLO (SageServe, section 6.5).
         dpa_expired_s: Under dpa, requests this long after their deadline come first (source: ours, the paper gives no
             value).
-        dpa_urgent_s: Under dpa, requests with no more than this left come before others (source: ours).
-        prefix_caching: Whether engines keep KV blocks of prompts that begin alike (workloads with `hash_ids`).
-        block_size: Tokens a KV block holds in a base engine; a group of p of them fits p times as many.
+        dpa_urgent_s: Under dpa, requests with at most this time left come before others (source: ours).
+        prefix_caching: Whether engines cache KV blocks of shared prompt prefixes (workloads with `hash_ids`).
+        block_size: Tokens per KV block in a base engine; a group of p of them fits p times as many.
         max_num_seqs: Most running requests of an engine.
         max_num_batched_tokens: Token budget of an iteration.
         long_prefill_token_threshold: Longest prefill chunk; 0 for none.
-        async_scheduling: Whether an iteration is put together while the one before it runs, so that an arrival waits
-            for one more (vLLM's default on GPUs); None: as the engine did that the profile was measured on.
+        async_scheduling: Whether an iteration is scheduled while the one before it runs, so that an arrival waits
+            for one more (vLLM's default on GPUs); None: as the engine of the profile.
         memory_utilization: Share of GPU memory that weights and KV may use.
         kv_blocks_override: KV blocks of a base engine; None: what fits its memory (vLLM's --num-gpu-blocks-override,
             which counts one block more, kept back as padding).
-        profile: File of a measured profile, or name of a committed one, which then says what model and GPU are; None:
+        profile: File of a measured profile, or name of a committed one, which then defines model and GPU; None:
             the committed one of `model` on `gpu`.
         switch_s: Duration of a live switch once the engines are ready for it; None: the profile's.
         cold_start_s: Duration of a cold start by engine width in GPUs; None: the profile's.

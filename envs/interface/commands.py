@@ -1,6 +1,6 @@
-"""What a node can be told: layouts, and how it comes to them.
+"""Commands to a node: changes of its layout.
 
-A command that cannot be carried out is refused with a reason and counted, never silently mended.
+A command that cannot be executed is refused with a reason and counted, never silently corrected.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class SwitchMode(IntEnum):
 
     SEQUENTIAL = 0  # wait for the stragglers
     SOFT = 1  # meanwhile idle members run waiting requests in DP; these are recomputed after the switch
-    HARD = 2  # running DP requests stand still with their KV resident; requests of a split TP group are recomputed
+    HARD = 2  # running DP requests pause with their KV resident; requests of a split TP group are recomputed
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class SetLayout:
 
 @dataclass(frozen=True, slots=True)
 class Redeploy:
-    """Stop every engine and start `layout` from cold; at time zero it is the initial deployment and costs nothing.
+    """Stop every engine and cold-start `layout`; at time zero it is the initial deployment and costs nothing.
 
     `weights="sharded"` gives each engine only its own shard (more room for KV, no live switching afterwards).
     `execution="shift"` runs wide batches sequence-parallel (Shift Parallelism), narrow ones tensor-parallel.
@@ -58,7 +58,7 @@ Command = SetLayout | Redeploy
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What became of a command."""
+    """Result of a command."""
 
     accepted: bool
     reason: str = ""  # why it was refused

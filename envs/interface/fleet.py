@@ -2,7 +2,7 @@
 
 A fleet is a list of replica groups. Groups of one model in one region form an endpoint; a request names a model and
 comes from a region, and goes to the endpoint of both, unless a policy sends it to another region. Replicas can be
-started and stopped; a group has a fixed number of places for them, and a place without a replica costs nothing.
+started and stopped; a group has a fixed number of replica slots (places), and an empty slot costs nothing.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class ReplicaSpec:
         role: mixed, or prefill and decode replicas that share a request (disaggregated prefill).
         max_num_seqs: Most running requests.
         max_num_batched_tokens: Token budget of an iteration.
-        block_size: Tokens a KV block holds.
+        block_size: Tokens per KV block.
         memory_utilization: Share of GPU memory that weights and KV may use.
-        kv_blocks: KV blocks; None: what the memory leaves.
+        kv_blocks: KV blocks; None: what fits the memory.
         engine: Serving engine in `calibration.engines` whose latency it has, at any width (`calibration.deployments`);
             empty: the profile of the model on the GPU, at the widths it was fitted at.
-        profile: File of a measured profile, or name of a committed one, which then says what model and GPU are; None:
+        profile: File of a measured profile, or name of a committed one, which then defines model and GPU; None:
             the committed one of the model on the GPU.
     """
 
@@ -82,13 +82,13 @@ class ReplicaSpec:
 
 @dataclass(frozen=True)
 class GroupSpec:
-    """Places for replicas of one kind in one region.
+    """Slots for replicas of one kind in one region.
 
     Args:
-        replica: What runs there.
+        replica: Kind of replica.
         count: Replicas that run at the start.
         places: Most replicas; None: `count`.
-        region: Where it is.
+        region: Name of the region.
     """
 
     replica: ReplicaSpec
@@ -109,15 +109,15 @@ class GroupSpec:
 
 @dataclass(frozen=True)
 class NetworkLatency:
-    """What a request pays that is served in another region than it comes from, either way round.
+    """Network latency of a request that is served in another region than its own, in both directions.
 
     One number stands for the whole round trip, so that the time to the first token is what the client sees; the request
-    reaches the engine that much later. Later tokens follow each other as fast as they come out, whatever the distance.
+    reaches the engine that much later. The distance does not change the time between later tokens.
     Source of sizes: SageServe, section 7.1, between data centres: below 0.5 s in 90 % of cases, 2.5 s in less than 2 %.
 
     Args:
         regions: The two regions.
-        round_trip_s: There and back, s.
+        round_trip_s: Round-trip time, s.
     """
 
     regions: tuple[str, ...]
@@ -131,10 +131,10 @@ class NetworkLatency:
 
 @dataclass(frozen=True)
 class SlowNode:
-    """Iterations at a place take `factor` times as long from `time_s` on, for `duration_s`; below 1 they are faster.
+    """Iterations of a replica slot take `factor` times as long from `time_s` for `duration_s`; below 1 they are faster.
 
-    The iteration in flight keeps its time. The worst of several that hold counts; a restart does not end them. Routers
-    go on counting with the nominal speed.
+    The iteration in flight is not affected. Of several at once the largest factor applies; a restart does not end them.
+    Routers continue to use the nominal speed.
     """
 
     time_s: float
@@ -152,10 +152,10 @@ class SlowNode:
 
 @dataclass(frozen=True)
 class Crash:
-    """The replica at a place fails at `time_s` and is started again.
+    """The replica in a slot fails at `time_s` and is restarted.
 
-    Requests that it runs fail, those that wait for it go elsewhere. One that was being taken out of service is gone;
-    one that was starting begins anew. An empty place has nothing to lose.
+    Its running requests fail, its waiting requests are routed again. A draining replica is removed;
+    a starting one restarts. An empty slot is not affected.
     """
 
     time_s: float
@@ -173,22 +173,22 @@ class FleetSpec:
     """A fleet and how its engines schedule; the fields that `ClusterSpec` has too mean the same.
 
     Args:
-        groups: Replica groups; the places of an endpoint are numbered in their order.
+        groups: Replica groups; the slots of an endpoint are numbered in their order.
         router: Built-in router within an endpoint: round_robin, least_requests, jsq or hold.
         order: Queue order of the engines: fcfs, priority, edf or dpa.
-        weight_source: Where a starting replica gets its weights from: "storage" (each at `storage_bytes_per_s`) or
+        weight_source: Source of a starting replica's weights: "storage" (each at `storage_bytes_per_s`) or
             "peer" (from a running replica of the same model in the region, if there is one, over its network link).
         storage_bytes_per_s: Bandwidth of loading from storage, bytes/s; `calibration.transitions.STORAGE_BYTES_PER_S`
             has measured ones, this is vLLM's default format.
         link_bytes_per_s: Bandwidth of a replica's network link, each way, bytes/s, shared max-min fairly by its
             transfers.
-        start_fixed_s: What a start takes after its weights have come, s: engine start and graph capture, here the
+        start_fixed_s: Time of a start after its weights are loaded, s: engine start and graph capture, here the
             fixed part of Flying Serving's cold starts (`calibration.transitions.COLD_START_RULE`).
-        migration_stage_s: What a stage of a live migration takes besides the copy over the link, s
+        migration_stage_s: Time of a stage of a live migration in addition to the copy over the link, s
             (`calibration.transitions.MIGRATION_STAGE_S`, after Llumnix).
         network: Latencies between regions; within one there is none.
-        default_round_trip_s: Latency between regions that `network` does not name, s; None: no way leads from one to
-            the other, and to send a request there is refused.
+        default_round_trip_s: Latency between regions that `network` does not name, s; None: they are not connected,
+            and sending a request there is refused.
     """
 
     groups: tuple[GroupSpec, ...]
@@ -223,7 +223,7 @@ class FleetSpec:
         check_not_negative(self, "default_round_trip_s", prefix="fleet.", finite=True)
 
     def round_trip_s(self, origin: str, region: str) -> float | None:
-        """Network latency of a request from one region that is served in another, s; None: no way leads there."""
+        """Network latency of a request from one region that is served in another, s; None: they are not connected."""
         if origin == region:
             return 0.0
         named = (latency.round_trip_s for latency in self.network if {origin, region} == set(latency.regions))
@@ -231,17 +231,17 @@ class FleetSpec:
 
     @property
     def num_places(self) -> int:
-        """Places of all groups."""
+        """Replica slots of all groups."""
         return sum(group.num_places for group in self.groups)
 
 
 @dataclass(frozen=True)
 class FleetConfig(FleetSpec):
-    """A fleet and what will go wrong in it.
+    """A fleet and its faults.
 
     Attributes:
         crashes: Replicas that fail.
-        slow_nodes: Places that slow down.
+        slow_nodes: Slots that slow down.
     """
 
     crashes: tuple[Crash, ...] = ()
@@ -255,14 +255,14 @@ class FleetConfig(FleetSpec):
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start a replica at an empty place."""
+    """Start a replica in an empty slot."""
 
     place: int
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Take a replica out of service: it finishes what it runs (`drain`), or its requests are sent elsewhere at once."""
+    """Take a replica out of service: it finishes its requests (`drain`), or they are routed elsewhere at once."""
 
     place: int
     drain: bool = True
@@ -270,7 +270,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class ResizeKV:
-    """Give a replica a KV pool of another size; after the iteration in flight it stands still while blocks are copied.
+    """Resize a replica's KV pool; after the iteration in flight it runs nothing while blocks are copied.
 
     What is running must fit the new pool (a smaller one holds for admission at once), and that the GPU memory. The pool
     stays with the place when its replica is started again.
@@ -285,10 +285,10 @@ class ResizeKV:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Send a request that no engine has yet to a replica of its model.
+    """Send a pooled request to a replica of its model.
 
-    In another region than its own it arrives after the network latency between the two; until then it cannot be sent
-    elsewhere, but if the replica is lost meanwhile it waits for a decision again.
+    In another region it arrives after the network latency between the two; until then it cannot be sent
+    to another replica. If the replica is lost meanwhile, it waits for a decision again.
     """
 
     request: int  # row of the workload
@@ -299,7 +299,7 @@ class Route:
 class Migrate:
     """Move a request to another replica of the endpoint, as Llumnix does (OSDI 24, section 4.2).
 
-    A decoding request moves KV and all while it goes on decoding (`envs.simulator.fleet.migrating`); one that waits in
+    A decoding request moves with its KV while it continues decoding (`envs.simulator.fleet.migrating`); one waiting in
     an engine's queue and has no KV moves at once. One whose prompt is being prefilled cannot move.
     """
 
@@ -309,14 +309,12 @@ class Migrate:
 
 @dataclass(frozen=True, slots=True)
 class Underway:
-    """What a policy sees of an operation."""
+    """An operation in progress, as a policy observes it."""
 
     kind: str  # starting, stopping, resizing or migrating
-    place: int  # where; of a migration, where it leads
+    place: int  # its slot; of a migration, the target
     started_s: float
-    due_s: (
-        float | None
-    )  # as things stand; None: when what it waits for has ended; of a migration, its present step
+    due_s: float | None  # expected end; None: it waits for requests; of a migration, end of the present step
     request: int | None = None  # of a migration, row of the workload
 
 

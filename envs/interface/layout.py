@@ -56,7 +56,7 @@ def all_groups(num_base: int, longest: int | None = None) -> tuple[Group, ...]:
 
 @lru_cache(maxsize=64)
 def all_layouts(num_base: int) -> tuple[Layout, ...]:
-    """Every layout of a node, from all merged to all apart."""
+    """Every layout of a node, from all merged to all separate."""
     all_groups(num_base)
     if num_base == 1:
         return ((1,),)
@@ -86,7 +86,7 @@ def groups_of(layout: Layout) -> tuple[Group, ...]:
 
 @lru_cache(maxsize=4096)
 def layout_of(groups: tuple[Group, ...]) -> Layout:
-    """The layout that groups, left to right, make up."""
+    """The layout of groups given left to right."""
     return tuple(group.length for group in groups)
 
 

@@ -1,7 +1,7 @@
-"""What became of every request, and the figures that follow from it.
+"""Request records, and metrics computed from them.
 
-Accounting is honest: every request that arrived counts. One that was refused, failed or has not finished misses its
-SLO, stands as infinity in the percentiles, and is left out only of the means, whose names say so (`*_mean_finished_s`).
+Every request that arrived counts. A request that was refused, failed or has not finished misses its
+SLO, is infinite in percentiles, and is excluded only from means, as their names say (`*_mean_finished_s`).
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ OUTCOME_NAMES = ("finished", "refused", "failed", "unfinished")
 
 PERCENTILES = (50, 90, 99)
 _PEAK_BIN_S = 1.0
-_AT_ONCE_S = 1e-6  # tokens closer together than this come out at once
+_AT_ONCE_S = 1e-6  # tokens closer together than this count as simultaneous
 
 
 @dataclass(frozen=True, eq=False)
 class RequestRecords:
-    """Every request that has arrived, one row each, in order of arrival.
+    """Records of every request that has arrived, one row each, in order of arrival.
 
     Attributes:
         index: (N,), row in the workload.
-        arrival_s: (N,), seconds since the episode began, as the other times; NaN there is what did not happen.
+        arrival_s: (N,), seconds since the episode began, as the other times; NaN: it did not happen.
         input_tokens: (N,), prompt length.
-        output_tokens: (N,), tokens asked for.
+        output_tokens: (N,), requested output tokens.
         class_id: (N,), request class.
         priority: (N,), the lower value is served first.
-        first_scheduled_s: (N,), when an engine first took it from the queue.
-        first_token_s: (N,), when its first token came out.
-        finish_s: (N,), when its last token came out.
-        generated_tokens: (N,), tokens that came out.
-        preemptions: (N,), times it was thrown out of a batch and recomputed.
-        engine: (N,), engine slot it ended on, -1 where it never reached one.
+        first_scheduled_s: (N,), time when an engine first scheduled it.
+        first_token_s: (N,), time of its first token.
+        finish_s: (N,), time of its last token.
+        generated_tokens: (N,), generated tokens.
+        preemptions: (N,), times it was preempted and recomputed.
+        engine: (N,), last engine slot; -1 if it never reached one.
         outcome: (N,), FINISHED, REFUSED, FAILED or UNFINISHED.
         cached_tokens: (N,), prompt tokens that were in the prefix cache when it was first scheduled; 0 if left out.
     """
@@ -80,29 +80,29 @@ class RequestRecords:
 
     @property
     def finished(self) -> NDArray[np.bool_]:
-        """Which requests got all of their answer, (N,)."""
+        """Whether each request was completed, (N,)."""
         return self.outcome == FINISHED
 
     @property
     def ttft_s(self) -> FloatArray:
-        """Time to first token, (N,) seconds, infinite where the request did not finish."""
+        """Time to first token, (N,) seconds, infinite if the request did not finish."""
         return self._elapsed(self.first_token_s)
 
     @property
     def e2e_s(self) -> FloatArray:
-        """Arrival to last token, (N,) seconds, infinite where the request did not finish."""
+        """Arrival to last token, (N,) seconds, infinite if the request did not finish."""
         return self._elapsed(self.finish_s)
 
     @property
     def queue_s(self) -> FloatArray:
-        """Arrival to first being scheduled, (N,) seconds, infinite where the request did not finish."""
+        """Arrival to first being scheduled, (N,) seconds, infinite if the request did not finish."""
         return self._elapsed(self.first_scheduled_s)
 
     @property
     def tpot_s(self) -> FloatArray:
-        """Mean time per output token after the first, (N,) seconds, infinite where the request did not finish.
+        """Mean time per output token after the first, (N,) seconds, infinite if the request did not finish.
 
-        NaN for a finished answer of one token, which has none; percentiles leave it out, as `vllm bench serve` does,
+        NaN for an output of one token; percentiles exclude it, as `vllm bench serve` does,
         and it cannot miss its SLO.
         """
         gaps = self.generated_tokens - 1.0
@@ -111,7 +111,7 @@ class RequestRecords:
         return np.where(self.finished, tpot, np.inf)
 
     def to_frame(self) -> pd.DataFrame:
-        """One row a request; the outcome by name."""
+        """One row per request, with the name of the outcome."""
         import pandas as pd
 
         columns = {entry.name: getattr(self, entry.name) for entry in fields(self)}
@@ -130,13 +130,13 @@ class RequestRecords:
     ) -> dict[str, Any]:
         """Results under the keys of `vllm bench serve --save-result --save-detailed`, ready for `to_jsonable`.
 
-        Lists hold an entry for every request that arrived. Where vLLM writes 0 for a request without an answer, here is
-        infinity (null in the file), and `errors` says why. The tokens between first and last are not timed one by one:
-        `itls` spreads them evenly.
+        Lists have an entry for every request that arrived. Without an answer, where vLLM writes 0, the value is
+        infinity (null in the file), and `errors` has the reason. Single tokens are not timed:
+        `itls` spreads them evenly between first and last.
 
         Args:
-            duration_s: length of the run, seconds; None takes it to the last token.
-            slos: promises by class name, for `request_goodput`; None leaves that null.
+            duration_s: length of the run, seconds; None: to the last token.
+            slos: SLOs by class name, for `request_goodput`; None: null.
             classes: class names in the order of `class_id`; needed with `slos`.
         """
         length_s = self.last_event_s if duration_s is None else duration_s
@@ -181,19 +181,19 @@ class RequestRecords:
 def summarise(
     records: RequestRecords, slos: Mapping[str, SLO], classes: Sequence[str], duration_s: float
 ) -> dict[str, float]:
-    """Figures of one episode, over all requests that arrived.
+    """Metrics of one episode, over all requests that arrived.
 
     Keys: `ttft_ tpot_ e2e_ queue_` with `p50_s p90_s p99_s` (over all requests) and `mean_finished_s` (over those that
-    finished); `slo_attainment` (both promises kept), `ttft_attainment`, `tpot_attainment`, as shares of all requests;
-    the same with `/CLASS` behind it for each class; `goodput_rps` (requests a second that keep both promises),
-    `request_throughput_rps`, `throughput_tokens_per_s` (all tokens that came out), `peak_throughput_tokens_per_s` (most
+    finished); `slo_attainment` (both SLOs attained), `ttft_attainment`, `tpot_attainment`, as shares of all requests;
+    the same with `/CLASS` behind it for each class; `goodput_rps` (requests/s that attain both SLOs),
+    `request_throughput_rps`, `throughput_tokens_per_s` (all generated tokens), `peak_throughput_tokens_per_s` (most
     in a whole second, each answer's tokens spread evenly between its first and its last); counts `arrived completed
     refused failed unfinished preemptions`; `cached_prompt_ratio`, the share of prompt tokens that were in the prefix
-    cache. A figure about no request at all is NaN.
+    cache. A metric over no request is NaN.
 
     Args:
-        records: what happened.
-        slos: promises by class name.
+        records: the request records.
+        slos: SLOs by class name.
         classes: class names in the order of `class_id`.
         duration_s: length of the episode, seconds.
 
@@ -268,10 +268,10 @@ def percentiles(values: FloatArray, which: Sequence[float] = PERCENTILES) -> lis
 
 
 def to_jsonable(value: Any) -> Any:
-    """Value with plain Python types that any JSON reader takes.
+    """Converts a value to plain Python types of strict JSON.
 
     Infinity becomes null, which therefore means "infinite" in every file of this project; an entry of a mapping that is
-    NaN, hence about nothing, is left out, and a NaN in a list becomes null as well.
+    NaN (undefined) is dropped, and a NaN in a list becomes null too.
     """
     if isinstance(value, Mapping):
         return {str(key): to_jsonable(entry) for key, entry in value.items() if not is_nan(entry)}
@@ -310,7 +310,7 @@ def _latency_figures(
 
 
 def _meets(records: RequestRecords, slos: Mapping[str, SLO], classes: Sequence[str]) -> NDArray[np.bool_]:
-    """Whether each request kept its TTFT and its TPOT promise: (2, N)."""
+    """Whether each request attained its TTFT and its TPOT SLO: (2, N)."""
     missing = [name for name in classes if name not in slos]
     if missing:
         raise ValueError(
@@ -328,7 +328,7 @@ def _meets(records: RequestRecords, slos: Mapping[str, SLO], classes: Sequence[s
 def _peak_throughput(records: RequestRecords, duration_s: float) -> float:
     """Most tokens in a whole second, tokens per second.
 
-    Tokens of a request come evenly from its first to its last; where the last is not on record, to the episode's end.
+    Tokens of a request are spread evenly from first to last, or to the episode's end if it has no last token.
     """
     begun = ~np.isnan(records.first_token_s) & (records.generated_tokens > 0)
     if not begun.any():

@@ -1,4 +1,4 @@
-"""What one knows of engines before they serve anything: what they are, and how fast they are by their profile."""
+"""Nominal properties of engines: hardware, limits, and speed by their profile."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, eq=False)
 class NominalEngines:
-    """The places of a fleet, P rows. Speeds are those of the calibrated profile, alone and undisturbed.
+    """The replica slots of a fleet, P rows. Speeds are those of the calibrated profile, without disturbances.
 
     Attributes:
-        models: Model that each serves.
+        models: Model of each.
         regions: Region of each.
         gpus: GPU of each.
         num_gpus: (P,) GPUs of each.
-        block_size: (P,) tokens a KV block holds.
-        kv_capacity_tokens: (P,) tokens that the KV pool holds.
+        block_size: (P,) tokens per KV block.
+        kv_capacity_tokens: (P,) capacity of the KV pool, tokens.
         max_num_seqs: (P,) most running requests.
         max_num_batched_tokens: (P,) token budget of an iteration.
         prefill_s_per_token: (P,) seconds a prompt token takes in an iteration full of them.
-        decode_s: (P, S + 1) seconds of a decode iteration by number of requests, without what their context adds.
-        kv_s_per_token: (P,) seconds that a token of context adds to a decode iteration.
+        decode_s: (P, S + 1) seconds of a decode iteration by number of requests, without the part of their context.
+        kv_s_per_token: (P,) seconds per token of context in a decode iteration.
     """
 
     models: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What an environment's reward adds up, in named terms."""
+"""Weights of the reward terms."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ class Objective:
     """Weights of the reward terms. Every term is reported whatever its weight.
 
     Attributes:
-        latency: On minus the sum over requests of TTFT / SLO + TPOT / SLO, accrued while requests are in the system
-            (Little's law), so that a decision's cost is seen in the interval it arises in.
-        ttft_attainment: On minus the number of requests whose first token came later than promised, or never.
-        tpot_attainment: On minus the number of requests whose tokens came slower than promised, or never.
-        goodput: On the number of requests finished within both promises.
-        switch: On minus the number of base engines that begin a reconfiguration.
-        abandoned: On minus the number of requests refused, failed or unfinished at the end. With the two misses it
-            makes giving up a request dearer than serving it late.
-        gpu_usd: On minus the price of machines whose instances serve, start or drain, USD (autoscaling).
-        startup_usd: On minus that part of it in which instances start: waste, counted once more.
-        backlog_usd: On minus the price of the machine time that non-interactive requests take which stand in line when
+        latency: Weight of minus the sum over requests of TTFT / SLO + TPOT / SLO, accrued while they are in the system
+            (Little's law), so that the cost of a decision is charged in the interval in which it arises.
+        ttft_attainment: Weight of minus the number of requests that miss their TTFT SLO.
+        tpot_attainment: Weight of minus the number of requests that miss their TPOT SLO.
+        goodput: Weight of the number of requests finished within both SLOs.
+        switch: Weight of minus the number of base engines that begin a reconfiguration.
+        abandoned: Weight of minus the number of requests refused, failed or unfinished at the end. With the two
+            SLO misses, giving up a request costs more than serving it late.
+        gpu_usd: Weight of minus the price of machines whose instances serve, start or drain, USD (autoscaling).
+        startup_usd: Weight of minus the part of `gpu_usd` during which instances start, in addition.
+        backlog_usd: Weight of minus the price of the machine time of non-interactive requests that are queued when
             an episode ends, at the benchmarked capacity, USD.
-        spot_rent_usd: On minus the price of machines that are leased to others as spot instances. 0: they are a sunk
+        spot_rent_usd: Weight of minus the price of machines that are leased to others as spot instances. 0: a sunk
             cost.
-        spot_revenue_usd: On what spot instances earn, USD.
+        spot_revenue_usd: Weight of the revenue of spot instances, USD.
         scale: Factor on the whole reward.
     """
 

@@ -1,4 +1,4 @@
-"""What a policy is told about the environment before an episode begins."""
+"""What a policy knows of the environment before an episode."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from serving_gym.envs.interface.slo import SLO
 
 
 class Setting(Protocol):
-    """What one environment tells its policies beforehand, besides what all do.
+    """Base class of an environment's own part of the policy specification.
 
     Attributes:
-        decision: What is decided there, as in "this policy decides how models share nodes".
+        decision: The kind of decision, as in "this policy decides how models share nodes".
     """
 
     decision: ClassVar[str]
@@ -29,12 +29,12 @@ class PolicySpec:
 
     Attributes:
         cluster: The cluster's specification: a `ClusterSpec`, a `FleetSpec`, or the environment's own.
-        slos: Latency promises, by class.
+        slos: SLOs, by class.
         classes: Names of the request classes, in the order of `ClusterState.totals`.
         decision_interval_s: Time between decisions, seconds; in routing, from the first hold to the next offer.
-        engines: What is known of the engines beforehand; None where their layout is what is decided.
-        queue_capacity: Requests that the router may hold; one more is refused.
-        setting: What the environment tells besides (capacities, nodes, endpoints); None: nothing.
+        engines: Nominal properties of the engines; None if the policy decides their layout.
+        queue_capacity: Most requests that the router may hold; further ones are refused.
+        setting: The environment's own part (capacities, nodes, endpoints); None: nothing.
     """
 
     cluster: object
@@ -58,10 +58,10 @@ class PolicySpec:
 
     @property
     def fleet(self) -> NominalEngines:
-        """The engines, which must be known beforehand.
+        """The engines, which must be known before the episode.
 
         Raises:
-            ValueError: the cluster is a node, whose engines are what is decided.
+            ValueError: the cluster is a node, whose layout the policy decides.
         """
         if self.engines is None:
             raise ValueError(
@@ -70,13 +70,13 @@ class PolicySpec:
         return self.engines
 
     def setting_of(self, kind: type[SettingT]) -> SettingT:
-        """What the environment tells besides, which must be of a kind.
+        """The environment's own part, which must be of a class.
 
         Args:
             kind: Class of the setting that the policy needs, such as `envs.deployment.state.DeploymentSetting`.
 
         Raises:
-            ValueError: the environment has another setting or none, so that another decision is taken there.
+            ValueError: the environment has another setting or none, so its decisions are of another kind.
         """
         if not isinstance(self.setting, kind):
             raise ValueError(f"this policy decides {kind.decision}; here another decision is taken")

@@ -1,4 +1,4 @@
-"""The reward: what the time from one decision to the next cost, term by term."""
+"""Reward terms of the interval between two decisions."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ _FINISHED, _TPOT_MET = TOTALS.index("finished"), TOTALS.index("tpot_met")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a step brought."""
+    """Result of a step."""
 
     reward: float
     terms: dict[str, float]  # before weighting, signed so that more is better
     dt_s: float  # to the next decision
     terminated: bool  # every request has been served, refused or lost
     truncated: bool  # the drain limit was reached
-    refused: str  # what could not be carried out, and why; or ""
+    refused: str  # why the action or a command was refused; "" if none was
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """What one decision interval brought, before weighting."""
+    """Reward terms of one decision interval, before weighting."""
 
     latency: float  # growth of the sum over requests of TTFT / SLO + TPOT / SLO
-    ttft_missed: NDArray[np.float64]  # (num_classes,) first tokens later than promised, or never
+    ttft_missed: NDArray[np.float64]  # (num_classes,) TTFT SLO misses
     tpot_missed: NDArray[np.float64]  # (num_classes,)
-    good: float  # requests finished within both promises
+    good: float  # requests finished within both SLOs
     switched: int  # base engines that began a reconfiguration
     lost: float  # requests refused, failed or left unfinished
 
@@ -91,7 +91,7 @@ class RewardMeter:
         self.reset()
 
     def reset(self) -> None:
-        """Starts from nothing."""
+        """Resets all totals to zero."""
         self._totals = np.zeros((self.num_classes, len(TOTALS)))
         self._latency_cost = 0.0
         self._nobody = np.zeros(self.num_classes, np.int64)
@@ -110,13 +110,13 @@ class RewardMeter:
         switched: int,
         abandoned: NDArray[np.int64] | None,
     ) -> Interval:
-        """What has happened since the last call.
+        """Returns the changes since the last call.
 
         Args:
             totals: (num_classes, len(TOTALS) or more), running.
             latency_cost: Running sum of TTFT / SLO + TPOT / SLO.
             switched: Base engines that began a reconfiguration.
-            abandoned: (num_classes,), requests that the end of the episode leaves unfinished; None: it goes on.
+            abandoned: (num_classes,), requests unfinished at the end of the episode; None: the episode continues.
         """
         missed = np.empty((2, self.num_classes))
         good, lost = _difference(

@@ -1,7 +1,7 @@
-"""Scaling a fleet: what instances are for, what can be changed, machines, the queue manager, and traffic in bins.
+"""Scaling a fleet: endpoints, pools, scaling commands, machines, the queue manager, and traffic in bins.
 
-A machine holds one instance, or is leased to others as a spot instance, or stands vacant. Endpoints are models in
-regions; the queue manager and the router between regions stand before them.
+A machine holds one instance, or is leased to others as a spot instance, or is vacant. An endpoint is a model in a
+region. The queue manager and the router between regions send requests to endpoints.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class Endpoint(NamedTuple):
 
 
 class Pool(IntEnum):
-    """Which requests an instance is for."""
+    """Requests that an instance serves."""
 
     MIXED = 0  # all: the unified pool
     INTERACTIVE = 1
     BATCH = 2
 
 
-# One row a time bin of an endpoint's traffic. Sums over the bin, save for those called mean.
+# One row per time bin of an endpoint's traffic. Sums over the bin, except means.
 TRAFFIC_DTYPE = np.dtype(
     [
         ("requests", np.float64),  # interactive ones that arrived
@@ -43,8 +43,8 @@ TRAFFIC_DTYPE = np.dtype(
         ("ttft_sum_s", np.float64),
         ("finished", np.float64),  # interactive requests that ended
         ("tpot_sum_s", np.float64),
-        ("violations", np.float64),  # interactive requests that missed a promise, as far as known
-        ("mean_concurrency", np.float64),  # requests inside, waiting ones included
+        ("violations", np.float64),  # interactive requests known to have missed an SLO
+        ("mean_concurrency", np.float64),  # requests in the system, including waiting ones
         ("mean_instances", np.float64),  # running instances
     ],
     align=True,
@@ -70,12 +70,12 @@ class Traffic:
         return len(self.rows)
 
     def last(self, seconds: float) -> NDArray[np.void]:
-        """The bins of the last seconds, all there are if it is fewer."""
+        """The bins of the last seconds; all bins if there are fewer."""
         bins = max(1, round(seconds / self.bin_s))
         return self.rows[-bins:]
 
     def windows(self, name: str, bin_s: float) -> NDArray[np.float64]:
-        """(windows, bins) a column, by windows that end where this history ends; what is left over at its start is not.
+        """(windows, bins), a column in windows that end with this history; an incomplete first window is dropped.
 
         Args:
             name: Column of TRAFFIC_DTYPE.
@@ -97,13 +97,13 @@ class Traffic:
 
 
 class Operation(StrEnum):
-    """What happens to instances of an endpoint."""
+    """Operations on instances of an endpoint."""
 
-    START = "start"  # on vacant machines, from nothing
-    RECLAIM = "reclaim"  # its own spot instances come back
-    REDEPLOY = "redeploy"  # spot instances of another model of the region give up their machines to it
-    DONATE = "donate"  # get no new requests, finish what they have, and become spot instances
-    STOP = "stop"  # get no new requests, finish what they have, and leave their machines vacant
+    START = "start"  # cold start on vacant machines
+    RECLAIM = "reclaim"  # its own spot instances return
+    REDEPLOY = "redeploy"  # takes the machines of spot instances of another model of the region
+    DONATE = "donate"  # drained, then leased as spot instances
+    STOP = "stop"  # drained, then removed; their machines become vacant
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +111,13 @@ class ScaleChange:
     """A change of the number of instances of an endpoint.
 
     Attributes:
-        endpoint: Whose.
-        operation: What happens.
-        count: To how many, at least 1.
-        places: Which ones go (DONATE and STOP); empty: the environment takes those with the fewest requests.
+        endpoint: The endpoint.
+        operation: The operation.
+        count: Number of instances, at least 1.
+        places: Instances to remove (DONATE and STOP); empty: those with the fewest requests.
         donor: Model whose spot instances give up their machines (REDEPLOY).
         gpu: Number of the kind of GPU (START, RECLAIM, REDEPLOY).
-        pool: What those that come are for.
+        pool: Pool of new instances.
     """
 
     endpoint: Endpoint
@@ -138,16 +138,16 @@ class ScaleChange:
 
     @property
     def signed(self) -> int:
-        """What it adds to the number of instances."""
+        """Change of the number of instances, with sign."""
         return -self.count if self.operation in (Operation.DONATE, Operation.STOP) else self.count
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """How freely non-interactive requests leave the queue manager for an endpoint from now on.
+    """Sets the release level of an endpoint: how fast non-interactive requests leave the queue manager for it.
 
     Attributes:
-        endpoint: Which.
+        endpoint: The endpoint.
         level: Number of the release level (`envs.autoscaling.config.QueueSpec`).
     """
 
@@ -167,14 +167,14 @@ PAPERS_LEVEL = 1  # of the default release levels: SageServe's
 
 @dataclass(frozen=True)
 class ReleaseLevel:
-    """How freely non-interactive requests leave the queue manager.
+    """Thresholds at which non-interactive requests leave the queue manager.
 
-    Every `QueueSpec.signal_period_s` each endpoint looks at its effective memory utilisation.
+    Every `QueueSpec.signal_period_s` each endpoint compares its effective memory utilisation with them.
 
     Attributes:
-        one_below_ratio: Below it one request of its model is released to it.
+        one_below_ratio: Below it, one request of its model is released to the endpoint.
         two_below_ratio: Below it, two.
-        requests: Requests that "one" stands for; SageServe has 1.
+        requests: Requests released as "one"; SageServe has 1.
     """
 
     one_below_ratio: float
@@ -192,7 +192,7 @@ class ReleaseLevel:
 
 
 DEFAULT_LEVELS = (
-    ReleaseLevel(0.0, 0.0),  # only what is overdue
+    ReleaseLevel(0.0, 0.0),  # only overdue requests
     ReleaseLevel(0.6, 0.5),  # SageServe, section 6.2
     ReleaseLevel(0.8, 0.7, 4),  # eager; source: ours
 )
@@ -204,16 +204,16 @@ class QueueSpec:
 
     Attributes:
         classes: Names of the request classes that are not interactive.
-        levels: Release levels to choose from; the one a policy has not chosen otherwise is `level`.
-        level: Number of the level at the start.
-        signal_period_s: Between two looks at utilisation, by queue manager and router alike. Source: ours; the paper
+        levels: Release levels to choose from.
+        level: Number of the initial level.
+        signal_period_s: Period at which queue manager and router read utilisation. Source: ours; the paper
             says "periodically".
-        deadline_s: When a non-interactive request must be done. Source: section 6.2, 24 h.
-        deadline_margin_s: One with no more than this left leaves the queue without a signal. Source: ours.
-        aged_s: Age from which one is on a par with interactive ones. Source: section 6.2, 10 h.
-        region_threshold_ratio: Utilisation under which a region takes interactive requests by preference. Source:
+        deadline_s: Deadline of non-interactive requests. Source: section 6.2, 24 h.
+        deadline_margin_s: A request with at most this time left leaves the queue without a signal. Source: ours.
+        aged_s: Age from which a request has the priority of interactive ones. Source: section 6.2, 10 h.
+        region_threshold_ratio: Utilisation under which a region is preferred for interactive requests. Source:
             section 6.1, 70 %.
-        hold: Whether there is a queue manager at all; without it these requests are routed as interactive ones.
+        hold: Whether there is a queue manager; without it these requests are routed like interactive ones.
     """
 
     classes: tuple[str, ...] = ("niw", "batch")
@@ -244,23 +244,23 @@ class QueueSpec:
 
 @dataclass(frozen=True)
 class MachineSpec:
-    """Machines, what they cost, and how long instances take to come.
+    """Machines, their prices, and start-up times of instances.
 
     A machine holds one instance; its kind is its number and kind of GPUs, as `4xH100`.
 
     Attributes:
-        per_region: Machines of each kind in every region; a kind not named: as many as the fleet has places for.
+        per_region: Machines of each kind in every region; other kinds: as many as the fleet has slots for.
         spot: Spot instances of each endpoint at the start, on machines of the first kind that its model runs on.
-        start_s: A start on a vacant machine, seconds; None: from the model's weights, `cluster.storage_bytes_per_s` and
+        start_s: Start on a vacant machine, seconds; None: from the model's weights, `cluster.storage_bytes_per_s` and
             `cluster.start_fixed_s`.
-        reclaim_median_s: Until a spot instance serves its own model again. Source: SageServe, section 7.1.
-        reclaim_max_s: At most. Source: section 7.1.
-        redeploy_s: Until a machine of another model's spot instance serves this one, weights in the region. Source:
+        reclaim_median_s: Median time until a spot instance serves its own model again. Source: SageServe, section 7.1.
+        reclaim_max_s: Its maximum. Source: section 7.1.
+        redeploy_s: Time until a machine of another model's spot instance serves this, weights in the region. Source:
             section 7.1.
-        remote_s: The same, and a start, where the region's storage lacks the weights. Source: section 7.1.
+        remote_s: Time of a redeployment or a start if the region's storage lacks the weights. Source: section 7.1.
         without_weights: Endpoints whose region lacks the model's weights, as `model@region`.
-        gpu_usd_per_h: Price by name of GPU; one not named: `calibration.hardware`, or 1 where that has none.
-        spot_revenue_ratio: What a spot instance earns, of its machine's price. Source: ours, of the order of cloud
+        gpu_usd_per_h: Price by name of GPU; others: `calibration.hardware`, or 1 if it has none.
+        spot_revenue_ratio: Revenue of a spot instance per machine price. Source: ours, of the order of cloud
             providers' discounts on spot machines (60 to 90 % off).
     """
 
@@ -294,7 +294,7 @@ class MachineSpec:
 
 
 class Held(IntEnum):
-    """What a machine that is not vacant is held for."""
+    """Use of a machine that is not vacant."""
 
     STARTING = 0
     RUNNING = 1

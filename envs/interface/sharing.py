@@ -1,4 +1,4 @@
-"""Sharing nodes: what is asked and when, rows of nodes, instances and requests, the setting, and commands."""
+"""Sharing nodes: decision events, rows of nodes, instances and requests, the setting, and commands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FloatArray = NDArray[np.float64]
 
 
 class TokenScheduler(StrEnum):
-    """Which instance of a node has its next iteration.
+    """Rule for the instance of a node that runs the next iteration.
 
     An iteration either prefills one waiting request of the instance or decodes one token of all its running ones.
     """
@@ -25,45 +25,45 @@ class TokenScheduler(StrEnum):
     )
     ROUND_ROBIN = "round_robin"  # the next one with work, by slot; in an instance, prefill first
     FCFS = "fcfs"  # of the unfinished request that arrived first; in an instance, prefill first
-    EXCLUSIVE = "exclusive"  # the one that had the last, until it has no work; then the first come
-    POLICY = "policy"  # the policy is asked wherever two or more have work
+    EXCLUSIVE = "exclusive"  # the last one until it has no work; then first come, first served
+    POLICY = "policy"  # the policy decides if two or more have work
 
 
 class Event(IntEnum):
-    """Why a policy is asked."""
+    """Event that triggers a decision."""
 
-    PLACEMENT = 0  # `SharingState.offered` waits for a place
+    PLACEMENT = 0  # `SharingState.offered` is to be placed
     FINISHED = 1  # requests of `instance` have ended (policies that manage memory only, as the next two)
     OPERATION = (
         2  # an operation on `node` is done: a load, a resize or an unload; an idle time-out began the unload
     )
     SHORTAGE = 3  # the KV pool of `instance` cannot hold the next tokens of its running requests
-    ITERATION = 4  # the next iteration of `node` is to be given (TokenScheduler.POLICY only)
+    ITERATION = 4  # the instance of the next iteration of `node` is to be chosen (TokenScheduler.POLICY only)
     END = 5  # the episode is over
-    NONE = 6  # nobody is asked: the simulator has come to the time that it was sent to
+    NONE = 6  # no decision: the simulator has reached the requested time
 
 
 class Retry(IntEnum):
-    """When a request that is held is offered again. Turns come every `retry_s` of the gateway."""
+    """When a held request is offered again. Retries are every `retry_s` of the gateway."""
 
-    ALWAYS = 0  # at its next turn
-    # At its first turn after an instance of its model has begun or lost a request, or a node has lost its last one.
+    ALWAYS = 0  # at its next retry
+    # At its first retry after an instance of its model has begun or lost a request, or a node has lost its last one.
     AFTER_RELEASE = 1
-    NEVER = 2  # no more: it has a place by `Reschedule`, or none
+    NEVER = 2  # never: only `Reschedule` can place it
 
 
 class InstanceStatus(IntEnum):
-    """What an instance slot is doing."""
+    """Status of an instance slot."""
 
     EMPTY = 0
-    LOADING = 1  # takes requests, runs none yet
+    LOADING = 1  # accepts requests, runs none yet
     SERVING = 2
-    RESIZING = 3  # its KV cache is copied; takes requests, runs none meanwhile
-    UNLOADING = 4  # takes none; its memory is held until it is done
+    RESIZING = 3  # its KV cache is copied; accepts requests, runs none meanwhile
+    UNLOADING = 4  # accepts no requests; its memory is held until it is done
 
 
 class RequestPhase(IntEnum):
-    """Where a request of the system is."""
+    """Phase of a request in the system."""
 
     HELD = 0  # has no instance: waits at the gateway
     WAITING = (
@@ -72,17 +72,17 @@ class RequestPhase(IntEnum):
     RUNNING = 2  # its KV cache is in its instance's pool
 
 
-# One row a node.
+# One row per node.
 NODE_DTYPE = np.dtype(
     [
         ("kind", np.int32),  # index into SharingSetting.kinds
         ("num_instances", np.int32),  # slots that are not EMPTY
-        ("memory_bytes", np.int64),  # what weights and KV caches may take
-        # What they take: an operation under way counts with the larger of what the instance had and will have.
+        ("memory_bytes", np.int64),  # memory for weights and KV caches
+        # Memory in use: an operation counts with the larger of the instance's memory before and after it.
         ("held_bytes", np.int64),
         ("at_work", np.int32),  # slot whose iteration runs; -1: idle
         ("prefilling", np.int32),  # row of the workload that this iteration prefills; -1: it decodes
-        ("due_s", np.float64),  # when it ends; what is not at work has now_s
+        ("due_s", np.float64),  # end of the iteration; now_s if idle
         ("busy_s", np.float64),  # in iterations, since the episode began
         ("used_s", np.float64),  # with an instance on it, since the episode began
     ],
@@ -100,17 +100,17 @@ INSTANCE_DTYPE = np.dtype(
         ("num_running", np.int32),  # RUNNING
         ("num_waiting", np.int32),  # WAITING
         ("weights_bytes", np.int64),
-        ("kv_bytes", np.int64),  # its KV pool; in a resize, what it had
-        ("kv_target_bytes", np.int64),  # its KV pool when the operation under way is done
+        ("kv_bytes", np.int64),  # its KV pool; during a resize, the old size
+        ("kv_target_bytes", np.int64),  # its KV pool after the present operation
         ("kv_used_tokens", np.int64),  # input and generated tokens of its running requests
-        ("operation_due_s", np.float64),  # when the operation under way is done; now_s where none is
-        ("idle_s", np.float64),  # for how long it has had no request; 0 where it has one
+        ("operation_due_s", np.float64),  # end of the present operation; now_s without one
+        ("idle_s", np.float64),  # time without a request; 0 if it has one
     ],
     align=True,
 )
 
 
-# One row a request that is in the system: never its true output length.
+# One row per request in the system, without its true output length.
 REQUEST_DTYPE = np.dtype(
     [
         ("index", np.int32),  # row of the workload; rows come in this order
@@ -119,8 +119,8 @@ REQUEST_DTYPE = np.dtype(
         ("phase", np.int32),  # RequestPhase
         ("input_tokens", np.int32),
         ("generated_tokens", np.int32),
-        ("max_output_tokens", np.int32),  # what its client declared
-        ("evictions", np.int32),  # times its KV cache was thrown away
+        ("max_output_tokens", np.int32),  # declared by its client
+        ("evictions", np.int32),  # times its KV cache was evicted
         ("arrival_s", np.float64),
         ("first_token_s", np.float64),  # -1 until it came
         ("ttft_slo_s", np.float64),  # max(2, input / 512) by default
@@ -130,7 +130,7 @@ REQUEST_DTYPE = np.dtype(
 )
 
 
-# One row a request that has finished since the last decision.
+# One row per request that has finished since the last decision.
 FINISHED_DTYPE = np.dtype(
     [
         ("index", np.int32),
@@ -145,7 +145,7 @@ FINISHED_DTYPE = np.dtype(
 
 @dataclass(frozen=True, slots=True)
 class SharedModel:
-    """What a model takes.
+    """Memory of a model.
 
     Attributes:
         name: Its name among the workload's models.
@@ -164,22 +164,22 @@ class SharedModel:
 
 @dataclass(frozen=True, eq=False)
 class SharingSetting:
-    """What is known before an episode.
+    """Setting known before an episode.
 
     Attributes:
         kinds: Names of the kinds of node, "cpu" and "gpu".
         node_kinds: (N,), kind of each node, an index into `kinds`.
-        memory_bytes: (N,), what weights and KV caches of a node may take.
+        memory_bytes: (N,), memory of a node for weights and KV caches.
         slots_per_node: Most instances on a node.
         sizes: Architectures, by name in `calibration.models`.
-        models: Models that requests ask for.
+        models: Models that requests name.
         prefill_s: (kinds, sizes, max_tokens + 1), profiled time of prefilling one request by its length; entry 0 is 0.
         decode_s: (kinds, sizes, max_num_seqs + 1), profiled time of a decode iteration by its batch, without the
             context's share.
         context_s: (kinds, sizes), what each token of context of the batch adds to a decode iteration.
         max_num_seqs: Most running requests of an instance.
         block_tokens: Tokens of a KV block: a pool holds whole blocks.
-        mean_output_tokens: Of the training split: a history to begin with.
+        mean_output_tokens: Mean of the training split, as initial history.
         keep_alive_s: After which an idle instance is unloaded.
         load_s: (kinds, sizes), how long a load takes.
         unload_s: How long an unload takes.
@@ -214,7 +214,7 @@ class SharingSetting:
         return self.num_nodes * self.slots_per_node
 
     def iteration_s(self, kind: int, size: int, batch: int, mean_tokens: float) -> float:
-        """Profiles a decode iteration, as running it once would.
+        """Profiled time of a decode iteration, seconds.
 
         Args:
             kind: Of the node.
@@ -227,13 +227,13 @@ class SharingSetting:
         )
 
     def resize_s(self, old_bytes: int, new_bytes: int) -> float:
-        """How long a KV pool takes to change its size, for which its instance runs nothing."""
+        """Time of a KV pool's resize, seconds, during which its instance runs nothing."""
         return kv_resize_s(old_bytes, new_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class NewInstance:
-    """A place that is yet to be: an instance of the request's model on a node, with a KV pool of so many bytes."""
+    """A new instance of the request's model on a node, with a KV pool of `kv_bytes`."""
 
     node: int
     kv_bytes: int
@@ -244,12 +244,12 @@ Place = int | NewInstance  # a slot, or a new instance
 
 @dataclass(frozen=True, slots=True)
 class Configure:
-    """How things are run from now on; what is None stays.
+    """Changes settings; None leaves a setting unchanged.
 
     Attributes:
         token_scheduler: Of all nodes.
-        manages_memory: Whether the policy manages memory: it is then asked at FINISHED, OPERATION and SHORTAGE events,
-            and the environment's manager stands aside.
+        manages_memory: Whether the policy manages memory: it then decides at FINISHED, OPERATION and SHORTAGE events,
+            and the environment's memory manager is off.
         keep_alive_s: After which an idle instance is unloaded.
     """
 
@@ -260,7 +260,7 @@ class Configure:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Starts an instance before any request asks for it."""
+    """Loads an instance without a request."""
 
     model: int
     node: int
@@ -269,16 +269,16 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Unload:
-    """Ends an instance, which must have no request."""
+    """Unloads an instance, which must have no request."""
 
     instance: int
 
 
 @dataclass(frozen=True, slots=True)
 class ResizeKV:
-    """Gives an instance another KV pool. It must be SERVING, and what is in the pool must fit.
+    """Resizes the KV pool of an instance. It must be SERVING, and the used blocks must fit.
 
-    The instance runs nothing meanwhile. If the node has not the memory now, the instance dies of it.
+    The instance runs nothing meanwhile. If the node lacks the memory now, the instance is killed.
     """
 
     instance: int
@@ -287,13 +287,13 @@ class ResizeKV:
 
 @dataclass(frozen=True, slots=True)
 class Reschedule:
-    """Takes a request out of its instance; its KV cache is lost and computed again where it goes.
+    """Takes a request out of its instance; its KV cache is lost and recomputed at its target.
 
-    A request whose iteration is under way loses what that computes.
+    If its iteration is running, the result of that iteration is lost.
 
     Attributes:
         request: Row of the workload.
-        to: Where it goes; None: to the gateway, which offers it at once.
+        to: Target instance; None: the gateway, which offers it at once.
     """
 
     request: int

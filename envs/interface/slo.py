@@ -1,4 +1,4 @@
-"""Latency promises to request classes."""
+"""SLOs of request classes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class SLO:
-    """Latency promise to a request class, seconds."""
+    """Latency SLO of a request class, seconds."""
 
     ttft_s: float
     tpot_s: float
@@ -22,13 +22,13 @@ class SLO:
                 raise ValueError(f"slo.{name} must be positive, got {getattr(self, name)}")
 
     def ttft_limits_s(self, input_tokens: NDArray[np.int32]) -> NDArray[np.float64]:
-        """TTFT promise to requests of some prompt lengths, (N,)."""
+        """TTFT SLOs of requests by prompt length, (N,) seconds."""
         return np.full(len(input_tokens), self.ttft_s)
 
 
 @dataclass(frozen=True)
 class LengthSLO(SLO):
-    """Latency promise whose time to first token grows with the prompt: max(ttft_s, ttft_s_per_token * input)."""
+    """Latency SLO whose TTFT grows with the prompt: max(ttft_s, ttft_s_per_token * input)."""
 
     ttft_s_per_token: float = 0.0
 
@@ -40,15 +40,15 @@ class LengthSLO(SLO):
             )
 
     def ttft_limits_s(self, input_tokens: NDArray[np.int32]) -> NDArray[np.float64]:
-        """TTFT promise to requests of some prompt lengths, (N,)."""
+        """TTFT SLOs of requests by prompt length, (N,) seconds."""
         return np.maximum(self.ttft_s, self.ttft_s_per_token * input_tokens)
 
 
 def promises(slos: Mapping[str, SLO], classes: Sequence[str]) -> tuple[SLO, ...]:
-    """Promises in the order of the workload's classes.
+    """SLOs in the order of the workload's classes.
 
     Raises:
-        ValueError: a class without one.
+        ValueError: a class has no SLO.
     """
     missing = [name for name in classes if name not in slos]
     if missing:

@@ -1,4 +1,4 @@
-"""What a cluster shows: rows of engines and of requests in flight, totals, and the state of a node."""
+"""Observable state of a cluster: rows of engines and of requests in flight, totals, and the state of a node."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from serving_gym.envs.interface.layout import Group, Layout
 
 
 class EngineStatus(IntEnum):
-    """What an engine slot is doing."""
+    """Status of an engine slot."""
 
     INACTIVE = 0  # a group that is not part of the layout
     ACTIVE = 1
-    DRAINING = 2  # finishes what it runs, takes nothing new
+    DRAINING = 2  # finishes its requests, takes no new ones
     SPECULATIVE = 3  # drained early in a soft switch and serving in DP until the others are done
-    PAUSED = 4  # stands still, KV resident
+    PAUSED = 4  # paused, KV resident
     DOWN = 5  # failed or starting
 
 
-# One row an engine slot. Everything here can be read off a real engine or its router.
+# One row per engine slot. All values are available from a real engine or its router.
 ENGINE_STATE_DTYPE = np.dtype(
     [
         ("status", np.int32),  # EngineStatus
         ("first_gpu", np.int32),
         ("width", np.int32),  # GPUs: the engine's TP degree
         ("num_running", np.int32),
-        ("num_prefilling", np.int32),  # of the running ones
+        ("num_prefilling", np.int32),  # of the running requests
         ("num_waiting", np.int32),
         ("pending_prefill_tokens", np.int64),
         ("context_tokens", np.int64),  # KV tokens of decoding requests
         ("kv_used_blocks", np.int64),
-        ("kv_capacity_blocks", np.int64),  # what is left of the pool after paused requests of other groups
+        ("kv_capacity_blocks", np.int64),  # the pool without blocks of paused requests of other groups
         ("kv_capacity_tokens", np.int64),
         ("preemptions", np.int64),  # since the episode began, as the next three
         ("generated_tokens", np.int64),
@@ -46,17 +46,17 @@ ENGINE_STATE_DTYPE = np.dtype(
 )
 
 
-# One row a request that the router has sent and whose answer has not ended. All of it is the router's own knowledge.
+# One row per request in flight. All values are the router's own records.
 IN_FLIGHT_DTYPE = np.dtype(
     [
         ("arrival_s", np.float64),
-        ("first_token_s", np.float64),  # -1 until it came
+        ("first_token_s", np.float64),  # -1 before it
         ("index", np.int32),  # row of the workload
-        ("place", np.int32),  # where it was sent
+        ("place", np.int32),  # its engine
         ("input_tokens", np.int32),
         ("predicted_tokens", np.int32),  # predicted output length
-        ("generated_tokens", np.int32),  # streamed back so far
-        ("max_output_tokens", np.int32),  # what its client declared
+        ("generated_tokens", np.int32),  # output tokens streamed so far
+        ("max_output_tokens", np.int32),  # declared by its client
         ("class_id", np.int32),
         ("priority", np.int32),
     ],
@@ -64,7 +64,7 @@ IN_FLIGHT_DTYPE = np.dtype(
 )
 
 
-# Columns of ClusterState.totals, one row a request class, counted since the episode began.
+# Columns of ClusterState.totals, one row per request class, counted since the episode began.
 TOTALS = (
     "arrived",
     "arrived_tokens",  # prompt tokens
@@ -94,7 +94,7 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class WaitingRequest:
-    """What a router sees of a request that has not begun: never its true output length."""
+    """A waiting request as the router observes it, without its true output length."""
 
     index: int
     arrival_s: float
@@ -106,20 +106,18 @@ class WaitingRequest:
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """What a policy may know at a decision."""
+    """State that a policy may read at a decision."""
 
     now_s: float
     engines: NDArray[np.void]  # (num_slots,) ENGINE_STATE_DTYPE
     layout: Layout  # groups that serve or are being drained, left to right
-    target_layout: Layout  # what the layout will be when every transition is done
+    target_layout: Layout  # layout after all transitions
     transitions: tuple[Transition, ...]
     num_pooled: int  # requests that no engine could take yet
     pooled_tokens: int  # their tokens to prefill
     totals: NDArray[np.float64]  # (num_classes, len(TOTALS))
-    waiting: tuple[WaitingRequest, ...]  # requests whose arrival asked for this decision, oldest first
-    stale: tuple[
-        int, ...
-    ] = ()  # engine slots whose gauges are too old to be trusted; in simulation none ever is
+    waiting: tuple[WaitingRequest, ...]  # requests whose arrival triggered this decision, oldest first
+    stale: tuple[int, ...] = ()  # engine slots with stale gauges; none in simulation
 
     @property
     def active(self) -> NDArray[np.void]:

@@ -1,4 +1,4 @@
-"""What a cluster has used up: GPU-hours, energy, money."""
+"""Resources used by a cluster: GPU-hours, energy, cost."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Running totals since the episode began, by place of a fleet; a node is one place.
+    """Running totals since the episode began, by replica slot of a fleet; a node is one slot.
 
     Attributes:
-        gpu_hours: (places,), for which GPUs were kept, busy or not.
-        energy_kwh: (places,), of the GPUs; NaN where their power is not known.
-        cost_usd: (places,), rent of the GPUs; NaN where their price is not known.
+        gpu_hours: (places,), for which GPUs were provisioned, busy or not.
+        energy_kwh: (places,), of the GPUs; NaN if their power is unknown.
+        cost_usd: (places,), rent of the GPUs; NaN if their price is unknown.
     """
 
     gpu_hours: NDArray[np.float64]

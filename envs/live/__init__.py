@@ -1,1 +1,1 @@
-"""The live body of a cluster: running vLLM servers behind the same `Backend` as the simulator."""
+"""The live backend: running vLLM servers behind the same `Backend` interface as the simulator."""

@@ -1,4 +1,4 @@
-"""The live body of a cluster: attaches to running vLLM servers and serves a workload with them."""
+"""The live backend: attaches to running vLLM servers and serves a workload with them."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ _STEP_S = 0.2
 
 
 class LiveBackend:
-    """Running vLLM servers, one engine each, behind `Backend`.
+    """Running vLLM servers, one engine each, as a `Backend`.
 
     The clock is real: it starts with the first `advance` after a `reset` and does not stop between two of them.
-    Requests arrive on time in a thread of their own. Use it in a `with` block: leaving it drops what is in flight.
+    A thread of its own sends requests on time. Use it as a context manager: at the end it drops requests in flight.
 
     Args:
         spec: The cluster; each endpoint is one base engine of `base_width` GPUs.
-        slos: Latency promise of each request class, in the order of the workload's classes.
-        settings: Servers and how to deal with them.
+        slos: SLO of each request class, in the order of the workload's classes.
+        settings: Servers and connection settings.
         trigger_classes: Classes whose arrival stops `advance` so that a decision can be taken.
 
     Attributes:
         refused_commands: Commands refused since the last reset.
 
     Raises:
-        ValueError: an address is wrong or nobody answers there, the number of endpoints is not that of the cluster's
-            base engines, the router is not to be had, or a server lacks a metric.
+        ValueError: an address is wrong or no server answers there, the number of endpoints is not that of the cluster's
+            base engines, the router is not available, or a server lacks a metric.
     """
 
     def __init__(
@@ -76,10 +76,10 @@ class LiveBackend:
     # -- Backend -------------------------------------------------------------------------------------------------------
 
     def reset(self, workload: Workload, faults: tuple[Fault, ...] = ()) -> ClusterState:
-        """Drops what is in flight, waits until the servers are empty, and prepares to serve `workload`.
+        """Drops requests in flight, waits until the servers are empty, and prepares to serve `workload`.
 
         Raises:
-            ValueError: the workload's classes are not those of the SLOs, faults or a closed loop are asked for, or a
+            ValueError: the workload's classes are not those of the SLOs, faults or a closed loop are requested, or a
                 server is not empty after half a minute.
         """
         if len(workload.classes) != len(self.slos):
@@ -102,18 +102,18 @@ class LiveBackend:
         return self.observe()
 
     def observe(self) -> ClusterState:
-        """What the cluster shows now."""
+        """Observes the cluster."""
         return self._loop.call(self._state)
 
     def apply(self, command: Command) -> Receipt:
-        """Refuses what would change attached servers; their present layout is granted, as it costs nothing."""
+        """Refuses commands that would change attached servers; their present layout is accepted at no cost."""
         present = isinstance(command, SetLayout) and tuple(command.layout) == self.layout
         receipt = Receipt(True) if present else Receipt(False, self._why_not(command))
         self.refused_commands += not receipt.accepted
         return receipt
 
     def advance(self, until_s: float) -> bool:
-        """Waits until `until_s`. Returns True if it stopped early because a request asks for a decision."""
+        """Waits until `until_s`. Returns True if it stopped early because a request triggered a decision."""
         self._wake.clear()
         self._triggered.clear()
         self._begin()
@@ -127,18 +127,18 @@ class LiveBackend:
         return False
 
     def results(self) -> RequestRecords:
-        """What happened to every request that has arrived."""
+        """Records of every request that has arrived."""
         return self._loop.call(self._session.ledger.records)
 
     def latency_cost(self) -> float:
         """Sum over requests of TTFT / SLO + TPOT / SLO, accrued so far."""
         return self._loop.call(lambda: self._session.ledger.latency_cost(self.now_s))
 
-    # -- the live body's own -------------------------------------------------------------------------------------------
+    # -- live only -----------------------------------------------------------------------------------------------------
 
     @property
     def servers(self) -> tuple[Server, ...]:
-        """What the servers say they are, by engine."""
+        """Server information, by engine."""
         return tuple(self._session.servers)
 
     @property
@@ -157,8 +157,8 @@ class LiveBackend:
         """Serves the whole workload, or as much of it as `limit_s` allows.
 
         Args:
-            limit_s: when to stop, seconds.
-            on_step: told the number of requests done, several times a second.
+            limit_s: time limit, seconds.
+            on_step: called with the number of finished requests, several times a second.
         """
         self._begin()
         while not self.idle and (limit_s is None or self.now_s < limit_s):
@@ -169,7 +169,7 @@ class LiveBackend:
                 on_step(ledger.arrived - ledger.num_in_flight - len(self._session.replay.pool))
 
     def details(self) -> dict[str, list[Any]]:
-        """Lists under keys of `vllm bench serve --save-detailed` that a live run knows better: `itls` (s), `errors`."""
+        """Lists for keys of `vllm bench serve --save-detailed` measured on live servers: `itls` (s), `errors`."""
         ledger = self._session.ledger
         return self._loop.call(
             lambda: {
@@ -179,13 +179,13 @@ class LiveBackend:
         )
 
     def send_lag_s(self) -> NDArray[np.float64]:
-        """How late each sent request left, seconds: what the client adds to an open loop."""
+        """Delay with which each request was sent, seconds: the client's error of an open loop."""
         sent_s = self._session.ledger.sent_s
         lag_s: NDArray[np.float64] = (sent_s - self.workload.arrival_s)[~np.isnan(sent_s)]
         return lag_s
 
     def close(self) -> None:
-        """Drops what is in flight and lets go of the servers."""
+        """Drops requests in flight and disconnects from the servers."""
         if self._loop.alive:
             self._loop.run(self._session.detach())
         self._loop.close()
@@ -231,7 +231,7 @@ class LiveBackend:
         )
 
     def _rows(self, now_s: float) -> NDArray[np.void]:
-        """One row a group, as in simulation; groups of more than one base engine are not active."""
+        """One row per group, as in simulation; groups of more than one base engine are not active."""
         rows = np.zeros(len(self._groups), ENGINE_STATE_DTYPE)
         rows["first_gpu"] = [group.first * self.spec.base_width for group in self._groups]
         rows["width"] = [group.length * self.spec.base_width for group in self._groups]
@@ -240,7 +240,7 @@ class LiveBackend:
 
 
 def _check_spec(spec: ClusterSpec, num_servers: int) -> None:
-    """Raises ValueError where attached servers cannot be the cluster."""
+    """Raises ValueError if attached servers cannot form the cluster."""
     if num_servers != spec.num_base:
         raise ValueError(
             f"backend.endpoints names {num_servers} servers, but the cluster has {spec.num_base} base engines "
@@ -249,7 +249,7 @@ def _check_spec(spec: ClusterSpec, num_servers: int) -> None:
     apart = (1,) * spec.num_base
     if spec.layout is not None and tuple(spec.layout) != apart:
         raise ValueError(
-            f"cluster.layout={tuple(spec.layout)} is not to be had: attached servers are engines of their own, "
+            f"cluster.layout={tuple(spec.layout)} is not available: attached servers are separate engines, "
             f"hence {apart}"
         )
     if spec.order not in ("fcfs", "priority"):

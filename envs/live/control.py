@@ -1,4 +1,4 @@
-"""What becomes of a decision that fails or comes too late, and how long a policy that starts servers may think."""
+"""Handling of failed and late decisions, and the time limit of policies that start servers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class NoDecision:
-    """What stands for an action where a policy has failed: the request goes by power of two choices.
+    """Replaces an action when a policy has failed: the request is sent by power of two choices.
 
     Attributes:
-        reason: How it failed.
+        reason: Why it failed.
     """
 
     reason: str
@@ -20,10 +20,10 @@ class NoDecision:
 
 @dataclass(frozen=True, slots=True)
 class ControlOverride:
-    """A decision that was taken out of the policy's hands: all was left as it was.
+    """A decision of the policy that was overridden: nothing was changed.
 
     Attributes:
-        at_s: When, seconds since the episode began.
+        at_s: Time since the episode began, seconds.
         reason: Why.
     """
 
@@ -32,10 +32,10 @@ class ControlOverride:
 
 
 class ControlDeadline:
-    """Watches one policy.
+    """Checks that a policy decides in time.
 
     Args:
-        within_s: Longest time a policy may take, s.
+        within_s: Longest decision time, s.
     """
 
     def __init__(self, within_s: float) -> None:
@@ -43,14 +43,14 @@ class ControlDeadline:
         self.shown()
 
     def shown(self) -> None:
-        """The policy sees the state now."""
+        """Starts the timer: the policy observes the state now."""
         self._shown_s = time.monotonic()
 
     def overrides(self, action: Any, now_s: float) -> list[ControlOverride]:
-        """Why a decision does not count, if it does not.
+        """Why a decision is overridden, if it is.
 
         Args:
-            action: What was decided.
+            action: The decision.
             now_s: Seconds since the episode began.
         """
         if isinstance(action, NoDecision):

@@ -1,4 +1,4 @@
-"""Addresses of servers: written as a user writes them, checked before anything is sent."""
+"""Checks server addresses given by the user."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ def check_endpoints(urls: Sequence[str], allow_remote: bool = False) -> tuple[st
     """The addresses without a trailing slash or `/v1`.
 
     Args:
-        urls: `http://HOST:PORT`, one a server.
-        allow_remote: whether a host beyond loopback may be given.
+        urls: `http://HOST:PORT`, one per server.
+        allow_remote: whether hosts other than loopback are allowed.
 
     Raises:
-        ValueError: none is given, one is not an HTTP address, lies beyond loopback, or is given twice.
+        ValueError: there are none, or one is not an HTTP address, is not loopback, or is repeated.
     """
     if not urls:
         raise ValueError(
@@ -45,7 +45,7 @@ def _checked(url: str, allow_remote: bool) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this machine, by its own word."""
+    """Whether a host is a loopback address, by its name or number."""
     if host == "localhost":
         return True
     try:

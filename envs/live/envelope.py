@@ -1,4 +1,4 @@
-"""What keeps a policy that reconfigures live servers from doing harm: every check says why it refuses, or nothing."""
+"""Safety limits for policies that reconfigure live servers: each check returns why it refuses, or nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class EnvelopeSettings:
     Attributes:
         min_dwell_s: Shortest time between two reconfigurations of one slot, s.
         most_per_hour: Reconfigurations of all slots in an hour.
-        most_usage_after: Most utilisation that those who stay may have by a scale-in: with N instances at utilisation u
+        most_usage_after: Most utilisation of the remaining servers after a scale-in: with N instances at utilisation u
             it is u N / (N - 1).
         min_ready: Fewest servers in service.
     """
@@ -34,7 +34,7 @@ class EnvelopeSettings:
 
 
 class Envelope:
-    """Remembers what has been done.
+    """Records reconfigurations and enforces the limits.
 
     Args:
         settings: The limits.
@@ -59,10 +59,10 @@ class Envelope:
         return ""
 
     def refuses_removal(self, num_ready: int, usage: float) -> str:
-        """Why one server less may not serve.
+        """Why no further server may be removed.
 
         Args:
-            num_ready: In service now.
+            num_ready: Servers in service.
             usage: Their mean utilisation, ratio.
         """
         if num_ready - 1 < self.settings.min_ready:
@@ -79,10 +79,10 @@ class Envelope:
     def room(
         self, now_s: float, going: Sequence[int], coming: Sequence[int], usage: float
     ) -> tuple[int, int]:
-        """How many servers may go now, and how many may come, each as if the others were left alone.
+        """Numbers of servers that may be removed and added now, each as if there were no other change.
 
         Args:
-            now_s: The time.
+            now_s: Present time, seconds.
             going: Slots in service.
             coming: Slots that could be brought into service.
             usage: Mean utilisation of those in service, ratio.
@@ -95,6 +95,6 @@ class Envelope:
         return min(able[0], left, fewer), min(able[1], left)
 
     def note(self, slot: int, now_s: float) -> None:
-        """A slot is being reconfigured."""
+        """Records the reconfiguration of a slot."""
         self._last_s[slot] = now_s
         self._recent_s.append(now_s)

@@ -1,7 +1,7 @@
-"""What a vLLM server says of itself on `/metrics`.
+"""Reads a vLLM server's gauges and counters from `/metrics`.
 
-Names drift between releases of vLLM, and a renamed metric that is read as zero makes a router herd: a metric that is
-not there is an error that names it.
+Names change between releases of vLLM, and a renamed metric read as zero makes a router herd. A missing metric is
+therefore an error that names it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _Sample = tuple[Mapping[str, str], float]
 
 
 class MissingMetricError(ValueError):
-    """A server's `/metrics` lacks what the live body reads."""
+    """A server's `/metrics` lacks a metric that the live backend reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +34,9 @@ class Gauges:
         num_running: Requests in the batch.
         num_waiting: Requests in the queue.
         kv_usage_ratio: Share of the KV blocks in use.
-        preemptions: Requests thrown out of the batch.
+        preemptions: Preempted requests.
         prompt_tokens: Prompt tokens computed.
-        generation_tokens: Tokens that came out.
+        generation_tokens: Generated tokens.
     """
 
     num_running: int
@@ -68,7 +68,7 @@ def read_gauges(text: str, url: str) -> Gauges:
 
     Args:
         text: the page.
-        url: whose page it is, for messages.
+        url: address of the server, for messages.
 
     Raises:
         MissingMetricError: a metric is not on the page.
@@ -91,7 +91,7 @@ def read_gauges(text: str, url: str) -> Gauges:
 
 
 def read_cache_config(text: str, url: str) -> CacheConfig:
-    """Reads the KV cache's size off a page of `/metrics`. vLLM keeps one block back, as padding.
+    """Reads the KV cache's size from a page of `/metrics`. vLLM reserves one block as padding.
 
     Raises:
         MissingMetricError: the metric or one of its labels is missing or not a number.
@@ -108,12 +108,12 @@ def read_cache_config(text: str, url: str) -> CacheConfig:
 def _label(labels: Mapping[str, str], name: str, url: str) -> int:
     value = labels.get(name, "")
     if not value.isdigit():
-        raise MissingMetricError(f"{url}/metrics: {CACHE_CONFIG} has {name}={value!r} where a number belongs")
+        raise MissingMetricError(f"{url}/metrics: {CACHE_CONFIG} has {name}={value!r}, which is not a number")
     return int(value)
 
 
 def _samples(text: str, names: tuple[str, ...]) -> dict[str, list[_Sample]]:
-    """Samples of some metrics; the library's parser sees only their lines, as a page has hundreds."""
+    """Samples of some metrics; only their lines are parsed, as a page has hundreds."""
     from prometheus_client.parser import text_string_to_metric_families
 
     wanted = "|".join(map(re.escape, names))
@@ -126,7 +126,7 @@ def _samples(text: str, names: tuple[str, ...]) -> dict[str, list[_Sample]]:
 
 
 def _hint(text: str, name: str) -> str:
-    """The nearest metric that is there."""
+    """The nearest metric on the page."""
     import difflib
 
     names = {line.split("{")[0].split(" ")[0] for line in text.splitlines() if line.startswith("vllm:")}

@@ -1,4 +1,4 @@
-"""What a locally launched server is started with."""
+"""Settings of a locally launched server."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ class LaunchSettings:
         model: Folder with the model's config.json, or its repository; None: a tiny Llama.
         tp_size: Tensor-parallel degree.
         pp_size: Pipeline-parallel degree.
-        memory_utilization: Share of GPU memory that it may use; on a CPU its KV pool is what counts.
-        sleep_mode: Whether it can be put to sleep; on GPUs only.
-        python: Python with vLLM; None: the one that SERVING_GYM_VLLM_PYTHON names.
-        block_size: Tokens a KV block holds.
-        kv_blocks: KV blocks for requests; vLLM keeps one more back. On a CPU only.
+        memory_utilization: Share of GPU memory that it may use; on a CPU the KV pool is set instead.
+        sleep_mode: Whether it supports sleep mode; on GPUs only.
+        python: Python with vLLM; None: the one in SERVING_GYM_VLLM_PYTHON.
+        block_size: Tokens per KV block.
+        kv_blocks: KV blocks for requests; vLLM reserves one more. On a CPU only.
         kv_bytes: KV pool of a rank, bytes, that block included; None: on a CPU `kv_blocks`, on a GPU what its share of
             memory leaves.
         max_model_len: Longest request, tokens.
         max_num_seqs: Most running requests.
         max_num_batched_tokens: Token budget of an iteration.
         order: fcfs or priority.
-        async_scheduling: Whether it schedules asynchronously; None: as vLLM does by itself.
+        async_scheduling: Whether it schedules asynchronously; None: vLLM's default.
         start_within_s: Longest time from start to first answer, seconds.
-        stop_within_s: Time to end in order before it is killed, seconds.
+        stop_within_s: Time to shut down before it is killed, seconds.
     """
 
     device: str = "cpu"
@@ -78,7 +78,7 @@ class LaunchSettings:
 
     @property
     def cores(self) -> frozenset[int]:
-        """Cores of this machine that it stays on; empty: any."""
+        """Cores that it is pinned to; empty: any."""
         if self.device != "cpu":
             return frozenset()
         bounds = [part.split("-") for part in re.split(r"[|,]", self.slot)]
@@ -88,7 +88,7 @@ class LaunchSettings:
         """Python to start the server with.
 
         Raises:
-            ValueError: none is named, or it does not exist.
+            ValueError: it is not set, or does not exist.
         """
         python = self.python or os.environ.get(PYTHON_VARIABLE)
         if not python:
@@ -142,7 +142,7 @@ def environment(settings: LaunchSettings) -> dict[str, str]:
             own["TORCH_COMPILE_DISABLE"] = "1"  # ranks on a CPU share no compiled code
     if settings.sleep_mode:
         own["VLLM_SERVER_DEV_MODE"] = "1"
-    # A server sees nothing of this process's own import path.
+    # A server does not inherit this process's import path.
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | own
 
 

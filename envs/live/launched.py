@@ -1,4 +1,4 @@
-"""Slots of this machine whose servers come and go: what fleets that start and stop servers have in common."""
+"""Base class of fleets that start and stop servers in slots of this machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from serving_gym.envs.live.transitions import Slot, SlotState
 from serving_gym.envs.workload.schema import Workload
 
 LOOK_EVERY_S = 0.1
-HELD = {  # what a slot's machine is held for; it is vacant in other states
+HELD = {  # state of a slot's machine; it is vacant in other states
     SlotState.STARTING: Held.STARTING,
     SlotState.CANARY: Held.STARTING,
     SlotState.WAKING: Held.STARTING,
@@ -37,23 +37,23 @@ GONE = (SlotState.STOPPED, SlotState.FAILED)
 
 
 class LaunchedRun(LiveRun):
-    """Servers that are launched here, of which some serve. Use it in a `with` block, which no server survives.
+    """Servers launched on this machine, some of them in service. A context manager, which stops all servers at the end.
 
-    A server that dies is ejected at once, what it had not begun goes to another, and it is started again after a while
-    that doubles each time; that is no reconfiguration of a policy's.
+    A server that dies is ejected at once, its requests without a token go to another, and it restarts after a delay
+    that doubles each time. Such restarts do not count as reconfigurations of the policy.
 
     Args:
-        slots: Places for servers, all stopped.
-        session: How requests get to them.
-        limits: What a policy may not do.
-        num_limited: What `limits` counts as slots.
-        back_off_s: How long after its first death a server is started again.
+        slots: Server slots, all stopped.
+        session: Connection to the servers.
+        limits: Safety limits of the policy.
+        num_limited: Number of slots for `limits`.
+        back_off_s: Delay of the restart after a server's first death, seconds.
 
     Attributes:
-        slots: Places for servers.
-        envelope: What has been reconfigured in the present run.
+        slots: Server slots.
+        envelope: Reconfigurations of the present run, and their limits.
         deaths: Servers that died in service.
-        begun_s: When the present run began, monotonic seconds.
+        begun_s: Start of the present run, monotonic seconds.
     """
 
     def __init__(
@@ -70,9 +70,9 @@ class LaunchedRun(LiveRun):
         self.deaths = 0
         self.begun_s = float("nan")
         self._died_s: dict[int, float] = {}
-        self._owed: set[int] = set()  # slots whose servers have died and are to serve again
+        self._owed: set[int] = set()  # slots whose servers have died and will be restarted
         self._times_died = [0] * len(self.slots)
-        self._known: dict[int, int | None] = {}  # process of each server that has said what it is
+        self._known: dict[int, int | None] = {}  # process of each server that has been probed
         session.in_service = self.in_service
         for number, slot in enumerate(self.slots):
             slot.in_flight = partial(self.in_flight, number)
@@ -83,12 +83,12 @@ class LaunchedRun(LiveRun):
     # -- a run ---------------------------------------------------------------------------------------------------------
 
     def prepare(self, workload: Workload, slos: tuple[SLO, ...], wanted: Iterable[int]) -> None:
-        """Drops what is in flight, brings some servers into service and the others out of it, and opens new books.
+        """Drops requests in flight, brings some servers into service and the others out of it, and begins a new ledger.
 
         Args:
             workload: Requests.
-            slos: Latency promise of each class.
-            wanted: Slots to be in service.
+            slos: SLO of each class.
+            wanted: Slots that should be in service.
 
         Raises:
             ValueError: a server does not start, or does not answer as vLLM does.
@@ -112,10 +112,10 @@ class LaunchedRun(LiveRun):
         self._loop.call(self._session.begin)
 
     def advance(self, until_s: float, stop: Callable[[], bool] = lambda: False) -> None:
-        """Waits until a time, or until `stop` says so.
+        """Waits until a time, or until `stop` returns true.
 
         Raises:
-            BaseException: what ended the run before its time.
+            BaseException: the error that ended the run early.
         """
         while True:
             self.look_after()
@@ -127,7 +127,7 @@ class LaunchedRun(LiveRun):
             time.sleep(min(ahead_s, LOOK_EVERY_S))
 
     def look_after(self) -> None:
-        """Ejects servers that have died and starts them again when their time has come; several times a second."""
+        """Ejects servers that have died and restarts them after their delay; called several times a second."""
         now_s = time.monotonic()
         for number, slot in enumerate(self.slots):
             if slot.eject_if_dead():
@@ -146,30 +146,30 @@ class LaunchedRun(LiveRun):
         self._learn()
 
     def on_death(self, number: int) -> None:
-        """A server that was in service has died."""
+        """Called when a server in service has died."""
         self.bring_back(number)
 
     def give_up(self, number: int) -> None:
-        """A server that has died is not to be started again."""
+        """Cancels the restart of a server that has died."""
         self._died_s.pop(number, None)
         self._owed.discard(number)
 
     def bring_back(self, number: int) -> None:
-        """A server that has died, or did not come up, is to be started again when its time has come."""
+        """Schedules the restart of a server that has died or failed to start."""
         self._died_s.setdefault(number, time.monotonic())
         self._owed.add(number)
 
     def in_service(self, number: int) -> bool:
-        """Whether a slot's server may be given requests."""
+        """Whether a slot's server takes requests."""
         slot = self.slots[number]
         return slot.state is SlotState.READY and self._known.get(number) == slot.server.pid
 
     def in_flight(self, number: int) -> int:
-        """Requests that a slot's server has by our own books."""
+        """Requests in flight on a slot's server, by the ledger."""
         return len(self._session.ledger.engines[number].in_flight) if self._session.begun else 0
 
     def _learn(self) -> None:
-        """Asks servers that have just started what they are; only then are they given requests.
+        """Probes servers that have just started; they take requests afterwards.
 
         Raises:
             ValueError: one does not answer as vLLM does.
@@ -181,7 +181,7 @@ class LaunchedRun(LiveRun):
             try:
                 self._loop.run(self._session.learn(number))
             except ValueError:
-                if slot.server.pid == pid:  # else it died before it could answer, and is ejected
+                if slot.server.pid == pid:  # otherwise it died before it answered, and is ejected
                     raise
             self._known[number] = pid
 
@@ -193,7 +193,7 @@ class LaunchedRun(LiveRun):
         return sum(slot.state is SlotState.READY for slot in self.slots)
 
     def engines(self) -> NDArray[np.void]:
-        """(S,) ENGINE_STATE_DTYPE; nothing is known of servers that do not run."""
+        """(S,) ENGINE_STATE_DTYPE; rows of stopped servers are empty."""
 
         def read() -> NDArray[np.void]:
             rows = np.zeros(len(self.slots), ENGINE_STATE_DTYPE)
@@ -217,7 +217,7 @@ class LaunchedRun(LiveRun):
         return table
 
     def start_times_s(self) -> list[float]:
-        """How long each start has taken, from the order to the answer to a request, s."""
+        """Duration of each start, from the order to the answer to a request, s."""
         return [
             starting_s + proving_s
             for slot in self.slots
@@ -227,7 +227,7 @@ class LaunchedRun(LiveRun):
         ]
 
     def close(self) -> None:
-        """Drops what is in flight and stops every server."""
+        """Drops requests in flight and stops every server."""
         super().close()
         ending = [threading.Thread(target=slot.close) for slot in self.slots]
         for thread in ending:
@@ -237,7 +237,7 @@ class LaunchedRun(LiveRun):
 
 
 def expected_server(url: str, settings: LaunchSettings) -> Server:
-    """What a server will be, before it has been asked: vLLM starts only where its longest request fits."""
+    """Expected information of a server before it is probed: vLLM starts only if its longest request fits."""
     blocks = -(-settings.max_model_len // settings.block_size)
     cache = CacheConfig(
         max(blocks, settings.kv_blocks if settings.device == "cpu" else 0), settings.block_size
@@ -246,7 +246,7 @@ def expected_server(url: str, settings: LaunchSettings) -> Server:
 
 
 def bring(slot: Slot, into_service: bool) -> None:
-    """Orders a slot into service or out of it, if it is not there or on its way."""
+    """Orders a slot into service or out of it, unless it is there or on its way."""
     wait_until_idle(slot)
     if into_service:
         if slot.state is SlotState.ASLEEP:

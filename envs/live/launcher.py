@@ -1,4 +1,4 @@
-"""Starts a vLLM server on this machine and never leaves it behind."""
+"""Starts a vLLM server on this machine, and always stops it at the end."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _TAIL_LINES = 3
 
 
 class LocalServer:
-    """A vLLM server of the tiny model, in a process group of its own; use it in a `with` block.
+    """A vLLM server of the tiny model in its own process group; a context manager.
 
     Args:
-        settings: how to start it.
-        folder: where model and log go; None: a folder that goes when the server does.
+        settings: launch settings.
+        folder: folder for model and log; None: a temporary one, removed with the server.
 
     Raises:
-        ValueError: it cannot be started, or does not answer in time; the message ends with its last words.
+        ValueError: it cannot be started, or does not answer in time; the message ends with the last lines of its log.
     """
 
     def __init__(self, settings: LaunchSettings, folder: Path | None = None) -> None:
@@ -58,12 +58,12 @@ class LocalServer:
 
     @property
     def pid(self) -> int | None:
-        """Process, and process group, of the server; None when it does not run."""
+        """Process id, and process group id, of the server; None if it is not running."""
         running = self._process is not None and self._process.poll() is None
         return self._process.pid if running and self._process is not None else None
 
     def stop(self) -> None:
-        """Ends the server and everything it started, in order if it can, by force if it must."""
+        """Stops the server and its child processes, by force after a time limit."""
         process, self._process = self._process, None
         if process is not None:
             _signal_group(process.pid, signal.SIGTERM)
@@ -77,13 +77,13 @@ class LocalServer:
             self._temporary.cleanup()
 
     def reserve(self) -> str:
-        """Chooses its address, which stays the same from then on; returns it."""
+        """Chooses its address, which then stays the same; returns it."""
         self._port = self._port or _free_port()
         self.url = f"http://127.0.0.1:{self._port}"
         return self.url
 
     def start(self) -> None:
-        """Starts it, or starts it anew at the same address; it does not answer at once."""
+        """Starts or restarts it at the same address, without waiting for it to answer."""
         model = self.settings.model or str(write_tiny_model(self.folder / "model"))
         self.reserve()
         assert self._port is not None
@@ -95,7 +95,7 @@ class LocalServer:
                 stderr=subprocess.STDOUT,
                 env=environment(self.settings),
                 cwd=self.folder,
-                start_new_session=True,  # its own group: Ctrl-C reaches us first, and we reach all of it
+                start_new_session=True,  # its own process group: Ctrl-C reaches this process, which stops the group
             )
         _keep_on(self._process.pid, self.settings.cores)
 
@@ -123,7 +123,7 @@ class LocalServer:
 
 @contextlib.contextmanager
 def ending_on_sigterm() -> Iterator[None]:
-    """Turns SIGTERM into an ordinary exit inside the block, so that `with` blocks end what they started."""
+    """Turns SIGTERM into a normal exit inside the block, so that context managers stop their servers."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -153,7 +153,7 @@ def _answers(url: str) -> bool:
 
 
 def _keep_on(process: int, cores: frozenset[int]) -> None:
-    """Keeps a process and what it will start on some cores, as far as they are to be had and the system knows how."""
+    """Pins a process and its children to cores, as far as they are available and the system supports it."""
     if cores and hasattr(os, "sched_setaffinity"):
         allowed = cores & os.sched_getaffinity(0)
         with contextlib.suppress(ProcessLookupError):
@@ -166,8 +166,8 @@ def _signal_group(group: int, number: signal.Signals) -> None:
 
 
 def _group_alive(process: subprocess.Popen[bytes]) -> bool:
-    """Whether the server or anything it started still runs."""
-    process.poll()  # reaps the leader, which otherwise stays a member
+    """Whether the server or one of its children still runs."""
+    process.poll()  # reaps the leader, which would otherwise remain a member
     try:
         os.killpg(process.pid, 0)
     except (ProcessLookupError, PermissionError):

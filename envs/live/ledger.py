@@ -1,4 +1,4 @@
-"""What the live body itself knows: the fate of every request, and the load it has put on each engine."""
+"""The client's own records: the state of every request, and the load sent to each engine."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _COLUMN = {name: number for number, name in enumerate(TOTALS)}
 
 @dataclass(slots=True)
 class EngineLoad:
-    """One engine as its client sees it; always up to date, unlike what the engine says of itself.
+    """Load of one engine by the client's own records; always up to date, unlike the engine's gauges.
 
     Attributes:
-        in_flight: Rows of the requests that were sent and are not done.
-        pending_tokens: Prompt tokens of those without a first token.
+        in_flight: Rows of the requests in flight.
+        pending_tokens: Prompt tokens of requests without a first token.
         decoding: Requests with a first token.
         context_tokens: Prompt and answer so far of the decoding ones, tokens.
         prefilled_tokens: Prompt tokens of all requests that got a first token.
-        generated_tokens: Tokens that came out.
-        busy_s: Time with something in flight, up to the last moment without, seconds.
-        busy_since_s: Begin of the present such time; NaN: nothing is in flight.
+        generated_tokens: Generated tokens.
+        busy_s: Time with requests in flight, without the present busy period, seconds.
+        busy_since_s: Start of the present busy period; NaN: nothing is in flight.
     """
 
     in_flight: set[int] = field(default_factory=set)
@@ -48,21 +48,21 @@ class EngineLoad:
     busy_since_s: float = float("nan")
 
     def busy_until(self, now_s: float) -> float:
-        """Time with something in flight up to now, seconds."""
+        """Time with requests in flight up to now, seconds."""
         return self.busy_s + (now_s - self.busy_since_s if self.in_flight else 0.0)
 
 
 class Ledger:
-    """Books of one run; times are seconds since it began.
+    """Records of one run; times are seconds since it began.
 
     Args:
         workload: requests, with arrivals in real time.
-        slos: promise of each class.
+        slos: SLO of each class.
         num_engines: engines.
 
     Attributes:
-        ttft_slo_s: (N,), promised to each row, as the next.
-        tpot_slo_s: (N,).
+        ttft_slo_s: (N,), TTFT SLO of each row, seconds.
+        tpot_slo_s: (N,), TPOT SLO of each row, seconds.
     """
 
     def __init__(self, workload: Workload, slos: tuple[SLO, ...], num_engines: int) -> None:
@@ -87,17 +87,17 @@ class Ledger:
 
     @property
     def num_in_flight(self) -> int:
-        """Requests that were sent and are not done."""
+        """Number of requests in flight."""
         return sum(len(load.in_flight) for load in self.engines)
 
     def book_arrival(self, row: int) -> None:
-        """The next request arrives."""
+        """Records the arrival of the next request."""
         assert row == self.arrived
         self.arrived += 1
         self._add(row, arrived=1, arrived_tokens=int(self.workload.input_tokens[row]))
 
     def book_sent(self, row: int, engine: int, now_s: float) -> None:
-        """A request goes to an engine."""
+        """Records that a request is sent to an engine."""
         load = self.engines[engine]
         if not load.in_flight:
             load.busy_since_s = now_s
@@ -107,7 +107,7 @@ class Ledger:
         self.token_times[row] = []
 
     def book_tokens(self, row: int, tokens: int, now_s: float) -> None:
-        """A request has `tokens` tokens by now."""
+        """Records that a request has `tokens` output tokens."""
         load, known = self.engines[self.engine[row]], int(self.generated[row])
         if known == 0:
             self._book_first_token(row, now_s)
@@ -119,7 +119,7 @@ class Ledger:
     def book_end(
         self, row: int, refused: bool, reason: str, server_ttft_s: float | None, now_s: float
     ) -> None:
-        """A request's stream has ended; without a reason it is whole."""
+        """Records the end of a request's stream; without a reason it is complete."""
         self._leave(row, now_s)
         if server_ttft_s is not None and not np.isnan(self.first_token_s[row]):
             scheduled_s = float(self.first_token_s[row]) - server_ttft_s
@@ -132,12 +132,12 @@ class Ledger:
         self._book_finish(row)
 
     def book_return(self, row: int, now_s: float) -> None:
-        """A request that had no token yet has lost its engine and waits for another."""
+        """Records that a request without a token has lost its engine and waits for another."""
         self._leave(row, now_s)
         self.engine[row], self.sent_s[row] = -1, np.nan
 
     def book_loss(self, row: int, refused: bool, reason: str, now_s: float) -> None:
-        """A request that is not in flight gets no answer, or no whole one."""
+        """Records that a request which is not in flight gets no complete answer."""
         self.end_s[row] = now_s
         self.outcome[row] = REFUSED if refused else FAILED
         self.reasons[row] = reason
@@ -154,7 +154,7 @@ class Ledger:
         return float((waiting + (end_s - first_s) / (tpot_slo_s * gaps)).sum())
 
     def records(self) -> RequestRecords:
-        """Every request that has arrived.
+        """Records of every request that has arrived.
 
         A server does not tell the preemptions of single requests (0 here), and when it first scheduled one only with
         `--enable-per-request-metrics` (else NaN).
@@ -177,13 +177,13 @@ class Ledger:
         )
 
     def reason(self, row: int) -> str:
-        """Why a request has no whole answer; empty where it has."""
+        """Why a request has no complete answer; empty if it has one."""
         return (
             "" if self.outcome[row] == FINISHED else self.reasons.get(row, OUTCOME_NAMES[self.outcome[row]])
         )
 
     def inter_token_s(self, row: int) -> list[float]:
-        """Gaps between the tokens of one request, seconds; tokens of one chunk came at once."""
+        """Inter-token latencies of one request, seconds; tokens of one chunk arrive together."""
         times = self.token_times.get(row, [])
         gaps: list[float] = []
         for (before, earlier_s), (after, later_s) in pairwise(times):
@@ -210,7 +210,7 @@ class Ledger:
         self._add(row, finished=1, tpot_sum_s=tpot_s, tpot_met=met, good=good, generated_tokens=tokens)
 
     def _leave(self, row: int, now_s: float) -> None:
-        """Takes a request off its engine's load."""
+        """Removes a request from its engine's load."""
         load, prompt = self.engines[self.engine[row]], int(self.workload.input_tokens[row])
         load.in_flight.discard(row)
         if self.generated[row] == 0:

@@ -12,13 +12,11 @@ from typing import Any, ClassVar, TypeVar
 T = TypeVar("T")
 
 
-_TURN_S = (
-    0.0005  # that a thread computes before it lets the other; Python's own 5 ms are all that a router has
-)
+_TURN_S = 0.0005  # thread switch interval, s; Python's default of 5 ms is the whole time budget of a router
 
 
 class LoopThread:
-    """Runs coroutines for a thread that has no loop; while there is one, threads of the process take shorter turns."""
+    """Runs coroutines in a background thread; meanwhile the process has a shorter thread switch interval."""
 
     _running: ClassVar[int] = 0
     _usual_turn_s: ClassVar[float] = 0.005
@@ -42,7 +40,7 @@ class LoopThread:
             raise
 
     def call(self, function: Callable[[], T]) -> T:
-        """Calls a function in the loop's thread, where nothing else runs meanwhile, and waits for its result."""
+        """Calls a function in the loop's thread, without interleaving, and waits for its result."""
 
         async def task() -> T:
             return function()

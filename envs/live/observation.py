@@ -1,7 +1,7 @@
-"""Joins what servers say of themselves with the live body's own counts into rows of `ENGINE_STATE_DTYPE`.
+"""Combines the servers' gauges with the client's own counts into rows of `ENGINE_STATE_DTYPE`.
 
-A reading is as old as the scrape; what was sent since then is known here. So the number of requests on an engine is the
-own one, plus those of other clients at the last reading; how they split into running and waiting is the server's word.
+Gauges are as old as the last scrape; the client knows the requests sent since then. The requests on an engine are
+the client's count plus other clients' requests at the last reading, split into running and waiting by the gauges.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from serving_gym.envs.live.servers import Server
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What is known of one engine.
+    """Gauges and status of one engine.
 
     Attributes:
-        gauges: Last good reading.
-        base: Reading when the run began, for counters.
+        gauges: Last successful reading.
+        base: Reading at the start of the run, as offset of counters.
         in_flight_then: Own requests in flight at the last reading.
-        fresh: Whether the reading is young enough to be believed.
-        answering: Whether the last attempt to read succeeded.
+        fresh: Whether the reading is not stale.
+        answering: Whether the last scrape succeeded.
     """
 
     gauges: Gauges
@@ -40,8 +40,8 @@ def split_requests(snapshot: Snapshot, load: EngineLoad, max_num_seqs: int) -> t
     """Running and waiting requests of an engine now.
 
     Args:
-        snapshot: the server's view.
-        load: the own view.
+        snapshot: the server's gauges.
+        load: the client's counts.
         max_num_seqs: most running requests.
     """
     gauges = snapshot.gauges
@@ -50,7 +50,7 @@ def split_requests(snapshot: Snapshot, load: EngineLoad, max_num_seqs: int) -> t
     )
     total = len(load.in_flight) + foreign
     if not snapshot.fresh or (gauges.num_waiting == 0 and total <= max_num_seqs):
-        running = min(total, max_num_seqs)  # what came since finds room in the batch
+        running = min(total, max_num_seqs)  # requests sent since then are assumed to fit in the batch
     else:
         running = min(max(gauges.num_running, load.decoding), total)
     return running, total - running
@@ -61,14 +61,14 @@ def fill_row(
 ) -> None:
     """Fills the row of one engine.
 
-    `pending_prefill_tokens` are the whole prompts of requests without a first token: how far a chunked one has come is
-    not to be had. `busy_s` is the time with something in flight.
+    `pending_prefill_tokens` are the whole prompts of requests without a first token; progress of a chunked prefill is
+    not available. `busy_s` is the time with requests in flight.
 
     Args:
         row: an element of ENGINE_STATE_DTYPE.
         server: the engine's server.
-        snapshot: the server's view.
-        load: the own view.
+        snapshot: the server's gauges.
+        load: the client's counts.
         max_num_seqs: most running requests.
         now_s: seconds since the run began.
     """
@@ -90,10 +90,10 @@ def fill_row(
 
 
 def in_flight_rows(ledger: Ledger, predicted: NDArray[np.int32]) -> NDArray[np.void]:
-    """(M,) IN_FLIGHT_DTYPE, requests that engines have.
+    """(M,) IN_FLIGHT_DTYPE, requests on engines.
 
     Args:
-        ledger: Books of the run.
+        ledger: Records of the run.
         predicted: (N,) predicted output lengths.
     """
     workload = ledger.workload

@@ -1,4 +1,4 @@
-"""Token ids of prompts that have exactly the lengths, and share exactly the prefixes, that a workload says."""
+"""Token ids of prompts with exactly the lengths and shared prefixes of a workload."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Prompts:
     Args:
         workload: lengths and prefix blocks; equal block ids are equal text.
         vocab_size: token ids lie below it; at least 32.
-        salt: changes every token, so that a prefix cache remembers nothing of an earlier run.
+        salt: changes every token, so that prefix caches of an earlier run do not hit.
 
     Raises:
         ValueError: the vocabulary is too small.

@@ -17,25 +17,25 @@ if TYPE_CHECKING:
     import aiohttp
 
 _POOL_INTERVAL_S = 0.05
-MOST_ATTEMPTS = 4  # times that a request is sent in all, if servers are lost before its first token
+MOST_ATTEMPTS = 4  # most attempts to send a request, if servers are lost before its first token
 
 
 class Replay:
-    """One run of a workload over some servers. Lives in the loop's thread.
+    """One run of a workload over several servers. Runs in the loop's thread.
 
     Args:
         session: HTTP client.
-        servers: engines, by slot; one that is started anew may be replaced by what it says of itself then.
-        ledger: books of the run.
+        servers: engines, by slot; entries are replaced when a server restarts.
+        ledger: records of the run.
         prompts: texts of the requests.
         router: chooses the engine of a row, -1: none can take it; None: requests wait in the pool until somebody sends
             them.
         send_priority: whether the servers' queues know priorities.
-        silence_s: longest silence of a server, or wait for one, before a request fails, seconds.
-        server_is_coming: whether one is on its way, for which requests wait longer than that.
-        on_arrival: told each row once it has arrived, and been routed where there is a router; not one that is refused.
-        on_return: told each row that lost its engine before its first token; None: it goes to the router again.
-        on_unreachable: told the engine that could not be reached, and why.
+        silence_s: longest time without data from a server, or without a server, before a request fails, seconds.
+        server_is_coming: whether a server is starting, for which requests wait longer than that.
+        on_arrival: called with each row that has arrived, after routing if there is a router; not for refused ones.
+        on_return: called with each row that lost its engine before its first token; None: it is routed again.
+        on_unreachable: called with an engine that could not be reached, and the reason.
     """
 
     def __init__(
@@ -58,9 +58,9 @@ class Replay:
         self.on_return, self.on_unreachable = on_return, on_unreachable
         self.pool: deque[int] = deque()  # rows that no engine could take yet
         self.begun_s = float("nan")  # monotonic
-        self.failure: BaseException | None = None  # an error of our own in a stream, which ends the run
+        self.failure: BaseException | None = None  # an internal error in a stream, which ends the run
         self._streams: dict[int, asyncio.Task[None]] = {}  # by row
-        self._recalled: set[int] = set()  # rows whose streams are being broken off for another engine
+        self._recalled: set[int] = set()  # rows whose streams are being cancelled to move to another engine
         self._bodies: dict[int, dict[str, object]] = {}  # of requests that no engine has
         self._attempts: dict[int, int] = {}  # how often a row has been sent
 
@@ -76,12 +76,14 @@ class Replay:
         return everyone and not self.pool and not self._streams
 
     async def run(self) -> None:
-        """Sends everything, from now on; ends when the last request is done."""
+        """Sends all requests from now on; returns when the last request is done."""
         self.begun_s = time.monotonic()
         pool = asyncio.create_task(self._serve_pool()) if self.router is not None else None
         try:
             for row, arrival_s in enumerate(self.ledger.workload.arrival_s):
-                body = self._body(row) if self._fits(row) else {}  # drawn ahead, so that sending is on time
+                body = (
+                    self._body(row) if self._fits(row) else {}
+                )  # drawn in advance, so that sending is on time
                 await asyncio.sleep(max(self.begun_s + float(arrival_s) - time.monotonic(), 0.0))
                 self._arrive(row, body)
             while not self.idle:
@@ -91,19 +93,19 @@ class Replay:
                 pool.cancel()
 
     async def abort(self) -> None:
-        """Drops every stream; the servers notice and free what they held."""
+        """Cancels every stream; the servers then free their resources."""
         streams = tuple(self._streams.values())
         for stream in streams:
             stream.cancel()
         await asyncio.gather(*streams, return_exceptions=True)
 
     def recall(self, engine: int) -> None:
-        """Takes back what an engine has not given a token for yet; it goes to the router, or the pool, again."""
+        """Takes back an engine's requests without a token; they return to the router or the pool."""
         for row in sorted(self.ledger.engines[engine].in_flight):
             self.recall_row(row)
 
     def recall_row(self, row: int) -> bool:
-        """Takes one request back. Returns whether it could be: a request that has a token stays where it is."""
+        """Takes one request back. Returns False if it has a token already and must stay."""
         if row not in self._streams or self.ledger.generated[row]:
             return False
         self._recalled.add(row)
@@ -136,12 +138,12 @@ class Replay:
         return max(server.most_tokens for server in self.servers)
 
     def tokens(self, row: int) -> int:
-        """Tokens a request may grow to, as its client declares."""
+        """Most tokens of a request, as declared by its client."""
         workload = self.ledger.workload
         return int(workload.input_tokens[row]) + int(workload.max_output_tokens[row])
 
     def _route(self, row: int) -> bool:
-        """Sends a request where the router says; False: nowhere."""
+        """Sends a request to the engine that the router chooses; False: none."""
         engine = -1 if self.router is None else self.router(row)
         if engine >= 0:
             self._send(row, engine)
@@ -152,7 +154,7 @@ class Replay:
 
         Args:
             row: of the workload.
-            engine: where to.
+            engine: its engine.
             priority: instead of its own, where the servers know priorities.
         """
         self.pool.remove(row)
@@ -174,7 +176,7 @@ class Replay:
         stream.add_done_callback(lambda stream: self._end_stream(row, stream))
 
     def _end_stream(self, row: int, stream: asyncio.Task[None]) -> None:
-        if self._streams.get(row) is stream:  # it has not been sent elsewhere meanwhile
+        if self._streams.get(row) is stream:  # it has not been sent to another engine in the meantime
             del self._streams[row]
         if not stream.cancelled() and stream.exception() is not None:
             self.failure = stream.exception()
@@ -203,7 +205,7 @@ class Replay:
                 self.ledger.book_end(row, end.refused, end.reason, end.server_ttft_s, self.now_s)
 
     def _take_back(self, row: int, body: dict[str, object]) -> None:
-        """A request has lost its server and had no token yet: it is as if it had not been sent."""
+        """Called when a request without a token has lost its server: it counts as not sent."""
         self.ledger.book_return(row, self.now_s)
         self._bodies[row] = body
         if not self._route(row):
@@ -212,7 +214,7 @@ class Replay:
                 self.on_return(row)
 
     async def _serve_pool(self) -> None:
-        """Offers pooled requests to the router again, in order; one that has waited too long fails."""
+        """Routes pooled requests again, in order; requests that have waited too long fail."""
         while True:
             await asyncio.sleep(_POOL_INTERVAL_S)
             for row in tuple(self.pool):

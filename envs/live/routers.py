@@ -1,6 +1,6 @@
-"""The built-in routers over live engines: same names and same choices as in the simulator.
+"""The built-in routers over live engines, with the names and rules of the simulator.
 
-They go by the live body's own counts, which are never stale, so that they do not herd.
+They use the client's own counts, which are never stale, so that they do not herd.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Candidate:
         available: Whether it takes requests.
         most_tokens: Longest request that fits, tokens.
         requests: Requests it runs or has in its queue.
-        tokens: Tokens it has yet to prefill or holds in its KV cache.
+        tokens: Tokens to prefill, plus tokens in its KV cache.
     """
 
     available: bool
@@ -43,13 +43,13 @@ class Router:
             differ in width, and attached ones are taken as equally wide: it is jsq.
 
     Raises:
-        ValueError: a router that live engines cannot have.
+        ValueError: the router is not available on live engines.
     """
 
     def __init__(self, name: str) -> None:
         if name not in LIVE_ROUTERS:
             raise ValueError(
-                f"router={name!r} is not to be had with backend=vllm (allowed: {', '.join(LIVE_ROUTERS)})"
+                f"router={name!r} is not available with backend=vllm (allowed: {', '.join(LIVE_ROUTERS)})"
             )
         self.name = name
         self._turn = 0
@@ -71,8 +71,8 @@ class Router:
 class WeightedRouter:
     """Chooses engines by shares of each workload type, as the simulator's `weighted` does.
 
-    Of the engines with a share of its type that can take a request, the one that is owed most has it (smooth weighted
-    round robin); where there is none, the one with fewest tokens of all that can.
+    Among engines with a share of its type that can take a request, smooth weighted round robin chooses; if there is
+    none, the engine with the fewest tokens that can take it.
 
     Attributes:
         types: (N,), workload type of each row.
@@ -85,7 +85,7 @@ class WeightedRouter:
         self._least = Router("jsq")
 
     def share_out(self, shares: NDArray[np.float64]) -> None:
-        """Sets what goes where from now on.
+        """Sets the shares of requests per engine.
 
         Args:
             shares: (E, J), of each type's requests that go to each engine, relative.

@@ -1,4 +1,4 @@
-"""One run after another on live servers, for a thread that is not the loop's: what all fleets have in common."""
+"""Base classes of fleets and environments on live servers, for threads other than the loop's."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ T = TypeVar("T")
 
 
 class LiveRun:
-    """A session with servers, in a loop of its own. Use it in a `with` block.
+    """A session with servers in its own event loop. A context manager.
 
     Args:
-        session: The servers, as the loop's thread has them.
+        session: The session in the loop's thread.
 
     Attributes:
         workload: Requests of the present run.
-        slos: Latency promise of each request class.
+        slos: SLO of each request class.
     """
 
     workload: Workload
@@ -41,7 +41,7 @@ class LiveRun:
 
     @property
     def settings(self) -> LiveSettings:
-        """How the servers are dealt with."""
+        """Connection settings."""
         return self._session.settings
 
     @property
@@ -51,7 +51,7 @@ class LiveRun:
 
     @property
     def servers(self) -> tuple[Server, ...]:
-        """What the servers say they are."""
+        """Server information, by engine."""
         return tuple(self._session.servers)
 
     @property
@@ -60,11 +60,11 @@ class LiveRun:
         return self._loop.call(lambda: self._session.replay.idle)
 
     def pooled(self) -> list[int]:
-        """Rows that no server has."""
+        """Rows of requests that are on no server."""
         return self._loop.call(lambda: list(self._session.replay.pool))
 
     def ask_ledger(self, question: Callable[[Ledger], T]) -> T:
-        """An answer from the books, while nothing is written into them."""
+        """Reads from the ledger in the loop's thread, where nothing writes meanwhile."""
         return self._loop.call(lambda: question(self._session.ledger))
 
     def books(self) -> tuple[NDArray[np.float64], float]:
@@ -72,7 +72,7 @@ class LiveRun:
         return self.ask_ledger(lambda ledger: (ledger.totals.copy(), ledger.latency_cost(self.now_s)))
 
     def results(self) -> RequestRecords:
-        """What happened to every request that has arrived."""
+        """Records of every request that has arrived."""
         return self.ask_ledger(Ledger.records)
 
     def unfinished(self) -> NDArray[np.int64]:
@@ -86,7 +86,7 @@ class LiveRun:
         return self.ask_ledger(count)
 
     def close(self) -> None:
-        """Drops what is in flight and lets go of the servers."""
+        """Drops requests in flight and disconnects from the servers."""
         if self._loop.alive:
             self._loop.run(self._session.detach())
         self._loop.close()
@@ -101,19 +101,19 @@ class LiveRun:
 
 
 class DrivesServers:
-    """What environments on live servers have in common.
+    """Mixin of environments on live servers.
 
     Attributes:
         fleet: The servers.
     """
 
-    survives_failures = True  # of a policy: `envs.live.control.NoDecision` stands for its action
+    survives_failures = True  # errors of a policy: `envs.live.control.NoDecision` replaces its action
     fleet: LiveRun
 
     def records(self) -> RequestRecords:
-        """What happened to every request that has arrived."""
+        """Records of every request that has arrived."""
         return self.fleet.results()
 
     def close(self) -> None:
-        """Lets go of the servers; those that were launched for the environment are stopped."""
+        """Disconnects from the servers; servers launched for the environment are stopped."""
         self.fleet.close()

@@ -1,4 +1,4 @@
-"""Reads the servers' `/metrics` at regular intervals and remembers how old each reading is."""
+"""Scrapes the servers' `/metrics` at regular intervals and records the age of each reading."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The last good reading of a server.
+    """The last successful reading of a server.
 
     Attributes:
-        gauges: What it said.
-        at_s: When the answer was asked for, monotonic seconds.
-        in_flight: Own requests on the server then.
+        gauges: The values.
+        at_s: Time of the request, monotonic seconds.
+        in_flight: Own requests on the server at that time.
     """
 
     gauges: Gauges
@@ -30,18 +30,18 @@ class Reading:
 
 
 class Scraper:
-    """Keeps one reading a server.
+    """Keeps the last reading of each server.
 
     Args:
         urls: servers.
         interval_s: time between two readings of a server, seconds.
-        stale_after_s: age from which a reading is called stale, seconds.
+        stale_after_s: age from which a reading is stale, seconds.
 
     Attributes:
-        readings: last good reading of each server.
-        problems: why the last attempt failed, by server; empty where it did not.
-        missing: a metric that a page lacked, which ends the run.
-        before_reading: own requests on a server; asked whenever a reading begins.
+        readings: last successful reading of each server.
+        problems: why the last scrape failed, by server; empty if it succeeded.
+        missing: error about a missing metric, which ends the run.
+        before_reading: returns own requests on a server; called at the start of each reading.
     """
 
     def __init__(self, urls: Sequence[str], interval_s: float, stale_after_s: float) -> None:
@@ -62,7 +62,7 @@ class Scraper:
         )
 
     def suspect(self, server: int, problem: str) -> None:
-        """Notes that a server could not be reached otherwise; the next good reading clears it."""
+        """Marks a server as unreachable until the next successful reading."""
         self.problems[server] = problem
 
     async def run(self, session: aiohttp.ClientSession) -> None:

@@ -1,4 +1,4 @@
-"""What a server is, asked once when the live body attaches to it."""
+"""Server information, read once when the live backend attaches."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Server:
 
     Attributes:
         url: Its address.
-        model: Name it serves.
-        root: Where its weights and configuration come from: a folder or a repository.
+        model: Name of the served model.
+        root: Source of its weights and configuration: a folder or a repository.
         version: Version of vLLM.
         max_model_len: Longest request it takes, tokens.
         cache: Its KV cache.
@@ -43,7 +43,7 @@ class Server:
 
 
 def open_client() -> aiohttp.ClientSession:
-    """An HTTP client that never holds a request back, as an open loop needs."""
+    """An HTTP client without a connection limit, as an open loop needs."""
     import aiohttp
 
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S)
@@ -51,15 +51,15 @@ def open_client() -> aiohttp.ClientSession:
 
 
 async def probe(session: aiohttp.ClientSession, url: str, model: str | None) -> Server:
-    """Asks a server what it is.
+    """Reads the information of a server.
 
     Args:
         session: HTTP client.
         url: the server.
-        model: name it should serve; None: the only one it has.
+        model: name of the model; None: the only one it serves.
 
     Raises:
-        ValueError: nobody answers, it is no vLLM server, the model is not there, or a metric is missing.
+        ValueError: no server answers, it is not a vLLM server, the model is not served, or a metric is missing.
     """
     served = await _get_json(session, url, "/v1/models")
     version = await _get_json(session, url, "/version")

@@ -1,4 +1,4 @@
-"""The part of the live body that lives in the loop's thread: servers, scraping, replay, and what they show."""
+"""The part of the live backend in the loop's thread: servers, scraping, replay and observation."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ _POLL_S = 0.2
 
 
 class LiveSession:
-    """Attached servers, and one run after another on them.
+    """Attached servers, and successive runs on them.
 
     Args:
-        settings: how to deal with the servers.
+        settings: connection settings.
         max_num_seqs: most running requests of each server, in the order of the addresses.
         order: queue order of the servers, fcfs or priority.
-        router: built-in router, or what else chooses; None: requests wait until somebody sends them.
-        on_arrival: told each row of the workload once it has arrived, and been routed where there is a router.
-        on_return: told each row whose server was lost before its first token; None: it is routed anew.
+        router: built-in router, or another one; None: requests wait until they are sent explicitly.
+        on_arrival: called with each row that has arrived, after routing if there is a router.
+        on_return: called with each row whose server was lost before its first token; None: it is routed again.
 
     Attributes:
-        servers: what the servers say they are, by engine; of one that was never asked, what it is expected to be.
-        ledger: books of the present run.
+        servers: server information, by engine; the expected information if a server was not probed yet.
+        ledger: records of the present run.
         replay: the present run.
         scraper: readings of `/metrics`.
-        in_service: whether a server is to get requests; all are unless somebody says otherwise.
-        server_is_coming: whether one is on its way that requests may wait for; none is unless somebody says so.
+        in_service: whether a server takes requests; by default all do.
+        server_is_coming: whether a server is starting that requests may wait for; by default none is.
     """
 
     servers: list[Server]
@@ -86,7 +86,7 @@ class LiveSession:
 
     @property
     def trouble(self) -> BaseException | None:
-        """What ended the present run before its time."""
+        """The error that ended the present run early."""
         if self.scraper.missing is not None:
             return self.scraper.missing
         task = self._replaying
@@ -95,7 +95,7 @@ class LiveSession:
         return task.exception() if task is not None and task.done() and not task.cancelled() else None
 
     async def attach(self, urls: tuple[str, ...]) -> None:
-        """Asks every server what it is.
+        """Reads the information of every server.
 
         Raises:
             ValueError: one does not answer as vLLM does.
@@ -104,12 +104,12 @@ class LiveSession:
         self.servers = list(await asyncio.gather(*(probe(client, url, self.settings.model) for url in urls)))
 
     async def expect(self, servers: Sequence[Server]) -> None:
-        """Takes note of servers that may start later, and stop again; each is to be asked when it has started."""
+        """Registers servers that may start later; each is probed when it has started."""
         self._open(tuple(server.url for server in servers))
         self.servers = list(servers)
 
     async def learn(self, number: int) -> None:
-        """Asks a server that has just started what it is; its counters begin at nothing.
+        """Reads the information of a server that has just started; its counters begin at zero.
 
         Raises:
             ValueError: it does not answer as vLLM does.
@@ -126,18 +126,18 @@ class LiveSession:
         return self._client
 
     async def detach(self) -> None:
-        """Drops what is in flight and lets go of the servers."""
+        """Drops requests in flight and disconnects from the servers."""
         await self._stop()
         if self._client is not None:
             await self._client.close()
             self._client = None
 
     async def drop(self) -> None:
-        """Drops what is in flight."""
+        """Drops requests in flight."""
         await self._stop()
 
     async def prepare(self, workload: Workload, slos: tuple[SLO, ...]) -> None:
-        """Drops what is in flight, waits until the servers are empty, and opens new books.
+        """Drops requests in flight, waits until the servers are empty, and begins a new ledger.
 
         Raises:
             ValueError: a server cannot be read, or does not become empty.
@@ -164,7 +164,7 @@ class LiveSession:
         self._scraping = asyncio.create_task(self.scraper.run(self._client))
 
     def _route_of(self, router: str | Chooser | None) -> Callable[[int], int] | None:
-        """What chooses the engine of a row; a built-in router begins anew."""
+        """The function that chooses the engine of a row; a built-in router is reset."""
         if router is None:
             return None
         if isinstance(router, str):
@@ -177,13 +177,13 @@ class LiveSession:
         self._replaying = asyncio.get_running_loop().create_task(self.replay.run())
 
     def fill_rows(self, rows: NDArray[np.void], now_s: float) -> None:
-        """Fills the first rows of ENGINE_STATE_DTYPE, one a server, as of `now_s`, seconds since the run began."""
+        """Fills the first rows of ENGINE_STATE_DTYPE, one per server, as of `now_s`, seconds since the run began."""
         for number, server in enumerate(self.servers):
             load, most = self.ledger.engines[number], self.max_num_seqs[number]
             fill_row(rows[number], server, self._snapshot(number), load, most, now_s)
 
     def gauges_s(self) -> float:
-        """When the oldest of the present readings was asked for, seconds since the run began."""
+        """Time of the oldest present reading, seconds since the run began."""
         asked_s = [reading.at_s for reading in self.scraper.readings if reading is not None]
         return min(min(asked_s) - self.replay.begun_s, self.replay.now_s) if self.begun else 0.0
 
@@ -219,12 +219,12 @@ class LiveSession:
             if time.monotonic() > deadline_s:
                 raise ValueError(
                     f"{self.scraper.urls[busy.index(max(busy))]} still has {max(busy)} requests after "
-                    f"{EMPTY_WITHIN_S:g} s; is somebody else using it?"
+                    f"{EMPTY_WITHIN_S:g} s; is another client using it?"
                 )
             await asyncio.sleep(_POLL_S)
 
     def candidates(self) -> list[Candidate]:
-        """Engines as the router sees them; one out of service or whose last reading failed is passed over."""
+        """Engines as the router's candidates; those out of service or with a failed reading are unavailable."""
         return [
             Candidate(
                 available=self.in_service(number) and not self.scraper.problems[number],

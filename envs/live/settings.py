@@ -1,4 +1,4 @@
-"""How the live body deals with its servers."""
+"""Settings of the live backend."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from serving_gym.calibration.fields import check_positive
 
 @dataclass(frozen=True)
 class LiveSettings:
-    """Words of the live body.
+    """Settings of the live backend.
 
     Attributes:
         endpoints: Running servers, `http://HOST:PORT`.
-        model: Name the servers serve; None: the only one they have.
-        speed: Factor on the arrival rate; every time on record is real seconds.
+        model: Name of the served model; None: the only one.
+        speed: Factor on the arrival rate; recorded times are real seconds.
         scrape_interval_s: Time between two readings of `/metrics`, seconds.
         stale_after_s: Age from which a reading is marked stale, seconds.
         decide_within_s: Longest time from the arrival of a request to the policy's decision about it, seconds; then it
-            is sent by power of two choices. None: as long as it takes.
-        silence_s: Longest wait for a server's next byte, or for any server to come back, before the request fails.
-        vocab_size: Token ids of prompts lie below it.
-        salt: Changes the prompts' tokens, so that a prefix cache remembers nothing of an earlier run.
-        allow_remote: Whether servers may lie beyond loopback.
+            is sent by power of two choices. None: no limit.
+        silence_s: Longest time without data from a server, or without any server, before a request fails, seconds.
+        vocab_size: Upper bound of the prompts' token ids.
+        salt: Changes the prompts' tokens, so that prefix caches of an earlier run do not hit.
+        allow_remote: Whether servers may be on other machines.
     """
 
     endpoints: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""One streamed completion: sends a prompt of token ids and tells of every token as it comes."""
+"""One streamed completion: sends a prompt of token ids and reports every token on arrival."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 _PREFIX = b"data: "
 _DONE = b"[DONE]"
 _NO_ROOM = (429, 502, 503, 504)
-_SLACK = 1.1  # a silence may last this much longer than it is allowed
-_MOST_TEXT = 200  # characters of a server's answer that a reason quotes
+_SLACK = 1.1  # tolerance of the silence limit
+_MOST_TEXT = 200  # characters of a server's response quoted in a reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +24,10 @@ class StreamEnd:
     """How a stream ended.
 
     Attributes:
-        refused: The server would not take the request (an HTTP status before any token).
-        lost: The server could not be reached, went away, went silent or had no room: another may do better.
-        reason: Why there is no whole answer; empty where there is one.
-        server_ttft_s: Scheduling to first token by the server's own clock, seconds; None where it does not say
+        refused: The server refused the request (an HTTP status before any token).
+        lost: The server was unreachable, disconnected, silent or overloaded: another server may serve the request.
+        reason: Why there is no complete answer; empty if there is one.
+        server_ttft_s: Scheduling to first token by the server's own clock, seconds; None if not reported
             (`--enable-per-request-metrics`).
     """
 
@@ -45,9 +45,9 @@ def completion_request(
     `continuous_usage_stats` counts the tokens of every chunk: a server that lags puts several into one.
 
     Args:
-        model: name the server goes by.
+        model: name of the served model.
         token_ids: prompt.
-        output_tokens: tokens wanted, neither more nor less.
+        output_tokens: exact number of output tokens.
         priority: vLLM's priority; None leaves it out, as servers with an fcfs queue refuse it.
     """
     body: dict[str, Any] = {
@@ -70,14 +70,14 @@ async def stream_completion(
     on_tokens: Callable[[int, float], object],
     silence_s: float,
 ) -> StreamEnd:
-    """Sends a request and follows its answer to the end; never raises for what a server does.
+    """Sends a request and reads its stream to the end; never raises for errors of the server.
 
     Args:
         session: HTTP client.
         url: the server.
         body: from `completion_request`.
-        on_tokens: told the number of tokens so far and the monotonic time, whenever it grows.
-        silence_s: longest wait for the next byte before the server counts as hung, seconds.
+        on_tokens: called with the number of tokens so far and the monotonic time, whenever it grows.
+        silence_s: longest time without data before the server counts as hung, seconds.
     """
     import aiohttp
 
@@ -116,26 +116,26 @@ async def stream_completion(
 
 
 class _Events:
-    """Cuts what has come into the payloads of server-sent events."""
+    """Splits received data into the payloads of server-sent events."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Payloads that `data` completes."""
+        """Returns the payloads that `data` completes."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         return [line[len(_PREFIX) :].strip() for line in lines if line.startswith(_PREFIX)]
 
 
 def _put_off(silence: asyncio.Timeout, silence_s: float) -> None:
-    """Something has come; the timer is set anew only after a tenth of the silence, as that costs more than a token."""
+    """Notes received data; the timer is reset only after a tenth of the silence limit, as a reset is expensive."""
     now_s, latest_s = asyncio.get_running_loop().time(), silence.when()
     if latest_s is None or latest_s < now_s + silence_s:
         silence.reschedule(now_s + _SLACK * silence_s)
 
 
 def _end(counted: int, wanted: int, server_ttft_s: float | None) -> StreamEnd:
-    """A stream that ended in order: whole only with every token."""
+    """The end of a regular stream: complete only with all tokens."""
     if counted != wanted:
         return StreamEnd(reason=f"{counted} tokens came where {wanted} were asked for")
     return StreamEnd(server_ttft_s=server_ttft_s)
@@ -143,12 +143,12 @@ def _end(counted: int, wanted: int, server_ttft_s: float | None) -> StreamEnd:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """What one event of a stream says.
+    """One event of a stream.
 
     Attributes:
         tokens: Tokens so far.
-        server_ttft_s: The server's own figure, which rides on the last chunk.
-        error: What went wrong.
+        server_ttft_s: The server's own measurement, in the last chunk.
+        error: Error message.
     """
 
     tokens: int = 0

@@ -1,4 +1,4 @@
-"""Several launched servers side by side; one that dies is started again, after a while that doubles each time."""
+"""Supervises several launched servers; a server that dies is restarted after a delay that doubles each time."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ FIRST_BACK_OFF_S, LONGEST_BACK_OFF_S = 1.0, 60.0
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """A server that died and was started again.
+    """A restart of a server that died.
 
     Attributes:
-        server: Which.
-        at_s: When, monotonic seconds.
-        waited_s: How long after its death was seen.
+        server: Index of the server.
+        at_s: Time, monotonic seconds.
+        waited_s: Delay after its death was detected, seconds.
     """
 
     server: int
@@ -31,15 +31,15 @@ class Restart:
 
 
 class LocalServers:
-    """Launched servers; use them in a `with` block, which they do not survive.
+    """Launched servers; a context manager, which stops them at the end.
 
     Args:
-        settings: How to start each.
-        folder: Where models and logs go, a folder each.
-        back_off_s: How long after its first death a server is started again; twice that after the second, and so on.
+        settings: Launch settings of each.
+        folder: Folder for models and logs, with a subfolder for each server.
+        back_off_s: Delay of the restart after a server's first death, seconds; twice that after the second, and so on.
 
     Attributes:
-        restarts: Servers that were started again, in order.
+        restarts: Restarts, in order.
 
     Raises:
         ValueError: one cannot be started, or does not answer in time.
@@ -58,7 +58,7 @@ class LocalServers:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Their addresses, which restarts do not change."""
+        """Their addresses; restarts do not change them."""
         return tuple(server.url for server in self.servers)
 
     def __enter__(self) -> LocalServers:
@@ -83,11 +83,11 @@ class LocalServers:
 
     @property
     def ready_s(self) -> list[float]:
-        """How long each took from its start to its first answer, s; those on different slots side by side."""
+        """Time of each from its start to its first answer, s; servers on different slots start in parallel."""
         return [self._took_s[number] for number in sorted(self._took_s)]
 
     def stop(self) -> None:
-        """Ends all of them."""
+        """Stops all servers."""
         self._ending.set()
         if self._watch.is_alive():
             self._watch.join()
@@ -95,7 +95,7 @@ class LocalServers:
             server.stop()
 
     def _await(self, number: int) -> None:
-        """Waits for a server's first answer, if it has not been seen."""
+        """Waits for a server's first answer, if it has not answered yet."""
         if number not in self._took_s:
             self.servers[number].wait_until_ready()
             self._took_s[number] = time.monotonic() - self._begun_s[number]

@@ -1,4 +1,4 @@
-"""What a slot for a server goes through: it starts, serves, is cordoned, drained, stopped, put to sleep and woken.
+"""State machine of a server slot: start, service, cordon, drain, stop, sleep and wake.
 
     STOPPED -> STARTING -> CANARY -> READY          start
     READY -> CORDONED -> DRAINING -> STOPPED        stop
@@ -50,7 +50,7 @@ class Deadlines:
 
     Attributes:
         drain_s: Until the last answer of a cordoned server; what runs then is lost.
-        canary_s: Until the answer to a request of our own.
+        canary_s: Until the response to a test request.
         sleep_s: Until a server sleeps.
         wake_s: Until it is awake.
     """
@@ -69,10 +69,10 @@ class Step:
     """A state that a slot has left.
 
     Attributes:
-        state: Which.
-        begun_s: When it took it, monotonic seconds.
-        took_s: How long it was in it.
-        note: What went wrong, if anything.
+        state: The state.
+        begun_s: Time of entering it, monotonic seconds.
+        took_s: Time spent in it, seconds.
+        note: Error message, if any.
     """
 
     state: SlotState
@@ -83,19 +83,19 @@ class Step:
 
 @dataclass
 class Slot:
-    """A place for one launched server; its transitions run one after another in a thread of their own.
+    """A slot for one launched server; its transitions run one after another in their own thread.
 
     Attributes:
         server: The server, running or not.
-        in_flight: Requests that it has by our own books.
-        deadlines: Of the steps.
-        canary: Asks a server for one token; raises OSError or ValueError where none comes in time.
-        on_change: Told when the state has changed.
+        in_flight: Requests in flight, by the client's ledger.
+        deadlines: Deadlines of the steps.
+        canary: Requests one token from a server; raises OSError or ValueError if none arrives in time.
+        on_change: Called when the state has changed.
         gate: Held while a server starts, sleeps or wakes: of slots that share a GPU one at a time may do so, as vLLM
             measures free memory when it starts.
-        state: What it is doing.
-        steps: What it has done.
-        since_s: When it took its present state, monotonic seconds.
+        state: Present state.
+        steps: Past states.
+        since_s: Time of entering the present state, monotonic seconds.
     """
 
     server: LocalServer
@@ -120,7 +120,7 @@ class Slot:
         return self._order((SlotState.STOPPED, SlotState.FAILED), "start", self._start)
 
     def stop(self, drain: bool = True) -> str:
-        """Takes a server out of service and stops it; without `drain` what it runs is lost."""
+        """Takes a server out of service and stops it; without `drain` its running requests are lost."""
         states = (SlotState.READY, SlotState.ASLEEP)
         return self._order(states, "stop", lambda: self._stop(drain))
 
@@ -137,7 +137,7 @@ class Slot:
         return self._order((SlotState.ASLEEP,), "wake", self._wake)
 
     def relaunch(self, settings: LaunchSettings) -> str:
-        """Drains a server, or ends one that sleeps, and starts it anew with other settings at the same address."""
+        """Drains a server, or stops a sleeping one, and restarts it with other settings at the same address."""
 
         def work() -> None:
             self._stop(True)
@@ -158,7 +158,7 @@ class Slot:
         """Notes that a server which should run has ended by itself; returns whether it has just been found so."""
         if self.state not in (SlotState.READY, SlotState.ASLEEP) or self.server.pid is not None:
             return False
-        self.server.stop()  # what it may have left behind
+        self.server.stop()  # stops leftover child processes
         self._enter(SlotState.FAILED, note="the server ended by itself")
         return True
 
@@ -171,7 +171,7 @@ class Slot:
         """How long each stay in one of these states was, s, where nothing went wrong."""
         return [step.took_s for step in self.steps if step.state in states and not step.note]
 
-    # -- what they do, in the slot's thread ----------------------------------------------------------------------------
+    # -- steps, in the slot's thread -----------------------------------------------------------------------------------
 
     def _order(self, states: tuple[SlotState, ...], what: str, work: Callable[[], None]) -> str:
         if self.state not in states:
@@ -223,7 +223,7 @@ class Slot:
     def _sleep(self, level: int) -> None:
         self._drain()
         if self.in_flight():
-            raise ValueError("what runs cannot be put to sleep")
+            raise ValueError("a server with running requests cannot sleep")
         with self.gate:
             post(f"{self.server.url}/sleep?level={level}", self.deadlines.sleep_s)
         self._enter(SlotState.ASLEEP)
@@ -242,11 +242,11 @@ class Slot:
 
 
 def ask_for_a_token(url: str, within_s: float) -> None:
-    """Asks a server for one token.
+    """Requests one token from a server.
 
     Raises:
-        OSError: it cannot be reached or says no.
-        ValueError: what comes is no answer.
+        OSError: it cannot be reached or refuses.
+        ValueError: the response is invalid.
     """
     body = {
         "model": SERVED_NAME,

@@ -1,4 +1,4 @@
-"""A cluster of GPUs, the replicas that it can be divided into, and where they stand."""
+"""A cluster of GPUs, its possible replicas, and their placement."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ class Cluster:
 
 @dataclass(frozen=True, order=True)
 class ReplicaKind:
-    """How a replica is parallelised, s_r: it has d_r = tp x pp GPUs.
+    """Parallelism of a replica, s_r: it has d_r = tp x pp GPUs.
 
     Attributes:
         tp: Tensor-parallel degree.
         pp: Pipeline-parallel degree.
-        role: mixed (does both), prefill or decode; OServe deploys mixed ones alone.
+        role: mixed (both), prefill or decode; OServe deploys only mixed replicas.
     """
 
     tp: int
@@ -81,10 +81,10 @@ class ReplicaKind:
 
 @dataclass(frozen=True)
 class Replica:
-    """A replica in its place.
+    """A placed replica.
 
     Attributes:
-        kind: How it is parallelised.
+        kind: Its parallelism.
         gpus: (tp x pp,) GPUs, stage by stage, in the order of their ranks. A stage lies in one machine.
     """
 
@@ -104,10 +104,10 @@ class Replica:
 
 @dataclass(frozen=True)
 class Deployment:
-    """Replicas in their places; a GPU without a replica is idle.
+    """Placed replicas; a GPU without a replica is idle.
 
     Attributes:
-        cluster: Where.
+        cluster: The cluster.
         replicas: Replicas, disjoint.
     """
 
@@ -130,7 +130,7 @@ class Deployment:
 
     @property
     def kinds(self) -> Counter[ReplicaKind]:
-        """How many replicas there are of each kind."""
+        """Number of replicas of each kind."""
         return Counter(replica.kind for replica in self.replicas)
 
     def __str__(self) -> str:
@@ -145,7 +145,7 @@ STAGE_IMBALANCE = 0.05
 
 
 def replica_kinds(model: ModelSpec, cluster: Cluster, max_pp: int = 8) -> tuple[ReplicaKind, ...]:
-    """Every kind that the architecture and the machines allow; whether it fits the memory is for the profile to say.
+    """Every kind that architecture and machines allow; the profile checks whether it fits the memory.
 
     A tensor-parallel degree divides the query heads and the inner width, and shares or repeats key/value heads evenly;
     it stays in a machine. A pipeline degree spreads the layers within `STAGE_IMBALANCE`.
@@ -172,6 +172,6 @@ def _divides(model: ModelSpec, tp: int) -> bool:
 
 
 def replica_spec(kind: ReplicaKind, engine: ReplicaSpec) -> ReplicaSpec:
-    """A replica of a kind on an engine whose other fields are given for one GPU."""
+    """Replica specification of a kind; other fields come from the engine's, given for one GPU."""
     blocks = None if engine.kv_blocks is None else engine.kv_blocks * kind.num_gpus
     return replace(engine, tp_size=kind.tp, pp_size=kind.pp, role=kind.role, kv_blocks=blocks)

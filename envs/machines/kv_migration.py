@@ -1,10 +1,10 @@
-"""KV caches that move at a switch (section 5.2), in layer-aligned chunks.
+"""Migration of KV caches at a switch (section 5.2), in layer-aligned chunks.
 
-Requests that go from one replica to another are moved together, layer by layer, by the same greedy plan as the weights.
-Chunks hold whole layers, as many as go into one; they go into buffers that are allocated beforehand. Short requests are
-drained instead: `envs.simulator.deployment.plane` says which.
+Requests that migrate from one replica to another move together, layer by layer, by the greedy plan of the weights.
+Chunks consist of as many whole layers as fit; their buffers are allocated in advance. Short requests are
+drained instead, see `envs.simulator.deployment.plane`.
 
-Source: ours, where the text has no number: what counts as short, how large a chunk is.
+Source: ours where the text has no number: the limit of short requests, the size of chunks.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ CHUNK_BYTES = 256e6
 
 @dataclass(frozen=True)
 class RequestKV:
-    """A request that runs when the deployment is switched.
+    """A request that is running at a switch.
 
     Attributes:
-        tokens: Tokens whose KV there is.
+        tokens: Tokens in its KV cache.
         source: Replica that runs it.
-        target: Replica that is to run it.
+        target: Replica that will run it.
     """
 
     tokens: int
@@ -63,16 +63,16 @@ def plan_kv(
     running: Sequence[RequestKV],
     chunk_bytes: float = CHUNK_BYTES,
 ) -> tuple[Chunk, ...]:
-    """Chunks in which the KV of requests moves. Requests whose replica stays as it is do not move.
+    """Chunks of the KV of migrating requests. Requests of unchanged replicas do not move.
 
     Args:
         cluster: The cluster.
         model: The model.
-        running: Requests that run.
+        running: Running requests.
         chunk_bytes: Most bytes of a chunk; one layer may be more.
 
     Raises:
-        ValueError: a chunk has no size.
+        ValueError: `chunk_bytes` is not positive.
     """
     if not chunk_bytes > 0:
         raise ValueError(f"chunk_bytes must be positive, got {chunk_bytes}")
@@ -87,7 +87,7 @@ def plan_kv(
 def _chunks(
     cluster: Cluster, model: ModelSpec, group: Sequence[RequestKV], chunk_bytes: float
 ) -> list[Chunk]:
-    """Chunks of requests that go from one replica to one other."""
+    """Chunks of requests that migrate from one replica to another."""
     shards = _kv_shards(model, group)
     by_pair: defaultdict[tuple[int, int], dict[int, float]] = defaultdict(dict)
     for transfer in greedy_switch_plan(cluster, shards):
@@ -102,7 +102,7 @@ def _chunks(
 
 
 def _batched(layers: dict[int, float], chunk_bytes: float) -> list[tuple[range, float]]:
-    """Consecutive layers that go into one chunk, with their bytes."""
+    """Consecutive layers of one chunk, with their bytes."""
     batches: list[tuple[range, float]] = []
     for layer, size in sorted(layers.items()):
         if batches and batches[-1][0].stop == layer and batches[-1][1] + size <= chunk_bytes:

@@ -1,4 +1,4 @@
-"""Where the replicas of a deployment stand. Source: ours; the paper says how many GPUs a replica has, not which.
+"""Placement of a deployment's replicas. Source: ours; the paper gives the number of GPUs of a replica, not which.
 
 A pipeline stage lies in one machine, as tensor parallelism needs NVLink; stages of one replica may lie in several. So
 replicas fit a cluster exactly when their stages can be packed into its machines.
@@ -12,14 +12,14 @@ from functools import lru_cache
 
 from serving_gym.envs.machines.cluster import Cluster, Deployment, Replica, ReplicaKind
 
-Widths = tuple[tuple[int, int], ...]  # (width of a stage, how many there are), wide ones first
+Widths = tuple[tuple[int, int], ...]  # (width of a stage, number of stages), wide ones first
 
 
 def stage_widths(kinds: Mapping[ReplicaKind, int]) -> Widths:
     """Stages of some replicas by width.
 
     Args:
-        kinds: How many replicas of each kind.
+        kinds: Number of replicas of each kind.
     """
     stages: Counter[int] = Counter()
     for kind, count in kinds.items():
@@ -37,15 +37,15 @@ def _pack(widths: Widths, room: tuple[int, ...]) -> tuple[tuple[int, int], ...] 
     """Exact bin packing, widest stages first; (width, free GPUs of its machine before) of those wider than 1, or None.
 
     Args:
-        widths: What is to be packed.
-        room: Free GPUs of each machine, fewest first; machines with equally many are alike.
+        widths: Widths to pack.
+        room: Free GPUs of each machine, fewest first; machines with equally many are equivalent.
     """
     if not widths:
         return ()
     if sum(width * count for width, count in widths) > sum(room):
         return None
     (width, count), rest = widths[0], widths[1:]
-    if width == 1:  # they go wherever there is room
+    if width == 1:  # stages of width 1 fit wherever there is room
         return ()
     left = (((width, count - 1),) if count > 1 else ()) + rest
     for free in sorted({free for free in room if free >= width}):
@@ -60,11 +60,11 @@ def _pack(widths: Widths, room: tuple[int, ...]) -> tuple[tuple[int, int], ...] 
 def place(
     cluster: Cluster, kinds: Mapping[ReplicaKind, int], previous: Deployment | None = None
 ) -> Deployment:
-    """Places replicas. Those that a previous deployment has as well stay where they are, if the others then fit.
+    """Places replicas. Those that a previous deployment has too keep their GPUs, if the others then fit.
 
     Args:
         cluster: The cluster.
-        kinds: How many replicas of each kind.
+        kinds: Number of replicas of each kind.
         previous: The deployment that is replaced.
 
     Raises:
@@ -86,7 +86,7 @@ def place(
 
 
 def _staying(wanted: Counter[ReplicaKind], previous: Deployment) -> list[Replica]:
-    """Replicas that both have, wide ones first."""
+    """Replicas that both deployments have, wide ones first."""
     left, stay = wanted.copy(), []
     for replica in sorted(previous.replicas, key=lambda r: (-r.kind.num_gpus, r.gpus)):
         if left[replica.kind] > 0:
@@ -98,7 +98,7 @@ def _staying(wanted: Counter[ReplicaKind], previous: Deployment) -> list[Replica
 def _place_beside(
     cluster: Cluster, wanted: Counter[ReplicaKind], stay: Sequence[Replica]
 ) -> tuple[Replica, ...] | None:
-    """Replicas of a deployment in which some stay where they are, or None if the others do not fit."""
+    """Places replicas while some keep their GPUs, or None if the others do not fit."""
     used = {gpu for replica in stay for gpu in replica.gpus}
     free = [
         [g for g in range(m * cluster.gpus_per_machine, (m + 1) * cluster.gpus_per_machine) if g not in used]

@@ -1,7 +1,7 @@
-"""Which GPUs hold which part of a model under a deployment.
+"""Weights of each GPU in a deployment.
 
-A replica spreads layers over its pipeline stages and every layer over the ranks of a stage. Two deployments cut the
-layers at different places; a shard is a piece that neither of them cuts, so that a GPU holds it whole or not at all.
+A replica divides layers over its pipeline stages and every layer over the ranks of a stage. Two deployments cut the
+layers at different points; a shard is a piece that neither of them cuts, so that a GPU holds it whole or not at all.
 The embedding goes with the first stage, the output head with the last. Stages are as equal as they can be, longer ones
 first (source: ours). Norms and routers are counted as spread like everything else, key/value projections that are
 repeated on several ranks as spread too (source: ours, per mille of the weights).
@@ -27,7 +27,7 @@ HEAD_BYTES_PER_WEIGHT = (
 
 @dataclass(frozen=True)
 class Shard:
-    """A piece of one layer, with who has it and who needs it.
+    """A piece of one layer, with the GPUs that have it and that need it.
 
     Attributes:
         layer: 0 to num_layers + 1: the embedding, the layers, the head.
@@ -35,7 +35,7 @@ class Shard:
         end: Where it ends, ratio.
         size_bytes: V_m, bytes.
         sources: S_m, GPUs that hold it.
-        targets: T_m, GPUs that are to hold it.
+        targets: T_m, GPUs that need it.
     """
 
     layer: int
@@ -51,7 +51,7 @@ def stage_layers(num_layers: int, stages: int) -> tuple[range, ...]:
     """Layers of each stage among 0 to num_layers + 1: the embedding is the first of them, the head the last.
 
     Args:
-        num_layers: Of the model.
+        num_layers: Layers of the model.
         stages: Pipeline-parallel degree.
     """
     ends = np.cumsum([len(part) for part in np.array_split(np.arange(num_layers), stages)]).tolist()
@@ -68,17 +68,17 @@ def layer_bytes(model: ModelSpec) -> list[float]:
 
 
 def cuts(deployments: Sequence[Deployment]) -> list[Fraction]:
-    """Where some replica cuts a layer, 0 and 1 included."""
+    """Positions where a replica cuts a layer, including 0 and 1."""
     widths = {replica.kind.tp for deployment in deployments for replica in deployment.replicas} or {1}
     return sorted({Fraction(i, tp) for tp in widths for i in range(tp + 1)})
 
 
 def holders(replicas: Sequence[Replica], num_layers: int, layer: int, start: Fraction) -> tuple[int, ...]:
-    """GPUs that hold the piece of a layer which begins at `start`; nobody cuts it further.
+    """GPUs that hold the piece of a layer which begins at `start`; no replica cuts it further.
 
     Args:
-        replicas: Of a deployment.
-        num_layers: Of the model.
+        replicas: Replicas of a deployment.
+        num_layers: Layers of the model.
         layer: 0 to num_layers + 1.
         start: Ratio.
     """

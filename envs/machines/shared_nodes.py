@@ -1,4 +1,4 @@
-"""What a cluster is whose nodes are shared: kinds of node, and what operations on their memory take."""
+"""Specification of shared nodes: kinds of node, and times of memory operations."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class NodeSpec:
     """Nodes of one kind.
 
     Attributes:
-        kind: What they are called: "cpu" and "gpu" by default.
-        hardware: Name of a GPU, or of a CPU that serves, in `calibration.hardware`; one a node.
-        count: Nodes.
-        memory_gb: What weights and KV caches of a node may take, GB; None: `memory_utilization` of the hardware's.
-        time_factor: How many times as long as profiled an iteration takes; policies do not know.
+        kind: Name of the kind, "cpu" and "gpu" by default.
+        hardware: Name of a GPU, or of a CPU, in `calibration.hardware`; one per node.
+        count: Number of nodes.
+        memory_gb: Memory of a node for weights and KV caches, GB; None: `memory_utilization` of the hardware's.
+        time_factor: Factor on profiled iteration times; policies do not observe it.
     """
 
     kind: str
@@ -45,23 +45,23 @@ TESTBED = (NodeSpec("cpu", "Xeon-32c-AMX", 4), NodeSpec("gpu", "A100-80GB", 4))
 
 @dataclass(frozen=True)
 class SharingSpec:
-    """Nodes that instances of many models share.
+    """Nodes shared by instances of many models.
 
     Attributes:
         nodes: Kinds of node. Source: LLM-Mesh, section 8.1.
-        engine: Serving engine in `calibration.engines` whose latency GPUs have. Source: the release next to the paper's
+        engine: Serving engine in `calibration.engines` of the GPUs' latency. Source: the release closest to the paper's
             vLLM 0.5.2.
-        slots_per_node: Most instances of a node. Source: ours; the paper sees two to four.
+        slots_per_node: Most instances of a node. Source: ours; the paper reports two to four.
         max_num_seqs: Most running requests of an instance. Source: vLLM's default.
         block_tokens: Tokens of a KV block. Source: vLLM's default.
         memory_utilization: Share of a node's memory that weights and KV caches may take. Source: vLLM's default.
-        max_tokens: Longest sequence; a shorter limit of a model stands. Source: section 5.2.
+        max_tokens: Longest sequence; a shorter limit of a model applies. Source: section 5.2.
         load_bytes_per_s: Rate at which weights are loaded from host memory. Source: ServerlessLLM's format as measured
             (from NVMe to an H100, which the link bounds); on CPU nodes ours, the same.
-        load_fixed_s: What a load takes besides. Source: ours; the loader keeps processes and pools ready.
-        unload_s: What an unload takes. Source: ours.
+        load_fixed_s: Fixed time of a load. Source: ours; the loader keeps processes and pools ready.
+        unload_s: Time of an unload. Source: ours.
         keep_alive_s: After which an idle instance is unloaded. Source: section 8.1.
-        on_oom: What becomes of the requests of an instance that dies of an allocation: they "fail", or "restart" at the
+        on_oom: Outcome of the requests of an instance killed by an allocation: "fail", or "restart" at the
             gateway.
     """
 
@@ -99,7 +99,7 @@ class SharingSpec:
         return sum(node.count for node in self.nodes)
 
     def memory_bytes(self, node: NodeSpec) -> int:
-        """What weights and KV caches of a node may take."""
+        """Memory of a node for weights and KV caches."""
         if node.memory_gb is not None:
             return round(node.memory_gb * 1e9)
         return round(self.memory_utilization * get_gpu(node.hardware).memory_bytes)

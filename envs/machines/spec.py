@@ -1,4 +1,4 @@
-"""What a cluster is that can be cut into replicas anew: its GPUs, its model, and what a switch costs."""
+"""Specification of a cluster that can be divided into replicas: GPUs, model, and costs of a switch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DRAIN_LIMIT_S = 10.0  # source: ours
 
 @dataclass(frozen=True)
 class DeploymentSpec:
-    """A cluster serving one model, and how its engines schedule.
+    """A cluster serving one model, with the scheduling settings of its engines.
 
     Args:
         model: Name of a model in `calibration.models`.
@@ -33,19 +33,19 @@ class DeploymentSpec:
         nvlink_bytes_per_s: Bandwidth of a GPU to the others of its machine, each way, bytes/s. Source: section 6.1.
         network_bytes_per_s: Bandwidth of a machine to the others, each way, bytes/s. Source: section 6.1.
         max_pp: Longest pipeline. Source: ours.
-        disaggregation: Whether there may be prefill and decode workers, beside replicas that do both.
+        disaggregation: Whether prefill and decode workers are allowed, in addition to mixed replicas.
         storage_bytes_per_s: Rate at which a replica that is reloaded reads its weights, bytes/s.
-        reinit_s: What starting engines takes after their weights have come, s, reloaded or not.
-        drain_below_tokens: At an ad hoc switch, decoding requests with less context stay until they end, others move.
-        drain_limit_s: Longest time that is waited for them, s; what runs then is computed again elsewhere.
+        reinit_s: Time to start engines after their weights have arrived, s, reloaded or not.
+        drain_below_tokens: At an ad hoc switch, decoding requests with less context are drained, others migrate.
+        drain_limit_s: Longest time of this drain, s; requests still running then are recomputed elsewhere.
         chunk_bytes: Most bytes of a chunk of KV.
         order: Queue order of the engines: fcfs, priority, edf or dpa.
         max_num_seqs: Most running requests of a replica.
         max_num_batched_tokens: Token budget of an iteration.
-        block_size: Tokens a KV block holds.
+        block_size: Tokens per KV block.
         memory_utilization: Share of GPU memory that weights and KV may use.
-        kv_blocks: KV blocks of a replica on one GPU, wider ones have as many for each of theirs; None: what the memory
-            leaves.
+        kv_blocks: KV blocks of a replica per GPU; None: what fits
+            the memory.
     """
 
     model: str = "llama-2-70b"
@@ -77,7 +77,7 @@ class DeploymentSpec:
 
     def __post_init__(self) -> None:
         get_model(self.model)
-        _ = self.cluster, self.replica  # they check what is theirs
+        _ = self.cluster, self.replica  # they check their own fields
         check_at_least(self, 1, "storage_bytes_per_s", "chunk_bytes", "max_pp", prefix="cluster.")
         check_not_negative(
             self, "reinit_s", "drain_limit_s", "drain_below_tokens", prefix="cluster.", finite=True
@@ -85,12 +85,12 @@ class DeploymentSpec:
 
     @property
     def router(self) -> str:
-        """Requests go where the assignment says."""
+        """Requests follow the assignment."""
         return "weighted"
 
     @property
     def prefix_caching(self) -> bool:
-        """Prefixes are not cached: a request goes where its type goes, wherever its prefix is."""
+        """Prefixes are not cached: requests are routed by type, not by prefix."""
         return False
 
     @property
@@ -126,7 +126,7 @@ class DeploymentSpec:
 
     @property
     def kinds(self) -> tuple[ReplicaKind, ...]:
-        """Kinds that the architecture and the machines allow, of every role; memory may forbid some of them."""
+        """Kinds that architecture and machines allow, of every role; some may not fit the memory."""
         mixed = replica_kinds(get_model(self.model), self.cluster, self.max_pp)
         if not self.disaggregation:
             return mixed

@@ -3,7 +3,7 @@
 Readings. Section 5.2 calls the source chosen the one "with the least data sent so far", Algorithm 2 takes the least
 C_{s->t}, which counts what s has sent to this target only; the listing is followed (`balance="pair"`), and the sentence
 is there as `balance="source"`. Of equal sources the lowest GPU is taken; shards come layer by layer, targets by number.
-A shard that nobody holds comes from storage.
+A shard that no GPU holds is loaded from storage.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from serving_gym.envs.machines.cluster import Cluster
 from serving_gym.envs.machines.shards import Shard
 
-STORAGE = -1  # the source of what no GPU holds
+STORAGE = -1  # source of shards that no GPU holds
 BALANCES = ("pair", "source")
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """One shard on its way.
+    """Transfer of one shard.
 
     Attributes:
         shard: m, its row in the list that the plan was made for.
@@ -42,7 +42,7 @@ def greedy_switch_plan(
     """Algorithm 2.
 
     Args:
-        cluster: Says which GPUs share a machine.
+        cluster: The cluster, for GPUs that share a machine.
         shards: Model shards with S_m and T_m.
         balance: "pair" or "source".
 
@@ -59,7 +59,7 @@ def greedy_switch_plan(
         if held not in ways:
             ways[held] = _ways(cluster, *held)
         for t, candidates in ways[held]:
-            counted = t if balance == "pair" else STORAGE  # one counter a pair, or one a source
+            counted = t if balance == "pair" else STORAGE  # one counter per pair, or per source
             source = candidates[0]
             if len(candidates) > 1:
                 source = min(candidates, key=lambda s: (load[s, counted], s))
@@ -71,7 +71,7 @@ def greedy_switch_plan(
 def _ways(
     cluster: Cluster, sources: tuple[int, ...], targets: tuple[int, ...]
 ) -> list[tuple[int, list[int]]]:
-    """Targets that lack a shard, each with the GPUs that it may come from."""
+    """Targets that lack a shard, each with its possible source GPUs."""
     found = []
     for t in targets:
         if t not in sources:

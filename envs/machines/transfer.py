@@ -1,13 +1,13 @@
-"""How long a switch takes: transfers that share links max-min fairly, and the naive reload beside it.
+"""Duration of a switch: transfers that share links max-min fairly, and the naive reload as a comparison.
 
 Every GPU has NVLink to its machine, every machine a network link to the others, both with a capacity each way
 (`cluster.Cluster`); a transfer within a machine takes the NVLink of both ends, one between machines the network links
-of both machines, and one from storage the storage rate of the target's machine. All begin at once. What goes from one
-GPU to another is one flow. This is `envs.simulator.fleet.links` with links of different capacity.
+of both machines, and one from storage the storage rate of the target's machine. All begin at once. Transfers from one
+GPU to another form one flow. This is `envs.simulator.fleet.links` with links of different capacity.
 
 The text gives the time of a whole switch (about 10 s, section 6.3) and of a reload (more than 50 s) but no parts; what
-is worked out here is the moving of bytes. What an engine does besides (communicators, captured graphs) is for the
-environment to charge.
+is computed here is the transfer of bytes. Other costs of an engine (communicators, captured graphs) are charged by the
+environment.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FloatArray = NDArray[np.float64]
 
 
 class Moved(Protocol):
-    """Bytes on their way from one GPU (or STORAGE) to another."""
+    """Bytes to transfer from one GPU (or STORAGE) to another."""
 
     @property
     def source(self) -> int:
@@ -49,11 +49,11 @@ class Moved(Protocol):
 def link_loads(
     cluster: Cluster, moved: Iterable[Moved], storage_bytes_per_s: float
 ) -> tuple[FloatArray, NDArray[np.int64], FloatArray]:
-    """Flows and the links they take.
+    """Flows and their links.
 
     Args:
         cluster: Links between GPUs and machines.
-        moved: What goes from where to where.
+        moved: The transfers.
         storage_bytes_per_s: Rate at which a machine reads from storage, bytes/s.
 
     Returns:
@@ -90,7 +90,7 @@ def fair_rates(links: NDArray[np.int64], capacity: FloatArray, active: NDArray[n
     Args:
         links: (flows, 2), links of each flow; twice the same for one link only.
         capacity: (links,), bytes/s.
-        active: (flows,), which flows there are still.
+        active: (flows,), flows that have not finished.
 
     Returns:
         (flows,), bytes/s; 0 for those that are not active.
@@ -123,7 +123,7 @@ def fair_rates(links: NDArray[np.int64], capacity: FloatArray, active: NDArray[n
 
 @njit(cache=True)
 def _finish_s(sizes: FloatArray, links: NDArray[np.int64], capacity: FloatArray) -> FloatArray:
-    """(flows,), when the last byte of each arrives, s."""
+    """(flows,), arrival of the last byte of each, s."""
     remaining, active = sizes.copy(), sizes > 0.0
     finish = np.zeros(len(sizes))
     now = 0.0
@@ -148,11 +148,11 @@ def transfer_s(
     moved: Iterable[Moved],
     storage_bytes_per_s: float = STORAGE_BYTES_PER_S["safetensors"],
 ) -> float:
-    """Seconds until everything has arrived.
+    """Time until all transfers have finished, seconds.
 
     Args:
         cluster: Links between GPUs and machines.
-        moved: What goes from where to where.
+        moved: The transfers.
         storage_bytes_per_s: Rate at which a machine reads from storage, bytes/s. Source: `calibration.transitions`.
     """
     return float(_finish_s(*link_loads(cluster, moved, storage_bytes_per_s)).max(initial=0.0))
@@ -173,7 +173,7 @@ def naive_reload_s(
         model: The model.
         before: Deployment that is replaced; replicas that stay as they are go on.
         after: Deployment that replaces it.
-        storage_bytes_per_s: Of one replica, bytes/s.
+        storage_bytes_per_s: Rate of one replica, bytes/s.
         start_fixed_s: Start of the engine and graph capture, s.
     """
     new = set(after.replicas) - set(before.replicas)

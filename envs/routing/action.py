@@ -18,7 +18,7 @@ def decode_action(action: int | Dispatch | None, num_rows: int) -> Dispatch:
 
 
 def encode_place(place: int | None, num_rows: int) -> int:
-    """The action that stands for a place; None: to hold."""
+    """The action of a replica; None: hold."""
     return num_rows if place is None else int(place)
 
 

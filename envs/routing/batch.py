@@ -152,7 +152,7 @@ class RoutingBatch:
 
         Args:
             which: Places of the episodes among the N.
-            seeds: What each stands for.
+            seeds: Seed of each episode.
             split: Where they are drawn from; None: the configuration's split.
 
         Returns:

@@ -1,4 +1,4 @@
-"""What a routing environment is made of."""
+"""Configuration of the routing environment."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEFAULT_SLOS = {
 
 @dataclass(frozen=True)
 class RoutingScales:
-    """Where each kind of quantity becomes noticeable in the observation, and how far averages look.
+    """Scales of the observation, log1p(value / scale), and time constants of its moving averages.
 
     Attributes:
         requests: Requests.
@@ -60,13 +60,13 @@ class RoutingScales:
 
 @dataclass(frozen=True)
 class FaultRates:
-    """How often things go wrong, drawn anew for each episode from its seed.
+    """Rates of random faults, drawn for each episode from its seed.
 
     Attributes:
-        crashes_per_hour: Crashes of a replica; it is started again from cold.
-        slow_downs_per_hour: Slow-downs of a replica, of which the router does not know.
-        slow_factor: How much longer iterations take then.
-        slow_s: How long that lasts, seconds.
+        crashes_per_hour: Crashes of a replica; it restarts cold.
+        slow_downs_per_hour: Slow-downs of a replica, which the router does not observe.
+        slow_factor: Factor on iteration times during a slow-down.
+        slow_s: Duration of a slow-down, seconds.
     """
 
     crashes_per_hour: float = 0.0
@@ -82,21 +82,21 @@ class FaultRates:
 
 @dataclass(frozen=True)
 class RoutingConfig:
-    """What a routing environment is made of.
+    """Configuration of the routing environment.
 
     Attributes:
         workload: Requests of an episode.
         cluster: The fleet; its `router` is not used.
-        slos: Latency promise by request class.
+        slos: SLO of each request class.
         objective: Weights of the reward terms.
         scales: Scales of the observation.
         prediction: How output lengths are predicted.
         gauge_interval_s: Time between two readings of the engines' gauges, seconds; 0: read at every decision.
         retry_s: Time after which held requests are offered again, seconds.
-        queue_capacity: Requests that may be held; one more is refused.
-        max_places: Rows of the observation; None: as many as the fleet has places.
-        faults: What goes wrong by chance.
-        drain_limit_s: How long after the last arrival an episode may go on before it is cut off, seconds.
+        queue_capacity: Most requests that may be held; further ones are refused.
+        max_places: Rows of the observation; None: the fleet's number of replica slots.
+        faults: Rates of random faults.
+        drain_limit_s: Time from the last arrival to truncation of the episode, seconds.
         split: Part of the workload that episodes are drawn from; None: the workload's own.
     """
 
@@ -116,7 +116,7 @@ class RoutingConfig:
 
     def __post_init__(self) -> None:
         if not isinstance(self.cluster, FleetConfig):
-            raise ValueError("routing decides about a fleet: choose a cluster with groups of replicas")
+            raise ValueError("routing needs a fleet: choose a cluster with groups of replicas")
         check_positive(self, "retry_s", "drain_limit_s")
         check_within(self, "[0, 60]", "gauge_interval_s")
         check_not_negative(self, "queue_capacity")

@@ -21,43 +21,46 @@ from serving_gym.envs.simulator.kernel.place_scores import PlaceScore
 
 
 class RoutingEnv(PlacementEnv[RoutingConfig, RoutingState]):
-    """Where does each request go? `Serving/Routing-v0`.
+    """Routes each request to one replica of a fleet of LLM engines. `Serving/Routing-v0`.
 
-    A fleet of LLM engines, alike or of several GPUs, sizes and models, stands behind one router. Each request that
-    arrives is sent to one of them, for good, or held in the router's queue. What is known is what a router knows: its
-    own record of what it sent and of the tokens that came back, gauges as old as its last poll, and a prediction of how
-    long the answer will be. `baselines` has PreServe's router (arXiv 2504.03702) and those of production systems.
+    A router stands in front of a fleet whose replicas are identical, or differ in GPU, size and model. When a request
+    arrives, the policy sends it to one replica, where it stays, or holds it in the router's queue. The policy observes
+    what a real router can observe: its own record of requests sent and tokens received, gauges as of the last poll, and
+    a prediction of the output length. `baselines` has PreServe's router (arXiv 2504.03702) and the routers of
+    production systems.
 
     ## Action space
 
-    `Discrete(places + 1)`: a place, or (the last action) hold. What is held is offered again at the next retry,
-    `retry_s` after the first of it was held, oldest first within its priority; if one is held once more, the others of
-    its class, model and region wait for the retry after that. A request that is held when `queue_capacity` are held
-    already is refused. Places that are out of service, serve another model or could not hold the request are masked
-    (`action_masks()`, `info["action_mask"]`); one that is chosen anyway is counted in `info["num_refused"]` and holds
-    the request. `step` also takes None (hold), and a `Dispatch`, which may change the request's priority and tell the
-    fleet something besides (`Migrate`, for one).
+    `Discrete(places + 1)`, where a place is one replica of the fleet: actions 0 to places - 1 send the request to that
+    replica, the last action holds it. Held requests are offered again at the next retry, `retry_s` after the first of
+    them was held, in order of priority, then of age. If one of them is held once more, the others of its class, model
+    and region wait for the following retry. When `queue_capacity` requests are held, a further hold refuses the
+    request. Replicas that are out of service, serve another model or cannot hold the request are masked
+    (`action_masks()`, `info["action_mask"]`). A masked action counts in `info["num_refused"]` and holds the request.
+    `step` also takes None (hold) and a `Dispatch`, which can change the request's priority and send commands to the
+    fleet, for example `Migrate`.
 
     ## Observation space
 
-    `Dict(places=(places, 20), request=(7 + classes,), cluster=(11,))`, float32 in [0, 64], zero where a row has no
-    place (`max_places`). Rows and units are named in `envs.simulator.kernel.features`: counts, tokens and seconds are
-    log1p(value / scale) with fixed scales, ratios are ratios. The true output length is nowhere in it.
+    `Dict(places=(places, 20), request=(7 + classes,), cluster=(11,))`, float32 in [0, 64]. With `max_places`, unused
+    rows are zero. Rows and units are named in `envs.simulator.kernel.features`: counts, tokens and seconds are
+    log1p(value / scale) with fixed scales, ratios are ratios. The observation does not contain the true output length.
 
     ## Reward
 
     `objective.scale` times the weighted sum of the terms in `info["reward_terms"]` over the time to the next decision:
     `latency` (minus the growth of the sum over requests of TTFT / SLO + TPOT / SLO, accrued while they are in the
-    system), `ttft_attainment/CLASS` and `tpot_attainment/CLASS` (minus the promises broken), `goodput` (requests
-    finished within both), `abandoned` (minus requests refused, failed or left unfinished; each counts as a miss of both
-    promises besides, whatever it had kept or missed before). What a decision costs comes when it arises, often many
-    decisions later; `info["dt"]` is the time to the next decision, seconds, by which a semi-Markov agent discounts.
+    system), `ttft_attainment/CLASS` and `tpot_attainment/CLASS` (minus the number of SLO misses), `goodput` (requests
+    finished within both SLOs), `abandoned` (minus the number of requests refused, failed or left unfinished; each of
+    them also counts as a miss of both SLOs, whatever it had attained before). The cost of a decision is charged when it
+    arises, often many decisions later. `info["dt"]` is the time to the next decision, seconds; a semi-Markov agent
+    discounts by it.
 
     ## Start and end
 
-    An episode begins with an empty fleet and its first arrival. It is terminated when every request has been served,
-    refused or lost, and truncated `drain_limit_s` after the last arrival; what is unfinished then counts as missed and
-    abandoned.
+    An episode begins with an empty fleet and the first arrival. It is terminated when every request has been served,
+    refused or lost. It is truncated `drain_limit_s` after the last arrival; unfinished requests then count as missed
+    and abandoned.
 
     ## Arguments
 

@@ -79,7 +79,7 @@ class RoutingEpisode(BaseEpisode[RoutingConfig]):
         )
 
     def reset(self, seed: int, split: str | None = None) -> None:
-        """Begins the episode that a seed stands for: its arrivals, lengths, predictions and failures.
+        """Begins the episode of a seed: its arrivals, lengths, predictions and failures.
 
         Args:
             seed: Which episode.
@@ -126,7 +126,7 @@ class RoutingEpisode(BaseEpisode[RoutingConfig]):
 
     @property
     def state(self) -> RoutingState:
-        """What a router knows at this decision; made when somebody asks."""
+        """State of the router at this decision; built on first access."""
         decisions = int(self.desk.desk["decisions"][0])
         if self._state is None or self._state[0] != decisions:
             self._state = (decisions, self._observe())

@@ -57,7 +57,7 @@ class StateEncoder:
 
     Args:
         engines: The places.
-        slos: Latency promise of each class.
+        slos: SLO of each class.
         scales: Scales of the observation.
         num_rows: Rows for places; at least as many as there are.
     """

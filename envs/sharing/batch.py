@@ -71,7 +71,7 @@ class SharingBatch:
 
         Args:
             which: Places of the episodes among the W.
-            seeds: What each stands for.
+            seeds: Seed of each episode.
             split: Where they are drawn from; None: the configuration's split.
 
         Returns:

@@ -1,4 +1,4 @@
-"""What a sharing environment is made of."""
+"""Configuration of the sharing environment."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from serving_gym.envs.machines.shared_nodes import SharingSpec
 from serving_gym.envs.simulator.sharing.build import ManagerSpec
 from serving_gym.envs.workload.registry import WorkloadSpec
 
-_PROMISE = LengthSLO(ttft_s=2.0, tpot_s=0.25, ttft_s_per_token=1 / 512)
-DEFAULT_SLOS = dict.fromkeys(("standard", "normal", "priority", "long"), _PROMISE)
+_SLO = LengthSLO(ttft_s=2.0, tpot_s=0.25, ttft_s_per_token=1 / 512)
+DEFAULT_SLOS = dict.fromkeys(("standard", "normal", "priority", "long"), _SLO)
 
 
 @dataclass(frozen=True)
 class SharingScales:
-    """Where each kind of quantity becomes noticeable in the observation.
+    """Scales of the observation: log1p(value / scale).
 
     Attributes:
         requests: Requests and instances.
@@ -41,22 +41,22 @@ class SharingScales:
 
 @dataclass(frozen=True)
 class SharingConfig:
-    """What a sharing environment is made of.
+    """Configuration of the sharing environment.
 
     Attributes:
         workload: Requests of an episode.
         cluster: The nodes.
-        slos: Latency promise by request class. Source: LLM-Mesh, section 8.1.
-        objective: Weights of the reward terms that all environments have. Source: ours; as in the paper promises kept
-            and nodes used count, how far below its promise a latency stays hardly does.
-        node_hours: Weight on minus the hours for which nodes of a kind have instances, by kind. Source: ours; CPUs are
-            what stands idle beside GPUs (LLM-Mesh, section 3) and cost little.
-        ooms: Weight on minus the number of instances that die of an allocation, besides what becomes of their requests.
-        token_scheduler: Which instance of a node has the next iteration, until a policy says otherwise: one of
-            `envs.interface.sharing.TokenScheduler`; "policy": it is a decision as well.
-        manager: The environment's own memory manager, and the gateway.
+        slos: SLO of each request class. Source: LLM-Mesh, section 8.1.
+        objective: Weights of the reward terms common to all environments. Source: ours; as in the paper, SLO attainment
+            and nodes used count most, the distance of a latency below its SLO hardly counts.
+        node_hours: Weight of minus the hours for which nodes of a kind have instances, by kind. Source: ours; CPUs are
+            otherwise idle beside GPUs (LLM-Mesh, section 3) and cost little.
+        ooms: Weight of minus the number of instances killed by an allocation; their failed requests count separately.
+        token_scheduler: Which instance of a node runs the next iteration, unless a policy changes it: one of
+            `envs.interface.sharing.TokenScheduler`; "policy": the policy decides each time.
+        manager: The environment's memory manager and its gateway.
         scales: Scales of the observation.
-        drain_limit_s: How long after the last arrival an episode may go on before it is cut off, seconds.
+        drain_limit_s: Time from the last arrival to truncation of the episode, seconds.
         split: Part of the workload that episodes are drawn from; None: the workload's own.
     """
 
@@ -74,7 +74,7 @@ class SharingConfig:
 
     def __post_init__(self) -> None:
         if not isinstance(self.cluster, SharingSpec):
-            raise ValueError("sharing decides about nodes that are shared: choose a cluster with nodes")
+            raise ValueError("sharing needs shared nodes: choose a cluster with nodes")
         check_choice("token_scheduler", self.token_scheduler, [entry.value for entry in TokenScheduler])
         check_positive(self, "drain_limit_s")
         for node in self.cluster.nodes:

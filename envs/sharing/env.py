@@ -17,52 +17,57 @@ from serving_gym.envs.sharing.state import Share, SharingState
 
 
 class SharingEnv(PlacementEnv[SharingConfig, SharingState]):
-    """Many small models on few nodes: where does each request go? `Serving/Sharing-v0`.
+    """Routes requests for many small models to instances that share few nodes. `Serving/Sharing-v0`.
 
-    Dozens of models, each invoked rarely and in bursts, are served by a few CPU and GPU nodes after LLM-Mesh
-    (`baselines/llm_mesh`). Instances of several models share a node: its memory, which their weights and KV pools take,
-    and its time, of which one instance at a time has an iteration, a prefill of one request or a token of all its
-    running ones. Loading an instance, resizing its KV pool (during which it runs nothing) and unloading it take time,
-    and what an operation takes of memory is held until it is done. An allocation beyond a node's memory kills the
-    instance. An instance that has had no request for `cluster.keep_alive_s` is unloaded.
+    Dozens of models, each invoked rarely and in bursts, are served by a few CPU and GPU nodes, after LLM-Mesh
+    (`baselines/llm_mesh`). Instances of several models share a node. They share its memory, which holds their weights
+    and KV pools, and its compute time: one instance at a time runs an iteration, which is the prefill of one request or
+    one token for each of its running requests. Loading an instance, resizing its KV pool (during which it runs nothing)
+    and unloading it take time, and the memory of an operation is held until the operation ends. An allocation beyond a
+    node's memory kills the instance. An instance that has had no request for `cluster.keep_alive_s` is unloaded.
 
     ## Action space
 
-    `Discrete(S + N + 1)` with S = nodes x `cluster.slots_per_node` slots and N nodes: a slot (the request joins the
-    instance there; slot i is on node i // slots_per_node), S + a node (a new instance of the request's model there), or
-    S + N (hold). What is held is offered again after `manager.retry_s`, and refused when it has been held for
-    `manager.patience_s`; what no place can take is held without asking, beyond an episode's first decision and unless
-    the policy manages memory. Masked (`action_masks()`, `info["action_mask"]`) are instances of other models, nodes
-    without room, and instances whose node has no memory for the KV pool that they would need; one that is chosen anyway
-    is counted in `info["num_refused"]` and holds the request. The environment's memory manager sizes KV pools
-    (`envs.simulator.sharing.manager`). With `manager.replace_idle` the slot of an idle instance of another model is
-    possible too where the node then has room: that instance is unloaded, a new one of the request's model is loaded in
-    its slot, and until that is done the larger of both is held. Where its memory is not enough, other idle instances of
-    the node go with it, those that have been idle the longest first. With `token_scheduler="policy"` decisions are
-    asked for where a node is to give its next iteration and two or more of its instances have one to run: a slot of
-    that node, or the last action (the shortest headroom decides). `step` also takes None (hold) and a `Share` with
-    commands of `envs.sharing.state`: these reach everything but such replacements, KV pools, evictions and token
-    schedulers, and a policy that configures `manages_memory` is asked at more events.
+    `Discrete(S + N + 1)` with S = nodes x `cluster.slots_per_node` slots and N nodes. An action below S sends the
+    request to the instance in that slot (slot i is on node i // slots_per_node). Action S + n loads a new instance of
+    the request's model on node n. Action S + N holds the request. A held request is offered again after
+    `manager.retry_s` and refused after `manager.patience_s`. A request that no slot or node can take is held without a
+    decision, except at the first decision of an episode and if the policy manages memory. Masked (`action_masks()`,
+    `info["action_mask"]`) are instances of other models, nodes without room, and instances whose node lacks the memory
+    for the KV pool that they would need. A masked action counts in `info["num_refused"]` and holds the request. The
+    environment's memory manager sizes KV pools (`envs.simulator.sharing.manager`).
+
+    With `manager.replace_idle` the slot of an idle instance of another model is possible too, if the node has room
+    after the replacement: that instance is unloaded and a new one of the request's model is loaded in its slot; until
+    then the larger of the two memory sizes is held. If the memory of that instance does not suffice, other idle
+    instances of the node are unloaded with it, the longest idle first.
+
+    With `token_scheduler="policy"` there is also a decision whenever a node starts an iteration and two or more of its
+    instances are ready to run: the action is a slot of that node, or the last action (the shortest headroom runs).
+    `step` also takes None (hold) and a `Share` with commands of `envs.interface.sharing`. Commands load and unload
+    instances, resize KV pools, evict requests and set the token scheduler; only an action of the action space replaces
+    an idle instance. A policy that configures `manages_memory` decides at more events.
 
     ## Observation space
 
-    `Dict(places=(S + N, 31), request=(13,), cluster=(4 + kinds,))`, float32 in [0, 64]: a row for each action but the
-    last, zero where a slot is empty. Rows and units are named in `envs.simulator.sharing.features`: counts, tokens and
-    seconds are log1p(value / scale) with fixed scales, ratios are ratios. The true output length is nowhere in it.
+    `Dict(places=(S + N, 31), request=(13,), cluster=(4 + kinds,))`, float32 in [0, 64]. `places` has one row for each
+    action but the last; the row of an empty slot is zero. Rows and units are named in
+    `envs.simulator.sharing.features`: counts, tokens and seconds are log1p(value / scale) with fixed scales, ratios are
+    ratios. The observation does not contain the true output length.
 
     ## Reward
 
     `objective.scale` times the weighted sum of the terms in `info["reward_terms"]` over the time to the next decision:
-    those of all environments (`latency`, `ttft_attainment/CLASS`, `tpot_attainment/CLASS`, `goodput`, `abandoned`;
-    weights in `objective`), `node_hours/KIND` (minus the hours for which nodes of a kind have had instances; weights in
-    `node_hours`) and `ooms` (minus the instances that died of an allocation; weight `ooms`). `info["dt"]` is the time
-    to the next decision, seconds, 0 between decisions of one instant.
+    the terms of all environments (`latency`, `ttft_attainment/CLASS`, `tpot_attainment/CLASS`, `goodput`, `abandoned`;
+    weights in `objective`), `node_hours/KIND` (minus the hours for which nodes of a kind have instances; weights in
+    `node_hours`) and `ooms` (minus the number of instances killed by an allocation; weight `ooms`). `info["dt"]` is the
+    time to the next decision, seconds; 0 between decisions at the same instant.
 
     ## Start and end
 
-    An episode begins with empty nodes and its first arrival. It is terminated when every request has been served,
-    refused or lost, and truncated `drain_limit_s` after the last arrival; what is unfinished then counts as missed and
-    abandoned.
+    An episode begins with empty nodes and the first arrival. It is terminated when every request has been served,
+    refused or lost. It is truncated `drain_limit_s` after the last arrival; unfinished requests then count as missed
+    and abandoned.
 
     ## Arguments
 

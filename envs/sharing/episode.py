@@ -59,7 +59,7 @@ class SharingEpisode(BaseEpisode[SharingConfig]):
         return num_actions(self.setting)
 
     def reset(self, seed: int, split: str | None = None) -> None:
-        """Begins the episode that a seed stands for.
+        """Begins the episode of a seed.
 
         Args:
             seed: Which episode.

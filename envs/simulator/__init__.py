@@ -1,1 +1,1 @@
-"""The simulated body of a cluster: a compiled data plane under a SimPy control plane."""
+"""The simulator backend: a compiled data plane under a SimPy control plane."""

@@ -1,4 +1,4 @@
-"""What every simulated cluster has: a world of engines, the requests that come to it, and a clock."""
+"""Base class of simulated clusters: engines, arriving requests, and a clock."""
 
 from __future__ import annotations
 
@@ -41,27 +41,27 @@ if TYPE_CHECKING:
 
 
 class Clockwork(Protocol):
-    """A control plane as the clock sees it."""
+    """Interface of a control plane to the clock."""
 
     def next_due_ps(self) -> int:
         """Time of the next timer, or NEVER."""
         ...
 
     def catch_up(self, notified: bool) -> bool:
-        """Runs every step that is due now; `notified` says that the kernel stopped for an engine.
+        """Runs every step that is due now; `notified`: whether the kernel stopped for an engine.
 
-        Returns whether there is anything under way, so that engines may have changed.
+        Returns whether an operation is in progress, so that engines may have changed.
         """
         ...
 
 
 class Body:
-    """A simulated cluster without its commands.
+    """A simulated cluster without commands.
 
     Args:
-        scheduling: How its engines schedule.
-        tables: What its kinds of engines cost and allow.
-        slos: Latency promise of each request class, in the order of the workload's classes.
+        scheduling: Scheduling settings of its engines.
+        tables: Latencies and limits of its kinds of engines.
+        slos: SLO of each request class, in the order of the workload's classes.
         trigger_classes: Classes whose arrival stops `advance` so that a decision can be taken.
     """
 
@@ -97,7 +97,7 @@ class Body:
         priorities: Sequence[int] = (),
         disaggregated: bool = False,
     ) -> None:
-        """Empties the world and prepares it for a workload; `priorities` may come with what is appended to it."""
+        """Empties the cluster and prepares it for a workload; `priorities`: those of later appended requests."""
         if len(workload.classes) != len(self.slos):
             raise ValueError(
                 f"workload has {len(workload.classes)} classes ({', '.join(workload.classes)}) "
@@ -116,7 +116,7 @@ class Body:
             num_endpoints=num_endpoints,
             disaggregated=disaggregated,
         )
-        self.stale = True  # whether engines have changed since the kernel last showed them
+        self.stale = True  # whether engines have changed since the kernel last updated their rows
         self._tell_scheduling()
         self._inherited_logs = ()
         self.refused_commands = 0
@@ -134,7 +134,7 @@ class Body:
         cluster["num_clients"] = self.workload.num_clients
 
     def _router(self) -> str:
-        """Affinity sets urgent requests apart from others; where all are alike it is jsq."""
+        """Affinity separates urgent requests from others; with one priority only it equals jsq."""
         router = self._scheduling.router
         alike = len(self.workload) == 0 or int(self.traffic.level.max()) == 0
         return "jsq" if router == "affinity" and alike else router
@@ -168,7 +168,7 @@ class Body:
         return bool(cluster["num_in_flight"] == 0 and cluster["next_arrival"] >= len(self.traffic.arrival_ps))
 
     def advance(self, until_s: float) -> bool:
-        """Lets time pass to `until_s`. Returns True if it stopped early because a request asks for a decision."""
+        """Advances time to `until_s`. Returns True if it stopped early because a request triggered a decision."""
         return self.advance_ps(to_ps(until_s))
 
     def advance_ps(self, until_ps: int) -> bool:
@@ -186,7 +186,7 @@ class Body:
                 return False
 
     def grow(self, reason: int) -> bool:
-        """Makes the room for want of which the kernel stopped; returns whether that was why."""
+        """Enlarges the buffer whose end the kernel reached; returns whether that was why it stopped."""
         growth = {NEED_SLOTS: with_more_slots, NEED_LOG: with_more_log, NEED_EXTENTS: with_more_extents}
         if reason not in growth:
             return False
@@ -205,10 +205,10 @@ class Body:
     # -- requests ------------------------------------------------------------------------------------------------------
 
     def results(self) -> RequestRecords:
-        """What happened to every request that has arrived.
+        """Records of every request that has arrived.
 
         Raises:
-            ValueError: requests have been appended, so that this workload is not all of them.
+            ValueError: requests have been appended, so this workload is incomplete.
         """
         if self.world.cluster["first_index"][0] > 0:
             raise ValueError(
@@ -218,14 +218,14 @@ class Body:
         return to_records(self.workload, self.traffic, self.world, log)
 
     def append(self, workload: Workload, endpoint: NDArray[np.int32] | None = None) -> None:
-        """Lets further requests come once all of the present ones have arrived; `workload` is now these alone.
+        """Appends requests after all present ones have arrived; they replace `workload`.
 
         Args:
             workload: Requests that arrive after now, times counted since the episode began.
             endpoint: (N,) endpoint of each request; None: there is only one.
 
         Raises:
-            ValueError: requests are still to arrive, or the workload is of a kind that cannot be streamed.
+            ValueError: present requests have not all arrived, or the workload cannot be streamed.
         """
         cluster = self.world.cluster
         if cluster["next_arrival"][0] < len(self.traffic.arrival_ps):
@@ -250,26 +250,26 @@ class Body:
         return float(self.world.cluster["latency_cost"][0])
 
     def make_room(self) -> None:
-        """Prefix caching: makes room for every request in flight to be moved."""
+        """Prefix caching: reserves room to move every request in flight."""
         while lacks_extents(self.world, int(self.world.cluster["num_in_flight"][0])):
             self.world = with_more_extents(self.world)
 
     def dispatch(self) -> None:
-        """Offers pooled requests to the router again, and lets engines see what has changed for them."""
+        """Routes pooled requests again, and updates the engines."""
         if self.world.cluster["num_in_flight"][0] == 0:
             return
         self.make_room()
         dispatch_pool(self.world, self.tables)
 
     def shown(self) -> NDArray[np.void]:
-        """What engines show now, (E,) ENGINE_STATE_DTYPE."""
+        """Observable state of the engines, (E,) ENGINE_STATE_DTYPE."""
         if self.stale:
             show_engines(self.world, self.tables)
             self.stale = False
         return copy_of_shown(self.world)
 
     def arrived_now(self) -> tuple[WaitingRequest, ...]:
-        """The requests whose arrival asked for this decision."""
+        """The requests whose arrival triggered this decision."""
         if not self.trigger_classes:
             return ()
         rows = []
@@ -289,7 +289,7 @@ class Body:
         copy.slos, copy.trigger_classes = self.slos, self.trigger_classes
         copy.workload, copy.traffic = self.workload, self.traffic
         copy._priorities = self._priorities
-        if self.workload.num_clients:  # arrivals follow from what the fork does
+        if self.workload.num_clients:  # in a closed loop arrivals depend on the fork's actions
             copy.traffic = self.traffic._replace(arrival_ps=self.traffic.arrival_ps.copy())
         copy.refused_commands, copy.stale = self.refused_commands, self.stale
         copy._inherited_logs = (*self._inherited_logs, self._own_log())
@@ -297,5 +297,5 @@ class Body:
         return copy
 
     def _own_log(self) -> NDArray[np.void]:
-        """This world's log entries; append only, so a view stays true."""
+        """This cluster's log entries; append-only, so a view stays valid."""
         return self.world.log[: int(self.world.cluster["log_length"][0])]

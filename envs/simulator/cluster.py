@@ -1,4 +1,4 @@
-"""From a `ClusterSpec` to what the kernel needs: engine slots, block pools and latency tables."""
+"""Builds the kernel's constants from a `ClusterSpec`: engine slots, block pools and latency tables."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Cluster:
     groups: tuple[Group, ...]
     widths: tuple[int, ...]  # GPUs of a group, ascending
     tables: Tables
-    blocks_per_base: int  # KV blocks of a base engine that holds the whole model
+    blocks_per_base: int  # KV blocks of a base engine with the whole model
     switch_ps: int
     cold_start_ps: tuple[int, ...]  # by width
     communicators_ps: int  # building the pool of communicators that live switching needs
@@ -74,7 +74,7 @@ def _cached_profile(model: str, gpu: str, file: str | None) -> Profile:
 
 
 def validate(spec: ClusterSpec) -> None:
-    """Raises ValueError where a cluster cannot exist."""
+    """Raises ValueError if a cluster is impossible."""
     check_scheduling(spec, "cluster")
     if spec.weights not in ("whole", "sharded"):
         raise ValueError(f"cluster.weights must be whole or sharded, got {spec.weights!r}")
@@ -104,7 +104,7 @@ def validate(spec: ClusterSpec) -> None:
 
 @lru_cache(maxsize=64)
 def build_cluster(spec: ClusterSpec, slos: tuple[SLO, ...]) -> Cluster:
-    """Works out a cluster's constants under the committed profile of its model and GPU.
+    """Computes a cluster's constants with the committed profile of its model and GPU.
 
     Raises:
         ValueError: the spec names something unknown or does not fit its GPUs.
@@ -114,7 +114,7 @@ def build_cluster(spec: ClusterSpec, slos: tuple[SLO, ...]) -> Cluster:
 
 
 def make_cluster(spec: ClusterSpec, slos: tuple[SLO, ...], profile: Profile) -> Cluster:
-    """Works out a cluster's constants under a profile of one's own.
+    """Computes a cluster's constants with a given profile.
 
     Raises:
         ValueError: the spec names something unknown or does not fit its GPUs.

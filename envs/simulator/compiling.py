@@ -1,4 +1,4 @@
-"""Says, once a process, that the kernel is being compiled, where that takes long enough to wonder."""
+"""Prints once per process that the kernel is being compiled, if that takes long."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import Any
 
 from tqdm import tqdm
 
-USUAL_S = 60  # of a whole kernel on one core of a server; a slow laptop takes twice as long
-_PATIENCE_S = 1.0  # compilations that end sooner are not worth a line
+USUAL_S = 60  # time of a whole kernel on one core of a server; a slow laptop takes twice as long
+_PATIENCE_S = 1.0  # shorter compilations print nothing
 
 
 class CompilationNotice:
-    """Watches the cache of each function that Python calls; what is in it is loaded without a word.
+    """Watches the cache of each compiled function; loading from the cache prints nothing.
 
     Args:
-        patience_s: Time that a compilation may take before it is announced, s.
+        patience_s: Time of a compilation after which it is announced, s.
     """
 
     def __init__(self, patience_s: float = _PATIENCE_S) -> None:
         self._patience_s = patience_s
         self._timer: threading.Timer | None = None
-        self._running = 0  # compilations that are under way, one inside the other
+        self._running = 0  # nested compilations in progress
         self._said = False
 
     def watch(self, cache: Any) -> None:
-        """Makes numba's cache of one function tell when a function is not in it, and when it has been compiled.
+        """Hooks numba's cache of one function to learn of misses and finished compilations.
 
         Args:
-            cache: Of a dispatcher.
+            cache: Cache of a dispatcher.
         """
         load, save = cache.load_overload, cache.save_overload
 

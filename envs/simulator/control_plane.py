@@ -7,7 +7,7 @@ A live switch (Flying Serving, section 5.2) of one region of the node:
     hard         its engines stop after the iteration in flight; merging leaves their requests paused with KV resident,
                  splitting has the TP requests recomputed (their KV is sliced over the group, no member can go on alone)
 
-What the text leaves open and we chose: requests of a dissolved TP group under hard preemption are recomputed; paused
+Our choices where the text is open: requests of a dissolved TP group under hard preemption are recomputed; paused
 requests whose base engines end up in narrower groups than the one they ran on are recomputed.
 """
 
@@ -35,10 +35,10 @@ from serving_gym.envs.simulator.scheduling import to_ps
 
 
 class Phase(IntEnum):
-    """Where an operation stands."""
+    """Phase of an operation."""
 
     DRAIN = 0  # waiting for running requests, or for the iteration in flight (hard)
-    QUIESCE = 1  # stopping engines that served speculatively
+    QUIESCE = 1  # stopping engines that served in DP meanwhile
     CUTOVER = 2  # a timer: communicators swapped, or engines starting from cold
     DONE = 3
 
@@ -56,13 +56,13 @@ class Switch:
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to do."""
+        """Whether the operation is finished."""
         return self.phase == Phase.DONE
 
 
 @dataclass
 class Restart:
-    """Engines that start from cold, after a redeployment or a failure."""
+    """A cold start of engines, after a redeployment or a failure."""
 
     region: Group
     target: tuple[Group, ...]
@@ -72,13 +72,13 @@ class Restart:
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to do."""
+        """Whether the operation is finished."""
         return self.phase == Phase.DONE
 
 
 @dataclass
 class PendingFault:
-    """A GPU failure that is to come."""
+    """A scheduled GPU failure."""
 
     fault: Fault
     due_ps: int
@@ -86,7 +86,7 @@ class PendingFault:
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to do."""
+        """Whether the operation is finished."""
         return self.phase == Phase.DONE
 
 
@@ -111,7 +111,7 @@ class ControlPlane(Plane):
         return copy
 
     def process_of(self, operation: Operation) -> Process:
-        """The process that carries an operation out from whatever phase it is in."""
+        """The process that executes an operation from its present phase."""
         if isinstance(operation, Switch):
             return self._switch(operation)
         if isinstance(operation, Restart):
@@ -119,13 +119,13 @@ class ControlPlane(Plane):
         return self._fail(operation)
 
     def start(self, layout: tuple[Group, ...], faults: tuple[Fault, ...]) -> None:
-        """Puts the first layout into service and schedules the failures that are to come."""
+        """Puts the first layout into service and schedules the failures."""
         self.layout = layout
         self._bind(layout)
         for fault in faults:
             self.begin(PendingFault(fault, to_ps(fault.time_s)))
 
-    # -- what can be asked for -----------------------------------------------------------------------------------------
+    # -- operations ----------------------------------------------------------------------------------------------------
 
     def busy_regions(self) -> list[Switch | Restart]:
         """Reconfigurations in flight."""
@@ -147,14 +147,14 @@ class ControlPlane(Plane):
         self._hold(switch.region)
 
     def deploy(self, target: tuple[Group, ...]) -> None:
-        """Chooses the first layout, before anything has arrived: nothing is running, so nothing is switched."""
+        """Sets the first layout before any arrival; nothing runs, so there is no switch."""
         for group in self.simulator.cluster.groups:
             self._evacuate(group)
         self.layout = target
         self._bind(target)
 
     def redeploy(self, command: Redeploy) -> None:
-        """Stops everything and starts `command.layout` from cold, at once if nothing has arrived yet."""
+        """Stops all engines and cold-starts `command.layout`; at once if nothing has arrived yet."""
         target = groups_of(command.layout)
         self.execution, self.weights = command.execution, command.weights
         self.simulator.set_request_limit(self.weights)
@@ -247,7 +247,7 @@ class ControlPlane(Plane):
         return tuple(group for group in self.layout if region.contains(group))
 
     def _hold(self, region: Group) -> None:
-        """Lets the engines of a region stand still after the iteration in flight."""
+        """Pauses the engines of a region after the iteration in flight."""
         for group in self._current(region):
             engine = self._engine(group)
             engine["hold"], engine["notify"] = 1, 1
@@ -275,7 +275,7 @@ class ControlPlane(Plane):
         return False
 
     def _held(self, region: Group) -> bool:
-        """Whether every engine of a region stands still."""
+        """Whether every engine of a region is paused."""
         groups = self._current(region)
         still = [group for group in groups if self._engine(group)["step_end_ps"] < 0]
         for group in still:
@@ -295,7 +295,7 @@ class ControlPlane(Plane):
             self._set(group, EngineStatus.PAUSED if running else EngineStatus.INACTIVE)
 
     def _evacuate(self, group: Group) -> None:
-        """Sends everything an engine has to the pool, its KV lost."""
+        """Sends all requests of an engine to the pool; their KV is lost."""
         self.simulator.make_room()
         slot = self.simulator.cluster.slot(group)
         pool_waiting(self._world, slot)
@@ -303,7 +303,7 @@ class ControlPlane(Plane):
         self._set(group, EngineStatus.INACTIVE)
 
     def _lose(self, group: Group) -> None:
-        """A crash: requests that were streaming fail, those that had not begun are sent elsewhere."""
+        """A crash: streaming requests fail, waiting requests are routed again."""
         slot = self.simulator.cluster.slot(group)
         pool_waiting(self._world, slot)
         fail_running(self._world, self.simulator.cluster.tables, slot)
@@ -318,7 +318,7 @@ class ControlPlane(Plane):
         self.layout = tuple(sorted([*kept, *target]))
 
     def _bind(self, target: tuple[Group, ...]) -> None:
-        """Brings groups into service; requests paused on them go on."""
+        """Brings groups into service; requests paused on them resume."""
         cluster = self.simulator.cluster
         for group in cluster.groups:
             covering = next((active for active in target if active.overlaps(group)), None)
@@ -341,7 +341,7 @@ class ControlPlane(Plane):
         self.simulator.dispatch()
 
     def _share_blocks(self) -> None:
-        """Gives each engine what paused requests of other groups leave of its members' block pools."""
+        """Gives each engine its members' block pools without the blocks of paused requests of other groups."""
         groups, engines = self.simulator.cluster.groups, self._world.engines
         holders = [
             (group, int(used)) for group, used in zip(groups, engines["used_blocks"], strict=True) if used

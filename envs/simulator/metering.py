@@ -1,4 +1,4 @@
-"""Energy and money from the time for which GPUs were kept and engines were busy."""
+"""Energy and cost from provisioned GPU time and busy engine time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _S_PER_H = 3600.0
 def busy_s(world: World) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Time that engines have spent in iterations, and of this in such with prefill, (E,) seconds each.
 
-    An iteration is booked when it begins; what is left of it is taken off.
+    An iteration is counted when it begins; its remaining time is subtracted.
     """
     engines = world.engines
     ahead_ps = np.maximum(engines["step_end_ps"] - world.cluster["now_ps"][0], 0)
@@ -29,7 +29,7 @@ def busy_s(world: World) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 
 def work_j(world: World, powers: Sequence[Power]) -> NDArray[np.float64]:
-    """Energy of engines above what their GPUs draw when idle, (E,) J.
+    """Energy of engines above their GPUs' idle power, (E,) J.
 
     Args:
         world: The cluster.
@@ -50,7 +50,7 @@ def usage(
 
     Args:
         gpus: (places,) name of the GPU.
-        gpu_s: (places,) GPU-seconds for which they were kept.
+        gpu_s: (places,) provisioned GPU-seconds.
         idle_w: (places,) power of an idle GPU, W.
         work: (places,) energy above that, J.
     """

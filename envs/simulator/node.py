@@ -1,4 +1,4 @@
-"""A simulated node as its control plane knows it: engines and what they cost, without commands."""
+"""A simulated node without commands, as used by its control plane."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Node(Body):
 
     Args:
         spec: The cluster.
-        slos: Latency promise of each request class, in the order of the workload's classes.
+        slos: SLO of each request class, in the order of the workload's classes.
         trigger_classes: Classes whose arrival stops `advance` so that a decision can be taken.
         profile: Latency of the engines; None: the committed profile of the spec's model and GPU.
 
@@ -36,10 +36,10 @@ class Node(Body):
         super().__init__(spec, self.cluster.tables, slos, trigger_classes)
 
     def set_request_limit(self, weights: str) -> None:
-        """Refuses on arrival what no engine of the node could ever hold."""
+        """Sets the limit above which requests are refused on arrival, as no engine could hold them."""
         most = self.cluster.max_request_tokens(weights)
         if not self.spec.chunked_prefill:
-            most = min(most, self.spec.max_num_batched_tokens)  # vLLM wants a budget of max_model_len then
+            most = min(most, self.spec.max_num_batched_tokens)  # vLLM then requires a budget of max_model_len
         self.world.endpoints["max_request_tokens"] = most
 
     def _fork_node(self) -> Self:

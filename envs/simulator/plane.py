@@ -1,9 +1,9 @@
-"""The clock of a control plane: operations as records, and the SimPy processes that carry them out.
+"""The clock of a control plane: operations as records, and the SimPy processes that execute them.
 
 Each operation is a small record: a kind, a phase and a due time. Its process is written so that it can begin in any
 phase, because a fork of the world copies the records and starts processes of its own only if it runs that far; SimPy's
 generators cannot be copied. SimPy owns the clock here: the kernel advances to the next due time, or stops early when an
-engine that was asked to tell has nothing left to do, and then the processes go on.
+watched engine has become idle, and then the processes continue.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Process = Generator[simpy.Event, None, None]
 
 
 class Plane:
-    """Operations under way on a simulated cluster.
+    """Operations in progress on a simulated cluster.
 
     An operation is a dataclass with `due_ps`, when its timer ends (NEVER where it waits for something else), and
     `done`.
@@ -37,7 +37,7 @@ class Plane:
         self._notice: simpy.Event | None = None
 
     def process_of(self, operation: Any) -> Process:
-        """The process that carries an operation out from whatever phase it is in."""
+        """The process that executes an operation from its present phase."""
         raise NotImplementedError
 
     def _fork_plane(self, body: Body) -> Self:
@@ -57,9 +57,9 @@ class Plane:
         return min((operation.due_ps for operation in self.operations), default=NEVER)
 
     def catch_up(self, notified: bool) -> bool:
-        """Runs every process step that is due now; `notified` says that the kernel stopped for an engine.
+        """Runs every process step that is due now; `notified`: whether the kernel stopped for an engine.
 
-        Returns whether there is anything under way, so that engines may have changed.
+        Returns whether an operation is in progress, so that engines may have changed.
         """
         if not self.operations:
             return False
@@ -79,7 +79,7 @@ class Plane:
         return True
 
     def forget_processes(self) -> None:
-        """Drops all processes; those of operations that are left begin anew when they are needed."""
+        """Drops all processes; those of remaining operations restart when needed."""
         self._env = self._notice = None
 
     @property

@@ -1,4 +1,4 @@
-"""The tree of prefixes that a workload's requests share, cut into nodes that are cached alike.
+"""The tree of shared prefixes of a workload's requests; blocks that are always cached together form one node.
 
 A workload names the blocks of its prompts by ids: equal ids, equal text from the beginning of the prompt. Ids that only
 one request has can never be hit by another and are left out. Of the others, neighbours that occur in the same requests
@@ -24,7 +24,7 @@ def make_chains(workload: Workload, block_sizes: NDArray[np.int64]) -> Chains:
         block_sizes: (block sizes,) tokens a KV block, distinct and ascending.
 
     Raises:
-        ValueError: an id stands behind different ids in two requests, or a block size neither divides nor is a multiple
+        ValueError: an id follows different ids in two requests, or a block size neither divides nor is a multiple
             of the workload's `hash_block_tokens`.
     """
     if workload.hash_ids is None or workload.hash_offsets is None:

@@ -11,7 +11,9 @@ from serving_gym.envs.simulator.kernel.state import PS_PER_S, Traffic, World
 from serving_gym.envs.simulator.kernel.world import decoding_progress
 from serving_gym.envs.workload.schema import Workload
 
-_OUTCOMES = np.array([FINISHED, REFUSED, FAILED, FAILED], np.int8)  # by the kernel's numbering; last: hung up
+_OUTCOMES = np.array(
+    [FINISHED, REFUSED, FAILED, FAILED], np.int8
+)  # in the kernel's numbering; last: disconnected
 
 
 def _seconds(times_ps: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""How engines schedule and routers route: what the specs of all simulated clusters have."""
+"""Scheduling and routing settings common to the specs of all simulated clusters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def to_ps(seconds: float) -> int:
 
 
 def check_scheduling(spec: Scheduling, name: str) -> None:
-    """Raises ValueError where engines cannot be told to schedule so; `name` is what the spec is called."""
+    """Raises ValueError if scheduling settings are invalid; `name`: name of the spec in messages."""
     if isinstance(spec, DeploymentSpec):
         routers = [spec.router]
     else:
@@ -36,10 +36,10 @@ def check_scheduling(spec: Scheduling, name: str) -> None:
 
 
 def schedules_async(asked: bool | None, order: str, profile: Profile) -> bool:
-    """Whether engines schedule asynchronously: as asked, else as the engine did that a profile was measured on.
+    """Whether engines schedule asynchronously: as configured, else as the engine of the profile.
 
     Raises:
-        ValueError: so cannot be scheduled in the order of deadlines and priorities.
+        ValueError: asynchronous scheduling is not possible with deadline orders.
     """
     asynchronous = profile.async_scheduling if asked is None else asked
     if asynchronous and order == "dpa":

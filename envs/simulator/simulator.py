@@ -1,4 +1,4 @@
-"""The simulated body of a cluster: a compiled data plane under a SimPy control plane, behind `Backend`."""
+"""The simulator backend: a compiled data plane under a SimPy control plane, as a `Backend`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Simulator(Node):
         return self.observe()
 
     def observe(self) -> ClusterState:
-        """What the cluster shows now."""
+        """Observes the present state of the cluster."""
         world = self.world
         cluster = world.cluster[0]
         return ClusterState(
@@ -64,7 +64,7 @@ class Simulator(Node):
         )
 
     def apply(self, command: Command) -> Receipt:
-        """Begins to carry out a command, or refuses it with a reason."""
+        """Begins to execute a command, or refuses it with a reason."""
         if self.is_as_wanted(command):
             return Receipt(True)
         self.stale = True
@@ -74,7 +74,7 @@ class Simulator(Node):
         return receipt
 
     def usage(self) -> Usage:
-        """What the node has used up; all of its GPUs are kept throughout."""
+        """Resources used by the node; all of its GPUs are provisioned throughout."""
         powers = [power_of(self.spec.gpu, int(width)) for width in self.world.engines["width"]]
         return usage(
             gpus=[self.spec.gpu],
@@ -83,7 +83,7 @@ class Simulator(Node):
             work=work_j(self.world, powers).sum(keepdims=True),
         )
 
-    # -- the simulator's own -------------------------------------------------------------------------------------------
+    # -- simulator only ------------------------------------------------------------------------------------------------
 
     @property
     def can_switch_live(self) -> bool:
@@ -104,7 +104,7 @@ class Simulator(Node):
         return tuple(sorted(groups))
 
     def fork(self) -> Simulator:
-        """A copy that continues to the same numbers and shares nothing that changes."""
+        """Returns an independent copy that continues with the same random numbers."""
         copy = self._fork_node()
         copy.control = self.control.fork(copy)
         return copy
@@ -120,7 +120,7 @@ class Simulator(Node):
         return layout_of(self.control.layout)
 
     def is_as_wanted(self, command: Command) -> bool:
-        """Whether a command asks for what there is, with nothing under way that it could hurry."""
+        """Whether a command requests the present layout, with no transition in progress that it could speed up."""
         if not isinstance(command, SetLayout) or not self.settled or self.untouched:
             return False
         return command.layout == self.layout
@@ -151,7 +151,7 @@ class Simulator(Node):
         return Receipt(True)
 
     def _impossible(self, command: Command) -> str:
-        """Why the node can never have a layout, or nothing."""
+        """Why a layout is impossible on the node, or nothing."""
         if sum(command.layout) != self.spec.num_base:
             return f"layout {command.layout} does not add up to {self.spec.num_base} base engines"
         longest = self.cluster.groups[-1].length

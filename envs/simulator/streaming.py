@@ -1,4 +1,4 @@
-"""Long traces, piece by piece: memory follows the requests in flight and a few numbers for each that has left."""
+"""Long traces, piece by piece: memory grows with requests in flight, plus a few numbers per finished request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Tally:
     """Latencies of requests that have left, in single precision, with class and endpoint.
 
     Args:
-        slos: Latency promise of each class.
+        slos: SLO of each class.
     """
 
     def __init__(self, slos: Sequence[SLO]) -> None:
@@ -39,13 +39,13 @@ class Tally:
         return int(self._arrived.sum())
 
     def expect(self, endpoint: NDArray[np.int32]) -> None:
-        """Counts requests that arrive, (N,) endpoint of each: they are in every figure, whatever becomes of them."""
+        """Counts arriving requests, (N,) endpoint of each; they are part of every metric, whatever their outcome."""
         counts = np.bincount(endpoint, minlength=len(self._arrived))
         counts[: len(self._arrived)] += self._arrived
         self._arrived = counts
 
     def add(self, log: NDArray[np.void]) -> None:
-        """Books log entries; what was refused or failed has infinite latencies."""
+        """Adds log entries; refused and failed requests have infinite latencies."""
         need = self._length + len(log)
         if need > len(self._rows):
             self._rows.resize(max(need, _GROWTH * len(self._rows)), refcheck=False)
@@ -62,7 +62,7 @@ class Tally:
         self._length = need
 
     def summary(self, endpoint: int | None = None) -> dict[str, float]:
-        """Figures over all requests that arrived; those still in the system count as infinite.
+        """Metrics over all requests that arrived; those still in the system count as infinite.
 
         Args:
             endpoint: Only requests to this endpoint; None: all requests.
@@ -99,7 +99,7 @@ def run_stream(
     priorities: Sequence[int] = (),
     settle_s: float = 3600.0,
 ) -> Tally:
-    """Serves a trace that comes in pieces.
+    """Serves a trace given in pieces.
 
     Args:
         simulator: A fleet.

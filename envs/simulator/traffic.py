@@ -15,7 +15,7 @@ def priorities_of(workload: Workload, others: Sequence[int] = ()) -> NDArray[np.
     """The distinct priorities of a workload, and `others` that may come later, ascending.
 
     Raises:
-        ValueError: there are more than an engine's queue keeps apart.
+        ValueError: there are more than an engine's queue supports.
     """
     values = np.unique(np.concatenate([workload.priority, np.asarray(others, np.int32)]))
     if len(values) > NUM_LEVELS:
@@ -35,8 +35,8 @@ def make_traffic(
 
     Args:
         workload: Requests sorted by arrival.
-        priorities: Distinct priorities, ascending; a request's level is its priority's place among them.
-        trigger_classes: Classes whose arrival may ask for a decision.
+        priorities: Distinct priorities, ascending; a request's level is the index of its priority.
+        trigger_classes: Classes whose arrival may trigger a decision.
         endpoint: (N,) endpoint of each request; None: there is only one.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Texts of conversations, read from ShareGPT's form, and the workload that they make.
+"""Reads conversations in ShareGPT's form, and converts them to a workload.
 
 A file is a JSON list, one entry a conversation: ``{"id": ..., "conversations": [{"from": "human", "value": ...},
 {"from": "gpt", "value": ...}, ...]}``. The first turn of the user is the prompt, the first turn of the model after it
@@ -41,10 +41,10 @@ class Conversations:
     """Prompts and their answers, in the order of the file.
 
     Attributes:
-        ids: (N,), what the file calls each conversation.
+        ids: (N,), id of each conversation in the file.
         prompts: (N,), first turn of the user.
         answers: (N,), first turn of the model after it.
-        left_out: number of entries without a prompt and an answer, by reason.
+        left_out: number of skipped entries, by reason.
         name: of the file, without its ending.
     """
 

@@ -1,4 +1,4 @@
-"""Fits a :class:`~envs.workload.generators.FittedWorkload` to a trace, and measures how close it comes."""
+"""Fits a :class:`~envs.workload.generators.FittedWorkload` to a trace, and measures the error of the fit."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def fit(trace: Workload, name: str, provenance: dict[str, Any] | None = None) ->
     """Fits a generator to a trace.
 
     Args:
-        trace: what to imitate.
-        name: what the generator is called.
+        trace: the trace.
+        name: name of the generator.
         provenance: publisher, licence and the like; rows, span, digest and method are added.
 
     Raises:

@@ -33,7 +33,7 @@ class FlyingTraffic:
     phase draws its duration and its rate uniformly.
 
     Attributes:
-        name: what its workloads are called.
+        name: name of its workloads.
         low_rate_rps: range of the rate of a low phase, requests per second. Paper: 2 to 5 (section 6.1.3).
         low_duration_s: range of the length of a low phase, seconds. Source: ours.
         burst_rate_rps: range of the rate of a burst, requests per second; None for no bursts. Paper: 10 to
@@ -43,7 +43,7 @@ class FlyingTraffic:
             range: ours.
         output_tokens: range of the output length, tokens, both ends included. Paper: uniform; source of the
             range: ours.
-        num_requests: length of an episode where the user asks for none. Paper: 4000.
+        num_requests: default length of an episode, requests. Paper: 4000.
     """
 
     name: str = "flying_bursty"

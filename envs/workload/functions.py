@@ -1,4 +1,4 @@
-"""Many models invoked as serverless functions are: rarely, and in bursts.
+"""Many models invoked like serverless functions: rarely, and in bursts.
 
 The recipe of ServerlessLLM and LLM-Mesh (section 8.1): each model is mapped to a function of the Azure Functions trace
 of 2019, whose first 30 minutes are taken; the lengths of requests are those of Azure's chat service. Two sources:
@@ -46,7 +46,7 @@ class FunctionTraffic:
         ratio: models of each size, relative. Source: section 8.4 has 4:1:1, 2:1:1, ..., 1:1:4 of 3B, 7B and 13B.
         minutes: length, at most 30 for `functions_fitted`.
         first_minute: of the trace's day, for `functions_2019`.
-        max_tokens: longest sequence; what is longer loses the beginning of its prompt. Source: section 5.2, Llama-2.
+        max_tokens: longest sequence; longer prompts lose their beginning. Source: section 5.2, Llama-2.
     """
 
     num_models: int = 64
@@ -73,7 +73,7 @@ class FunctionTraffic:
 
     @property
     def num_requests(self) -> int:
-        """All that come in the time."""
+        """All requests that arrive in the time."""
         return WHOLE
 
     @property
@@ -109,7 +109,7 @@ class FunctionTraffic:
         return self.num_models * self._mean_invocations() / (self.minutes * _MINUTE_S)
 
     def sample(self, num_requests: int, rng: np.random.Generator) -> Workload:
-        """Draws a workload: what comes in the time, or the first of it."""
+        """Draws a workload: all requests that arrive in the time, or the first ones."""
         which, inside, lengths = rng.spawn(3)
         counts = self._counts(which)
         while not counts.any():
@@ -154,7 +154,7 @@ def _max_output() -> int:
 
 
 class TracedFunctions(FunctionTraffic):
-    """Functions of the trace, drawn without replacement from those invoked in the minutes asked for.
+    """Functions of the trace, drawn without replacement from those invoked in the given minutes.
 
     Raises:
         ValueError: the data are not on this machine, or hold fewer functions.
@@ -226,7 +226,7 @@ def _counts_in(path: Path) -> Counts:
 
 @dataclass(frozen=True)
 class FunctionFit:
-    """How functions are invoked in half an hour, by how often. B bands of the count.
+    """Fitted invocation patterns of functions in half an hour, in B bands of the count.
 
     Attributes:
         levels: (K,), levels of the quantiles of the count, from 0 to 1.

@@ -1,4 +1,4 @@
-"""Where the coefficients of `functions_fitted` come from.
+"""Fits the coefficients of `functions_fitted`.
 
     SERVING_GYM_DATA=FOLDER python -m envs.workload.functions_fit
 
@@ -25,7 +25,7 @@ _CHECKED = 20_000  # functions drawn to check the fit
 
 
 def is_periodic(row: Counts) -> bool:
-    """Whether a function is invoked at even distances: gaps between its active minutes, or its counts, hardly vary."""
+    """Whether a function is invoked periodically: gaps between its active minutes, or its counts, hardly vary."""
     active = np.flatnonzero(row)
     if len(active) < 3:
         return False

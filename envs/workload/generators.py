@@ -24,12 +24,12 @@ class Generator(Protocol):
 
     @property
     def name(self) -> str:
-        """What its workloads are called."""
+        """Name of its workloads."""
         ...
 
     @property
     def num_requests(self) -> int:
-        """Length of an episode where the user asks for none."""
+        """Default length of an episode, requests."""
         ...
 
     @property
@@ -85,7 +85,7 @@ class FittedWorkload:
     lengths of neighbouring requests, and the exact spikes of lengths that a service's own limits produce.
 
     Attributes:
-        name: what its workloads are called.
+        name: name of its workloads.
         rate_rps: the trace's mean arrival rate, requests per second.
         probabilities: (K,), the levels of the three quantile tables, from 0 to 1.
         interarrival_s: (K,), seconds; the top 1 % is scaled so that linear interpolation keeps the trace's
@@ -94,7 +94,7 @@ class FittedWorkload:
         output_tokens: (K,), tokens.
         memory: components of the arrival process; their weights sum to at most 1, the rest is white.
         length_correlation: correlation of the Gaussian copula between input and output.
-        num_requests: length of an episode where the user asks for none.
+        num_requests: default length of an episode, requests.
         provenance: publisher, licence, rows, dates and digest of the trace, and how it was fitted.
         fit: measured distances between generated workloads and the trace.
     """

@@ -31,7 +31,7 @@ def workload_entry_points() -> Mapping[str, EntryPoint]:
 
 @cache
 def outside_workload(name: str) -> Callable[..., Any] | Mapping[str, Any]:
-    """What makes a workload of a package, or the fields that stand for it.
+    """The function that makes a workload of a package, or its fields.
 
     Raises:
         ValueError: it cannot be loaded, or is neither.
@@ -52,7 +52,7 @@ def outside_workload(name: str) -> Callable[..., Any] | Mapping[str, Any]:
 
 
 def outside_fields(name: str) -> Mapping[str, Any] | None:
-    """Fields of the `WorkloadSpec` that a workload of a package stands for; None: a function makes it.
+    """Fields of the `WorkloadSpec` of a workload of a package; None: a function makes it.
 
     Raises:
         ValueError: as `outside_workload`.
@@ -76,7 +76,7 @@ def made_outside(name: str, params: Mapping[str, Any]) -> Generator | Workload:
 
     Args:
         name: Of the entry point.
-        params: What the function is given.
+        params: Arguments of the function.
 
     Raises:
         ValueError: it is not a workload; names what it lacks.

@@ -1,4 +1,4 @@
-"""What a router believes about the length of an answer that has not been generated: predicted output tokens.
+"""Predicted output lengths: a router's estimate before the answer is generated.
 
 Where a workload has no text there is nothing to predict from, so a predictor is stood in for by its errors, as in
 PreServe's own evaluation (Jiang et al., section 5.3: "prediction errors based on the error proportion distribution from
@@ -64,7 +64,7 @@ CLAIRVOYANT = (ORACLE,)
 
 @dataclass(frozen=True)
 class PredictionSpec:
-    """Which predictor of output lengths a workload is given.
+    """Predictor of output lengths.
 
     Attributes:
         name: "preserve", "mu_serve", "pia_vicuna_13b" or "pia_chatgpt": errors of PreServe's Table 2.
@@ -94,7 +94,7 @@ class PredictionSpec:
 
     @property
     def clairvoyant(self) -> bool:
-        """Whether it shows what nobody can know beforehand."""
+        """Whether it uses the true length."""
         return self.name in CLAIRVOYANT
 
 

@@ -60,7 +60,7 @@ _BOUNDS = {"train": (0.0, 0.6), "validation": (0.6, 0.8), "test": (0.8, 1.0), "a
 
 @dataclass
 class WorkloadSpec:
-    """What the user asks for: the node of the ``workload`` config group.
+    """Specification of a workload: the ``workload`` config group.
 
     Attributes:
         name: one of :func:`workload_names`.
@@ -69,7 +69,7 @@ class WorkloadSpec:
         num_requests: requests in an episode; None takes the whole split of a trace, or a generator's own
             number. Of a sequence: requests of each part that does not say how many it has.
         rate_scale: factor on the arrival rate.
-        rate_rps: mean arrival rate asked for, requests per second; the rate of the whole trace (or the
+        rate_rps: requested mean arrival rate, requests per second; the rate of the whole trace (or the
             long-run rate of a generator) is scaled to it, so that a window keeps its own departure from the
             mean. Not with ``rate_scale``.
         num_clients: 0: requests arrive when the workload says. Else a closed loop of so many clients, each of
@@ -158,7 +158,7 @@ class WorkloadSource:
 
     @property
     def parts(self) -> tuple[WorkloadSource, ...]:
-        """Those of a mixture; else itself alone."""
+        """Parts of a mixture; otherwise the workload itself."""
         return _parts(self.spec) if self.spec.name == MIXTURE else (self,)
 
     @property
@@ -176,7 +176,7 @@ class WorkloadSource:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Models that episodes ask for, in the order of ``model_id``; the one name "" is whichever is served."""
+        """Models of the requests, in the order of ``model_id``; the single name "" is any served model."""
         if self.spec.name in _OF_PARTS:
             return _parts(self.spec)[0].models
         source = self._source()
@@ -186,7 +186,7 @@ class WorkloadSource:
 
     @property
     def max_input_tokens(self) -> int:
-        """Longest prompt an episode may hold, tokens."""
+        """Longest prompt of an episode, tokens."""
         if self.spec.name in _OF_PARTS:
             return max(part.max_input_tokens for part in _parts(self.spec))
         longest = self._source().max_input_tokens
@@ -194,7 +194,7 @@ class WorkloadSource:
 
     @property
     def max_output_tokens(self) -> int:
-        """Largest cap a request may declare, tokens."""
+        """Largest output cap of a request, tokens."""
         if self.spec.name in _OF_PARTS:
             return max(part.max_output_tokens for part in _parts(self.spec))
         return self._source().max_output_tokens
@@ -265,7 +265,7 @@ class WorkloadSource:
         return WholeStream(self.sample(seed, chosen), before, 0.0, duration_s)
 
     def _part(self, seed: int, split: str) -> WorkloadSource:
-        """Of a mixture, the part that an episode is of."""
+        """The part of a mixture that an episode is drawn from."""
         parts = _parts(self.spec)
         return parts[int(stream(seed, self.spec.name, split).integers(len(parts)))]
 
@@ -313,12 +313,12 @@ def make_workload(spec: WorkloadSpec, seed: int) -> Workload:
 
 
 def workload_names() -> tuple[str, ...]:
-    """Every name that a :class:`WorkloadSpec` may carry, those of installed packages among them."""
+    """Names of all workloads, including those of installed packages."""
     return (*TRACES, *_GENERATORS, FILE, *_OF_PARTS, *workload_entry_points())
 
 
 def parts_of(spec: WorkloadSpec) -> tuple[WorkloadSpec, ...]:
-    """The workloads that a mixture or a sequence is made of; of any other, itself.
+    """The parts of a mixture or a sequence; otherwise the workload itself.
 
     Raises:
         ValueError: as :class:`WorkloadSource`, of the parts.
@@ -327,7 +327,7 @@ def parts_of(spec: WorkloadSpec) -> tuple[WorkloadSpec, ...]:
 
 
 def for_larger(spec: WorkloadSpec, factor: float) -> WorkloadSpec:
-    """The same traffic for a cluster that is so many times as large: as many times the requests, at that rate.
+    """Scales traffic to a larger cluster: number of requests and rate times the factor.
 
     Args:
         spec: the traffic.
@@ -461,7 +461,7 @@ def _made_outside(name: str, params: str) -> _TraceWindows | Generator:
 
 
 def _of_fields(spec: WorkloadSpec) -> WorkloadSpec:
-    """A specification that names a mapping of a package as what the mapping says, with what else was given."""
+    """Expands a specification that names a mapping of a package, with the user's other values."""
     stands_for = outside_fields(spec.name) if spec.name in workload_entry_points() else None
     if stands_for is None:
         return spec
@@ -490,7 +490,7 @@ _GENERATORS: dict[str, Callable[..., Generator]] = {
 
 
 def _parts(spec: WorkloadSpec) -> tuple[WorkloadSource, ...]:
-    """Sources of the parts of a mixture or a sequence; what a part leaves out it takes from the whole.
+    """Sources of the parts of a mixture or a sequence; a part inherits missing values.
 
     Raises:
         ValueError: no parts, or a part that is not a specification.
@@ -519,7 +519,7 @@ def _with_levels(classes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _length(spec: WorkloadSpec) -> int:
-    """How many of its parts an episode of a sequence has.
+    """Number of parts of an episode of a sequence.
 
     Raises:
         ValueError: fewer than one, or more than there are.

@@ -51,7 +51,7 @@ class Workload:
         class_id: (N,), index into ``classes``.
         classes: names of the request classes (for objectives that differ by class).
         model_id: (N,), index into ``models``.
-        models: names of the models asked for; the one name "" is whichever the cluster serves.
+        models: names of the models; the single name "" is any model of the cluster.
         region_id: (N,), index into ``regions``.
         regions: names of the regions that requests come from; the one name "" is wherever the cluster is.
         hash_offsets: (N + 1,) or None; row ``i`` owns ``hash_ids[hash_offsets[i]:hash_offsets[i + 1]]``.
@@ -110,7 +110,7 @@ class Workload:
         return int(self.arrival_s.size)
 
     def __repr__(self) -> str:
-        """Name and size; the arrays are left out."""
+        """Name and size, without the arrays."""
         return f"Workload(name={self.name!r}, requests={len(self)}, duration_s={self.duration_s:.1f})"
 
     @property
@@ -120,7 +120,7 @@ class Workload:
 
     @property
     def rate_rps(self) -> float:
-        """Mean arrival rate, requests per second; not a number where fewer than two arrival times differ."""
+        """Mean arrival rate, requests per second; NaN if fewer than two arrival times differ."""
         return (len(self) - 1) / self.duration_s if self.duration_s > 0 else math.nan
 
     def validate(self) -> Workload:
@@ -290,7 +290,7 @@ class Workload:
         )
 
     def waiting_request(self, row: int) -> WaitingRequest:
-        """A row as a router sees it."""
+        """A row as a router observes it."""
         return WaitingRequest(
             index=row,
             arrival_s=float(self.arrival_s[row]),
@@ -321,7 +321,7 @@ class Workload:
         return digest.hexdigest()
 
     def summary(self) -> dict[str, Any]:
-        """Figures that describe the workload, ready for JSON.
+        """Statistics of the workload, ready for JSON.
 
         ``interarrival_cv`` is 1 for a Poisson process; ``count_cv_10s`` is the coefficient of variation of
         arrivals per 10 s; ``repeated_block_ratio`` is the share of prefix blocks seen earlier in the
@@ -402,7 +402,7 @@ def counts_per_bin(arrival_s: FloatArray, bin_s: float) -> NDArray[np.int64]:
 
 
 def _int32(column: str, values: ArrayLike) -> TokenArray:
-    """Column as int32; refuses what is not a whole number in that range."""
+    """Column as int32; raises for values that are not whole numbers in that range."""
     array = np.asarray(values)
     if array.dtype == np.int32:
         return np.ascontiguousarray(array)

@@ -1,4 +1,4 @@
-"""Random streams that depend on nothing but their names and a seed."""
+"""Random streams that depend only on their names and a seed."""
 
 from __future__ import annotations
 

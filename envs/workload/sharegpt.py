@@ -33,7 +33,7 @@ class ShareGPTTraffic:
             less the longest response.
         longest_output_tokens: longest response, and what every request declares. Source: ours.
         name: what its workloads are called.
-        num_requests: length of an episode where the user asks for none.
+        num_requests: default length of an episode, requests.
     """
 
     arrival_rate_rps: float = 10.0

@@ -38,12 +38,12 @@ class RequestStream(Protocol):
 
     @property
     def models(self) -> tuple[str, ...]:
-        """(L,) models asked for; the one name "" is whichever the cluster serves."""
+        """(L,) names of the models; the single name "" is any model of the cluster."""
         ...
 
     @property
     def regions(self) -> tuple[str, ...]:
-        """(R,) regions that requests come from; the one name "" is wherever the cluster is."""
+        """(R,) regions of origin; the single name "" is any region of the cluster."""
         ...
 
     @property
@@ -80,7 +80,7 @@ class RequestStream(Protocol):
         ...
 
     def expected(self, bin_s: float, num_bins: int) -> FloatArray:
-        """(C, L, R, num_bins, 3), the same of the bins to come, in expectation: for clairvoyant references alone."""
+        """(C, L, R, num_bins, 3), the same in expectation for future bins: only for clairvoyant references."""
         ...
 
 
@@ -95,7 +95,7 @@ class Streaming(Protocol):
 
         Args:
             seed: Which.
-            past_s: Of its past that may be asked for, seconds.
+            past_s: Length of its past, seconds.
             duration_s: For which requests arrive, seconds.
             factor: On all rates.
         """
@@ -271,7 +271,7 @@ class WholeStream:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Models asked for."""
+        """Names of the models."""
         return self.workload.models
 
     @property

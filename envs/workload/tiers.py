@@ -54,7 +54,7 @@ class TieredTraffic(AzureLengths):
         minute_noise: standard deviation of the log rate from minute to minute. Fitted.
         slow_noise: standard deviation of the log rate that lasts. Fitted.
         slow_memory_s: time over which its correlation falls to 1/e, seconds. Fitted.
-        num_requests: length of an episode where the user asks for none.
+        num_requests: default length of an episode, requests.
     """
 
     mean_rps: float = 10.0
@@ -237,7 +237,7 @@ def check_shares(name: str, shares: Mapping[str, float]) -> None:
 
 
 def _shares_of(shares: Mapping[str, float]) -> FloatArray:
-    """Shares that sum to 1; all in one where none are named."""
+    """Shares that sum to 1; a single share of 1 if none are given."""
     given = np.array(list(shares.values()) or [1.0], np.float64)
     return given / given.sum()
 

@@ -1,4 +1,4 @@
-"""Where the coefficients of :class:`~envs.workload.tiers.TieredTraffic` come from.
+"""Fits the coefficients of :class:`~envs.workload.tiers.TieredTraffic`.
 
     python -m envs.workload.tiers_fit FOLDER
 

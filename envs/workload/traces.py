@@ -1,4 +1,4 @@
-"""Real traces: which ones are known, where they lie, and how they become a :class:`Workload`."""
+"""Real traces: known ones, their location, and their conversion to a :class:`Workload`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TraceInfo:
         name: what the user calls it.
         file: name of the parquet file, in the data directory and in the cache.
         title: what it is, in one line.
-        publisher: who published it.
+        publisher: its publisher.
         licence: SPDX identifier.
         base_url: where the publisher's repository is served.
         source_path: the file below ``base_url``.
@@ -99,7 +99,7 @@ TRACES: dict[str, TraceInfo] = {
 
 
 def cache_dir() -> Path:
-    """Where fetched traces are kept."""
+    """Folder of fetched traces."""
     return Path(user_cache_dir("serving-gym")) / "traces"
 
 

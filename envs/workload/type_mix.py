@@ -58,7 +58,7 @@ class TypeMix(AzureLengths):
         long_answer_factor: factor on the answers of the types with long ones. Those of Azure's services of 2023 end at
             1000 to 2000 tokens, those of the paper's traces (section 5.1) at 5000. Source: ours.
         random_start: whether an episode begins anywhere in the sequence of mixes, else with the first.
-        num_requests: length of an episode where the user asks for none.
+        num_requests: default length of an episode, requests.
     """
 
     mean_rps: float = 10.0
@@ -96,7 +96,7 @@ class TypeMix(AzureLengths):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """One class: a type is told by its lengths."""
+        """One class; types differ in their lengths."""
         return ("standard",)
 
     @property

@@ -28,7 +28,7 @@ _DAY_S = 86_400.0
 
 @dataclass(frozen=True)
 class ModelLoad:
-    """What is asked of one model.
+    """Load of one model.
 
     Attributes:
         share: of the requests, over a week; scaled to sum to 1.
@@ -48,7 +48,7 @@ class ModelLoad:
 
 @dataclass(frozen=True)
 class RegionLoad:
-    """What comes from one region.
+    """Load of one region.
 
     Attributes:
         share: of the requests, over a week; scaled to sum to 1.
@@ -69,7 +69,7 @@ class WeekTraffic(AzureLengths):
         iw_to_niw: interactive requests for each that is not. Source of the default: SageServe, section 7.2.7, 3:1 in
             November 2024.
         fast_share: share of the interactive requests that are of the fast tier. Source: as in `tiers.py`.
-        models: what is asked of each model; one named "" stands for whichever the cluster serves.
+        models: load of each model; the name "" is any model of the cluster.
         regions: what comes from each region; one named "" is wherever the cluster is.
         niw_profile: name of the weekly profile of non-interactive requests.
         start_h: hour of the week on the fleet's clock at which the workload begins, 0 for Monday, 0:00; None: drawn.
@@ -78,7 +78,7 @@ class WeekTraffic(AzureLengths):
             of each day that begins with the workload.
         burst_factor: to how many times the load. Source: SageServe, section 7.2.7 (8).
         burst_s: how long each lasts, seconds. Source: ours.
-        num_requests: length of an episode where the user asks for none.
+        num_requests: default length of an episode, requests.
     """
 
     requests_per_week: float = 10e6

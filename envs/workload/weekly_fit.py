@@ -1,4 +1,4 @@
-"""Where the profiles of `weekly/` come from.
+"""Fits the profiles of `weekly/`.
 
     python -m envs.workload.weekly_fit FOLDER [OUT]
 
@@ -76,11 +76,11 @@ def fit_curves(
 
 
 def fit_memory(residual: FloatArray, step_s: float, white: float = 0.0) -> tuple[NoiseComponent, ...]:
-    """Exponentials whose sum is the autocovariance of what the curves leave.
+    """Exponentials whose sum is the autocovariance of the residuals of the curves.
 
     Args:
         residual: (n,), of the log rate; NaN where nothing is known.
-        step_s: between two values, seconds; no shorter time scale can be told.
+        step_s: time between two values, seconds; shorter time scales cannot be resolved.
         white: variance of a value that does not last, taken off at lag 0.
     """
     lags = np.arange(min(_LAGS, len(residual) // 4))

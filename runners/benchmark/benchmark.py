@@ -1,8 +1,8 @@
 """The benchmark: every task of `configs/benchmark/task`, and one table of all.
 
-A task is a file: words as `runners.compare` takes them, workloads, policies, and perturbations. What a task says is run
-word for word, so that any line of the table can be had again by hand. A run that was stopped goes on where it was when
-it is given the same `out=DIR` (`runners.benchmark.blocks`).
+A task is a file: overrides of `runners.compare`, workloads, policies, and perturbations. These overrides are used
+verbatim, so that any line of the table can be reproduced by hand. An interrupted run continues if
+it has the same `out=DIR` (`runners.benchmark.blocks`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def load_task(name: str) -> BenchmarkTask:
     """A task by name.
 
     Raises:
-        ValueError: there is none, or its file says something it cannot.
+        ValueError: it does not exist, or its file is invalid.
     """
     check_choice("benchmark task", name, task_names())
     file = config_file(TASKS, name)
@@ -59,13 +59,13 @@ def run_benchmark(config: BenchmarkConfig, out: Path) -> None:
     """Runs, writes `TASK/comparison.json` for each task (and perturbation) and `benchmark.json`, and prints the table.
 
     Raises:
-        ValueError: words stand beside `benchmark` that the tasks decide about.
+        ValueError: overrides are given that the tasks set.
     """
     for word in HydraConfig.get().overrides.task if HydraConfig.initialized() else ():
         key = word.lstrip("+~").partition("=")[0].partition(".")[0]
         if key not in _OWN_WORDS:
             raise ValueError(
-                f"benchmark={config.name} leaves {key} to its tasks; beside it goes out=DIR alone"
+                f"benchmark={config.name} sets {key} by its tasks; only out=DIR can be given with it"
             )
     _check_out(config, out)
     tasks = {name: load_task(name) for name in (task_names() if config.tasks is None else config.tasks)}
@@ -93,12 +93,12 @@ def run_benchmark(config: BenchmarkConfig, out: Path) -> None:
 
 
 def _check_out(config: BenchmarkConfig, out: Path) -> None:
-    """Refuses a folder that holds what came of another benchmark."""
+    """Checks that a folder has no results of another benchmark."""
     path = out / RESULTS
     held = json.loads(path.read_text(encoding="utf-8")).get("benchmark") if path.is_file() else config.name
     if held != config.name:
         raise ValueError(
-            f"out={str(out)!r} holds what came of benchmark={held}; choose another for {config.name}"
+            f"out={str(out)!r} has results of benchmark={held}; choose another folder for {config.name}"
         )
 
 
@@ -113,7 +113,7 @@ def _strata(
 
 @dataclass(frozen=True)
 class _Variant:
-    """A task as it is, or under one of its perturbations."""
+    """A task, unperturbed or under one of its perturbations."""
 
     label: str
     policies: tuple[str, ...]
@@ -125,7 +125,7 @@ class _Variant:
     def of(
         cls, label: str, task: BenchmarkTask, strata: Mapping[str, tuple[str, ...]], config: BenchmarkConfig
     ) -> _Variant:
-        """From what a task's file says."""
+        """Builds the variant from a task's file."""
         configs, skipped = _configs(task, strata, config)
         blocks: list[Block] = []
         searches = shared_out(config.search_blocks, [config.blocks for _ in configs])
@@ -138,7 +138,7 @@ class _Variant:
         return cls(label, task.policies, configs, tuple(blocks), tuple(skipped))
 
     def summary(self, scores: Mapping[Block, BlockScores]) -> dict[str, Any]:
-        """`comparison.json` over its workloads."""
+        """The content of `comparison.json`, over its workloads."""
         comparison = Comparison({name: [] for name in self.policies})
         run = [block for block in self.blocks if block.search is None]
         for block in run:
@@ -168,7 +168,7 @@ class _Variant:
 def _configs(
     task: BenchmarkTask, strata: Mapping[str, tuple[str, ...]], config: BenchmarkConfig
 ) -> tuple[dict[str, CompareConfig], list[str]]:
-    """What is compared on each workload, and the workloads whose trace is not on this machine."""
+    """Comparison of each workload, and the workloads whose trace is not on this machine."""
     found, skipped = {}, []
     for stratum, words in strata.items():
         each = _composed((*task.words, *words, *(task.short if config.short else ())))
@@ -182,7 +182,7 @@ def _configs(
 
 
 def _seeds(configs: Mapping[str, CompareConfig], config: BenchmarkConfig) -> dict[str, list[int]]:
-    """Seeds of the blocks of each workload; what a short trace has too few of, the others have more of."""
+    """Seeds of the blocks of each workload; short traces have fewer, the other workloads more."""
     possible = {
         stratum: disjoint_seeds(each.workload_source, each.split, config.blocks, config.first_seed)
         for stratum, each in configs.items()
@@ -192,11 +192,11 @@ def _seeds(configs: Mapping[str, CompareConfig], config: BenchmarkConfig) -> dic
 
 
 def shared_out(number: int, most: Sequence[int]) -> list[int]:
-    """How many of `number` each gets, as equally as it goes, none more than its most; those before rather than others.
+    """Divides `number` as equally as possible, each share at most its `most`; earlier entries get the remainder.
 
     Args:
-        number: to share out.
-        most: of each.
+        number: the number to divide.
+        most: largest share of each.
     """
     counts = [0] * len(most)
     while sum(counts) < min(number, sum(most)):
@@ -207,14 +207,14 @@ def shared_out(number: int, most: Sequence[int]) -> list[int]:
 
 
 def _composed(words: tuple[str, ...]) -> CompareConfig:
-    """What `runners.compare` would be told by these words."""
+    """Configuration of `runners.compare` with these overrides."""
     values = compose("compare", overrides=[*search_path(), *words, "plots=false"])
     plain = cast(dict[str, Any], OmegaConf.to_container(values, resolve=True, throw_on_missing=True))
     return build(CompareConfig, plain)
 
 
 def _lines(label: str, comparison: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One line for each learned policy, with its own badge, or where there is none one of the best heuristic."""
+    """One line for each learned policy with its badge; without any, one for the best heuristic."""
     best, regret = comparison["best_heuristic"], comparison["regret"]
     lines: list[dict[str, Any]] = []
     for name, gates in comparison["gates"].items():
@@ -259,7 +259,7 @@ def _lines(label: str, comparison: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _lacking(regret: Mapping[str, float] | None, name: str | None) -> float | None:
-    """What a policy lacks of a reference; None: the reference is not known."""
+    """Regret of a policy to a reference; None: the reference is unknown."""
     return None if regret is None or name is None else regret[name]
 
 
@@ -292,7 +292,7 @@ def _print(config: BenchmarkConfig, rows: list[dict[str, Any]]) -> None:
 
 
 def _gates(row: Mapping[str, Any]) -> str | None:
-    """Whether they hold, and the workloads that do not keep to them by themselves."""
+    """Whether the gates hold, and the workloads that exceed them by themselves."""
     if "gates_hold" not in row:
         return None
     return ("hold" if row["gates_hold"] else "fail") + "".join(

@@ -1,7 +1,7 @@
-"""Blocks of a benchmark: every policy on one episode, over several processes, each written down as soon as it is done.
+"""Blocks of a benchmark: every policy on one episode. Blocks run in several processes and are saved when done.
 
-What a block says depends on its configuration, its seed and the code alone, so that it does not matter which process
-ran it, and what was written down before a run was stopped need not be run again.
+The result of a block depends only on its configuration, its seed and the code. It does not matter which process
+runs it, and an interrupted benchmark reuses the saved blocks.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ class Block:
     """Every policy on one episode, or the clairvoyant search on it.
 
     Attributes:
-        folder: of the task, and of the perturbation if any, under the benchmark's.
-        stratum: what the workload is called.
-        config: where.
-        seed: of the episode.
-        policies: names; none for the search.
-        search: its settings.
+        folder: folder of the task, and of the perturbation if any, under the benchmark's.
+        stratum: name of the workload.
+        config: configuration of the comparison.
+        seed: seed of the episode.
+        policies: names of the policies; empty for the search.
+        search: settings of the search.
     """
 
     folder: str
@@ -88,22 +88,22 @@ class Block:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the policies that it runs."""
+        """Names of the policies that it runs."""
         if self.search is None:
             return self.policies
         return () if self.search.base is None else (self.search.base,)
 
     @property
     def path(self) -> Path:
-        """Of its file in the benchmark's folder."""
+        """Path of its file in the benchmark's folder."""
         kind = "policies" if self.search is None else "search"
         return Path(self.folder) / "blocks" / f"{self.stratum}_{self.seed}_{kind}.parquet"
 
     def digest(self, contents: Mapping[str, str]) -> str:
-        """Of all that its figures depend on.
+        """Digest of everything that its results depend on.
 
         Args:
-            contents: what stands behind each policy's name.
+            contents: digest of each policy's content, by name.
         """
         where = {
             item.name: getattr(self.config, item.name)
@@ -114,7 +114,7 @@ class Block:
         return hashlib.sha256(repr((_code(), what, _traces(self.config.workload))).encode()).hexdigest()
 
     def run(self) -> BlockScores:
-        """Runs it."""
+        """Runs the block."""
         if self.search is not None:
             score = Score({"return": search(self.config, self.search, self.seed)}, 0.0)
             return BlockScores({self.search.base or "": score})
@@ -125,11 +125,11 @@ class Block:
 
 @dataclass(frozen=True)
 class BlockScores:
-    """What came of a block.
+    """Scores of a block.
 
     Attributes:
         of: scores by policy; of a search, one.
-        bound: a return that no policy can exceed on the episode; None: not known.
+        bound: upper bound on the return of the episode; None: unknown.
     """
 
     of: dict[str, Score] = field(default_factory=dict)
@@ -139,13 +139,13 @@ class BlockScores:
 def run_blocks(
     blocks: Sequence[Block], out: Path, processes: int, on_block: Callable[[Block], None] = lambda block: None
 ) -> list[BlockScores]:
-    """Runs the blocks that `out` does not hold yet; returns the scores of all.
+    """Runs the blocks that are not in `out` yet; returns the scores of all.
 
     Args:
-        blocks: what to run.
+        blocks: the blocks.
         out: folder of the benchmark.
         processes: number of worker processes; 1: all blocks run in this process.
-        on_block: called with each block that is done.
+        on_block: called with each finished block.
     """
     digests = _digests(blocks)
     _worlds.clear()
@@ -186,14 +186,14 @@ def _run_and_write(block: Block, digest: str, out: Path) -> None:
     """Runs a block and writes it down.
 
     Raises:
-        ValueError: What it is made of is no longer what it was when the benchmark began.
+        ValueError: Code, traces or policies have changed since the benchmark began.
     """
     scores = block.run()
     _code.cache_clear()
     if _digests([block]) != [digest]:
         raise ValueError(
             "code, traces or policies changed while the benchmark ran; "
-            "given the same out=DIR it goes on, and what they concern is run again"
+            "run it again with the same out=DIR to rerun the affected blocks"
         )
     rows = [
         {
@@ -209,7 +209,7 @@ def _run_and_write(block: Block, digest: str, out: Path) -> None:
 
 
 def _read(path: Path, digest: str) -> BlockScores | None:
-    """What a block has come to before; None: it has not been run as it would be now."""
+    """Saved scores of a block; None: it has not run with this configuration and code."""
     if not path.is_file():
         return None
     rows: list[dict[Any, Any]] = pd.read_parquet(path).to_dict("records")
@@ -236,7 +236,7 @@ _worlds: dict[tuple[str, str, tuple[str, ...]], tuple[Any, dict[str, Policy]]] =
 
 
 def _world(block: Block) -> tuple[Any, dict[str, Policy]]:
-    """The environment and the policies, which neighbouring blocks share."""
+    """The environment and the policies, shared by consecutive blocks."""
     key = (block.folder, block.stratum, block.policies)
     if key not in _worlds:
         _worlds.clear()
@@ -270,7 +270,7 @@ def _traces(workload: WorkloadSpec) -> list[str]:
 
 
 def _content(name: str) -> str:
-    """What stands behind a policy's name, but for what is said of it."""
+    """Digest of a policy's content, without its comments."""
     if checkpoint_dir(name) is None:
         config = policy_config(name)
         source = _source_of(config)
@@ -294,7 +294,7 @@ def _source_of(config: Mapping[str, Any]) -> Path | None:
 
 
 def _paths_in(settings: Any) -> list[str]:
-    """Checkpoints that an agent's settings name."""
+    """Checkpoints named in an agent's settings."""
     if isinstance(settings, Mapping):
         own = [str(settings["path"])] if settings.get("name") == CHECKPOINT and "path" in settings else []
         return own + [path for value in settings.values() for path in _paths_in(value)]

@@ -1,1 +1,1 @@
-"""How a command starts and fails."""
+"""Start, errors and help of commands."""

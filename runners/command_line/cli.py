@@ -1,4 +1,4 @@
-"""How a command starts and how it fails: Hydra in front, one clear sentence on the way out."""
+"""Runs commands with Hydra; a failure prints one clear sentence."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _USER_ERRORS = (ValueError, HydraException, OmegaConfBaseException, OSError, yam
 def command(
     name: str, schema: type[Config]
 ) -> Callable[[Callable[[Config, Path], None]], Callable[[Sequence[str] | None], int]]:
-    """Turns `function(config, run_directory)` into a command that takes words and returns an exit status.
+    """Turns `function(config, run_directory)` into a command that takes arguments and returns an exit status.
 
     Args:
-        name: of the command and of its YAML file in `configs`.
-        schema: dataclass of its words.
+        name: name of the command and of its YAML file in `configs`.
+        schema: dataclass of its configuration.
     """
 
     def decorate(function: Callable[[Config, Path], None]) -> Callable[[Sequence[str] | None], int]:
@@ -63,14 +63,14 @@ def command(
 
 def _run(name: str, task: Callable[[DictConfig], None], words: list[str]) -> int:
     use_one_thread()
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors come to us, not to Hydra's own printer
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # errors are raised, not printed by Hydra
     own_words, sys.argv = sys.argv, [f"runners.{name}"]
     failures: list[Exception] = []
 
     def guarded(config: DictConfig) -> None:
         try:
             task(config)
-        except _USER_ERRORS as error:  # a sweep goes on with its other jobs
+        except _USER_ERRORS as error:  # a sweep continues with its other jobs
             failures.append(error)
 
     try:
@@ -92,7 +92,7 @@ def _run(name: str, task: Callable[[DictConfig], None], words: list[str]) -> int
 
 
 def use_one_thread() -> None:
-    """One thread for PyTorch: the networks are small, and contended threads cost an order of magnitude."""
+    """Limits PyTorch to one thread: the networks are small, and contended threads are ten times slower."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))

@@ -1,4 +1,4 @@
-"""One clear sentence for what a user did wrong."""
+"""Turns user errors into one clear sentence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandat
 from serving_gym.calibration import lookup
 from serving_gym.runners.configuration.folders import CONFIG_DIR, config_groups, search_path
 
-# What a command for nodes cannot take, by kind of cluster, and which commands can.
+# Kinds of cluster that commands for nodes refuse, with the commands that take them.
 _OTHER_CLUSTERS = {
     "fleet": ("a fleet", "runners.simulate"),
     "deployment": ("machines that a policy cuts into replicas", "runners.evaluate env=deployment"),
@@ -28,12 +28,12 @@ _OTHER_CLUSTERS = {
 
 
 def explain(error: Exception, command: str, words: Sequence[str]) -> str:
-    """The sentence for an error.
+    """The message of an error.
 
     Args:
-        error: what was raised.
+        error: the exception.
         command: name of the command.
-        words: what the user typed behind it.
+        words: the user's overrides.
     """
     if isinstance(error, MissingConfigException):
         return _unknown_choice(error, command, words)
@@ -59,7 +59,7 @@ def explain(error: Exception, command: str, words: Sequence[str]) -> str:
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the nearest match and all that is allowed, in alphabetical order."""
+    """End of a message about an unknown name: the nearest match and all allowed names in alphabetical order."""
     return lookup.nearest(name, sorted(allowed))
 
 
@@ -72,7 +72,7 @@ def _wrong_type(cause: ValidationError) -> str:
 
 
 def _broken_yaml(error: yaml.YAMLError) -> str:
-    """A file that is not YAML: where, and what is wrong."""
+    """A broken YAML file: file, line and problem."""
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or _first_line(error)
     if mark is None:
@@ -93,7 +93,7 @@ def _unknown_choice(error: MissingConfigException, command: str, words: Sequence
 
 
 def _unknown_policy(name: str, command: str, words: Sequence[str]) -> str:
-    """`policy=static_pt`: the nearest of the environment that the words choose."""
+    """`policy=static_pt`: the nearest policies of the chosen environment."""
     from serving_gym.runners.configuration.policies import unknown_policy
 
     chosen = next((word.partition("=")[2] for word in words if word.startswith("env=")), None)
@@ -101,7 +101,7 @@ def _unknown_policy(name: str, command: str, words: Sequence[str]) -> str:
 
 
 def _unknown_key(cause: Exception, error: Exception, command: str, words: Sequence[str]) -> str:
-    """`env.decision_intervl_s=2`: a key that no schema has."""
+    """`env.decision_intervl_s=2`: an unknown key."""
     wanted = str(getattr(cause, "full_key", None) or getattr(cause, "key", "") or "")
     word = next((w for w in words if w.lstrip("+~").partition("=")[0].endswith(wanted)), "") if wanted else ""
     typed = word.lstrip("+~").partition("=")[0] or wanted
@@ -117,7 +117,7 @@ def _unknown_key(cause: Exception, error: Exception, command: str, words: Sequen
 
 
 def _defaults(command: str, words: Sequence[str]) -> DictConfig:
-    """What the command would run with, had the user only made choices of groups."""
+    """The command's configuration with only the user's choices of groups."""
     groups = config_groups()
     choices = [word for word in words if word.partition("=")[0] in groups]
     with initialize_config_dir(version_base="1.3", config_dir=str(CONFIG_DIR)):

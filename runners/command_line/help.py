@@ -1,4 +1,4 @@
-"""What `--help` prints: purpose and examples of a command, and the keys that people change first."""
+"""Text of `--help`: purpose and examples of a command, and its most important keys."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def help_text(name: str, function: Callable[..., Any]) -> str:
     """The help of a command.
 
     Args:
-        name: Of the command and of its YAML file.
-        function: The command, whose module says what it is for.
+        name: Name of the command and of its YAML file.
+        function: The command, whose module docstring describes it.
     """
     purpose = (sys.modules[function.__module__].__doc__ or "").strip()
     keys = [*_groups(name), *_own_keys(name)]
@@ -42,7 +42,7 @@ def help_text(name: str, function: Callable[..., Any]) -> str:
 
 
 def _groups(name: str) -> Iterator[tuple[str, str]]:
-    """Config groups of a command, with the choices that there are."""
+    """Config groups of a command, with their choices."""
     values = yaml.safe_load((CONFIG_DIR / f"{name}.yaml").read_text(encoding="utf-8"))
     chosen = {
         key: choice
@@ -65,7 +65,7 @@ def _shortened(names: list[str]) -> str:
 
 
 def _own_keys(name: str) -> Iterator[tuple[str, str]]:
-    """Keys in a command's own file, with the comments that stand behind them."""
+    """Keys in a command's own file, with their comments."""
     text = (CONFIG_DIR / f"{name}.yaml").read_text(encoding="utf-8")
     for line in text.partition("_self_")[2].splitlines():
         match = _KEY.match(line)

@@ -1,4 +1,4 @@
-"""From episodes to figures with their intervals."""
+"""Aggregates metrics of episodes, with intervals."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from serving_gym.runners.comparison.statistics import FloatArray, bootstrap_inte
 
 
 class Scored(Protocol):
-    """Figures of a policy on an episode, as `runners.rollouts.rollout.Score` and `Episode` have them."""
+    """Metrics of a policy on an episode, as in `runners.rollouts.rollout.Score` and `Episode`."""
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Figures by name."""
+        """Metrics by name."""
         ...
 
     @property
@@ -25,26 +25,26 @@ class Scored(Protocol):
 
 
 def column(episodes: Sequence[Scored], metric: str) -> FloatArray:
-    """One figure over episodes, (episodes,)."""
+    """One metric over episodes, (episodes,)."""
     return np.array([episode.metrics[metric] for episode in episodes])
 
 
 def column_of_some(episodes: Sequence[Scored], metric: str) -> FloatArray:
-    """The same of a figure that not all have, such as one of a class of requests; NaN in those that do not."""
+    """The same for a metric that some episodes lack, such as one of a request class; NaN where it is missing."""
     return np.array([episode.metrics.get(metric, np.nan) for episode in episodes])
 
 
 def names_of(episodes: Sequence[Scored]) -> tuple[str, ...]:
-    """Figures that some episode has, in the order in which they occur."""
+    """Metrics that at least one episode has, in order of occurrence."""
     return tuple(dict.fromkeys(name for episode in episodes for name in episode.metrics))
 
 
 def aggregate(episodes: Sequence[Scored], strata: Sequence[str] | None = None) -> dict[str, dict[str, Any]]:
-    """Interquartile mean, its 95 % bootstrap interval and the mean of every figure; NaN where no episode says anything.
+    """Interquartile mean, its 95 % bootstrap interval and mean of every metric; NaN if all episodes lack it.
 
     Args:
         episodes: of one policy.
-        strata: workload of each, inside which the bootstrap draws; None: all of one.
+        strata: workload of each episode, inside which the bootstrap draws; None: one workload.
     """
     labels = np.array(["" for _ in episodes] if strata is None else list(strata))
     summary = {}

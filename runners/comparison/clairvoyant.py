@@ -1,7 +1,7 @@
-"""A clairvoyant search: at every decision it tries candidates on forks of the world that is to come.
+"""A clairvoyant search: at every decision it compares candidates on forks of the true future.
 
-It is a reference, not a bound: it looks one decision ahead and follows a plain policy from there, so that a better
-policy may well beat it. What it shows is that there is room.
+It is a reference, not a bound: it varies one decision and follows a base policy afterwards, so a better
+policy may exceed it. It shows how much can be gained.
 """
 
 from __future__ import annotations
@@ -20,23 +20,22 @@ from serving_gym.envs.interface.policy_spec import PolicySpec
 
 
 class ClairvoyantSearchPolicy:
-    """Takes the candidate whose rollout returns most, on the arrivals that really come.
+    """Takes the candidate whose rollout has the highest return on the true arrivals.
 
     Args:
         env: The scalar environment that it decides in; it forks it.
         env_name: Its name.
-        base: What rollouts follow after the candidate; its own choice is always one. None: all is left as it is.
-        horizon: Decisions that a rollout looks ahead.
-        candidates: Most actions compared; more are drawn from. Where a decision has several levers, an action that is
-            compared differs from the base's in those of one row of the observation.
-        every: Decisions between two searches; in between, the base decides, or nothing else is done (`hold`).
-        hold: Whether candidates are also kept to: rollouts in which nothing else is done are compared as well, one of
-            them in which all is left as it is from the start. Where one of these comes out best, nothing else is done
-            up to the next search. A base that takes back what it would not have done itself hides what that brings. In
-            routing and sharing, where every request asks for a decision, nothing else means that requests are held.
+        base: Policy that rollouts follow after the candidate; its action is always a candidate. None: no action.
+        horizon: Rollout length, decisions.
+        candidates: Most actions compared; a random sample if there are more. In a `MultiDiscrete` action space a
+            candidate differs from the base's action in the entries of one row of the observation.
+        every: Decisions between two searches; in between, the base decides, or no action is taken (`hold`).
+        hold: Whether to also compare rollouts without further actions after the candidate, one of them without any
+            action. If one of these is best, no action is taken until the next search. Without this, a base that undoes
+            the candidate at once hides its value. In routing and sharing "no action" means that requests are held.
 
     Raises:
-        ValueError: the environment cannot be forked, or takes other actions than numbers.
+        ValueError: the environment cannot be forked, or its action space is not discrete.
     """
 
     clairvoyant = True
@@ -83,7 +82,7 @@ class ClairvoyantSearchPolicy:
         return actions[best]
 
     def _values(self, actions: list[Action]) -> NDArray[np.float64]:
-        """Return of each action and what the base does after it; inside the kernel where both can be there."""
+        """Return of each action followed by the base; computed inside the kernel if both support it."""
         score = getattr(self.base, "in_kernel", None)
         if score is not None and hasattr(self.env, "roll_forks"):
             values: NDArray[np.float64] = self.env.roll_forks(actions, score, self.horizon)
@@ -104,7 +103,7 @@ class ClairvoyantSearchPolicy:
         return chosen
 
     def _varied(self, vector: NDArray[np.int64], rows: int, mask: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """The vector with the levers of one row drawn anew, from what is possible."""
+        """The action with the entries of one row redrawn from the possible values."""
         sizes = entries(self.env.action_space)
         begins = np.cumsum((0, *sizes))
         row, levers = int(self._rng.integers(rows)), len(sizes) // rows
@@ -115,11 +114,11 @@ class ClairvoyantSearchPolicy:
         return varied
 
     def _rollout(self, action: Action, base: Policy | None) -> float:
-        """Return of an action and what a policy does after it, less what the world would charge for work in line.
+        """Return of an action followed by a policy, less the charge for the queue at the end.
 
         Args:
-            action: What is done first.
-            base: The policy; None: all is left as it is.
+            action: The first action.
+            base: The policy; None: no action.
         """
         env, base = self.env.fork(), copy.deepcopy(base)
         total = 0.0

@@ -1,4 +1,4 @@
-"""Gates: what a policy must not buy its return with. The tail, the promises, one class of requests, refusals."""
+"""Gates: limits on tail latency, SLO attainment, single request classes and refusals that a policy must keep."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ TTFT_P99_RATIO = 1.05
 SLO_ATTAINMENT_LOSS = 0.002
 WORST_CLASS_RATIO = 1.05
 
-_ROUNDING = 1e-9  # of differences of shares, so that what is lost to the digit is not too much
+_ROUNDING = 1e-9  # tolerance for rounding of differences of shares
 
 
 def gates_of(
     ours: Sequence[Scored], theirs: Sequence[Scored], versus: str, strata: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """Whether a policy is no worse than another where it must not be.
+    """Tests the gates: whether a policy is not inferior to another in each gated metric.
 
-    All blocks count, the rare ones too: in each workload means are held beside each other. Over several workloads
-    ratios are averaged geometrically and losses arithmetically, each as often as it has blocks, so that none is left
-    out because its seconds are many or few. Each has its 95 % interval, and is `certain` where all of that is within
-    the limit; each has its figure in every workload, and those beyond the limit by themselves are named (`beyond_in`).
+    Means over all blocks are compared in each workload, so rare bad blocks count. Over several workloads ratios are
+    averaged geometrically and losses arithmetically, weighted by the number of blocks, so that the scale of a workload
+    does not matter. Each gate has a 95 % interval, and is `certain` if the whole interval is within the limit. Each
+    gate has its value in every workload; `beyond_in` names the workloads that exceed the limit by themselves.
 
     Args:
         ours: Its episodes.
@@ -66,7 +66,7 @@ def gates_of(
 
 @dataclass(frozen=True, eq=False)
 class _Beside:
-    """A policy beside another on the same blocks.
+    """Paired metrics of two policies on the same blocks.
 
     Attributes:
         ours: Its episodes.
@@ -83,7 +83,7 @@ class _Beside:
 
         Args:
             metric: Of the episodes.
-            limit: What it may be.
+            limit: Its upper limit.
             of_all: Whether every episode must have it; otherwise those count in which the other has it.
         """
         read = column if of_all else column_of_some
@@ -98,7 +98,7 @@ class _Beside:
         return self._said(value, (_exp(low), _exp(high)), each, limit)
 
     def same(self, limit: float) -> dict[str, Any]:
-        """The ratio of what neither has."""
+        """The ratio of a metric that neither policy has."""
         return self._said(1.0, (1.0, 1.0), {}, limit)
 
     def loss(self, metric: str, limit: float) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class _Beside:
         )
 
     def lost(self) -> dict[str, Any]:
-        """Requests that ours lost and the other did not, in the workload where they are most."""
+        """Requests that our policy lost and the other did not, in the workload with the most."""
 
         def of(episodes: Sequence[Scored]) -> FloatArray:
             return np.sum([column(episodes, key) for key in ("refused", "failed", "unfinished")], axis=0)

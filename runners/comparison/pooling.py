@@ -1,7 +1,7 @@
-"""Several trainings of one agent as one: what another training and other episodes would have come to.
+"""Pools several trainings of one agent, to estimate the result of a new training on new episodes.
 
 A single training says how good one set of weights is; a learner is judged by several, each from its own seed. Every
-member plays the same episodes. Intervals are bootstrapped over both at once: members are drawn with replacement, and so
+member runs the same episodes. Intervals are bootstrapped over both at once: members are drawn with replacement, and so
 are episodes, inside each workload.
 """
 
@@ -27,7 +27,7 @@ Results = Mapping[str, Sequence[Scored]]
 def pooled(
     results: Results, pools: Mapping[str, Sequence[str]], strata: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    """What `comparison.json` says of each pool; `{}` without any.
+    """The part of `comparison.json` on each pool; `{}` without pools.
 
     Args:
         results: Episodes by policy, all over the same seeds in the same order.

@@ -1,9 +1,9 @@
-"""What no policy can do better than: a relaxation of the world, computed from the requests that arrived.
+"""Upper bound on the return of any policy: a relaxation of the simulation, computed from the requests that arrived.
 
-Every request takes at least as long as it would alone on the fastest engine there is. Besides, the prefill work of all
-of them together takes at least as long as on one engine as fast as the whole cluster, which may be interrupted at no
-cost and always takes what has least left (SRPT minimises the sum of flow times on one machine: Schrage 1968); the sum
-of times to first tokens is at least the larger of the two. Decoding is never taken to be in anybody's way.
+Every request takes at least as long as alone on the fastest engine. In addition, the prefill work of all requests
+together takes at least as long as on one engine as fast as the whole cluster, with preemption at no
+cost, in order of shortest remaining time (SRPT minimises the sum of flow times on one machine: Schrage 1968); the sum
+of times to first tokens is at least the larger of the two. Decoding is assumed never to delay prefills.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Engines:
-    """How fast the engines of a cluster can be, K kinds.
+    """Lower bounds on iteration times of a cluster's engines, K kinds.
 
     Attributes:
         mixed_s: (K, T + 1), seconds of an iteration by prompt tokens in it, at most T.
         decode_s: (K,), seconds of the shortest decode iteration without what context adds.
         kv_s_per_token: (K,), seconds that a token of context adds.
         prefill_tokens_per_s: Of the whole cluster, prompt tokens a second.
-        caching: Whether prompts may be cached, so that nothing of them need be computed.
+        caching: Whether prompts may be cached, so that their prefill can take no time.
     """
 
     mixed_s: FloatArray
@@ -54,11 +54,11 @@ class Engines:
 
 
 def engines_of(env: Any) -> Engines | None:
-    """The engines of an environment, or None where they are not known beforehand."""
+    """The engines of an environment, or None if they are not known before the episode."""
     core: Any = getattr(env.unwrapped, "core", None)
     if hasattr(core, "desk"):  # a fleet behind a router
         simulator = core.simulator
-        fleet = simulator.fleet  # whose places may be faster or slower than they are said to be
+        fleet = simulator.fleet  # whose replicas may be slowed down or sped up
         mixed, decode, kv = _speeds(simulator.tables, np.arange(len(fleet.kinds)))
         fastest = {
             replica: max(
@@ -70,7 +70,7 @@ def engines_of(env: Any) -> Engines | None:
         }
         total = sum(fastest[place.replica] for place in fleet.places)
         return Engines(mixed, decode, kv, total, core.config.cluster.prefix_caching)
-    if hasattr(core, "num_base"):  # a node of engines that merge
+    if hasattr(core, "num_base"):  # a node whose engines can be merged
         cluster, num_base = core.simulator.cluster, core.num_base
         mixed, decode, kv = _speeds(cluster.tables, np.arange(len(cluster.widths)))
         base = min(cluster.widths)
@@ -89,7 +89,7 @@ def _speeds(tables: Any, kinds: NDArray[np.int64]) -> tuple[FloatArray, FloatArr
 
 
 def _best_rate(mixed_s: FloatArray) -> float:
-    """Least seconds that a prompt token can take in an iteration."""
+    """Least time of a prompt token in an iteration, seconds."""
     return float((mixed_s[1:] / np.arange(1, len(mixed_s))).min())
 
 
@@ -99,9 +99,9 @@ def bound_on_return(
     """A return that no policy can exceed on these requests.
 
     Args:
-        engines: How fast the cluster can be.
+        engines: Lower bounds on the cluster's iteration times.
         records: Every request of the episode; only arrivals, lengths and classes are used.
-        slos: Promises by class.
+        slos: SLO of each class.
         objective: Weights of the reward.
     """
     ttft, tpot = engines.alone(records)
@@ -133,7 +133,7 @@ def _pooled(engines: Engines, records: RequestRecords, slos: Sequence[SLO]) -> f
 
 
 def srpt_flow_time(arrival_s: FloatArray, work_s: FloatArray) -> float:
-    """Sum of the times that jobs spend on one machine that always works on what has least left.
+    """Sum of the flow times of jobs on one machine with shortest remaining processing time first.
 
     Args:
         arrival_s: (N,), in order.
@@ -149,7 +149,7 @@ def srpt_flow_time(arrival_s: FloatArray, work_s: FloatArray) -> float:
             now += left
         if waiting and now < until:
             total += (until - now) * len(waiting)
-            waiting[0] -= until - now  # the least only gets less, so the heap stays one
+            waiting[0] -= until - now  # the smallest entry only decreases, so the heap stays valid
         now = max(now, until) if i < jobs else now
         if i < jobs:
             heapq.heappush(waiting, float(work_s[i]))
@@ -159,10 +159,10 @@ def srpt_flow_time(arrival_s: FloatArray, work_s: FloatArray) -> float:
 def class_slowdowns(
     engines: Engines | None, records: RequestRecords, slos: Sequence[SLO], classes: Sequence[str]
 ) -> dict[str, float]:
-    """Mean of latency over what the request would take alone, by class, as `slowdown/CLASS`.
+    """Mean ratio of latency to the request's latency alone, by class, as `slowdown/CLASS`.
 
-    Where the engines are not known beforehand, over what is promised to it. Infinite where a request of the class did
-    not finish, NaN where there is none.
+    If the engines are not known before the episode, the ratio is to the SLO. Infinite if a request of the class did
+    not finish, NaN if there is none.
     """
     if engines is None:
         ttft, tpot = (

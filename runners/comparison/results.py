@@ -1,8 +1,8 @@
-"""What a paired comparison says: intervals, probabilities of improvement, gates and a verdict.
+"""Results of a paired comparison: intervals, probabilities of improvement, gates and badges.
 
 The protocol: every policy sees the same arrivals. The headline is against the best heuristic of the comparison. A
-learned policy must not buy its return with the tail, the promises, one class or refusals; these are the gates. Gains
-are interquartile means, inside each workload; the mean over all blocks stands beside them and must be a gain too.
+learned policy must also pass gates on tail latency, SLO attainment, single classes and refusals. Gains
+are interquartile means inside each workload; the mean over all blocks is reported too and must also be a gain.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ SOLVED_GAIN = 0.03
 OPEN_GAP = 0.10
 SIGNIFICANT = 0.05
 
-_TRIES = 50  # windows of a trace that are looked at for each block
+_TRIES = 50  # windows of a trace considered for each block
 
 
 @dataclass(frozen=True)
 class Kinds:
-    """Which policies of a comparison are learned, and which look into the future."""
+    """Which policies of a comparison are learned, and which are clairvoyant."""
 
     learned: frozenset[str] = frozenset()
     clairvoyant: frozenset[str] = frozenset()
 
     def heuristics(self, names: Iterable[str]) -> list[str]:
-        """The causal policies nobody trained."""
+        """The policies that are neither trained nor clairvoyant."""
         return [name for name in names if name not in self.learned and name not in self.clairvoyant]
 
 
 @dataclass(frozen=True, eq=False)
 class References:
-    """What returns are held against.
+    """References of returns.
 
     Attributes:
-        bound: (seeds,), returns that no policy can exceed, NaN where that is not known; None: nowhere.
-        clairvoyant: (seeds,), returns of a clairvoyant search, NaN where none was made; None: nowhere.
+        bound: (seeds,), upper bounds on returns, NaN where unknown; None: all unknown.
+        clairvoyant: (seeds,), returns of a clairvoyant search, NaN where there was no search; None: no search.
     """
 
     bound: FloatArray | None = None
@@ -73,7 +73,7 @@ def compare_results(
     Args:
         results: episodes by policy, all over the same seeds in the same order.
         kinds: which of them are learned or clairvoyant.
-        references: what regret is counted against besides the clairvoyant policies.
+        references: references of the regret besides the clairvoyant policies.
         strata: workload of each seed, where there are several; the bootstrap draws inside each.
     """
     references = references or References()
@@ -131,7 +131,7 @@ def compare_results(
 
 
 def _unmixed(source: WorkloadSource) -> WorkloadSource:
-    """The same windows of a trace, or draws of a generator, with no priorities and long prompts mixed in."""
+    """The same windows of a trace, or draws of a generator, without added priorities and long prompts."""
     return WorkloadSource(replace(source.spec, priority_share=0.0, long_share=0.0))
 
 
@@ -147,13 +147,13 @@ def disjoint_blocks(source: WorkloadSource, split: str, seeds: int) -> int:
 def disjoint_seeds(source: WorkloadSource, split: str, number: int, first: int) -> list[int]:
     """Seeds of episodes without a request in common: of a generator the next ones, of a trace disjoint windows.
 
-    There may be fewer than asked for, where the split is short; at least one.
+    There may be fewer than requested if the split is short; at least one.
 
     Args:
-        source: of the episodes.
-        split: that they are drawn from.
-        number: seeds wanted.
-        first: least seed.
+        source: source of the episodes.
+        split: split that they are drawn from.
+        number: number of seeds requested.
+        first: lowest seed.
     """
     source = _unmixed(source)
     whole = WorkloadSource(replace(source.spec, num_requests=None))
@@ -167,7 +167,7 @@ def disjoint_seeds(source: WorkloadSource, split: str, number: int, first: int) 
         windows.append((begin + len(window), begin, seed))
     chosen: list[int] = []
     last = 0
-    for end, begin, seed in sorted(windows):  # as many as possible: always the one that ends first
+    for end, begin, seed in sorted(windows):  # greedy: always the window that ends first
         if begin >= last and len(chosen) < number:
             chosen.append(seed)
             last = end
@@ -187,7 +187,7 @@ def _place_in(rows: Workload, window: Workload) -> int:
 
 
 def _best(improvement: Improvements, names: Sequence[str]) -> str | None:
-    """The policy that is least behind any other: whoever beats all others, if there is one.
+    """The policy that is least behind any other; the one that beats all others, if it exists.
 
     Args:
         improvement: Of each policy over each other, by "A>B".
@@ -203,7 +203,7 @@ def _best(improvement: Improvements, names: Sequence[str]) -> str | None:
 def _shortfall(
     reference: FloatArray, returns: Mapping[str, FloatArray], strata: Sequence[str] | None
 ) -> dict[str, float]:
-    """What each policy lacks of a reference where there is one, as a share of the policy's own return."""
+    """Regret of each policy to a reference where there is one, as a share of the policy's own return."""
     known = ~np.isnan(reference)
     labels = None if strata is None else [label for label, here in zip(strata, known, strict=True) if here]
     return {
@@ -215,7 +215,7 @@ def _shortfall(
 def _regret_to_policies(
     returns: Mapping[str, FloatArray], kinds: Kinds, improvement: Improvements, strata: Sequence[str] | None
 ) -> dict[str, float] | None:
-    """What each policy lacks of the best clairvoyant one; None: there is none."""
+    """Regret of each policy to the best clairvoyant one; None: there is none."""
     reference = _best(improvement, [name for name in returns if name in kinds.clairvoyant])
     if reference is None:
         return None
@@ -226,7 +226,7 @@ def _regret_to_policies(
 def _largest(
     policies: Mapping[str, float] | None, searched: Mapping[str, float] | None
 ) -> dict[str, float] | None:
-    """What each policy lacks of whichever reference is further ahead of it; None without either."""
+    """Larger of the two regrets of each policy; None without references."""
     if policies is None or searched is None:
         found = policies if searched is None else searched
         return None if found is None else dict(found)
@@ -244,7 +244,7 @@ def _badge(
     p_values: Mapping[str, float],
     gates: Mapping[str, Any],
 ) -> str:
-    """Of a learned policy.
+    """Badge of a learned policy.
 
     solved: 3 % better than the best heuristic, the interval clear of zero, significantly, better in the mean of all
     blocks too, and past the gates. none: not so.
@@ -260,7 +260,7 @@ def _badge(
 def _badge_of_task(
     kinds: Kinds, best: str | None, badges: Mapping[str, str], regret: Mapping[str, float] | None
 ) -> str:
-    """Of all together.
+    """Badge of the task.
 
     solved: by some learned policy. open: by none, and even the best causal policy lacks 10 % of a clairvoyant one.
     none: neither.

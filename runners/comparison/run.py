@@ -22,7 +22,7 @@ from serving_gym.runners.rollouts.rollout import Episode, run_episode
 
 @dataclass
 class Comparison:
-    """Episodes of every policy, and the returns that they are compared with.
+    """Episodes of every policy, and reference returns.
 
     Attributes:
         results: episodes by policy, all over the same seeds in the same order.
@@ -56,11 +56,11 @@ def _known(values: NDArray[np.float64]) -> NDArray[np.float64] | None:
 
 
 def kinds_of(policies: Mapping[str, Policy], learned: Iterable[str] = ()) -> Kinds:
-    """Which are learned, and which look into the future.
+    """Which policies are learned, and which are clairvoyant.
 
     Args:
-        policies: by name; what is named as a checkpoint is learned.
-        learned: others that are.
+        policies: by name; checkpoints are learned.
+        learned: names of other learned policies.
     """
     return Kinds(
         learned=frozenset(name for name in policies if is_checkpoint(name)).union(learned),
@@ -82,7 +82,7 @@ def run(
         config: settings of the comparison.
         policies: by name.
         comparison: receives the episodes.
-        on_episode: called with each episode when it is over.
+        on_episode: called with each finished episode.
     """
     seeds: Sequence[int] = config.seed_range
     if config.disjoint:
@@ -102,7 +102,7 @@ def run(
 def run_block(
     env: Any, config: CompareConfig, policies: Mapping[str, Policy], seed: int
 ) -> tuple[dict[str, Episode], float | None]:
-    """Every policy on one episode, and a return that none of them can exceed, where one is known."""
+    """Runs every policy on one episode; also returns an upper bound on the return, if known."""
     block = {name: run_episode(env, policy, seed, name) for name, policy in policies.items()}
     return block, _bound_of(env, config, block)
 

@@ -93,7 +93,7 @@ def crossed_interval(
     repeats: int = REPEATS,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Percentile interval over two things that are drawn: trainings, and blocks inside each stratum.
+    """Percentile interval of the crossed bootstrap over trainings and over blocks inside each stratum.
 
     A sample draws trainings with replacement, the same ones in every stratum, and blocks with replacement, the same
     ones for every training.
@@ -180,7 +180,7 @@ def relative_gains(
 
 @dataclass(frozen=True)
 class Improvement:
-    """Gains over another policy, in shares of what that one has.
+    """Relative gains over another policy.
 
     Attributes:
         iqm: Interquartile mean of each workload's, averaged over workloads by blocks.
@@ -198,7 +198,7 @@ class Improvement:
 def relative_improvement(
     ours: ArrayLike, theirs: ArrayLike, seed: int = 0, strata: Sequence[str] | None = None
 ) -> Improvement:
-    """What `relative_gains` come to.
+    """Aggregates `relative_gains`.
 
     Args:
         ours: (seeds,).
@@ -228,7 +228,7 @@ def paired_p_value(ours: ArrayLike, theirs: ArrayLike, strata: Sequence[str] | N
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """p-values adjusted for having made all of these comparisons (Holm's step-down method), in the same order."""
+    """p-values adjusted for multiple comparisons (Holm's step-down method), in the same order."""
     adjusted: dict[str, float] = {}
     worst = 0.0
     for rank, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):

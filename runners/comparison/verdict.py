@@ -1,4 +1,4 @@
-"""What a comparison says of a trained agent: rows of the closing table, and one sentence."""
+"""Closing table of a training, and one sentence on how the agent compares."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def closing_rows(
         agent: Name of the trained agent.
         comparison: As in `comparison.json`.
         roles: By policy.
-        metrics: Figures to show beside the return.
+        metrics: Metrics to show in addition to the return.
     """
     policies = comparison["policies"]
     order = sorted(policies, key=lambda name: -policies[name]["metrics"]["return"]["iqm"])
@@ -76,12 +76,12 @@ def gain_text(gain: Mapping[str, Any]) -> str:
 def verdict(agent: str, comparison: Mapping[str, Any], start: str | None = None) -> str:
     """How the agent compares, in one sentence; "" where there is nothing to compare with.
 
-    It beats a policy, or is behind it, only where the 95 % interval of the paired gain is clear of zero.
+    It "beats" a policy, or is "behind" it, only if the 95 % interval of the paired gain excludes zero.
 
     Args:
         agent: Its name.
         comparison: As in `comparison.json`.
-        start: What training began with, where it has not improved on that; None: it has.
+        start: Name of the initial policy if training has not improved on it; None: it has.
     """
     if start is not None:
         return f"Training has not improved on its start ({start}): the figures of {agent} are those of its start."

@@ -1,1 +1,1 @@
-"""From words to typed configuration, environments and policies."""
+"""Resolves overrides to typed configuration, environments and policies."""

@@ -1,4 +1,4 @@
-"""What `cluster=NAME` may be: a node, a fleet with what will go wrong in it, machines to be cut up, or shared nodes."""
+"""Types of `cluster=NAME`: a node, a fleet with its faults, machines to divide into replicas, or shared nodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from serving_gym.envs.simulator.simulator import Simulator
 from serving_gym.envs.workload.schema import Workload
 from serving_gym.runners.configuration.typed import build
 
-# By the name that the files of `configs/cluster` give in their defaults.
+# By the schema name in the defaults of the files of `configs/cluster`.
 CLUSTERS: dict[str, type] = {
     "node": ClusterSpec,
     "fleet": FleetConfig,
@@ -29,13 +29,13 @@ Cluster = ClusterSpec | FleetConfig | DeploymentSpec | SharingSpec
 
 
 def cluster_of(values: Mapping[str, Any] | Cluster, router: str | None = None) -> Cluster:
-    """The cluster that a file of `configs/cluster` describes.
+    """Builds the cluster of a file of `configs/cluster`.
 
-    One with groups is a fleet, one with machines is cut up, one with nodes is shared.
+    A cluster with groups is a fleet, one with machines is divided into replicas, one with nodes is shared.
 
     Args:
         values: Its fields, or the cluster itself.
-        router: Built-in router instead of its own.
+        router: Built-in router that replaces the cluster's.
     """
     cluster: Cluster
     if not isinstance(values, Mapping):
@@ -61,7 +61,7 @@ def simulator_of(cluster: ClusterSpec | FleetConfig, slos: tuple[SLO, ...]) -> S
 
 
 def check_unattended(cluster: ClusterSpec | FleetConfig, workload: Workload) -> None:
-    """Refuses a cluster in which requests would wait for a decision that nobody takes.
+    """Checks that a cluster can serve without a policy.
 
     Raises:
         ValueError: requests are held for a policy, or come from a region that has no place for their model, or an
@@ -69,7 +69,7 @@ def check_unattended(cluster: ClusterSpec | FleetConfig, workload: Workload) -> 
     """
     if cluster.router == "hold":
         raise ValueError(
-            "router=hold waits for a policy to send each request, and none decides here; try router=jsq"
+            "router=hold waits for a policy to send each request, and this command runs none; try router=jsq"
         )
     groups = cluster.groups if isinstance(cluster, FleetConfig) else ()
     for model, region in dict.fromkeys((group.replica.model, group.region) for group in groups):
@@ -85,7 +85,7 @@ def check_unattended(cluster: ClusterSpec | FleetConfig, workload: Workload) -> 
 
 
 def _check_served_at_home(fleet: FleetConfig, workload: Workload) -> None:
-    """Raises ValueError where built-in routers have no place for a request: they keep within its region."""
+    """Raises ValueError if a region lacks replicas for a request: built-in routers stay within its region."""
     served = {(group.replica.model, group.region) for group in fleet.groups}
     for m, r in np.unique(np.stack([workload.model_id, workload.region_id], axis=1), axis=0):
         model, region = workload.models[m], workload.regions[r]
@@ -93,12 +93,12 @@ def _check_served_at_home(fleet: FleetConfig, workload: Workload) -> None:
         if at and region and region not in at:
             raise ValueError(
                 f"workload {workload.name!r} has requests for {model or 'any model'} from {region}, where "
-                "cluster.groups has no place for them; only a policy sends requests to other regions"
+                "cluster.groups has no replicas for them; only a policy sends requests to other regions"
             )
 
 
 def num_engines(simulator: Simulator | FleetSimulator) -> int:
-    """Engines of a node, or places of a fleet."""
+    """Engines of a node, or replica slots of a fleet."""
     if isinstance(simulator, FleetSimulator):
         return len(simulator.fleet.places)
     return len(simulator.observe().layout)

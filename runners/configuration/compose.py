@@ -1,4 +1,4 @@
-"""The words of a command as Python code gives them: what `python -m runners.NAME` would get."""
+"""Composes a command's configuration from Python, as `python -m runners.NAME` would."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ def composed(name: str, schema: type[Config], words: Sequence[str]) -> Config:
 
     Args:
         name: Of the command.
-        schema: Dataclass of its words.
-        words: As one would type them; `out` is not used.
+        schema: Dataclass of its configuration.
+        words: Overrides; `out` is not used.
     """
     config = compose_words(name, schema, words)
-    config.out = "unused"  # its default names the hour
+    config.out = "unused"  # its default contains the time
     values = cast(dict[str, Any], OmegaConf.to_container(config, resolve=True, throw_on_missing=True))
     return build(schema, values)
 
 
 def compose_words(name: str, schema: type, words: Sequence[str]) -> DictConfig:
-    """A command's configuration as Hydra composes it, on the search path of the command that runs, if one does.
+    """Composes a command's configuration with Hydra, on the search path of the running command, if any.
 
     Args:
         name: Of the command.
-        schema: Dataclass of its words.
-        words: As one would type them.
+        schema: Dataclass of its configuration.
+        words: Overrides.
     """
     register_schemas()
     register_command(name, schema)

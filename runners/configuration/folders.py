@@ -1,4 +1,4 @@
-"""Where config files lie: the folder of this project, then those of the user.
+"""Folders of config files: the project's, then the user's.
 
 A user names folders by `--config-dir DIR` or `hydra.searchpath=[file://DIR]`, or by the environment variable
 `SERVING_GYM_CONFIG_PATH`, which processes that a command starts inherit. A file there that has the name of one of this
@@ -52,17 +52,17 @@ def config_file(group: str, name: str) -> Path | None:
 
 
 def search_path() -> list[str]:
-    """What makes Hydra's `compose` look into the user's folders as well: words to go before the others."""
+    """Overrides that add the user's folders to Hydra's search path."""
     folders = ",".join(f"'file://{folder}'" for folder in user_folders())
     return [f"{_SEARCH_PATH}[{folders}]"] if folders else []
 
 
 @contextmanager
 def folders_of(words: Sequence[str]) -> Iterator[None]:
-    """Adds the folders that the words of a command name, for as long as it runs.
+    """Adds the folders named in a command's overrides while the command runs.
 
     Raises:
-        ValueError: a folder does not exist, or has a file of the name of one of ours.
+        ValueError: a folder does not exist, or has a file with the name of a project's config.
     """
     before = os.environ.get(VARIABLE)
     folders = [*user_folders(), *(_checked(folder) for folder in _named_by(words))]
@@ -77,7 +77,7 @@ def folders_of(words: Sequence[str]) -> Iterator[None]:
 
 
 def with_search_path(words: Sequence[str]) -> list[str]:
-    """The words of a command with every folder of the user in one `hydra.searchpath`, and no other word for them."""
+    """The overrides of a command, with all user folders in one `hydra.searchpath`."""
     left, skip = [], False
     for word in words:
         option, equals, _ = word.partition("=")
@@ -89,7 +89,7 @@ def with_search_path(words: Sequence[str]) -> list[str]:
 
 
 def values_in(file: Path) -> Mapping[str, Any]:
-    """What a config file says by itself, without its defaults."""
+    """Values of a config file itself, without its defaults."""
     values = yaml.safe_load(file.read_text(encoding="utf-8"))
     return values if isinstance(values, dict) else {}
 
@@ -106,10 +106,10 @@ def _named_by(words: Sequence[str]) -> Iterator[str]:
 
 
 def _checked(named: str) -> Path:
-    """The folder that a word names.
+    """Checks a folder named in an override.
 
     Raises:
-        ValueError: there is none, or it has a file of the name of one of ours.
+        ValueError: it does not exist, or has a file with the name of a project's config.
     """
     folder = _of_package(named) if named.startswith("pkg://") else Path(named.removeprefix("file://"))
     folder = folder.expanduser().resolve()

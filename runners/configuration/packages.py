@@ -1,4 +1,4 @@
-"""Workloads and environments of installed packages as choices of the config groups, where no file describes them."""
+"""Registers workloads and environments of installed packages as choices of the config groups."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from serving_gym.runners.configuration.folders import config_file
 
 
 def register_packages() -> None:
-    """Puts what entry points name into Hydra's ConfigStore: `workload=NAME` and `env=NAME`.
+    """Adds workloads and environments of entry points to Hydra's ConfigStore: `workload=NAME` and `env=NAME`.
 
     Raises:
         ValueError: a workload cannot be loaded.
@@ -27,6 +27,6 @@ def register_packages() -> None:
 
 
 def _env_node(name: str) -> dict[str, Any]:
-    """An environment's file as it would be, with the other choices that come along."""
+    """The config node of an environment, with its defaults for other groups."""
     choices = [{f"override /{group}": choice} for group, choice in env_choices(name).items()]
     return {"defaults": [f"/schema/env/{name}@env", *choices, "_self_"], "env": {"name": name}}

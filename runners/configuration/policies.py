@@ -1,4 +1,4 @@
-"""From a policy's name, or what its config file says, to the policy itself."""
+"""Resolves policy names, config files and checkpoints to policies."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from serving_gym.baselines.policy import Policy
 
 CHECKPOINT = "checkpoint"
-_SUGGESTIONS = 3  # names that a message about an unknown policy makes
+_SUGGESTIONS = 3  # suggestions in a message about an unknown policy
 _CANDIDATES = 24  # names most like an unknown one among which those of its environment are looked for
 
 
@@ -45,7 +45,7 @@ def policy_names() -> list[str]:
 
 
 def is_checkpoint(name: str) -> bool:
-    """Whether a policy's name stands for learned weights: a folder of ours, or a saved Stable-Baselines3 model."""
+    """Whether a policy's name is that of a checkpoint: a folder, or a saved Stable-Baselines3 model."""
     return checkpoint_dir(name) is not None or _is_saved_model(name)
 
 
@@ -54,18 +54,18 @@ def _is_saved_model(name: str) -> bool:
 
 
 def is_pattern(name: str) -> bool:
-    """Whether a policy's name stands for several checkpoints: runs/ten/*."""
+    """Whether a policy's name is a pattern of several checkpoints: runs/ten/*."""
     return "/" in name and glob.has_magic(name) and not Path(name).exists()
 
 
 def members_of(pattern: str) -> tuple[str, ...]:
-    """The checkpoints that a pattern stands for, in the order of their names.
+    """The checkpoints that match a pattern, in the order of their names.
 
     Args:
         pattern: as runs/ten/*.
 
     Raises:
-        ValueError: They are fewer than two.
+        ValueError: Fewer than two checkpoints match.
     """
     matches = glob.glob(pattern_of(pattern))  # noqa: PTH207 -- a pattern may be absolute, which Path.glob does not take
     found = tuple(sorted(name for name in matches if _holds_checkpoint(name)))
@@ -109,7 +109,7 @@ def policy_config(name: str, env: str | None = None) -> dict[str, Any]:
 
 
 def unknown_policy(name: str, env: str | None) -> str:
-    """What is said of a policy that there is none of, with the nearest three that decide in an environment."""
+    """The message about an unknown policy, with the nearest three that decide in an environment."""
     if name.endswith((".zip", ".py")) or ("/" in name and not name.startswith("zoo/")):
         return f"unknown policy {name!r}: there is no such file, nor a folder with a checkpoint"
     if env is None:
@@ -124,7 +124,7 @@ def unknown_policy(name: str, env: str | None) -> str:
 
 
 def _decides_in(name: str, env: str) -> bool:
-    """Whether a policy decides in an environment, as far as can be told without making it."""
+    """Whether a policy decides in an environment, as far as known without building it."""
     from serving_gym.agents.checkpoint import trained_in
     from serving_gym.baselines.fit import fits
 
@@ -134,12 +134,12 @@ def _decides_in(name: str, env: str) -> bool:
         if config_file("policy", name) is None:
             return fits(name, env)
         return fits(str(composed_file("policy", name)["name"]), env)
-    except ValueError:  # a file of the user's that is broken is no suggestion
+    except ValueError:  # broken files of the user are not suggested
         return False
 
 
 def policy_label(config: Mapping[str, Any]) -> str:
-    """What the policy of the `policy` config group is called in results: by where it lies, if that is outside."""
+    """Name in results of the policy of the `policy` config group; its path if it is not part of the project."""
     if config["name"] == CHECKPOINT:
         return str(config["path"])
     if ":" in str(config["name"]):
@@ -149,14 +149,14 @@ def policy_label(config: Mapping[str, Any]) -> str:
 
 
 def load_policy(policy: str | Mapping[str, Any], env: str | None = None) -> Policy:
-    """The policy that a name or the node of the `policy` config group stands for.
+    """Builds the policy of a name or of the `policy` config group.
 
     Args:
         policy: See `policy_config`.
         env: Environment that it is for, which it must fit; None: not known.
 
     Raises:
-        ValueError: no such policy, a parameter it does not have, or it decides in another environment.
+        ValueError: the policy or one of its parameters is unknown, or it decides in another environment.
     """
     config = policy_config(policy, env) if isinstance(policy, str) else policy
     label = policy if isinstance(policy, str) else policy_label(config)
@@ -180,7 +180,7 @@ def load_policies(names: Iterable[str], env: Any, env_name: str) -> dict[str, Po
         env_name: Its name.
 
     Raises:
-        ValueError: one does not exist, or does not fit; nothing has been run then.
+        ValueError: a policy does not exist or does not fit; no episode has run then.
     """
     policies = {name: load_policy(name, env_name) for name in names}
     for policy in policies.values():
@@ -189,10 +189,10 @@ def load_policies(names: Iterable[str], env: Any, env_name: str) -> dict[str, Po
 
 
 def check_spaces(policy: Policy, env: Any) -> None:
-    """Refuses a saved model in an environment of other spaces than it was trained with.
+    """Checks that a saved model has the spaces of the environment.
 
     Raises:
-        ValueError: says what differs.
+        ValueError: the spaces differ; says in what.
     """
     check = getattr(policy, "check_spaces", None)
     if check is not None:
@@ -216,7 +216,7 @@ def register_choices(words: Sequence[str]) -> list[str]:
     """Makes `policy=zoo/NAME`, `policy=FOLDER`, `policy=static_4x2` and the like choices of the `policy` group.
 
     Returns:
-        The words as Hydra is to read them: paths in quotes where it could not read them otherwise.
+        The overrides, with paths quoted where Hydra needs it.
     """
     return [_registered(word) if word.startswith("policy=") else quoted(word) for word in words]
 

@@ -1,4 +1,4 @@
-"""Words of `runners.train_predictor`."""
+"""Configuration of `runners.train_predictor`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from serving_gym.runners.configuration.typed import build, schema_of
 
 @dataclass(frozen=True)
 class TrainPredictorConfig:
-    """Words of `runners.train_predictor`.
+    """Configuration of `runners.train_predictor`.
 
     Attributes:
         data: conversations in ShareGPT's form.

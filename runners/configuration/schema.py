@@ -1,6 +1,6 @@
-"""What every command takes, typed: the schemas behind `configs/`, which refuse unknown keys.
+"""Typed schemas of all commands, behind `configs/`; they refuse unknown keys.
 
-The dataclasses here are the real, frozen ones; `runners.configuration.typed` mirrors them for Hydra. A group
+The dataclasses here are frozen; `runners.configuration.typed` mirrors them for Hydra. A group
 whose keys depend on the
 choice (`env`, `policy`) stays a mapping: `env` is checked against the environment's own dataclass.
 """
@@ -29,7 +29,7 @@ from serving_gym.runners.configuration.packages import register_packages
 from serving_gym.runners.configuration.policies import is_pattern, members_of
 from serving_gym.runners.configuration.typed import build, schema_of
 
-# Fields of an environment's dataclass that are config groups or words of their own.
+# Fields of an environment's dataclass that are config groups or keys of their own.
 SHARED_ENV_FIELDS = ("workload", "cluster", "objective", "split")
 
 PAPERS = ("flying_serving", "llm_mesh", "oserve", "preserve", "sageserve")
@@ -40,21 +40,21 @@ LIVE_BACKENDS = ("vllm", "both")
 
 @dataclass(frozen=True)
 class BackendConfig(LiveSettings):
-    """The body of the cluster; all but its name is for live servers.
+    """The backend: the simulator or live servers; all fields but `name` apply to live servers.
 
     Attributes:
-        name: "simulator", "vllm", or "both" to run the same in one after the other; "tables" for `runners.calibrate`.
-        launch: Whether to start servers on this machine, one an engine, where no endpoints are given.
-        python: Python with vLLM to launch with; None: the one that SERVING_GYM_VLLM_PYTHON names.
-        device: What launched servers run on, cpu or cuda.
-        slots: Cores or GPUs of each launched server; empty: one after another, as far as there are any.
+        name: "simulator", "vllm", or "both" to run on one after the other; "tables" for `runners.calibrate`.
+        launch: Whether to start servers on this machine, one per engine, if no endpoints are given.
+        python: Python with vLLM to launch servers with; None: the one in SERVING_GYM_VLLM_PYTHON.
+        device: Device of launched servers, cpu or cuda.
+        slots: Cores or GPUs of each launched server; empty: the available ones in order.
         serves: Folder with the config.json of the model that launched servers serve; None: a tiny Llama.
-        max_model_len: Longest request that launched servers take, tokens; None: what the tiny Llama takes.
-        sleep_mode: Whether launched servers can be put to sleep; on GPUs only.
+        max_model_len: Longest request of launched servers, tokens; None: the limit of the tiny Llama.
+        sleep_mode: Whether launched servers support sleep mode; on GPUs only.
         control_within_s: Longest time that a policy which starts and stops servers may take, s; then all is left as it
             is.
-        envelope: What such a policy may not do.
-        deadlines: Of the steps of starting and stopping.
+        envelope: Safety limits of such a policy.
+        deadlines: Deadlines of the steps of starting and stopping.
     """
 
     name: str = "simulator"
@@ -87,16 +87,16 @@ class BackendConfig(LiveSettings):
 
 @dataclass(frozen=True)
 class TrackerConfig:
-    """Where figures of a run go besides its directory.
+    """Tracker of a run's metrics, in addition to its directory.
 
     Attributes:
         name: "none", "tensorboard" or "wandb".
         project: W&B project.
-        entity: W&B user or team; None: the account's own.
+        entity: W&B user or team; None: the account's default.
         mode: W&B "offline" (a folder to be synchronised later) or "online" (needs an account); the environment variable
             WANDB_MODE goes before it.
         group: W&B group; None: names of the environment and the agent or policy.
-        run_name: name of the run; None: the tracker chooses.
+        run_name: name of the run; None: chosen by the tracker.
         tags: W&B tags.
     """
 
@@ -121,7 +121,7 @@ class LauncherConfig:
         name: "local" (this machine) or "ray".
         workers: Worker processes; 1 on this machine: all in this process. None: one for each processor of a Ray
             cluster, or for each core of this machine where that saves more time than the start of processes takes.
-        address: Of a running Ray cluster; None: one on this machine for the time of the command.
+        address: Address of a running Ray cluster; None: one on this machine for the duration of the command.
     """
 
     name: str = "local"
@@ -136,14 +136,14 @@ class LauncherConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentConfig:
-    """What says which environment is meant, on the command line and in `gymnasium.make`.
+    """Configuration of an environment, on the command line and in `gymnasium.make`.
 
     Attributes:
-        env: Name of the environment, and those of its settings that are no group of their own.
+        env: Name of the environment, and its settings that have no config group of their own.
         workload: Requests of an episode.
         cluster: A node or a fleet, typed by its own file (`runners.configuration.clusters`).
         objective: Weights of the reward terms.
-        split: Part of the workload that episodes are drawn from; None: the workload's own.
+        split: Split of the workload that episodes are drawn from; None: the workload's default.
     """
 
     env: Any
@@ -162,7 +162,7 @@ class EnvironmentConfig:
         """The environment with all its settings, typed.
 
         Raises:
-            ValueError: A setting that the environment does not have or allow.
+            ValueError: A setting is unknown or not allowed.
         """
         name = self.env["name"]
         own = {key: value for key, value in self.env.items() if key != "name"}
@@ -177,11 +177,11 @@ class EnvironmentConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(EnvironmentConfig):
-    """What every command on an environment takes besides.
+    """Configuration common to all commands on an environment.
 
     Attributes:
-        backend: The body of the cluster.
-        tracker: Where figures go besides the run directory.
+        backend: The backend, simulator or live servers.
+        tracker: Tracker of metrics, in addition to the run directory.
         out: Run directory.
         seeds: Number of episodes (of each policy).
         first_seed: Seed of the first; the others follow it.
@@ -202,7 +202,7 @@ class RunConfig(EnvironmentConfig):
         check_least("first_seed", self.first_seed, 0)
         if self.backend.name not in self.bodies:
             raise ValueError(
-                f"backend={self.backend.name} is not to be had here (allowed: {', '.join(self.bodies)}); "
+                f"backend={self.backend.name} is not available here (allowed: {', '.join(self.bodies)}); "
                 "runners.evaluate and runners.compare run policies on live servers"
             )
 
@@ -214,13 +214,13 @@ class RunConfig(EnvironmentConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateConfig(RunConfig):
-    """Words of `runners.evaluate`.
+    """Configuration of `runners.evaluate`.
 
     Attributes:
         policy: name and constants of the policy.
-        detailed: whether `requests.json` holds every episode, not only the first.
-        rivals: policies that are ranked beside it with backend=both; None: four that anyone would try.
-        repeats: times that each episode is run on live servers with backend=both, to know how much they vary.
+        detailed: whether `requests.json` has every episode, not only the first.
+        rivals: policies that are ranked with it with backend=both; None: four common baselines.
+        repeats: runs of each episode on live servers with backend=both, to measure their variance.
     """
 
     policy: dict[str, Any]
@@ -240,12 +240,12 @@ class SearchConfig:
     """A clairvoyant search (`runners.comparison.clairvoyant`).
 
     Attributes:
-        base: policy that rollouts follow after the candidate; None: all is left as it is.
-        horizon: decisions that a rollout looks ahead.
+        base: policy that rollouts follow after the candidate; None: no action.
+        horizon: rollout length, decisions.
         candidates: most actions compared.
         every: decisions between two searches.
-        hold: whether candidates are also kept to, up to the next search.
-        seeds: of how many of the first seeds; 0: none.
+        hold: whether to also compare repeating a candidate until the next search.
+        seeds: number of first seeds searched; 0: none.
     """
 
     base: str | None = None
@@ -265,12 +265,12 @@ class BenchmarkTask:
     """A task of the benchmark, as in `configs/benchmark/task`.
 
     Attributes:
-        words: as `runners.compare` takes them.
-        policies: names.
-        strata: words of each workload, between which the blocks are shared out.
-        short: words for short episodes.
+        words: overrides of `runners.compare`.
+        policies: names of the policies.
+        strata: overrides of each workload; the blocks are divided among them.
+        short: overrides for short episodes.
         search: the clairvoyant search; its number of seeds is the benchmark's.
-        shifts: words of each perturbation.
+        shifts: overrides of each perturbation.
     """
 
     words: tuple[str, ...]
@@ -290,14 +290,14 @@ class BenchmarkConfig:
     """A benchmark, as in `configs/benchmark`.
 
     Attributes:
-        name: what it is called.
+        name: its name.
         tasks: their names; None: all.
         blocks: episodes of each policy in each task, without a request in common.
-        first_seed: least seed, apart from those of training and tuning.
+        first_seed: lowest seed, outside those of training and tuning.
         short: whether tasks run on short episodes.
-        shifted: whether tasks run under each of their perturbations instead of as they are.
-        search_blocks: episodes on which the clairvoyant search is made, shared out between the workloads.
-        processes: that run blocks side by side.
+        shifted: whether tasks run under each of their perturbations instead of unperturbed.
+        search_blocks: episodes of the clairvoyant search, divided among the workloads.
+        processes: number of processes that run blocks in parallel.
     """
 
     name: str
@@ -320,15 +320,15 @@ class BenchmarkConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CompareConfig(RunConfig):
-    """Words of `runners.compare`.
+    """Configuration of `runners.compare`.
 
     Attributes:
         policies: names of files in `configs/policy`, or checkpoints (`zoo/NAME`, or a path; a pattern, as runs/ten/*,
-            stands for several trainings of one agent, which are also pooled); None: the environment's usual ones.
+            names several trainings of one agent, which are also pooled); None: the environment's defaults.
         plots: whether to draw.
         disjoint: whether windows of a trace must not overlap; there may be fewer than `seeds` then.
-        search: clairvoyant search beside the policies.
-        benchmark: many comparisons at once, which decide about all other words but `out`; None: this one.
+        search: clairvoyant search as a reference.
+        benchmark: a benchmark of many comparisons, which sets all other keys but `out`; None: one comparison.
         launcher: where episodes are run.
     """
 
@@ -348,46 +348,44 @@ class CompareConfig(RunConfig):
         if self.launcher.name != "local" and self.backend.name != SIMULATOR:
             raise ValueError("launcher=ray needs backend=simulator: live servers serve one episode at a time")
         if self.search.seeds and self.backend.name != SIMULATOR:
-            raise ValueError(
-                "search.seeds needs backend=simulator: nobody looks into the future of live servers"
-            )
+            raise ValueError("search.seeds needs backend=simulator: live servers cannot be forked")
         twice = sorted({name for name in self.compared if self.compared.count(name) > 1})
         if twice:
             raise ValueError(f"policies names {twice[0]!r} more than once")
 
     @property
     def workload_source(self) -> WorkloadSource:
-        """Where episodes come from."""
+        """Source of the episodes' requests."""
         return WorkloadSource(self.workload)
 
     @property
     def compared(self) -> tuple[str, ...]:
-        """The policies, each member of a pool by itself."""
+        """The policies, with the members of pools listed one by one."""
         named = usual_policies(self.env["name"]) if self.policies is None else self.policies
         return tuple(member for name in named for member in self.pools.get(name, (name,)))
 
     @cached_property
     def pools(self) -> dict[str, tuple[str, ...]]:
-        """Checkpoints by the pattern that stands for them, as they are when it is first asked.
+        """Checkpoints by the pattern that matches them, read at the first access.
 
         Raises:
-            ValueError: a pattern stands for fewer than two.
+            ValueError: a pattern matches fewer than two checkpoints.
         """
         return {name: members_of(name) for name in self.policies or () if is_pattern(name)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TuneConfig(RunConfig):
-    """Words of `runners.tune`.
+    """Configuration of `runners.tune`.
 
     Attributes:
-        policy: name and constants of the policy; the constants are where the search begins.
+        policy: name and constants of the policy; the search starts from these constants.
         evaluations: candidates to try, each on every seed.
-        sigma: first step size, as a share of each constant's range.
+        sigma: initial step size, as a share of each constant's range.
         search_seed: seed of the search itself.
-        reference: a policy of whose returns, episode by episode, the returns count as shares, so that hard and easy
-            episodes count alike; null: they count as they are.
-        clip: by what share an episode's return may differ from that policy's; more does not count; null: any.
+        reference: a policy whose return in each episode normalises the return, so that hard and easy
+            episodes weigh the same; null: not normalised.
+        clip: clips each episode's return to this relative difference from the reference; null: no clipping.
         save: whether to write `configs/policy/NAME_tuned.yaml` as well.
     """
 
@@ -412,18 +410,18 @@ class TuneConfig(RunConfig):
 
 @dataclass(frozen=True)
 class SimulateConfig:
-    """Words of `runners.simulate`.
+    """Configuration of `runners.simulate`.
 
     Attributes:
         workload: requests.
         cluster: a node or a fleet, typed by its own file (`runners.configuration.clusters`).
-        router: built-in router; None: the cluster's own.
-        slos: latency promises by request class.
+        router: built-in router; None: the cluster's router.
+        slos: SLO of each request class.
         seed: of the workload.
-        limit_s: when to stop, seconds of the cluster's time; None: when every request is done.
-        requests_json: whether `requests.json` is written beside `requests.parquet`.
+        limit_s: time to stop at, seconds of simulated time; None: when every request is done.
+        requests_json: whether to write `requests.json` in addition to `requests.parquet`.
         out: run directory.
-        backend: the body of the cluster.
+        backend: the backend, simulator or live servers.
     """
 
     workload: WorkloadSpec
@@ -444,21 +442,21 @@ class SimulateConfig:
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """Words of `runners.bench`.
+    """Configuration of `runners.bench`.
 
     Attributes:
         out: run directory.
         cluster: the node; its number of GPUs is set to each of `engines`.
-        workload: requests, always all of them; None: azure_conv where its trace is at hand, else azure_conv_fitted.
+        workload: requests, always all of them; None: azure_conv if its trace is available, else azure_conv_fitted.
         engines: numbers of engines to simulate.
         router: built-in router.
-        load: share of what the engines can serve that arrives.
+        load: arrival rate as a share of the engines' capacity.
         requests: lengths of the streams.
         week_requests: requests of the week.
         repeats: runs of each measurement; the median counts.
         only: names of the measurements to make; empty: all.
-        num_envs: width of the batched environment.
-        oracle_requests: requests given to the slow oracle.
+        num_envs: episodes of the vector environment.
+        oracle_requests: requests simulated by the oracle, which is slow.
     """
 
     out: str
@@ -485,15 +483,15 @@ class BenchConfig:
 
 @dataclass(frozen=True)
 class JoinConfig:
-    """Words of `runners.join`.
+    """Configuration of `runners.join`.
 
     Attributes:
-        checkpoints: those whose networks are to decide together; a pattern stands for all that it matches.
+        checkpoints: checkpoints to join; a pattern names all that it matches.
         out: run directory.
-        weights: what the scores of each weigh, of any sum; none: as much as those of any other.
-        epochs: passes over the states of all trainings, from which new networks learn; None: networks stay as they are.
-        networks: how many new ones.
-        seed: of these.
+        weights: weight of each checkpoint's scores, any sum; empty: equal weights.
+        epochs: epochs over the states of all trainings to train new networks; None: networks are kept unchanged.
+        networks: number of new networks.
+        seed: seed of the new networks.
     """
 
     checkpoints: tuple[str, ...]
@@ -518,17 +516,17 @@ class JoinConfig:
 
 @dataclass(frozen=True)
 class ReproduceConfig:
-    """Words of `runners.reproduce`.
+    """Configuration of `runners.reproduce`.
 
     Attributes:
-        paper: whose figures.
+        paper: name of the paper.
         out: run directory.
-        only: names of the parts of the paper's evaluation to make; empty: all, with `quick` a selection.
-        quick: whether to make do with one short episode of each.
+        only: parts of the paper's evaluation to run; empty: all, with `quick` a selection.
+        quick: whether to run only one short episode of each.
         seeds: episodes of each policy on each workload; quick takes one.
         first_seed: seed of the first; the others follow it.
-        requests: length of an episode at the paper's rates; None: the paper's own; quick takes fewer.
-        split: part of the workloads that episodes are drawn from.
+        requests: requests of an episode at the paper's rates; None: as in the paper; fewer with quick.
+        split: split of the workloads that episodes are drawn from.
     """
 
     out: str
@@ -551,14 +549,14 @@ class ReproduceConfig:
 
 @dataclass(frozen=True)
 class ValidateConfig:
-    """Words of `runners.validate`.
+    """Configuration of `runners.validate`.
 
     Attributes:
         out: run directory.
         cluster: of traffic: the engine, its TP degree (`base_width`) and batch limits; its KV cache is the server's.
         data: table of measurements.
-        traffic: instead, run directories of `runners.simulate backend=vllm` on one server each, to be simulated.
-        profile: file or name of the one profile to score; None: whatever is committed for each row, or the cluster's.
+        traffic: instead: run directories of `runners.simulate backend=vllm` on one server each, to simulate.
+        profile: file or name of the profile to score; None: the committed one for each row, or the cluster's.
     """
 
     out: str
@@ -585,10 +583,10 @@ COMMANDS: dict[str, type] = {
 
 
 def check_least(name: str, value: int, least: int) -> None:
-    """Refuses a number that is too small.
+    """Checks that a number is not too small.
 
     Raises:
-        ValueError: names the word, its value and the least that is allowed.
+        ValueError: the number is too small; names the key, its value and the least allowed.
     """
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")

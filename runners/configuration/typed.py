@@ -1,7 +1,7 @@
-"""One dataclass, two forms: the frozen one the code works with, and the mutable one Hydra merges YAML into.
+"""Mirrors frozen dataclasses as mutable ones that Hydra merges YAML into, and builds them back.
 
 OmegaConf refuses to merge into frozen dataclasses, so `schema_of` mirrors a dataclass without the freezing and without
-its methods, and `build` turns the merged container back into the real thing, whose own checks then run.
+its methods, and `build` builds the frozen dataclass from the merged container, which runs its own checks.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def build(cls: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
 
     Args:
         cls: dataclass.
-        values: its fields by name; what is typed already stays as it is.
-        prefix: what stands before a field's name in messages, as "env.".
+        values: its fields by name; typed values stay unchanged.
+        prefix: prefix of field names in messages, as "env.".
 
     Raises:
         ValueError: a key that is no field (Hydra's `+key=value` brings such), or from the dataclasses' own checks.
@@ -59,7 +59,7 @@ def field_values(config: Any) -> dict[str, Any]:
 
 
 def _default(entry: dataclasses.Field[Any]) -> Any:
-    """The field's default in mirrored form; what has none must be given."""
+    """The field's default in mirrored form; fields without a default are mandatory."""
     if entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING:
         return dataclasses.field(default="???")
     factory = entry.default_factory

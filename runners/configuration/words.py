@@ -1,4 +1,4 @@
-"""Words of a command line as Hydra can read them: paths with brackets, commas and equals signs in quotes."""
+"""Quotes command-line overrides for Hydra: paths with brackets, commas and equals signs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _QUOTES = ("'", '"')
 
 
 def quoted(word: str) -> str:
-    """A word whose values name existing files, folders or patterns, so that Hydra takes each as one text.
+    """Quotes values of an override that name existing files, folders or patterns, for Hydra to read as strings.
 
     Args:
         word: As typed: `key=value`, where the value may be a list. Anything else stays as it is.
@@ -26,7 +26,7 @@ def quoted(word: str) -> str:
 
 
 def parts_of(text: str) -> list[str]:
-    """The values in a list: what lies between two commas, unless several of them together name a path.
+    """Splits a list at its commas, except for commas inside existing paths.
 
     Args:
         text: Values with commas between them.

@@ -1,1 +1,1 @@
-"""Policies on live servers, beside the simulator."""
+"""Environments on live servers."""

@@ -1,4 +1,4 @@
-"""Attaching to live servers, started on the spot where that is asked for."""
+"""Attaches environments to live servers, and launches servers on this machine if requested."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ _PACKAGES = ("aiohttp", "prometheus_client")
 def live_backend(
     config: BackendConfig, cluster: ClusterSpec, slos: tuple[SLO, ...], folder: Path
 ) -> Iterator[LiveBackend]:
-    """The live body that a command asks for; what was started is stopped at the end of the block.
+    """The live backend of a command; launched servers are stopped at the end of the block.
 
-    The endpoints are the cluster: it has one base engine for each.
+    Each endpoint is one base engine of the cluster.
 
     Args:
         config: the `backend` group.
         cluster: the `cluster` group.
-        slos: latency promise of each request class.
-        folder: where a launched server's model and log go.
+        slos: SLO of each request class.
+        folder: folder for a launched server's model and log.
 
     Raises:
         ValueError: a package is missing, a server cannot be started, or does not answer as vLLM does.
@@ -72,11 +72,11 @@ def live_backend(
 
 @contextlib.contextmanager
 def configured_env(config: RunConfig, folder: Path) -> Iterator[gym.Env[Any, Any]]:
-    """The scalar environment that a command asks for, in the body that it asks for; what was started is stopped.
+    """The scalar environment of a command, on its backend; launched servers are stopped at the end.
 
     Args:
-        config: the command's words.
-        folder: where launched servers' models and logs go.
+        config: the command's configuration.
+        folder: folder for launched servers' models and logs.
 
     Raises:
         ValueError: as of the environment, or of `live_backend`.
@@ -114,10 +114,10 @@ def live_env(config: RunConfig, folder: Path) -> Iterator[tuple[LiveEnv, LocalSe
 
 @contextlib.contextmanager
 def _scaled_env(config: RunConfig, folder: Path) -> Iterator[LiveAutoscalingEnv]:
-    """The autoscaling environment on slots of this machine; every server is stopped in the end.
+    """The autoscaling environment on slots of this machine; all servers are stopped at the end.
 
     Raises:
-        ValueError: servers are named that somebody else launched, or there are not as many slots as places.
+        ValueError: endpoints of other servers are given, or there are not as many slots as places.
     """
     arguments, backend = _launching_arguments(config)
     cluster = arguments["cluster"]
@@ -131,10 +131,10 @@ def _scaled_env(config: RunConfig, folder: Path) -> Iterator[LiveAutoscalingEnv]
 
 @contextlib.contextmanager
 def _divided_env(config: RunConfig, folder: Path) -> Iterator[LiveDeploymentEnv]:
-    """The deployment environment on GPUs or cores of this machine; every server is stopped in the end.
+    """The deployment environment on GPUs or cores of this machine; all servers are stopped at the end.
 
     Raises:
-        ValueError: servers are named that somebody else launched, or there are not as many ranks as GPUs.
+        ValueError: endpoints of other servers are given, or there are not as many ranks as GPUs.
     """
     arguments, backend = _launching_arguments(config)
     cluster: DeploymentSpec = arguments["cluster"]
@@ -158,10 +158,10 @@ def _divided_env(config: RunConfig, folder: Path) -> Iterator[LiveDeploymentEnv]
 
 @contextlib.contextmanager
 def _shared_env(config: RunConfig, folder: Path) -> Iterator[LiveSharingEnv]:
-    """The sharing environment on GPUs or cores of this machine; every server is stopped in the end.
+    """The sharing environment on GPUs or cores of this machine; all servers are stopped at the end.
 
     Raises:
-        ValueError: servers are named that somebody else launched, or there are not as many slots as nodes.
+        ValueError: endpoints of other servers are given, or there are not as many slots as nodes.
     """
     arguments, backend = _launching_arguments(config)
     cluster: SharingSpec = arguments["cluster"]
@@ -194,7 +194,7 @@ def _shared_env(config: RunConfig, folder: Path) -> Iterator[LiveSharingEnv]:
 
 
 def _folder_of(serves: str | None, model: str) -> str | None:
-    """Folder with a model's config.json: `serves/ARCHITECTURE` where there is one, else `serves` for all."""
+    """Folder with a model's config.json: `serves/ARCHITECTURE` if it exists, else `serves` for all."""
     if serves is None:
         return None
     own = Path(serves) / size_of(model)
@@ -202,7 +202,7 @@ def _folder_of(serves: str | None, model: str) -> str | None:
 
 
 def _replica_settings(config: BackendConfig, cluster: DeploymentSpec) -> LaunchSettings:
-    """How a replica on one GPU is launched."""
+    """Launch settings of a replica on one GPU."""
     settings = LaunchSettings(
         device=config.device,
         model=config.serves,
@@ -221,7 +221,7 @@ def _launching_arguments(config: RunConfig) -> tuple[dict[str, Any], BackendConf
     """Arguments of an environment that starts and stops servers itself, and its backend.
 
     Raises:
-        ValueError: servers are named that somebody else launched, time is to go faster, or as of the environment.
+        ValueError: endpoints of other servers are given, `speed` is not 1, or as of the environment.
     """
     name, backend = config.env["name"], config.backend
     if not backend.launch:
@@ -229,20 +229,20 @@ def _launching_arguments(config: RunConfig) -> tuple[dict[str, Any], BackendConf
     if backend.speed != 1:
         raise ValueError(f"backend.speed must be 1 with env={name}, got {backend.speed}")
     arguments = config.environment.arguments
-    env_config_class(name)(**arguments)  # it says what is wrong with them before anything is started
+    env_config_class(name)(**arguments)  # checks the settings before any server starts
     return arguments, backend
 
 
 def _slots(
     settings: Sequence[LaunchSettings], backend: BackendConfig, folder: Path, in_turn: bool = True
 ) -> list[Slot]:
-    """Places for servers, all stopped.
+    """Server slots, all stopped.
 
     Args:
-        settings: Of each.
+        settings: Launch settings of each.
         backend: The `backend` group.
-        folder: Where models and logs go, a folder each.
-        in_turn: Whether those with the same GPUs or cores start one after another.
+        folder: Folder for models and logs, with a subfolder for each slot.
+        in_turn: Whether servers on the same GPUs or cores start one after another.
     """
     gates: dict[Any, threading.Lock] = defaultdict(threading.Lock)
     return [
@@ -257,10 +257,10 @@ def _slots(
 
 
 def fleet_launch_settings(config: BackendConfig, fleet: FleetConfig) -> list[LaunchSettings]:
-    """How to launch a server for each place of a fleet.
+    """Launch settings of a server for each replica slot of a fleet.
 
     Raises:
-        ValueError: there are not as many slots as places.
+        ValueError: the number of slots is not the number of replicas.
     """
     places = places_of(fleet)
     slots = slots_of(config, [group.replica.tp_size for group in places])
@@ -271,14 +271,14 @@ def fleet_launch_settings(config: BackendConfig, fleet: FleetConfig) -> list[Lau
 
 
 def slots_of(config: BackendConfig, widths: Sequence[int]) -> tuple[str, ...]:
-    """A slot for each of some servers: those that are named, or cores or GPUs one after another.
+    """A slot for each server: the ones in the configuration, or cores or GPUs in order.
 
     Args:
         config: the `backend` group.
         widths: ranks of each server, with a core or a GPU for each.
 
     Raises:
-        ValueError: another number of slots is named.
+        ValueError: the number of slots is not the number of servers.
     """
     if config.slots:
         if len(config.slots) != len(widths):
@@ -332,7 +332,7 @@ def served(config: BackendConfig, cluster: ClusterSpec, folder: Path) -> Iterato
 
 
 def launch_settings(config: BackendConfig, cluster: ClusterSpec) -> LaunchSettings:
-    """How to launch a server that is an engine of `cluster`."""
+    """Launch settings of a server that is an engine of `cluster`."""
     settings = LaunchSettings(
         device=config.device,
         slot=slots_of(replace(config, slots=config.slots[:1]), [cluster.base_width])[0],
@@ -354,7 +354,7 @@ def launch_settings(config: BackendConfig, cluster: ClusterSpec) -> LaunchSettin
 
 
 def check_installed() -> None:
-    """Raises ValueError where the packages of the live body are missing."""
+    """Raises ValueError if packages of the live backend are missing."""
     from importlib.util import find_spec
 
     missing = [name for name in _PACKAGES if find_spec(name) is None]

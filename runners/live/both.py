@@ -1,4 +1,4 @@
-"""`runners.evaluate backend=both`: a policy and its rivals in simulation, then on live servers, and the gap between."""
+"""`runners.evaluate backend=both`: a policy and its rivals in simulation, then on live servers, and the gap."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from serving_gym.runners.validation.front_end import as_clients_see_it
 
 
 def evaluate_both(config: EvaluateConfig, out: Path) -> None:
-    """Runs both bodies and writes."""
+    """Runs simulation and live servers, and writes the results."""
     label = policy_label(config.policy)
     rivals = USUAL_RIVALS[config.env["name"]] if config.rivals is None else config.rivals
     simulator = config.environment.make()
@@ -78,7 +78,7 @@ def _header(config: EvaluateConfig) -> dict[str, Any]:
 
 
 def _with_front_ends(simulated: dict[str, list[Episode]], simulator: Any) -> dict[str, list[Episode]]:
-    """Simulated episodes as clients would see them; a node's profile says nothing of its front end."""
+    """Simulated episodes with latencies at the client; the profile of a node has no front end."""
     core = simulator.unwrapped
     spec = core.policy_spec
     if not isinstance(spec.cluster, FleetConfig):
@@ -91,7 +91,7 @@ def _with_front_ends(simulated: dict[str, list[Episode]], simulator: Any) -> dic
 
 
 def _transitions(simulator: Any, live: Any, launched: LocalServers | None) -> dict[str, Any]:
-    """What each transition takes in simulation and what it took here; empty where none was seen."""
+    """Time of each transition in simulation and on live servers; empty if there was none."""
     times: dict[str, list[float]] = {"start_s": launched.ready_s} if launched is not None else {}
     if hasattr(live, "transition_times"):
         times = live.transition_times()
@@ -104,12 +104,12 @@ def _transitions(simulator: Any, live: Any, launched: LocalServers | None) -> di
 
 
 def _nominal(simulator: Any) -> dict[str, float]:
-    """What transitions take in simulation, s, by name."""
+    """Times of transitions in simulation, s, by name."""
     core = simulator.unwrapped
     cluster, setting = core.policy_spec.cluster, core.policy_spec.setting
     if isinstance(setting, AutoscalingSpec):
         return {"start_s": float(setting.start_s[0, 0])}
-    if isinstance(cluster, DeploymentSpec):  # of a switch without what must drain
+    if isinstance(cluster, DeploymentSpec):  # of a switch without draining
         return {"start_s": cluster.reinit_s, "switch_s": cluster.reinit_s}
     if isinstance(setting, SharingSetting):
         return {"start_s": float(setting.load_s.mean())}

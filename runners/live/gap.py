@@ -1,4 +1,4 @@
-"""How far simulation and live servers are apart on the same episodes: figures, and how they rank policies."""
+"""Gap between simulation and live servers on the same episodes: errors of metrics, and ranking of policies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from serving_gym.runners.rollouts.rollout import Episode
 
-USUAL_RIVALS = {  # of each environment that has two bodies
+USUAL_RIVALS = {  # of each environment with a live backend
     "autoscaling": ("fixed_instances", "hpa_waiting", "hpa_kv", "kpa"),
     "deployment": ("vllm_static", "vllm_reload", "llumnix_deployment", "stay"),
     "dp_tp": ("static_dp", "static_tp", "load_threshold", "flying_serving"),
@@ -31,17 +31,17 @@ COMPARED = (
     "goodput_rps",
     "throughput_tokens_per_s",
 )
-RANKED = "return"  # what policies are ranked by
+RANKED = "return"  # metrics that policies are ranked by
 
 Runs = Mapping[str, Sequence[Episode]]
 
 
 def gap(simulated: Runs, live: Runs) -> dict[str, Any]:
-    """The contents of `gap.json`, transitions apart.
+    """The contents of `gap.json`, without transitions.
 
     Args:
         simulated: Episodes by policy.
-        live: The same seeds on live servers, each perhaps several times, in any order.
+        live: The same seeds on live servers, possibly with repeats, in any order.
     """
     means = {name: (_mean(simulated[name]), _mean(live[name])) for name in simulated}
     return {
@@ -61,7 +61,7 @@ def gap(simulated: Runs, live: Runs) -> dict[str, Any]:
 
 
 def transition_gap(simulated: Sequence[float], live: Sequence[float]) -> dict[str, Any]:
-    """What a transition costs in simulation and live, s, with the errors of the simulation."""
+    """Time of a transition in simulation and live, s, with the errors of the simulation."""
     errors = [_relative(*pair) for pair in zip(simulated, live, strict=True)]
     return {"simulated": list(simulated), "live": list(live), "error": errors}
 
@@ -71,12 +71,12 @@ def _mean(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def pair(simulated: float, live: float) -> dict[str, float]:
-    """A figure in both bodies, and the error of the simulation."""
+    """A metric on both backends, and the error of the simulation."""
     return {"simulated": simulated, "live": live, "error": _relative(simulated, live)}
 
 
 def _relative(simulated: float, live: float) -> float:
-    """Error of the simulation, as a share of what is live; NaN where that is nothing or infinite."""
+    """Relative error of the simulation; NaN if the live value is zero or infinite."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return float(np.float64(simulated - live) / abs(np.float64(live)))
 
@@ -102,7 +102,7 @@ def _spread(live: Runs, metric: str) -> float:
 
 
 def _ranking(simulated: Runs, live: Runs) -> dict[str, Any]:
-    """How often two policies stand in the same order, in all and where they differ by more than runs do."""
+    """How often two policies rank in the same order: over all pairs, and over pairs that differ significantly."""
     ours, theirs = ({name: _mean(runs[name])[RANKED] for name in runs} for runs in (simulated, live))
     episodes = min(len(runs) for runs in live.values())
     noise = _spread(live, RANKED) * np.sqrt(2.0 / episodes)  # of a difference of two means

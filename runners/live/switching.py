@@ -1,4 +1,4 @@
-"""The DP/TP environment on a live server that switches, started on the spot where that is asked for."""
+"""The DP/TP environment on a live server that switches, launched on this machine if requested."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from serving_gym.runners.configuration.schema import BackendConfig, RunConfig
 
 @contextlib.contextmanager
 def switching_env(config: RunConfig, folder: Path) -> Iterator[LiveDPTPEnv]:
-    """The environment on the server that a command names, or on one launched for it; what was started is stopped.
+    """The environment on the server of a command, or on one launched for it, which is stopped at the end.
 
     Args:
-        config: the command's words.
-        folder: where a launched server's model and log go.
+        config: the command's configuration.
+        folder: folder for a launched server's model and log.
 
     Raises:
         ValueError: a server cannot be started, does not answer, or is not the cluster.
@@ -42,10 +42,10 @@ def switching_env(config: RunConfig, folder: Path) -> Iterator[LiveDPTPEnv]:
 def switching_launch_settings(
     config: BackendConfig, cluster: ClusterSpec, folder: Path
 ) -> SwitchingLaunchSettings:
-    """How to launch the server whose ranks are the base engines of `cluster`.
+    """Launch settings of the server whose ranks are the base engines of `cluster`.
 
     Raises:
-        ValueError: the cluster's router is not one that the plugin has.
+        ValueError: the plugin does not have the cluster's router.
     """
     if cluster.router not in ROUTERS:
         raise ValueError(

@@ -2,8 +2,8 @@
 
 A load is known to the last token and vLLM's queue is first come, first served, so the counts leave one story only:
 prompts are prefilled in the order sent, a request decodes from the iteration after the one that ended its prompt, and
-leaves with its last token. Where the counts contradict that story (a preemption, somebody else's request, speculative
-tokens) the load is thrown away.
+leaves with its last token. If the counts contradict this (a preemption, a request of another client, speculative
+tokens) the load is discarded.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _Request:
 
 
 class ContradictionError(ValueError):
-    """The log does not tell of the load that was sent.
+    """The log does not match the load that was sent.
 
     Attributes:
         after: Lines that did, before the one that contradicts.

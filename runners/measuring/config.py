@@ -1,4 +1,4 @@
-"""Words of `runners.calibrate`."""
+"""Configuration of `runners.calibrate`."""
 
 from __future__ import annotations
 
@@ -44,33 +44,33 @@ class Hardware:
 
 @dataclass(frozen=True)
 class CalibrateConfig:
-    """Words of `runners.calibrate`; all from `log` on are for a live engine.
+    """Configuration of `runners.calibrate`; all keys from `log` on are for a live engine.
 
     Attributes:
         cluster: the engine: TP degree (`base_width`), batch limits, name of model and GPU.
         out: run directory.
         backend: "tables" (measured tables) or "vllm".
         part: of tables: what is fitted.
-        into: of tables: folder that takes the place of `calibration/`; None: the package itself.
+        into: of tables: folder to write in place of `calibration/`; None: the package itself.
         held_out: of tables: whether fits are repeated without each part of the data, for the errors profiles state.
-        folds: of tables: parts that data are cut into for that.
+        folds: of tables: number of parts for that.
         log: file of the server's standard output; None: a launched server's own.
         traffic: run directories of `runners.simulate backend=vllm` on one server, to which a profile is fitted by its
             `log` and no load is designed; empty: a load is.
-        model: a model of `calibration.models`, or a folder with its config.json; None: the folder the server names, or
-            where there is none the cluster's model.
+        model: a model of `calibration.models`, or a folder with its config.json; None: the folder that the server
+            reports, or else the cluster's model.
         name: of the model in the profile; None: the cluster's.
         engine: name of the engine in the profile, such as vllm-0.24, part of its file's name too; empty: it has none.
         hardware: what a rank runs on.
         longest_tokens: longest request of the designed load; None: the server's.
         repeats: rounds through the designed load.
-        neighbours: further servers to launch beside the measured one, each in the next slot; they do the same work
-            meanwhile.
-        transitions: whether a launched server's start, stop, relaunch, and where it can, sleep and wake are measured.
-        switch_ranks: ranks of a server with the plugin that is launched at last to measure a switch between DP and TP;
-            0: it is not measured.
-        widths_of: a measured profile, by its file or by the name of a committed one, of the same model and hardware:
-            its other TP degrees, and its transitions, are written beside what is measured; None: nothing is.
+        neighbours: more servers to launch on this machine, each in the next slot; they serve the same load at the same
+            time.
+        transitions: whether to measure start, stop and relaunch of a launched server, and sleep and wake if supported.
+        switch_ranks: ranks of a server with the plugin, launched at the end to measure a switch between DP and TP;
+            0: not measured.
+        widths_of: a measured profile of the same model and hardware, by file or by name of a committed one: its other
+            TP degrees and its transitions are added to the new profile; None: none.
         date: of the measurement, YYYY-MM-DD; None: today.
     """
 

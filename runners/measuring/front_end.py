@@ -1,4 +1,4 @@
-"""What happens to a request outside the iterations that compute it: HTTP, validation, queues between processes.
+"""Time of a request outside its iterations: HTTP, validation, queues between processes.
 
 Requests of known prompts are sent for a single token each, alone and beside others that decode. What an engine's first
 token takes beyond the iteration that computes it, by the fitted model, is the front end's: a constant and a part per

@@ -76,17 +76,17 @@ async def measure(
     """Puts the designed load on a server, several times over.
 
     Args:
-        url: the server; nobody else may use it meanwhile.
+        url: the server; it must have no other clients meanwhile.
         log_file: file its standard output goes to, with iteration details and fine stamps.
         limits: what the engine can take, given what the server says.
         vocab_size: token ids of prompts lie below it.
         repeats: rounds through the design.
         model: name the server serves; None: the only one.
-        on_load: told every configuration once it is done.
+        on_load: called with every finished configuration.
         beside: servers that do the same work meanwhile, as they will share the machine with it.
 
     Raises:
-        ValueError: nobody answers, the log is not as needed, or the server loses a request.
+        ValueError: no server answers, the log is not as needed, or the server loses a request.
     """
     begun_s = time.monotonic()
     async with open_client() as session:

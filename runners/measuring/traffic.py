@@ -1,6 +1,6 @@
 """A profile from ordinary traffic: runs on a server whose per-iteration log was kept.
 
-No load is designed and nobody has to leave the server alone for it. What is fitted are the lengths of intervals of
+It needs no designed load and no exclusive use of the server. It fits the lengths of intervals of
 iterations (`intervals`), and of the front end what first tokens took beyond the iterations that computed their prompts.
 Traffic does not tell apart what a designed load does, so that the pull is towards another profile of the same model and
 hardware where there is one.

@@ -33,7 +33,7 @@ def settled(slot: Slot, state: SlotState) -> None:
 
 
 def measure_transitions(slot: Slot) -> dict[str, float]:
-    """Takes a server that serves nobody through its transitions, and leaves it stopped; seconds by transition.
+    """Runs an idle server through its transitions, and leaves it stopped; seconds by transition.
 
     `start_s`, `wake_s` and `relaunch_s` end with the answer to a request; `sleep_levelN_s` and `wake_levelN_s` are
     measured where the server was started with sleep mode.

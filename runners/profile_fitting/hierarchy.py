@@ -149,7 +149,7 @@ def fit_hierarchy(runs: Sequence[ServingRun], report: Callable[[str], None] = la
 
     Args:
         runs: Measured runs.
-        report: Is told the key of each group when it is fitted.
+        report: Called with the key of each fitted group.
     """
     overheads: dict[str, Engine] = {}
     sizes: dict[str, int] = {}

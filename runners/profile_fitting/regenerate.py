@@ -42,10 +42,10 @@ class Request:
     """What to write and where.
 
     Args:
-        folder: Takes the place of `calibration/`.
+        folder: Replaces `calibration/`.
         held_out: Whether fits are repeated without each part of the data.
         folds: Parts that end-to-end data are cut into.
-        report: Is told what has been done.
+        report: Called with progress messages.
     """
 
     folder: Path

@@ -11,7 +11,7 @@ from serving_gym.runners.configuration.schema import EvaluateConfig
 from serving_gym.runners.reporting.output import write_json, write_json_columns, write_jsonl, write_parquet
 from serving_gym.runners.rollouts.rollout import Episode
 
-MOST_REPORTED = 100_000  # requests of an episode that `requests.json` holds without being asked to
+MOST_REPORTED = 100_000  # most requests of an episode in `requests.json` by default
 
 
 def write_episodes(
@@ -24,8 +24,8 @@ def write_episodes(
     write_jsonl(out / "decisions.jsonl", (row for episode in episodes for row in episode.decisions))
     if not config.detailed and len(episodes[0].records) > MOST_REPORTED:
         print(
-            f"requests.json is left out: {len(episodes[0].records):,} requests are in requests.parquet; "
-            "detailed=true writes them here too"
+            f"requests.json is not written: {len(episodes[0].records):,} requests are in requests.parquet; "
+            "detailed=true writes them to requests.json too"
         )
     else:
         _write_reports(config, out, episodes, spec)

@@ -1,4 +1,4 @@
-"""Writing results so that a reader never meets half a file."""
+"""Writes result files atomically."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from serving_gym.envs.interface.metrics import is_nan, to_jsonable
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Lets `write` fill a file beside `path` and moves it there once it is whole."""
+    """Lets `write` fill a temporary file and moves it to `path` when it is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -33,7 +33,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any, indent: int | None = 1) -> None:
-    """Writes strict JSON; null means infinite, and what is undefined is left out (`interface.metrics.to_jsonable`)."""
+    """Writes strict JSON; null means infinite, undefined values are left out (`interface.metrics.to_jsonable`)."""
     write_text(path, json.dumps(to_jsonable(value), indent=indent, allow_nan=False) + "\n")
 
 
@@ -42,7 +42,7 @@ def write_json_columns(path: Path, columns: Mapping[str, Any]) -> None:
 
     Args:
         path: File to write.
-        columns: Figures, and lists with one entry for each request, by name.
+        columns: Metrics, and lists with one entry per request, by name.
     """
     entries = (
         f"{json.dumps(name)}: {_encoded(value)}" for name, value in columns.items() if not is_nan(value)
@@ -67,7 +67,7 @@ def _encoded_row(row: list[Any]) -> str:
 
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Writes one JSON object a line."""
+    """Writes one JSON object per line."""
     write_text(path, "".join(json.dumps(to_jsonable(row), allow_nan=False) + "\n" for row in rows))
 
 

@@ -21,11 +21,11 @@ _ROLE_LINES = {
     "plain": ":",
     "random": (0, (1, 4)),
     "clairvoyant": "-.",
-}  # the others are solid
+}  # other lines are solid
 
 
 def plot_intervals(path: Path, policies: Mapping[str, Mapping[str, Any]]) -> None:
-    """Interquartile mean and 95 % interval of the main figures, one panel each.
+    """Draws interquartile mean and 95 % interval of the main metrics, one panel each.
 
     Args:
         path: PNG to write.
@@ -57,16 +57,16 @@ def plot_learning_curve(
     start: str,
     title: str,
 ) -> None:
-    """Validation return over training, against what other policies come to on the same episodes.
+    """Draws the validation return over training, with the returns of other policies on the same episodes.
 
-    References that lie further below the curve than the curve and the best reference are apart stand in the legend
-    alone, so that the curve can be read.
+    References far below the curve (further than the distance of curve and best reference) are listed in the legend
+    only, so that the curve stays readable.
 
     Args:
         path: PNG to write.
         rows: Validations in order, with `steps`, `minutes` and `return`.
         references: Return on the validation episodes and role (`runners.comparison.verdict.ROLES`), by policy.
-        start: What training began with.
+        start: Name of the initial policy.
         title: Heading.
     """
     figure = Figure(figsize=(10, 5.5), layout="constrained")
@@ -101,7 +101,7 @@ def _floor(curve: Sequence[float], references: Sequence[float]) -> float:
 
 
 def _add_minutes(axis: Any, steps: Sequence[int], minutes: Sequence[float]) -> None:
-    """A second axis above the picture, with the time of some of the validations."""
+    """Adds a second axis at the top with the time of some validations."""
     chosen = sorted({round(i) for i in np.linspace(0, len(steps) - 1, min(len(steps), 6)).tolist()})
     top = axis.secondary_xaxis("top")
     top.set_xticks([steps[i] for i in chosen], [f"{minutes[i]:.2g}" for i in chosen])
@@ -109,12 +109,12 @@ def _add_minutes(axis: Any, steps: Sequence[int], minutes: Sequence[float]) -> N
 
 
 def plot_timeline(path: Path, episodes: Mapping[str, Episode], ttft_slo_s: Sequence[float]) -> None:
-    """Arrivals, requests in the system, and P90 TTFT by time of arrival, over one episode.
+    """Draws arrivals, requests in the system, and P90 TTFT by time of arrival, over one episode.
 
     Args:
         path: PNG to write.
         episodes: one episode of each policy, all of the same seed.
-        ttft_slo_s: promises to draw, seconds.
+        ttft_slo_s: TTFT SLOs to draw, seconds.
     """
     figure = Figure(figsize=(12, 7), layout="constrained")
     rate, inside, ttft = figure.subplots(3, 1, sharex=True)

@@ -13,7 +13,7 @@ from rich.table import Table
 
 _MOST_WIDTH = 400
 
-# What tables show of an episode, in this order; files hold everything.
+# Metrics in tables, in this order; files have all metrics.
 SHOWN_METRICS = (
     "return",
     "slo_attainment",
@@ -36,27 +36,27 @@ SHOWN_METRICS = (
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Prints a table; the first column is left-aligned, the others hold figures."""
+    """Prints a table; the first column is left-aligned, the others have numbers."""
     console = Console()
     table = Table(title=escape(title), title_justify="left")
     for number, column in enumerate(columns):
         table.add_column(escape(column), justify="right" if number else "left", overflow="fold")
     for row in rows:
         table.add_row(*(escape(format_value(value)) for value in row))
-    if not console.is_terminal:  # a file or a pipe has no width of its own
+    if not console.is_terminal:  # a file or a pipe has no width
         console = Console(width=_MOST_WIDTH)
         console = Console(width=console.measure(table).maximum)
     console.print(table)
 
 
 def print_summary(title: str, summary: Mapping[str, Any], names: Sequence[str] = SHOWN_METRICS) -> None:
-    """Prints figures one below the other."""
+    """Prints metrics one below the other."""
     shown = [(name, summary[name]) for name in dict.fromkeys(names) if name in summary]
     print_table(title, ("figure", "value"), shown)
 
 
 def print_results_in(out: Path) -> None:
-    """Says where the files are."""
+    """Prints the path of the results."""
     Console().print(f"Results in {out}", soft_wrap=True, highlight=False, markup=False)
 
 

@@ -1,6 +1,6 @@
-"""Where figures, pictures and checkpoints of a run go besides its directory.
+"""Trackers of metrics, pictures and checkpoints of a run, in addition to its directory.
 
-Curves are few and named by what they belong to: `train/...`, `validation/...`, `comparison/...`, `evaluation/...`.
+Curves are few and grouped by prefix: `train/...`, `validation/...`, `comparison/...`, `evaluation/...`.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from serving_gym.runners.configuration.schema import TrackerConfig
 from serving_gym.runners.reporting.output import write_json
 
 COMPARED_METRICS = ("return", "slo_attainment", "ttft_p99_s")  # of each policy of a comparison
-STATE = "tracker.json"  # in the run directory: what a resumed run needs to go on with the same W&B run
+STATE = "tracker.json"  # in the run directory: id with which a resumed run continues the same W&B run
 _WANDB_MODE = "WANDB_MODE"
 _WANDB_MODES = ("online", "offline", "disabled", "shared")
 
 
 class Tracker(Protocol):
-    """Takes figures as they come; used with `with`."""
+    """Base class of trackers; a context manager."""
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Figures at a step. Call it once a rollout, not once a decision: W&B offline takes about 4,000 a second."""
+        """Logs metrics at a step. Call it once per rollout, not per decision: W&B offline takes about 4,000 calls/s."""
         ...
 
     def summary(self, metrics: Mapping[str, float]) -> None:
-        """Figures of the whole run."""
+        """Logs metrics of the whole run."""
         ...
 
     def picture(self, name: str, path: Path, step: int) -> None:
-        """A PNG file."""
+        """Logs a PNG file."""
         ...
 
     def checkpoint(self, name: str, folder: Path) -> None:
-        """A folder with a trained policy."""
+        """Logs a folder with a trained policy."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -54,7 +54,7 @@ class Tracker(Protocol):
 
 
 class NoTracker:
-    """Keeps nothing."""
+    """Tracks nothing."""
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Does nothing."""
@@ -80,9 +80,9 @@ class TensorBoardTracker(NoTracker):
 
     Args:
         config: Settings.
-        directory: The run's.
+        directory: Run directory.
         run_config: Resolved settings of the run, shown as text.
-        from_step: What an interrupted run has written from this step on is dropped.
+        from_step: Entries of an interrupted run from this step on are dropped.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class TensorBoardTracker(NoTracker):
         self._writer.add_image(name, imread(path), step, dataformats="HWC")
 
     def checkpoint(self, name: str, folder: Path) -> None:
-        """Writes where it lies; TensorBoard keeps no files."""
+        """Writes its path; TensorBoard stores no files."""
         self._writer.add_text(name, str(folder), self._last_step)
 
     def __exit__(self, *error: object) -> None:
@@ -123,11 +123,11 @@ class TensorBoardTracker(NoTracker):
 class WandbTracker(NoTracker):
     """A Weights & Biases run; offline it is a folder in the run directory and needs no account.
 
-    The id of the run stands in `tracker.json`; a command that goes on in the same directory goes on with the same run.
+    The id of the run is in `tracker.json`; a command that resumes in the same directory resumes the same W&B run.
 
     Args:
         config: Settings.
-        directory: The run's.
+        directory: Run directory.
         run_config: Resolved settings of the run.
     """
 
@@ -172,7 +172,7 @@ class WandbTracker(NoTracker):
 
 
 def wandb_mode(config: TrackerConfig) -> str:
-    """The mode of W&B; the environment variable `WANDB_MODE` goes before `tracker.mode`.
+    """The mode of W&B; the environment variable `WANDB_MODE` overrides `tracker.mode`.
 
     Raises:
         ValueError: the environment variable has a value that W&B does not know.
@@ -187,7 +187,7 @@ def wandb_mode(config: TrackerConfig) -> str:
 
 
 def _run_id(directory: Path) -> str:
-    """Id of the W&B run of a run directory, the same each time."""
+    """Id of the W&B run of a run directory; created at the first call."""
     path = directory / STATE
     if not path.is_file():
         write_json(path, {"wandb_id": uuid.uuid4().hex[:12]})
@@ -195,14 +195,14 @@ def _run_id(directory: Path) -> str:
 
 
 def _group(run_config: Mapping[str, Any]) -> str | None:
-    """Name that runs of the same environment and agent, or policy, share."""
+    """Group name shared by runs of the same environment and agent, or policy."""
     parts = [run_config.get(key) for key in ("env", "agent", "policy")]
     names = [str(part["name"]) for part in parts if isinstance(part, Mapping) and "name" in part]
     return "-".join(names) or None
 
 
 def compared_curves(comparison: Mapping[str, Any]) -> dict[str, float]:
-    """The few figures of a comparison that a tracker shows, as `comparison/METRIC/POLICY`."""
+    """The metrics of a comparison that a tracker shows, as `comparison/METRIC/POLICY`."""
     return {
         f"comparison/{metric}/{name}": policy["metrics"][metric]["iqm"]
         for metric in COMPARED_METRICS
@@ -213,13 +213,13 @@ def compared_curves(comparison: Mapping[str, Any]) -> dict[str, float]:
 def make_tracker(
     config: TrackerConfig, directory: Path, run_config: Mapping[str, Any], from_step: int = 0
 ) -> Tracker:
-    """The tracker asked for.
+    """The tracker of a configuration.
 
     Args:
-        config: which one, and its settings.
-        directory: the run's.
+        config: its name and settings.
+        directory: run directory.
         run_config: settings of the run, to be stored with it.
-        from_step: step that a resumed run goes on from.
+        from_step: step from which a resumed run continues.
     """
     if config.name == "tensorboard":
         return TensorBoardTracker(config, directory, run_config, from_step)

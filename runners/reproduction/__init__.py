@@ -1,1 +1,1 @@
-"""Published figures beside ours: what a claim is, and one module a paper."""
+"""Reproductions of published results: claims, and one package per paper."""

@@ -1,4 +1,4 @@
-"""What a paper claims, what we find, and the rule that says whether the claim holds here."""
+"""A paper's claims, our results, and the rules that decide whether a claim holds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MARKS = {True: "yes", False: "NO", None: "-"}
 
 @dataclass(frozen=True)
 class Rule:
-    """When a claim holds, decided before our figure is known.
+    """Rule for when a claim holds, fixed before our number is known.
 
     Attributes:
         text: the rule in words.
@@ -60,7 +60,7 @@ def shown(why: str) -> Rule:
 
 @dataclass(frozen=True)
 class Claim:
-    """One published number beside ours.
+    """One published number and ours.
 
     Attributes:
         paper: whose.

@@ -1,4 +1,4 @@
-"""Figures of a run that the papers' tables hold and `envs.interface.metrics.summarise` does not."""
+"""Metrics of the papers' tables that `envs.interface.metrics.summarise` does not have."""
 
 from __future__ import annotations
 

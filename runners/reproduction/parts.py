@@ -1,4 +1,4 @@
-"""A paper's evaluation in parts, all or some of which a run makes."""
+"""Parts of a paper's evaluation, and their selection."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Part = Callable[[], list[Claim]]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What there is to reproduce of a paper.
+    """The evaluation of a paper.
 
     Attributes:
         parts: By name, in the order in which they run; parts share what they measure, and each can run alone.

@@ -1,1 +1,1 @@
-"""Episodes under a policy: in this process, in worker processes, or on a Ray cluster."""
+"""Rollouts of policies: in this process, in worker processes, or on a Ray cluster."""

@@ -1,6 +1,6 @@
-"""Episodes of several policies: in this process, on several processes of this machine, or on a Ray cluster.
+"""Rollouts of several policies: in this process, in worker processes on this machine, or on a Ray cluster.
 
-An episode is a function of its environment, policy and seed. Its figures are the same wherever it runs, except for the
+An episode is a function of its environment, policy and seed. Its metrics do not depend on where it runs, except for the
 time that decisions take.
 """
 
@@ -43,14 +43,14 @@ class Job:
 
 @dataclass
 class Rollouts:
-    """Policies and the environments in which they are run.
+    """Policies, and environments to run them in.
 
     Attributes:
-        settings: Environments, made when the first episode needs them; None: one that exists in this process alone, as
+        settings: Environments, built at their first episode; None: one that exists only in this process, as
             one on live servers does.
-        sources: What `load_policy` takes, by the name that a policy has in results.
-        policies: Policies that are loaded already, by name.
-        envs: Environments that are made already, by position in `settings`.
+        sources: Arguments of `load_policy`, by the policy's name in results.
+        policies: Loaded policies, by name.
+        envs: Environments built so far, by position in `settings`.
         scores_only: Whether results are `Score`s, without decisions and requests.
     """
 
@@ -61,7 +61,7 @@ class Rollouts:
     scores_only: bool = False
 
     def run(self, job: Job) -> Any:
-        """An `Episode`, or its `Score`."""
+        """Runs a job; returns an `Episode`, or its `Score`."""
         if job.policy not in self.policies:
             self.policies[job.policy] = load_policy(self.sources[job.policy])
         if job.setting not in self.envs:
@@ -72,7 +72,7 @@ class Rollouts:
         return episode.score if self.scores_only else episode
 
     def unloaded(self) -> Rollouts:
-        """The same without policies and environments, to be sent to another process."""
+        """A copy without loaded policies and environments, to send to another process."""
         return Rollouts(self.settings, self.sources, scores_only=self.scores_only)
 
 
@@ -80,12 +80,12 @@ def run_jobs(launcher: LauncherConfig, rollouts: Rollouts, jobs: Sequence[Job]) 
     """Yields the result of each job, in the order of `jobs`.
 
     Args:
-        launcher: Where they are run.
+        launcher: Where the episodes run.
         rollouts: Policies and environments.
         jobs: Episodes.
 
     Raises:
-        ValueError: Ray is not installed, or there is no cluster at its address.
+        ValueError: Ray is not installed, or there is no cluster at the address.
     """
     if launcher.name == "ray":
         return _on_ray(launcher, rollouts, jobs)
@@ -95,7 +95,7 @@ def run_jobs(launcher: LauncherConfig, rollouts: Rollouts, jobs: Sequence[Job]) 
 
 
 def _on_this_machine(workers: int, rollouts: Rollouts, jobs: Sequence[Job]) -> Iterator[Any]:
-    """Runs the first rounds here; hands the rest to worker processes where that saves more than their start takes."""
+    """Runs the first rounds in this process, and the rest in worker processes if that saves time."""
     size = len({(job.policy, job.setting) for job in jobs})
     rounds = [jobs[begin : begin + size] for begin in range(0, len(jobs), size)]
     times_s: list[float] = []
@@ -111,7 +111,7 @@ def _on_this_machine(workers: int, rollouts: Rollouts, jobs: Sequence[Job]) -> I
 
 
 def pays(work_s: float, workers: int) -> bool:
-    """Whether worker processes save more time than their start takes.
+    """Whether worker processes save more time than they take to start.
 
     Args:
         work_s: Time that the episodes take in one process, seconds.
@@ -166,7 +166,7 @@ def _on_ray(launcher: LauncherConfig, rollouts: Rollouts, jobs: Sequence[Job]) -
 
 
 def _begin(address: str | None) -> None:
-    """Joins a cluster, or begins one on this machine; workers find this project where this process does.
+    """Connects to a Ray cluster, or starts one on this machine, whose workers import this project's code.
 
     Raises:
         ValueError: there is no cluster at the address.

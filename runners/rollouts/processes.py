@@ -1,4 +1,4 @@
-"""Calls of a function on several processes of this machine."""
+"""Calls a function in several worker processes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def call_in_processes(
         prepare_arguments: Its arguments.
 
     Raises:
-        Exception: What a call raised; calls that have not begun are cancelled.
+        Exception: The exception of a call; calls that have not begun are cancelled.
     """
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, context, _start_worker, (prepare, prepare_arguments)) as pool:
@@ -51,7 +51,7 @@ def call_in_processes(
 
 
 def _start_worker(prepare: Callable[..., object] | None, arguments: tuple[Any, ...]) -> None:
-    """Limits a worker to one thread, and ends it together with the process that started it."""
+    """Limits a worker to one thread, and ends it when its parent process ends."""
     use_one_thread()
     parent = multiprocessing.parent_process()
     assert parent is not None

@@ -1,4 +1,4 @@
-"""Runs a policy through episodes, one at a time or in a vector environment, and collects their figures."""
+"""Runs episodes of a policy, one at a time or in a vector environment, and collects their metrics."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from serving_gym.envs.interface.policy_spec import PolicySpec
 
 _SECONDS_PER_HOUR = 3600.0
-_RENT = "reward/gpu_usd"  # minus the rent of the machines that are kept, where the environment charges it
+_RENT = "reward/gpu_usd"  # minus the price of provisioned machines, if the environment charges it
 
 
 @dataclass(frozen=True)
 class Score:
-    """Figures of an episode.
+    """Metrics of an episode.
 
     Attributes:
-        metrics: As of `Episode`.
-        us_per_decision: As of `Episode`.
+        metrics: See `Episode`.
+        us_per_decision: See `Episode`.
     """
 
     metrics: dict[str, float]
@@ -41,11 +41,11 @@ class Score:
 
 @dataclass(frozen=True)
 class VectorEpisode:
-    """An episode in a place of a vector environment.
+    """An episode of a vector environment.
 
     Attributes:
-        metrics: The return, and figures of `envs.interface.metrics.summarise`.
-        actions: What was decided, one entry for each decision (`describe_action`).
+        metrics: The return, and metrics of `envs.interface.metrics.summarise`.
+        actions: One entry per decision (`describe_action`).
     """
 
     metrics: dict[str, float]
@@ -54,16 +54,16 @@ class VectorEpisode:
 
 @dataclass(frozen=True, eq=False)
 class Episode:
-    """An episode under a policy: its decisions, requests and figures.
+    """A rollout of one episode: its decisions, requests and metrics.
 
     Attributes:
         policy: name of the policy.
-        seed: of the episode.
-        metrics: figures by name: `return`, `reward/TERM` (before weighting), `gpu_hours`, `cost_usd` (rent of the
+        seed: seed of the episode.
+        metrics: metrics by name: `return`, `reward/TERM` (before weighting), `gpu_hours`, `cost_usd` (rent of the
             machines that are kept, in environments that charge it), `commands_refused`, `slowdown/CLASS`
             (`runners.comparison.references.class_slowdowns`), and those of `envs.interface.metrics.summarise`.
-        decisions: one mapping a decision: time, action, why it was refused, reward and its terms.
-        us_per_decision: mean time the policy took to decide, microseconds; the first decision, in which it may compile,
+        decisions: one mapping per decision: time, action, why it was refused, reward and its terms.
+        us_per_decision: mean decision time, microseconds; the first decision, which may include compilation,
             does not count.
         duration_s: length of the episode, seconds of simulated time.
         records: every request.
@@ -79,12 +79,12 @@ class Episode:
 
     @property
     def score(self) -> Score:
-        """Its figures alone."""
+        """Its metrics only."""
         return Score(self.metrics, self.us_per_decision)
 
     @property
     def actions(self) -> list[Any]:
-        """What was decided, one entry for each decision."""
+        """The actions, one entry per decision."""
         return [decision["action"] for decision in self.decisions]
 
     def row(self) -> dict[str, Any]:
@@ -104,13 +104,13 @@ def run_episode(env: gym.Env[Any, Any], policy: Policy, seed: int, name: str | N
 
     Args:
         env: environment with `state`, `policy_spec`, `gpu_seconds` and `records()`.
-        policy: what decides.
+        policy: the policy.
         seed: of the episode and of the policy.
-        name: what the policy is called in the results; None takes its own name.
+        name: name of the policy in results; None: its own name.
     """
     called = policy.name if name is None else name
     core: Any = env.unwrapped
-    if hasattr(core, "rehearse"):  # on live servers, whose clock does not wait
+    if hasattr(core, "rehearse"):  # on live servers, which run in real time
         core.rehearse(policy, seed)
     observation, _ = env.reset(seed=seed)
     policy.reset(core.policy_spec, seed)
@@ -155,16 +155,16 @@ def run_episode(env: gym.Env[Any, Any], policy: Policy, seed: int, name: str | N
 def run_vector_episodes(
     env: PlacementVectorEnv, policies: Sequence[Policy], spec: PolicySpec, seeds: Sequence[int]
 ) -> list[VectorEpisode] | None:
-    """Runs one episode in each place of a vector environment, to the same figures as `run_episode`.
+    """Runs one episode in each row of a vector environment, with the same results as `run_episode`.
 
     Args:
-        env: The vector environment; its places stand still when their episodes are over.
-        policies: One for each place, none twice.
-        spec: The setting.
-        seeds: Seeds of the episodes, one for each place.
+        env: The vector environment, with autoreset disabled.
+        policies: One for each row, all distinct objects.
+        spec: The policy specification.
+        seeds: Seeds of the episodes, one for each row.
 
     Returns:
-        The episodes in the order of `seeds`; None: a policy does something that is no index of the action space, which
+        The episodes in the order of `seeds`; None: a policy takes a command outside the action space, which
         vector environments do not take.
     """
     for policy, seed in zip(policies, seeds, strict=True):
@@ -197,15 +197,15 @@ def run_vector_episodes(
 def episode_returns(
     env: VectorEnv[Any, Any, Any], policy: BatchPolicy, spec: PolicySpec, seeds: Sequence[int]
 ) -> NDArray[np.float64]:
-    """Returns of episodes in a vector environment whose actions one call decides, (num_envs,).
+    """Returns of episodes in a vector environment with batched decisions, (num_envs,).
 
     A network may round differently in a batch than alone, so returns can differ slightly from those of `run_episode`.
 
     Args:
         env: Vector environment with same-step autoreset and masks.
         policy: The policy.
-        spec: The setting.
-        seeds: Seeds of the episodes, one for each place.
+        spec: The policy specification.
+        seeds: Seeds of the episodes, one for each row.
     """
     policy.reset(spec, seeds[0])
     each: Any = list(seeds)
@@ -220,19 +220,19 @@ def episode_returns(
 
 
 def _decide(policy: Policy, observation: Any, core: Any) -> Any:
-    """The action of a policy; on live servers, where requests are real, an error of the policy is no decision."""
+    """The action of a policy; on live servers an error of the policy counts as no decision."""
     if not getattr(core, "survives_failures", False):
         return policy.act(observation, core.state)
     from serving_gym.envs.live.control import NoDecision
 
     try:
         return policy.act(observation, core.state)
-    except Exception as error:  # noqa: BLE001 -- whatever a policy does, the requests go on
+    except Exception as error:  # noqa: BLE001 -- requests must be served even if the policy fails
         return NoDecision(f"{policy.name} failed: {type(error).__name__}: {error}")
 
 
 def _live_entries(info: Mapping[str, Any]) -> dict[str, Any]:
-    """On live servers: the action that was carried out, and decisions made in place of a policy that was late."""
+    """On live servers: the executed action, and decisions taken for a policy that was late."""
     if "overrides" not in info:
         return {}
     return {
@@ -242,7 +242,7 @@ def _live_entries(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe_action(action: Any) -> Any:
-    """An action as it stands in the decisions log: indices, commands spelt out, or null for "leave all as it is"."""
+    """Describes an action for the decisions log: indices, commands spelt out, or null for no change."""
     if action is None or isinstance(action, (int, np.integer)):
         return action if action is None else int(action)
     if isinstance(action, tuple) and all(dataclasses.is_dataclass(change) for change in action):
@@ -267,7 +267,7 @@ def _metrics(
 
 
 def _figures(spec: PolicySpec, records: RequestRecords, total: float, duration_s: float) -> dict[str, float]:
-    """The return, and what follows from the requests."""
+    """The return, and metrics of the requests."""
     slos = dict(zip(spec.classes, spec.slos, strict=True))
     return {"return": total, **summarise(records, slos, spec.classes, duration_s)}
 

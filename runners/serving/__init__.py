@@ -1,1 +1,1 @@
-"""Policies behind HTTP and behind Ray Serve."""
+"""Serves policies over HTTP and in Ray Serve."""

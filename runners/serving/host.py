@@ -1,4 +1,4 @@
-"""A routing policy that may be asked by anybody: whatever it does, an answer comes, and it is on record."""
+"""Hosts a routing policy for external callers: every call gets a response and is counted, even if the policy fails."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from serving_gym.envs.routing.observation import StateEncoder
 from serving_gym.envs.routing.state import Dispatch, RoutingPolicy, RoutingState
 
 MODES = ("live", "shadow", "canary")
-_REMEMBERED = 10_000  # decisions whose time the status knows
+_REMEMBERED = 10_000  # last decisions whose times the status reports
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a policy says of a request.
+    """Response of a policy to a request.
 
     Attributes:
-        place: Where it should go; None: it should be held, or there is an error.
-        priority: That its engine should give it; None: its own.
-        applies: Whether the answer is to be followed: not in shadow mode, and only for a share in canary mode.
-        us: Time it took, microseconds.
-        error: Why there is no decision; empty where there is one.
+        place: Replica to send the request to; None: hold the request, or an error.
+        priority: Priority at the engine; None: the request's own.
+        applies: Whether the response is to be followed: never in shadow mode, for a share of requests in canary mode.
+        us: Decision time, microseconds.
+        error: Why there is no decision; empty if there is one.
     """
 
     place: int | None
@@ -38,19 +38,19 @@ class Answer:
 
 
 class PolicyHost:
-    """Asks a policy.
+    """Hosts a policy and validates its decisions.
 
     Args:
-        policy: What decides.
-        spec: The setting it decides in.
-        encoder: Writes its observations.
-        mode: live: answers are to be followed; shadow: none is, they are compared with what was done instead; canary:
-            those of a share of requests are.
-        share: Of requests in canary mode.
-        seed: Of the policy.
+        policy: The policy.
+        spec: The policy specification.
+        encoder: Encodes its observations.
+        mode: live: responses are to be followed; shadow: none is, they are compared with the caller's choice; canary:
+            responses for a share of requests are to be followed.
+        share: Share of requests in canary mode.
+        seed: Seed of the policy.
 
     Raises:
-        ValueError: the mode is unknown, or the share is none.
+        ValueError: the mode is unknown, or the share is not in [0, 1].
     """
 
     def __init__(
@@ -70,18 +70,18 @@ class PolicyHost:
         self.reset(seed)
 
     def reset(self, seed: int) -> None:
-        """Forgets everything: the front end begins anew."""
+        """Resets policy and counters."""
         self.encoder.reset()
         self.policy.reset(self.spec, seed)
         self.counts: Counter[str] = Counter()
         self._us: deque[float] = deque(maxlen=_REMEMBERED)
 
     def ask(self, state: RoutingState, chosen: int | None = None) -> Answer:
-        """What the policy would do with the request; never raises for what a policy does.
+        """The policy's decision on the request; errors of the policy are returned, not raised.
 
         Args:
-            state: What the router knows; its request is to be decided about.
-            chosen: What the front end would do itself, to be compared; None: it does not say.
+            state: State of the router, with the request to decide on.
+            chosen: The front end's own choice, for comparison; None: not given.
         """
         begun_s, error = time.perf_counter(), ""
         dispatch = Dispatch(None)
@@ -103,7 +103,7 @@ class PolicyHost:
         return Answer(dispatch.place, dispatch.priority, applies, us, error)
 
     def status(self) -> dict[str, Any]:
-        """Counts since the last reset, and how long decisions took."""
+        """Counts since the last reset, and decision times."""
         taken = np.array(self._us)
         percentiles = {f"us_p{q}": float(np.percentile(taken, q)) if taken.size else None for q in (50, 99)}
         names = ("decisions", "errors", "held", "applied", "compared", "agreed")
@@ -111,10 +111,10 @@ class PolicyHost:
         return {"policy": self.policy.name, "mode": self.mode, "share": self.share, **counts, **percentiles}
 
     def _dispatch(self, action: Any, state: RoutingState) -> Dispatch:
-        """An action as a dispatch.
+        """Converts an action to a dispatch.
 
         Raises:
-            ValueError: it is no place that can take the request.
+            ValueError: it is not a replica that can take the request.
         """
         places = len(state.engines)
         if isinstance(action, Dispatch):

@@ -1,4 +1,4 @@
-"""Any autoscaling policy as Ray Serve's.
+"""Runs any autoscaling policy as an autoscaling policy of Ray Serve.
 
     from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
@@ -12,11 +12,10 @@
     )
 
 `words` are those of `runners.evaluate`: the policy and its setting, of one endpoint. A replica of the deployment is an
-instance of it. Ray asks several times a second; the policy is asked every `env.decision_interval_s`, and what it said
-last holds meanwhile, within the deployment's own limits; which replica goes is Ray's choice. Ray knows how many
-requests are on their way and how many of them wait. Replicas may say more (`record_autoscaling_stats`), each figure
-under its name in `GAUGES` and `COUNTERS`; without them a replica's KV is taken to be as full as its batch, and traffic
-is not known, which policies that forecast it need.
+instance. Ray calls several times a second; the policy decides every `env.decision_interval_s`, and its last decision
+holds in between, within the deployment's own limits. Ray chooses the replica to remove. Ray reports the number of
+requests in flight and waiting. Replicas may report more (`record_autoscaling_stats`), under the names in `GAUGES` and
+`COUNTERS`; without these, KV usage is estimated from the batch, and forecasting policies have no traffic history.
 
 Tested with Ray 2.60; the interface is Ray's alpha.
 """
@@ -54,20 +53,20 @@ COUNTERS = ("requests_total", "input_tokens_total", "output_tokens_total")
 _COLUMNS = ("requests", "input_tokens", "output_tokens")  # of TRAFFIC_DTYPE, in the order of COUNTERS
 
 _WEEK_S = 7 * 86_400.0
-_FIRST_MONDAY_S = 4 * 86_400.0  # of the epoch, which began on a Thursday
+_FIRST_MONDAY_S = 4 * 86_400.0  # offset of the epoch, which began on a Thursday
 
 Metrics = Mapping[str, Mapping[Any, float]]
 
 
 @dataclass
 class Meter:
-    """What has been seen of a deployment, sample by sample.
+    """Samples of a deployment's counters over time.
 
     Attributes:
-        times_s: (K,) when.
+        times_s: (K,) times of the samples.
         sums: (K, 5) requests, input and output tokens so far, and integrals over time of requests on their way and of
             replicas.
-        last: Counters of each replica at the last sample; one that starts anew counts from nothing.
+        last: Counters of each replica at the last sample; a restarted replica counts from zero.
     """
 
     times_s: list[float] = field(default_factory=lambda: [0.0])
@@ -90,7 +89,7 @@ class Meter:
         self.sums.append(self.sums[-1] + grown)
 
     def traffic(self, bin_s: float, now_s: float, most: int) -> Traffic:
-        """The last bins that have ended, `most` at most."""
+        """The last complete bins, at most `most`."""
         last = int(now_s // bin_s)
         first = max(last - most, 0)
         edges_s = bin_s * np.arange(first, last + 1)
@@ -104,13 +103,13 @@ class Meter:
 
 
 class PolicyAutoscaler:
-    """Asks one of our policies how many replicas there should be; Ray makes one for each deployment.
+    """Ray Serve autoscaling policy that calls a policy of this project; Ray makes one for each deployment.
 
     Args:
-        words: As of `runners.evaluate`.
+        words: Overrides as of `runners.evaluate`.
 
     Raises:
-        ValueError: a word is unknown or impossible, or the setting has more than one endpoint.
+        ValueError: an override is unknown or impossible, or the setting has more than one endpoint.
     """
 
     def __init__(self, words: Sequence[str] = ()) -> None:
@@ -133,10 +132,10 @@ class PolicyAutoscaler:
         self.policy.reset(told, 0)
         self._begun_s: float | None = None
         self._meter, self._target, self._decided_s = Meter(), 0, -np.inf
-        self._since_s: dict[Any, float] = {}  # when each replica was first seen
+        self._since_s: dict[Any, float] = {}  # time at which each replica was first observed
 
     def __call__(self, ctx: AutoscalingContext) -> tuple[int, dict[str, Any]]:
-        """Replicas there should be, and what Ray keeps for us: nothing, as the class remembers."""
+        """Target number of replicas, and Ray's policy state, which is unused."""
         wall_s = time.time() if ctx.current_time is None else ctx.current_time
         if self._begun_s is None:
             self._begun_s, self._target = wall_s, ctx.target_num_replicas
@@ -161,7 +160,7 @@ class PolicyAutoscaler:
         return int(np.asarray(changes).ravel()[0]) - self.spec.max_change
 
     def state(self, ctx: AutoscalingContext, now_s: float, metrics: Metrics) -> AutoscalingState:
-        """What the policy may know."""
+        """State that the policy may read."""
         config, (endpoint,) = self.config, self.spec.endpoints
         instances = self._instances(ctx, now_s, metrics)
         bins = round(config.history_s / config.history_bin_s)
@@ -183,7 +182,7 @@ class PolicyAutoscaler:
         vacant[0] = max(ctx.capacity_adjusted_max_replicas - len(instances), 0)
         assert self._begun_s is not None
         monday_s = (self._begun_s + now_s - _FIRST_MONDAY_S) % _WEEK_S
-        in_flight = np.zeros(0, IN_FLIGHT_DTYPE)  # Ray does not tell requests apart
+        in_flight = np.zeros(0, IN_FLIGHT_DTYPE)  # Ray does not distinguish requests
         return AutoscalingState(now_s, monday_s, (own,), {endpoint.region: vacant}, in_flight)
 
     def _instances(self, ctx: AutoscalingContext, now_s: float, metrics: Metrics) -> NDArray[np.void]:

@@ -1,4 +1,4 @@
-"""Any routing policy as Ray Serve's request router.
+"""Runs any routing policy as a request router of Ray Serve.
 
     from ray.serve.config import RequestRouterConfig
 
@@ -7,10 +7,10 @@
         request_router_kwargs={"words": ["policy=preserve", "cluster=fleet_h100_x4"]},
     )
 
-`words` are those of `runners.serve`: the policy, its setting, and `mode` (live, shadow, canary). Each replica of the
-deployment is a place of the fleet, in the order in which Ray shows them; a place without a replica is down. What is
-known of a request is what `describe` says of it (`request_lengths` by default). Ray tells when an answer has ended, not
-when it began: until then a request counts as unanswered. Where a policy fails or its answer is not to be followed,
+`words` are overrides of `runners.serve`: the policy, its setting, and `mode` (live, shadow, canary). Each replica of
+the deployment is one slot of the fleet, in the order in which Ray lists them; a slot without a replica is down.
+`describe` returns the lengths of a request (`request_lengths` by default). Ray reports the end of an answer, not its
+first token: until then a request counts as without a first token. If the policy fails or its response does not apply,
 Ray's own rule decides: the shorter queue of two replicas.
 
 Tested with Ray 2.60; the interface is Ray's alpha.
@@ -34,12 +34,12 @@ from serving_gym.envs.routing.state import RoutedRequest, RoutingState
 from serving_gym.runners.configuration.compose import composed
 from serving_gym.runners.serve import ServeConfig, policy_host
 
-_CHARACTERS_PER_TOKEN = 4  # of a prompt that comes as text
+_CHARACTERS_PER_TOKEN = 4  # of a prompt given as text
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """What is known of a request beforehand, tokens."""
+    """Lengths of a request known on arrival, tokens."""
 
     input_tokens: int
     max_output_tokens: int
@@ -49,10 +49,10 @@ class Lengths:
 
 
 def request_lengths(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Lengths:
-    """Lengths of a call whose first argument looks like a request of OpenAI's API, or which says them by keyword.
+    """Lengths of a call with a request of OpenAI's API as first argument, or with the lengths as keywords.
 
-    A prompt may be token ids, text (a token for every four characters) or chat messages. Without `max_tokens` 256 are
-    taken for granted; `predicted_tokens` may say better.
+    A prompt may be token ids, text (one token per four characters) or chat messages. Without `max_tokens` 256 tokens
+    are assumed, unless `predicted_tokens` is given.
     """
     body = kwargs.get("request", args[0] if args else {})
     values = body if isinstance(body, Mapping) else getattr(body, "__dict__", {})
@@ -83,7 +83,7 @@ class _Flight:
 
 
 class PolicyRequestRouter(RequestRouter):
-    """Asks one of our policies which replica a request goes to."""
+    """Ray Serve request router that calls a routing policy of this project."""
 
     def initialize_state(
         self, words: Sequence[str] = (), describe: str = "runners.serving.ray_serve:request_lengths"
@@ -91,8 +91,8 @@ class PolicyRequestRouter(RequestRouter):
         """Called by Ray with `request_router_kwargs`.
 
         Args:
-            words: As of `runners.serve`.
-            describe: `module:function` that says the lengths of a request: (args, kwargs) -> Lengths.
+            words: Overrides as of `runners.serve`.
+            describe: `module:function` that returns the lengths of a request: (args, kwargs) -> Lengths.
         """
         self.host = policy_host(composed("serve", ServeConfig, ["env=routing", *words]))
         module, _, function = describe.partition(":")
@@ -101,7 +101,7 @@ class PolicyRequestRouter(RequestRouter):
         )
         self._begun_s = time.monotonic()
         self._places: dict[ReplicaID, int] = {}
-        self._requests: dict[str, _Flight] = {}  # whose answers have not ended, by Ray's name for them
+        self._requests: dict[str, _Flight] = {}  # unfinished requests, by Ray's id
         self._arrived = 0
         self._totals = np.zeros((len(self.host.spec.slos), len(TOTALS)))
         self._predicted = 0
@@ -110,10 +110,10 @@ class PolicyRequestRouter(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """The replica that the policy chooses, and two others should it be full; none where it holds the request."""
+        """The replica that the policy chooses, and two others in case it is full; none if it holds the request."""
         if pending_request is None or not candidate_replicas:
             return [self._two_of(candidate_replicas)]
-        pending_request.routing_context.should_backoff = True  # before it is asked about again
+        pending_request.routing_context.should_backoff = True  # before the request is decided on again
         self._seat()
         flight = self._arrival(pending_request)
         if flight.place < 0:
@@ -129,13 +129,13 @@ class PolicyRequestRouter(RequestRouter):
     def on_request_routed(
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult
     ) -> None:
-        """A request has gone to a replica."""
+        """Called when a request has been sent to a replica."""
         flight = self._requests.get(pending_request.metadata.internal_request_id)
         if flight is not None:
             flight.place = self._places.get(replica_id, -1)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """Its answer has ended."""
+        """Called when a request has finished."""
         self._requests.pop(internal_request_id, None)
 
     @property
@@ -143,7 +143,7 @@ class PolicyRequestRouter(RequestRouter):
         return time.monotonic() - self._begun_s
 
     def _seat(self) -> None:
-        """Gives every replica a place, and takes back those of replicas that are gone."""
+        """Assigns a slot of the fleet to every replica, and frees the slots of removed replicas."""
         present = self.curr_replicas
         self._places = {replica: place for replica, place in self._places.items() if replica in present}
         free = [p for p in range(len(self.host.spec.fleet)) if p not in self._places.values()]
@@ -157,7 +157,7 @@ class PolicyRequestRouter(RequestRouter):
                 self._places[replica] = free.pop(0)
 
     def _arrival(self, pending: PendingRequest) -> _Flight:
-        """A request as it came; Ray may ask about it again."""
+        """The request on arrival; Ray may route it again."""
         name = pending.metadata.internal_request_id
         if name not in self._requests:
             lengths = self._describe(pending.args, pending.kwargs)
@@ -180,7 +180,7 @@ class PolicyRequestRouter(RequestRouter):
             engines["status"][place] = EngineStatus.ACTIVE
             engines["num_running"][place] = self.replica_queue_len_cache.get(replica_id) or 0
         sent = [other for other in self._requests.values() if other.place >= 0]
-        for other in sent:  # replicas tell no gauges: what was sent there stands for them
+        for other in sent:  # replicas report no gauges: estimated from the requests sent there
             engines["pending_prefill_tokens"][other.place] += other.lengths.input_tokens
             blocks = -(-other.lengths.input_tokens // int(spec.fleet.block_size[other.place]))
             engines["kv_used_blocks"][other.place] += blocks
@@ -223,7 +223,7 @@ class PolicyRequestRouter(RequestRouter):
         )
 
     def _two_of(self, replicas: list[RunningReplica]) -> list[RunningReplica]:
-        """Two drawn at random: of a rank Ray takes the one with the shorter queue."""
+        """Two random replicas: within a rank Ray takes the one with the shorter queue."""
         return self._random.sample(replicas, k=min(2, len(replicas)))
 
 

@@ -1,12 +1,12 @@
-"""A policy behind HTTP: a state goes in, an action comes out.
+"""Serves a policy over HTTP: a state is posted, an action is returned.
 
     POST /decide  {"state": STATE, "chosen": PLACE or null}
                   -> {"place": PLACE or null, "priority": NUMBER or null, "applies": true, "us": 150.0, "error": ""}
     POST /reset   {"seed": INTEGER}
     GET  /status
 
-STATE is that of `runners.serving.wire`. An answer that does not apply is for the record; the front end then
-does what it would do without us. What is wrong with a request is said in a sentence, under `error`, with status 400.
+`runners.serving.wire` defines STATE. If `applies` is false, the response is only recorded, and the front end
+should follow its own choice. A malformed request gets status 400 with one sentence under `error`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class PolicyServer:
     """The server.
 
     Args:
-        host: The policy.
-        port: Where it listens; 0: wherever there is room.
-        address: To listen on; beyond loopback only where that is asked for.
+        host: Host of the policy.
+        port: Port to listen on; 0: any free port.
+        address: Address to listen on.
     """
 
     def __init__(self, host: PolicyHost, port: int = 0, address: str = LOOPBACK) -> None:
@@ -38,7 +38,7 @@ class PolicyServer:
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> str:
-        """Begins to listen; returns the address."""
+        """Starts listening; returns the address."""
         from aiohttp import web
 
         app = web.Application(client_max_size=16 * 2**20)
@@ -92,10 +92,10 @@ class PolicyServer:
 
 
 async def _object(request: web.Request) -> dict[str, Any]:
-    """The body of a request.
+    """The JSON body of an HTTP request.
 
     Raises:
-        ValueError: it is no JSON object.
+        ValueError: it is not a JSON object.
     """
     try:
         body = json.loads(await request.read() or b"{}")

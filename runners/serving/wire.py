@@ -1,10 +1,10 @@
-"""A routing state from JSON, for policies that are asked over HTTP.
+"""Reads a routing state from JSON, for policies served over HTTP.
 
 A state is an object with the fields of `RoutingState`. `engines` and `in_flight` are lists of objects with the columns
 of their dtypes; columns that are left out are zero, an engine without `status` is active. Of the state itself only
 `now_s`, `engines`, `in_flight` and `request` are needed, and of the request only `index`, `arrival_s` and
-`input_tokens`. What is left out is nothing where that means something (nothing is held, cached or far), else what
-follows from the rest.
+`input_tokens`. Missing values are zero if zero is meaningful (nothing is held, cached or distant), else derived from
+the other values.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def state_from_json(values: Mapping[str, Any], num_places: int, slos: Sequence[S
 
     Args:
         values: The fields of a state, or some of them.
-        num_places: Places of the fleet.
-        slos: Latency promise of each class.
+        num_places: Replica slots of the fleet.
+        slos: SLO of each class.
 
     Raises:
-        ValueError: something needed is missing, unknown, or not what it should be.
+        ValueError: a required value is missing, or a value is unknown or invalid.
     """
     _check_keys("state", values, _NEEDED, [field.name for field in fields(RoutingState)])
     engines = _table("engines", values["engines"], ENGINE_STATE_DTYPE, {"status": int(EngineStatus.ACTIVE)})

@@ -1,4 +1,4 @@
-"""The training loop: rounds of a learner, validation, the best policy kept, and everything saved to go on from."""
+"""The training loop: rounds of a learner, validation, best checkpoint, and saves to resume from."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from serving_gym.runners.reporting.trackers import Tracker
 from serving_gym.runners.rollouts.rollout import Episode, VectorEpisode, run_episode, run_vector_episodes
 
 METRICS, PROGRESS = "metrics.jsonl", "progress.json"
-VECTOR_ENVS = ("routing", "sharing")  # whose episodes one call of the kernel moves on together
+VECTOR_ENVS = ("routing", "sharing")  # environments whose episodes one call of the kernel steps together
 _LEAST_COST = 1e-9  # reward
 
 
@@ -43,17 +43,17 @@ class Training:
     """One training run in its directory.
 
     Args:
-        config: What was asked for.
-        learner: What learns.
-        out: The run's directory.
+        config: Configuration of the command.
+        learner: The learner.
+        out: Run directory.
     """
 
     def __init__(self, config: TrainConfig, learner: Learner, out: Path) -> None:
         self.config, self.learner, self.out = config, learner, out
         self.budget = Budget(config.steps, config.minutes)
         self.best_return, self.best_steps, self.validations = -np.inf, 0, 0
-        self.start_steps: int | None = None  # of the first policy that was tried on these validation episodes
-        self.start_actions = self.best_actions = ""  # digests of what was decided in them
+        self.start_steps: int | None = None  # of the first policy on these validation episodes
+        self.start_actions = self.best_actions = ""  # digests of its decisions in them
         self.last_return = np.nan
         arguments = {**config.environment.arguments, "split": "validation"}
         self.settings = [
@@ -68,10 +68,10 @@ class Training:
             (out / METRICS).write_text("", encoding="utf-8")
 
     def run(self, tracker: Tracker, bar: tqdm[Any]) -> None:
-        """Trains until the budget is used up; what is left to learn from then is learned from, whatever time it takes.
+        """Trains until the budget is used up; data collected by then is still learned from.
 
         Raises:
-            KeyboardInterrupt: the user stopped it; what was learned is saved.
+            KeyboardInterrupt: the user stopped it; the training state is saved.
         """
 
         def show(progress: float) -> None:
@@ -109,7 +109,7 @@ class Training:
             raise
 
     def _compile(self) -> None:
-        """Compiles what a validation episode needs, which is no training: begins one and decides once."""
+        """Compiles the kernel for validation, outside of the time budget: begins an episode and decides once."""
         (env, *_), policy = self.envs, self.learner.policy()
         observation, _ = env.reset(seed=0)
         policy.reset(env.unwrapped.policy_spec, 0)
@@ -123,13 +123,13 @@ class Training:
 
     @property
     def improved(self) -> bool:
-        """Whether the kept policy decides otherwise than the first one did on the validation episodes."""
+        """Whether the best policy decides differently from the first one on the validation episodes."""
         return self.best_steps != self.start_steps and self.best_actions != self.start_actions
 
     def validation_return(self, returns: Sequence[float]) -> float:
         """Mean return over the validation episodes.
 
-        Where they are of several environments, each counts in shares of what an episode cost there before training.
+        With several environments, each return is divided by the mean cost of an episode there before training.
 
         Args:
             returns: In the order of `validation_jobs`.
@@ -140,13 +140,13 @@ class Training:
         return float((np.asarray(returns) / np.array(self.first_costs)[settings]).mean())
 
     def validation_rows(self) -> list[dict[str, Any]]:
-        """Validations of this run on its present episodes, as they stand in `metrics.jsonl`, one for each step."""
+        """Validations of this run on its present episodes, from `metrics.jsonl`, one for each step."""
         lines = (self.out / METRICS).read_text(encoding="utf-8").splitlines()
         rows = [row for row in map(_parsed, lines) if row and row["kind"] == "validation"]
         return list({row["steps"]: row for row in rows if row["steps"] >= (self.start_steps or 0)}.values())
 
     def _validate(self, tracker: Tracker) -> None:
-        """Tries the policy on the validation episodes and keeps it if it is the best so far."""
+        """Evaluates the policy on the validation episodes and saves it if it is the best so far."""
         episodes = self._validation_episodes()
         returns = [episode.metrics["return"] for episode in episodes]
         self.validations = int(self.budget.progress * self.config.validations) + 1
@@ -165,7 +165,7 @@ class Training:
         self._record("validation", {**figures, "best_return": self.best_return}, tracker)
 
     def _keep_if_best(self, actions: str) -> None:
-        """Keeps the policy if its return is the highest so far and it decides otherwise than the one that is kept."""
+        """Saves the policy if its return is the highest so far and its decisions differ from the best one's."""
         if self.start_steps is None:
             self.start_steps, self.start_actions = self.budget.steps, actions
         if self.last_return > self.best_return and actions != self.best_actions:
@@ -178,7 +178,7 @@ class Training:
                 self._write_policy(folder)
 
     def _make_vector_env(self) -> PlacementVectorEnv | None:
-        """A vector environment of all validation episodes, where one call of the kernel moves all of them on."""
+        """A vector environment of all validation episodes, if one call of the kernel steps all of them."""
         name, count = self.config.env["name"], len(self.validation_jobs)
         if len(self.envs) > 1 or count == 1 or name not in VECTOR_ENVS:
             return None
@@ -186,7 +186,7 @@ class Training:
         return cast(PlacementVectorEnv, env)
 
     def _validation_episodes(self) -> Sequence[Episode | VectorEpisode]:
-        """The present policy on every validation episode."""
+        """Runs the present policy on every validation episode."""
         jobs = self.validation_jobs
         if self._vector_env is not None:
             policies = [self.learner.policy() for _ in jobs]
@@ -199,7 +199,7 @@ class Training:
         return [run_episode(self.envs[setting], policy, seed) for seed, setting in jobs]
 
     def _record(self, kind: str, figures: Mapping[str, float], tracker: Tracker) -> None:
-        """Appends a line to `metrics.jsonl`, and tells the tracker."""
+        """Logs to `metrics.jsonl` and to the tracker."""
         steps = self.budget.steps
         row = {"kind": kind, "steps": steps, "minutes": round(self.budget.elapsed_s / 60.0, 4), **figures}
         with (self.out / METRICS).open("a", encoding="utf-8") as file:
@@ -207,7 +207,7 @@ class Training:
         tracker.log({f"{kind}/{name}": value for name, value in figures.items()}, steps)
 
     def _save_last(self) -> None:
-        """Saves what is needed to go on."""
+        """Saves the state to resume from."""
         with replacing(self.out / LAST) as folder:
             self._write_policy(folder)
             self.learner.save_training(folder)
@@ -226,7 +226,7 @@ class Training:
             (folder / PROGRESS).write_text(json.dumps(state), encoding="utf-8")
 
     def _restore(self) -> None:
-        """Goes on where the last save was; what was logged after it is dropped."""
+        """Restores the last save; later log entries are dropped."""
         came_from = Path(str(self.config.resume))
         if came_from.resolve() != self.out.resolve():
             self._bring(came_from)
@@ -243,14 +243,14 @@ class Training:
         )
         of_others = len(self.first_costs) != (len(self.envs) if len(self.envs) > 1 else 0)
         if of_others or read_config(folder)["workload"] != plain(self.config.workload):
-            self.best_return, self.first_costs = -np.inf, []  # what was best was so on other episodes
+            self.best_return, self.first_costs = -np.inf, []  # the best return was on other episodes
             self.start_steps, self.start_actions, self.best_actions = None, "", ""
         path = self.out / METRICS
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         write_jsonl(path, [row for row in map(_parsed, lines) if row and row["steps"] <= self.budget.steps])
 
     def _bring(self, came_from: Path) -> None:
-        """Copies what a run is at, to go on with it here."""
+        """Copies the state of a run, to continue it in this directory."""
         for name in (CHECKPOINT, LAST):
             shutil.copytree(standing(came_from / name), self.out / name)
         if (came_from / METRICS).is_file():
@@ -273,12 +273,12 @@ class Training:
 
 
 def _digest(actions: Sequence[Sequence[Any]]) -> str:
-    """Of the decisions of several episodes: equal where two policies decide alike."""
+    """Digest of the decisions of several episodes: equal if two policies decide the same."""
     return hashlib.sha256(json.dumps(to_jsonable(actions)).encode()).hexdigest()
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
-    """A line of metrics, or None for one that a killed process left unfinished."""
+    """A line of metrics, or None for an incomplete line of a killed process."""
     try:
         row: dict[str, Any] = json.loads(line)
     except ValueError:

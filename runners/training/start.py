@@ -1,4 +1,4 @@
-"""What a training begins with, in words."""
+"""Name of the policy that training starts from."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ UNTRAINED = "an untrained network"
 
 
 def start_name(agent: Mapping[str, Any]) -> str:
-    """The policy of step 0.
+    """Name of the policy of step 0.
 
     Args:
         agent: Settings of the agent.
@@ -23,7 +23,7 @@ def start_name(agent: Mapping[str, Any]) -> str:
 
 
 def _label(policy: Any) -> str:
-    """A policy of an agent's settings: its name, or where its checkpoint lies."""
+    """Name of a policy in an agent's settings, or the path of its checkpoint."""
     if not isinstance(policy, Mapping):
         return str(policy)
     return str(policy.get("path") or policy["name"])

@@ -26,14 +26,14 @@ def search(
     sigma: float,
     seed: int,
 ) -> None:
-    """Calls `score`, which is to be large, on `evaluations` candidates.
+    """Maximises `score` with `evaluations` candidates.
 
     Args:
-        score: of values by name; it keeps its own account of what it saw.
+        score: score of values by name.
         tunables: ranges by name.
-        start: where to begin.
+        start: initial values.
         evaluations: calls to make.
-        sigma: first step size, share of a range.
+        sigma: initial step size, share of a range.
         seed: of the search.
     """
     begin = [to_unit(tunables[name], start[name]) for name in tunables]

@@ -1,4 +1,4 @@
-"""Tells the published forms of measurements apart by their columns and reads them."""
+"""Reads published measurements, whose format is identified by their columns."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -29,7 +29,7 @@ EXAMPLES = {
 
 @dataclass
 class Measurements:
-    """What a file holds.
+    """Contents of a file of measurements.
 
     Args:
         form: One of `FORMS`.
@@ -45,7 +45,7 @@ class Measurements:
 
 
 def form_of(frame: pd.DataFrame) -> str:
-    """Name of the form that a table is in.
+    """Name of a table's format.
 
     Raises:
         ValueError: It is in none; the message says what the nearest one lacks.

@@ -1,6 +1,6 @@
-"""What a client sees of a simulated episode: the simulator's requests begin and end at the engine's door.
+"""Adds the front end to a simulated episode: the simulator's requests begin and end at the engine.
 
-Every profile says what lies between (`calibration.engines.Frontend`): HTTP, validation, queues between processes. It
+Every profile has a front end (`calibration.engines.Frontend`): HTTP, validation, queues between processes. It
 shifts a request's first and last token alike, so that it can be added when the episode is over.
 """
 
@@ -23,7 +23,7 @@ from serving_gym.runners.validation.predict import with_frontend
 def as_clients_see_it(
     episode: Episode, front_ends: Sequence[Frontend], spec: PolicySpec, objective: Objective
 ) -> Episode:
-    """The episode with the front end of each engine before and behind it.
+    """The episode with latencies at the client, including each engine's front end.
 
     Args:
         episode: As simulated.

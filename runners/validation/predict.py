@@ -1,4 +1,4 @@
-"""What the simulator says of a measured run."""
+"""Predicts measured runs with the simulator."""
 
 from dataclasses import replace
 

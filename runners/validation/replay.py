@@ -1,4 +1,4 @@
-"""`runners.validate traffic=[RUN,...]`: runs on a real server, served again in simulation, and how far it is off."""
+"""`runners.validate traffic=[RUN,...]`: recorded runs of a server, simulated again, with the errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHOWN = (
     "e2e_mean_finished_s",
     "e2e_p99_s",
 )
-# Those that promises are no part of, as a run's are its own.
+# Metrics without SLOs, as every run has its own SLOs.
 COMPARED = (*SHOWN, "tpot_p50_s", "tpot_p99_s", "e2e_p50_s", "throughput_tokens_per_s")
 _NO_PROMISE = SLO(ttft_s=1e6, tpot_s=1e6)
 

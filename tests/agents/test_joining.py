@@ -413,7 +413,7 @@ def test_the_command_writes_a_run_that_can_be_compared(
     for seed in range(2):
         checkpoint(tmp_path / str(seed), seed)
     assert command.main([f"checkpoints=['{tmp_path}/[01]']", f"out={tmp_path}/both"]) == 0
-    assert "2 networks of 2 checkpoints decide together" in capsys.readouterr().out
+    assert "2 networks of 2 checkpoints joined into an ensemble" in capsys.readouterr().out
     described = read_config(tmp_path / "both" / "checkpoint")
     assert described["env"] == {"name": "dp_tp"}
     assert described["workload"]["name"] == "flying_bursty"

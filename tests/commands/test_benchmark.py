@@ -155,7 +155,7 @@ def test_windows_of_a_trace_that_overlap_are_counted(tmp_path, capsys):
 def test_another_benchmark_does_not_take_the_place_of_what_is_there(tmp_path, tiny_task, capsys):
     (tmp_path / "benchmark.json").write_text(json.dumps({"benchmark": "full", "results": []}))
     assert compare.main(["benchmark=smoke", f"out={tmp_path}"]) == USER_ERROR
-    assert "holds what came of benchmark=full; choose another for smoke" in capsys.readouterr().err
+    assert "has results of benchmark=full; choose another folder for smoke" in capsys.readouterr().err
     assert compare.main(["benchmark=smoke", "benchmark.tasks=[]", f"out={tmp_path}/b"]) == USER_ERROR
     assert "benchmark.tasks must name at least one task" in capsys.readouterr().err
 
@@ -335,8 +335,8 @@ def test_what_a_short_trace_lacks_the_others_make_up_for(number, most, expected)
     ("words", "expected"),
     [
         (["benchmark=smok"], "smoke"),
-        (["benchmark=smoke", "env=routing"], "leaves env to its tasks"),
-        (["benchmark=smoke", "seeds=3"], "leaves seeds to its tasks"),
+        (["benchmark=smoke", "env=routing"], "sets env by its tasks"),
+        (["benchmark=smoke", "seeds=3"], "sets seeds by its tasks"),
         (["benchmark=smoke", "benchmark.tasks=[dp_pt]"], "did you mean 'dp_tp'"),
         (["benchmark=smoke", "benchmark.blocks=0"], "benchmark.blocks must be at least 1"),
         (["benchmark=smoke", "benchmark.block=3"], "blocks"),

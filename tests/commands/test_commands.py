@@ -220,7 +220,7 @@ def test_a_fleet_is_refused_where_a_node_is_needed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["env=dp_tp", "policy=static_dp", "cluster=fleet_two_gpus", f"out={tmp_path}"]
-    assert "dp_tp decides about a node" in failure(evaluate.main, words, capsys)
+    assert "dp_tp needs a node" in failure(evaluate.main, words, capsys)
 
 
 def test_bench(tmp_path: Path) -> None:

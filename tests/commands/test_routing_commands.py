@@ -83,7 +83,7 @@ def test_tune(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["policy=jsq", "cluster=gpt_oss_120b_h200"], "routing decides about a fleet"),
+        (["policy=jsq", "cluster=gpt_oss_120b_h200"], "routing needs a fleet"),
         (["policy=static_dp"], "policy 'static_dp' does not fit env=routing: it decides in env=dp_tp"),
         (["policy=jsq", "env.gauge_interval_s=-1"], "gauge_interval_s must lie in"),
         (["policy=jsq", "env.prediction.name=presrve"], "did you mean 'preserve'"),

@@ -287,7 +287,7 @@ def test_commands_that_attached_servers_cannot_carry_out(
         (("http://127.0.0.1:1", "http://127.0.0.1:1/v1"), {}, "more than once"),
         (("http://127.0.0.1:1",), {"num_gpus": 2}, "names 1 servers, but the cluster has 2"),
         (("http://127.0.0.1:1",), {}, "no server answers at http://127.0.0.1:1"),
-        (("http://127.0.0.1:1",), {"router": "hold"}, "router='hold' is not to be had"),
+        (("http://127.0.0.1:1",), {"router": "hold"}, "router='hold' is not available"),
         (
             ("http://127.0.0.1:1", "http://127.0.0.1:2"),
             {"num_gpus": 2, "layout": (2,)},

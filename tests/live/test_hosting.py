@@ -156,7 +156,7 @@ def test_the_command_serves_until_it_is_told_to_stop(env, tmp_path):
     [
         (["env=dp_tp", "cluster=gpt_oss_120b_h200"], "cannot be served"),
         (["mode=dark"], "unknown mode 'dark'"),
-        (["address=0.0.0.0"], "beyond loopback"),
+        (["address=0.0.0.0"], "is not a loopback address"),
         (["port=70000"], "port must lie in"),
         (["share=2", "mode=canary"], "share must lie in"),
     ],

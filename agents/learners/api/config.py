@@ -1,4 +1,4 @@
-"""Settings of approximate policy iteration; free of torch."""
+"""Settings of approximate policy iteration; does not import torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from serving_gym.calibration.lookup import check_choice
 
 CONTINUATIONS = ("present", "start")
 _NOT_PLACING = ("autoscaling", "deployment", "dp_tp")
-_OF_ENVS = {  # where a setting means something, if not everywhere
+_OF_ENVS = {  # environments of settings that do not apply everywhere
     **dict.fromkeys(("stays", "tail", "largest_fleet"), ("routing",)),
     **dict.fromkeys(("even", "memory_s", "dwell_s", "linger_s", "surges", "stride"), ("dp_tp",)),
     **dict.fromkeys(("commit", "continuation", "worst", "cost_power", "committee"), _NOT_PLACING),
@@ -22,7 +22,7 @@ _OF_ENVS = {  # where a setting means something, if not everywhere
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyIterationConfig(AgentConfig):
-    """What agents that improve a policy by rollouts from sampled states have in common.
+    """Settings of agents that improve a policy by rollouts from sampled states.
 
     Attributes:
         iterations: Policy improvements; each gets an equal share of the budget.
@@ -32,21 +32,20 @@ class PolicyIterationConfig(AgentConfig):
         hidden: Width of the network.
         epochs: Passes over the data after each iteration.
         batch_size: States a step of the optimizer.
-        warm: Whether each network begins with the weights of the last one, in routing the first with those of the
-            checkpoint that is started from if it is as wide; otherwise each is trained anew. Not where the policy that
-            was started from is among the actions: its margin is found on states that the last network has seen.
-        entropy_weights: Of the policy's entropy, in the first and in the last epoch.
-        averaged: Share of the steps, the last ones, over which the network's weights are averaged; 0: they are those of
-            the last step.
-        trust: Added to the advantage of what the present policy would do, in spreads of the advantages: the next policy
-            departs from it only where that promises more than so much. Returns of single rollouts are mostly chance,
-            and what pays for one decision may not if all decisions change at once.
-        worst: Relative advantages are not taken to be less: an action that multiplies the cost is bad enough. Not in
-            routing and sharing.
-        least_cost: Added to a state's cost before advantages are taken relative to it (to its root in routing), in
-            units of reward.
-        cost_power: Power of a state's cost that advantages are relative to: with 1 quiet hours count as much as busy
-            ones, with 0 by how little they cost, with 0.5 by its root, as chance does. Not in routing and sharing.
+        warm: Whether each network starts from the weights of the last one (in routing, the first network from those of
+            the start checkpoint if it has the same width); otherwise each is trained from scratch. Not possible if the
+            start policy is among the actions, since its margin must be estimated on states unseen by the network.
+        entropy_weights: Weights of the policy's entropy, in the first and in the last epoch.
+        averaged: Share of the last steps over which the network's weights are averaged; 0: weights of the last step.
+        trust: Bonus on the advantage of the present policy's action, in standard deviations of the advantages: the next
+            policy changes a decision only for a larger gain. Returns of single rollouts are noisy, and a change that
+            pays for one decision may not pay if all decisions change at once.
+        worst: Lower clip of relative advantages: an action that multiplies the cost is bad enough. Not in routing and
+            sharing.
+        least_cost: Added to a state's cost before advantages are divided by it (by its root in routing), in units of
+            reward.
+        cost_power: Power of a state's cost that advantages are divided by: with 1 quiet hours weigh as much as busy
+            ones, with 0 in proportion to their cost, with 0.5 by its root, like noise. Not in routing and sharing.
     """
 
     iterations: int = 3
@@ -94,46 +93,44 @@ class APIConfig(PolicyIterationConfig):
 
     Attributes:
         start: Policy that the first rollouts follow, name and parameters as in `configs/policy`, or `name: checkpoint`
-            and its `path`; None: all stays as it is, or requests follow an untuned score. What it would do is always
-            among the actions compared; but for routing and sharing, where it must be a score that decides inside the
-            kernel or by the observation alone, it is also among the learned policy's
-            (`agents.learners.api.start`), and all that this does in states that are unlike those of the training.
-        continuation: What rollouts follow after their action: "present" (the present policy) or "start" (the policy
-            that was started from, in all iterations: an improvement of that one alone, at a fraction of the cost where
-            the network's decisions take longer). Not in routing and sharing.
-        horizon: Decision intervals that a rollout looks ahead; in routing, arrivals.
-        stays: A rollout ends earlier, after as many stays of a request as this: by Little's law as many requests arrive
-            while one stays as are in the system. None: after the horizon. routing only.
-        commit: Decision intervals for which a rollout keeps to its action before it follows the present policy. A
-            policy that corrects every deviation at once would make all actions look alike. Not in routing and sharing.
+            and its `path`; None: no action, or an untuned score of requests. Its action is always among the actions
+            compared. Except in routing and sharing, where it must be a score that decides inside the kernel or from
+            the observation only, the learned policy can also choose its action (`agents.learners.api.start`), and
+            follows it in states unlike those of the training.
+        continuation: Policy of rollouts after their first action: "present" (the present policy) or "start" (the start
+            policy in all iterations: improves only that policy, but is cheaper if the network decides slowly). Not in
+            routing and sharing.
+        horizon: Rollout length, decision intervals; in routing, arrivals.
+        stays: Rollout length in mean sojourn times of a request, if shorter: by Little's law as many requests arrive
+            during one sojourn time as are in the system. None: the horizon. routing only.
+        commit: Decision intervals for which a rollout repeats its action before it follows the present policy. With a
+            policy that corrects every deviation at once all actions would look equal. Not in routing and sharing.
         stride: Decision intervals between two decisions inside a rollout; more makes rollouts cheaper and coarser.
             dp_tp only.
-        candidates: Most actions compared at a state; staying and the present policy's choice are always among them.
-        even: Whether only layouts of equal engines are compared and chosen, and what the policy that was started from
-            would do: with fewer actions more states can be tried, and layouts whose engines differ seldom pay where one
-            router serves them all. dp_tp only.
-        memory_s: Time constants over which the policy remembers what the traffic has been
-            (`agents.environments.dp_tp.memory`), seconds; none: it goes by what the environment shows. dp_tp only.
-        dwell_s: How long after a split no engines are merged, seconds: a backlog that is gone does not say that the
-            load is. dp_tp only.
-        linger_s: For how long what chance has begun with while data is gathered is kept to, seconds, on average
-            (exponentially distributed): a policy that never has too few engines when a burst comes does not learn what
-            to do where it has. dp_tp only.
-        surges: Whether all states are sampled in which the requests in the system have doubled within three decisions,
-            with eight more, and rollouts decide as soon as that happens, neither keeping to their action nor waiting
-            for the next stride. What is right then is decided within seconds, and such states are few. dp_tp only.
-        committee: The last so many networks decide together, by the mean of their scores (who is surer weighs more), in
-            rollouts too: networks of later improvements are each about as good as the last, and err elsewhere. With a
-            policy to start from the last decides alone. Not in routing and sharing.
-        tail: What minus the sum over requests of (TTFT / SLO) squared weighs beside the objective: its advantages, in
-            their spreads, are added to those of the objective in theirs. For a router that is not to buy quicker
-            answers with late first tokens. routing only.
-        largest_fleet: Networks are trained as if half of the states were of larger fleets, up to so many times, that
-            are asked for as much more (`agents.environments.routing.larger`); 1: as they are. routing only.
-        guard: Settings of a guard on late first tokens (`agents.environments.routing.guard.GuardConfig`), in
-            front of every
-            network: afterwards, and in training from the second iteration on; None: it may choose any place that can
-            take the request. The observation must have its usual scales. routing only.
+        candidates: Most actions compared at a state, including staying and the present policy's action.
+        even: Whether only layouts of equal engines are compared and chosen, plus the start policy's action: fewer
+            actions leave time for more states, and uneven layouts seldom pay with one router for all engines. dp_tp
+            only.
+        memory_s: Time constants of the policy's memory of the traffic (`agents.environments.dp_tp.memory`), seconds;
+            empty: it uses only the observation. dp_tp only.
+        dwell_s: Time after a split during which no engines are merged, seconds: the end of a backlog does not mean the
+            end of the load. dp_tp only.
+        linger_s: Mean duration of random actions during data collection, seconds (exponentially distributed): a policy
+            that always has enough engines when a burst comes does not learn what to do otherwise. dp_tp only.
+        surges: Whether all surge states are sampled, and rollouts decide as soon as a surge begins instead of repeating
+            their action or waiting for the next stride. In a surge the requests in the system have doubled within three
+            decisions, with eight more; such states are few, and seconds matter. dp_tp only.
+        committee: Number of last networks that form an ensemble by the mean of their scores, also in rollouts: networks
+            of later improvements are about equally good, and their errors differ. With a start policy only the last
+            network decides. Not in routing and sharing.
+        tail: Weight of minus the sum over requests of (TTFT / SLO) squared; its standardised advantages are added to
+            the standardised advantages of the objective. Keeps a router from trading late first tokens for a better
+            mean. routing only.
+        largest_fleet: Largest factor on fleet size and load; half of the training states imitate larger fleets
+            (`agents.environments.routing.larger`); 1: none. routing only.
+        guard: Settings of a guard on late first tokens (`agents.environments.routing.guard.GuardConfig`), which masks
+            actions of every network, in training from the second iteration; None: no guard. The observation must have
+            its default scales. routing only.
     """
 
     name: str = "api"
@@ -174,19 +171,19 @@ class APIConfig(PolicyIterationConfig):
 
     @property
     def members(self) -> int:
-        """Most networks that decide together."""
+        """Most networks of the ensemble."""
         return self.committee if self.start is None else 1
 
 
 def check_settings_of(config: APIConfig, env: str) -> None:
-    """Refuses settings that mean nothing in an environment.
+    """Checks that all settings apply in an environment.
 
     Args:
         config: All of them.
         env: Name of the environment.
 
     Raises:
-        ValueError: One is for others and is not what it is by default.
+        ValueError: A setting of another environment is not at its default.
     """
     defaults = {item.name: item.default for item in fields(APIConfig)}
     for name, envs in _OF_ENVS.items():
@@ -199,5 +196,5 @@ def check_settings_of(config: APIConfig, env: str) -> None:
 
 
 def _plainly(value: Any) -> Any:
-    """A setting as one would type it."""
+    """A setting as written on the command line."""
     return "null" if value is None else list(value) if isinstance(value, tuple) else value

@@ -1,4 +1,4 @@
-"""What approximate policy iteration needs of an environment: a world that can be forked at a decision."""
+"""Interface of approximate policy iteration to an environment that can be forked at a decision."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from serving_gym.baselines.policy import Policy
 
 @dataclass
 class Batch:
-    """Sampled states with what their actions brought."""
+    """Sampled states with the returns of their actions."""
 
     states: list[NDArray[np.float32]] = field(default_factory=list)  # (state_size,) each
     actions: list[NDArray[np.float32]] = field(default_factory=list)  # (K, action_size) each
@@ -47,7 +47,7 @@ class Batch:
 
 
 class Counterfactuals(Protocol):
-    """Training episodes that the present policy plays, and rollouts from states that it visits."""
+    """Training episodes of the present policy, and rollouts from states that it visits."""
 
     @property
     def observation(self) -> spaces.Dict:
@@ -60,15 +60,15 @@ class Counterfactuals(Protocol):
         ...
 
     def follow(self, policy: Policy) -> None:
-        """Makes this the current policy, in the episodes and in rollouts."""
+        """Sets the present policy of episodes and rollouts."""
         ...
 
     def play(self, budget: Budget, batch: Batch) -> None:
-        """Takes a decision in every episode, and adds the states that are sampled."""
+        """Takes a decision in every episode, and adds sampled states."""
         ...
 
     def advantages(self, returns: Sequence[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
-        """What counts of the returns at each state, (K,) each; NaN stays."""
+        """Training advantages from the returns at each state, (K,) each; NaN stays."""
         ...
 
 
@@ -88,10 +88,10 @@ def padded(rows: Sequence[NDArray[np.floating[Any]]], widest: int) -> NDArray[np
 def relative_advantages(
     returns: Sequence[NDArray[np.float64]], config: PolicyIterationConfig
 ) -> list[NDArray[np.float64]]:
-    """Relative to what the best action costs at a state, or to a power of it; (K,) each.
+    """Advantages divided by the cost of the best action at a state, or a power of it; (K,) each.
 
     Args:
-        returns: (K,) each, of the actions that were tried at a state.
+        returns: (K,) each, of the actions tried at a state.
         config: Of the agent: what is added to the cost, what is the worst, and how much quiet hours count.
     """
 
@@ -104,18 +104,18 @@ def relative_advantages(
 
 
 class Improvable(Protocol):
-    """What says how the policies of an environment are improved; `config` is that of the agent."""
+    """Factory of an environment's counterfactuals, networks and policies; `config` is the agent's."""
 
     def counterfactuals(self, config: Any, task: Task, rng: np.random.Generator) -> Counterfactuals:
-        """The world that is played in."""
+        """Builds the training episodes and rollouts."""
         ...
 
     def score_network(self, observation: spaces.Dict, config: Any) -> nn.Module:
-        """The network that is trained: scores of actions from a state and from theirs."""
+        """Builds the network that scores actions from features of the state and of the actions."""
         ...
 
     def score_policy(
         self, network: nn.Module, observation: spaces.Dict, action: ActionSpace, config: Any, name: str
     ) -> Policy:
-        """A policy that is greedy in such a network."""
+        """A policy that takes the action with the highest score."""
         ...

@@ -1,4 +1,4 @@
-"""Sampled states as tables that networks are trained on, and on disk."""
+"""Tables of sampled states for training, and their files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PLAIN: dict[str, Any] = {"chosen": np.int64, "kinds": np.str_}
 
 @dataclass(frozen=True)
 class Table:
-    """States (N, S), actions (N, K, F), gains (N, K), and which actions there are, (N, K)."""
+    """States (N, S), actions (N, K, F), gains (N, K), and valid actions (N, K)."""
 
     states: NDArray[np.float32]
     actions: NDArray[np.float32]
@@ -47,7 +47,7 @@ def actions_of(batches: Sequence[Batch]) -> NDArray[np.float32]:
 def in_spreads(
     values: Sequence[NDArray[np.floating[Any]]], kinds: NDArray[np.str_], widest: int
 ) -> NDArray[np.float32]:
-    """(N, widest), values over their standard deviation among the states of their kind; NaN where there is none.
+    """(N, widest), values divided by their standard deviation among the states of their kind; NaN where missing.
 
     Args:
         values: (K,) each, K at most `widest`; NaN counts for nothing.

@@ -1,12 +1,12 @@
 """Approximate policy iteration by counterfactual rollouts.
 
 At states that the present policy visits, the world is forked once for each candidate action; every fork takes its
-action and then follows the present policy, on the arrivals of the episode (common random numbers, so the difference
-between two actions is free of the noise they share). A network that sees only what can be seen at the decision is
-trained to put its probability on the actions that came out best; its greedy policy is the next one. Kin: Hindsight
-Learning (arXiv 2207.06272). The rollouts know the future, the policy that is learned does not.
+action and then follows the present policy on the arrivals of the episode (common random numbers, so the difference
+between two actions has no noise of the arrivals). A network that sees only the observation at the decision is
+trained to put its probability on the best actions; its greedy policy is the next one. Related: Hindsight
+Learning (arXiv 2207.06272). The rollouts use the future, the learned policy does not.
 
-What an action is, how it is described to the network and how a rollout goes is the environment's own
+Each environment defines its actions, their features and its rollouts
 (`agents.environments.dp_tp.counterfactuals`, `agents.environments.routing.counterfactuals`).
 """
 
@@ -48,9 +48,9 @@ from serving_gym.agents.networks.set_network import SetNetwork
 from serving_gym.baselines.policy import Policy
 
 WEIGHTS, DATA, STATE = "weights.pt", "data.npz", "training.json"
-_MEMBERS = "members"  # of a committee, in its weights
+_MEMBERS = "members"  # weights of an ensemble's members
 _SLICE = 0.04  # share of the budget between two chances to save
-_LEAST_STATES = 64  # no iteration learns from fewer
+_LEAST_STATES = 64  # fewest states of an iteration
 _PATIENCE = 1000  # states that should have come before one does
 _GATHERING = 0.95  # share of an iteration's budget; the rest is for training the network
 _MOST_FITTING = 0.5  # of it; training takes time, but no decisions
@@ -130,13 +130,13 @@ class PolicyIterationLearner(Learner):
         return figures | {"expected_gain": gain} | self._margin_figure()
 
     def policy(self) -> Policy:
-        """The policy as it is now."""
+        """The present policy."""
         return self.adapter.score_policy(
             self._deciding(), self.world.observation, self.world.action, self.config, self.config.name
         )
 
     def _deciding(self) -> nn.Module:
-        """The last network, or the committee whose youngest member it is."""
+        """The last network, or the ensemble of the last networks."""
         if not self.earlier:
             return self.network
         assert isinstance(self.network, TrainableNetwork)

@@ -1,4 +1,4 @@
-"""Networks that learn from the states of several trainings."""
+"""Trains networks on the states of several trainings."""
 
 from __future__ import annotations
 

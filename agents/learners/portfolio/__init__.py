@@ -1,1 +1,1 @@
-"""An agent that learns whom of several policies to follow."""
+"""An agent that learns to switch between several policies."""

@@ -1,4 +1,4 @@
-"""Settings of the choice among policies; free of torch."""
+"""Settings of the portfolio agent; does not import torch."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from serving_gym.envs.workload.registry import MIXTURE, WorkloadSource, Workload
 
 @dataclass(frozen=True, kw_only=True)
 class PortfolioConfig(PolicyIterationConfig):
-    """Whom of several policies to follow, by what has been seen so far.
+    """Learns which of several policies to follow, from the observations so far.
 
     Attributes:
         policies: At least two, each by name and parameters as in `configs/policy`, or `name: checkpoint` and its
-            `path`, where it is read whenever the portfolio is. The first is followed until another one promises more.
-            Layouts that are deployed once, at the start, cannot be followed later.
+            `path`, which is read whenever the portfolio is loaded. The first is the default choice. Policies that
+            deploy a layout once, at the start, cannot be chosen later.
         every: Decisions between two choices.
-        memory: Whether it sees the mean and the maximum of all that was seen since the episode began, beside what is
-            seen now. Without, it keeps to the first policy in states that are unlike those of the training.
+        memory: Whether inputs include mean and maximum of all observations since the episode began, in addition to the
+            present one. Without it, the first policy is followed in states unlike those of the training.
         sample_every: Choices between two sampled states, on average, late in an episode; the first is always sampled,
             the i-th every i episodes.
-        exploration: Probability that any of them is followed up to the next choice while data is gathered.
-        worst: Relative advantages are not taken to be less.
-        least_cost: Added to a state's cost before advantages are taken relative to it, in units of reward.
-        by_part: Whether episodes are of one part of a mixture of workloads after another, each in an environment of its
-            own: what that finds out from the past, as deployment does, it finds from this part alone. Validation
-            episodes too.
-        pooled: Likewise, and advantages are the mean ones of the part that an episode is of. Single advantages are
-            mostly chance where a few requests decide.
-        commit: Choices for which a rollout follows one policy, from the second improvement on, before it chooses as the
-            present portfolio does; None: all of them. Each costs several times as much.
-        horizon: Decisions that a rollout looks ahead; None: to the end of the episode, which in routing is as many
-            decisions as requests are still to come, for each policy.
+        exploration: Probability of a random policy up to the next choice, during data collection.
+        worst: Lower clip of relative advantages.
+        least_cost: Added to a state's cost before advantages are divided by it, in units of reward.
+        by_part: Whether each part of a mixture of workloads has its own environment, with episodes of the parts in
+            turn, validation episodes too. An environment that learns from the past, such as deployment, then uses the
+            past of its part only.
+        pooled: As `by_part`; advantages are also averaged over all episodes of a part. Single advantages are noisy if
+            they depend on a few requests.
+        commit: Choices for which a rollout follows one policy before the present portfolio chooses, from the second
+            improvement on; None: all of them. Each costs several times as much.
+        horizon: Rollout length, decisions; None: to the end of the episode, which in routing is one decision per
+            remaining request, for each policy.
     """
 
     name: str = "portfolio"

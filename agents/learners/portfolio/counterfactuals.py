@@ -56,7 +56,7 @@ class PortfolioCounterfactuals:
         self.choices = 0  # of the episode so far
 
     def follow(self, policy: Policy) -> None:
-        """Makes this the policy that chooses."""
+        """Sets the choosing policy."""
         assert isinstance(policy, PortfolioPolicy)
         self.present = policy
 

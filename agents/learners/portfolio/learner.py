@@ -1,4 +1,4 @@
-"""Learning whom to follow: policy switching by what can be seen.
+"""Learns to switch between policies from observations.
 
 At sampled choices the world is forked once for each of several policies, and each fork follows its own to the end on
 the arrivals that really come: what Chang, Givan and Chong (2004, "Parallel rollout for online solution of partially
@@ -66,7 +66,7 @@ class Choosing:
         config: PortfolioConfig,
         name: str,
     ) -> PortfolioPolicy:
-        """Greedy in such a network."""
+        """A policy that takes the highest score of such a network."""
         assert isinstance(network, TrainableNetwork | Committee)
         policies = make_policies(config)
         return PortfolioPolicy(
@@ -75,7 +75,7 @@ class Choosing:
 
 
 class PortfolioLearner(PolicyIterationLearner):
-    """Learns whom to follow.
+    """Learns which policy to follow.
 
     Args:
         config: Its settings.

@@ -12,7 +12,7 @@ KEY = "agent.policies"
 
 
 def make_policies(config: PortfolioConfig) -> list[Start]:
-    """One of each.
+    """Builds the policies.
 
     Raises:
         ValueError: there are not two; there is no such policy, it looks at the future, or it acts at the start alone.

@@ -1,4 +1,4 @@
-"""The policies of a portfolio in one episode, and what the choice among them is made from.
+"""The policies of a portfolio in one episode, and the inputs of the choice among them.
 
 Every policy is asked at every decision, also while another one is followed, so that its memory covers the episode.
 """
@@ -53,7 +53,7 @@ class PortfolioState:
         return twin
 
     def observe(self, observation: Mapping[str, FloatArray], state: Any) -> None:
-        """Asks all of them; to be called once a decision."""
+        """Computes the actions of all policies; call it once per decision."""
         self.actions = [policy.act(observation, state) for policy in self.policies]
         self._at = observation, state
         if self.memory:

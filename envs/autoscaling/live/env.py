@@ -100,7 +100,7 @@ class LiveAutoscalingEnv(DrivesServers, BaseEnv[AutoscalingConfig, AutoscalingSt
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begins the episode that a seed stands for: the arrivals, lengths and predictions it has in simulation."""
+        """Begins the episode of a seed: the arrivals, lengths and predictions it has in simulation."""
         (chosen, split), config = self._next_episode(seed, options), self.config
         before = round(config.history_s / config.history_bin_s)
         source = self.core.source

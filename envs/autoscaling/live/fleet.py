@@ -55,7 +55,7 @@ class ScaledFleet(LaunchedRun):
 
         Args:
             workload: Requests.
-            slos: Latency promise of each class.
+            slos: SLO of each class.
             count: Servers in service when it begins: the first ones.
 
         Raises:

@@ -46,14 +46,14 @@ class LiveDeploymentEpisode(DeploymentEpisode):
         self.executed: dict[str, Any] | None = None
 
     def reset(self, seed: int, split: str | None = None) -> None:
-        """Begins the episode that a seed stands for; the clock waits for the first decision."""
+        """Begins the episode of a seed; the clock waits for the first decision."""
         workload, types = self._begin(seed, split)
         self.fleet.reset(workload, self.slos, types, self.typing.num_types)
         self._since_switch_s, self.overridden, self.executed = 0.0, [], None
         self._look()
         receipt = self.fleet.deploy(*self._spelled_out(self._first()))
         if not receipt.accepted:
-            raise ValueError(f"the deployment that an episode begins with is not to be had: {receipt.reason}")
+            raise ValueError(f"the deployment that an episode begins with is not possible: {receipt.reason}")
         self._look()
         self._deadline.shown()
 

@@ -128,7 +128,7 @@ class DividedFleet(LaunchedRun):
 
         Args:
             workload: Requests.
-            slos: Latency promise of each class.
+            slos: SLO of each class.
             types: (N,), workload type of each.
             num_types: J.
         """

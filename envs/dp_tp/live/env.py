@@ -41,7 +41,7 @@ class LiveDPTPEpisode(DPTPEpisode):
         self.backend = SwitchingBackend(config.cluster, self.slos, settings, triggers)
 
     def reset(self, seed: int, split: str | None = None) -> None:
-        """Begins the episode that a seed stands for: the arrivals, lengths and classes it has in simulation."""
+        """Begins the episode of a seed: the arrivals, lengths and classes it has in simulation."""
         workload = self.source.sample(seed, split or self.config.split)
         self._state = self.backend.reset(workload)
         self.encoder.reset()

@@ -1,4 +1,4 @@
-"""A node whose ranks serve apart or merged: one server with the plugin, behind `Backend`."""
+"""A node whose ranks serve separately (DP) or merged (TP): one server with the plugin, as a `Backend`."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ _SHOWN = (
 
 
 class SwitchingBackend:
-    """One server of TP=N with the plugin, its ranks the base engines of a node. Use it in a `with` block.
+    """One server of TP=N with the plugin, its ranks the base engines of a node. A context manager.
 
     Requests go to the server, whose own scheduler routes them among the groups. `SetLayout` is the plugin's switch, in
     its mode. A `Redeploy` is had at time zero only, as the choice of the first layout: weights are always whole, so
     that "sharded" means the layout alone. In the records every request has engine 0, the server.
 
     Args:
-        spec: The node; one rank a base engine.
-        slos: Latency promise of each request class.
-        settings: The one server and how to deal with it.
+        spec: The node; one rank per base engine.
+        slos: SLO of each request class.
+        settings: The server's address and connection settings.
         trigger_classes: Classes whose arrival stops `advance` so that a decision can be taken.
 
     Attributes:
@@ -106,7 +106,7 @@ class SwitchingBackend:
     # -- Backend -------------------------------------------------------------------------------------------------------
 
     def reset(self, workload: Workload, faults: tuple[Fault, ...] = ()) -> ClusterState:
-        """Drops what is in flight, returns to the first layout, and prepares to serve `workload`.
+        """Drops requests in flight, returns to the first layout, and prepares to serve `workload`.
 
         Raises:
             ValueError: as of `LiveBackend.reset`, or the server does not come to the first layout.
@@ -119,7 +119,7 @@ class SwitchingBackend:
         return self.observe()
 
     def observe(self) -> ClusterState:
-        """What the node shows now."""
+        """Observes the present state of the node."""
         return self._state(self._server.observe(), self._client.status())
 
     def apply(self, command: Command) -> Receipt:
@@ -129,11 +129,11 @@ class SwitchingBackend:
         return Receipt(not reason, reason)
 
     def advance(self, until_s: float) -> bool:
-        """Waits until `until_s`. Returns True if it stopped early because a request asks for a decision."""
+        """Waits until `until_s`. Returns True if it stopped early because a request triggered a decision."""
         return self._server.advance(until_s)
 
     def results(self) -> RequestRecords:
-        """What happened to every request that has arrived."""
+        """Records of every request that has arrived."""
         return self._server.results()
 
     def latency_cost(self) -> float:
@@ -158,11 +158,11 @@ class SwitchingBackend:
         return self._server.workload
 
     def switches(self) -> list[dict[str, Any]]:
-        """The server's last switches: what each waited for, how long the cut-over took, whom it paused."""
+        """The server's last switches: requests waited for, cut-over times, paused requests."""
         return list(self._client.status()["done"])
 
     def close(self) -> None:
-        """Drops what is in flight and lets go of the server."""
+        """Drops requests in flight and disconnects from the server."""
         self._server.close()
 
     def __enter__(self) -> SwitchingBackend:
@@ -225,7 +225,7 @@ class SwitchingBackend:
         )
 
     def _engines(self, status: Mapping[str, Any], shown: ClusterState) -> NDArray[np.void]:
-        """One row a group, as in simulation."""
+        """One row per group, as in simulation."""
         rows = np.zeros(len(self._groups), ENGINE_STATE_DTYPE)
         width = self.spec.base_width
         rows["first_gpu"] = [group.first * width for group in self._groups]
@@ -260,7 +260,7 @@ def _transition(switch: Mapping[str, Any], server_now_s: float, now_s: float) ->
 
 
 def _check_spec(spec: ClusterSpec, settings: LiveSettings) -> None:
-    """Raises ValueError where a server with the plugin cannot be the node."""
+    """Raises ValueError if a server with the plugin cannot be the node."""
     if len(settings.endpoints) != 1:
         raise ValueError(
             "backend.endpoints must name the one server whose ranks are the base engines, "

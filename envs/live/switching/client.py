@@ -1,4 +1,4 @@
-"""Talks to the plugin's endpoint."""
+"""Client of the plugin's endpoint."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SwitchingClient:
         """Layout, switches and groups, see `SwitchingScheduler.status`.
 
         Raises:
-            ValueError: nobody answers, or the server has no plugin.
+            ValueError: no server answers, or the server has no plugin.
         """
         code, answer = self._call(None)
         if code != 200:
@@ -39,10 +39,10 @@ class SwitchingClient:
         return answer
 
     def set_layout(self, layout: Layout, mode: SwitchMode) -> str:
-        """Begins to switch. Returns why not, or nothing.
+        """Begins to switch; returns why it was refused, or nothing.
 
         Raises:
-            ValueError: nobody answers.
+            ValueError: no server answers.
         """
         code, answer = self._call({"layout": list(layout), "mode": mode.name.lower()})
         return "" if code == 200 else str(answer.get("reason", f"HTTP {code}"))

@@ -1,4 +1,4 @@
-"""Puts the plugin where a vLLM server finds it, and says how such a server is started.
+"""Installs the plugin for a vLLM server, and builds the server's command line.
 
 The plugin needs a Python with vLLM, which is not the one this library runs in. `install` makes a folder that goes on
 that Python's path: the package under its own name, and the metadata by which vLLM discovers plugins.
@@ -29,7 +29,7 @@ def install(folder: Path) -> Path:
     """Makes the folder that goes on PYTHONPATH of a server.
 
     Args:
-        folder: where; made if it is not there.
+        folder: target folder; created if it does not exist.
 
     Returns:
         The folder, absolute.

@@ -14,7 +14,7 @@ from serving_gym.envs.live.switching.install import arguments, environment
 
 @dataclass(frozen=True)
 class SwitchingLaunchSettings(LaunchSettings):
-    """A vLLM server with the plugin, one CPU core a rank.
+    """A vLLM server with the plugin, one CPU core per rank.
 
     Attributes:
         ranks: Ranks of the server; `block_size` counts tokens of a block in DP, `kv_blocks` the blocks of each rank.
@@ -48,8 +48,8 @@ def switching_server(settings: SwitchingLaunchSettings, folder: Path) -> Iterato
     """A server with the plugin, up inside the block.
 
     Args:
-        settings: how to start it; its `site` must have been made by `install`.
-        folder: where model and log go.
+        settings: launch settings; its `site` must have been made by `install`.
+        folder: folder for model and log.
 
     Raises:
         ValueError: it cannot be started, or does not answer in time.

@@ -73,7 +73,7 @@ class LiveRoutingEnv(DrivesServers, BaseEnv[RoutingConfig, RoutingState]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begins the episode that a seed stands for: the arrivals, lengths and predictions it has in simulation."""
+        """Begins the episode of a seed: the arrivals, lengths and predictions it has in simulation."""
         self._prepare(*self._next_episode(seed, options))
         self._encoder.reset()
         self._meter.reset()

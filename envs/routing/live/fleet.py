@@ -41,11 +41,11 @@ class LiveFleet(LiveRun):
 
     Args:
         spec: The fleet.
-        slos: Latency promise of each request class.
+        slos: SLO of each request class.
         settings: Servers and how to deal with them.
 
     Raises:
-        ValueError: an address is wrong or nobody answers there, there are not as many servers as places, or the fleet
+        ValueError: an address is wrong or does not answer, the number of servers is not that of replicas, or the fleet
             has what attached servers cannot have.
     """
 

@@ -65,7 +65,7 @@ class LiveSharingEnv(DrivesServers, SharingEnv):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """Begins the episode that a seed stands for: the arrivals and lengths it has in simulation."""
+        """Begins the episode of a seed: the arrivals and lengths it has in simulation."""
         self.core.reset(*self._next_episode(seed, options))
         self._mirror.warm_up()
         deadline_s = self.core.deadline_ps / PS_PER_S
@@ -182,10 +182,10 @@ def check_shared(config: SharingConfig) -> None:
     """
     if config.manager.replace_idle:
         raise ValueError(
-            "env.manager.replace_idle=true is not to be had on live servers: there idle instances are unloaded after "
+            "env.manager.replace_idle=true is not available on live servers: there idle instances are unloaded after "
             "cluster.keep_alive_s"
         )
     if config.token_scheduler == TokenScheduler.POLICY:
         raise ValueError(
-            "env.token_scheduler=policy is not to be had on live servers: vLLM gives out its iterations itself"
+            "env.token_scheduler=policy is not available on live servers: vLLM gives out its iterations itself"
         )

@@ -134,7 +134,7 @@ class SharedFleet(LaunchedRun):
 
         Args:
             workload: Requests.
-            slos: Latency promise of each class.
+            slos: SLO of each class.
             deadline_s: When the run is cut off, seconds.
         """
         self._arrived.clear()
@@ -182,7 +182,7 @@ class SharedFleet(LaunchedRun):
             self._wake.wait(min(max(due_s, 0.001), ahead_s, LOOK_EVERY_S))
 
     def note_decision(self) -> None:
-        """Forgets what the policy has been told of requests that have ended."""
+        """Drops finished requests that have been reported to the policy."""
         self.ended.clear()
         self.decisions += 1
 

@@ -1,4 +1,4 @@
-"""What became of each request, kept in few bytes while an episode lasts."""
+"""Compact records of each request during an episode."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class AutoscalingSimulator(FleetSimulator):
 
     Args:
         spec: The fleet; its router is not used.
-        slos: Latency promise of each request class.
+        slos: SLO of each request class.
         machines: Machines, and how long instances take to come.
         queue: The queue manager and the router between regions.
         interactive: (C,) which classes are interactive.
@@ -134,7 +134,7 @@ class AutoscalingSimulator(FleetSimulator):
             recent: Length of the short bins, seconds, and how many are kept at least.
             history: Length of the long bins, seconds, how many lie before the episode, and how many after its begin.
             prediction: How output lengths are predicted.
-            keeps: Whether what became of each request is kept.
+            keeps: Whether to keep a record of each request.
             faults: What will go wrong.
         """
         self.stream, self.seed, self._prediction = stream, seed, prediction
@@ -325,7 +325,7 @@ class AutoscalingSimulator(FleetSimulator):
             ValueError: It was not to be kept.
         """
         if not self.books.keeps:
-            raise ValueError("what became of each request was not kept: keep_records is false")
+            raise ValueError("there are no records of single requests: keep_records is false")
         pieces = [self.stream.piece(number) for number in range(self.piece + 1)]
         return records_of(pieces, self.world, self.books.left)
 

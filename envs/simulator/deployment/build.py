@@ -19,7 +19,7 @@ class Factory:
     """The constants of a cluster.
 
     Args:
-        spec: What was asked for.
+        spec: The specification.
         kinds: Kinds of replicas whose memory holds the model.
         tables: What they cost and allow; a row for each TP and PP, whatever the role.
         rows: Row of each kind.
@@ -59,7 +59,7 @@ def build_factory(spec: DeploymentSpec, slos: tuple[SLO, ...]) -> Factory:
 
     Args:
         spec: The cluster.
-        slos: Latency promise of each request class.
+        slos: SLO of each request class.
 
     Raises:
         ValueError: the spec names something unknown, or the model fits no replica.

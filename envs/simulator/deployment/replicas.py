@@ -18,7 +18,7 @@ class Replicas(Body):
 
     Args:
         spec: The cluster.
-        slos: Latency promise of each request class, in the order of the workload's classes.
+        slos: SLO of each request class, in the order of the workload's classes.
 
     Raises:
         ValueError: the spec names something unknown, or the model fits no replica.

@@ -58,7 +58,7 @@ class DeploymentSimulator(Replicas):
         self.plane = DeploymentPlane(self)
         self._limit_requests()
 
-    # -- what is told --------------------------------------------------------------------------------------------------
+    # -- commands ------------------------------------------------------------------------------------------------------
 
     def deploy(self, deployment: Deployment, shares: ArrayLike, switch: str = AD_HOC) -> Receipt:
         """Begins a switch to a deployment, and lets requests go where an assignment says.

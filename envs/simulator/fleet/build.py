@@ -27,7 +27,7 @@ class Fleet:
     """The constants of a fleet. Engine slot i is place i; places of one endpoint are neighbours.
 
     Args:
-        spec: What was asked for.
+        spec: The specification.
         places: (places,) group of each place.
         running: Places with a replica at the start.
         endpoints: (endpoints,) model and region of each, in the order of their places.
@@ -145,7 +145,7 @@ def build_fleet(spec: FleetSpec, slos: tuple[SLO, ...], factors: tuple[float, ..
 
     Args:
         spec: The fleet.
-        slos: Latency promise of each request class.
+        slos: SLO of each request class.
         factors: Slow-downs that replicas may suffer.
 
     Raises:
@@ -253,7 +253,7 @@ def stack_tables(
 
     Args:
         kinds: Replicas and slow-downs.
-        slos: Latency promise of each request class.
+        slos: SLO of each request class.
         link_bytes_per_s: Bandwidth that prefilled KV goes to decode workers with, bytes/s.
         async_scheduling: As in `ClusterSpec`.
         order: Queue order of the engines.

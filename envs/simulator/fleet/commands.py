@@ -1,4 +1,4 @@
-"""What a fleet can be told: each command is checked, then begun, or refused with a reason."""
+"""Commands to a fleet: each is checked, then begun, or refused with a reason."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Places(Body):
 
     Args:
         spec: The fleet.
-        slos: Latency promise of each request class, in the order of the workload's classes.
+        slos: SLO of each request class, in the order of the workload's classes.
         trigger_classes: Classes whose arrival stops `advance` so that a decision can be taken.
 
     Raises:

@@ -36,7 +36,7 @@ class FleetState:
     num_pooled: int  # requests that no engine could take yet
     pooled_tokens: int  # their tokens to prefill
     totals: NDArray[np.float64]  # (num_classes, len(TOTALS))
-    waiting: tuple[WaitingRequest, ...]  # requests whose arrival asked for this decision, oldest first
+    waiting: tuple[WaitingRequest, ...]  # requests whose arrival triggered this decision, oldest first
 
 
 class FleetSimulator(Places):

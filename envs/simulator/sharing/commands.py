@@ -1,4 +1,4 @@
-"""What a shared cluster is told, and why it refuses."""
+"""Commands to a cluster of shared nodes, and reasons of refusal."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ REASONS = (
     NO_ACTION,
     NO_ITERATION,
 ) = range(len(REASONS))
-LOAD, UNLOAD, RESIZE, TO_INSTANCE, TO_NEW, TO_GATEWAY, AWAIT = range(7)  # what `command` is told
+LOAD, UNLOAD, RESIZE, TO_INSTANCE, TO_NEW, TO_GATEWAY, AWAIT = range(7)  # kinds of `command`
 
 
 @compiled

@@ -1,4 +1,4 @@
-"""How often a model is asked for: what is kept of it, and how it shows."""
+"""Request rates of models: their statistics and features."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where requests are, and what becomes of them: lists of the gateway and of instances, and the books."""
+"""Request lists of the gateway and of instances, and the records of requests."""
 
 from __future__ import annotations
 

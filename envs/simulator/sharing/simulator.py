@@ -1,4 +1,4 @@
-"""A simulated cluster whose nodes are shared: it is told commands, and stands still where a policy is asked."""
+"""A simulated cluster of shared nodes: it executes commands, and stops at every decision."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class SharingSimulator:
 
     Args:
         spec: The cluster.
-        slos: Latency promise of each request class, in the order of the workload's classes.
+        slos: SLO of each request class, in the order of the workload's classes.
         models: Names of the workload's models.
         manager: The environment's own memory manager, and the gateway.
         mean_output_tokens: Of the training split.
@@ -130,11 +130,11 @@ class SharingSimulator:
         return int(advance(self.world, self.tables, until_ps))
 
     def note_decision(self) -> None:
-        """Forgets what the policy has been told of requests that have ended."""
+        """Drops finished requests that have been reported to the policy."""
         self.world.clock["num_finished"] = 0
         self.world.clock["decisions"] += 1
 
-    # -- what is told --------------------------------------------------------------------------------------------------
+    # -- commands ------------------------------------------------------------------------------------------------------
 
     def place(self, place: Place | None, retry: Retry = Retry.ALWAYS) -> Receipt:
         """Says where the offered request goes; None, or a place that is refused: it is held until `retry`."""

@@ -186,5 +186,5 @@ def test_who_goes_first(policy: Any, victim: int):
 
 
 def test_live_servers_refuse_it():
-    with pytest.raises(ValueError, match=r"env\.manager\.replace_idle=true is not to be had on live servers"):
+    with pytest.raises(ValueError, match=r"env\.manager\.replace_idle=true is not available on live servers"):
         check_shared(SharingConfig(manager=ManagerSpec(replace_idle=True)))

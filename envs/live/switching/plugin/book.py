@@ -1,4 +1,4 @@
-"""The book of switches: the layout, what is on its way to another one, and when that may take place.
+"""State machine of switches: the layout, switches in progress, and when each may take place.
 
 Pure: it knows groups, request ids and times, nothing of vLLM. A switch goes through three moments: *asked*; *safe*,
 when no request holds it up and no member is in the middle of an iteration (section 5, principle (ii)); *entered*, when
@@ -23,16 +23,16 @@ class Mode(IntEnum):
 
     SEQUENTIAL = 0  # wait for the stragglers
     SOFT = 1  # meanwhile members without stragglers serve new requests in DP, recomputed after the switch
-    HARD = 2  # at once: a merged DP group's requests stand still with their KV, a split TP group's are recomputed
+    HARD = 2  # at once: a merged DP group's requests pause with their KV, a split TP group's are recomputed
 
 
 class RefusedError(ValueError):
-    """A switch that cannot be had now, and why."""
+    """A refused switch, with the reason."""
 
 
 @dataclass
 class Switch:
-    """One region on its way from some groups to others."""
+    """A switch of one region from some groups to others."""
 
     number: int
     region: Group
@@ -47,7 +47,7 @@ class Switch:
     enter_ms: dict[int, float] = field(
         default_factory=dict
     )  # by rank: the swap itself, as the worker timed it
-    paused: int = 0  # requests that stand still
+    paused: int = 0  # paused requests
     recomputed: int = 0  # requests that lost their KV
     queued: int = 0  # requests without KV at the cut-over
 
@@ -58,7 +58,7 @@ class Switch:
 
     @property
     def draining(self) -> bool:
-        """Whether it has yet to take place."""
+        """Whether it has not taken place yet."""
         return self.safe_s is None
 
     def held_up(self, group: Group) -> bool:
@@ -67,7 +67,7 @@ class Switch:
 
     @property
     def due(self) -> bool:
-        """Whether it only waits for iterations that are running: its groups must not start another."""
+        """Whether it only waits for running iterations; its groups must not start another."""
         return self.draining and not any(self.held_up(group) for group in self.source)
 
     def report(self) -> dict[str, Any]:

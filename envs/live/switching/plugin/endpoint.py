@@ -11,7 +11,7 @@ PATH = "/switching"
 
 
 class SwitchingEndpoint:
-    """Shows the layout and takes orders to change it.
+    """Shows the layout and takes commands to change it.
 
     `GET /switching` answers with `SwitchingScheduler.status`. `POST /switching` takes
     `{"layout": [1, 1], "mode": "sequential" | "soft" | "hard"}`; it answers 200 with the numbers of the switches begun,

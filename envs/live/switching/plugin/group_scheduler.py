@@ -106,7 +106,7 @@ class GroupScheduler(Scheduler):
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that nobody holds."""
+        """Free blocks."""
         return int(self._pool.get_num_free_blocks())
 
     def lend(self, block_ids: Iterable[int]) -> None:

@@ -1,4 +1,4 @@
-"""What the plugin changes in vLLM itself; loaded in every process as `vllm.general_plugins`."""
+"""Hooks of the plugin in vLLM; loaded in every process as `vllm.general_plugins`."""
 
 from __future__ import annotations
 

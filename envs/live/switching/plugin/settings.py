@@ -1,4 +1,4 @@
-"""What the plugin is told: an entry of vLLM's `--additional-config`."""
+"""Settings of the plugin: an entry of vLLM's `--additional-config`."""
 
 from __future__ import annotations
 
