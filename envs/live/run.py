@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.envs.interface.metrics import UNFINISHED, RequestRecords
 from serving_gym.envs.interface.slo import SLO
+from serving_gym.envs.live.control import NoDecision
 from serving_gym.envs.live.ledger import Ledger
 from serving_gym.envs.live.loop import LoopThread
 from serving_gym.envs.live.servers import Server
@@ -109,6 +110,13 @@ class DrivesServers:
 
     survives_failures = True  # errors of a policy: `envs.live.control.NoDecision` replaces its action
     fleet: LiveRun
+
+    def _checked(self, action: Any) -> Any:
+        """Checks an action; one that is not allowed counts as no decision, as the requests are real."""
+        try:
+            return super()._checked(action)  # type: ignore[misc]
+        except ValueError as error:
+            return NoDecision(str(error))
 
     def records(self) -> RequestRecords:
         """Records of every request that has arrived."""

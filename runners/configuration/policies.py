@@ -16,7 +16,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from serving_gym.runners.command_line.errors import nearest
+from serving_gym.calibration.lookup import nearest
 from serving_gym.runners.configuration.folders import (
     CONFIG_DIR,
     ZOO_DIR,
@@ -113,7 +113,7 @@ def unknown_policy(name: str, env: str | None) -> str:
     if name.endswith((".zip", ".py")) or ("/" in name and not name.startswith("zoo/")):
         return f"unknown policy {name!r}: there is no such file, nor a folder with a checkpoint"
     if env is None:
-        return f"unknown policy {name!r}{nearest(name, policy_names())}"
+        return f"unknown policy {name!r}{nearest(name, sorted(policy_names()))}"
     close = get_close_matches(name, policy_names(), n=_CANDIDATES, cutoff=0.0)
     near = list(islice((each for each in close if _decides_in(each, env)), _SUGGESTIONS))
     if not near:
@@ -263,7 +263,7 @@ def composed_file(group: str, name: str) -> dict[str, Any]:
     """
     names = config_names(group)
     if name not in names:
-        raise ValueError(f"unknown {group} {name!r}{nearest(name, names)}")
+        raise ValueError(f"unknown {group} {name!r}{nearest(name, sorted(names))}")
     if GlobalHydra.instance().is_initialized():
         config = compose(overrides=[*search_path(), f"+{group}={name}"])
     else:

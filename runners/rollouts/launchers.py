@@ -7,6 +7,7 @@ time that decisions take.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import serving_gym
 from serving_gym.baselines.policy import Policy
 from serving_gym.envs.registration import Environment
 from serving_gym.runners.configuration.policies import load_policy
@@ -173,7 +173,8 @@ def _begin(address: str | None) -> None:
     """
     import ray
 
-    own = str(Path(serving_gym.__file__).resolve().parents[1])
+    package = sys.modules[__name__.partition(".")[0]]
+    own = str(Path(str(package.__file__)).resolve().parents[1])
     paths = [own, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     variables = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "OMP_NUM_THREADS": "1"}
     try:

@@ -151,7 +151,7 @@ def test_a_comparison_on_live_servers(make_server: MakeServer, tmp_path: Path) -
         (["env=routing", "policy=jsq"], "cluster.groups has 4 places"),
         (
             ["env=routing", "policy=jsq", "backend.decide_within_s=0"],
-            "decide_within_s must be positive or null",
+            "decide_within_s must be positive, got 0",
         ),
         (["env=routing", "policy=jsq", "backend.device=tpu"], "backend.device 'tpu'"),
     ],

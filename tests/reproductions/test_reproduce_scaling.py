@@ -44,7 +44,6 @@ def test_outcomes_look_at_interactive_requests():
     outcome = Outcome(
         1.0,
         0.0,
-        0.0,
         records(range(21), [*range(1, 21), 1000.0], np.ones(21), [0] * 10 + [1] * 10 + [2]),
         0.0,
     )
@@ -82,7 +81,7 @@ def test_claims_say_what_was_saved():
     for policy in sageserve.HOURS:
         instance_h, starting_h = hours.get(policy, (80.0, 0.5))
         study._known[policy, sageserve.PEAK_DAY] = Outcome(
-            instance_h, starting_h, 0.0, records([0.0], [1.0], [1]), 0.1
+            instance_h, starting_h, records([0.0], [1.0], [1]), 0.1
         )
     found = {claim.claim: claim for claim in sageserve.peak_day(study)}
     saved = found["Llama-2, peak day, LT-UA: instance-hours saved against Reactive"]

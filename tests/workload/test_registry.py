@@ -215,13 +215,22 @@ def test_bad_split_and_seed_are_refused():
         source.sample(-1)
 
 
+def composed(name):
+    """A workload file with those that it builds on."""
+    config = OmegaConf.load(CONFIGS / f"{name}.yaml")
+    parts = [part for part in config.pop("defaults", []) if part != "_self_"]
+    return OmegaConf.merge(*(composed(part) for part in parts), config)
+
+
 def test_every_name_has_a_config_and_every_config_a_name():
-    assert {OmegaConf.load(file).name for file in CONFIGS.glob("*.yaml")} == set(workload_names())
+    assert {composed(file.stem).name for file in CONFIGS.glob("*.yaml")} == set(workload_names())
     assert {file.stem for file in CONFIGS.glob("*.yaml")} >= set(workload_names())
 
 
 # Files of another name than their workload's; of the others all are weeks.
 USES = {
+    "chat_code_agents": "sequence",
+    "routing_chat": "azure_conv_fitted",
     "routing_mixture": "mixture",
     "layout_mixture": "mixture",
     "layout_priority_mixture": "mixture",
@@ -238,7 +247,7 @@ USES = {
 
 @pytest.mark.parametrize("name", sorted(file.stem for file in CONFIGS.glob("*.yaml")))
 def test_configs_are_complete_specifications(name):
-    config = OmegaConf.load(CONFIGS / f"{name}.yaml")
+    config = composed(name)
     assert set(config) == set(WorkloadSpec.__dataclass_fields__)
     if name == "file":
         assert OmegaConf.is_missing(config, "path")

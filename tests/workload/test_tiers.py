@@ -107,9 +107,9 @@ def test_episodes_begin_at_any_hour_unless_told():
     ("params", "message"),
     [
         ({"shares": {"iw": 1.0}}, "names the tier 'iw'; tiers are iw_f, iw_n, niw"),
-        ({"shares": {"iw_f": -1.0}}, "shares must be shares that are not negative"),
+        ({"shares": {"iw_f": -1.0}}, "shares must have shares that are not negative"),
         ({"shares": {}}, "shares must name at least one tier"),
-        ({"regions": {"east": 0.0}}, "regions must be shares"),
+        ({"regions": {"east": 0.0}}, "regions must have shares"),
         ({"mean_rps": 0.0}, "mean_rps must be positive and finite"),
         ({"slow_noise": -0.1}, "slow_noise must be finite and not negative"),
         ({"start_h": 168.0}, r"start_h must lie in \[0, 168\)"),

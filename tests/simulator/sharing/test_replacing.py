@@ -22,7 +22,7 @@ from serving_gym.envs.simulator.sharing.build import ManagerSpec
 from serving_gym.envs.simulator.sharing.features import PLACE_FEATURES, REQUEST_FEATURES
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.envs.workload.schema import Workload
-from tests.defaults import make_env
+from tests.defaults import DEFAULTS, make_env
 
 TWO = SharingSpec(  # room for two instances of a 7B model
     nodes=(NodeSpec("gpu", "A100-80GB", 1, 36.0),),
@@ -187,4 +187,4 @@ def test_who_goes_first(policy: Any, victim: int):
 
 def test_live_servers_refuse_it():
     with pytest.raises(ValueError, match=r"env\.manager\.replace_idle=true is not available on live servers"):
-        check_shared(SharingConfig(manager=ManagerSpec(replace_idle=True)))
+        check_shared(SharingConfig(**DEFAULTS["sharing"], manager=ManagerSpec(replace_idle=True)))
