@@ -361,7 +361,7 @@ class SimulatedVectorEnv(BaseVectorEnv):
     ) -> None:
         check_vector_arguments(num_envs, render_mode, max_episode_steps)
         self.config = self._make_config(config)
-        self.episodes = [self.env_class.episode_class(self.config) for _ in range(num_envs)]
+        self.episodes: Sequence[Any] = [self.env_class.episode_class(self.config) for _ in range(num_envs)]
         spaces = self.env_class.make_spaces(self.episodes[0])
         super().__init__(num_envs, spaces, render_mode, autoreset_mode, max_episode_steps)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
@@ -220,15 +222,26 @@ def episode_returns(
 
 
 def _decide(policy: Policy, observation: Any, core: Any) -> Any:
-    """The action of a policy; on live servers an error of the policy counts as no decision."""
-    if not getattr(core, "survives_failures", False):
-        return policy.act(observation, core.state)
-    from serving_gym.envs.live.control import NoDecision
+    """The action of a policy; on live servers an error of the policy counts as no decision.
 
+    Raises:
+        ValueError: A policy from outside this package failed; names the line.
+    """
     try:
         return policy.act(observation, core.state)
-    except Exception as error:  # noqa: BLE001 -- requests must be served even if the policy fails
-        return NoDecision(f"{policy.name} failed: {type(error).__name__}: {error}")
+    except Exception as error:
+        failure = f"{policy.name} failed: {type(error).__name__}: {error}"
+        if getattr(core, "survives_failures", False):  # requests must be served even if the policy fails
+            from serving_gym.envs.live.control import NoDecision
+
+            return NoDecision(failure)
+        if isinstance(error, ValueError) or type(policy).__module__.startswith("serving_gym."):
+            raise
+        line = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(line.filename).name}, line {line.lineno}"
+        raise ValueError(
+            f"policy {failure} ({where}); SERVING_GYM_DEBUG=1 shows the whole traceback"
+        ) from error
 
 
 def _live_entries(info: Mapping[str, Any]) -> dict[str, Any]:

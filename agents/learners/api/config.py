@@ -46,6 +46,7 @@ class PolicyIterationConfig(AgentConfig):
             reward.
         cost_power: Power of a state's cost that advantages are divided by: with 1 quiet hours weigh as much as busy
             ones, with 0 in proportion to their cost, with 0.5 by its root, like noise. Not in routing and sharing.
+        processes: Processes that sample states side by side, at most one a processor core.
     """
 
     iterations: int = 3
@@ -62,6 +63,7 @@ class PolicyIterationConfig(AgentConfig):
     worst: float = -3.0
     least_cost: float = 1.0
     cost_power: float = 1.0
+    processes: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,6 +76,7 @@ class PolicyIterationConfig(AgentConfig):
             "hidden",
             "epochs",
             "batch_size",
+            "processes",
             prefix="agent.",
         )
         check_within(self, "[0, 1]", "exploration", "averaged", prefix="agent.")

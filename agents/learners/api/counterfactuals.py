@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 import numpy as np
@@ -44,6 +44,11 @@ class Batch:
         self.chosen.append(chosen)
         self.kinds.append(kind)
         self.squares.append(np.zeros(len(returns)) if squares is None else squares)
+
+    def extend(self, other: Batch) -> None:
+        """Adds the states of another batch."""
+        for entry in fields(self):
+            getattr(self, entry.name).extend(getattr(other, entry.name))
 
 
 class Counterfactuals(Protocol):

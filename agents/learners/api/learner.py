@@ -40,6 +40,7 @@ from serving_gym.agents.learners.api.data import (
     write_batches,
 )
 from serving_gym.agents.learners.api.fit import Vary, fit
+from serving_gym.agents.learners.api.gathering import Gatherers, available_processes
 from serving_gym.agents.learners.api.start import calibrated_margin
 from serving_gym.agents.learners.learner import Budget, Learner, Task, build_agent_config
 from serving_gym.agents.learners.training_state import read_training_state, write_training_state
@@ -74,6 +75,7 @@ class PolicyIterationLearner(Learner):
 
     def __init__(self, config: PolicyIterationConfig, task: Task, adapter: Improvable) -> None:
         self.config, self.adapter = config, adapter
+        self.processes = available_processes(config.processes)
         self.rng = np.random.default_rng(np.random.SeedSequence([task.seed, _STREAM]))
         self.generator = torch.Generator().manual_seed(task.seed)
         torch.manual_seed(task.seed)
@@ -98,8 +100,10 @@ class PolicyIterationLearner(Learner):
             end = math.inf  # what is left of the budget is too little to train another network
         self.unlearned = end < math.inf
         until = min(end, budget.progress + _SLICE)
-        while budget.progress < until and not budget.over:
-            self.world.play(budget, self.gathered)
+        with Gatherers(self.world, self.rng, budget, until, self.processes - 1) as others:
+            while budget.progress < until and not budget.over:
+                self.world.play(budget, self.gathered)
+            others.collect(budget, self.gathered)
         return self._figures if budget.progress < end else self._learn(budget)
 
     def finish(self, budget: Budget) -> dict[str, float]:
