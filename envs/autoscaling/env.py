@@ -68,6 +68,12 @@ class AutoscalingEnv(SteppedEnv[AutoscalingConfig, AutoscalingState]):
     than those of the day. After `drain_limit_s` unfinished requests count as missed and abandoned and the episode is
     truncated; otherwise it is terminated.
 
+    ## What there is to gain
+
+    Mean return of two test days of the default workload: random -1095, a fixed number of instances -166, `hpa_rate`
+    -90, best tuned heuristic (`hpa_rate_tuned`) -88, `zoo/autoscaling` -82. `clairvoyant_scaling`, which knows the
+    traffic to come and keeps every SLO, has -108.
+
     ## Arguments
 
     See `envs.autoscaling.config.AutoscalingConfig`.

@@ -73,6 +73,12 @@ class DeploymentEnv(SteppedEnv[DeploymentConfig, DeploymentState]):
     arrivals that its seed draws from the split. It is terminated when every request has been served, refused or lost.
     It is truncated `drain_limit_s` after the last arrival; unfinished requests then count as missed and abandoned.
 
+    ## What there is to gain
+
+    Interquartile mean of the return on the default workload, test seeds 0 to 5: random -61,569, best static deployment
+    (`vllm_static`) -615, best tuned heuristic (`dynamo_tuned`) -193, `zoo/deployment` -189. `clairvoyant_deployment`,
+    which knows the next span's demand but does not divide prefill from decode, has -1532.
+
     ## Arguments
 
     See `envs.deployment.config.DeploymentConfig`.

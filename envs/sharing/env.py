@@ -69,6 +69,12 @@ class SharingEnv(PlacementEnv[SharingConfig, SharingState]):
     refused or lost. It is truncated `drain_limit_s` after the last arrival; unfinished requests then count as missed
     and abandoned.
 
+    ## What there is to gain
+
+    Interquartile mean of the return on the default workload, test seeds 0 to 5: random -1147, `first_fit` -23.4,
+    `keep_warm` -20.8, `place_score` -16.8, best tuned heuristic (`place_score_tuned`) -16.4. Agents come level with it;
+    `experiment=sharing_warm` has more to learn: `belady` is 18 % ahead of the best tuned score.
+
     ## Arguments
 
     See `envs.sharing.config.SharingConfig`.
