@@ -42,7 +42,7 @@ class PlaceAdapter(Adapter):
 
     def interval_s(self, arguments: Mapping[str, Any]) -> float:
         """The mean time between two arrivals."""
-        return 1.0 / WorkloadSource(self.config_class(**arguments).workload).rate_rps
+        return 1.0 / WorkloadSource(arguments["workload"]).rate_rps
 
     def plain_action(self, observation: Observation, state: object) -> Action:
         """The action of an untuned score."""

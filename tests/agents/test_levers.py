@@ -52,6 +52,7 @@ def registered(monkeypatch):
         "tests.agents.levers:LeversVectorEnv",
         "tests.agents.levers:LeversEnv",
         (),
+        package="",
     )
     monkeypatch.setitem(registration.ENVS, "levers", entry)
     if entry.env_id not in gym.registry:

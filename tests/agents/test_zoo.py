@@ -263,6 +263,7 @@ def test_the_shipped_autoscaler_finds_out_that_engines_are_slower_than_known() -
     assert attained[0] > attained[1]
 
 
+@pytest.mark.full
 def test_the_shipped_placement_keeps_warm_what_is_asked_for_again() -> None:
     """It lies between what counts how often models have been asked for and what knows when they will be."""
     words = ("experiment=sharing_warm", "split=validation")

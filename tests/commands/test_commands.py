@@ -32,7 +32,7 @@ def failure(main: Main, words: Sequence[str], capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(
-    "name", full_except(["evaluate", "compare", "tune", "simulate", "bench", "validate"], "evaluate")
+    "name", full_except(["evaluate", "compare", "tune", "simulate", "bench", "validate"], "tune")
 )
 def test_every_command_and_choice_composes(name: str) -> None:
     """A choice of each group at a time, as the groups say nothing of each other; a cluster with its environment."""
@@ -223,6 +223,7 @@ def test_a_fleet_is_refused_where_a_node_is_needed(
     assert "dp_tp needs a node" in failure(evaluate.main, words, capsys)
 
 
+@pytest.mark.full
 def test_bench(tmp_path: Path) -> None:
     measured = ("simulate.requests_per_s", "stream.requests_per_s", "week.seconds", "oracle.requests_per_s", "fork.us",
                 "env.steps_per_s")  # fmt: skip

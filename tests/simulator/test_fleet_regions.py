@@ -315,7 +315,7 @@ def test_a_network_from_a_file_and_nobody_who_routes() -> None:
     assert isinstance(cluster, FleetConfig)
     assert cluster.round_trip_s("west", "south") == 0.1
     check_unattended(cluster, load((0, 10, 5, "west")))
-    with pytest.raises(ValueError, match=r"from south, where cluster\.groups has no place.*only a policy"):
+    with pytest.raises(ValueError, match=r"from south, where cluster\.groups has no replicas.*only a policy"):
         check_unattended(cluster, load((0, 10, 5, "west"), (0, 10, 5, "south")))
 
 
