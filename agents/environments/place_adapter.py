@@ -27,14 +27,12 @@ class PlaceAdapter(Adapter):
 
     Attributes:
         features: Names of the columns of the rows.
-        config_class: What the environment's arguments make.
         plain: An untuned score of places.
         direct: Whether networks add a weighted sum of features to their scores, so that they may begin as such a score.
         network_policy: What decides by a network's scores.
     """
 
     rows = "places"
-    config_class: ClassVar[type[Any]]
     features: ClassVar[tuple[str, ...]]
     plain: Policy
     direct: ClassVar[bool] = False

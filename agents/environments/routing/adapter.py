@@ -20,7 +20,6 @@ from serving_gym.agents.policies.network_policy import NetworkPolicy
 from serving_gym.baselines.common.routers.linear_score import LinearScorePolicy
 from serving_gym.baselines.policy import Action
 from serving_gym.envs.interface.policy_spec import PolicySpec
-from serving_gym.envs.routing.config import RoutingConfig
 from serving_gym.envs.routing.state import Dispatch, RoutingState
 from serving_gym.envs.simulator.kernel.features import PLACE_FEATURES
 
@@ -29,7 +28,6 @@ class RoutingAdapter(PlaceAdapter):
     """Places of a fleet; a decision for every request that arrives."""
 
     setting = "fleet"
-    config_class = RoutingConfig
     features = PLACE_FEATURES
     present = PLACE_FEATURES.index("in_service")
     direct = True

@@ -14,7 +14,6 @@ from serving_gym.agents.learners.learner import Task
 from serving_gym.baselines.common.place_score import PlaceScorePolicy
 from serving_gym.envs.interface.policy_spec import PolicySpec
 from serving_gym.envs.interface.sharing import SharingSetting
-from serving_gym.envs.sharing.config import SharingConfig
 from serving_gym.envs.sharing.state import SharingState
 from serving_gym.envs.simulator.sharing.features import PLACE_FEATURES
 
@@ -25,7 +24,6 @@ class SharingAdapter(PlaceAdapter):
     """Instances and nodes; a decision for every request that arrives."""
 
     setting = SharingSetting
-    config_class = SharingConfig
     features = PLACE_FEATURES
     present = PLACE_FEATURES.index("there")
     network_policy = SharingNetworkPolicy
