@@ -125,6 +125,7 @@ def test_no_episode_counts_for_more_than_the_clip(tmp_path: Path) -> None:
     words = [
         "policy=load_threshold",
         BURSTY,
+        "cluster=gpt_oss_120b_h200",
         "workload.num_requests=200",
         "seeds=3",
         "evaluations=2",

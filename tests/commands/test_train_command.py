@@ -409,7 +409,7 @@ def test_words_beside_resume_agree_with_the_run_in_all_that_they_say(tmp_path, c
     capsys.readouterr()
     for word, key in {
         "objective=autoscaling": "objective.latency=1.0, it cannot go on with objective.latency=0.0;",
-        "cluster=llama31_8b_h100_x8": "cluster.model=",
+        "cluster=llama3_70b_h200_w2": "cluster.model=",
         "cluster={num_gpus: 4}": "cluster.num_gpus=8, it cannot go on with cluster.num_gpus=4;",
         "agent.baseline=load_threshold": "agent.baseline.params.",
         f"agent.baseline={out}": "agent.baseline.name=load_threshold,",
