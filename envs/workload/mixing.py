@@ -11,7 +11,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.envs.workload.schema import Workload, gather_blocks
+from serving_gym.envs.workload.ragged import gather_rows
+from serving_gym.envs.workload.schema import Workload
 from serving_gym.envs.workload.seeding import stream
 
 PRIORITY_CLASS = "priority"
@@ -68,7 +69,7 @@ def with_long_prompts(workload: Workload, share: float, tokens: int, seed: int) 
     if offsets is not None and ids is not None:
         lengths = np.diff(offsets)
         kept = ids[np.repeat(~chosen, lengths)]
-        offsets, ids = gather_blocks(np.where(chosen, 0, lengths), kept, np.arange(len(workload)))
+        offsets, ids = gather_rows(np.where(chosen, 0, lengths), kept, np.arange(len(workload)))
     return replace(
         workload,
         input_tokens=np.where(chosen, tokens, workload.input_tokens).astype(np.int32),

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from serving_gym.envs.interface.state import WaitingRequest
+from serving_gym.envs.workload.ragged import gather_rows
 
 FloatArray = NDArray[np.float64]
 TokenArray = NDArray[np.int32]
@@ -18,7 +19,13 @@ OffsetArray = NDArray[np.int64]
 
 DEFAULT_HASH_BLOCK_TOKENS = 512
 _INT32_MAX = int(np.iinfo(np.int32).max)
-_OPTIONAL_COLUMNS = ("predicted_tokens", "hash_offsets", "hash_ids")
+_OF_SESSIONS = ("session_id", "delay_s", "after_offsets", "after")
+_OPTIONAL_COLUMNS = ("predicted_tokens", "patience_s", "hash_offsets", "hash_ids", *_OF_SESSIONS)
+_PLAIN_COLUMNS = (
+    *("arrival_s", "input_tokens", "output_tokens", "max_output_tokens"),
+    *("priority", "class_id", "model_id", "region_id"),
+)
+_OPTIONAL_PLAIN = ("predicted_tokens", "patience_s", "session_id", "delay_s")
 _NAMED_COLUMNS = (("class_id", "classes"), ("model_id", "models"), ("region_id", "regions"))
 
 
@@ -59,6 +66,17 @@ class Workload:
             one may be partly filled). Equal ids are equal text, hence reusable KV blocks. A row without ids
             shares nothing.
         hash_block_tokens: tokens that one id covers.
+        patience_s: (N,), seconds from its arrival that a client waits for the first token before it hangs up, or None:
+            all wait as long as it takes. Infinite: as long as it takes.
+        session_id: (N,), the session of each request, -1 where it has none; or None: no request has one.
+        delay_s: (N,), seconds between the end of the last answer that a request waits for and its arrival; 0 where
+            it waits for none. Given with ``after``.
+        after_offsets: (N + 1,) or None; row ``i`` waits for the answers of the rows
+            ``after[after_offsets[i]:after_offsets[i + 1]]``. A row that waits for none arrives at ``arrival_s``. One
+            that waits arrives ``delay_s`` after the last of those answers has ended, however late that is, and never
+            where one of them was refused, failed or was given up. Its ``arrival_s`` is then the earliest time at which
+            it could arrive: that of serving in no time.
+        after: (edges,) or None; earlier rows.
         num_clients: 0 where requests arrive when ``arrival_s`` says (open loop); else that many clients, each of which
             sends its next request when its last one has ended (closed loop), and ``arrival_s`` says nothing.
         name: what the workload is called in reports.
@@ -80,6 +98,11 @@ class Workload:
     hash_offsets: OffsetArray | None = None
     hash_ids: TokenArray | None = None
     hash_block_tokens: int = DEFAULT_HASH_BLOCK_TOKENS
+    patience_s: FloatArray | None = None
+    session_id: TokenArray | None = None
+    delay_s: FloatArray | None = None
+    after_offsets: OffsetArray | None = None
+    after: TokenArray | None = None
     num_clients: int = 0
     name: str = "unnamed"
     provenance: str = ""
@@ -98,12 +121,15 @@ class Workload:
             put(self, column, values)
         for names in ("classes", "models", "regions"):
             put(self, names, tuple(getattr(self, names)))
-        if self.predicted_tokens is not None:
-            put(self, "predicted_tokens", _int32("predicted_tokens", self.predicted_tokens))
-        if self.hash_ids is not None:
-            put(self, "hash_ids", _int32("hash_ids", self.hash_ids))
-        if self.hash_offsets is not None:
-            put(self, "hash_offsets", np.ascontiguousarray(self.hash_offsets, dtype=np.int64))
+        for column in ("predicted_tokens", "hash_ids", "session_id", "after"):
+            if getattr(self, column) is not None:
+                put(self, column, _int32(column, getattr(self, column)))
+        for column in ("hash_offsets", "after_offsets"):
+            if getattr(self, column) is not None:
+                put(self, column, np.ascontiguousarray(getattr(self, column), dtype=np.int64))
+        for column in ("patience_s", "delay_s"):
+            if getattr(self, column) is not None:
+                put(self, column, np.ascontiguousarray(getattr(self, column), dtype=np.float64))
 
     def __len__(self) -> int:
         """Number of requests."""
@@ -123,13 +149,39 @@ class Workload:
         """Mean arrival rate, requests per second; NaN if fewer than two arrival times differ."""
         return (len(self) - 1) / self.duration_s if self.duration_s > 0 else math.nan
 
+    @property
+    def has_sessions(self) -> bool:
+        """Whether some requests wait for the answers of others."""
+        return self.after is not None and self.after.size > 0
+
+    @property
+    def num_awaited(self) -> NDArray[np.int64]:
+        """Answers that each request waits for, (N,)."""
+        if self.after_offsets is None:
+            return np.zeros(len(self), np.int64)
+        return np.diff(self.after_offsets)
+
+    @property
+    def turn(self) -> TokenArray:
+        """Place of each request in its session, (N,): 0 where it waits for none, else one more than the latest awaited.
+
+        Source: longest path from a first request, for requests that fan out and join.
+        """
+        turn = np.zeros(len(self), np.int32)
+        if self.after is not None and self.after_offsets is not None:
+            for row in np.flatnonzero(self.num_awaited):
+                awaited = self.after[self.after_offsets[row] : self.after_offsets[row + 1]]
+                turn[row] = turn[awaited].max() + 1
+        return turn
+
     def validate(self) -> Workload:
         """Checks every column and returns the workload itself.
 
         Raises:
             ValueError: no requests; columns of different lengths; a time that is missing, negative or earlier
                 than the one before; a token count below 1; an output above its cap; an unknown class; broken
-                prefix blocks. The message names row (from 0) and column.
+                prefix blocks; a request that waits for itself or a later one. The message names row (from 0) and
+                column.
         """
         if len(self) == 0:
             raise ValueError(f"workload {self.name!r} is empty: it holds no requests")
@@ -157,10 +209,13 @@ class Workload:
                 column, (values < 0) | (values >= len(known)), f"is not an index into {names} {known}"
             )
         self._check_hashes()
+        if self.patience_s is not None:
+            self._refuse("patience_s", ~(self.patience_s > 0), "is not a positive number of seconds")
+        self._check_sessions()
         return self
 
     def with_rate_scale(self, factor: float) -> Workload:
-        """Same requests, arriving ``factor`` times as fast.
+        """Same requests, arriving ``factor`` times as fast; in a session only its first request does, delays stay.
 
         Args:
             factor: above 0; 2.0 halves every interval.
@@ -170,7 +225,7 @@ class Workload:
         """
         if not (math.isfinite(factor) and factor > 0):
             raise ValueError(f"rate scale must be a positive number, got {factor}")
-        return replace(self, arrival_s=self.arrival_s / factor)
+        return replace(self, arrival_s=self.arrival_s / factor)._planned()
 
     def with_classes(self, classes: tuple[str, ...]) -> Workload:
         """Same requests, their classes numbered anew.
@@ -205,6 +260,8 @@ class Workload:
     def window(self, start_s: float, end_s: float) -> Workload:
         """Requests that arrive in ``[start_s, end_s)``, with times counted from ``start_s``.
 
+        A session belongs to the window that its first request arrives in, with all that come after.
+
         Raises:
             ValueError: no request arrives in the window.
         """
@@ -214,6 +271,10 @@ class Workload:
                 f"workload {self.name!r} has no request between {start_s} s and {end_s} s "
                 f"(it spans {self.arrival_s[0]} to {self.arrival_s[-1]} s)"
             )
+        if self.has_sessions:
+            begins = self.session_start()
+            inside = (begins >= first) & (begins < last)
+            return self.take(np.flatnonzero(inside)).shifted(-start_s)
         return self.rows(int(first), int(last)).shifted(-start_s)
 
     def head(self, n: int) -> Workload:
@@ -223,26 +284,59 @@ class Workload:
         return self.rows(0, n)
 
     def rows(self, first: int, last: int) -> Workload:
-        """Requests ``first`` to ``last - 1``, copied, with their times unchanged."""
-        part = slice(first, last)
-        offsets, ids = self.hash_offsets, self.hash_ids
-        if offsets is not None and ids is not None:
-            ends = offsets[first : last + 1]
-            offsets, ids = ends - ends[0], ids[ends[0] : ends[-1]].copy()
-        return replace(
-            self,
-            arrival_s=self.arrival_s[part].copy(),
-            input_tokens=self.input_tokens[part].copy(),
-            output_tokens=self.output_tokens[part].copy(),
-            max_output_tokens=self.max_output_tokens[part].copy(),
-            predicted_tokens=None if self.predicted_tokens is None else self.predicted_tokens[part].copy(),
-            priority=self.priority[part].copy(),
-            class_id=self.class_id[part].copy(),
-            model_id=self.model_id[part].copy(),
-            region_id=self.region_id[part].copy(),
-            hash_offsets=offsets,
-            hash_ids=ids,
-        )
+        """Requests ``first`` to ``last - 1``, copied, with their times unchanged.
+
+        Those that wait for an answer outside of these rows are left out, and so are those that wait for them.
+        """
+        wanted = np.arange(len(self))[first:last]
+        if not self.has_sessions:
+            return self._of_rows(wanted)
+        return self.take(wanted[self.session_start()[wanted] >= first])
+
+    def take(self, wanted: NDArray[np.intp]) -> Workload:
+        """Requests by row, copied, with their times unchanged.
+
+        Args:
+            wanted: (M,), rows, each after all that it waits for, which must be among them.
+        """
+        part = self._of_rows(wanted)
+        if self.after is None or self.after_offsets is None:
+            return part
+        offsets, after = gather_rows(np.diff(self.after_offsets), self.after, wanted)
+        number = np.full(len(self), -1, np.int32)
+        number[wanted] = np.arange(len(wanted))
+        return replace(part, after_offsets=offsets, after=number[after])
+
+    def session_start(self) -> NDArray[np.int64]:
+        """First row that must be there for each row to arrive, (N,): its own where it waits for none."""
+        start = np.arange(len(self), dtype=np.int64)
+        if self.after is not None and self.after_offsets is not None:
+            for row in np.flatnonzero(self.num_awaited):
+                start[row] = start[self.after[self.after_offsets[row] : self.after_offsets[row + 1]]].min()
+        return start
+
+    def _of_rows(self, wanted: NDArray[np.intp]) -> Workload:
+        """Rows with all columns but the answers they wait for."""
+        own: dict[str, Any] = {name: getattr(self, name)[wanted] for name in _PLAIN_COLUMNS}
+        for name in _OPTIONAL_PLAIN:
+            column = getattr(self, name)
+            own[name] = None if column is None else column[wanted]
+        if self.hash_offsets is not None and self.hash_ids is not None:
+            own["hash_offsets"], own["hash_ids"] = gather_rows(
+                np.diff(self.hash_offsets), self.hash_ids, wanted
+            )
+        return replace(self, **own)
+
+    def _planned(self) -> Workload:
+        """Same requests in the order of their earliest arrivals, which are computed anew for those that wait."""
+        if self.after is None or self.after_offsets is None or self.delay_s is None:
+            return self
+        arrival_s = self.arrival_s.copy()
+        for row in np.flatnonzero(self.num_awaited):
+            awaited = self.after[self.after_offsets[row] : self.after_offsets[row + 1]]
+            arrival_s[row] = arrival_s[awaited].max() + self.delay_s[row]
+        order = np.argsort(arrival_s, kind="stable")
+        return replace(self, arrival_s=arrival_s).take(order)
 
     def copy(self) -> Workload:
         """Same requests in arrays of their own."""
@@ -252,8 +346,8 @@ class Workload:
     def merge(*workloads: Workload) -> Workload:
         """All requests of several workloads in order of arrival.
 
-        Classes, models and regions of equal name become one. Prefix ids are renumbered so that no two workloads share
-        a block. Ties keep the order of the arguments.
+        Classes, models and regions of equal name become one. Prefix ids and sessions are renumbered so that no two
+        workloads share a block or a session. Ties keep the order of the arguments.
 
         Raises:
             ValueError: no workload given, prefix blocks of different sizes, or predicted lengths in some of the
@@ -285,6 +379,7 @@ class Workload:
             hash_offsets=offsets,
             hash_ids=ids,
             hash_block_tokens=block_tokens,
+            **_merge_sessions(workloads, order),
             name="+".join(part.name for part in workloads),
             provenance="; ".join(dict.fromkeys(part.provenance for part in workloads if part.provenance)),
         )
@@ -347,6 +442,9 @@ class Workload:
                 "min": int(values.min()), "max": int(values.max()),
             }  # fmt: skip
         counts = np.bincount(self.class_id, minlength=len(self.classes))
+        if self.session_id is not None:
+            figures["sessions"] = int(np.unique(self.session_id[self.session_id >= 0]).size)
+            figures["requests_that_wait_for_an_answer"] = int((self.num_awaited > 0).sum())
         figures["classes"] = {name: int(count) for name, count in zip(self.classes, counts, strict=True)}
         figures["max_output_tokens"] = int(self.max_output_tokens.max())
         if self.hash_ids is not None and self.hash_ids.size:
@@ -357,7 +455,7 @@ class Workload:
         for column in (
             *("input_tokens", "output_tokens", "max_output_tokens", "priority"),
             *(column for column, _ in _NAMED_COLUMNS),
-            *(() if self.predicted_tokens is None else ("predicted_tokens",)),
+            *(name for name in _OPTIONAL_PLAIN if getattr(self, name) is not None),
         ):
             size = getattr(self, column).size
             if size != len(self):
@@ -379,6 +477,41 @@ class Workload:
                 f"from 0 to {self.hash_ids.size}"
             )
         self._refuse("hash_offsets", np.diff(ends) < 0, "decreases")
+
+    def _check_sessions(self) -> None:
+        given = [getattr(self, name) is not None for name in ("delay_s", "after_offsets", "after")]
+        if any(given) != all(given):
+            raise ValueError(
+                f"workload {self.name!r}: delay_s, after_offsets and after must be given together"
+            )
+        if self.after is None or self.after_offsets is None or self.delay_s is None:
+            return
+        ends = self.after_offsets
+        if (
+            ends.size != len(self) + 1
+            or ends[0] != 0
+            or ends[-1] != self.after.size
+            or np.diff(ends).min(initial=0) < 0
+        ):
+            raise ValueError(
+                f"workload {self.name!r}: column 'after_offsets' must have {len(self) + 1} entries that do not "
+                f"decrease, from 0 to {self.after.size}"
+            )
+        self._refuse(
+            "delay_s", ~(np.isfinite(self.delay_s) & (self.delay_s >= 0)), "is not 0 seconds or more"
+        )
+        owner = np.repeat(np.arange(len(self)), self.num_awaited)
+        wrong = (self.after < 0) | (self.after >= owner)
+        if wrong.any():
+            row = int(owner[np.argmax(wrong)])
+            raise ValueError(
+                f"workload {self.name!r}: row {row}, column 'after': {self.after[np.argmax(wrong)]} "
+                "is not an earlier row"
+            )
+        if self.num_clients:
+            raise ValueError(
+                f"workload {self.name!r}: sessions and num_clients cannot be combined; num_clients must be 0"
+            )
 
     def _refuse(self, column: str, bad: NDArray[np.bool_], why: str) -> None:
         if bad.any():
@@ -448,25 +581,33 @@ def _merge_hashes(
         lengths.append(np.diff(part.hash_offsets))
         ids.append(part.hash_ids + next_id)
         next_id += int(part.hash_ids.max(initial=-1)) + 1
-    offsets, gathered = gather_blocks(np.concatenate(lengths), np.concatenate(ids), order)
+    offsets, gathered = gather_rows(np.concatenate(lengths), np.concatenate(ids), order)
     return offsets, gathered, sizes.pop()
 
 
-def gather_blocks(
-    lengths: OffsetArray, ids: TokenArray, order: NDArray[np.intp]
-) -> tuple[OffsetArray, TokenArray]:
-    """Reorders the rows of a compressed list of block ids.
-
-    Args:
-        lengths: (N,), ids in each row.
-        ids: (sum of lengths,), ids row after row.
-        order: (M,), the rows wanted, in the order wanted.
-
-    Returns:
-        Offsets (M + 1,) and ids of the wanted rows.
-    """
-    starts = np.concatenate([[0], np.cumsum(lengths)])[:-1]
-    taken = lengths[order]
-    offsets = np.concatenate([[0], np.cumsum(taken)])
-    inside = np.arange(offsets[-1]) - np.repeat(offsets[:-1], taken)
-    return offsets, ids[np.repeat(starts[order], taken) + inside]
+def _merge_sessions(workloads: tuple[Workload, ...], order: NDArray[np.intp]) -> dict[str, Any]:
+    """Patience, sessions and awaited answers of the merged rows; nothing where no workload has any."""
+    merged: dict[str, Any] = {}
+    for name, none in (("patience_s", math.inf), ("delay_s", 0.0), ("session_id", -1)):
+        if any(getattr(part, name) is not None for part in workloads):
+            columns, next_id = [], 0
+            for part in workloads:
+                own = getattr(part, name)
+                column = np.full(len(part), none) if own is None else own
+                if name == "session_id":
+                    column = np.where(column >= 0, column + next_id, -1)
+                    next_id = max(next_id, int(column.max(initial=-1)) + 1)
+                columns.append(column)
+            merged[name] = np.concatenate(columns)[order]
+    if any(part.after is not None for part in workloads):
+        starts = np.concatenate([[0], np.cumsum([len(part) for part in workloads])])
+        after = [
+            np.zeros(0, np.int64) if part.after is None else part.after.astype(np.int64) + start
+            for part, start in zip(workloads, starts[:-1], strict=True)
+        ]
+        lengths = np.concatenate([part.num_awaited for part in workloads])
+        number = np.empty(len(order), np.int64)
+        number[order] = np.arange(len(order))
+        merged["after_offsets"], gathered = gather_rows(lengths, np.concatenate(after), order)
+        merged["after"] = number[gathered]
+    return merged
