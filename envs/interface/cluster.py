@@ -31,6 +31,8 @@ class ClusterSpec:
         max_num_seqs: Most running requests of an engine.
         max_num_batched_tokens: Token budget of an iteration.
         long_prefill_token_threshold: Longest prefill chunk; 0 for none.
+        request_timeout_s: Time from its arrival after which the server ends a request, whatever it has of it, and its
+            client gets an error, s; None: never (vLLM's own behaviour; gateways before it usually have a limit).
         async_scheduling: Whether an iteration is scheduled while the one before it runs, so that an arrival waits
             for one more (vLLM's default on GPUs); None: as the engine of the profile.
         memory_utilization: Share of GPU memory that weights and KV may use.
@@ -60,6 +62,7 @@ class ClusterSpec:
     chunked_prefill: bool = True
     reserve_full_prompt: bool = True
     long_prefill_token_threshold: int = 0
+    request_timeout_s: float | None = None
     async_scheduling: bool | None = None
     memory_utilization: float = 0.8
     kv_blocks_override: int | None = None

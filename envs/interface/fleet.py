@@ -200,6 +200,7 @@ class FleetSpec:
     chunked_prefill: bool = True
     reserve_full_prompt: bool = True
     long_prefill_token_threshold: int = 0
+    request_timeout_s: float | None = None
     async_scheduling: bool | None = None
     weight_source: str = "storage"
     storage_bytes_per_s: float = STORAGE_BYTES_PER_S["safetensors"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 FloatArray = NDArray[np.float64]
 
 # Outcomes of a request.
-FINISHED, REFUSED, FAILED, UNFINISHED = range(4)
-OUTCOME_NAMES = ("finished", "refused", "failed", "unfinished")
+FINISHED, REFUSED, FAILED, UNFINISHED, ABANDONED = range(5)
+OUTCOME_NAMES = ("finished", "refused", "failed", "unfinished", "abandoned")
 
 PERCENTILES = (50, 90, 99)
 _PEAK_BIN_S = 1.0
@@ -48,8 +48,10 @@ class RequestRecords:
         generated_tokens: (N,), generated tokens.
         preemptions: (N,), times it was preempted and recomputed.
         engine: (N,), last engine slot; -1 if it never reached one.
-        outcome: (N,), FINISHED, REFUSED, FAILED or UNFINISHED.
+        outcome: (N,), FINISHED, REFUSED, FAILED, UNFINISHED, or ABANDONED: its client lost patience and hung up.
         cached_tokens: (N,), prompt tokens that were in the prefix cache when it was first scheduled; 0 if left out.
+        session: (N,), session of each request, -1 if it has none; None: the workload has no sessions.
+        turn: (N,), its place in the session, from 0; None: the workload has no sessions.
     """
 
     index: NDArray[np.int64]
@@ -66,17 +68,28 @@ class RequestRecords:
     engine: NDArray[np.int32]
     outcome: NDArray[np.int8]
     cached_tokens: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    session: NDArray[np.int32] | None = None
+    turn: NDArray[np.int32] | None = None
 
     def __post_init__(self) -> None:
         if not self.cached_tokens.size:
             object.__setattr__(self, "cached_tokens", np.zeros(np.size(self.index), np.int32))
-        sizes = {entry.name: np.size(getattr(self, entry.name)) for entry in fields(self)}
+        sizes = {name: np.size(column) for name, column in self._columns().items()}
         if len(set(sizes.values())) > 1:
             raise ValueError(f"columns of RequestRecords differ in length: {sizes}")
 
     def __len__(self) -> int:
         """Number of requests."""
         return int(self.arrival_s.size)
+
+    def _columns(self) -> dict[str, NDArray[Any]]:
+        """Columns that there are, by name."""
+        named = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        return {name: column for name, column in named.items() if column is not None}
+
+    def rows(self, which: NDArray[Any]) -> RequestRecords:
+        """Some of the records: (M,) row numbers or an (N,) mask."""
+        return replace(self, **{name: column[which] for name, column in self._columns().items()})
 
     @property
     def finished(self) -> NDArray[np.bool_]:
@@ -114,7 +127,7 @@ class RequestRecords:
         """One row per request, with the name of the outcome."""
         import pandas as pd
 
-        columns = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        columns = self._columns()
         columns["outcome"] = np.array(OUTCOME_NAMES)[self.outcome]
         return pd.DataFrame(columns)
 
@@ -188,8 +201,8 @@ def summarise(
     the same with `/CLASS` behind it for each class; `goodput_rps` (requests/s that attain both SLOs),
     `request_throughput_rps`, `throughput_tokens_per_s` (all generated tokens), `peak_throughput_tokens_per_s` (most
     in a whole second, each answer's tokens spread evenly between its first and its last); counts `arrived completed
-    refused failed unfinished preemptions`; `cached_prompt_ratio`, the share of prompt tokens that were in the prefix
-    cache. A metric over no request is NaN.
+    refused failed unfinished abandoned preemptions`; `cached_prompt_ratio`, the share of prompt tokens that were in
+    the prefix cache. With sessions also what `session_figures` gives. A metric over no request is NaN.
 
     Args:
         records: the request records.
@@ -231,10 +244,49 @@ def summarise(
         "refused": float(counts[REFUSED]),
         "failed": float(counts[FAILED]),
         "unfinished": float(counts[UNFINISHED]),
+        "abandoned": float(counts[ABANDONED]),
         "preemptions": float(records.preemptions.sum(dtype=np.int64)),
         "cached_prompt_ratio": _share(records.cached_tokens, records.input_tokens),
     }
-    return summary
+    return summary | session_figures(records, met["slo"])
+
+
+def session_figures(records: RequestRecords, met: NDArray[np.bool_]) -> dict[str, float]:
+    """Metrics by session and by turn; none where no request has a session.
+
+    Keys: `sessions` that began; `session_completed_ratio`, those all of whose turns that came finished;
+    `session_abandoned_ratio`, those in which a client hung up; `session_time_` with `p50_s p90_s p99_s`, from the first
+    arrival to the last token, infinite where a turn did not finish, and `mean_finished_s` of the others; for
+    `first_turn` and `later_turns`: `ttft_p50_s/first_turn` and so on, `slo_attainment/first_turn`,
+    `cached_prompt_ratio/first_turn`.
+
+    Args:
+        records: the request records.
+        met: (N,), whether each request attained its SLOs.
+    """
+    if records.session is None or records.turn is None:
+        return {}
+    inside = records.rows(records.session >= 0)
+    assert inside.session is not None
+    _, number = np.unique(inside.session, return_inverse=True)
+    count = int(number.max(initial=-1)) + 1
+    begin_s, end_s = np.full(count, np.inf), np.full(count, -np.inf)
+    np.minimum.at(begin_s, number, inside.arrival_s)
+    np.maximum.at(end_s, number, np.where(inside.finished, inside.finish_s, np.inf))
+    hung_up = np.zeros(count, bool)
+    hung_up[number[inside.outcome == ABANDONED]] = True
+    figures = {
+        "sessions": float(count),
+        "session_completed_ratio": float(np.isfinite(end_s).mean()) if count else math.nan,
+        "session_abandoned_ratio": float(hung_up.mean()) if count else math.nan,
+    }
+    figures |= _latency_figures({"session_time": end_s - begin_s}, {})
+    for name, which in (("first_turn", records.turn == 0), ("later_turns", records.turn > 0)):
+        own = which & (records.session >= 0)
+        of_turn = _latency_figures({"ttft": records.ttft_s[own]}, {"slo": met[own]})
+        of_turn["cached_prompt_ratio"] = _share(records.cached_tokens[own], records.input_tokens[own])
+        figures |= {f"{key}/{name}": value for key, value in of_turn.items()}
+    return figures
 
 
 def _share(part: NDArray[np.int32], whole: NDArray[np.int32]) -> float:

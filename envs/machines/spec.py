@@ -39,6 +39,8 @@ class DeploymentSpec:
         drain_below_tokens: At an ad hoc switch, decoding requests with less context are drained, others migrate.
         drain_limit_s: Longest time of this drain, s; requests still running then are recomputed elsewhere.
         chunk_bytes: Most bytes of a chunk of KV.
+        request_timeout_s: Time from its arrival after which the server ends a request, whatever it has of it, and its
+            client gets an error, s; None: never (vLLM's own behaviour; gateways before it usually have a limit).
         order: Queue order of the engines: fcfs, priority, edf or dpa.
         max_num_seqs: Most running requests of a replica.
         max_num_batched_tokens: Token budget of an iteration.
@@ -74,6 +76,7 @@ class DeploymentSpec:
     chunked_prefill: bool = True
     reserve_full_prompt: bool = True
     long_prefill_token_threshold: int = 0
+    request_timeout_s: float | None = None
 
     def __post_init__(self) -> None:
         get_model(self.model)

@@ -151,7 +151,7 @@ class RoutingEpisode(BaseEpisode[RoutingConfig]):
             gpu_seconds=simulator.gpu_seconds(),
             operations=simulator.plane.underway(),
             totals=world.stats[:, : len(TOTALS)].copy(),
-            arrived_predicted_tokens=int(desk.predicted[: world.cluster["next_arrival"][0]].sum()),
+            arrived_predicted_tokens=int(desk.predicted[simulator.arrived_rows()].sum()),
         )
 
     def _in_flight(self) -> NDArray[np.void]:
@@ -170,9 +170,12 @@ class RoutingEpisode(BaseEpisode[RoutingConfig]):
         cached = np.zeros(self.num_places, np.int64)
         if world.cluster["prefix_caching"][0]:
             cached_tokens(world, self.simulator.tables, slot, cached)
+        arrival_s = float(workload.arrival_s[row])
+        if workload.has_sessions:
+            arrival_s = float(request["arrival_ps"]) / PS_PER_S
         return RoutedRequest(
             index=row,
-            arrival_s=float(workload.arrival_s[row]),
+            arrival_s=arrival_s,
             input_tokens=int(workload.input_tokens[row]),
             predicted_tokens=int(request["predicted"]),
             max_output_tokens=int(workload.max_output_tokens[row]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, Self
 
 import numpy as np
@@ -25,15 +26,22 @@ from serving_gym.envs.simulator.kernel.state import (
     World,
     copy_of_shown,
     new_world,
+    with_more_alarms,
     with_more_extents,
     with_more_log,
     with_more_slots,
 )
-from serving_gym.envs.simulator.kernel.world import advance, dispatch_pool, lacks_extents, show_engines
+from serving_gym.envs.simulator.kernel.world import (
+    advance,
+    dispatch_pool,
+    is_idle,
+    lacks_extents,
+    show_engines,
+)
 from serving_gym.envs.simulator.prefix_tree import make_chains
 from serving_gym.envs.simulator.records import to_records
 from serving_gym.envs.simulator.scheduling import QUEUE_ORDERS, Scheduling, to_ps
-from serving_gym.envs.simulator.traffic import make_traffic, priorities_of
+from serving_gym.envs.simulator.traffic import make_sessions, make_traffic, priorities_of
 
 if TYPE_CHECKING:
     from serving_gym.envs.interface.metrics import RequestRecords
@@ -115,11 +123,25 @@ class Body:
             chains=make_chains(workload, np.unique(self.tables.kinds["block_size"])) if caching else None,
             num_endpoints=num_endpoints,
             disaggregated=disaggregated,
+            sessions=make_sessions(workload),
+            num_limits=self._most_limits(len(workload)),
         )
+        self.world.cluster["time_limit_ps"] = self._time_limit_ps
         self.stale = True  # whether engines have changed since the kernel last updated their rows
         self._tell_scheduling()
         self._inherited_logs = ()
         self.refused_commands = 0
+
+    @property
+    def _time_limit_ps(self) -> int:
+        """After which the server ends a request, or NEVER."""
+        limit_s = self._scheduling.request_timeout_s
+        return NEVER if limit_s is None else to_ps(limit_s)
+
+    def _most_limits(self, num_requests: int) -> int:
+        """Time limits that so many requests of the present traffic may have."""
+        each = int(len(self.traffic.patience_ps) > 0) + int(self._time_limit_ps < NEVER)
+        return each * num_requests
 
     def _tell_scheduling(self) -> None:
         cluster, spec = self.world.cluster, self._scheduling
@@ -164,6 +186,8 @@ class Body:
     @property
     def idle(self) -> bool:
         """Whether every request of the workload has arrived and left."""
+        if self.workload.has_sessions:
+            return bool(is_idle(self.world, self.traffic))
         cluster = self.world.cluster[0]
         return bool(cluster["num_in_flight"] == 0 and cluster["next_arrival"] >= len(self.traffic.arrival_ps))
 
@@ -197,7 +221,7 @@ class Body:
         """Serves the whole workload, or as much of it as `limit_s` allows."""
         limit_ps = NEVER - 1 if limit_s is None else to_ps(limit_s)
         step_ps = to_ps(1.0)
-        if len(self.workload) and not self.workload.num_clients:
+        if len(self.workload) and not (self.workload.num_clients or self.workload.has_sessions):
             self.advance_ps(max(self.now_ps, min(int(self.traffic.arrival_ps[-1]), limit_ps)))
         while not self.idle and self.now_ps < limit_ps:
             self.advance_ps(min(self.now_ps + step_ps, limit_ps))
@@ -230,12 +254,13 @@ class Body:
         cluster = self.world.cluster
         if cluster["next_arrival"][0] < len(self.traffic.arrival_ps):
             raise ValueError("requests can be appended only when all earlier ones have arrived")
-        if self._scheduling.prefix_caching or workload.num_clients:
-            raise ValueError("a workload with prefix caching or in a closed loop cannot be streamed")
+        if self._scheduling.prefix_caching or workload.num_clients or workload.has_sessions:
+            raise ValueError("a workload with prefix caching, sessions or a closed loop cannot be streamed")
         cluster["first_index"] += len(self.traffic.arrival_ps)
         cluster["next_arrival"] = 0
         self.workload = workload
         self.traffic = make_traffic(workload, self._priorities, self.trigger_classes, endpoint)
+        self.world = with_more_alarms(self.world, self._most_limits(len(workload)))
 
     def drain_log(self) -> NDArray[np.void]:
         """Log entries of requests that have left since the last call, (M,) LOG_DTYPE; `results` no longer has them."""
@@ -273,12 +298,26 @@ class Body:
         if not self.trigger_classes:
             return ()
         rows = []
-        i = int(self.world.cluster["next_arrival"][0]) - 1
-        while i >= 0 and self.traffic.arrival_ps[i] == self.now_ps:
-            if self.traffic.trigger[i]:
-                rows.append(i)
-            i -= 1
-        return tuple(self.workload.waiting_request(row) for row in reversed(rows))
+        last = int(self.world.cluster["next_arrival"][0])
+        first = last
+        while first > 0 and self.arrivals(first - 1, first)[1][0] == self.now_ps:
+            first -= 1
+        rows = [int(row) for row in self.arrivals(first, last)[0] if self.traffic.trigger[row]]
+        if not self.workload.has_sessions:
+            return tuple(self.workload.waiting_request(row) for row in rows)
+        return tuple(replace(self.workload.waiting_request(row), arrival_s=self.now_s) for row in rows)
+
+    def arrived_rows(self) -> slice | NDArray[np.int64]:
+        """Rows of the workload that have arrived, as an index."""
+        count = int(self.world.cluster["next_arrival"][0])
+        return self.arrivals(0, count)[0] if self.workload.has_sessions else slice(count)
+
+    def arrivals(self, first: int, last: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Rows of the workload of the requests that arrived as number `first` to `last` - 1, and when, picoseconds."""
+        if self.workload.has_sessions:
+            turns = self.world.turns[first:last]
+            return turns["came_row"].astype(np.int64), turns["came_ps"].copy()
+        return np.arange(first, last), self.traffic.arrival_ps[first:last]
 
     # -- forks ---------------------------------------------------------------------------------------------------------
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.envs.interface.metrics import FAILED, FINISHED, REFUSED, UNFINISHED, RequestRecords
+from serving_gym.envs.interface.metrics import (
+    ABANDONED,
+    FAILED,
+    FINISHED,
+    REFUSED,
+    UNFINISHED,
+    RequestRecords,
+)
 from serving_gym.envs.simulator.kernel import state as kernel
 from serving_gym.envs.simulator.kernel.state import PS_PER_S, Traffic, World
 from serving_gym.envs.simulator.kernel.world import decoding_progress
 from serving_gym.envs.workload.schema import Workload
 
-_OUTCOMES = np.array(
-    [FINISHED, REFUSED, FAILED, FAILED], np.int8
-)  # in the kernel's numbering; last: disconnected
+OUTCOMES = np.array([FINISHED, REFUSED, FAILED, ABANDONED], np.int8)  # in the kernel's numbering
 
 
 def _seconds(times_ps: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -21,8 +26,10 @@ def _seconds(times_ps: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def to_records(workload: Workload, traffic: Traffic, world: World, log: NDArray[np.void]) -> RequestRecords:
-    """Every request that has arrived, in the order of the workload."""
-    count = int(world.cluster["next_arrival"][0])
+    """Every request that has arrived, in the order of arrival."""
+    arrived = int(world.cluster["next_arrival"][0])
+    here = world.turns["came_row"][:arrived].astype(np.int64) if workload.has_sessions else np.arange(arrived)
+    count = len(workload) if workload.has_sessions else arrived
     first_scheduled = np.full(count, -1, np.int64)
     first_token = np.full(count, -1, np.int64)
     finish = np.full(count, -1, np.int64)
@@ -39,7 +46,7 @@ def to_records(workload: Workload, traffic: Traffic, world: World, log: NDArray[
     preemptions[rows] = log["preemptions"]
     cached[rows] = log["cached"]
     engine[rows] = log["engine"]
-    outcome[rows] = _OUTCOMES[log["outcome"]]
+    outcome[rows] = OUTCOMES[log["outcome"]]
     for slot in np.flatnonzero(world.requests["phase"] != kernel.FREE):
         request = world.requests[slot]
         row = request["index"]
@@ -50,20 +57,29 @@ def to_records(workload: Workload, traffic: Traffic, world: World, log: NDArray[
         cached[row] = request["cached"]
         engine[row] = request["engine"]
     return RequestRecords(
-        index=np.arange(count, dtype=np.int64),
-        arrival_s=_seconds(traffic.arrival_ps[:count])
-        if workload.num_clients
-        else workload.arrival_s[:count],
-        input_tokens=workload.input_tokens[:count],
-        output_tokens=workload.output_tokens[:count],
-        class_id=workload.class_id[:count],
-        priority=workload.priority[:count],
-        first_scheduled_s=_seconds(first_scheduled),
-        first_token_s=_seconds(first_token),
-        finish_s=_seconds(finish),
-        generated_tokens=generated,
-        preemptions=preemptions,
-        engine=engine,
-        outcome=outcome,
-        cached_tokens=cached,
+        index=here,
+        arrival_s=arrival_times(workload, traffic, world, here),
+        input_tokens=workload.input_tokens[here],
+        output_tokens=workload.output_tokens[here],
+        class_id=workload.class_id[here],
+        priority=workload.priority[here],
+        first_scheduled_s=_seconds(first_scheduled[here]),
+        first_token_s=_seconds(first_token[here]),
+        finish_s=_seconds(finish[here]),
+        generated_tokens=generated[here],
+        preemptions=preemptions[here],
+        engine=engine[here],
+        outcome=outcome[here],
+        cached_tokens=cached[here],
+        session=None if workload.session_id is None else workload.session_id[here],
+        turn=None if workload.session_id is None else workload.turn[here],
     )
+
+
+def arrival_times(
+    workload: Workload, traffic: Traffic, world: World, rows: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """When the first len(rows) requests arrived, (N,) seconds; `rows`: which of the workload they are."""
+    if workload.has_sessions:
+        return _seconds(world.turns["came_ps"][: len(rows)])
+    return _seconds(traffic.arrival_ps[rows]) if workload.num_clients else workload.arrival_s[rows]

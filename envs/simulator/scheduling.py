@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from serving_gym.calibration.fields import check_positive
 from serving_gym.calibration.profile import Profile
 from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.fleet import FleetSpec
@@ -31,6 +32,7 @@ def check_scheduling(spec: Scheduling, name: str) -> None:
     for field in ("dpa_expired_s", "dpa_urgent_s"):
         if getattr(spec, field) < 0:
             raise ValueError(f"{name}.{field} must not be negative, got {getattr(spec, field)}")
+    check_positive(spec, "request_timeout_s", prefix=f"{name}.", finite=True)
     if spec.long_prefill_token_threshold < 0:
         raise ValueError(f"{name}.long_prefill_token_threshold must be 0 (none) or positive")
 

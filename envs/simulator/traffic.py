@@ -7,7 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.envs.simulator.kernel.state import NEVER, NUM_LEVELS, PS_PER_S, Traffic
+from serving_gym.envs.simulator.kernel.state import (
+    NEVER,
+    NUM_LEVELS,
+    PS_PER_S,
+    TURN_DTYPE,
+    Sessions,
+    Traffic,
+    no_sessions,
+)
 from serving_gym.envs.workload.schema import Workload
 
 
@@ -62,4 +70,32 @@ def make_traffic(
         class_id=workload.class_id.astype(np.int32),
         endpoint=np.zeros(len(workload), np.int32) if endpoint is None else endpoint,
         trigger=np.isin(workload.class_id, trigger_classes).astype(np.int8),
+        patience_ps=_patience_ps(workload),
     )
+
+
+def _patience_ps(workload: Workload) -> NDArray[np.int64]:
+    """How long each client waits for the first token, (N,), or nothing where all wait as long as it takes."""
+    if workload.patience_s is None or np.isinf(workload.patience_s).all():
+        return np.zeros(0, np.int64)
+    finite = np.isfinite(workload.patience_s)
+    patience_ps = np.round(np.where(finite, workload.patience_s, 0.0) * PS_PER_S).astype(np.int64)
+    return np.where(finite, patience_ps, NEVER)
+
+
+def make_sessions(workload: Workload) -> Sessions:
+    """Who waits for whom, in the kernel's form; nothing where nobody waits."""
+    if not workload.has_sessions:
+        return no_sessions()
+    assert workload.after is not None
+    assert workload.delay_s is not None
+    awaited = workload.num_awaited
+    turns = np.zeros(len(workload), TURN_DTYPE)
+    turns["came_ps"] = NEVER
+    turns["unmet"] = awaited
+    turns["delay_ps"] = np.where(awaited > 0, np.round(workload.delay_s * PS_PER_S).astype(np.int64), -1)
+    owner = np.repeat(np.arange(len(workload), dtype=np.int32), awaited)
+    order = np.argsort(workload.after, kind="stable")
+    ends = np.cumsum(np.bincount(workload.after, minlength=len(workload)))
+    turns["first_child"][1:], turns["last_child"] = ends[:-1], ends
+    return Sessions(turns, owner[order])

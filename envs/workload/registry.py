@@ -262,7 +262,9 @@ class WorkloadSource:
                 seed_sequence(seed, self.spec.name, chosen), past_s, duration_s, self._factor()
             )
         before = replace(self, spec=replace(self.spec, split="train")).sample(_PAST_SEED)
-        return WholeStream(self.sample(seed, chosen), before, 0.0, duration_s)
+        whole = self.sample(seed, chosen)
+        pieces = {"piece_s": duration_s} if whole.has_sessions else {}  # a session cannot be cut
+        return WholeStream(whole, before, 0.0, duration_s, **pieces)
 
     def _part(self, seed: int, split: str) -> WorkloadSource:
         """The part of a mixture that an episode is drawn from."""

@@ -44,6 +44,7 @@ class Settings:
     prefix_caching: bool = False
     hash_block_tokens: int = 1  # tokens that each of a request's hash ids stands for
     async_scheduling: bool = False  # an iteration is put together while the one before it runs
+    time_limit_ps: float = math.inf  # from a request's arrival to its end
 
 
 @dataclass(eq=False)
@@ -56,6 +57,9 @@ class Request:
     output: int
     max_output: int
     level: int = 0
+    after: tuple[int, ...] = ()  # requests that must have finished before it arrives ...
+    delay_ps: int = 0  # ... so long before
+    patience_ps: float = math.inf  # from its arrival to the first token
     hash_ids: tuple[int, ...] = ()  # equal ids: equal tokens up to there; what follows the last is its own
     deadline_ps: int = 0
     computed: int = 0  # tokens with KV, those of the iteration in flight included
@@ -479,6 +483,12 @@ class Cluster:
     turn: int = 0
     arrived: int = 0
     pool: list[Request] = field(default_factory=list)
+    to_come: list[Request] = field(default_factory=list)  # wait for answers of others
+
+    def __post_init__(self) -> None:
+        self.by_index = {request.index: request for request in self.arrivals}
+        self.to_come = [request for request in self.arrivals if request.after]
+        self.arrivals = [request for request in self.arrivals if not request.after]
 
     def advance(self, until: int) -> bool:
         """Runs to `until`, or to the first instant at which an engine has news. Returns whether one had."""
@@ -488,6 +498,7 @@ class Cluster:
             ends = [engine.due_ps for engine in self.engines if engine.due_ps is not None]
             if self.arrived < len(self.arrivals):
                 ends.append(self.arrivals[self.arrived].arrival_ps)
+            ends += [due_ps for due_ps, _ in self._limits()]
             if not ends or min(ends) > until:
                 self.now = until
                 return False
@@ -495,8 +506,43 @@ class Cluster:
             self._end_iterations()
             if any(engine.has_news for engine in self.engines):
                 return True
+            self._release()
+            self._end_overdue()
             self._let_arrive()
             self.kick()
+
+    def _release(self) -> None:
+        """Lets those be among the arrivals whose awaited answers have all ended."""
+        for request in list(self.to_come):
+            awaited = [self.by_index[index] for index in request.after]
+            if all(other.fate == "finished" for other in awaited):
+                self.to_come.remove(request)
+                request.arrival_ps = max(other.finish_ps for other in awaited) + request.delay_ps
+                self.arrivals.append(request)
+        later = sorted(self.arrivals[self.arrived :], key=lambda request: (request.arrival_ps, request.index))
+        self.arrivals[self.arrived :] = later
+
+    def _limits(self) -> list[tuple[int, Request]]:
+        """When the time limits of requests that are here run out."""
+        limits = []
+        for request in self.arrivals[: self.arrived]:
+            if request.fate != "in flight":
+                continue
+            if request.first_token_ps < 0 and request.patience_ps < math.inf:
+                limits.append((request.arrival_ps + int(request.patience_ps), request))
+            if self.settings.time_limit_ps < math.inf:
+                limits.append((request.arrival_ps + int(self.settings.time_limit_ps), request))
+        return limits
+
+    def _end_overdue(self) -> None:
+        for due_ps, request in sorted(self._limits(), key=lambda limit: (limit[0], limit[1].index)):
+            if due_ps == self.now and request.fate == "in flight":
+                number = request.engine
+                self.abort(request)
+                if due_ps == request.arrival_ps + self.settings.time_limit_ps:
+                    request.fate = "failed"
+                if number >= 0 and self.engines[number].ends_ps is None:
+                    self.engines[number].begin(self.now)
 
     def dispatch(self) -> None:
         """Offers pooled requests to the router again and starts idle engines."""

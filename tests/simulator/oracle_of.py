@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from serving_gym.envs.simulator.kernel.state import ACTIVE, ROUTER_NAMES, Tables
+import math
+
+from serving_gym.envs.simulator.kernel.state import ACTIVE, NEVER, ROUTER_NAMES, Tables
 from serving_gym.envs.simulator.scheduling import QUEUE_ORDERS
 from serving_gym.envs.simulator.simulator import Simulator
 from tests.simulator.oracle import Cluster, Engine, Kind, Request, Settings
@@ -18,6 +20,10 @@ def oracle_of(simulator: Simulator) -> Cluster:
         reserve_full_prompt=bool(cluster["reserve_full_prompt"]),
         long_prefill_threshold=int(cluster["long_prefill_threshold"]),
         max_request_tokens=int(simulator.world.endpoints["max_request_tokens"][0]),
+        async_scheduling=bool(simulator.cluster.tables.kinds["async_scheduling"][0]),
+        time_limit_ps=math.inf if cluster["time_limit_ps"] == NEVER else int(cluster["time_limit_ps"]),
+        prefix_caching=bool(cluster["prefix_caching"]),
+        hash_block_tokens=simulator.workload.hash_block_tokens,
     )
     kinds: dict[int, Kind] = {}
     engines: list[Engine] = []
@@ -29,6 +35,7 @@ def oracle_of(simulator: Simulator) -> Cluster:
     columns = (traffic.arrival_ps, traffic.prompt, traffic.output, traffic.max_output, traffic.level)
     rows = zip(*(column.tolist() for column in columns), strict=True)
     arrivals = [Request(index, *row) for index, row in enumerate(rows)]
+    _tell_sessions(simulator, arrivals)
     return Cluster(settings=settings, engines=engines, arrivals=arrivals)
 
 
@@ -36,6 +43,22 @@ def run_oracle(cluster: Cluster, step_ps: int = 10**13) -> None:
     """Serves all of its requests."""
     while cluster.arrived < len(cluster.arrivals) or not all(engine.empty for engine in cluster.engines):
         cluster.advance(cluster.now + step_ps)
+
+
+def _tell_sessions(simulator: Simulator, requests: list[Request]) -> None:
+    """Tells requests whom they wait for, how patient they are, and what their prompts are made of."""
+    workload, traffic = simulator.workload, simulator.traffic
+    for request in requests:
+        row = request.index
+        if workload.after is not None and workload.after_offsets is not None:
+            begin, end = workload.after_offsets[row], workload.after_offsets[row + 1]
+            request.after = tuple(workload.after[begin:end].tolist())
+            request.delay_ps = max(int(simulator.world.turns["delay_ps"][row]), 0)
+        if len(traffic.patience_ps) and traffic.patience_ps[row] < NEVER:
+            request.patience_ps = int(traffic.patience_ps[row])
+        if workload.hash_ids is not None and workload.hash_offsets is not None:
+            begin, end = workload.hash_offsets[row], workload.hash_offsets[row + 1]
+            request.hash_ids = tuple(workload.hash_ids[begin:end].tolist())
 
 
 def _kind(tables: Tables, number: int) -> Kind:

@@ -322,7 +322,7 @@ def book(
     history: Bins,
     world: World,
     traffic: kernel.Traffic,
-    arrived: slice,
+    arrived: tuple[NDArray[np.int64], NDArray[np.int64]],
     log: NDArray[np.void],
     since_ps: int,
     interactive: NDArray[np.int8],
@@ -335,7 +335,7 @@ def book(
         history: Long ones.
         world: As it stands now.
         traffic: Arrivals.
-        arrived: Rows of them that have arrived since.
+        arrived: Rows of them that have arrived since, and when, picoseconds.
         log: (M,) LOG_DTYPE, of requests that have left since.
         since_ps: When.
         interactive: (C,)
@@ -345,14 +345,15 @@ def book(
     ttft_slo_ps = classes["ttft_slo_ps"]
     for bins in (recent, history):
         bins.prepare(now_ps)
+        rows, came_ps = arrived
         where = (bins.rows, bins.begin_ps, bins.bin_ps)
         book_log(*where, since_ps, log, interactive, ttft_slo_ps, classes["tpot_slo_ps"])
         book_arrivals(
             *where,
-            traffic.arrival_ps[arrived],
-            traffic.prompt[arrived],
-            traffic.class_id[arrived],
-            traffic.endpoint[arrived],
+            came_ps,
+            traffic.prompt[rows],
+            traffic.class_id[rows],
+            traffic.endpoint[rows],
             interactive,
         )
     slots = np.empty(int(world.cluster["num_in_flight"][0]), np.int32)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.envs.interface.metrics import FAILED, FINISHED, REFUSED, UNFINISHED, RequestRecords
+from serving_gym.envs.interface.metrics import UNFINISHED, RequestRecords
 from serving_gym.envs.simulator.kernel import state as kernel
 from serving_gym.envs.simulator.kernel.state import PS_PER_S, World
 from serving_gym.envs.simulator.kernel.world import decoding_progress
+from serving_gym.envs.simulator.records import OUTCOMES
 from serving_gym.envs.workload.schema import Workload
 
 Left = NDArray[np.void]
@@ -28,7 +30,6 @@ LEFT_DTYPE = np.dtype(
         ("outcome", np.int8),
     ]
 )
-_OUTCOMES = np.array([FINISHED, REFUSED, FAILED, FAILED], np.int8)  # by the kernel's numbering
 
 
 def left_of(log: NDArray[np.void]) -> Left:
@@ -41,7 +42,7 @@ def left_of(log: NDArray[np.void]) -> Left:
     for name in ("index", "generated", "engine"):
         rows[name] = log[name]
     rows["preemptions"] = np.minimum(log["preemptions"], np.iinfo(np.int16).max)
-    rows["outcome"] = _OUTCOMES[log["outcome"]]
+    rows["outcome"] = OUTCOMES[log["outcome"]]
     return rows
 
 
@@ -53,7 +54,8 @@ def records_of(pieces: Sequence[Workload], world: World, gone: Sequence[Left]) -
         world: The world, with the requests that are still there.
         gone: Those that have left.
     """
-    present = int(world.cluster["next_arrival"][0])
+    sessions = pieces[-1].has_sessions  # then it is the only piece
+    present = len(pieces[-1]) if sessions else int(world.cluster["next_arrival"][0])
     counts = [len(piece) for piece in pieces[:-1]] + [present]
 
     def column(name: str) -> NDArray[np.generic]:
@@ -61,6 +63,9 @@ def records_of(pieces: Sequence[Workload], world: World, gone: Sequence[Left]) -
 
     count = sum(counts)
     arrival_s = column("arrival_s").astype(np.float64)
+    if sessions:
+        turns = world.turns[: int(world.cluster["next_arrival"][0])]
+        arrival_s[turns["came_row"]] = turns["came_ps"] / PS_PER_S
     times = {name: np.full(count, np.nan) for name in ("first_scheduled_s", "first_token_s", "finish_s")}
     generated, preemptions = np.zeros(count, np.int32), np.zeros(count, np.int32)
     engine, outcome = np.full(count, -1, np.int32), np.full(count, UNFINISHED, np.int8)
@@ -78,7 +83,7 @@ def records_of(pieces: Sequence[Workload], world: World, gone: Sequence[Left]) -
                 times[f"{name}_s"][row] = request[f"{name}_ps"] / PS_PER_S
         generated[row] = decoding_progress(world, int(slot))
         preemptions[row], engine[row] = request["preemptions"], request["engine"]
-    return RequestRecords(
+    records = RequestRecords(
         index=np.arange(count, dtype=np.int64),
         arrival_s=arrival_s,
         input_tokens=column("input_tokens").astype(np.int32),
@@ -91,3 +96,9 @@ def records_of(pieces: Sequence[Workload], world: World, gone: Sequence[Left]) -
         engine=engine,
         outcome=outcome,
     )
+    if not sessions:
+        return records
+    workload = pieces[-1]
+    assert workload.session_id is not None
+    known = replace(records, session=workload.session_id, turn=workload.turn)
+    return known.rows(turns["came_row"].astype(np.int64))

@@ -35,6 +35,7 @@ from serving_gym.envs.simulator.kernel.gateway import (
     pooled_by_endpoint,
 )
 from serving_gym.envs.simulator.kernel.state import NEVER, NOTIFIED
+from serving_gym.envs.simulator.kernel.world import is_idle
 from serving_gym.envs.simulator.scheduling import to_ps
 from serving_gym.envs.workload.predictions import PredictionSpec, predict_lengths
 from serving_gym.envs.workload.streams import RequestStream
@@ -221,6 +222,8 @@ class AutoscalingSimulator(FleetSimulator):
     @property
     def exhausted(self) -> bool:
         """Whether all requests of the present piece have arrived."""
+        if self.workload.has_sessions:
+            return bool(is_idle(self.world, self.traffic))
         return int(self.world.cluster["next_arrival"][0]) >= len(self.traffic.arrival_ps)
 
     @property
@@ -295,13 +298,13 @@ class AutoscalingSimulator(FleetSimulator):
     def _write_books(self) -> None:
         """Notes what requests have done since the last time."""
         log = self.drain_log()
-        arrived = slice(self._booked_row, int(self.world.cluster["next_arrival"][0]))
+        count = int(self.world.cluster["next_arrival"][0])
         book(
             self.books.recent,
             self.books.history,
             self.world,
             self.traffic,
-            arrived,
+            self.arrivals(self._booked_row, count),
             log,
             self._booked_ps,
             self.interactive,
@@ -310,7 +313,7 @@ class AutoscalingSimulator(FleetSimulator):
         count_latencies(self.books.latencies, log)
         if self.books.keeps and len(log):
             self.books.left.append(left_of(log))
-        self._booked_ps, self._booked_row = self.now_ps, arrived.stop
+        self._booked_ps, self._booked_row = self.now_ps, count
 
     def held_by_gateway(self) -> NDArray[np.int64]:
         """(P,) requests by endpoint that wait because no instance can take them."""

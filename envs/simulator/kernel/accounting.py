@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from serving_gym.envs.simulator.kernel.compiled import compiled, entry, int64
 from serving_gym.envs.simulator.kernel.queues import release_slot
+from serving_gym.envs.simulator.kernel.sessions import answer_ended
 from serving_gym.envs.simulator.kernel.state import (
     ABORTED,
     FAILED,
@@ -62,6 +63,8 @@ def _write_log(world: World, slot: int, now: int, outcome: int) -> None:
     entry.engine = request.engine
     entry.outcome = outcome
     cluster.log_length += 1
+    if len(world.turns) > 0 and outcome == FINISHED:
+        answer_ended(world, int64(request.index), now)
     release_slot(world, slot)
 
 
@@ -198,7 +201,8 @@ def book_turned_away(world: World, tables: Tables, slot: int, now: int) -> None:
 
 @compiled
 def book_abort(world: World, tables: Tables, slot: int, now: int) -> None:
-    """Books a request whose client has hung up, and frees its slot."""
+    """Books a request whose client has hung up as one that failed, and frees its slot."""
+    world.stats[world.requests[slot].class_id, S_FAILED] += 1
     world.stats[world.requests[slot].class_id, S_ABORTED] += 1
     _stop_cost(world, tables, slot, now)
     _write_log(world, slot, now, int64(ABORTED))

@@ -29,6 +29,7 @@ from serving_gym.envs.simulator.kernel.features import LONG_S, SHORT_S, write_ob
 from serving_gym.envs.simulator.kernel.handles import handle_width, reader_of
 from serving_gym.envs.simulator.kernel.offers import begin_retry, next_offer, offer_arrivals, settle
 from serving_gym.envs.simulator.kernel.router_view import look_at_places
+from serving_gym.envs.simulator.kernel.sessions import row_of
 from serving_gym.envs.simulator.kernel.state import (
     CLASS_DTYPE,
     KIND_DTYPE,
@@ -42,7 +43,14 @@ from serving_gym.envs.simulator.kernel.state import (
     World,
     new_world,
 )
-from serving_gym.envs.simulator.kernel.world import go_on, is_idle, lacks_extents, show_engines, take_stock
+from serving_gym.envs.simulator.kernel.world import (
+    go_on,
+    is_idle,
+    lacks_extents,
+    next_arrival,
+    show_engines,
+    take_stock,
+)
 
 # Columns of what a decision brought, before the misses of each class: two (C,) blocks, TTFT and TPOT.
 OUTCOMES = ("dt_s", "latency", "good", "lost", "square")
@@ -102,7 +110,7 @@ def _next_stop(world: World, traffic: Traffic, desk: Desk, until: int) -> int:
         if board.retry_ps == NEVER:  # some have lost their engine
             board.retry_ps = now + board.retry_interval_ps
         stop = min(stop, board.retry_ps)
-    if world.cluster[0].next_arrival >= len(traffic.arrival_ps):
+    if next_arrival(world, traffic) == NEVER:
         stop = min(stop, now + _DRAIN_PS)
     return stop
 
@@ -196,7 +204,7 @@ def close_interval(world: World, desk: Desk, out: NDArray[np.float64]) -> None:
     predicted, late, slow = 0.0, 0.0, 0.0
     last = world.cluster[0].next_arrival
     for row in range(last - int64(arrived), last):
-        predicted += desk.predicted[row]
+        predicted += desk.predicted[row_of(world, row)]
     for c in range(num_classes):
         late += out[_MISSES + c]
         slow += out[_MISSES + num_classes + c]

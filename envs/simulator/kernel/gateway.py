@@ -15,13 +15,23 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from serving_gym.envs.simulator.kernel.aborts import book_overdue, end_overdue, next_overdue
 from serving_gym.envs.simulator.kernel.accounting import book_arrival, book_refusal, latency_cost
 from serving_gym.envs.simulator.kernel.compiled import compiled, entry, int64
-from serving_gym.envs.simulator.kernel.queues import enqueue, track, unlink, untrack
+from serving_gym.envs.simulator.kernel.queues import enqueue, is_tracked, track, unlink, untrack
 from serving_gym.envs.simulator.kernel.routers import may_take
 from serving_gym.envs.simulator.kernel.runs import catch_up, interrupt, kick, show_load
+from serving_gym.envs.simulator.kernel.sessions import (
+    drop_alarm,
+    look_ahead,
+    next_limit,
+    pass_on,
+    row_of,
+    set_limits,
+)
 from serving_gym.envs.simulator.kernel.state import (
     ACTIVE,
+    LIMITS,
     REACHED,
     TRANSIT,
     WAITING,
@@ -481,16 +491,18 @@ def _signal(world: World, tables: Tables, gate: Gate) -> None:
 
 
 @compiled
-def _ingest(world: World, traffic: Traffic, tables: Tables, gate: Gate, index: int) -> None:
-    """Lets a request arrive at the gateway."""
-    slot = new_request(world, traffic, tables, index)
+def _ingest(world: World, traffic: Traffic, tables: Tables, gate: Gate, k: int) -> None:
+    """Lets the k-th request arrive at the gateway."""
+    slot = new_request(world, traffic, tables, k)
     request = world.requests[slot]
-    request.predicted = gate.predicted[index]
+    request.predicted = gate.predicted[row_of(world, k)]
     request.target = 0
     if most_tokens(world, slot) > world.endpoints[request.endpoint].max_request_tokens:
         book_refusal(world, slot)
         return
     book_arrival(world, tables, slot)
+    if world.alarms.shape[1] > 0:
+        set_limits(world, traffic, slot, row_of(world, k))
     board = gate.gate[0]
     if board.holds == 1 and board.flush == 0 and gate.interactive[request.class_id] == 0:
         _join_line(world, gate, slot)
@@ -499,10 +511,44 @@ def _ingest(world: World, traffic: Traffic, tables: Tables, gate: Gate, index: i
 
 
 @compiled
+def _quit_line(world: World, gate: Gate, slot: int) -> None:
+    """Takes a request out of the line that it stands in."""
+    request = world.requests[slot]
+    line = gate.lines[request.endpoint]
+    if request.prev < 0:
+        line.first = request.next
+    else:
+        world.requests[request.prev].next = request.next
+    if request.next < 0:
+        line.last = request.prev
+    else:
+        world.requests[request.next].prev = request.prev
+    track(world, slot)
+    line.count -= 1
+    line.tokens -= int64(request.prompt) + request.predicted
+
+
+@compiled
+def _end_overdue(world: World, tables: Tables, gate: Gate) -> None:
+    """Ends requests whose time limits have run out. An engine that has news tells at its next event."""
+    while True:
+        slot = next_overdue(world)
+        if slot < 0:
+            return
+        if is_tracked(world, slot):
+            end_overdue(world, tables, slot)
+        else:
+            limit = int64(world.alarms[LIMITS, 0].limit)
+            drop_alarm(world, int64(LIMITS))
+            _quit_line(world, gate, slot)
+            book_overdue(world, tables, slot, limit)
+
+
+@compiled
 def _next_at_gate(world: World, traffic: Traffic, gate: Gate) -> int:
     """When the gateway has next something to do."""
     board = gate.gate[0]
-    due = min(int64(next_arrival(world, traffic)), int64(board.next_signal_ps))
+    due = min(int64(next_arrival(world, traffic)), int64(board.next_signal_ps), next_limit(world))
     if board.first_on_way >= 0:
         due = min(due, int64(world.requests[board.first_on_way].arrives_ps))
     return due
@@ -516,13 +562,14 @@ def _attend(world: World, traffic: Traffic, tables: Tables, gate: Gate, now: int
         _signal(world, tables, gate)
     while board.first_on_way >= 0 and world.requests[board.first_on_way].arrives_ps == now:
         _arrive_there(world, tables, gate)
+    _end_overdue(world, tables, gate)
     first = int64(cluster.next_arrival)
     while next_arrival(world, traffic) == now:
         needs = needs_room(world, cluster.next_arrival - first)
         if needs != REACHED:
             return needs
         _ingest(world, traffic, tables, gate, cluster.next_arrival)
-        cluster.next_arrival += 1
+        pass_on(world, traffic)
     return REACHED
 
 
@@ -537,8 +584,11 @@ def advance_with_gate(world: World, traffic: Traffic, tables: Tables, gate: Gate
     cluster = world.cluster[0]
     reason = REACHED
     while reason == REACHED:
+        if len(world.turns) > 0:
+            look_ahead(world, traffic)
         due = _next_at_gate(world, traffic, gate)
         reason = step_engines(world, traffic, tables, min(due, until), noticed)
+        due = _next_at_gate(world, traffic, gate)
         if due > until:
             break
         if reason == REACHED:

@@ -7,16 +7,18 @@ from serving_gym.envs.simulator.kernel.compiled import compiled, inlined, int64
 from serving_gym.envs.simulator.kernel.desk import FAR, HOLD, NO_ACTION, Desk
 from serving_gym.envs.simulator.kernel.queues import tokens_to_prefill, unlink
 from serving_gym.envs.simulator.kernel.routers import may_take
+from serving_gym.envs.simulator.kernel.sessions import came_at, row_of
 from serving_gym.envs.simulator.kernel.state import NEVER, NUM_LEVELS, REACHED, Tables, Traffic, World
 from serving_gym.envs.simulator.kernel.world import send
 
 
 @compiled
-def _slot_of_row(world: World, traffic: Traffic, row: int) -> int:
-    """Where a request that arrives now stands in the pool, or -1: it was refused."""
+def _slot_of(world: World, traffic: Traffic, k: int) -> int:
+    """Where the k-th request, which arrives now, stands in the pool, or -1: it was refused."""
+    row = row_of(world, k)
     slot = int64(world.queues[len(world.engines), traffic.level[row], 1])
     index = world.cluster[0].first_index + row
-    while slot >= 0 and world.requests[slot].arrival_ps == traffic.arrival_ps[row]:
+    while slot >= 0 and world.requests[slot].arrival_ps == came_at(world, traffic, k):
         if world.requests[slot].index == index:
             return slot
         slot = int64(world.requests[slot].prev)
@@ -46,7 +48,7 @@ def offer_arrivals(world: World, traffic: Traffic, desk: Desk) -> None:
     """Requests have arrived: they are the next to be offered."""
     now = world.cluster[0].now_ps
     first = last = int64(world.cluster[0].next_arrival)
-    while first > 0 and traffic.arrival_ps[first - 1] == now:
+    while first > 0 and came_at(world, traffic, first - 1) == now:
         first -= 1
     desk.desk[0].next_row, desk.desk[0].last_row = first, last
 
@@ -67,10 +69,10 @@ def next_offer(world: World, traffic: Traffic, desk: Desk) -> bool:
     """Puts the next request of this instant on the desk. Returns whether there is one."""
     board, now = desk.desk[0], world.cluster[0].now_ps
     while board.next_row < board.last_row:
-        slot = _slot_of_row(world, traffic, board.next_row)
+        slot = _slot_of(world, traffic, board.next_row)
         board.next_row += 1
         if slot >= 0:
-            world.requests[slot].predicted = desk.predicted[board.next_row - 1]
+            world.requests[slot].predicted = desk.predicted[row_of(world, board.next_row - 1)]
             board.slot, board.held_before = slot, 0
             return True
     while board.following >= 0:
@@ -92,7 +94,7 @@ def count_held(world: World, traffic: Traffic, desk: Desk) -> None:
         board.held -= 1
         board.held_tokens -= tokens_to_prefill(world, int64(board.slot))
     for row in range(board.next_row, board.last_row):
-        slot = _slot_of_row(world, traffic, row)
+        slot = _slot_of(world, traffic, row)
         if slot >= 0:
             board.held -= 1
             board.held_tokens -= tokens_to_prefill(world, slot)

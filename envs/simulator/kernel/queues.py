@@ -41,6 +41,12 @@ def untrack(world: World, slot: int) -> None:
 
 
 @compiled
+def is_tracked(world: World, slot: int) -> bool:
+    """Whether those find a request who look at all of them: it stands in no line of a gateway."""
+    return (world.tracked[slot >> 6] >> np.uint64(slot & 63)) & np.uint64(1) != np.uint64(0)
+
+
+@compiled
 def next_tracked(tracked: NDArray[np.uint64], slot: int) -> int:
     """The first slot, from one on, whose request is tracked, or -1."""
     number = slot >> 6

@@ -210,6 +210,35 @@ HOLD_DTYPE = np.dtype(
     align=True,
 )
 
+# What sessions need, a row a request; none where no request waits for another. In the order of the workload, except
+# for the first two columns, which are in order of arrival.
+TURN_DTYPE = np.dtype(
+    [
+        ("came_ps", np.int64),  # when the k-th request arrived; of the next one, when it is to, or NEVER
+        ("came_row", np.int32),  # the row of the workload that it is
+        ("unmet", np.int32),  # answers that this row still waits for
+        ("delay_ps", np.int64),  # from the last of those answers to its arrival; -1: it waits for none
+        ("first_child", np.int32),  # World.children: the rows that wait for this one ...
+        ("last_child", np.int32),  # ... and behind the last of them
+    ],
+    align=True,
+)
+
+# An entry of a heap of alarms, the earliest first, of equal ones the one with the lower row.
+ALARM_DTYPE = np.dtype(
+    [
+        ("due_ps", np.int64),
+        ("row", np.int32),  # row of the workload
+        ("slot", np.int32),  # of a time limit: where its request stood when it arrived
+        ("limit", np.int32),  # which one: UNTIL_FIRST_TOKEN or UNTIL_END
+    ],
+    align=True,
+)
+ARRIVALS, LIMITS = range(
+    2
+)  # rows of World.alarms: of requests that wait for nothing any more, and of time limits
+UNTIL_FIRST_TOKEN, UNTIL_END = range(2)  # a client's patience, a server's time limit
+
 # A row of a request's path through the prefix tree.
 CHAIN_DTYPE = np.dtype([("node", np.int32), ("end", np.int32)], align=True)  # behind its last position there
 
@@ -244,6 +273,13 @@ CLUSTER_DTYPE = np.dtype(
             np.int32,
         ),  # 1: a request has arrived that asks for a decision; idle engines are to begin first
         ("num_clients", np.int32),  # closed loop: requests kept in flight; 0 when arrivals are given
+        ("next_root", np.int64),  # sessions: the next row that waits for no answer
+        ("num_calls", np.int64),  # alarms in the heap of ARRIVALS ...
+        ("num_limits", np.int64),  # ... and of LIMITS
+        (
+            "time_limit_ps",
+            np.int64,
+        ),  # after which the server ends a request, counted from its arrival; or NEVER
     ],
     align=True,
 )
@@ -297,7 +333,7 @@ STAT_NAMES = (
     "decode_weight",
     "decode_weighted_start",
     "decode_closed",
-    "aborted",  # by clients that hung up; no workload has such yet
+    "aborted",  # of the failed, those whose clients hung up
 )
 (
     S_ARRIVED,
@@ -358,10 +394,18 @@ class World(NamedTuple):
     ]  # a bit a slot: there is a request that stands in no line of a gateway (queues.py)
     chain_start: NDArray[np.int32]  # (block sizes, N + 1) first row of each request's chain; never changes
     chains: NDArray[np.void]  # (rows,) CHAIN_DTYPE; never changes
+    turns: NDArray[np.void]  # (N,) TURN_DTYPE, or none: no request waits for another
+    children: NDArray[np.int32]  # rows that wait for others; never changes
+    alarms: NDArray[
+        np.void
+    ]  # (2, M) ALARM_DTYPE, two heaps; M = 0 where nothing waits and nobody is impatient
 
 
 class Traffic(NamedTuple):
-    """The arrivals of an episode, N rows sorted by time. In a closed loop, times are NEVER until a client sends."""
+    """The arrivals of an episode, N rows sorted by time.
+
+    In a closed loop, times are NEVER until a client sends. In a session, times of those that wait say nothing.
+    """
 
     arrival_ps: NDArray[np.int64]
     prompt: NDArray[np.int32]
@@ -371,6 +415,8 @@ class Traffic(NamedTuple):
     class_id: NDArray[np.int32]
     endpoint: NDArray[np.int32]  # row of World.endpoints
     trigger: NDArray[np.int8]  # 1: a decision may be asked for when this request arrives
+    # (N,) how long a client waits for the first token, or NEVER; none: all wait as long as it takes
+    patience_ps: NDArray[np.int64] = np.zeros(0, np.int64)
 
 
 class Tables(NamedTuple):
@@ -420,6 +466,18 @@ def no_chains(num_requests: int, num_block_sizes: int = 1) -> Chains:
     return Chains(np.zeros((num_block_sizes, num_requests + 1), np.int32), np.zeros(0, CHAIN_DTYPE), 0)
 
 
+class Sessions(NamedTuple):
+    """Who waits for whom, and the rows that wait, as `World.turns` and `World.children`."""
+
+    turns: NDArray[np.void]
+    children: NDArray[np.int32]
+
+
+def no_sessions() -> Sessions:
+    """Of requests that do not wait for others."""
+    return Sessions(np.zeros(0, TURN_DTYPE), np.zeros(0, np.int32))
+
+
 def new_world(
     num_engines: int,
     max_running: int,
@@ -429,12 +487,16 @@ def new_world(
     chains: Chains | None = None,
     num_endpoints: int = 1,
     disaggregated: bool = False,
+    sessions: Sessions | None = None,
+    num_limits: int = 0,
 ) -> World:
     """An empty world; engines are INACTIVE and endpoints empty until the caller fills them in.
 
     With `chains` it caches prefixes. A single endpoint has all engines. `disaggregated` says that some only prefill.
+    `num_limits`: time limits that may run at once.
     """
     cached = chains or no_chains(0)
+    turns = sessions or no_sessions()
     world = World(
         cluster=np.zeros(1, CLUSTER_DTYPE),
         engines=np.zeros(num_engines, ENGINE_DTYPE),
@@ -457,7 +519,11 @@ def new_world(
         tracked=np.zeros(_words(request_slots), np.uint64),
         chain_start=cached.start,
         chains=cached.rows,
+        turns=turns.turns.copy(),
+        children=turns.children,
+        alarms=np.zeros((2, max(len(turns.turns), num_limits)), ALARM_DTYPE),
     )
+    world.cluster["time_limit_ps"] = NEVER
     if num_endpoints == 1:
         world.endpoints["last"] = num_engines
     world.engines["first_transit"] = world.engines["last_transit"] = -1
@@ -504,6 +570,14 @@ def with_more_log(world: World) -> World:
     return world._replace(log=np.concatenate([world.log, np.zeros(extra, LOG_DTYPE)]))
 
 
+def with_more_alarms(world: World, extra: int) -> World:
+    """The same world with room for `extra` more time limits beside those that run."""
+    if extra == 0:
+        return world
+    kept = world.alarms[:, : int(world.cluster["num_limits"][0])]
+    return world._replace(alarms=np.concatenate([kept, np.zeros((2, extra), ALARM_DTYPE)], axis=1))
+
+
 def with_more_extents(world: World, least: int = 64) -> World:
     """The same world with twice the room for extents and for entries of lists of held ones, and `least` more."""
     old = len(world.extents)
@@ -546,6 +620,9 @@ def fork(world: World) -> World:
         world.tracked.copy(),
         world.chain_start,
         world.chains,
+        _copied_if_any(world.turns, TURN_DTYPE, _WHOLE_TURN),
+        world.children,
+        _copied_if_any(world.alarms, ALARM_DTYPE, _WHOLE_ALARM),
     )
     copy.cluster["log_length"] = 0
     return copy
@@ -562,8 +639,8 @@ def _copied_records(records: NDArray[np.void], dtype: np.dtype, whole: np.dtype)
 
 
 def _copied_if_any(records: NDArray[np.void], dtype: np.dtype, whole: np.dtype) -> NDArray[np.void]:
-    """A copy of what only prefix caching has records of."""
-    return _copied_records(records, dtype, whole) if len(records) else records
+    """A copy of what only some worlds have records of."""
+    return _copied_records(records, dtype, whole) if records.size else records
 
 
 # The same records without their fields.
@@ -573,3 +650,5 @@ _WHOLE_REQUEST = np.dtype((np.void, REQUEST_DTYPE.itemsize))
 _WHOLE_SHOWN = np.dtype((np.void, ENGINE_STATE_DTYPE.itemsize))
 _WHOLE_EXTENT = np.dtype((np.void, EXTENT_DTYPE.itemsize))
 _WHOLE_HOLD = np.dtype((np.void, HOLD_DTYPE.itemsize))
+_WHOLE_TURN = np.dtype((np.void, TURN_DTYPE.itemsize))
+_WHOLE_ALARM = np.dtype((np.void, ALARM_DTYPE.itemsize))

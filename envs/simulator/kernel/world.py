@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from serving_gym.envs.simulator.kernel.aborts import end_overdue, next_overdue
 from serving_gym.envs.simulator.kernel.accounting import (
     book_arrival,
     book_failure,
@@ -15,6 +16,14 @@ from serving_gym.envs.simulator.kernel.observe import show_engines
 from serving_gym.envs.simulator.kernel.queues import enqueue, head_of, take_slot, tokens_to_prefill, unlink
 from serving_gym.envs.simulator.kernel.routers import may_take, route, route_decode
 from serving_gym.envs.simulator.kernel.runs import catch_up, interrupt, kick, plan_run, show_load, step
+from serving_gym.envs.simulator.kernel.sessions import (
+    came_at,
+    look_ahead,
+    next_limit,
+    pass_on,
+    row_of,
+    set_limits,
+)
 from serving_gym.envs.simulator.kernel.state import (
     NEED_EXTENTS,
     NEED_LOG,
@@ -77,11 +86,12 @@ def hand_over(world: World, tables: Tables, slot: int, e: int) -> None:
 
 
 @compiled
-def new_request(world: World, traffic: Traffic, tables: Tables, index: int) -> int:
-    """Fills a slot with row `index` of the workload."""
+def new_request(world: World, traffic: Traffic, tables: Tables, k: int) -> int:
+    """Fills a slot with the k-th request to arrive."""
     slot = take_slot(world)
     request = world.requests[slot]
-    request.arrival_ps = traffic.arrival_ps[index]
+    index = row_of(world, k)
+    request.arrival_ps = came_at(world, traffic, k)
     request.first_scheduled_ps = -1
     request.first_token_ps = -1
     request.index = world.cluster[0].first_index + index
@@ -106,15 +116,17 @@ def new_request(world: World, traffic: Traffic, tables: Tables, index: int) -> i
 
 
 @inlined
-def _ingest(world: World, traffic: Traffic, tables: Tables, index: int) -> int:
-    """Lets a request arrive. Returns the engine it went to if that stands idle, or -1."""
-    slot = new_request(world, traffic, tables, index)
+def _ingest(world: World, traffic: Traffic, tables: Tables, k: int) -> int:
+    """Lets the k-th request arrive. Returns the engine it went to if that stands idle, or -1."""
+    slot = new_request(world, traffic, tables, k)
     most = most_tokens(world, slot)
     endpoint = world.endpoints[world.requests[slot].endpoint]
     if most > endpoint.max_request_tokens or 0 < endpoint.max_prompt_tokens < world.requests[slot].prompt:
         book_refusal(world, slot)
         return int64(-1)
     book_arrival(world, tables, slot)
+    if world.alarms.shape[1] > 0:
+        set_limits(world, traffic, slot, row_of(world, k))
     e = route(world, tables, slot, most)
     if e < 0:
         enqueue(world, len(world.engines), slot)
@@ -156,11 +168,11 @@ def needs_room(world: World, arriving: int) -> int:
 
 
 @compiled
-def _triggered(traffic: Traffic, last: int) -> bool:
-    """Whether a request that arrived together with row `last` asks for a decision."""
+def _triggered(world: World, traffic: Traffic, last: int) -> bool:
+    """Whether a request that arrived together with the one of number `last` asks for a decision."""
     i = last
-    while i >= 0 and traffic.arrival_ps[i] == traffic.arrival_ps[last]:
-        if traffic.trigger[i] == 1:
+    while i >= 0 and came_at(world, traffic, i) == came_at(world, traffic, last):
+        if traffic.trigger[row_of(world, i)] == 1:
             return True
         i -= 1
     return False
@@ -245,6 +257,9 @@ def step_engines(world: World, traffic: Traffic, tables: Tables, until: int, not
         noticed |= _done_or_held(world, e)
         if not noticed and _clients_send(world, traffic):
             return REACHED
+        if len(world.turns) > 0:
+            look_ahead(world, traffic)
+            until = min(until, max(next_arrival(world, traffic), int64(cluster.now_ps)))
     if noticed:
         return NOTIFIED
     cluster.now_ps = until
@@ -273,30 +288,43 @@ def _let_arrive(world: World, traffic: Traffic, tables: Tables, now: int) -> int
     cluster = world.cluster[0]
     first = cluster.next_arrival
     # If there was no room for all of the instant, an engine that got work then has yet to begin.
-    several = first > 0 and traffic.arrival_ps[first - 1] == now
+    several = first > 0 and came_at(world, traffic, first - 1) == now
     idle = int64(-1)
-    while cluster.next_arrival < len(traffic.arrival_ps) and traffic.arrival_ps[cluster.next_arrival] == now:
+    while next_arrival(world, traffic) == now:
         needs = needs_room(world, cluster.next_arrival - first)
         if needs != REACHED:
             return needs
         e = _ingest(world, traffic, tables, cluster.next_arrival)
-        cluster.next_arrival += 1
+        pass_on(world, traffic)
         several |= idle >= 0 and e >= 0
         idle = max(idle, e)
     if several:
         _kick_all(world)
     elif idle >= 0:
         kick(world, idle)
-    if cluster.stop_on_trigger and _triggered(traffic, cluster.next_arrival - 1):
+    if cluster.stop_on_trigger and _triggered(world, traffic, cluster.next_arrival - 1):
         cluster.triggered = 1
     return REACHED
+
+
+@compiled
+def end_all_overdue(world: World, tables: Tables) -> bool:
+    """Ends requests whose time limits have run out, while there are records to. Returns whether one has news."""
+    noticed = False
+    while not lacks_extents(world, int64(1)):
+        slot = next_overdue(world)
+        if slot < 0:
+            break
+        e = end_overdue(world, tables, slot)
+        noticed |= e >= 0 and _done_or_held(world, e)
+    return noticed
 
 
 @compiled
 def next_arrival(world: World, traffic: Traffic) -> int:
     """Time of the next arrival, or NEVER."""
     if world.cluster[0].next_arrival < len(traffic.arrival_ps):
-        return traffic.arrival_ps[world.cluster[0].next_arrival]
+        return came_at(world, traffic, world.cluster[0].next_arrival)
     return NEVER
 
 
@@ -321,12 +349,22 @@ def go_on(world: World, traffic: Traffic, tables: Tables, until: int, noticed: b
     reason = REACHED
     while reason == REACHED:
         _clients_send(world, traffic)
-        limit = cluster.now_ps if cluster.triggered else min(next_arrival(world, traffic), until)
+        if len(world.turns) > 0:
+            look_ahead(world, traffic)
+        limit = int64(cluster.now_ps)
+        if not cluster.triggered:
+            limit = min(next_arrival(world, traffic), next_limit(world), until)
         reason = step_engines(world, traffic, tables, limit, noticed)
         if reason == REACHED and cluster.triggered:
             cluster.triggered = 0
             reason = TRIGGERED
         upcoming = next_arrival(world, traffic)
+        if next_limit(world) <= min(upcoming, until):
+            if reason == REACHED:
+                noticed |= end_all_overdue(world, tables)
+                if lacks_extents(world, int64(1)):
+                    reason = NEED_EXTENTS
+            continue
         if upcoming > until:
             break
         if reason == REACHED:
@@ -420,5 +458,10 @@ def fail_running(world: World, tables: Tables, e: int) -> None:
 
 @entry
 def is_idle(world: World, traffic: Traffic) -> bool:
-    """Whether every request of the workload has arrived and left."""
-    return world.cluster[0].next_arrival >= len(traffic.arrival_ps) and world.cluster[0].num_in_flight == 0
+    """Whether every request of the workload has arrived and left, but those that wait for an answer in vain."""
+    if world.cluster[0].num_in_flight > 0:
+        return False
+    if len(world.turns) > 0:
+        look_ahead(world, traffic)
+        return next_arrival(world, traffic) == NEVER
+    return world.cluster[0].next_arrival >= len(traffic.arrival_ps)
