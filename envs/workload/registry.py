@@ -32,6 +32,10 @@ from serving_gym.envs.workload.outside import (
 )
 from serving_gym.envs.workload.schema import Workload
 from serving_gym.envs.workload.seeding import seed_sequence, stream
+from serving_gym.envs.workload.sessions.base import SessionTraffic
+from serving_gym.envs.workload.sessions.chat import ChatSessions
+from serving_gym.envs.workload.sessions.coding import CodingSessions
+from serving_gym.envs.workload.sessions.rollouts import RolloutBatches
 from serving_gym.envs.workload.streams import RequestStream, Streaming, WholeStream
 from serving_gym.envs.workload.tiers import TieredTraffic
 from serving_gym.envs.workload.traces import TRACES, cached_trace, load_file
@@ -47,6 +51,9 @@ SHAREGPT = "sharegpt_poisson"
 TYPE_MIX = "type_mix"
 FUNCTIONS: dict[str, type[FunctionTraffic]] = {cls.name: cls for cls in (FittedFunctions, TracedFunctions)}
 WEEK = "week"
+SESSIONS: dict[str, type[SessionTraffic]] = {
+    cls.name: cls for cls in (ChatSessions, CodingSessions, RolloutBatches)
+}
 
 PURGE_S = 60.0
 _MAX_PURGE_SHARE = 0.05
@@ -488,6 +495,7 @@ _GENERATORS: dict[str, Callable[..., Generator]] = {
     TYPE_MIX: TypeMix,
     **FUNCTIONS,
     WEEK: WeekTraffic,
+    **SESSIONS,
 }
 
 
@@ -567,6 +575,8 @@ def _params_of(name: str) -> tuple[str, ...]:
         )
     if name == TYPE_MIX:
         return tuple(entry.name for entry in fields(TypeMix) if entry.name not in _NOT_PARAMS)
+    if name in SESSIONS:
+        return tuple(entry.name for entry in fields(SESSIONS[name]) if entry.name not in _NOT_PARAMS)
     if name in FUNCTIONS:
         return tuple(entry.name for entry in fields(FunctionTraffic) if entry.name not in _NOT_PARAMS)
     if name == WEEK:

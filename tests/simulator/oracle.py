@@ -57,9 +57,6 @@ class Request:
     output: int
     max_output: int
     level: int = 0
-    after: tuple[int, ...] = ()  # requests that must have finished before it arrives ...
-    delay_ps: int = 0  # ... so long before
-    patience_ps: float = math.inf  # from its arrival to the first token
     hash_ids: tuple[int, ...] = ()  # equal ids: equal tokens up to there; what follows the last is its own
     deadline_ps: int = 0
     computed: int = 0  # tokens with KV, those of the iteration in flight included
@@ -75,6 +72,9 @@ class Request:
     first_token_ps: int = -1
     finish_ps: int = -1
     fate: str = "in flight"
+    after: tuple[int, ...] = ()  # requests that must have finished before it arrives ...
+    delay_ps: int = 0  # ... so long before
+    patience_ps: float = math.inf  # from its arrival to the first token
 
     @property
     def tokens(self) -> int:

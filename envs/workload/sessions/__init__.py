@@ -1,0 +1,1 @@
+"""Generators of sessions: chats, coding agents, and rollouts of reinforcement learning."""
