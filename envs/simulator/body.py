@@ -221,7 +221,7 @@ class Body:
         """Serves the whole workload, or as much of it as `limit_s` allows."""
         limit_ps = NEVER - 1 if limit_s is None else to_ps(limit_s)
         step_ps = to_ps(1.0)
-        if len(self.workload) and not (self.workload.num_clients or self.workload.has_sessions):
+        if len(self.workload) and not self.workload.num_clients:
             self.advance_ps(max(self.now_ps, min(int(self.traffic.arrival_ps[-1]), limit_ps)))
         while not self.idle and self.now_ps < limit_ps:
             self.advance_ps(min(self.now_ps + step_ps, limit_ps))

@@ -385,6 +385,7 @@ def check_spec(spec: WorkloadSpec) -> None:
     if spec.rate_rps is not None and spec.rate_scale != 1.0:
         raise ValueError(f"give rate_rps ({spec.rate_rps}) or rate_scale ({spec.rate_scale}), not both")
     check_within(spec, "[0, 1]", "priority_share", "long_share")
+    _check_sessions(spec)
     if spec.name == SEQUENCE:
         for name in ("rate_rps", "num_clients", "priority_share", "long_share"):
             if getattr(spec, name):
@@ -394,6 +395,24 @@ def check_spec(spec: WorkloadSpec) -> None:
     allowed = _params_of(spec.name)
     for name in spec.params:
         check_choice(f"parameter of workload {spec.name!r}", str(name), allowed)
+
+
+def _check_sessions(spec: WorkloadSpec) -> None:
+    """Checks that nothing is asked of sessions that they do not have."""
+    if spec.name not in SESSIONS:
+        return
+    if spec.num_clients:
+        raise ValueError(
+            f"a session of {spec.name!r} is a closed loop of its own; num_clients must be 0, got {spec.num_clients}"
+        )
+    for name in ("priority_share", "long_share"):
+        if getattr(spec, name):
+            raise ValueError(f"{name} must be null or 0 for {spec.name!r}, got {getattr(spec, name)}")
+    if "arrival_rate_rps" in SESSIONS[spec.name].unused and (spec.rate_rps or spec.rate_scale != 1.0):
+        raise ValueError(
+            f"{spec.name!r} has no arrival rate, a batch follows the other: rate_rps must be null and rate_scale 1, "
+            f"got {spec.rate_rps} and {spec.rate_scale}"
+        )
 
 
 def split_rows(workload: Workload, split: str) -> tuple[int, int]:
@@ -576,7 +595,8 @@ def _params_of(name: str) -> tuple[str, ...]:
     if name == TYPE_MIX:
         return tuple(entry.name for entry in fields(TypeMix) if entry.name not in _NOT_PARAMS)
     if name in SESSIONS:
-        return tuple(entry.name for entry in fields(SESSIONS[name]) if entry.name not in _NOT_PARAMS)
+        unused = (*_NOT_PARAMS, *SESSIONS[name].unused)
+        return tuple(entry.name for entry in fields(SESSIONS[name]) if entry.name not in unused)
     if name in FUNCTIONS:
         return tuple(entry.name for entry in fields(FunctionTraffic) if entry.name not in _NOT_PARAMS)
     if name == WEEK:

@@ -250,6 +250,7 @@ def step_engines(world: World, traffic: Traffic, tables: Tables, until: int, not
         if lacks_extents(world, _most_changes(world, tables, e)):
             return NEED_EXTENTS
         cluster.now_ps = due
+        calls = cluster.num_calls
         if sends:
             _deliver(world, tables, e)
         else:
@@ -257,7 +258,7 @@ def step_engines(world: World, traffic: Traffic, tables: Tables, until: int, not
         noticed |= _done_or_held(world, e)
         if not noticed and _clients_send(world, traffic):
             return REACHED
-        if len(world.turns) > 0:
+        if cluster.num_calls > calls:  # an answer has ended that others have waited for
             look_ahead(world, traffic)
             until = min(until, max(next_arrival(world, traffic), int64(cluster.now_ps)))
     if noticed:

@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import ClassVar
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from serving_gym.envs.workload.schema import Workload
 from serving_gym.envs.workload.sessions.tables import SessionTable
 
 _SAMPLE = 1_000_000  # draws from which a mean is estimated
-_CHUNK = 16  # sessions that are drawn at a time
+_CHUNK = 32  # sessions that are drawn at a time
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class SessionTraffic(ABC):
         num_requests: default length of an episode, requests.
     """
 
+    unused: ClassVar[tuple[str, ...]] = ()  # fields that a kind of session has no use for
     arrival_rate_rps: float = 2.0
     history_s: float = 600.0
     patience_s: float | None = None
@@ -117,26 +119,28 @@ class SessionTraffic(ABC):
                 now_s += gap_s * gaps.standard_exponential()
                 self.add_session(table, shared, number, now_s, own)
                 number += 1
-        workload = table.workload(0.0, num_requests, self.max_output_tokens, self.name, self.provenance)
+        workload = table.workload(num_requests, self.max_output_tokens, self.name, self.provenance)
         return workload if self.patience_s is None else _with_patience(workload, self.patience_s)
 
     def _enough(self, table: SessionTable, now_s: float, num_requests: int) -> bool:
         """Whether the first requests are known: no session that begins later has one of them."""
+        if now_s < 0.0:
+            return False
         planned = np.array(table.arrival_s)
         planned = np.sort(planned[planned >= 0.0])
         return len(planned) >= num_requests and bool(planned[num_requests - 1] <= now_s)
 
 
 @lru_cache(maxsize=16)
-def mean_of_counts(spread: float, median: float = 1.0) -> float:
+def mean_of_counts(spread: float, median: float = 1.0, most: float = math.inf) -> float:
     """Mean of the counts that `count_of` draws."""
     draws = median * np.exp(spread * np.random.default_rng(0).standard_normal(_SAMPLE))
-    return float(np.ceil(draws).mean())
+    return float(np.minimum(np.ceil(draws), most).mean())
 
 
-def count_of(spread: float, rng: np.random.Generator, median: float = 1.0) -> int:
-    """A heavy-tailed count of at least 1: a log-normal number, rounded up."""
-    return math.ceil(median * math.exp(spread * rng.standard_normal()))
+def count_of(spread: float, rng: np.random.Generator, median: float = 1.0, most: float = math.inf) -> int:
+    """A heavy-tailed count of at least 1 and at most `most`: a log-normal number, rounded up."""
+    return int(min(math.ceil(median * math.exp(spread * rng.standard_normal())), most))
 
 
 def _with_patience(workload: Workload, patience_s: float) -> Workload:

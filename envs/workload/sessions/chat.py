@@ -15,8 +15,8 @@ from serving_gym.envs.workload.sessions.tables import Context, SessionTable
 class ChatSessions(SessionTraffic):
     """Chats with a common system prompt.
 
-    Figures are those of Kimi's production chat (Mooncake's conversation trace, FAST 2025, its first 30 minutes), where a
-    request continues the last one whose whole blocks its prompt begins with: turns of the sessions that begin in the
+    Figures are those of Kimi's production chat (Mooncake's conversation trace, FAST 2025, its first 30 minutes), where
+    a request continues the last one whose whole blocks its prompt begins with: turns of the sessions that begin in the
     first ten minutes, and gaps, growth and lengths of all. Gaps are from arrival to arrival there; answers are taken to
     last 30 ms a token.
 

@@ -31,6 +31,7 @@ class CodingSessions(SessionTraffic):
             (semianalysisai/cc-traces-weka-042026), 12,400 to 13,000 of tools and about 3,000 of system prompt.
         requests_spread: spread of the log-normal number, of median 1, that is rounded up to the requests of a session.
             TraceLab: half of the sessions have one request; ten on average.
+        most_requests: most requests of a session. Source: ours, so that sessions end within hours.
         mean_steps: mean of the geometric number of steps of a request. TraceLab: 8.4.
         append_median_tokens: median growth of the context from step to step beside the answer, tokens. TraceLab: 652
             after a tool, 587 after the user, with the answer.
@@ -53,8 +54,10 @@ class CodingSessions(SessionTraffic):
     """
 
     name: str = "agentic_coding"
+    history_s: float = 14_400.0
     shared_tokens: int = 15_700
     requests_spread: float = 2.1
+    most_requests: int = 60
     mean_steps: float = 8.4
     append_median_tokens: float = 450.0
     append_spread: float = 1.4
@@ -81,7 +84,14 @@ class CodingSessions(SessionTraffic):
             "human_spread", finite=True,
         )  # fmt: skip
         check_at_least(
-            self, 1, "shared_tokens", "mean_steps", "sub_agents", "sub_agent_steps", "sub_agent_tokens"
+            self,
+            1,
+            "shared_tokens",
+            "mean_steps",
+            "most_requests",
+            "sub_agents",
+            "sub_agent_steps",
+            "sub_agent_tokens",
         )
         check_at_least(self, 1, "compacted_tokens", "longest_output_tokens")
         check_within(self, "[0, 1]", "sub_agent_share")
@@ -107,7 +117,11 @@ class CodingSessions(SessionTraffic):
     def mean_requests(self) -> float:
         """Mean number of steps of a session, those of sub-agents among them."""
         of_sub_agents = self.sub_agent_share * self.sub_agents * self.sub_agent_steps
-        return mean_of_counts(self.requests_spread) * self.mean_steps * (1.0 + of_sub_agents)
+        return (
+            mean_of_counts(self.requests_spread, most=self.most_requests)
+            * self.mean_steps
+            * (1.0 + of_sub_agents)
+        )
 
     def begin(self, table: SessionTable) -> _Shared:
         """What all prompts begin with."""
@@ -120,7 +134,7 @@ class CodingSessions(SessionTraffic):
         assert isinstance(shared, _Shared)
         context = shared.agent.branch(self.shared_tokens, table.names)
         after: tuple[int, ...] = ()
-        for _ in range(count_of(self.requests_spread, rng)):
+        for _ in range(count_of(self.requests_spread, rng, most=self.most_requests)):
             waits = LogNormal(self.human_median_s, self.human_spread, self.longest_wait_s)
             for _ in range(int(rng.geometric(1.0 / self.mean_steps))):
                 context = self._grown(table, context, shared.agent, rng)

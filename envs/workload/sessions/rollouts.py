@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -18,8 +19,7 @@ class RolloutBatches(SessionTraffic):
 
     A batch has several prompts and a group of trajectories for each, which share the prompt. A trajectory is a loop of
     turns between tools. A batch is one session: its time is that of its slowest trajectory, and the next one begins
-    an update after it. ``arrival_rate_rps``, ``history_s`` and ``patience_s`` are not used: the load is what the
-    cluster can serve.
+    an update after it: the load is what the cluster can serve.
 
     Attributes:
         prompts: prompts of a batch. Source: ours, small enough for a few engines.
@@ -43,6 +43,7 @@ class RolloutBatches(SessionTraffic):
         longest_output_tokens: longest answer, tokens. Source: ours.
     """
 
+    unused: ClassVar[tuple[str, ...]] = ("arrival_rate_rps", "history_s", "patience_s")
     name: str = "rl_rollouts"
     prompts: int = 8
     group: int = 8
@@ -110,7 +111,7 @@ class RolloutBatches(SessionTraffic):
         while len(table.arrival_s) < num_requests or number == 0:
             after = self._batch(table, shared, number, after, rng)
             number += 1
-        return table.workload(0.0, num_requests, self.max_output_tokens, self.name, self.provenance)
+        return table.workload(num_requests, self.max_output_tokens, self.name, self.provenance)
 
     def add_session(
         self, table: SessionTable, shared: object, number: int, begin_s: float, rng: np.random.Generator

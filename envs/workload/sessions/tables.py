@@ -41,7 +41,7 @@ class Context:
 
 @dataclass
 class SessionTable:
-    """Requests of sessions in the making.
+    """Requests of sessions in the making; those that are planned before time 0 are forgotten.
 
     Attributes:
         names: ids of prefix blocks that nobody has.
@@ -92,16 +92,15 @@ class SessionTable:
         self.delay_s.append(delay_s if after else 0.0)
         self.after.append(after)
         context.grow(output_tokens, self.names)
-        self.ids.append(context.ids.copy())
+        self.ids.append(context.ids.copy() if begin_s >= 0.0 else [])
         return len(self.arrival_s) - 1
 
-    def workload(self, begin_s: float, most: int, cap_tokens: int, name: str, provenance: str) -> Workload:
-        """The first requests from a time on, in order of their earliest arrival, with times counted from there.
+    def workload(self, most: int, cap_tokens: int, name: str, provenance: str) -> Workload:
+        """The first requests from time 0 on, in order of their earliest arrival.
 
         Sessions that are under way then go on: a request all of whose awaited answers are in the past waits for none.
 
         Args:
-            begin_s: when the workload begins.
             most: requests at most.
             cap_tokens: the output cap that every request declares.
             name: what it is called.
@@ -109,7 +108,7 @@ class SessionTable:
         """
         arrival_s = np.array(self.arrival_s)
         order = np.argsort(arrival_s, kind="stable")
-        order = order[arrival_s[order] >= begin_s][:most]
+        order = order[arrival_s[order] >= 0.0][:most]
         number = {int(row): place for place, row in enumerate(order)}
         after = [[number[other] for other in self.after[row] if other in number] for row in order]
         delay_s = np.array(self.delay_s)[order]
@@ -117,7 +116,7 @@ class SessionTable:
         numbers: dict[int, int] = {}
         session = [numbers.setdefault(self.session[row], len(numbers)) for row in order]
         return Workload(
-            arrival_s=arrival_s[order] - begin_s,
+            arrival_s=arrival_s[order],
             input_tokens=np.array(self.input_tokens)[order],
             output_tokens=np.array(self.output_tokens)[order],
             max_output_tokens=np.full(len(order), cap_tokens, np.int32),
