@@ -105,7 +105,7 @@ class BaseEpisode(Generic[Config]):
     def _sample(self, seed: int, split: str | None) -> Workload:
         """Draws the requests of an episode and sets its deadline."""
         workload = self.source.sample(seed, split or self.config.split)
-        self.deadline_ps = to_ps(float(workload.arrival_s[-1]) + self.config.drain_limit_s)
+        self.deadline_ps = to_ps(last_arrival_s(workload, self.slos) + self.config.drain_limit_s)
         self._start()
         return workload
 
@@ -164,6 +164,14 @@ class SteppedEpisode(BaseEpisode[Config]):
     @abstractmethod
     def mask(self) -> NDArray[np.bool_]:
         """Action mask, (actions,); of a `MultiDiscrete` space, the values of all entries concatenated."""
+
+
+def last_arrival_s(workload: Workload, slos: tuple[SLO, ...]) -> float:
+    """When the last request arrives, seconds; with sessions, if every answer took as long as its SLO allows."""
+    if not workload.has_sessions:
+        return float(workload.arrival_s[-1])
+    limits = np.array([(slo.ttft_s, slo.tpot_s) for slo in slos])[workload.class_id]
+    return workload.last_arrival_s(limits[:, 0] + limits[:, 1] * (workload.output_tokens - 1))
 
 
 def unfinished_in(totals: NDArray[np.float64]) -> NDArray[np.float64]:

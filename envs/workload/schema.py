@@ -307,6 +307,19 @@ class Workload:
         number[wanted] = np.arange(len(wanted))
         return replace(part, after_offsets=offsets, after=number[after])
 
+    def last_arrival_s(self, answer_s: FloatArray) -> float:
+        """When the last request arrives if the answer to each takes so long, seconds.
+
+        Args:
+            answer_s: (N,), seconds from the arrival of each request to the end of its answer.
+        """
+        arrival_s = self.arrival_s.copy()
+        if self.after is not None and self.after_offsets is not None and self.delay_s is not None:
+            for row in np.flatnonzero(self.num_awaited):
+                awaited = self.after[self.after_offsets[row] : self.after_offsets[row + 1]]
+                arrival_s[row] = (arrival_s[awaited] + answer_s[awaited]).max() + self.delay_s[row]
+        return float(arrival_s.max(initial=0.0))
+
     def session_start(self) -> NDArray[np.int64]:
         """First row that must be there for each row to arrive, (N,): its own where it waits for none."""
         start = np.arange(len(self), dtype=np.int64)

@@ -98,6 +98,11 @@ class SharingSimulator:
         """Empties the cluster and prepares to serve `workload` from time zero."""
         if workload.models != self.models:
             raise ValueError(f"the workload's models are {workload.models[:3]}..., not {self.models[:3]}...")
+        if workload.has_sessions or workload.patience_s is not None:
+            raise ValueError(
+                f"workload {workload.name!r} has sessions or impatient clients, which the sharing simulator does not "
+                "serve yet: routing, dp_tp, deployment and autoscaling do"
+            )
         self.workload = workload
         self.tables = build_tables(self.spec, self.manager, self.setting, self._times, workload, self.slos)
         self.world = new_world(

@@ -36,6 +36,14 @@ SETTINGS = {
         "queue_capacity": 8,
         "drain_limit_s": 1.0,
     },
+    "sessions": {
+        "workload": WorkloadSpec(
+            "chat_sessions",
+            num_requests=120,
+            rate_rps=20.0,
+            params={"think_median_s": 1.0, "turns_median": 3.0, "patience_s": 4.0},
+        )
+    },
     "faults": {"faults": FaultRates(crashes_per_hour=400.0, slow_downs_per_hour=400.0, slow_s=2.0)},
 }
 
