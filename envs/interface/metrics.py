@@ -26,6 +26,10 @@ FloatArray = NDArray[np.float64]
 FINISHED, REFUSED, FAILED, UNFINISHED = range(4)
 OUTCOME_NAMES = ("finished", "refused", "failed", "unfinished")
 
+# Why a request ended so. Of a finished one vLLM's finish reason: it has all its tokens, or the limit was reached.
+NO_REASON, STOP, LENGTH, TOO_LONG, PATIENCE = range(5)
+REASON_NAMES = ("", "stop", "length", "prompt longer than max_model_len", "patience")
+
 PERCENTILES = (50, 90, 99)
 _PEAK_BIN_S = 1.0
 _AT_ONCE_S = 1e-6  # tokens closer together than this count as simultaneous
@@ -50,6 +54,8 @@ class RequestRecords:
         engine: (N,), last engine slot; -1 if it never reached one.
         outcome: (N,), FINISHED, REFUSED, FAILED or UNFINISHED.
         cached_tokens: (N,), prompt tokens that were in the prefix cache when it was first scheduled; 0 if left out.
+        reason: (N,), index into REASON_NAMES. Of a finished request it follows from its tokens: LENGTH where its answer
+            was cut at `max_model_len`, else STOP; of another it is what is given, NO_REASON if left out.
     """
 
     index: NDArray[np.int64]
@@ -66,10 +72,17 @@ class RequestRecords:
     engine: NDArray[np.int32]
     outcome: NDArray[np.int8]
     cached_tokens: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    reason: NDArray[np.int8] = field(default_factory=lambda: np.empty(0, np.int8))
 
     def __post_init__(self) -> None:
+        rows = np.size(self.index)
         if not self.cached_tokens.size:
-            object.__setattr__(self, "cached_tokens", np.zeros(np.size(self.index), np.int32))
+            object.__setattr__(self, "cached_tokens", np.zeros(rows, np.int32))
+        given = self.reason if self.reason.size else np.full(rows, NO_REASON, np.int8)
+        if np.shape(given) == np.shape(self.outcome):
+            of_finished = np.where(np.less(self.generated_tokens, self.output_tokens), LENGTH, STOP)
+            given = np.where(np.equal(self.outcome, FINISHED), of_finished, given).astype(np.int8)
+        object.__setattr__(self, "reason", given)
         sizes = {entry.name: np.size(getattr(self, entry.name)) for entry in fields(self)}
         if len(set(sizes.values())) > 1:
             raise ValueError(f"columns of RequestRecords differ in length: {sizes}")
@@ -111,11 +124,12 @@ class RequestRecords:
         return np.where(self.finished, tpot, np.inf)
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per request, with the name of the outcome."""
+        """One row per request, with the names of outcome and reason."""
         import pandas as pd
 
         columns = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         columns["outcome"] = np.array(OUTCOME_NAMES)[self.outcome]
+        columns["reason"] = np.array(REASON_NAMES)[self.reason]
         return pd.DataFrame(columns)
 
     def to_parquet(self, path: str | Path) -> None:
@@ -131,8 +145,8 @@ class RequestRecords:
         """Results under the keys of `vllm bench serve --save-result --save-detailed`, ready for `to_jsonable`.
 
         Lists have an entry for every request that arrived. Without an answer, where vLLM writes 0, the value is
-        infinity (null in the file), and `errors` has the reason. Single tokens are not timed:
-        `itls` spreads them evenly between first and last.
+        infinity (null in the file), and `errors` has the reason; `finish_reasons` has that of an answer. Single tokens
+        are not timed: `itls` spreads them evenly between first and last.
 
         Args:
             duration_s: length of the run, seconds; None: to the last token.
@@ -165,7 +179,13 @@ class RequestRecords:
             "latencies": self.e2e_s.tolist(),
             "start_times": self.arrival_s.tolist(),
             "queue_times": self.queue_s.tolist(),
-            "errors": ["" if o == FINISHED else OUTCOME_NAMES[o] for o in self.outcome.tolist()],
+            "errors": [
+                "" if o == FINISHED else REASON_NAMES[r] or OUTCOME_NAMES[o]
+                for o, r in zip(self.outcome.tolist(), self.reason.tolist(), strict=True)
+            ],
+            "finish_reasons": [
+                REASON_NAMES[r] if d else "" for d, r in zip(done.tolist(), self.reason.tolist(), strict=True)
+            ],
         }
 
     @property
@@ -188,8 +208,9 @@ def summarise(
     the same with `/CLASS` behind it for each class; `goodput_rps` (requests/s that attain both SLOs),
     `request_throughput_rps`, `throughput_tokens_per_s` (all generated tokens), `peak_throughput_tokens_per_s` (most
     in a whole second, each answer's tokens spread evenly between its first and its last); counts `arrived completed
-    refused failed unfinished preemptions`; `cached_prompt_ratio`, the share of prompt tokens that were in the prefix
-    cache. A metric over no request is NaN.
+    refused failed unfinished preemptions`, and of those completed `cut_at_max_model_len`, of those refused
+    `prompt_beyond_max_model_len`; `cached_prompt_ratio`, the share of prompt tokens that were in the prefix cache. A
+    metric over no request is NaN.
 
     Args:
         records: the request records.
@@ -231,6 +252,8 @@ def summarise(
         "refused": float(counts[REFUSED]),
         "failed": float(counts[FAILED]),
         "unfinished": float(counts[UNFINISHED]),
+        "cut_at_max_model_len": float((records.reason == LENGTH).sum()),
+        "prompt_beyond_max_model_len": float((records.reason == TOO_LONG).sum()),
         "preemptions": float(records.preemptions.sum(dtype=np.int64)),
         "cached_prompt_ratio": _share(records.cached_tokens, records.input_tokens),
     }

@@ -5,15 +5,23 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.envs.interface.metrics import FAILED, FINISHED, REFUSED, UNFINISHED, RequestRecords
+from serving_gym.envs.interface.metrics import (
+    FAILED,
+    FINISHED,
+    NO_REASON,
+    REFUSED,
+    TOO_LONG,
+    UNFINISHED,
+    RequestRecords,
+)
 from serving_gym.envs.simulator.kernel import state as kernel
 from serving_gym.envs.simulator.kernel.state import PS_PER_S, Traffic, World
 from serving_gym.envs.simulator.kernel.world import decoding_progress
 from serving_gym.envs.workload.schema import Workload
 
-_OUTCOMES = np.array(
-    [FINISHED, REFUSED, FAILED, FAILED], np.int8
-)  # in the kernel's numbering; last: disconnected
+# By the kernel's outcomes.
+OUTCOMES = np.array([FINISHED, REFUSED, FAILED, FAILED, REFUSED], np.int8)
+REASONS = np.array([NO_REASON, NO_REASON, NO_REASON, NO_REASON, TOO_LONG], np.int8)
 
 
 def _seconds(times_ps: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -30,7 +38,7 @@ def to_records(workload: Workload, traffic: Traffic, world: World, log: NDArray[
     preemptions = np.zeros(count, np.int32)
     cached = np.zeros(count, np.int32)
     engine = np.full(count, -1, np.int32)
-    outcome = np.full(count, UNFINISHED, np.int8)
+    outcome, reason = np.full(count, UNFINISHED, np.int8), np.full(count, NO_REASON, np.int8)
     rows = log["index"]
     first_scheduled[rows] = log["first_scheduled_ps"]
     first_token[rows] = log["first_token_ps"]
@@ -39,7 +47,7 @@ def to_records(workload: Workload, traffic: Traffic, world: World, log: NDArray[
     preemptions[rows] = log["preemptions"]
     cached[rows] = log["cached"]
     engine[rows] = log["engine"]
-    outcome[rows] = _OUTCOMES[log["outcome"]]
+    outcome[rows], reason[rows] = OUTCOMES[log["outcome"]], REASONS[log["outcome"]]
     for slot in np.flatnonzero(world.requests["phase"] != kernel.FREE):
         request = world.requests[slot]
         row = request["index"]
@@ -66,4 +74,5 @@ def to_records(workload: Workload, traffic: Traffic, world: World, log: NDArray[
         engine=engine,
         outcome=outcome,
         cached_tokens=cached,
+        reason=reason,
     )

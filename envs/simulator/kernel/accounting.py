@@ -39,6 +39,7 @@ from serving_gym.envs.simulator.kernel.state import (
     S_WAIT_CLOSED,
     S_WAIT_W,
     S_WAIT_WS,
+    TOO_LONG,
     Tables,
     World,
 )
@@ -124,13 +125,13 @@ def book_arrival(world: World, tables: Tables, slot: int) -> None:
 
 @compiled
 def book_refusal(world: World, slot: int) -> None:
-    """Books a request that is refused as it arrives, and frees its slot."""
+    """Books a request that is refused as it arrives, its prompt being too long, and frees its slot."""
     request = world.requests[slot]
     c = request.class_id
     world.stats[c, S_ARRIVED] += 1
     world.stats[c, S_ARRIVED_TOKENS] += request.prompt
     world.stats[c, S_REFUSED] += 1
-    _write_log(world, slot, request.arrival_ps, int64(REFUSED))
+    _write_log(world, slot, request.arrival_ps, int64(TOO_LONG))
 
 
 @compiled

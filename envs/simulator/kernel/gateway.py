@@ -32,6 +32,7 @@ from serving_gym.envs.simulator.kernel.state import (
 )
 from serving_gym.envs.simulator.kernel.world import (
     hand_over,
+    limit_length,
     most_tokens,
     needs_room,
     new_request,
@@ -487,7 +488,7 @@ def _ingest(world: World, traffic: Traffic, tables: Tables, gate: Gate, index: i
     request = world.requests[slot]
     request.predicted = gate.predicted[index]
     request.target = 0
-    if most_tokens(world, slot) > world.endpoints[request.endpoint].max_request_tokens:
+    if not limit_length(world, slot):
         book_refusal(world, slot)
         return
     book_arrival(world, tables, slot)
