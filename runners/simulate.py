@@ -33,7 +33,12 @@ from serving_gym.runners.configuration.clusters import check_unattended, cluster
 from serving_gym.runners.configuration.schema import SimulateConfig
 from serving_gym.runners.reporting.output import write_atomically, write_json, write_json_columns
 from serving_gym.runners.reporting.progress import progress_bar
-from serving_gym.runners.reporting.tables import SHOWN_METRICS, print_results_in, print_summary
+from serving_gym.runners.reporting.tables import (
+    LENGTH_METRICS,
+    SHOWN_METRICS,
+    print_results_in,
+    print_summary,
+)
 
 _WARM_UP_REQUESTS = 8
 
@@ -94,7 +99,8 @@ def main(config: SimulateConfig, out: Path) -> None:
     header |= {"backend": config.backend.name, "servers": served.servers}
     write_json(out / "summary.json", {**header, **figures, "metrics": summary})
     title = f"{len(records):,} requests of {workload.name}, {served.engines} engines, {cluster.router}"
-    print_summary(title, figures | summary, (*figures, *SHOWN_METRICS[1:], *served.usage))
+    of_length = [name for name in LENGTH_METRICS if summary[name]]
+    print_summary(title, figures | summary, (*figures, *SHOWN_METRICS[1:], *of_length, *served.usage))
     print_results_in(out)
 
 

@@ -28,11 +28,14 @@ SWINGING = WorkloadSpec(
     name="sageserve_tiers", params={"mean_rps": 15.0, "slow_noise": 0.4, "slow_memory_s": 1200.0}
 )
 SCALED = FleetConfig(
-    groups=(GroupSpec(ReplicaSpec("llama-2-13b", "H100"), 4, 12),), order="priority", start_fixed_s=600.0
+    groups=(GroupSpec(ReplicaSpec("llama-2-13b", "H100"), 4, 12),),
+    max_model_len=32768,
+    order="priority",
+    start_fixed_s=600.0,
 )
 DEFAULTS: dict[str, dict[str, Any]] = {
     "autoscaling": {"workload": SWINGING, "cluster": SCALED},
-    "deployment": {"workload": DRIFT, "cluster": DeploymentSpec(disaggregation=True)},
+    "deployment": {"workload": DRIFT, "cluster": DeploymentSpec(disaggregation=True, max_model_len=32768)},
     "dp_tp": {"workload": WorkloadSpec(name="flying_bursty"), "cluster": ClusterSpec()},
     "routing": {
         "workload": WorkloadSpec(name="azure_conv_fitted"),

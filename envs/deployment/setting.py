@@ -13,6 +13,7 @@ from serving_gym.envs.deployment.profiling import WorkloadType, profile
 from serving_gym.envs.deployment.state import DeploymentSetting
 from serving_gym.envs.deployment.workload_types import WorkloadTypes, count_by_span, find_types
 from serving_gym.envs.machines.cluster import ReplicaKind
+from serving_gym.envs.simulator.fleet.build import context_tokens
 from serving_gym.envs.workload.predictions import predict_lengths
 from serving_gym.envs.workload.registry import WorkloadSource
 from serving_gym.envs.workload.schema import Workload
@@ -83,6 +84,7 @@ def make_setting(
         kinds: Kinds of replicas that fit.
     """
     lengths = typing.lengths()
+    longest = context_tokens(config.cluster.replica)
     table = profile(config.cluster.replica, kinds, lengths, config.span_s, config.profiling)
     return DeploymentSetting(
         cluster=config.cluster.cluster,
@@ -94,6 +96,6 @@ def make_setting(
         ),
         types=lengths,
         replica=config.cluster.replica,
-        longest_tokens=typing.longest_tokens,
-        longest_prompt_tokens=typing.longest_prompt_tokens,
+        longest_tokens=min(typing.longest_tokens, longest),
+        longest_prompt_tokens=min(typing.longest_prompt_tokens, longest - 1),
     )

@@ -50,7 +50,7 @@ class DeploymentSetting:
         past: (T, J), requests of each type in the spans of a training episode.
         types: (J,), lengths that were observed of each type, for a policy that profiles in its own way.
         replica: What is profiled, on one GPU; None: nothing but the table is known.
-        longest_tokens: Longest request that clients may send, prompt and declared answer; 0: not known. Replicas that
+        longest_tokens: Longest request, prompt and declared answer, within `max_model_len`; 0: not known. Replicas that
             could not hold it would have it refused.
         longest_prompt_tokens: Longest prompt, which is what prefill workers are to hold; 0: not known.
     """

@@ -38,6 +38,9 @@ class ClusterSpec:
         memory_utilization: Share of GPU memory that weights and KV may use.
         kv_blocks_override: KV blocks of a base engine; None: what fits its memory (vLLM's --num-gpu-blocks-override,
             which counts one block more, kept back as padding).
+        max_model_len: Longest request, prompt and answer, tokens; None: the model's context. A request is also bounded
+            by the KV blocks of the widest engine. More than the context is for positions that are extended, as vLLM
+            allows with VLLM_ALLOW_LONG_MAX_MODEL_LEN.
         profile: File of a measured profile, or name of a committed one, which then defines model and GPU; None:
             the committed one of `model` on `gpu`.
         switch_s: Duration of a live switch once the engines are ready for it; None: the profile's.
@@ -66,6 +69,7 @@ class ClusterSpec:
     async_scheduling: bool | None = None
     memory_utilization: float = 0.8
     kv_blocks_override: int | None = None
+    max_model_len: int | None = None
     profile: str | None = None
     switch_s: float | None = None
     cold_start_s: dict[int, float] | None = field(default=None, hash=False)

@@ -7,7 +7,7 @@ started and stopped; a group has a fixed number of replica slots (places), and a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from serving_gym.calibration.fields import check_at_least, check_not_negative, check_positive, check_within
 from serving_gym.calibration.transitions import (
@@ -18,6 +18,7 @@ from serving_gym.calibration.transitions import (
 )
 
 ROLES = ("mixed", "prefill", "decode")
+LEAST_MODEL_LEN = 2  # tokens: a prompt of one, and one of its answer
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,9 @@ class ReplicaSpec:
         block_size: Tokens per KV block.
         memory_utilization: Share of GPU memory that weights and KV may use.
         kv_blocks: KV blocks; None: what fits the memory.
+        max_model_len: Longest request, prompt and answer, tokens; None: the model's context. A request is also bounded
+            by the KV blocks. More than the context is for positions that are extended, as vLLM allows with
+            VLLM_ALLOW_LONG_MAX_MODEL_LEN.
         engine: Serving engine in `calibration.engines` whose latency it has, at any width (`calibration.deployments`);
             empty: the profile of the model on the GPU, at the widths it was fitted at.
         profile: File of a measured profile, or name of a committed one, which then defines model and GPU; None:
@@ -51,6 +55,7 @@ class ReplicaSpec:
     block_size: int = 16
     memory_utilization: float = 0.9
     kv_blocks: int | None = None
+    max_model_len: int | None = None
     engine: str = ""
     profile: str | None = None
 
@@ -73,6 +78,7 @@ class ReplicaSpec:
             )
         check_within(self, "(0, 1]", "memory_utilization", prefix="replica.")
         check_at_least(self, 1, "kv_blocks", prefix="replica.")
+        check_at_least(self, LEAST_MODEL_LEN, "max_model_len", prefix="replica.")
 
     @property
     def num_gpus(self) -> int:
@@ -175,6 +181,7 @@ class FleetSpec:
     Args:
         groups: Replica groups; the slots of an endpoint are numbered in their order.
         router: Built-in router within an endpoint: round_robin, least_requests, jsq or hold.
+        max_model_len: That of replicas which name none of their own.
         order: Queue order of the engines: fcfs, priority, edf or dpa.
         weight_source: Source of a starting replica's weights: "storage" (each at `storage_bytes_per_s`) or
             "peer" (from a running replica of the same model in the region, if there is one, over its network link).
@@ -193,6 +200,7 @@ class FleetSpec:
 
     groups: tuple[GroupSpec, ...]
     router: str = "jsq"
+    max_model_len: int | None = None
     order: str = "fcfs"
     dpa_expired_s: float = 5.0
     dpa_urgent_s: float = 1.0
@@ -216,6 +224,7 @@ class FleetSpec:
         if self.weight_source not in ("storage", "peer"):
             raise ValueError(f"fleet.weight_source must be storage or peer, got {self.weight_source!r}")
         check_at_least(self, 1, "storage_bytes_per_s", "link_bytes_per_s", prefix="fleet.")
+        check_at_least(self, LEAST_MODEL_LEN, "max_model_len", prefix="fleet.")
         check_not_negative(self, "start_fixed_s", "migration_stage_s", prefix="fleet.")
         pairs = [tuple(sorted(latency.regions)) for latency in self.network]
         for pair in pairs:
@@ -229,6 +238,12 @@ class FleetSpec:
             return 0.0
         named = (latency.round_trip_s for latency in self.network if {origin, region} == set(latency.regions))
         return next(named, self.default_round_trip_s)
+
+    def limited(self, replica: ReplicaSpec) -> ReplicaSpec:
+        """A replica with the fleet's `max_model_len` where it has none of its own."""
+        if replica.max_model_len is not None or self.max_model_len is None:
+            return replica
+        return replace(replica, max_model_len=self.max_model_len)
 
     @property
     def num_places(self) -> int:

@@ -26,6 +26,10 @@ FloatArray = NDArray[np.float64]
 FINISHED, REFUSED, FAILED, UNFINISHED, ABANDONED = range(5)
 OUTCOME_NAMES = ("finished", "refused", "failed", "unfinished", "abandoned")
 
+# Why a request ended so. Of a finished one vLLM's finish reason: it has all its tokens, or the limit was reached.
+NO_REASON, STOP, LENGTH, TOO_LONG, PATIENCE, TIMEOUT = range(6)
+REASON_NAMES = ("", "stop", "length", "prompt longer than max_model_len", "patience", "request_timeout_s")
+
 PERCENTILES = (50, 90, 99)
 _PEAK_BIN_S = 1.0
 _AT_ONCE_S = 1e-6  # tokens closer together than this count as simultaneous
@@ -52,6 +56,8 @@ class RequestRecords:
         cached_tokens: (N,), prompt tokens that were in the prefix cache when it was first scheduled; 0 if left out.
         session: (N,), session of each request, -1 if it has none; None: the workload has no sessions.
         turn: (N,), its place in the session, from 0; None: the workload has no sessions.
+        reason: (N,), index into REASON_NAMES. Of a finished request it follows from its tokens: LENGTH where its answer
+            was cut at `max_model_len`, else STOP; of another it is what is given, NO_REASON if left out.
     """
 
     index: NDArray[np.int64]
@@ -70,10 +76,17 @@ class RequestRecords:
     cached_tokens: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     session: NDArray[np.int32] | None = None
     turn: NDArray[np.int32] | None = None
+    reason: NDArray[np.int8] = field(default_factory=lambda: np.empty(0, np.int8))
 
     def __post_init__(self) -> None:
+        rows = np.size(self.index)
         if not self.cached_tokens.size:
-            object.__setattr__(self, "cached_tokens", np.zeros(np.size(self.index), np.int32))
+            object.__setattr__(self, "cached_tokens", np.zeros(rows, np.int32))
+        given = self.reason if self.reason.size else np.full(rows, NO_REASON, np.int8)
+        if np.shape(given) == np.shape(self.outcome):
+            of_finished = np.where(np.less(self.generated_tokens, self.output_tokens), LENGTH, STOP)
+            given = np.where(np.equal(self.outcome, FINISHED), of_finished, given).astype(np.int8)
+        object.__setattr__(self, "reason", given)
         sizes = {name: np.size(column) for name, column in self._columns().items()}
         if len(set(sizes.values())) > 1:
             raise ValueError(f"columns of RequestRecords differ in length: {sizes}")
@@ -124,11 +137,12 @@ class RequestRecords:
         return np.where(self.finished, tpot, np.inf)
 
     def to_frame(self) -> pd.DataFrame:
-        """One row per request, with the name of the outcome."""
+        """One row per request, with the names of outcome and reason."""
         import pandas as pd
 
         columns = self._columns()
         columns["outcome"] = np.array(OUTCOME_NAMES)[self.outcome]
+        columns["reason"] = np.array(REASON_NAMES)[self.reason]
         return pd.DataFrame(columns)
 
     def to_parquet(self, path: str | Path) -> None:
@@ -144,8 +158,8 @@ class RequestRecords:
         """Results under the keys of `vllm bench serve --save-result --save-detailed`, ready for `to_jsonable`.
 
         Lists have an entry for every request that arrived. Without an answer, where vLLM writes 0, the value is
-        infinity (null in the file), and `errors` has the reason. Single tokens are not timed:
-        `itls` spreads them evenly between first and last.
+        infinity (null in the file), and `errors` has the reason; `finish_reasons` has that of an answer. Single tokens
+        are not timed: `itls` spreads them evenly between first and last.
 
         Args:
             duration_s: length of the run, seconds; None: to the last token.
@@ -178,7 +192,13 @@ class RequestRecords:
             "latencies": self.e2e_s.tolist(),
             "start_times": self.arrival_s.tolist(),
             "queue_times": self.queue_s.tolist(),
-            "errors": ["" if o == FINISHED else OUTCOME_NAMES[o] for o in self.outcome.tolist()],
+            "errors": [
+                "" if o == FINISHED else REASON_NAMES[r] or OUTCOME_NAMES[o]
+                for o, r in zip(self.outcome.tolist(), self.reason.tolist(), strict=True)
+            ],
+            "finish_reasons": [
+                REASON_NAMES[r] if d else "" for d, r in zip(done.tolist(), self.reason.tolist(), strict=True)
+            ],
         }
 
     @property
@@ -201,8 +221,9 @@ def summarise(
     the same with `/CLASS` behind it for each class; `goodput_rps` (requests/s that attain both SLOs),
     `request_throughput_rps`, `throughput_tokens_per_s` (all generated tokens), `peak_throughput_tokens_per_s` (most
     in a whole second, each answer's tokens spread evenly between its first and its last); counts `arrived completed
-    refused failed unfinished abandoned preemptions`; `cached_prompt_ratio`, the share of prompt tokens that were in
-    the prefix cache. With sessions also what `session_figures` gives. A metric over no request is NaN.
+    refused failed unfinished abandoned preemptions`, and of those completed `cut_at_max_model_len`, of those refused
+    `prompt_beyond_max_model_len`; `cached_prompt_ratio`, the share of prompt tokens that were in the prefix cache. With
+    sessions also what `session_figures` gives. A metric over no request is NaN.
 
     Args:
         records: the request records.
@@ -245,6 +266,8 @@ def summarise(
         "failed": float(counts[FAILED]),
         "unfinished": float(counts[UNFINISHED]),
         "abandoned": float(counts[ABANDONED]),
+        "cut_at_max_model_len": float((records.reason == LENGTH).sum()),
+        "prompt_beyond_max_model_len": float((records.reason == TOO_LONG).sum()),
         "preemptions": float(records.preemptions.sum(dtype=np.int64)),
         "cached_prompt_ratio": _share(records.cached_tokens, records.input_tokens),
     }

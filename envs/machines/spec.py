@@ -48,6 +48,8 @@ class DeploymentSpec:
         memory_utilization: Share of GPU memory that weights and KV may use.
         kv_blocks: KV blocks of a replica per GPU; None: what fits
             the memory.
+        max_model_len: Longest request, prompt and answer, tokens; None: the model's context. A request is also bounded
+            by the KV blocks.
     """
 
     model: str = "llama-2-70b"
@@ -73,6 +75,7 @@ class DeploymentSpec:
     block_size: int = 16
     memory_utilization: float = 0.9
     kv_blocks: int | None = None
+    max_model_len: int | None = None
     chunked_prefill: bool = True
     reserve_full_prompt: bool = True
     long_prefill_token_threshold: int = 0
@@ -121,6 +124,7 @@ class DeploymentSpec:
             engine=self.engine,
             profile=self.profile,
             kv_blocks=self.kv_blocks,
+            max_model_len=self.max_model_len,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             block_size=self.block_size,

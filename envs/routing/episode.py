@@ -178,7 +178,7 @@ class RoutingEpisode(BaseEpisode[RoutingConfig]):
             arrival_s=arrival_s,
             input_tokens=int(workload.input_tokens[row]),
             predicted_tokens=int(request["predicted"]),
-            max_output_tokens=int(workload.max_output_tokens[row]),
+            max_output_tokens=int(request["max_output"]),
             priority=int(workload.priority[row]),
             class_id=int(workload.class_id[row]),
             deadline_s=float(request["deadline_ps"]) / PS_PER_S,

@@ -17,6 +17,7 @@ from serving_gym.calibration.transitions import (
     communicator_pool_s,
 )
 from serving_gym.envs.interface.cluster import ClusterSpec
+from serving_gym.envs.interface.fleet import LEAST_MODEL_LEN
 from serving_gym.envs.interface.layout import Group, all_groups, groups_of
 from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.simulator.kernel.state import CLASS_DTYPE, KIND_DTYPE, Tables, rows_of
@@ -34,6 +35,7 @@ class Cluster:
     widths: tuple[int, ...]  # GPUs of a group, ascending
     tables: Tables
     blocks_per_base: int  # KV blocks of a base engine with the whole model
+    context_tokens: int  # max_model_len: the model's context unless set
     switch_ps: int
     cold_start_ps: tuple[int, ...]  # by width
     communicators_ps: int  # building the pool of communicators that live switching needs
@@ -57,10 +59,10 @@ class Cluster:
         return num_blocks(profile.model, profile.gpu, width, block_size, self.spec.memory_utilization)
 
     def max_request_tokens(self, weights: str) -> int:
-        """Longest request that any engine of the node could hold."""
+        """Longest request, prompt and answer: `max_model_len`, or less if no engine of the node could hold that."""
         widest = self.groups[-1]
         block_tokens = block_capacity_tokens(self.spec.block_size, widest.length)
-        return self.blocks(widest, weights) * block_tokens
+        return min(self.blocks(widest, weights) * block_tokens, self.context_tokens)
 
 
 def profile_of(spec: ClusterSpec) -> Profile:
@@ -83,6 +85,10 @@ def validate(spec: ClusterSpec) -> None:
             raise ValueError(f"cluster.{name} must be at least 1, got {getattr(spec, name)}")
     if spec.kv_blocks_override is not None and spec.kv_blocks_override < 1:
         raise ValueError(f"cluster.kv_blocks_override must be at least 1, got {spec.kv_blocks_override}")
+    if spec.max_model_len is not None and spec.max_model_len < LEAST_MODEL_LEN:
+        raise ValueError(
+            f"cluster.max_model_len must be at least {LEAST_MODEL_LEN}, got {spec.max_model_len}"
+        )
     if not 0 < spec.memory_utilization <= 1:
         raise ValueError(f"cluster.memory_utilization must lie in (0, 1], got {spec.memory_utilization}")
     if spec.num_gpus % spec.base_width:
@@ -136,6 +142,7 @@ def make_cluster(spec: ClusterSpec, slos: tuple[SLO, ...], profile: Profile) -> 
             spec, per_kind, widths, slos, schedules_async(spec.async_scheduling, spec.order, profile)
         ),
         blocks_per_base=blocks_per_base,
+        context_tokens=spec.max_model_len or profile.model.max_model_len,
         switch_ps=to_ps(_switch_s(spec, profile)),
         cold_start_ps=tuple(_cold_start_ps(spec, profile, length) for length in widths),
         communicators_ps=to_ps(communicator_pool_s(len(groups) - spec.num_base)),

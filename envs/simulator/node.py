@@ -36,7 +36,7 @@ class Node(Body):
         super().__init__(spec, self.cluster.tables, slos, trigger_classes)
 
     def set_request_limit(self, weights: str) -> None:
-        """Sets the limit above which requests are refused on arrival, as no engine could hold them."""
+        """Sets how long requests may become: `max_model_len`, and what an engine could hold."""
         most = self.cluster.max_request_tokens(weights)
         if not self.spec.chunked_prefill:
             most = min(most, self.spec.max_num_batched_tokens)  # vLLM then requires a budget of max_model_len

@@ -9,7 +9,11 @@ from serving_gym.envs.interface.metrics import (
     ABANDONED,
     FAILED,
     FINISHED,
+    NO_REASON,
+    PATIENCE,
     REFUSED,
+    TIMEOUT,
+    TOO_LONG,
     UNFINISHED,
     RequestRecords,
 )
@@ -18,7 +22,9 @@ from serving_gym.envs.simulator.kernel.state import PS_PER_S, Traffic, World
 from serving_gym.envs.simulator.kernel.world import decoding_progress
 from serving_gym.envs.workload.schema import Workload
 
-OUTCOMES = np.array([FINISHED, REFUSED, FAILED, ABANDONED], np.int8)  # in the kernel's numbering
+# By the kernel's outcomes.
+OUTCOMES = np.array([FINISHED, REFUSED, FAILED, ABANDONED, REFUSED, FAILED], np.int8)
+REASONS = np.array([NO_REASON, NO_REASON, NO_REASON, PATIENCE, TOO_LONG, TIMEOUT], np.int8)
 
 
 def _seconds(times_ps: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -37,7 +43,7 @@ def to_records(workload: Workload, traffic: Traffic, world: World, log: NDArray[
     preemptions = np.zeros(count, np.int32)
     cached = np.zeros(count, np.int32)
     engine = np.full(count, -1, np.int32)
-    outcome = np.full(count, UNFINISHED, np.int8)
+    outcome, reason = np.full(count, UNFINISHED, np.int8), np.full(count, NO_REASON, np.int8)
     rows = log["index"]
     first_scheduled[rows] = log["first_scheduled_ps"]
     first_token[rows] = log["first_token_ps"]
@@ -46,7 +52,7 @@ def to_records(workload: Workload, traffic: Traffic, world: World, log: NDArray[
     preemptions[rows] = log["preemptions"]
     cached[rows] = log["cached"]
     engine[rows] = log["engine"]
-    outcome[rows] = OUTCOMES[log["outcome"]]
+    outcome[rows], reason[rows] = OUTCOMES[log["outcome"]], REASONS[log["outcome"]]
     for slot in np.flatnonzero(world.requests["phase"] != kernel.FREE):
         request = world.requests[slot]
         row = request["index"]
@@ -73,6 +79,7 @@ def to_records(workload: Workload, traffic: Traffic, world: World, log: NDArray[
         cached_tokens=cached[here],
         session=None if workload.session_id is None else workload.session_id[here],
         turn=None if workload.session_id is None else workload.turn[here],
+        reason=reason[here],
     )
 
 

@@ -34,6 +34,9 @@ SHOWN_METRICS = (
     "cost_usd",
 )
 
+# Shown where they are not zero.
+LENGTH_METRICS = ("cut_at_max_model_len", "prompt_beyond_max_model_len")
+
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Prints a table; the first column is left-aligned, the others have numbers."""

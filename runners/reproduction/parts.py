@@ -11,6 +11,9 @@ from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reporting.progress import progress_bar, say
 from serving_gym.runners.reproduction.claims import Claim
 
+# Longest request that the papers' simulated engines take, tokens: replayed traces outgrow the contexts of their models.
+TRACE_MODEL_LEN = 32_768
+
 Part = Callable[[], list[Claim]]
 
 

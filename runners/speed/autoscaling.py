@@ -32,7 +32,11 @@ def _fleet(requests: float, days: float) -> dict[str, Any]:
     params = {"mean_rps": requests / (days * _DAY_S), "models": _MODELS, "regions": _REGIONS, "start_h": 24.0}
     return {
         "cluster": FleetConfig(
-            groups=groups, order="priority", default_round_trip_s=0.3, start_fixed_s=300.0
+            groups=groups,
+            max_model_len=32768,
+            order="priority",
+            default_round_trip_s=0.3,
+            start_fixed_s=300.0,
         ),
         "workload": WorkloadSpec("sageserve_tiers", params=params),
         "episode_s": days * _DAY_S,

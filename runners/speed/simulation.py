@@ -176,7 +176,8 @@ def week(config: BenchConfig) -> Iterator[Measurement]:
             )
             for region in _REGIONS
             for model in _MODELS
-        )
+        ),
+        max_model_len=32_768,
     )
 
     def run() -> float:

@@ -55,7 +55,7 @@ def settings_of_clusters(draw: st.DrawFn) -> Settings:
         chunked_prefill=order == "dpa" or draw(st.sampled_from([True, True, False])),
         reserve_full_prompt=draw(st.booleans()),
         long_prefill_threshold=draw(st.sampled_from([0, 0, 1, 5, 20])),
-        max_request_tokens=draw(st.sampled_from([1 << 40, 80])),
+        max_request_tokens=draw(st.sampled_from([1 << 40, 80, 40])),
     )
 
 

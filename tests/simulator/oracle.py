@@ -617,9 +617,12 @@ class Cluster:
         while self.arrived < len(self.arrivals) and self.arrivals[self.arrived].arrival_ps == self.now:
             request = self.arrivals[self.arrived]
             self.arrived += 1
-            if request.prompt + request.max_output > self.settings.max_request_tokens:
+            room = self.settings.max_request_tokens - request.prompt
+            if room < 1:
                 request.finish_ps, request.fate = self.now, "refused"
                 continue
+            request.max_output = min(request.max_output, room)
+            request.output = min(request.output, room)
             number = self._route(request)
             if number is None:
                 self._to_pool([request])

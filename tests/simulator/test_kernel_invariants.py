@@ -110,7 +110,7 @@ def check_conservation(kernel: Kernel) -> None:
         int(request["generated"]) for request in kernel.requests().values()
     )
     assert stats["generated_tokens"] == sum(
-        case.rows[int(request["index"])].output for request in kernel.log() if request["fate"] == "finished"
+        case.answer(int(request["index"])) for request in kernel.log() if request["fate"] == "finished"
     )
     for number, engine in enumerate(world.engines):
         check_engine(kernel, number)
@@ -197,8 +197,9 @@ def cost_by_request(kernel: Kernel) -> float:
         end = int(request["finish_ps"]) if request["fate"] != "in flight" else kernel.now
         first = int(request["first_token_ps"])
         total += ((first if first >= 0 else end) - row.arrival_ps) / ttft_slo
-        if first >= 0 and row.output > 1:
-            total += (end - first) / (row.output - 1) / tpot_slo
+        output = kernel.case.answer(int(request["index"]))
+        if first >= 0 and output > 1:
+            total += (end - first) / (output - 1) / tpot_slo
     return total
 
 
@@ -225,7 +226,7 @@ def test_class_totals_are_sums_over_requests(case: Case) -> None:
         ttft = {int(r["index"]): int(r["first_token_ps"]) - rows[int(r["index"])].arrival_ps for r in started}
         tpot = {
             int(r["index"]): (int(r["finish_ps"]) - int(r["first_token_ps"]))
-            / max(rows[int(r["index"])].output - 1, 1)
+            / max(case.answer(int(r["index"])) - 1, 1)
             for r in done
         }
         assert totals["arrived"] == len(requests)

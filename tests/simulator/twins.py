@@ -43,7 +43,7 @@ ENGINE_COUNTERS = (
     "num_prefilling",
     "step_end_ps",
 )
-FATES = ("finished", "refused", "failed", "aborted")
+FATES = ("finished", "refused", "failed", "aborted", "refused")  # by the kernel's outcomes
 STATUS_OF = {  # (serves, steps_allowed)
     (True, True): state.ACTIVE,
     (False, True): state.DRAINING,
@@ -82,6 +82,11 @@ class Case:
     rows: tuple[Row, ...]
     settings: Settings = field(default_factory=Settings)
     slos_ps: tuple[tuple[int, int], ...] = ((1000, 50),)  # TTFT and TPOT of each class
+
+    def answer(self, index: int) -> int:
+        """Tokens that a request generates in the end: its output, cut where the limit is reached."""
+        row = self.rows[index]
+        return min(row.output, self.settings.max_request_tokens - row.prompt)
 
 
 def build_tables(case: Case) -> Tables:

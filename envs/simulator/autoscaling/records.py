@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.envs.interface.metrics import UNFINISHED, RequestRecords
+from serving_gym.envs.interface.metrics import NO_REASON, UNFINISHED, RequestRecords
 from serving_gym.envs.simulator.kernel import state as kernel
 from serving_gym.envs.simulator.kernel.state import PS_PER_S, World
 from serving_gym.envs.simulator.kernel.world import decoding_progress
-from serving_gym.envs.simulator.records import OUTCOMES
+from serving_gym.envs.simulator.records import OUTCOMES, REASONS
 from serving_gym.envs.workload.schema import Workload
 
 Left = NDArray[np.void]
@@ -28,6 +28,7 @@ LEFT_DTYPE = np.dtype(
         ("engine", np.int16),
         ("preemptions", np.int16),
         ("outcome", np.int8),
+        ("reason", np.int8),
     ]
 )
 
@@ -42,7 +43,7 @@ def left_of(log: NDArray[np.void]) -> Left:
     for name in ("index", "generated", "engine"):
         rows[name] = log[name]
     rows["preemptions"] = np.minimum(log["preemptions"], np.iinfo(np.int16).max)
-    rows["outcome"] = OUTCOMES[log["outcome"]]
+    rows["outcome"], rows["reason"] = OUTCOMES[log["outcome"]], REASONS[log["outcome"]]
     return rows
 
 
@@ -69,12 +70,13 @@ def records_of(pieces: Sequence[Workload], world: World, gone: Sequence[Left]) -
     times = {name: np.full(count, np.nan) for name in ("first_scheduled_s", "first_token_s", "finish_s")}
     generated, preemptions = np.zeros(count, np.int32), np.zeros(count, np.int32)
     engine, outcome = np.full(count, -1, np.int32), np.full(count, UNFINISHED, np.int8)
+    reason = np.full(count, NO_REASON, np.int8)
     left = np.concatenate([*gone, np.empty(0, LEFT_DTYPE)])
     at = left["index"]
     for name, values in times.items():
         values[at] = arrival_s[at] + left[name]
     generated[at], preemptions[at] = left["generated"], left["preemptions"]
-    engine[at], outcome[at] = left["engine"], left["outcome"]
+    engine[at], outcome[at], reason[at] = left["engine"], left["outcome"], left["reason"]
     for slot in np.flatnonzero(world.requests["phase"] != kernel.FREE):
         request = world.requests[slot]
         row = request["index"]
@@ -95,6 +97,7 @@ def records_of(pieces: Sequence[Workload], world: World, gone: Sequence[Left]) -
         preemptions=preemptions,
         engine=engine,
         outcome=outcome,
+        reason=reason,
     )
     if not sessions:
         return records

@@ -13,6 +13,7 @@ from serving_gym.envs.interface.state import EngineStatus
 from serving_gym.envs.machines.cluster import Deployment, Replica
 from serving_gym.envs.simulator.deployment.plane import AD_HOC, RELOAD, SWITCHES, DeploymentPlane
 from serving_gym.envs.simulator.deployment.replicas import Replicas
+from serving_gym.envs.simulator.fleet.build import context_tokens
 
 if TYPE_CHECKING:
     from serving_gym.envs.workload.schema import Workload
@@ -137,9 +138,10 @@ class DeploymentSimulator(Replicas):
             self.world.credit[:] = 0.0
 
     def _limit_requests(self) -> None:
-        """Refuses on arrival what no replica of the deployment could hold; prefill workers hold prompts alone.
+        """Sets how long requests may become: `max_model_len`, and what a replica of the deployment could hold.
 
-        Beside replicas that do both, which new requests may go to instead, they are to hold whole requests.
+        Prefill workers hold prompts alone. Beside replicas that do both, which new requests may go to instead, they are
+        to hold whole requests.
         """
         tokens = {"prefill": 0, "decode": 0, "mixed": 0}
         for kind in self.deployment.kinds:
@@ -148,7 +150,7 @@ class DeploymentSimulator(Replicas):
         limit = (
             tokens["decode"] if divided else max(tokens["mixed"], min(tokens["prefill"], tokens["decode"]))
         )
-        self.world.endpoints["max_request_tokens"] = limit
+        self.world.endpoints["max_request_tokens"] = min(limit, context_tokens(self.spec.replica))
         self.world.endpoints["max_prompt_tokens"] = tokens["prefill"] - 1 if divided else 0
 
     # -- what is seen --------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -70,7 +70,9 @@ class Fleet:
         return any(group.replica.role == "prefill" for group in self.places)
 
     def max_request_tokens(self, endpoint: int, blocks: Sequence[int] | NDArray[np.int64]) -> int:
-        """Longest request that some place of an endpoint could hold; with disaggregated prefill, one of each role.
+        """Longest request of an endpoint, prompt and answer: its `max_model_len`, or less if no place could hold that.
+
+        With disaggregated prefill a place of each role is to hold it.
 
         Args:
             endpoint: Which.
@@ -84,7 +86,7 @@ class Fleet:
             most = min(most, max(capacity[decodes - first :]))
         if not self.spec.chunked_prefill:
             most = min(most, min(self.places[place].replica.max_num_batched_tokens for place in places))
-        return most
+        return min(most, context_tokens(self.places[first].replica))
 
 
 @lru_cache(maxsize=64)
@@ -130,6 +132,11 @@ def model_of(replica: ReplicaSpec) -> ModelSpec:
     return get_model(replica.model) if replica.profile is None else profile_of(replica).model
 
 
+def context_tokens(replica: ReplicaSpec) -> int:
+    """Its `max_model_len`: the model's context unless set, tokens."""
+    return replica.max_model_len or model_of(replica).max_model_len
+
+
 def lone_start_s(spec: FleetSpec, replica: ReplicaSpec) -> float:
     """What a start takes if nothing else uses the links, s: as measured, else from storage by the weights' size."""
     measured_s = profile_of(replica).transitions.get("start_s")
@@ -152,14 +159,15 @@ def build_fleet(spec: FleetSpec, slos: tuple[SLO, ...], factors: tuple[float, ..
         ValueError: the spec names something unknown, or a model does not fit its GPUs.
     """
     check_scheduling(spec, "fleet")
-    endpoints = tuple(dict.fromkeys((group.replica.model, group.region) for group in spec.groups))
-    by_endpoint = [_members(spec, endpoint) for endpoint in endpoints]
+    groups = tuple(replace(group, replica=spec.limited(group.replica)) for group in spec.groups)
+    endpoints = tuple(dict.fromkeys((group.replica.model, group.region) for group in groups))
+    by_endpoint = [_members(groups, endpoint) for endpoint in endpoints]
     numbered = [
         (group, number) for groups in by_endpoint for group in groups for number in range(group.num_places)
     ]
     places = tuple(group for group, _ in numbered)
     sizes = [sum(group.num_places for group in groups) for groups in by_endpoint]
-    replicas = tuple(dict.fromkeys(group.replica for group in spec.groups))
+    replicas = tuple(dict.fromkeys(group.replica for group in groups))
     kinds = tuple((replica, factor) for factor in dict.fromkeys((1.0, *factors)) for replica in replicas)
     return Fleet(
         spec=spec,
@@ -173,9 +181,15 @@ def build_fleet(spec: FleetSpec, slos: tuple[SLO, ...], factors: tuple[float, ..
     )
 
 
-def _members(spec: FleetSpec, endpoint: tuple[str, str]) -> list[GroupSpec]:
+def _members(groups: Sequence[GroupSpec], endpoint: tuple[str, str]) -> list[GroupSpec]:
     """Groups of an endpoint, those that decode for others last."""
-    members = [group for group in spec.groups if (group.replica.model, group.region) == endpoint]
+    members = [group for group in groups if (group.replica.model, group.region) == endpoint]
+    longest = sorted({context_tokens(group.replica) for group in members})
+    if len(longest) > 1:
+        raise ValueError(
+            f"fleet.groups for {endpoint[0]} in {endpoint[1]} must have one max_model_len, got "
+            f"{', '.join(map(str, longest))}"
+        )
     roles = {group.replica.role for group in members}
     if len(roles & {"prefill", "decode"}) == 1:
         raise ValueError(

@@ -83,7 +83,7 @@ class Places(Body):
         ]
 
     def set_request_limits(self, endpoint: int) -> None:
-        """Refuses on arrival what no place could hold, as places of an endpoint have got other KV pools."""
+        """Sets how long requests may become, as places of an endpoint have got other KV pools."""
         blocks = self.world.engines["capacity_blocks"]
         for number in self.served_by(endpoint):
             self.world.endpoints["max_request_tokens"][number] = self.request_limit(number, blocks)
@@ -97,7 +97,7 @@ class Places(Body):
         ]
 
     def request_limit(self, endpoint: int, blocks: NDArray[np.int64]) -> int:
-        """Longest request of an endpoint that some place could hold, tokens; `blocks` is (places,) KV blocks of each.
+        """Longest request of an endpoint, tokens; `blocks` is (places,) KV blocks of each.
 
         Those of a region that has places for the model are measured by these.
         """

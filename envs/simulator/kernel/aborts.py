@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from serving_gym.envs.simulator.kernel.accounting import book_abort, book_failure
+from serving_gym.envs.simulator.kernel.accounting import book_abort, book_timeout
 from serving_gym.envs.simulator.kernel.compiled import compiled, entry, int64
 from serving_gym.envs.simulator.kernel.engine import drop_running, find_next_finish
 from serving_gym.envs.simulator.kernel.queues import tokens_to_prefill, unlink
@@ -101,6 +101,6 @@ def end_overdue(world: World, tables: Tables, slot: int) -> int:
 def book_overdue(world: World, tables: Tables, slot: int, limit: int) -> None:
     """Books a request whose client has lost patience, or that its server has ended."""
     if limit == UNTIL_END:
-        book_failure(world, tables, slot, world.cluster[0].now_ps)
+        book_timeout(world, tables, slot, world.cluster[0].now_ps)
     else:
         book_abort(world, tables, slot, world.cluster[0].now_ps)

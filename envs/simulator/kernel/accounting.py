@@ -40,6 +40,8 @@ from serving_gym.envs.simulator.kernel.state import (
     S_WAIT_CLOSED,
     S_WAIT_W,
     S_WAIT_WS,
+    TIMED_OUT,
+    TOO_LONG,
     Tables,
     World,
 )
@@ -127,13 +129,13 @@ def book_arrival(world: World, tables: Tables, slot: int) -> None:
 
 @compiled
 def book_refusal(world: World, slot: int) -> None:
-    """Books a request that is refused as it arrives, and frees its slot."""
+    """Books a request that is refused as it arrives, its prompt being too long, and frees its slot."""
     request = world.requests[slot]
     c = request.class_id
     world.stats[c, S_ARRIVED] += 1
     world.stats[c, S_ARRIVED_TOKENS] += request.prompt
     world.stats[c, S_REFUSED] += 1
-    _write_log(world, slot, request.arrival_ps, int64(REFUSED))
+    _write_log(world, slot, request.arrival_ps, int64(TOO_LONG))
 
 
 @compiled
@@ -189,6 +191,14 @@ def book_failure(world: World, tables: Tables, slot: int, now: int) -> None:
     world.stats[world.requests[slot].class_id, S_FAILED] += 1
     _stop_cost(world, tables, slot, now)
     _write_log(world, slot, now, int64(FAILED))
+
+
+@compiled
+def book_timeout(world: World, tables: Tables, slot: int, now: int) -> None:
+    """Books a request that its server has ended as one that failed, and frees its slot."""
+    world.stats[world.requests[slot].class_id, S_FAILED] += 1
+    _stop_cost(world, tables, slot, now)
+    _write_log(world, slot, now, int64(TIMED_OUT))
 
 
 @compiled

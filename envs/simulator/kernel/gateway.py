@@ -42,6 +42,7 @@ from serving_gym.envs.simulator.kernel.state import (
 )
 from serving_gym.envs.simulator.kernel.world import (
     hand_over,
+    limit_length,
     most_tokens,
     needs_room,
     new_request,
@@ -497,7 +498,7 @@ def _ingest(world: World, traffic: Traffic, tables: Tables, gate: Gate, k: int) 
     request = world.requests[slot]
     request.predicted = gate.predicted[row_of(world, k)]
     request.target = 0
-    if most_tokens(world, slot) > world.endpoints[request.endpoint].max_request_tokens:
+    if not limit_length(world, slot):
         book_refusal(world, slot)
         return
     book_arrival(world, tables, slot)

@@ -34,7 +34,7 @@ FREE, WAITING, PREFILL, DECODE, TRANSIT = range(5)
 MIXED, PREFILLS, DECODES = range(3)
 
 # Outcome of a request in the log.
-FINISHED, REFUSED, FAILED, ABORTED = range(4)
+FINISHED, REFUSED, FAILED, ABORTED, TOO_LONG, TIMED_OUT = range(6)
 
 # Queue order of an engine. The first two are vLLM's `--scheduling-policy`; the others SageServe's (section 6.5), which
 # calls PRIORITY "priority first".
@@ -292,8 +292,11 @@ ENDPOINT_DTYPE = np.dtype(
         ("first_decode", np.int32),  # engine of role DECODES
         ("last_decode", np.int32),  # behind the last of them
         ("turn", np.int32),  # round robin's next engine, counted from the first
-        ("max_request_tokens", np.int64),  # a request that may grow beyond this is refused on arrival
-        ("max_prompt_tokens", np.int64),  # likewise its prompt, where engines only prefill; else 0
+        (
+            "max_request_tokens",
+            np.int64,
+        ),  # answers are cut here; a prompt that leaves no room for one is refused
+        ("max_prompt_tokens", np.int64),  # a longer prompt is refused, where engines only prefill; else 0
     ],
     align=True,
 )

@@ -50,6 +50,7 @@ __all__ = [
     "kick",
     "lacks_extents",
     "latency_cost",
+    "limit_length",
     "may_take",
     "most_tokens",
     "needs_room",
@@ -74,6 +75,23 @@ def most_tokens(world: World, slot: int) -> int:
     """Tokens a request may grow to, as its client declared."""
     request = world.requests[slot]
     return int64(request.prompt) + request.max_output
+
+
+@compiled
+def limit_length(world: World, slot: int) -> bool:
+    """Ends a new request's answer where its endpoint's limit is reached; False: its prompt leaves no room for one.
+
+    Source: vLLM's `max_model_len`, with a declared cap beyond it lowered to what the prompt leaves.
+    """
+    request = world.requests[slot]
+    endpoint = world.endpoints[request.endpoint]
+    room = endpoint.max_request_tokens - request.prompt
+    if room < 1 or 0 < endpoint.max_prompt_tokens < request.prompt:
+        return False
+    if request.max_output > room:
+        request.max_output = room
+        request.output = min(int64(request.output), room)
+    return True
 
 
 @inlined
@@ -119,15 +137,13 @@ def new_request(world: World, traffic: Traffic, tables: Tables, k: int) -> int:
 def _ingest(world: World, traffic: Traffic, tables: Tables, k: int) -> int:
     """Lets the k-th request arrive. Returns the engine it went to if that stands idle, or -1."""
     slot = new_request(world, traffic, tables, k)
-    most = most_tokens(world, slot)
-    endpoint = world.endpoints[world.requests[slot].endpoint]
-    if most > endpoint.max_request_tokens or 0 < endpoint.max_prompt_tokens < world.requests[slot].prompt:
+    if not limit_length(world, slot):
         book_refusal(world, slot)
         return int64(-1)
     book_arrival(world, tables, slot)
     if world.alarms.shape[1] > 0:
         set_limits(world, traffic, slot, row_of(world, k))
-    e = route(world, tables, slot, most)
+    e = route(world, tables, slot, most_tokens(world, slot))
     if e < 0:
         enqueue(world, len(world.engines), slot)
         return int64(-1)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.envs.interface.commands import Receipt
-from serving_gym.envs.interface.metrics import UNFINISHED, RequestRecords
+from serving_gym.envs.interface.metrics import NO_REASON, TOO_LONG, UNFINISHED, RequestRecords
 from serving_gym.envs.interface.sharing import (
     FINISHED_DTYPE,
     INSTANCE_DTYPE,
@@ -263,6 +263,7 @@ class SharingSimulator:
         """What happened to every request that has arrived."""
         count, workload = int(self.world.clock["next_arrival"][0]), self.workload
         requests = self.world.requests[:count]
+        longest = self.tables.max_tokens[workload.model_id[:count]]
         return RequestRecords(
             index=np.arange(count),
             arrival_s=workload.arrival_s[:count],
@@ -277,6 +278,7 @@ class SharingSimulator:
             preemptions=requests["evictions"].astype(np.int32),
             engine=requests["last_instance"].astype(np.int32),
             outcome=np.where(requests["outcome"] < 0, UNFINISHED, requests["outcome"]).astype(np.int8),
+            reason=np.where(workload.input_tokens[:count] >= longest, TOO_LONG, NO_REASON).astype(np.int8),
         )
 
     def fork(self) -> SharingSimulator:

@@ -31,7 +31,7 @@ from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.envs.workload.type_mix import MIXES
 from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reproduction.oserve.study import GPUS_PER_MACHINE, capacities, cluster_of
-from serving_gym.runners.reproduction.parts import seeds_of
+from serving_gym.runners.reproduction.parts import TRACE_MODEL_LEN, seeds_of
 from serving_gym.runners.rollouts.rollout import Episode, run_episode
 
 LOAD = 0.9
@@ -141,7 +141,10 @@ def _env(config: ReproduceConfig, system: System, trace: Trace, disaggregation: 
         "deployment",
         workload=workload_of(config, system, trace),
         cluster=DeploymentSpec(
-            model=system.model, num_machines=system.machines, disaggregation=disaggregation
+            model=system.model,
+            num_machines=system.machines,
+            disaggregation=disaggregation,
+            max_model_len=TRACE_MODEL_LEN,
         ),
         split=config.split,
         past_requests=10_000,

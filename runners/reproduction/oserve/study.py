@@ -20,6 +20,7 @@ from serving_gym.envs.machines.cluster import Cluster, replica_kinds
 from serving_gym.envs.machines.spec import DeploymentSpec
 from serving_gym.envs.workload.type_mix import TypeMix, length_pools
 from serving_gym.runners.reproduction.claims import claim_of
+from serving_gym.runners.reproduction.parts import TRACE_MODEL_LEN
 
 PAPER = "oserve"
 make_claim = partial(claim_of, PAPER)
@@ -29,7 +30,7 @@ GPUS_PER_MACHINE = 8
 @lru_cache(maxsize=32)
 def capacities(model: str, machines: int, method: str = "measured") -> CapacityTable:
     """Capacities of every kind of replica of a model for the four types of Table 1, as published or corrected."""
-    spec = DeploymentSpec(model=model, num_machines=machines)
+    spec = DeploymentSpec(model=model, num_machines=machines, max_model_len=TRACE_MODEL_LEN)
     types = [
         WorkloadType(prompts.astype(np.int64), answers.astype(np.int64))
         for prompts, answers in length_pools(TypeMix.code_share)

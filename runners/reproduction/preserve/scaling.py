@@ -36,7 +36,7 @@ from serving_gym.envs.workload.registry import WorkloadSource, WorkloadSpec
 from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reproduction.claims import Claim, above, at_least, shown
 from serving_gym.runners.reproduction.measures import over
-from serving_gym.runners.reproduction.parts import PaperStudy
+from serving_gym.runners.reproduction.parts import TRACE_MODEL_LEN, PaperStudy
 from serving_gym.runners.reproduction.preserve.study import SLO_S, make_claim
 
 SECTION = "5.3"
@@ -170,6 +170,7 @@ class Scalers(PaperStudy):
             max_num_seqs=256,
             max_num_batched_tokens=chunk_tokens,
             memory_utilization=0.75,
+            max_model_len=TRACE_MODEL_LEN,
         )
         return AutoscalingEnv(
             cluster=FleetConfig(groups=(GroupSpec(replica, INSTANCES, INSTANCES),)),

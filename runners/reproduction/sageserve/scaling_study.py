@@ -49,7 +49,7 @@ from serving_gym.envs.workload.tiers import NIW, TIERS
 from serving_gym.envs.workload.week import WeekTraffic
 from serving_gym.runners.reporting.progress import say
 from serving_gym.runners.reproduction.measures import percentile
-from serving_gym.runners.reproduction.parts import PaperStudy
+from serving_gym.runners.reproduction.parts import TRACE_MODEL_LEN, PaperStudy
 
 REACTIVE, SILOED, CHIRON = "Reactive", "Siloed", "Chiron"
 LT_I, LT_U, LT_UA = "LT-I", "LT-U", "LT-UA"
@@ -229,6 +229,7 @@ class ScalingStudy(PaperStudy):
             GPUS,
             max_num_seqs=512,
             max_num_batched_tokens=2048,
+            max_model_len=TRACE_MODEL_LEN,
             engine=setting.engine,
             kv_blocks=kv_blocks(setting.model, setting.gpu),
         )

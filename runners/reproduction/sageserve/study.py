@@ -38,7 +38,7 @@ from serving_gym.envs.workload.tiers import IW_F, IW_N, TIERS, TieredTraffic
 from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reproduction.claims import claim_of
 from serving_gym.runners.reproduction.measures import percentile, request_capacity_rps
-from serving_gym.runners.reproduction.parts import PaperStudy, num_seeds
+from serving_gym.runners.reproduction.parts import TRACE_MODEL_LEN, PaperStudy, num_seeds
 
 PAPER = "sageserve"
 make_claim = partial(claim_of, PAPER)
@@ -172,6 +172,7 @@ class Study(PaperStudy):
             order=ORDERS[scheduler],
             max_num_seqs=512,
             max_num_batched_tokens=2048,
+            max_model_len=TRACE_MODEL_LEN,
             memory_utilization=0.9,
         )
         slos = (SLO(IW_F_SLA_S, _TPOT_SLO_S), SLO(iw_n_sla_s, _TPOT_SLO_S), _NIW_SLO)
