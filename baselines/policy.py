@@ -23,14 +23,14 @@ from serving_gym.envs.deployment.state import Deploy
 from serving_gym.envs.interface.commands import Command
 from serving_gym.envs.interface.policy_spec import PolicySpec
 from serving_gym.envs.interface.scaling import ScalingAction
-from serving_gym.envs.routing.state import Dispatch
+from serving_gym.envs.routing.state import Verdict
 from serving_gym.envs.sharing.state import Share
 
 __all__ = ["Action", "BatchPolicy", "Configured", "Constants", "Policy", "PolicySpec", "Tunable", "tunable"]
 
 # A command, an index of the environment's action space, or None: leave all as it is (a request stays in the queue).
 # In autoscaling: changes of the number of instances, or the vector of the environment's action space.
-Action = Command | Dispatch | Deploy | Share | ScalingAction | NDArray[np.int64] | int | None
+Action = Command | Verdict | Deploy | Share | ScalingAction | NDArray[np.int64] | int | None
 
 
 class Policy(Protocol):

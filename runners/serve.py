@@ -57,6 +57,8 @@ class ServeConfig(RunConfig):
         check_choice("mode", self.mode, MODES)
         if self.env["name"] != "routing":
             raise ValueError(f"env={self.env['name']} cannot be served; only env=routing has a wire form")
+        if self.env.get("admission"):
+            raise ValueError("env.admission must be false here: the wire form has places and holding only")
         if not 0 <= self.port < 2**16:
             raise ValueError(f"port must lie in [0, 65535], got {self.port}")
         if not self.allow_remote and not is_loopback(self.address):

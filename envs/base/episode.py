@@ -85,7 +85,8 @@ class BaseEpisode(Generic[Config]):
         self.source = WorkloadSource(config.workload)
         self.classes = self.source.classes
         self.slos = promises(config.slos, self.classes)
-        self.meter = RewardMeter(len(self.classes))
+        config.objective.check_classes(self.classes)
+        self.meter = RewardMeter(self.classes)
         self.begun, self.done, self.num_refused = False, True, 0
 
     @abstractmethod

@@ -20,26 +20,45 @@ class Observations(NamedTuple):
     places: NDArray[np.float32]  # (N, R, P)
     request: NDArray[np.float32]  # (N, Q)
     cluster: NDArray[np.float32]  # (N, F)
-    masks: NDArray[np.bool_]  # (N, R + 1): action masks; the last action holds the request
+    masks: NDArray[
+        np.bool_
+    ]  # (N, R + 1), action masks: a place each, and to hold the request; then what else there is
+    admission: NDArray[np.float32]  # (N, A) features of a decision about admission; A = 0: it is none
 
     @classmethod
-    def empty(cls, number: int, places: tuple[int, int], request: int, cluster: int) -> Observations:
-        """Zero observations of `number` episodes."""
+    def empty(
+        cls,
+        number: int,
+        places: tuple[int, int],
+        request: int,
+        cluster: int,
+        admission: int = 0,
+        others: int = 0,
+    ) -> Observations:
+        """Zero observations of `number` episodes; `others`: actions that are no place and do not hold."""
         return cls(
             np.zeros((number, *places), np.float32),
             np.zeros((number, request), np.float32),
             np.zeros((number, cluster), np.float32),
-            np.zeros((number, places[0] + 1), np.bool_),
+            np.zeros((number, places[0] + 1 + others), np.bool_),
+            np.zeros((number, admission), np.float32),
         )
 
     def rows(self, which: Sequence[int]) -> Observations:
         """Observations of some of the episodes."""
         which = list(which)
-        return Observations(self.places[which], self.request[which], self.cluster[which], self.masks[which])
+        return Observations(
+            self.places[which],
+            self.request[which],
+            self.cluster[which],
+            self.masks[which],
+            self.admission[which],
+        )
 
     def as_dict(self) -> BatchObservation:
         """Observations of all episodes, by key of the observation space."""
-        return {"places": self.places, "request": self.request, "cluster": self.cluster}
+        parts = {"places": self.places, "request": self.request, "cluster": self.cluster}
+        return parts | {"admission": self.admission} if self.admission.shape[1] else parts
 
     def first(self) -> Observation:
         """Observation of the first episode, by key of the observation space."""
@@ -76,7 +95,7 @@ class PlacementEnv(SimulatedEnv[Config, State]):
         return self._observations.first()
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """Action mask, (places + 1,)."""
+        """Action mask, (actions,)."""
         return self._observations.masks[0]
 
     def _fork_core(self, copy: Self) -> None:

@@ -217,7 +217,8 @@ def summarise(
     """Metrics of one episode, over all requests that arrived.
 
     Keys: `ttft_ tpot_ e2e_ queue_` with `p50_s p90_s p99_s` (over all requests) and `mean_finished_s` (over those that
-    finished); `slo_attainment` (both SLOs attained), `ttft_attainment`, `tpot_attainment`, as shares of all requests;
+    finished); `ttft_served_p50_s p90_s p99_s`, over those that finished, as reports on admission have them; as shares
+    of all requests `refused_share`, `slo_attainment` (both SLOs attained), `ttft_attainment`, `tpot_attainment`;
     the same with `/CLASS` behind it for each class; `goodput_rps` (requests/s that attain both SLOs),
     `request_throughput_rps`, `throughput_tokens_per_s` (all generated tokens), `peak_throughput_tokens_per_s` (most
     in a whole second, each answer's tokens spread evenly between its first and its last); counts `arrived completed
@@ -244,12 +245,15 @@ def summarise(
     }
     ttft_met, tpot_met = _meets(records, slos, classes)
     met = {"slo": ttft_met & tpot_met, "ttft": ttft_met, "tpot": tpot_met}
-    summary = _latency_figures(latencies, met)
+    refused = records.outcome == REFUSED
+    summary = _latency_figures(latencies, met, refused)
     if len(classes) > 1:
         for class_id, name in enumerate(classes):
             rows = records.class_id == class_id
             of_class = _latency_figures(
-                {k: v[rows] for k, v in latencies.items()}, {k: v[rows] for k, v in met.items()}
+                {k: v[rows] for k, v in latencies.items()},
+                {k: v[rows] for k, v in met.items()},
+                refused[rows],
             )
             summary |= {f"{key}/{name}": value for key, value in of_class.items()}
     else:
@@ -371,9 +375,12 @@ def _rate(amount: float, duration_s: float) -> float:
 
 
 def _latency_figures(
-    latencies: Mapping[str, FloatArray], met: Mapping[str, NDArray[np.bool_]]
+    latencies: Mapping[str, FloatArray], met: Mapping[str, NDArray[np.bool_]], refused: NDArray[np.bool_]
 ) -> dict[str, float]:
-    figures: dict[str, float] = {}
+    figures = {"refused_share": float(refused.mean()) if refused.size else math.nan}
+    served = latencies["ttft"][np.isfinite(latencies["ttft"])]
+    for percentile, value in zip(PERCENTILES, percentiles(served), strict=True):
+        figures[f"ttft_served_p{percentile}_s"] = value
     for name, values in latencies.items():
         for percentile, value in zip(PERCENTILES, percentiles(values), strict=True):
             figures[f"{name}_p{percentile}_s"] = value

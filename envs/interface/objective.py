@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from serving_gym.calibration.lookup import check_choice
 
 
 @dataclass(frozen=True)
@@ -19,6 +25,8 @@ class Objective:
         switch: Weight of minus the number of base engines that begin a reconfiguration.
         abandoned: Weight of minus the number of requests refused, failed or unfinished at the end. With the two
             SLO misses, giving up a request costs more than serving it late.
+        refused: Weight of minus the number of requests refused, in addition to `abandoned` and the two SLO misses.
+        class_weights: Factor on the SLO misses and the refusals of a request class, by its name; 1 for others.
         gpu_usd: Weight of minus the price of machines whose instances serve, start or drain, USD (autoscaling).
         startup_usd: Weight of minus the part of `gpu_usd` during which instances start, in addition.
         backlog_usd: Weight of minus the price of the machine time of non-interactive requests that are queued when
@@ -35,6 +43,8 @@ class Objective:
     goodput: float = 0.0
     switch: float = 0.02
     abandoned: float = 100.0
+    refused: float = 0.0
+    class_weights: dict[str, float] = field(default_factory=dict)
     gpu_usd: float = 0.0
     startup_usd: float = 0.0
     backlog_usd: float = 0.0
@@ -43,8 +53,26 @@ class Objective:
     scale: float = 0.1
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            if not 0 <= getattr(self, item.name) < math.inf:
-                raise ValueError(
-                    f"objective.{item.name} must be finite and not negative, got {getattr(self, item.name)}"
-                )
+        weights = {
+            item.name: getattr(self, item.name) for item in fields(self) if item.name != "class_weights"
+        }
+        weights |= {f"class_weights.{name}": weight for name, weight in self.class_weights.items()}
+        for name, weight in weights.items():
+            if not 0 <= weight < math.inf:
+                raise ValueError(f"objective.{name} must be finite and not negative, got {weight}")
+
+    def check_classes(self, classes: Sequence[str]) -> None:
+        """Checks that weights are for classes that there are.
+
+        Args:
+            classes: Names of the request classes.
+
+        Raises:
+            ValueError: one is not.
+        """
+        for name in self.class_weights:
+            check_choice("request class of objective.class_weights", name, classes)
+
+    def factors(self, classes: Sequence[str]) -> NDArray[np.float64]:
+        """(C,), factor on the SLO misses and the refusals of each class."""
+        return np.array([self.class_weights.get(name, 1.0) for name in classes])

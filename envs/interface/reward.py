@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,17 +39,30 @@ class Interval:
     good: float  # requests finished within both SLOs
     switched: int  # base engines that began a reconfiguration
     lost: float  # requests refused, failed or left unfinished
+    refused: NDArray[np.float64]  # (num_classes,) requests refused
+    classes: tuple[str, ...]
 
     def reward(self, objective: Objective) -> float:
         """The weighted sum."""
+        missed, refused = (self.ttft_missed, self.tpot_missed), self.refused
+        if objective.class_weights:
+            factors = objective.factors(self.classes)
+            missed, refused = (missed[0] * factors, missed[1] * factors), refused * factors
         return objective.scale * (
             -objective.latency * self.latency
-            - objective.ttft_attainment * sum(self.ttft_missed.tolist())
-            - objective.tpot_attainment * sum(self.tpot_missed.tolist())
+            - objective.ttft_attainment * sum(missed[0].tolist())
+            - objective.tpot_attainment * sum(missed[1].tolist())
             + objective.goodput * self.good
             - objective.switch * self.switched
             - objective.abandoned * self.lost
+            - objective.refused * sum(refused.tolist())
         )
+
+    def refusals(self) -> dict[str, float]:
+        """Minus the requests refused, class by class: a term of its own where admission is a decision."""
+        return {
+            f"refused/{name}": -count for name, count in zip(self.classes, self.refused.tolist(), strict=True)
+        }
 
     def terms(self, classes: tuple[str, ...]) -> dict[str, float]:
         """The terms by name, signed so that more is better."""
@@ -66,7 +80,10 @@ def _difference(
     abandoned: NDArray[np.int64],
     missed: NDArray[np.float64],
 ) -> tuple[float, float]:
-    """Fills `missed` (TTFT and TPOT by class) and returns good and lost, all since `before`, which becomes `now`."""
+    """Fills `missed` (by class: SLOs of TTFT, of TPOT, and refusals) and returns good and lost.
+
+    All since `before`, which becomes `now`.
+    """
     good, lost = 0.0, 0.0
     for c in range(len(now)):
         delta = now[c, : before.shape[1]] - before[c]
@@ -74,6 +91,7 @@ def _difference(
         gone = delta[_REFUSED] + delta[_FAILED] + abandoned[c]
         missed[0, c] = delta[_FIRST] - delta[_TTFT_MET] + gone
         missed[1, c] = delta[_FINISHED] - delta[_TPOT_MET] + gone
+        missed[2, c] = delta[_REFUSED]
         good += delta[_GOOD]
         lost += gone
     return good, lost
@@ -83,11 +101,11 @@ class RewardMeter:
     """Differences of the cluster's running totals.
 
     Args:
-        num_classes: Request classes.
+        classes: Names of the request classes.
     """
 
-    def __init__(self, num_classes: int) -> None:
-        self.num_classes = num_classes
+    def __init__(self, classes: Sequence[str]) -> None:
+        self.classes, self.num_classes = tuple(classes), len(classes)
         self.reset()
 
     def reset(self) -> None:
@@ -118,7 +136,7 @@ class RewardMeter:
             switched: Base engines that began a reconfiguration.
             abandoned: (num_classes,), requests unfinished at the end of the episode; None: the episode continues.
         """
-        missed = np.empty((2, self.num_classes))
+        missed = np.empty((3, self.num_classes))
         good, lost = _difference(
             totals, self._totals, self._nobody if abandoned is None else abandoned, missed
         )
@@ -129,6 +147,8 @@ class RewardMeter:
             good=good,
             switched=switched,
             lost=lost,
+            refused=missed[2],
+            classes=self.classes,
         )
         self._latency_cost = latency_cost
         return interval

@@ -13,11 +13,12 @@ from serving_gym.envs.base.episode import unfinished_in
 from serving_gym.envs.base.placement import Observations
 from serving_gym.envs.interface.objective import Objective
 from serving_gym.envs.interface.reward import Interval
+from serving_gym.envs.routing import action as actions_of
 from serving_gym.envs.routing.copy_buffers import CopyBuffers
 from serving_gym.envs.routing.episode import RoutingEpisode
-from serving_gym.envs.simulator.kernel.decisions import HANDLE_WIDTHS, OUTCOMES, decide_many
-from serving_gym.envs.simulator.kernel.desk import ENDED, HOLD, NO_ACTION
-from serving_gym.envs.simulator.kernel.features import CLUSTER_FEATURES, PLACE_FEATURES, REQUEST_FEATURES
+from serving_gym.envs.routing.observation import shapes_of
+from serving_gym.envs.simulator.kernel.decisions import HANDLE_WIDTHS, OUTCOMES, decide_many, outcome_width
+from serving_gym.envs.simulator.kernel.desk import DEFER, ENDED, HOLD, NO_ACTION, REJECT
 from serving_gym.envs.simulator.kernel.handles import write_handle
 from serving_gym.envs.simulator.kernel.place_scores import PlaceScore
 from serving_gym.envs.simulator.kernel.rollouts import Rollouts, roll_many, room_for
@@ -30,10 +31,11 @@ _DT, _LATENCY, _GOOD, _LOST, _SQUARE = range(len(OUTCOMES))
 class Outcomes:
     """What the time from one decision to the next brought, in each of N episodes."""
 
-    table: NDArray[np.float64]  # (N, len(OUTCOMES) + 2 C), unfinished requests not counted
+    table: NDArray[np.float64]  # (N, outcome_width(C)), unfinished requests not counted
     unfinished: NDArray[np.float64]  # (N, C), left in the system by an episode that was cut off
     terminated: NDArray[np.bool_]  # (N,) every request has been served, refused or lost
     truncated: NDArray[np.bool_]  # (N,) the drain limit was reached
+    classes: tuple[str, ...]
 
     @property
     def dt_s(self) -> NDArray[np.float64]:
@@ -45,23 +47,34 @@ class Outcomes:
         """Growth of the sum over requests of (TTFT / SLO) squared, (N,): in it a tail weighs more."""
         return self.table[:, _SQUARE]
 
+    @property
+    def refused(self) -> NDArray[np.float64]:
+        """Requests refused, (N, C)."""
+        return self.table[:, len(OUTCOMES) + 2 * len(self.classes) :]
+
     def rewards(self, objective: Objective) -> NDArray[np.float64]:
         """The weighted sum of the terms, (N,)."""
-        num_classes = self.unfinished.shape[1]
-        misses = np.repeat((objective.ttft_attainment, objective.tpot_attainment), num_classes)
+        factors = objective.factors(self.classes)
+        misses = np.concatenate((objective.ttft_attainment * factors, objective.tpot_attainment * factors))
         weights = np.concatenate(
             ((0.0, -objective.latency, objective.goodput, -objective.abandoned, 0.0), -misses)
         )
-        rewards = (self.table * weights).sum(axis=1)
+        rewards = (self.table[:, : len(weights)] * weights).sum(axis=1)
+        rewards -= objective.refused * (self.refused @ factors)
         if self.truncated.any():
-            left = objective.ttft_attainment + objective.tpot_attainment + objective.abandoned
-            rewards -= left * self.unfinished.sum(axis=1)
+            promises = objective.ttft_attainment + objective.tpot_attainment
+            rewards -= (promises + objective.abandoned) * self.unfinished.sum(axis=1)
+            rewards -= promises * (self.unfinished @ (factors - 1.0))
         return np.asarray(objective.scale * rewards)
 
     def put(self, rows: NDArray[np.intp], outcomes: Outcomes) -> None:
         """Replaces some rows."""
         self.table[rows], self.unfinished[rows] = outcomes.table, outcomes.unfinished
         self.terminated[rows], self.truncated[rows] = outcomes.terminated, outcomes.truncated
+
+    def refusals(self) -> dict[str, NDArray[np.float64]]:
+        """As `Interval.refusals`, (N,) each."""
+        return {f"refused/{name}": -self.refused[:, c] for c, name in enumerate(self.classes)}
 
     def terms(self, classes: tuple[str, ...]) -> dict[str, NDArray[np.float64]]:
         """The terms of all episodes by name, (N,) each, as `Interval.terms` has them."""
@@ -82,10 +95,12 @@ class Outcomes:
         return Interval(
             latency=float(row[_LATENCY]),
             ttft_missed=row[len(OUTCOMES) : middle] + unfinished,
-            tpot_missed=row[middle:] + unfinished,
+            tpot_missed=row[middle : middle + len(unfinished)] + unfinished,
             good=float(row[_GOOD]),
             switched=0,
             lost=float(row[_LOST] + unfinished.sum()),
+            refused=self.refused[i],
+            classes=self.classes,
         )
 
 
@@ -99,11 +114,15 @@ class RoutingBatch:
     def __init__(self, episodes: Sequence[RoutingEpisode]) -> None:
         self.episodes = list(episodes)
         self.num_rows = episodes[0].config.num_rows
-        self.num_classes = len(episodes[0].classes)
+        self.classes = episodes[0].classes
+        self.num_classes = len(self.classes)
+        shapes = shapes_of(self.num_rows, self.num_classes, episodes[0].config.admission)
+        self._shapes = {name: shape[-1] for name, shape in shapes.items()}
+        self.num_actions = episodes[0].config.num_actions
         number = len(self.episodes)
         self._forget_arrays()
         self._status = np.full(number, ENDED, np.int64)
-        self._before = np.zeros((number, len(OUTCOMES) + 2 * self.num_classes))
+        self._before = np.zeros((number, outcome_width(self.num_classes)))
         self._pending = np.zeros(number, bool)
 
     def _forget_arrays(self) -> None:
@@ -129,6 +148,25 @@ class RoutingBatch:
     def hold(self) -> int:
         """The action that holds the request."""
         return self.num_rows
+
+    @property
+    def reject(self) -> int:
+        """The action that refuses the request, where admission is a decision."""
+        return self.num_rows + actions_of.REJECT
+
+    @property
+    def defer(self) -> int:
+        """The action that defers the request, where admission is a decision."""
+        return self.num_rows + actions_of.DEFER
+
+    def _in_kernel(self, actions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Actions as the kernel has them; what is no action becomes one place too many."""
+        chosen = np.where((actions < 0) | (actions >= self.num_actions), self.num_rows, actions)
+        chosen[actions == self.hold] = HOLD
+        if self.num_actions > self.hold + 1:
+            chosen[actions == self.reject] = REJECT
+            chosen[actions == self.defer] = DEFER
+        return chosen.astype(np.int64)
 
     @property
     def deciding(self) -> NDArray[np.bool_]:
@@ -177,15 +215,15 @@ class RoutingBatch:
         """Takes a decision in every episode and goes on to the next ones.
 
         Args:
-            actions: (N,), a place, or `hold`; anything else is counted and holds.
+            actions: (N,), a place, or `hold`, and where admission is a decision `reject` or `defer`; anything else is
+                counted and holds.
 
         Raises:
             ValueError: there are not as many actions as episodes.
         """
         if actions.shape != (len(self.episodes),):
             raise ValueError(f"actions must have shape ({len(self.episodes)},), got {actions.shape}")
-        chosen = np.where(actions == self.hold, HOLD, np.where(actions < 0, self.hold, actions))
-        observations, table = self._run(chosen.astype(np.int64))
+        observations, table = self._run(self._in_kernel(actions))
         table += self._before
         self._before[:] = 0.0
         self._pending[:] = False
@@ -201,7 +239,7 @@ class RoutingBatch:
         """Takes a decision in every episode and lets a score decide from there, all inside the kernel.
 
         Args:
-            actions: (N,), a place, or `hold`.
+            actions: (N,), as of `step`.
             score: What decides; it holds a request only where no place can take it.
             window_s: (N,), seconds after which an episode is rolled no further.
             most_decisions: Decisions after which it is rolled no further.
@@ -242,7 +280,7 @@ class RoutingBatch:
         """Rollouts that begin where some of the episodes are."""
         status = self._status[rows].copy()
         return Rollouts(
-            actions=np.where(actions == self.hold, HOLD, actions).astype(np.int64),
+            actions=self._in_kernel(actions),
             until=self._until[rows].copy(),
             going=status != ENDED,
             touched=self._touched[rows].copy(),
@@ -295,7 +333,7 @@ class RoutingBatch:
         ended = rollouts.status == ENDED
         unfinished = np.where(ended[:, None], unfinished_in(stats), 0.0)
         truncated = np.asarray(unfinished.any(axis=1))
-        outcomes = Outcomes(rollouts.totals, unfinished, ended & ~truncated, truncated)
+        outcomes = Outcomes(rollouts.totals, unfinished, ended & ~truncated, truncated, self.classes)
         needy = np.flatnonzero(rollouts.going)
         for i in rows[needy[rollouts.status[needy] == NEED_SLOTS]].tolist():
             self._slots = max(self._slots, 2 * len(self.episodes[i].simulator.world.requests))
@@ -325,15 +363,20 @@ class RoutingBatch:
             self.episodes[i].done = True
             unfinished[i] = self.episodes[i].unfinished()
             truncated[i] = unfinished[i].any()
-        return Outcomes(table, unfinished, ended & ~truncated, truncated)
+        return Outcomes(table, unfinished, ended & ~truncated, truncated, self.classes)
 
     def _run(self, actions: NDArray[np.int64]) -> tuple[Observations, NDArray[np.float64]]:
         """Calls the kernel until every episode that goes on has come to a decision or its end."""
-        number, rows, classes = len(self.episodes), self.num_rows, self.num_classes
+        number, features = len(self.episodes), self._shapes
         observations = Observations.empty(
-            number, (rows, len(PLACE_FEATURES)), len(REQUEST_FEATURES) + classes, len(CLUSTER_FEATURES)
+            number,
+            (self.num_rows, features["places"]),
+            features["request"],
+            features["cluster"],
+            features.get("admission", 0),
+            others=self.num_actions - self.hold - 1,
         )
-        table = np.zeros((number, len(OUTCOMES) + 2 * classes))
+        table = np.zeros((number, outcome_width(self.num_classes)))
         going = self._status != ENDED
         moved = going.copy()
         worlds, traffics, tables, desks = self._handles
@@ -350,6 +393,7 @@ class RoutingBatch:
             observations.places,
             observations.request,
             observations.cluster,
+            observations.admission,
             observations.masks,
             table,
         ):

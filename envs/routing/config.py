@@ -94,6 +94,8 @@ class RoutingConfig:
         gauge_interval_s: Time between two readings of the engines' gauges, seconds; 0: read at every decision.
         retry_s: Time after which held requests are offered again, seconds.
         queue_capacity: Most requests that may be held; further ones are refused.
+        admission: Whether a policy may also refuse a request at once, or defer it: two more actions, and the part
+            `admission` of the observation.
         max_places: Rows of the observation; None: the fleet's number of replica slots.
         faults: Rates of random faults.
         drain_limit_s: Time from the last arrival to truncation of the episode, seconds.
@@ -109,6 +111,7 @@ class RoutingConfig:
     gauge_interval_s: float = 0.0
     retry_s: float = 0.1
     queue_capacity: int = 512
+    admission: bool = False
     max_places: int | None = None
     faults: FaultRates = field(default_factory=FaultRates)
     drain_limit_s: float = 300.0
@@ -133,3 +136,8 @@ class RoutingConfig:
     def num_rows(self) -> int:
         """Rows of the observation."""
         return self.cluster.num_places if self.max_places is None else self.max_places
+
+    @property
+    def num_actions(self) -> int:
+        """Places, to hold the request, and where admission is a decision to refuse and to defer it."""
+        return self.num_rows + (3 if self.admission else 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,13 +11,13 @@ from numpy.typing import NDArray
 from serving_gym.envs.base.placement import Observations, PlacementEnv
 from serving_gym.envs.interface.fleet import FleetCommand
 from serving_gym.envs.interface.reward import Outcome
-from serving_gym.envs.routing.action import decode_action, encode_place, refusal
+from serving_gym.envs.routing.action import check_admission, decode_action, encode_action, refusal
 from serving_gym.envs.routing.batch import RoutingBatch
 from serving_gym.envs.routing.config import RoutingConfig
 from serving_gym.envs.routing.episode import RoutingEpisode
 from serving_gym.envs.routing.render import Renderer
 from serving_gym.envs.routing.spaces import make_spaces
-from serving_gym.envs.routing.state import Dispatch, RoutingState
+from serving_gym.envs.routing.state import Defer, Dispatch, Reject, RoutingState, Verdict
 from serving_gym.envs.simulator.kernel.place_scores import PlaceScore
 
 
@@ -32,7 +33,7 @@ class RoutingEnv(PlacementEnv[RoutingConfig, RoutingState]):
     ## Action space
 
     `Discrete(places + 1)`, where a place is one replica of the fleet: actions 0 to places - 1 send the request to that
-    replica, the last action holds it. Held requests are offered again at the next retry, `retry_s` after the first of
+    replica, action `places` holds it. Held requests are offered again at the next retry, `retry_s` after the first of
     them was held, in order of priority, then of age. If one of them is held once more, the others of its class, model
     and region wait for the following retry. When `queue_capacity` requests are held, a further hold refuses the
     request. Replicas that are out of service, serve another model or cannot hold the request are masked
@@ -40,9 +41,14 @@ class RoutingEnv(PlacementEnv[RoutingConfig, RoutingState]):
     `step` also takes None (hold) and a `Dispatch`, which can change the request's priority and send commands to the
     fleet, for example `Migrate`.
 
+    With `admission=True` the space is `Discrete(places + 3)`: the last two actions refuse the request (its client gets
+    an error at once) and defer it (it goes behind all others of the router's queue, for good; possible once). `step`
+    also takes `Reject` and `Defer`.
+
     ## Observation space
 
-    `Dict(places=(places, 20), request=(7 + classes,), cluster=(11,))`, float32 in [0, 64]. With `max_places`, unused
+    `Dict(places=(places, 20), request=(7 + classes,), cluster=(11,))`, float32 in [0, 64]; with `admission=True` also
+    `admission=(4 + 3 classes,)`. With `max_places`, unused
     rows are zero. Rows and units are named in `envs.simulator.kernel.features`: counts, tokens and seconds are
     log1p(value / scale) with fixed scales, ratios are ratios. The observation does not contain the true output length.
 
@@ -52,7 +58,8 @@ class RoutingEnv(PlacementEnv[RoutingConfig, RoutingState]):
     `latency` (minus the growth of the sum over requests of TTFT / SLO + TPOT / SLO, accrued while they are in the
     system), `ttft_attainment/CLASS` and `tpot_attainment/CLASS` (minus the number of SLO misses), `goodput` (requests
     finished within both SLOs), `abandoned` (minus the number of requests refused, failed or left unfinished; each of
-    them also counts as a miss of both SLOs, whatever it had attained before). The cost of a decision is charged when it
+    them also counts as a miss of both SLOs, whatever it had attained before), with `admission=True` also
+    `refused/CLASS` (minus the number of requests refused). The cost of a decision is charged when it
     arises, often many decisions later. `info["dt"]` is the time to the next decision, seconds; a semi-Markov agent
     discounts by it.
 
@@ -84,30 +91,39 @@ class RoutingEnv(PlacementEnv[RoutingConfig, RoutingState]):
     batch_class = RoutingBatch
     make_spaces = staticmethod(make_spaces)
     renderer_class = Renderer
-    commands = (Dispatch,)
+    commands = (Dispatch, Reject, Defer)
 
-    def _place(self, action: int | Dispatch | None) -> tuple[Observations, Outcome]:
-        core, dispatch = self.core, decode_action(action, self.config.num_rows)
-        if dispatch.priority is not None:
-            core.give_priority(dispatch.priority)
-        receipts = [core.command(command) for command in dispatch.commands]
-        if isinstance(action, Dispatch):
-            self._batch.look_at(0)
-        place = encode_place(dispatch.place, self.config.num_rows)
-        observations, outcomes = self._batch.step(np.array([place], np.int64))
-        reasons = [receipt.reason for receipt in receipts if not receipt.accepted]
+    def _checked(self, action: Any) -> Any:
+        checked = super()._checked(action)
+        check_admission(checked, self.config.admission)
+        return checked
+
+    def _place(self, action: int | Verdict | None) -> tuple[Observations, Outcome]:
+        core, verdict = self.core, decode_action(action, self.config.num_rows)
+        reasons = self._tell(action) if isinstance(action, Dispatch) else []
+        chosen = encode_action(verdict, self.config.num_rows)
+        observations, outcomes = self._batch.step(np.array([chosen], np.int64))
         if core.refused_actions > core.num_refused:
             core.num_refused = core.refused_actions
-            reasons.append(refusal(place))
+            reasons.append(refusal(chosen, self.config.num_rows))
+        interval = outcomes.interval(0)
         outcome = Outcome(
             float(outcomes.rewards(self.config.objective)[0]),
-            outcomes.interval(0).terms(core.classes),
+            interval.terms(core.classes) | (interval.refusals() if self.config.admission else {}),
             float(outcomes.dt_s[0]),
             bool(outcomes.terminated[0]),
             bool(outcomes.truncated[0]),
             "; ".join(reasons),
         )
         return observations, outcome
+
+    def _tell(self, dispatch: Dispatch) -> list[str]:
+        """Gives the request its priority and the fleet its commands; returns why any were refused."""
+        if dispatch.priority is not None:
+            self.core.give_priority(dispatch.priority)
+        receipts = [self.core.command(command) for command in dispatch.commands]
+        self._batch.look_at(0)
+        return [receipt.reason for receipt in receipts if not receipt.accepted]
 
     def command(self, command: FleetCommand) -> str:
         """Tells the fleet something between decisions; returns why it was refused, or nothing.
@@ -124,7 +140,7 @@ class RoutingEnv(PlacementEnv[RoutingConfig, RoutingState]):
         """Returns of as many forks as actions, (len(actions),): each takes its action, then the score decides.
 
         Args:
-            actions: Places; None or the last action: to hold.
+            actions: Actions of the action space; None: to hold.
             score: What decides afterwards.
             most_decisions: Decisions after which a fork is rolled no further.
         """

@@ -15,10 +15,10 @@ from serving_gym.envs.interface.policy_spec import PolicySpec
 from serving_gym.envs.interface.state import IN_FLIGHT_DTYPE, TOTALS
 from serving_gym.envs.routing.config import RoutingConfig
 from serving_gym.envs.routing.faults import draw_faults
-from serving_gym.envs.routing.state import RoutedRequest, RoutingState
+from serving_gym.envs.routing.state import DEFERRED_PRIORITY, RoutedRequest, RoutingState
 from serving_gym.envs.simulator.fleet.nominal import nominal_engines
 from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
-from serving_gym.envs.simulator.kernel.desk import DUE, FAR, Desk, fork_desk, new_desk
+from serving_gym.envs.simulator.kernel.desk import DUE, FAR, Desk, fork_desk, new_desk, urgency_of
 from serving_gym.envs.simulator.kernel.router_view import cached_tokens, in_flight_rows, reprioritise
 from serving_gym.envs.simulator.kernel.state import NOTIFIED, PS_PER_S
 from serving_gym.envs.simulator.scheduling import to_ps
@@ -26,6 +26,7 @@ from serving_gym.envs.workload.predictions import predict_lengths
 from serving_gym.envs.workload.schema import Workload
 
 DISPATCH_PRIORITIES = (0, 1)  # that a router may give beside those of the workload
+_NO_LEVELS = np.zeros(0, np.int32)
 
 
 class RoutingEpisode(BaseEpisode[RoutingConfig]):
@@ -51,7 +52,9 @@ class RoutingEpisode(BaseEpisode[RoutingConfig]):
         )
         self.desk: Desk = self._new_desk(np.zeros(1, np.int32))
 
-    def _new_desk(self, predicted: NDArray[np.int32], deadline_ps: int = 0) -> Desk:
+    def _new_desk(
+        self, predicted: NDArray[np.int32], deadline_ps: int = 0, levels: NDArray[np.int32] = _NO_LEVELS
+    ) -> Desk:
         fleet, spec = self.simulator.fleet, self.simulator.spec
         trips = [
             [
@@ -76,7 +79,14 @@ class RoutingEpisode(BaseEpisode[RoutingConfig]):
             gauge_interval_ps=to_ps(self.config.gauge_interval_s),
             deadline_ps=deadline_ps,
             capacity=self.config.queue_capacity,
+            deferred_level=len(levels) - 1 if self.config.admission and len(levels) else -1,
+            urgency=urgency_of(levels) if len(levels) else None,
         )
+
+    @property
+    def _deferred_level(self) -> int:
+        """Priority level of deferred requests; -1: admission is no decision."""
+        return int(self.desk.desk["deferred_level"][0])
 
     def reset(self, seed: int, split: str | None = None) -> None:
         """Begins the episode of a seed: its arrivals, lengths, predictions and failures.
@@ -87,9 +97,10 @@ class RoutingEpisode(BaseEpisode[RoutingConfig]):
         """
         workload = self._sample(seed, split)
         drawn = draw_faults(self.config.faults, self.num_places, workload.duration_s, seed)
-        self.simulator.reset(workload, (*self.config.cluster.faults, *drawn), DISPATCH_PRIORITIES)
+        others = (*DISPATCH_PRIORITIES, *([DEFERRED_PRIORITY] if self.config.admission else ()))
+        self.simulator.reset(workload, (*self.config.cluster.faults, *drawn), others)
         predicted = predict_lengths(self.config.prediction, workload, seed)
-        self.desk = self._new_desk(predicted, self.deadline_ps)
+        self.desk = self._new_desk(predicted, self.deadline_ps, self.simulator.priorities)
         self._state: tuple[int, RoutingState] | None = None  # and the number of the decision it is for
 
     @property
@@ -152,7 +163,15 @@ class RoutingEpisode(BaseEpisode[RoutingConfig]):
             operations=simulator.plane.underway(),
             totals=world.stats[:, : len(TOTALS)].copy(),
             arrived_predicted_tokens=int(desk.predicted[simulator.arrived_rows()].sum()),
+            **self._admitted(),
         )
+
+    def _admitted(self) -> dict[str, NDArray[np.int64]]:
+        """What the router has let in and holds, class by class; nothing where admission is no decision."""
+        if not self.config.admission:
+            return {}
+        admitted = self.desk.admitted
+        return {"held_of_class": admitted["held"].copy(), "sent_of_class": admitted["sent"].copy()}
 
     def _in_flight(self) -> NDArray[np.void]:
         world = self.simulator.world
@@ -190,6 +209,7 @@ class RoutingEpisode(BaseEpisode[RoutingConfig]):
             hash_block_tokens=workload.hash_block_tokens,
             cached_tokens=cached,
             held_before=bool(self.desk.desk["held_before"][0]),
+            deferred=int(request["level"]) == self._deferred_level,
         )
 
     # -- commands -----------------------------------------------------------------------------------------------------
@@ -207,7 +227,7 @@ class RoutingEpisode(BaseEpisode[RoutingConfig]):
         Raises:
             ValueError: it is neither one of the workload's nor 0 or 1.
         """
-        levels = self.simulator.priorities
+        levels = self.simulator.priorities[: self._deferred_level if self.config.admission else None]
         if priority not in levels:
             raise ValueError(f"dispatch.priority must be one of {levels.tolist()}, got {priority}")
         slot = int(self.desk.desk["slot"][0])

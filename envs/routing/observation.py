@@ -17,11 +17,15 @@ from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.interface.state import TOTALS, EngineStatus
 from serving_gym.envs.routing.config import RoutingScales
 from serving_gym.envs.routing.state import RoutingState
-from serving_gym.envs.simulator.kernel.desk import AHEAD_STEP, NUM_GLANCES
+from serving_gym.envs.simulator.kernel.desk import AHEAD_STEP, NUM_GLANCES, urgency_of
 from serving_gym.envs.simulator.kernel.features import (
+    ADMISSION_CLASS_FEATURES,
+    ADMISSION_FEATURES,
     CLUSTER_FEATURES,
     HIGHEST,
+    KV_CACHE_UTIL_THRESHOLD,
     PLACE_FEATURES,
+    QUEUE_DEPTH_THRESHOLD,
     REQUEST_FEATURES,
     TARGET_USAGE,
 )
@@ -33,9 +37,10 @@ _COLUMN = {name: column for column, name in enumerate(TOTALS)}
 _IN_SERVICE = (EngineStatus.ACTIVE, EngineStatus.SPECULATIVE)
 
 
-def shapes_of(num_rows: int, num_classes: int) -> dict[str, tuple[int, ...]]:
-    """Shapes of the observation's parts."""
-    return {
+def shapes_of(num_rows: int, num_classes: int, admission: bool = False) -> dict[str, tuple[int, ...]]:
+    """Shapes of the observation's parts; `admission`: whether it is a decision, and has a part of its own."""
+    own = len(ADMISSION_FEATURES) + len(ADMISSION_CLASS_FEATURES) * num_classes
+    return ({"admission": (own,)} if admission else {}) | {
         "places": (num_rows, len(PLACE_FEATURES)),
         "request": (len(REQUEST_FEATURES) + num_classes,),
         "cluster": (len(CLUSTER_FEATURES),),
@@ -60,12 +65,19 @@ class StateEncoder:
         slos: SLO of each class.
         scales: Scales of the observation.
         num_rows: Rows for places; at least as many as there are.
+        admission: Whether admission is a decision.
     """
 
     def __init__(
-        self, engines: NominalEngines, slos: tuple[SLO, ...], scales: RoutingScales, num_rows: int
+        self,
+        engines: NominalEngines,
+        slos: tuple[SLO, ...],
+        scales: RoutingScales,
+        num_rows: int,
+        admission: bool = False,
     ) -> None:
         self.engines, self.slos, self.scales, self.num_rows = engines, slos, scales, num_rows
+        self.admission = admission
         self.reset()
 
     def reset(self) -> None:
@@ -78,24 +90,31 @@ class StateEncoder:
             np.zeros(7),
             np.zeros(3),
         )  # exponential averages of these, and of the first three
+        self._passed = np.zeros((2, len(self.slos)))  # requests sent and refused so far, by class ...
+        self._passed_short = np.zeros((2, len(self.slos)))  # ... and their exponential averages a second
 
     def encode(self, state: RoutingState) -> tuple[Observation, NDArray[np.bool_]]:
-        """The observation of a decision and its mask, (R + 1,); call it once a decision, in order."""
+        """The observation of a decision and its mask, (actions,); call it once a decision, in order."""
         self._remember(state)
         loads = place_loads(state, len(self.engines))
         shapes = shapes_of(self.num_rows, len(self.slos))
         places, request = (np.zeros(shapes[name], np.float32) for name in ("places", "request"))
-        mask = np.zeros(self.num_rows + 1, np.bool_)
-        mask[-1] = True
+        mask = np.zeros(self.num_rows + (3 if self.admission else 1), np.bool_)
+        mask[self.num_rows] = True
         columns = self._places(state, loads)
         if state.request is not None:
             columns |= self._request_there(state, loads)
             request[:] = self._request(state)
             mask[: len(self.engines)] = state.can_take
+            if self.admission:
+                mask[self.num_rows + 1 :] = True, not state.request.deferred
         for column, name in enumerate(PLACE_FEATURES):
             if name in columns:
                 places[: len(self.engines), column] = columns[name]
-        return {"places": places, "request": request, "cluster": self._cluster(state)}, mask
+        observation: Observation = {"places": places, "request": request, "cluster": self._cluster(state)}
+        if self.admission:
+            observation["admission"] = self._admission(state)
+        return observation, mask
 
     def _remember(self, state: RoutingState) -> None:
         """Lets the averages go on by what has happened since the last decision."""
@@ -119,6 +138,12 @@ class StateEncoder:
         self._short = self._short * math.exp(-dt_s / short) + new / over
         self._long = self._long * math.exp(-dt_s / long) + new[:3] / long
         self._counts, self._before_s = counts, state.now_s
+        if self.admission:
+            passed = np.stack([state.sent_of_class, state.totals[:, _COLUMN["refused"]]])
+            self._passed_short = (
+                self._passed_short * math.exp(-dt_s / short) + (passed - self._passed) / short
+            )
+            self._passed = passed
 
     def _places(self, state: RoutingState, loads: PlaceLoads) -> dict[str, Floats]:
         scales, engines = self.scales, self.engines
@@ -202,6 +227,52 @@ class StateEncoder:
             "gauge_age_s": _log(state.now_s - state.gauges_s, scales.prefill_s),
         }
         return np.array([row[name] for name in CLUSTER_FEATURES], np.float32)
+
+    def _admission(self, state: RoutingState) -> NDArray[np.float32]:
+        row = np.zeros(len(ADMISSION_FEATURES))
+        if state.request is not None:
+            saturation = saturation_of(state)
+            row[:] = (
+                urgency_of(state.request.priority) * (not state.request.deferred),
+                state.request.deferred,
+                min(saturation.mean(), HIGHEST) if len(saturation) else 1.0,
+                min(saturation.max(), HIGHEST) if len(saturation) else 1.0,
+            )
+        of_classes = np.stack(
+            [
+                _log(state.held_of_class, self.scales.requests),
+                *_log(self._passed_short, self.scales.request_rate),
+            ],
+            axis=1,
+        )
+        return np.concatenate([row, of_classes.reshape(-1)]).astype(np.float32)
+
+
+def saturation_of(
+    state: RoutingState,
+    queue_depth_threshold: float = QUEUE_DEPTH_THRESHOLD,
+    kv_cache_util_threshold: float = KV_CACHE_UTIL_THRESHOLD,
+) -> Floats:
+    """Saturation of the places in service that serve the request's model, as of the last poll.
+
+    The larger of waiting requests and KV usage, each over its threshold: the `utilization` saturation detector of
+    llm-d and of the Gateway API Inference Extension, whose defaults these are.
+
+    Args:
+        state: A state with a request.
+        queue_depth_threshold: Waiting requests at which an engine is saturated.
+        kv_cache_util_threshold: Share of KV blocks in use at which it is.
+
+    Returns:
+        (places that serve it,).
+    """
+    assert state.request is not None
+    gauges = state.engines
+    there = np.isin(gauges["status"], _IN_SERVICE) & np.isfinite(state.request.network_s)
+    usage = gauges["kv_used_blocks"] / np.maximum(gauges["kv_capacity_blocks"], 1)
+    saturation = np.maximum(gauges["num_waiting"] / queue_depth_threshold, usage / kv_cache_util_threshold)
+    of_places: Floats = saturation[there]
+    return of_places
 
 
 def _log(value: Floats | NDArray[np.int64] | float, scale: float) -> Floats:

@@ -14,5 +14,6 @@ from serving_gym.envs.simulator.kernel.features import HIGHEST
 
 def make_spaces(episode: RoutingEpisode) -> tuple[spaces.Space[Any], spaces.Discrete]:
     """Observation and action space of a configuration."""
-    num_rows = episode.config.num_rows
-    return box_space(shapes_of(num_rows, len(episode.classes)), HIGHEST), spaces.Discrete(num_rows + 1)
+    config = episode.config
+    shapes = shapes_of(config.num_rows, len(episode.classes), config.admission)
+    return box_space(shapes, HIGHEST), spaces.Discrete(config.num_actions)

@@ -6,7 +6,7 @@ once is what passes through its own hands: every request that it sent, and every
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,6 +14,12 @@ from numpy.typing import NDArray
 
 from serving_gym.envs.interface.fleet import FleetCommand, Underway
 from serving_gym.envs.interface.policy_spec import PolicySpec
+
+DEFERRED_PRIORITY = 2**31 - 1  # behind every other
+
+
+def _no_classes() -> NDArray[np.int64]:
+    return np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +42,7 @@ class RoutedRequest:
         np.int64
     ]  # (places,) of its prompt that each engine's prefix cache holds (KV events)
     held_before: bool  # whether it has been offered before and was held
+    deferred: bool = False  # whether it has been deferred
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +64,12 @@ class RoutingState:
     operations: tuple[Underway, ...]  # starts, stops, resizes and migrations that are not done
     totals: NDArray[np.float64]  # (C, len(TOTALS)) counted since the episode began
     arrived_predicted_tokens: int  # predicted output tokens of all that have arrived
+    held_of_class: NDArray[np.int64] = field(
+        default_factory=_no_classes
+    )  # (C,) as `num_held`; (0,) where admission is no decision
+    sent_of_class: NDArray[np.int64] = field(
+        default_factory=_no_classes
+    )  # (C,) requests sent to an engine since the episode began
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +86,22 @@ class Dispatch:
     place: int | None
     priority: int | None = None
     commands: tuple[FleetCommand, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """The request is refused now, where admission is a decision: its client gets an error at once (HTTP 429)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Defer:
+    """The request goes behind all others of the router's queue, where admission is a decision.
+
+    Its priority becomes the lowest, also at its engine. It is offered again at the retries, and can be deferred once.
+    """
+
+
+Verdict = Dispatch | Reject | Defer
 
 
 class RoutingPolicy(Protocol):

@@ -24,12 +24,13 @@ class RoutingVectorEnv(PlacementVectorEnv):
         observations, outcomes = self._batch.step(actions)
         refused = np.full(self.num_envs, "", object)
         for i in np.flatnonzero(impossible).tolist():
-            refused[i] = refusal(int(actions[i]))
+            refused[i] = refusal(int(actions[i]), self.config.num_rows)
+        terms = outcomes.terms(self.episodes[0].classes)
         return BatchOutcome(
             observations.as_dict(),
             observations.masks,
             outcomes.rewards(self.config.objective),
-            outcomes.terms(self.episodes[0].classes),
+            terms | outcomes.refusals() if self.config.admission else terms,
             outcomes.dt_s,
             outcomes.terminated,
             outcomes.truncated,

@@ -94,7 +94,11 @@ def _best_rate(mixed_s: FloatArray) -> float:
 
 
 def bound_on_return(
-    engines: Engines, records: RequestRecords, slos: Sequence[SLO], objective: Objective
+    engines: Engines,
+    records: RequestRecords,
+    slos: Sequence[SLO],
+    objective: Objective,
+    classes: Sequence[str],
 ) -> float:
     """A return that no policy can exceed on these requests.
 
@@ -103,8 +107,10 @@ def bound_on_return(
         records: Every request of the episode; only arrivals, lengths and classes are used.
         slos: SLO of each class.
         objective: Weights of the reward.
+        classes: Names of the classes.
     """
     ttft, tpot = engines.alone(records)
+    factors = objective.factors(classes)[records.class_id]
     ttft_slo, tpot_slo = (
         np.array([getattr(slo, name) for slo in slos])[records.class_id] for name in ("ttft_s", "tpot_s")
     )
@@ -112,8 +118,8 @@ def bound_on_return(
     latency = waiting + float((tpot / tpot_slo).sum())
     return objective.scale * (
         -objective.latency * latency
-        - objective.ttft_attainment * float((ttft > ttft_slo).sum())
-        - objective.tpot_attainment * float((tpot > tpot_slo).sum())
+        - objective.ttft_attainment * float(factors[ttft > ttft_slo].sum())
+        - objective.tpot_attainment * float(factors[tpot > tpot_slo].sum())
         + objective.goodput * len(records)
     )
 

@@ -108,11 +108,13 @@ def run_block(
 
 
 def _bound_of(env: Any, config: CompareConfig, block: Mapping[str, Episode]) -> float | None:
+    """An upper bound on the return; None: not known, or requests may be refused, for which no service time counts."""
     engines = engines_of(env) if config.backend.name == SIMULATOR else None
-    if engines is None:
+    if engines is None or config.env.get("admission", False):
         return None
     records = next(iter(block.values())).records
-    return bound_on_return(engines, records, env.policy_spec.slos, env.config.objective)
+    spec = env.policy_spec
+    return bound_on_return(engines, records, spec.slos, env.config.objective, spec.classes)
 
 
 def search(config: CompareConfig, settings: SearchConfig, seed: int) -> float:

@@ -63,10 +63,11 @@ def _return_of(records: RequestRecords, spec: PolicySpec, objective: Objective) 
     ttft = (records.first_token_s - records.arrival_s)[done] / ttft_slo_s
     decoding_s = (records.finish_s - records.first_token_s)[done]
     tpot = decoding_s / np.maximum(records.output_tokens[done] - 1, 1) / tpot_slo_s
+    factors = objective.factors(spec.classes)[records.class_id[done]]
     value: Any = (
         -objective.latency * (ttft + tpot).sum()
-        - objective.ttft_attainment * (ttft > 1).sum()
-        - objective.tpot_attainment * (tpot > 1).sum()
+        - objective.ttft_attainment * factors[ttft > 1].sum()
+        - objective.tpot_attainment * factors[tpot > 1].sum()
         + objective.goodput * ((ttft <= 1) & (tpot <= 1)).sum()
     )
     return objective.scale * float(value)

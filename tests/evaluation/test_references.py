@@ -62,7 +62,7 @@ def test_bound_by_hand(make_episode):
     waiting = (2.0 + 3.0 + 4.0) / 0.5
     expected = 0.1 * (-(waiting + 3 * 0.035 / 0.1) - 2.0 * 3 - 0.0 + 0.5 * 3)
     slos = [SLO(ttft_s=0.5, tpot_s=0.1)]
-    assert bound_on_return(engines, records, slos, objective) == pytest.approx(expected)
+    assert bound_on_return(engines, records, slos, objective, ["standard"]) == pytest.approx(expected)
     slowdowns = class_slowdowns(engines, records, slos, ["standard"])
     assert slowdowns["slowdown/standard"] == pytest.approx(np.mean([1.1, 1.2, 1.3]) / (1.0 + 9 * 0.035))
     promised = class_slowdowns(None, records, slos, ["standard"])["slowdown/standard"]
@@ -100,7 +100,8 @@ def test_no_policy_is_better_than_the_bound(env_name, arguments, policies):
         for seed in range(2):
             episode = run_episode(env, load_policy(name), seed)
             spec = env.policy_spec
-            bound = bound_on_return(engines_of(env), episode.records, spec.slos, env.config.objective)
+            objective = env.config.objective
+            bound = bound_on_return(engines_of(env), episode.records, spec.slos, objective, spec.classes)
             assert episode.metrics["return"] <= bound < 0
 
 
@@ -163,7 +164,8 @@ def test_faster_places_raise_the_bound():
         env = make_env("routing", workload=chat(80, rate_scale=6.0), split="test", cluster=cluster)
         episode = run_episode(env, load_policy("jsq"), 2)
         objective = env.config.objective
-        bounds.append(bound_on_return(engines_of(env), episode.records, env.policy_spec.slos, objective))
+        spec = env.policy_spec
+        bounds.append(bound_on_return(engines_of(env), episode.records, spec.slos, objective, spec.classes))
         returns.append(episode.metrics["return"])
     assert returns[0] < returns[1] <= bounds[1]
     assert bounds[1] > 0.9 * bounds[0]

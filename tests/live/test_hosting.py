@@ -155,6 +155,7 @@ def test_the_command_serves_until_it_is_told_to_stop(env, tmp_path):
     ("words", "message"),
     [
         (["env=dp_tp", "cluster=gpt_oss_120b_h200"], "cannot be served"),
+        (["env.admission=true"], "env.admission must be false"),
         (["mode=dark"], "unknown mode 'dark'"),
         (["address=0.0.0.0"], "is not a loopback address"),
         (["port=70000"], "port must lie in"),

@@ -14,7 +14,7 @@ from serving_gym.envs.interface.fleet import Crash, FleetConfig, GroupSpec, Migr
 from serving_gym.envs.interface.metrics import FAILED, FINISHED, REFUSED
 from serving_gym.envs.live.settings import LiveSettings
 from serving_gym.envs.routing.live.env import LiveRoutingEnv
-from serving_gym.envs.routing.state import Dispatch
+from serving_gym.envs.routing.state import Dispatch, Reject
 from serving_gym.envs.workload.formats import write_trace
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.envs.workload.schema import Workload
@@ -256,3 +256,42 @@ def test_a_run_that_is_cut_off_counts_what_is_left(make_server: MakeServer, make
 def test_what_running_servers_cannot_be(make_server: MakeServer, make_live, cluster, message):
     with pytest.raises(ValueError, match=message):
         make_live(make_server(), cluster=cluster)
+
+
+def test_with_admission_a_refusal_answers_at_once_and_a_deferred_request_comes_last(
+    make_server: MakeServer, make_live
+):
+    """Of eight requests the second is refused; the third is deferred, and offered again behind the fourth."""
+    env = make_live(make_server(), make_server(), admission=True, retry_s=0.02)
+    observation, info = env.reset(seed=0)
+    assert env.observation_space.contains(observation)
+    assert info["action_mask"].tolist() == [True] * 5
+    asked, done = [], False
+    while not done:
+        request = env.state.request
+        asked.append((request.index, request.deferred))
+        assert info["action_mask"].tolist() == [True] * 4 + [not request.deferred]
+        action = {1: Reject(), 2: 0 if request.deferred else 4}.get(request.index, 0)
+        observation, _, terminated, truncated, info = env.step(action)
+        assert env.observation_space.contains(observation)
+        if request.index == 1:
+            assert info["reward_terms"]["refused/standard"] == -1.0
+            assert env.state.totals[0, 2] == 1, "refused, as of the next decision"
+        done = terminated or truncated
+    assert asked.count((2, True)) == 1
+    assert asked.count((2, False)) == 1
+    assert info["num_refused"] == 0
+    records = env.records()
+    assert (records.outcome == REFUSED).tolist() == [row == 1 for row in range(8)]
+    assert env.state.sent_of_class.tolist() == [7]
+
+
+def test_a_request_is_deferred_once(make_server: MakeServer, make_live):
+    env = make_live(make_server(), admission=True, retry_s=0.02, workload=stream_of(1))
+    env.reset(seed=0)
+    env.step(3)
+    assert env.state.request.deferred
+    _, _, _, _, info = env.step(3)
+    assert "deferred already" in info["refused"]
+    assert info["num_refused"] == 1
+    assert env.step(0)[2]

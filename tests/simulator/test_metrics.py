@@ -82,6 +82,24 @@ def test_every_request_counts(mixed: RequestRecords) -> None:
     assert summary["throughput_tokens_per_s"] == pytest.approx(2.9)
 
 
+def test_latencies_of_the_served_and_shares_of_the_refused() -> None:
+    """By hand: of three critical requests one is refused; 0.5 and 1.0 s; P90 of the served is 0.95 s."""
+    records = make_records(
+        arrival_s=[0.0, 1.0, 2.0, 3.0],
+        first_token_s=[0.5, 2.0, NAN, NAN],
+        finish_s=[1.0, 2.5, NAN, NAN],
+        outcome=[FINISHED, FINISHED, REFUSED, REFUSED],
+        class_id=[0, 0, 0, 1],
+    )
+    summary = summarise(records, SLOS, ["standard", "long"], 10.0)
+    assert summary["refused_share"] == 0.5
+    assert summary["refused_share/standard"] == pytest.approx(1 / 3)
+    assert summary["refused_share/long"] == 1.0
+    assert summary["ttft_p90_s/standard"] == math.inf, "of all"
+    assert summary["ttft_served_p90_s/standard"] == pytest.approx(0.95)
+    assert math.isnan(summary["ttft_served_p90_s/long"])
+
+
 def test_rejecting_and_never_finishing_do_not_pay() -> None:
     served = make_records(arrival_s=[0, 0], first_token_s=[5, 5], finish_s=[9, 9], generated_tokens=[9, 9])
     for outcome in (REFUSED, FAILED, UNFINISHED):

@@ -2,7 +2,8 @@
 
 It follows the simulator's (`envs.simulator.kernel.offers`): requests are offered one after another as they arrive; what
 is held is offered again at every retry, oldest first within its priority; where one is held once more, the others of
-its class are left alone until the next retry. Beyond it there is a deadline: a request that has not been decided about
+its class are left alone until the next retry. Where admission is a decision, a request may also be refused at once, or
+deferred behind all others. Beyond it there is a deadline: a request that has not been decided about
 in time is sent by power of two choices, and that is on record.
 """
 
@@ -17,6 +18,7 @@ import numpy as np
 
 from serving_gym.envs.live.replay import Replay
 from serving_gym.envs.live.routers import Candidate
+from serving_gym.envs.routing.state import DEFERRED_PRIORITY
 from serving_gym.envs.workload.schema import Workload
 
 
@@ -53,6 +55,8 @@ class LiveDesk:
         row: The request that is offered, -1: none.
         held_before: Whether it has been held.
         held: Requests in the queue, oldest first.
+        deferred: Requests that have been deferred.
+        sent: (classes,) requests sent to an engine.
         overrides: Decisions that were taken out of the policy's hands, in order.
         impossible: Actions that were no place which could take the request.
     """
@@ -74,12 +78,15 @@ class LiveDesk:
         self.on_change = on_change
         self.row, self.held_before = -1, False
         self.held: list[int] = []
+        self.deferred: set[int] = set()
+        self.sent = np.zeros(len(workload.classes), np.int64)
         self.overrides: list[Override] = []
         self.impossible = 0
         self._rng = np.random.default_rng(seed)
         self._fresh: deque[int] = deque()
         self._following: deque[int] = deque()
         self._held_again: set[tuple[int, int]] = set()
+        self._deferred_again: set[tuple[int, int]] = set()
         self._retry: asyncio.TimerHandle | None = None
 
     # -- what happens --------------------------------------------------------------------------------------------------
@@ -100,7 +107,7 @@ class LiveDesk:
             return True
         while self._following:
             row = self._following.popleft()
-            if row in self.held and self._kind(row) not in self._held_again:
+            if row in self.held and not self._left_alone(row):
                 self.row, self.held_before = row, True
                 return True
         self._see_to_retry()
@@ -130,6 +137,34 @@ class LiveDesk:
         self._send(offered, place, priority)
         return place, ""
 
+    def reject(self, offered: int) -> tuple[int | None, str]:
+        """Refuses a request: its client gets an error at once. Returns what `decide` does."""
+        if self.row != offered:
+            return self._overridden(offered)
+        self.row = -1
+        if offered in self.held:
+            self.held.remove(offered)
+        self.replay.drop(offered, "refused by the router's admission")
+        return None, ""
+
+    def defer(self, offered: int) -> tuple[int | None, str]:
+        """Moves a request behind all others, once; returns what `decide` does."""
+        if self.row != offered:
+            return self._overridden(offered)
+        if offered in self.deferred:
+            self.row = -1
+            self.impossible += 1
+            self._hold(offered)
+            return None, "the request has been deferred already"
+        self.row = -1
+        self.deferred.add(offered)
+        if offered in self.held:
+            self._deferred_again.add(self._kind(offered))
+        else:
+            self._hold(offered)
+        self._see_to_retry()
+        return None, ""
+
     def take_over(self, offered: int, reason: str) -> tuple[int | None, str]:
         """Decides about the request that is offered, since the policy cannot; returns what `decide` does."""
         if self.row == offered:
@@ -156,9 +191,20 @@ class LiveDesk:
     def _kind(self, row: int) -> tuple[int, int]:
         return int(self.workload.class_id[row]), int(self.workload.model_id[row])
 
+    def _priority(self, row: int) -> int:
+        return DEFERRED_PRIORITY if row in self.deferred else int(self.workload.priority[row])
+
+    def _left_alone(self, row: int) -> bool:
+        """Whether a held request is not offered again before the next retry."""
+        kind = self._kind(row)
+        return kind in self._held_again or (row in self.deferred and kind in self._deferred_again)
+
     def _send(self, row: int, place: int, priority: int | None = None) -> None:
         if row in self.held:
             self.held.remove(row)
+        if priority is None and row in self.deferred:
+            priority = DEFERRED_PRIORITY
+        self.sent[int(self.workload.class_id[row])] += 1
         self.replay.send(row, place, priority)
 
     def _hold(self, row: int) -> None:
@@ -178,7 +224,8 @@ class LiveDesk:
     def _offer_again(self) -> None:
         self._retry = None
         self._held_again.clear()
-        order = sorted(self.held, key=lambda row: (int(self.workload.priority[row]), row))
+        self._deferred_again.clear()
+        order = sorted(self.held, key=lambda row: (self._priority(row), row))
         self._following = deque(order)
         self.on_change()
 

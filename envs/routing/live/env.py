@@ -13,7 +13,7 @@ from serving_gym.envs.interface.fleet import FleetCommand
 from serving_gym.envs.live.control import NoDecision
 from serving_gym.envs.live.run import DrivesServers
 from serving_gym.envs.live.settings import LiveSettings
-from serving_gym.envs.routing.action import decode_action
+from serving_gym.envs.routing.action import check_admission, decode_action
 from serving_gym.envs.routing.config import RoutingConfig
 from serving_gym.envs.routing.episode import RoutingEpisode
 from serving_gym.envs.routing.live.desk import Override
@@ -21,7 +21,7 @@ from serving_gym.envs.routing.live.fleet import LiveFleet
 from serving_gym.envs.routing.observation import StateEncoder
 from serving_gym.envs.routing.render import Renderer
 from serving_gym.envs.routing.spaces import make_spaces
-from serving_gym.envs.routing.state import Dispatch, RoutingPolicy, RoutingState
+from serving_gym.envs.routing.state import Defer, Dispatch, Reject, RoutingPolicy, RoutingState, Verdict
 from serving_gym.envs.workload.predictions import predict_lengths
 
 
@@ -46,13 +46,17 @@ class LiveRoutingEnv(DrivesServers, BaseEnv[RoutingConfig, RoutingState]):
     fleet: LiveFleet
     make_spaces = staticmethod(make_spaces)
     renderer_class = Renderer
-    commands = (Dispatch, NoDecision)
+    commands = (Dispatch, Reject, Defer, NoDecision)
 
     def __init__(self, settings: LiveSettings, render_mode: str | None = None, **config: Any) -> None:
         self._set_up(RoutingEpisode(RoutingConfig(**config)), render_mode)
         self.fleet = LiveFleet(self.config.cluster, self.core.slos, settings)
         self._encoder = StateEncoder(
-            self.core.engines, self.core.slos, self.config.scales, self.config.num_rows
+            self.core.engines,
+            self.core.slos,
+            self.config.scales,
+            self.config.num_rows,
+            self.config.admission,
         )
         self._meter = self.core.meter
         self._state: RoutingState | None = None
@@ -113,10 +117,11 @@ class LiveRoutingEnv(DrivesServers, BaseEnv[RoutingConfig, RoutingState]):
         )
 
     def step(
-        self, action: np.int64 | int | Dispatch | NoDecision | None
+        self, action: np.int64 | int | Verdict | NoDecision | None
     ) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Takes a decision and waits for the next one."""
         chosen = self._checked(action)
+        check_admission(chosen, self.config.admission)
         assert self.state.request is not None, "an episode that is not over offers a request"
         before_s = self.state.now_s
         executed, refused = self._carry_out(chosen, self.state.request.index)
@@ -128,18 +133,22 @@ class LiveRoutingEnv(DrivesServers, BaseEnv[RoutingConfig, RoutingState]):
         self._record()
         truncated = unfinished is not None and bool(unfinished.any())
         observation = self._observation()
-        terms = interval.terms(self.core.classes)
+        terms = interval.terms(self.core.classes) | (interval.refusals() if self.config.admission else {})
         info = self._info(self._state.now_s - before_s, terms, executed, refused)
         reward = interval.reward(self.config.objective)
         return observation, reward, self._ended and not truncated, truncated, info
 
     def _carry_out(
-        self, action: np.int64 | int | Dispatch | NoDecision | None, row: int
+        self, action: np.int64 | int | Verdict | NoDecision | None, row: int
     ) -> tuple[int | None, str]:
         """Does what was decided about a request; returns where it went, and why not as decided."""
         if isinstance(action, NoDecision):
             return self.fleet.take_over(row, action.reason)
         wish = decode_action(int(action) if isinstance(action, np.integer) else action, self.config.num_rows)
+        if isinstance(wish, Reject):
+            return self.fleet.reject(row)
+        if isinstance(wish, Defer):
+            return self.fleet.defer(row)
         executed, refused = self.fleet.decide(row, wish.place, wish.priority)
         if wish.commands:
             refused = "; ".join(filter(None, (refused, "attached servers take no commands")))
@@ -150,7 +159,7 @@ class LiveRoutingEnv(DrivesServers, BaseEnv[RoutingConfig, RoutingState]):
         return f"{type(command).__name__}: attached servers take no commands"
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """(places + 1,), which actions are possible now."""
+        """(actions,), which actions are possible now."""
         return self._mask
 
     @property

@@ -151,6 +151,14 @@ class LiveFleet(LiveRun):
         """Sends the request that is offered, or holds it; returns where it went and why not as decided."""
         return self._loop.call(lambda: self.desk.decide(row, place, priority))
 
+    def reject(self, row: int) -> tuple[int | None, str]:
+        """Refuses the request that is offered; returns what `decide` does."""
+        return self._loop.call(lambda: self.desk.reject(row))
+
+    def defer(self, row: int) -> tuple[int | None, str]:
+        """Defers the request that is offered; returns what `decide` does."""
+        return self._loop.call(lambda: self.desk.defer(row))
+
     def take_over(self, row: int, reason: str) -> tuple[int | None, str]:
         """Decides about the request that is offered, since the policy cannot; returns what `decide` does."""
         return self._loop.call(lambda: self.desk.take_over(row, reason))
@@ -233,6 +241,8 @@ class LiveFleet(LiveRun):
             operations=(),
             totals=ledger.totals.copy(),
             arrived_predicted_tokens=int(self._predicted_before[ledger.arrived]),
+            held_of_class=np.bincount(self.workload.class_id[held], minlength=len(desk.sent)),
+            sent_of_class=desk.sent.copy(),
         )
 
     def _request(self, row: int) -> RoutedRequest:
@@ -258,6 +268,7 @@ class LiveFleet(LiveRun):
             hash_block_tokens=workload.hash_block_tokens,
             cached_tokens=np.zeros(len(self.places), np.int64),  # servers tell nobody what they have cached
             held_before=self.desk.held_before,
+            deferred=row in self.desk.deferred,
         )
 
 

@@ -75,7 +75,9 @@ class Mirror:
         fits = np.append(places[: setting.num_slots, _DEMAND] <= 1.0, self._has_slot())
         mask[:-1] &= fits
         places[:, _CAN_TAKE] *= fits
-        return Observations(places[None], request[None], cluster[None], mask[None])
+        return Observations(
+            places[None], request[None], cluster[None], mask[None], np.zeros((1, 0), np.float32)
+        )
 
     def new_pool(self, node: int, row: int) -> int:
         """KV pool that the environment's manager gives a new instance for a request, bytes; -1: there is no room."""

@@ -25,9 +25,15 @@ from serving_gym.envs.simulator.kernel.desk import (
     Desk,
     new_desk,
 )
-from serving_gym.envs.simulator.kernel.features import LONG_S, SHORT_S, write_observation
+from serving_gym.envs.simulator.kernel.features import LONG_S, SHORT_S, write_admission, write_observation
 from serving_gym.envs.simulator.kernel.handles import handle_width, reader_of
-from serving_gym.envs.simulator.kernel.offers import begin_retry, next_offer, offer_arrivals, settle
+from serving_gym.envs.simulator.kernel.offers import (
+    begin_retry,
+    may_defer,
+    next_offer,
+    offer_arrivals,
+    settle,
+)
 from serving_gym.envs.simulator.kernel.router_view import look_at_places
 from serving_gym.envs.simulator.kernel.sessions import row_of
 from serving_gym.envs.simulator.kernel.state import (
@@ -52,16 +58,22 @@ from serving_gym.envs.simulator.kernel.world import (
     take_stock,
 )
 
-# Columns of what a decision brought, before the misses of each class: two (C,) blocks, TTFT and TPOT.
+# Columns of what a decision brought, before three (C,) blocks: misses of TTFT, misses of TPOT, requests refused.
 OUTCOMES = ("dt_s", "latency", "good", "lost", "square")
 _DT, _LATENCY, _GOOD_COLUMN, _LOST, _SQUARE = range(len(OUTCOMES))
 _MISSES = len(OUTCOMES)
+CLASS_BLOCKS = 3
 _DRAIN_PS = PS_PER_S  # once all have arrived, how often one looks whether all are done
 
 _ARRIVED, _PROMPTS = TOTALS.index("arrived"), TOTALS.index("arrived_tokens")
 _REFUSED, _FAILED, _GOOD = (TOTALS.index(name) for name in ("refused", "failed", "good"))
 _FIRST, _TTFT_MET = TOTALS.index("first_tokens"), TOTALS.index("ttft_met")
 _FINISHED, _TPOT_MET = TOTALS.index("finished"), TOTALS.index("tpot_met")
+
+
+def outcome_width(num_classes: int) -> int:
+    """Columns of what a decision brought."""
+    return len(OUTCOMES) + CLASS_BLOCKS * num_classes
 
 
 def _sample_traffic() -> Traffic:
@@ -178,6 +190,7 @@ def _book_outcome(world: World, desk: Desk, out: NDArray[np.float64]) -> tuple[f
         out[_LOST] += lost
         out[_MISSES + c] = first - (stats[c, _TTFT_MET] - before[_TTFT_MET]) + lost
         out[_MISSES + num_classes + c] = finished - (stats[c, _TPOT_MET] - before[_TPOT_MET]) + lost
+        out[_MISSES + 2 * num_classes + c] = stats[c, _REFUSED] - before[_REFUSED]
         arrived += stats[c, _ARRIVED] - before[_ARRIVED]
         prompts += stats[c, _PROMPTS] - before[_PROMPTS]
         answered += first + lost
@@ -220,6 +233,12 @@ def close_interval(world: World, desk: Desk, out: NDArray[np.float64]) -> None:
     _remember(desk, LATE_SHORT, late, short, 1.0)
     _remember(desk, ENDED_SHORT, ended, short, 1.0)
     _remember(desk, SLOW_SHORT, slow, short, 1.0)
+    for c in range(num_classes):
+        admitted = desk.admitted[c]
+        sent, refused = admitted.sent - admitted.sent_before, out[_MISSES + 2 * num_classes + c]
+        admitted.sent_short = admitted.sent_short * short + sent / short_s
+        admitted.refused_short = admitted.refused_short * short + refused / short_s
+        admitted.sent_before = admitted.sent
 
 
 @entry
@@ -236,6 +255,7 @@ def decide_many(
     places: NDArray[np.float32],
     requests: NDArray[np.float32],
     clusters: NDArray[np.float32],
+    admissions: NDArray[np.float32],
     masks: NDArray[np.bool_],
     outcomes: NDArray[np.float64],
 ) -> int:
@@ -248,7 +268,7 @@ def decide_many(
         traffics: The arrivals.
         tables: What engines cost.
         desks: The routers' desks.
-        actions: (N,) a place, or desk.HOLD, or NO_ACTION.
+        actions: (N,) a place, or desk.HOLD, REJECT, DEFER or NO_ACTION.
         until: (N,) when the control plane is next due, ps.
         going: (N,) which worlds to move; those that come to a decision or their end stop going.
         touched: (N,) whether the control plane has acted since the last decision.
@@ -256,8 +276,10 @@ def decide_many(
         places: (N, at least E, features), written where the outcome is DECIDE or ENDED.
         requests: (N, features).
         clusters: (N, features).
-        masks: (N, at least E + 1).
-        outcomes: (N, len(OUTCOMES) + 2 C).
+        admissions: (N, features); no features where admission is no decision.
+        masks: (N, R + 1) of R rows of places: each place, to hold; (N, R + 3) where admission is a decision: to refuse
+            and to defer as well.
+        outcomes: (N, outcome_width(C)).
     """
     waiting = int64(0)
     for i in range(len(worlds)):
@@ -276,6 +298,11 @@ def decide_many(
         close_interval(world, desk, outcomes[i])
         look_at_places(world, table, desk)
         places[i], requests[i], clusters[i], masks[i] = 0.0, 0.0, 0.0, False
-        masks[i, masks.shape[1] - 1] = True
+        masks[i, places.shape[1]] = True
         write_observation(world, traffic, table, desk, places[i], requests[i], clusters[i], masks[i])
+        if desk.desk[0].deferred_level >= 0:
+            write_admission(world, traffic, desk, admissions[i])
+            if desk.desk[0].slot >= 0:
+                masks[i, places.shape[1] + 1] = True
+                masks[i, places.shape[1] + 2] = may_defer(world, desk)
     return waiting

@@ -2,13 +2,14 @@
 
 Requests that no engine has yet stand in the pool. Those that arrive are offered one after another; what is held is
 offered again at every retry, oldest first within its priority; where one is held once more, the others of its class and
-endpoint are left alone until the next retry. Beside that a router has gauges, read at intervals, and what it remembers
-of the past.
+endpoint are left alone until the next retry. Where admission is a decision, a request may also be refused at once, or
+deferred: it stands at the last priority level from then on. Beside that a router has gauges, read at intervals, and
+what it remembers of the past.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +25,11 @@ NUM_SCALES = 11  # of the observation, see features.py
 # kernel cannot do itself (state.NEED_*, state.NOTIFIED, FAR).
 DECIDE, ENDED, DUE, FAR = range(100, 104)
 
-# Actions that are no place.
-HOLD, NO_ACTION = -1, -2
+# Actions that are no place. REJECT and DEFER are decisions only where admission is one (`deferred_level`).
+HOLD, NO_ACTION, REJECT, DEFER = -1, -2, -3, -4
+
+# What `Desk.held_again` notes of an endpoint and class in a retry.
+HELD_AGAIN, DEFERRED_AGAIN = 1, 2
 
 DESK_DTYPE = np.dtype(
     [
@@ -49,6 +53,10 @@ DESK_DTYPE = np.dtype(
         ("held_before", np.int32),  # 1: what is offered has been held
         ("capacity", np.int32),  # requests that may be held
         ("sends_far", np.int32),  # 1: some request has gone to another region
+        (
+            "deferred_level",
+            np.int32,
+        ),  # priority level of deferred requests, the last; -1: admission is no decision
     ],
     align=True,
 )
@@ -101,15 +109,34 @@ TALLY_DTYPE = np.dtype(
 )
 
 
+# One row a class, where admission is a decision: what the router has let in and turned away.
+ADMITTED_DTYPE = np.dtype(
+    [
+        ("sent", np.int64),  # requests sent to an engine since the episode began ...
+        ("sent_before", np.int64),  # ... and up to the last decision
+        ("held", np.int64),  # requests in the queue besides the one on the desk, at the last decision
+        (
+            "sent_short",
+            np.float64,
+        ),  # requests sent a second, exponential average with the short time constant
+        ("refused_short", np.float64),  # the same of requests refused
+    ],
+    align=True,
+)
+
+
 class Desk(NamedTuple):
-    """A router's desk. E places, P endpoints, N requests of the workload, C classes."""
+    """A router's desk. E places, P endpoints, N requests of the workload, C classes, L priority levels."""
 
     desk: NDArray[np.void]  # (1,) DESK_DTYPE
     gauges: NDArray[np.void]  # (E,) ENGINE_STATE_DTYPE, as last read
     places: NDArray[np.void]  # (E,) PLACE_DTYPE, as of the last decision
     totals: NDArray[np.float64]  # (C, len(TOTALS)) at the last decision
     memory: NDArray[np.float64]  # (NUM_AVERAGES,)
-    held_again: NDArray[np.int8]  # (P, C), 1: one of this endpoint and class has been held in this retry
+    held_again: NDArray[
+        np.int8
+    ]  # (P, C), sum of HELD_AGAIN and DEFERRED_AGAIN: what happened to one in this retry
+    admitted: NDArray[np.void]  # (C,) ADMITTED_DTYPE
     tallies: NDArray[np.void]  # (E,) TALLY_DTYPE
     flights: NDArray[np.int32]  # (E, S, 2) of each answered request in flight: expected end, offset
     ends: NDArray[np.int64]  # (NUM_GLANCES, 2) scratch: requests, and their context, that a glance sees last
@@ -120,6 +147,7 @@ class Desk(NamedTuple):
     predicted: NDArray[np.int32]  # (N,) predicted output lengths; never changes
     network_s: NDArray[np.float64]  # (P, E) s to a place's region and back; never changes
     scales: NDArray[np.float64]  # (NUM_SCALES,) of the observation; never changes
+    urgency: NDArray[np.float64]  # (L,) of each priority level, 0 to 1 (`urgency_of`); never changes
 
 
 def new_desk(
@@ -135,6 +163,8 @@ def new_desk(
     gauge_interval_ps: int = 0,
     deadline_ps: int = NEVER,
     capacity: int = 0,
+    deferred_level: int = -1,
+    urgency: NDArray[np.float64] | None = None,
 ) -> Desk:
     """An empty desk at time zero."""
     desk = np.zeros(1, DESK_DTYPE)
@@ -144,6 +174,7 @@ def new_desk(
     desk["gauge_interval_ps"] = gauge_interval_ps
     desk["deadline_ps"] = deadline_ps
     desk["capacity"] = capacity
+    desk["deferred_level"] = deferred_level
     return Desk(
         desk=desk,
         gauges=np.zeros(num_places, ENGINE_STATE_DTYPE),
@@ -151,6 +182,7 @@ def new_desk(
         totals=np.zeros((num_classes, len(TOTALS))),
         memory=np.zeros(NUM_AVERAGES),
         held_again=np.zeros((len(serves), num_classes), np.int8),
+        admitted=np.zeros(num_classes, ADMITTED_DTYPE),
         tallies=_no_tallies(num_places),
         flights=np.zeros((num_places, max_running, 2), np.int32),
         ends=np.zeros((NUM_GLANCES, 2), np.int64),
@@ -161,7 +193,13 @@ def new_desk(
         if network_s is None
         else np.ascontiguousarray(network_s, np.float64),
         scales=np.ones(NUM_SCALES) if scales is None else np.ascontiguousarray(scales, np.float64),
+        urgency=np.zeros(1) if urgency is None else np.ascontiguousarray(urgency, np.float64),
     )
+
+
+def urgency_of(priority: NDArray[np.integer[Any]] | int) -> NDArray[np.float64]:
+    """1 / (1 + e^priority): a priority between 0 and 1, the higher the sooner served; of any shape."""
+    return np.asarray(1.0 / (1.0 + np.exp(np.clip(priority, -500.0, 500.0))))
 
 
 def _no_tallies(num_places: int) -> NDArray[np.void]:
@@ -181,4 +219,5 @@ def fork_desk(desk: Desk) -> Desk:
         totals=desk.totals.copy(),
         memory=desk.memory.copy(),
         held_again=desk.held_again.copy(),
+        admitted=desk.admitted.copy(),
     )

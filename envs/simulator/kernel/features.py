@@ -24,7 +24,7 @@ from serving_gym.envs.simulator.kernel.desk import (
     SLOW_SHORT,
     Desk,
 )
-from serving_gym.envs.simulator.kernel.offers import count_held
+from serving_gym.envs.simulator.kernel.offers import count_held, count_held_of_classes
 from serving_gym.envs.simulator.kernel.state import ACTIVE, PS_PER_S, SPECULATIVE, Tables, Traffic, World
 
 PLACE_FEATURES = (
@@ -74,6 +74,21 @@ CLUSTER_FEATURES = (
     "gauge_age_s",
 )
 
+# Where admission is a decision.
+ADMISSION_FEATURES = (
+    "urgency",  # of the request's priority, 1 / (1 + e^priority): the lower value is served first
+    "deferred",  # 1: it has been deferred
+    "saturation_mean",  # over the places in service that serve its model: the larger of waiting / 5 and KV usage / 0.8
+    "saturation_max",
+)
+ADMISSION_CLASS_FEATURES = (  # behind them, class by class
+    "held_of_class",  # requests in the router's queue besides the one to be decided
+    "sent_short",  # requests sent to an engine a second, exponential average
+    "refused_short",  # requests refused a second
+)
+# Defaults of the saturation detector of llm-d and of the Gateway API Inference Extension (`utilization`).
+QUEUE_DEPTH_THRESHOLD, KV_CACHE_UTIL_THRESHOLD = 5.0, 0.8
+
 # Their columns.
 (
     _CAN_TAKE,
@@ -111,6 +126,8 @@ CLUSTER_FEATURES = (
     _TPOT_MISSES,
     _GAUGE_AGE,
 ) = range(len(CLUSTER_FEATURES))
+
+(_URGENCY, _DEFERRED, _SATURATION_MEAN, _SATURATION_MAX) = range(len(ADMISSION_FEATURES))
 
 # Scales, in the order of `envs.routing.config.RoutingScales`.
 (
@@ -254,3 +271,54 @@ def write_observation(
     if slot >= 0:
         _write_request(world, tables, desk, slot, request)
     _write_cluster(world, traffic, desk, cluster)
+
+
+@inlined
+def _saturation(world: World, desk: Desk, slot: int) -> tuple[float, float]:
+    """Mean and most of the saturation of the places in service that serve a request's model; 1 where there is none.
+
+    By the gauges, as of the last poll.
+    """
+    total, most, count = 0.0, 0.0, 0
+    for e in range(len(world.engines)):
+        gauge = desk.gauges[e]
+        if desk.serves[world.requests[slot].endpoint, e] == 0:
+            continue
+        if world.engines[e].status != ACTIVE and world.engines[e].status != SPECULATIVE:
+            continue
+        usage = gauge.kv_used_blocks / max(gauge.kv_capacity_blocks, 1)
+        value = max(gauge.num_waiting / QUEUE_DEPTH_THRESHOLD, usage / KV_CACHE_UTIL_THRESHOLD)
+        total += value
+        most = max(most, value)
+        count += 1
+    if count == 0:
+        return 1.0, 1.0
+    return total / count, most
+
+
+@inlined
+def write_admission(world: World, traffic: Traffic, desk: Desk, row: NDArray[np.float32]) -> None:
+    """Writes what a decision about admission needs beside the observation.
+
+    Args:
+        world: The world.
+        traffic: Its arrivals.
+        desk: The router's desk.
+        row: (len(ADMISSION_FEATURES) + len(ADMISSION_CLASS_FEATURES) C,); written from end to end.
+    """
+    board, scales, slot = desk.desk[0], desk.scales, int64(desk.desk[0].slot)
+    row[:] = 0.0
+    if slot >= 0:
+        level = int64(world.requests[slot].level)
+        mean, most = _saturation(world, desk, slot)
+        row[_URGENCY] = desk.urgency[level]
+        row[_DEFERRED] = level == board.deferred_level
+        row[_SATURATION_MEAN] = min(mean, HIGHEST)
+        row[_SATURATION_MAX] = min(most, HIGHEST)
+    count_held_of_classes(world, traffic, desk)
+    first, each = len(ADMISSION_FEATURES), len(ADMISSION_CLASS_FEATURES)
+    for c in range(len(desk.admitted)):
+        admitted = desk.admitted[c]
+        row[first + each * c] = _log(admitted.held, scales[_REQUESTS])
+        row[first + each * c + 1] = _log(admitted.sent_short, scales[_REQUEST_RATE])
+        row[first + each * c + 2] = _log(admitted.refused_short, scales[_REQUEST_RATE])

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from serving_gym.envs.simulator.kernel.accounting import book_turned_away
 from serving_gym.envs.simulator.kernel.compiled import compiled, inlined, int64
-from serving_gym.envs.simulator.kernel.desk import FAR, HOLD, NO_ACTION, Desk
-from serving_gym.envs.simulator.kernel.queues import tokens_to_prefill, unlink
+from serving_gym.envs.simulator.kernel.desk import (
+    DEFER,
+    DEFERRED_AGAIN,
+    FAR,
+    HELD_AGAIN,
+    HOLD,
+    NO_ACTION,
+    REJECT,
+    Desk,
+)
+from serving_gym.envs.simulator.kernel.queues import enqueue, tokens_to_prefill, unlink
 from serving_gym.envs.simulator.kernel.routers import may_take
 from serving_gym.envs.simulator.kernel.sessions import came_at, row_of
 from serving_gym.envs.simulator.kernel.state import NEVER, NUM_LEVELS, REACHED, Tables, Traffic, World
@@ -79,7 +88,9 @@ def next_offer(world: World, traffic: Traffic, desk: Desk) -> bool:
         slot = int64(board.following)
         board.following = _after(world, slot)
         request = world.requests[slot]
-        if request.arrival_ps < now and desk.held_again[request.endpoint, request.class_id] == 0:
+        again = desk.held_again[request.endpoint, request.class_id]
+        left_alone = (again & HELD_AGAIN) != 0 or (again != 0 and request.level == board.deferred_level)
+        if request.arrival_ps < now and not left_alone:
             board.slot, board.held_before = slot, 1
             return True
     return False
@@ -101,6 +112,22 @@ def count_held(world: World, traffic: Traffic, desk: Desk) -> None:
 
 
 @inlined
+def count_held_of_classes(world: World, traffic: Traffic, desk: Desk) -> None:
+    """As `count_held`, class by class."""
+    board, admitted = desk.desk[0], desk.admitted
+    for c in range(len(admitted)):
+        admitted[c].held = 0
+    slot = _first_pooled(world, int64(0))
+    while slot >= 0:
+        admitted[world.requests[slot].class_id].held += slot != board.slot
+        slot = _after(world, slot)
+    for row in range(board.next_row, board.last_row):
+        slot = _slot_of_row(world, traffic, row)
+        if slot >= 0:
+            admitted[world.requests[slot].class_id].held -= 1
+
+
+@inlined
 def may_go(world: World, tables: Tables, desk: Desk, slot: int, e: int) -> bool:
     """Whether a place serves a request's model, is in service, and could hold it."""
     request = world.requests[slot]
@@ -110,36 +137,69 @@ def may_go(world: World, tables: Tables, desk: Desk, slot: int, e: int) -> bool:
 
 
 @compiled
-def _hold(world: World, traffic: Traffic, tables: Tables, desk: Desk) -> None:
-    """Keeps what is offered in the queue, or turns it away where there is no room."""
+def _hold(world: World, traffic: Traffic, tables: Tables, desk: Desk, again: int) -> None:
+    """Keeps what is offered in the queue, or turns it away where there is no room. `again`: see `Desk.held_again`."""
     board, slot, now = desk.desk[0], int64(desk.desk[0].slot), world.cluster[0].now_ps
     count_held(world, traffic, desk)
     if board.held_before == 0 and board.held >= board.capacity:
         unlink(world, int64(len(world.engines)), slot)
         book_turned_away(world, tables, slot, now)
     elif board.held_before:
-        desk.held_again[world.requests[slot].endpoint, world.requests[slot].class_id] = 1
+        desk.held_again[world.requests[slot].endpoint, world.requests[slot].class_id] |= again
     if world.cluster[0].num_pooled > 0 and board.retry_ps == NEVER:
         board.retry_ps = now + board.retry_interval_ps
+
+
+@compiled
+def _defer(world: World, traffic: Traffic, tables: Tables, desk: Desk) -> None:
+    """Moves what is offered to the last priority level, and keeps it as `_hold` does.
+
+    Those of its class and endpoint that stand there already are left alone in this retry: it must not be offered twice.
+    """
+    slot, pool = int64(desk.desk[0].slot), int64(len(world.engines))
+    unlink(world, pool, slot)
+    world.requests[slot].level = desk.desk[0].deferred_level
+    enqueue(world, pool, slot)
+    _hold(world, traffic, tables, desk, int64(DEFERRED_AGAIN))
+
+
+@compiled
+def _reject(world: World, tables: Tables, desk: Desk) -> None:
+    """Turns away what is offered."""
+    slot = int64(desk.desk[0].slot)
+    unlink(world, int64(len(world.engines)), slot)
+    book_turned_away(world, tables, slot, world.cluster[0].now_ps)
+
+
+@inlined
+def may_defer(world: World, desk: Desk) -> bool:
+    """Whether what is offered can be deferred: where admission is a decision, once."""
+    board = desk.desk[0]
+    return board.deferred_level >= 0 and world.requests[board.slot].level != board.deferred_level
 
 
 @inlined
 def settle(world: World, traffic: Traffic, tables: Tables, desk: Desk, action: int) -> int:
     """Does what was decided about the request on the desk. Returns REACHED, or FAR: it goes to another region.
 
-    An action that is no place and not HOLD, or a place that cannot take the request, is counted and holds it.
+    An action that is none of these, or a place that cannot take the request, is counted and holds it.
     """
     board = desk.desk[0]
     slot = int64(board.slot)
     if slot < 0 or action == NO_ACTION:
         return int64(REACHED)
     if 0 <= action < len(world.engines) and may_go(world, tables, desk, slot, action):
+        desk.admitted[world.requests[slot].class_id].sent += 1
         if desk.network_s[world.requests[slot].endpoint, action] > 0:
             board.sends_far = 1
             return int64(FAR)
         send(world, tables, slot, action)
+    elif action == REJECT and board.deferred_level >= 0:
+        _reject(world, tables, desk)
+    elif action == DEFER and may_defer(world, desk):
+        _defer(world, traffic, tables, desk)
     else:
         board.refused_actions += int64(action != HOLD)
-        _hold(world, traffic, tables, desk)
+        _hold(world, traffic, tables, desk, int64(HELD_AGAIN))
     board.slot = -1
     return int64(REACHED)

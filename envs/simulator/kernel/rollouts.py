@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from serving_gym.envs.simulator.kernel.compiled import entry, int64, spliced
 from serving_gym.envs.simulator.kernel.decisions import (
-    OUTCOMES,
     close_interval,
+    outcome_width,
     read_desk,
     read_tables,
     read_traffic,
@@ -39,7 +39,7 @@ class Room(NamedTuple):
     request: NDArray[np.float32]  # (features,)
     cluster: NDArray[np.float32]  # (features,)
     mask: NDArray[np.bool_]  # (at least E + 1,)
-    outcome: NDArray[np.float64]  # (len(OUTCOMES) + 2 C,), what a decision brought
+    outcome: NDArray[np.float64]  # (outcome_width(C),), what a decision brought
 
 
 def room_for(score: PlaceScore, num_rows: int, num_classes: int) -> Room:
@@ -50,7 +50,7 @@ def room_for(score: PlaceScore, num_rows: int, num_classes: int) -> Room:
         np.zeros(len(REQUEST_FEATURES) + num_classes, np.float32),
         np.zeros(len(CLUSTER_FEATURES), np.float32),
         np.zeros(num_rows + 1, np.bool_),
-        np.zeros(len(OUTCOMES) + 2 * num_classes),
+        np.zeros(outcome_width(num_classes)),
     )
 
 
@@ -64,7 +64,7 @@ class Rollouts(NamedTuple):
     status: NDArray[np.int64]  # why each stopped, as in `decide_many`
     window_s: NDArray[np.float64]  # time after which a rollout ends, seconds
     left: NDArray[np.int64]  # decisions after which it ends; afterwards those that were not taken
-    totals: NDArray[np.float64]  # (N, len(OUTCOMES) + 2 C), to which what all decisions brought is added
+    totals: NDArray[np.float64]  # (N, outcome_width(C)), to which what all decisions brought is added
 
 
 _DT = 0  # column of `decisions.OUTCOMES`
