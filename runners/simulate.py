@@ -34,6 +34,7 @@ from serving_gym.runners.configuration.schema import SimulateConfig
 from serving_gym.runners.reporting.output import write_atomically, write_json, write_json_columns
 from serving_gym.runners.reporting.progress import progress_bar
 from serving_gym.runners.reporting.tables import SHOWN_METRICS, print_results_in, print_summary
+from serving_gym.runners.reporting.trace_lines import say_traces
 
 _WARM_UP_REQUESTS = 8
 
@@ -75,6 +76,7 @@ def main(config: SimulateConfig, out: Path) -> None:
             "cluster has machines that a policy cuts into replicas; choose a node or a fleet, or runners.evaluate "
             "env=deployment"
         )
+    say_traces(config.workload, cluster)
     workload = WorkloadSource(config.workload).sample(config.seed)
     slos = dict(zip(workload.classes, promises(config.slos, workload.classes), strict=True))
     serve = serve_live if config.backend.name == "vllm" else serve_simulated
