@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from serving_gym.envs.simulator.kernel.state import NEVER, NUM_LEVELS, PS_PER_S, Traffic
 from serving_gym.envs.workload.schema import Workload
 
-
 LONGEST_S = 105 * 86400.0  # 64-bit picoseconds hold 106 days
 
 
@@ -55,8 +54,8 @@ def make_traffic(
         )
     if len(workload) and not workload.num_clients and workload.arrival_s[-1] > LONGEST_S:
         raise ValueError(
-            f"workload {workload.name!r}: its last request arrives after {workload.arrival_s[-1] / 86400.0:,.0f} days, and "
-            f"a run lasts at most {LONGEST_S / 86400.0:.0f}; take a part of it, or raise its rate (rate_scale)"
+            f"workload {workload.name!r}: its last request arrives after {workload.arrival_s[-1] / 86400.0:,.0f} days, "
+            f"and a run lasts at most {LONGEST_S / 86400.0:.0f}; take a part of it, or raise its rate (rate_scale)"
         )
     arrival_ps = np.round(workload.arrival_s * PS_PER_S).astype(np.int64)
     if workload.num_clients:

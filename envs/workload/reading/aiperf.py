@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from serving_gym.envs.workload.reading.context import MalformedError, Reading
+from serving_gym.envs.workload.reading.context import MalformedError, Reading, counted
 from serving_gym.envs.workload.reading.graph import recorded_waits
 from serving_gym.envs.workload.reading.rows import Rows
 from serving_gym.envs.workload.reading.tables import Table, numbers, table_of_records, whole
@@ -59,9 +59,9 @@ def rows_of_aiperf(reading: Reading, records: list[dict[str, Any]]) -> tuple[Tab
         )
         conversations.append(about.get("x_correlation_id") or about.get("conversation_id"))
         places.append(f"row {number}")
-    for count, what in ((warm_up, "requests of the warm-up"), (failed, "failed requests without lengths")):
+    for count, what in ((warm_up, "of the warm-up"), (failed, "that failed, without lengths,")):
         if count:
-            reading.note(f"{count:,} {what} are left out")
+            reading.note(f"{counted(count, 'request')} {what} left out")
     if not flat:
         raise MalformedError("is empty: it holds no request that was answered")
     return _rows(reading, table_of_records(flat, places), conversations)
@@ -75,8 +75,8 @@ def _rows(reading: Reading, table: Table, conversations: list[Hashable]) -> tupl
         table.num_rows,
         places=[table.place(row) for row in order.tolist()],
     )
-    start_s = numbers(reading, table, _START) / 1e9
-    end_s = np.fmax(numbers(reading, table, _END, np.ones(len(order), bool)) / 1e9, start_s)
+    start_s = (numbers(reading, table, _START) - start.min()) / 1e9
+    end_s = np.fmax((numbers(reading, table, _END, np.ones(len(order), bool)) - start.min()) / 1e9, start_s)
     labels = [str(conversations[row]) if conversations[row] else None for row in order.tolist()]
     several = {label for label, count in Counter(labels).items() if label is not None and count > 1}
     agents: list[Hashable] = [label if label in several else None for label in labels]

@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from serving_gym.envs.workload.ragged import offsets_of
-from serving_gym.envs.workload.reading.context import Reading
+from serving_gym.envs.workload.reading.context import Reading, counted
 from serving_gym.envs.workload.reading.tables import Table, is_missing
 from serving_gym.envs.workload.schema import DEFAULT_HASH_BLOCK_TOKENS, OffsetArray, TokenArray
 
@@ -66,6 +66,10 @@ def lists_of(reading: Reading, table: Table, name: str) -> tuple[OffsetArray, ND
             rows[number] = (int(row),)
         elif isinstance(row, int) and not isinstance(row, bool):
             rows[number] = (row,)
+    if set(map(type, rows)) <= {list, tuple}:
+        entries = list(chain.from_iterable(rows))
+        if set(map(type, entries)) <= {int, str}:
+            return offsets_of(np.fromiter(map(len, rows), np.int64, len(rows))), _objects(entries)
     bad = np.fromiter((not isinstance(row, list | tuple) for row in rows), bool, len(rows))
     bad |= np.fromiter(
         (not bad[i] and not all(map(_is_id, row)) for i, row in enumerate(rows)), bool, len(rows)
@@ -102,9 +106,8 @@ def dense_ids(entries: NDArray[Any], scope: NDArray[np.int64] | None = None) -> 
     values: Any = entries
     if entries.dtype == object:
         listed = entries.tolist()
-        if all(isinstance(entry, int) for entry in listed):
-            fits = all(-(2**63) <= entry < 2**63 for entry in listed)
-            values = np.array(listed, dtype=np.int64) if fits else entries
+        if set(map(type, listed)) <= {int}:
+            values = _as_whole(listed, entries)
         else:
             texts = [str(int(e)) if isinstance(e, float) else str(e) for e in listed]
             whole = all(re.fullmatch(r"\d{1,18}", text) for text in texts)
@@ -177,10 +180,11 @@ def check_counts(
     if bad.any():
         row = int(np.argmax(bad))
         fit = int(blocks_in(prompt[row : row + 1], blocks.tokens)[0])
+        rows = f"{int(bad.sum())} of {int((counts > 0).sum())} rows with ids"
+        given = counted(int(counts[row]), "block")
         reading.warn(
-            f"{table.place(row)}, column {name!r}: {counts[row]} block{' does' if counts[row] == 1 else 's do'} not fit "
-            f"{prompt[row]} tokens, which fill {fit} of {blocks.tokens} tokens ({int(bad.sum())} of "
-            f"{int((counts > 0).sum())} rows with ids)"
+            f"{table.place(row)}, column {name!r}: {given} do not fit {prompt[row]} tokens, which fill {fit} of "
+            f"{blocks.tokens} tokens ({rows})"
         )
 
 
@@ -202,6 +206,15 @@ def inferred_size(counts: NDArray[np.int64], prompt: TokenArray, default: int) -
         return default
     fitting = [size for size in _SIZES if share(size) >= _FITS]
     return fitting[0] if len(fitting) == 1 else default
+
+
+def _as_whole(listed: list[int], entries: NDArray[Any]) -> NDArray[Any]:
+    """Whole numbers as an array of 64 bits where they fit, else as they are."""
+    try:
+        values = np.array(listed, dtype=None if listed else np.int64)
+    except OverflowError:
+        return entries
+    return values if values.dtype.kind in "iu" else entries
 
 
 def _missing_lists(raw: NDArray[Any]) -> NDArray[np.bool_]:

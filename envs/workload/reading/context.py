@@ -108,6 +108,11 @@ class Reading:
         self.notes.append(clause)
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things, as "1 row" and "2,000 rows"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def _shown(value: Any) -> str:
     if value is None or (isinstance(value, float | np.floating) and np.isnan(value)) or value == "":
         return "a missing value"

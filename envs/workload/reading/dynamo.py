@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from serving_gym.envs.workload.reading.blocks import Blocks, blocks_in, blocks_of, check_counts
-from serving_gym.envs.workload.reading.context import MalformedError, Reading
+from serving_gym.envs.workload.reading.context import MalformedError, Reading, counted
 from serving_gym.envs.workload.reading.graph import recorded_waits
 from serving_gym.envs.workload.reading.rows import Rows
 from serving_gym.envs.workload.reading.tables import Table, is_missing, numbers, table_of_records, whole
@@ -56,7 +56,10 @@ def rows_of_dynamo(reading: Reading, records: list[dict[str, Any]]) -> tuple[Tab
         used=set(table.used),
     )
     agents, parents = _agents(contexts, order)
-    waits = recorded_waits(start_ms[order] / 1e3, end_ms[order] / 1e3, agents, parents)
+    first_ms = start_ms.min()
+    waits = recorded_waits(
+        (start_ms[order] - first_ms) / 1e3, (end_ms[order] - first_ms) / 1e3, agents, parents
+    )
     prompt = whole(reading, table, _PROMPT, least=1)
     return table, Rows(
         format="Dynamo request trace",
@@ -99,7 +102,7 @@ def _table(reading: Reading, records: list[dict[str, Any]]) -> tuple[Table, list
     if not flat:
         raise MalformedError("is empty: it holds no 'request_end' event")
     if others:
-        reading.note(f"{others:,} events of tools are part of the delays")
+        reading.note(f"{counted(others, 'event')} of tools are part of the delays")
     return table_of_records(flat, places), contexts
 
 

@@ -2,9 +2,9 @@
 
 ``timestamp`` (milliseconds), ``input_length, output_length`` and, optionally, ``hash_ids``. Source:
 kvcache-ai/Mooncake, FAST'25 release. Turns of a session share a ``session_id``; a later one waits for the turn before
-and then ``delay`` (or ``delay_ms``) milliseconds, or the difference of their timestamps. Source: ai-dynamo/dynamo, "DynoSim Runs" (formats
-``mooncake`` and ``agentic_mooncake``) and ai-dynamo/aiperf (``mooncake_trace``). In its agentic form rows have a
-``request_id`` and wait for all that ``wait_for`` names, and then ``delay + tool_wait_ms``.
+and then ``delay`` (or ``delay_ms``) milliseconds, or the difference of their timestamps. Source: ai-dynamo/dynamo,
+"DynoSim Runs" (formats ``mooncake`` and ``agentic_mooncake``) and ai-dynamo/aiperf (``mooncake_trace``). In its agentic
+form rows have a ``request_id`` and wait for all that ``wait_for`` names, and then ``delay + tool_wait_ms``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from serving_gym.envs.workload.reading.blocks import (
     inferred_size,
     lists_of,
 )
-from serving_gym.envs.workload.reading.context import MalformedError, Reading
+from serving_gym.envs.workload.reading.context import MalformedError, Reading, counted
 from serving_gym.envs.workload.reading.options import UNITS_PER_S
 from serving_gym.envs.workload.reading.own import last_of_session
 from serving_gym.envs.workload.reading.rows import Rows, Waits
@@ -170,5 +170,7 @@ def _inferred(
         negative = lacking & (gap_s < 0)
         reading.refuse(table, time, table[time], negative, "is earlier than the turn before")
         total = np.where(lacking, np.maximum(np.nan_to_num(gap_s), 0.0), total)
-        reading.note(f"{int(lacking.sum()):,} turns without a delay wait the difference of their timestamps")
+        reading.note(
+            f"{counted(int(lacking.sum()), 'turn')} without a delay: after the difference of the timestamps"
+        )
     return np.nan_to_num(total)

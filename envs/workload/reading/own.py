@@ -49,9 +49,8 @@ from serving_gym.envs.workload.schema import DEFAULT_HASH_BLOCK_TOKENS, FloatArr
 
 METADATA_KEY = b"serving_gym"
 NAMED_COLUMNS = {"class": "classes", "model": "models", "region": "regions"}  # columns of names, and of which
-_COUNTS = {"max_output_tokens": None, "predicted_tokens": None, "priority": None}
+_COUNTS = ("max_output_tokens", "predicted_tokens", "priority")
 _LENGTHS = ("token", "length", "prompt", "len")
-_PUBLIC_ONLY = ("arrival_s", "input_tokens", "output_tokens")
 
 
 @dataclass(frozen=True)
@@ -62,21 +61,23 @@ class Published:
         name: of the format.
         columns: those that tell it, in normal form.
         rebased: whether its times count from its first arrival; None: as our own.
+        foreign: whether its further columns name what was served there, and are not read unless the user says so.
     """
 
     name: str
     columns: tuple[str, ...]
     rebased: bool | None = True
+    foreign: bool = True
 
 
 FORMATS = (
     Published("Azure", ("timestamp", "contexttokens", "generatedtokens")),
     Published("BurstGPT", ("timestamp", "request_tokens", "response_tokens")),
     Published("SageServe", ("arrival_timestamp", "prompt_size", "token_size")),
-    Published("ServeGen", ("request_id", "timestamp", "input_tokens", "output_tokens")),
+    Published("ServeGen", ("request_id", "timestamp", "input_tokens", "output_tokens"), foreign=False),
 )
-_OWN = Published("own columns", ("arrival_s", "input_tokens", "output_tokens"), None)
-_OTHER = Published("columns by other names", (), None)
+_OWN = Published("own columns", ("arrival_s", "input_tokens", "output_tokens"), None, foreign=False)
+_OTHER = Published("columns by other names", (), None, foreign=False)
 
 
 def rows_of_table(reading: Reading, table: Table) -> Rows:
@@ -85,10 +86,8 @@ def rows_of_table(reading: Reading, table: Table) -> Rows:
     Raises:
         MalformedError: a needed column is missing, or an entry is refused.
     """
-    published = next((each for each in FORMATS if table.has(*each.columns)), None)
-    foreign = published is not None
-    if published is None:
-        published = _OWN if table.has(*_OWN.columns) else _OTHER
+    published = next((each for each in (_OWN, *FORMATS) if table.has(*each.columns)), _OTHER)
+    foreign = published.foreign
     about = _about(table)
     if about:
         published = replace(published, rebased=False)
@@ -105,7 +104,7 @@ def rows_of_table(reading: Reading, table: Table) -> Rows:
         ),
         input_tokens=input_tokens,
         output_tokens=output_tokens,
-        blocks=None if foreign else _blocks(reading, table, about, input_tokens, output_tokens),
+        blocks=_blocks(reading, table, about, input_tokens, output_tokens, foreign),
         sessions=sessions,
         waits=waits,
         time_column=time,
@@ -179,9 +178,14 @@ def _patience(reading: Reading, table: Table, name: str) -> FloatArray:
 
 
 def _blocks(
-    reading: Reading, table: Table, about: dict[str, Any], prompt: TokenArray, answer: TokenArray
+    reading: Reading,
+    table: Table,
+    about: dict[str, Any],
+    prompt: TokenArray,
+    answer: TokenArray,
+    foreign: bool,
 ) -> Blocks | None:
-    name = table.find(reading, "hash_ids")
+    name = _optional(reading, table, "hash_ids", foreign)
     if name is None:
         return None
     offsets, ids = blocks_of(reading, table, name)

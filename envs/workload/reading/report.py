@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from serving_gym.envs.workload.reading.context import counted
 from serving_gym.envs.workload.schema import TokenArray, Workload
 
 
@@ -61,13 +62,10 @@ class TraceReport:
         """All of it in one line, but for the warnings."""
         rate = "all at once" if self.rate_rps is None else f"{_short(self.rate_rps)} requests/s"
         parts = [
-            f"{self.rows:,} request{'s' if self.rows != 1 else ''} over {duration(self.span_s)} ({rate})",
+            f"{counted(self.rows, 'request')} over {duration(self.span_s)} ({rate})",
             f"prompts {_lengths(self.input_tokens)}, answers {_lengths(self.output_tokens)} tokens (mean, p99)",
             self._prefixes(),
-            *(
-                [f"{self.sessions:,} sessions, {self.waiting_rows:,} requests wait for answers"]
-                * bool(self.sessions)
-            ),
+            *([self._sessions()] * bool(self.sessions or self.waiting_rows)),
             self._times(),
             *self.notes,
         ]
@@ -79,11 +77,15 @@ class TraceReport:
         """The fields, ready for JSON."""
         return asdict(self)
 
+    def _sessions(self) -> str:
+        waiting = f"{counted(self.waiting_rows, 'request')} wait{'s' * (self.waiting_rows == 1)} for answers"
+        return f"{counted(self.sessions, 'session')}, {waiting}"
+
     def _prefixes(self) -> str:
         if self.repeated_block_ratio is None:
             return "no prefix ids"
         missing = self.rows - self.rows_with_ids
-        rest = f", {missing:,} requests have none" if missing else ""
+        rest = f", {counted(missing, 'request')} without" if missing else ""
         return (
             f"{self.repeated_block_ratio:.0%} of prefix blocks ({self.hash_block_tokens} tokens) repeat{rest}"
         )

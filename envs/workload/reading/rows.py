@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from serving_gym.envs.workload.ragged import gather_rows, offsets_of
 from serving_gym.envs.workload.reading.blocks import Blocks, chained
-from serving_gym.envs.workload.reading.context import MalformedError, Reading
+from serving_gym.envs.workload.reading.context import MalformedError, Reading, counted
 from serving_gym.envs.workload.reading.report import TraceReport, make_report
 from serving_gym.envs.workload.reading.tables import Table
 from serving_gym.envs.workload.reading.times import shortened
@@ -88,8 +88,10 @@ def assembled(reading: Reading, table: Table, rows: Rows) -> tuple[Workload, Tra
         raise MalformedError("is empty: it holds no requests")
     zero = int((rows.output_tokens < 1).sum())
     if zero:
-        answers = "1 answer of 0 tokens becomes" if zero == 1 else f"{zero:,} answers of 0 tokens become"
-        reading.note(f"{answers} 1 (a request that failed, or was aborted)")
+        became = "becomes" if zero == 1 else "become"
+        reading.note(
+            f"{counted(zero, 'answer')} of 0 tokens {became} 1 (requests that failed or were aborted)"
+        )
     others = dict(rows.others)
     if rows.blocks is not None:
         ids, told = chained(rows.blocks.offsets, rows.blocks.ids)

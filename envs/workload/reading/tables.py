@@ -103,6 +103,9 @@ _TEXT = ("hash_ids", "session_id", "after", "class", "model", "region")
 _SEPARATORS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 _DECIMAL_COMMA = r"^([+-]?\d+),(\d+)$"
+_DECIMAL_COMMAS = re.compile(r"[;\n]\s*\"?[+-]?\d+,\d+\"?\s*[;\r\n]")
+_SNIFFED = 1_000_000
+_CHECKED_LINES = 1000
 _LINES = re.compile(r"\r\n|\n|\r")
 _INT32_MAX = int(np.iinfo(np.int32).max)
 
@@ -200,7 +203,7 @@ def table_of_csv(reading: Reading, text: str) -> Table:
             None, ("CSV" if separator == "," else f"CSV with {_SEPARATORS[separator]}s", reading.container)
         )
     )
-    reading.decimal_comma = separator == ";"
+    reading.decimal_comma = separator == ";" and _DECIMAL_COMMAS.search(text[:_SNIFFED]) is not None
     check_names(header)
     texts = {name for name in header if any(normal(name) in ALIASES[own] for own in _TEXT)}
     texts |= {reading.options.columns[own] for own in _TEXT if own in reading.options.columns}
@@ -213,6 +216,7 @@ def table_of_csv(reading: Reading, text: str) -> Table:
             frame = pd.read_csv(
                 io.StringIO(text), sep=separator, header=0, names=header, skipinitialspace=True, low_memory=False,
                 keep_default_na=False, na_values=[""], float_precision="round_trip",
+                decimal="," if reading.decimal_comma else ".",
                 dtype={name: "object" for name in texts if name in header},
             )  # fmt: skip
     except (
@@ -278,17 +282,21 @@ def records_of(reading: Reading, text: str) -> list[dict[str, Any]]:
     Raises:
         MalformedError: something in it is not JSON, or not an object.
     """
-    lines = [line for line in _LINES.split(text) if line.strip()]
+    split = _LINES.split(text) if "\r" in text else text.split("\n")
+    lines = [line for line in split if line.strip()]
     records = _parsed("[" + ",".join(lines) + "]") if text.lstrip().startswith("{") else None
     kind = "JSON Lines"
     if records is None or len(records) != len(lines):
         records, kind = _whole(text, lines)
+    elif len(records) == 1:
+        kind = "JSON"
     reading.container = ", ".join(filter(None, (kind, reading.container)))
     for number, record in enumerate(records):
         if not isinstance(record, dict):
             raise MalformedError(f"row {number} is not a JSON object")
-        if _REPEATED in record:
-            raise MalformedError(f"row {number}: key {record[_REPEATED]!r} occurs twice")
+    for number, line in enumerate(lines[:_CHECKED_LINES] if kind == "JSON Lines" else ()):
+        if (key := _repeated_key(line)) is not None:
+            raise MalformedError(f"row {number} has key {key!r} twice")
     return records
 
 
@@ -412,7 +420,7 @@ def check_names(header: Iterable[Any]) -> None:
 
 
 def _header(text: str) -> tuple[str, list[str]]:
-    line = next((line for line in _LINES.split(text[:1_000_000]) if line.strip()), "")
+    line = next((line for line in _LINES.split(text[:_SNIFFED]) if line.strip()), "")
     plain = re.sub(r'"[^"]*"', "", line)
     separator = max(_SEPARATORS, key=plain.count)
     try:
@@ -453,24 +461,22 @@ def _of_arrow(column: Any) -> Any:
     return column_of(column.to_pylist())
 
 
-_REPEATED = "\x00repeated"
+def _repeated_key(line: str) -> str | None:
+    """A key that an object has twice, None where there is none."""
+    found: list[str] = []
 
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) != len(pairs):
+    def look(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         keys = [key for key, _ in pairs]
-        made[_REPEATED] = next(key for i, key in enumerate(keys) if key in keys[:i])
-    return made
+        found.extend(key for i, key in enumerate(keys) if key in keys[:i])
+        return dict(pairs)
 
-
-def _loads(text: str) -> Any:
-    return json.loads(text, object_pairs_hook=_object)
+    json.loads(line, object_pairs_hook=look)
+    return found[0] if found else None
 
 
 def _parsed(text: str) -> list[Any] | None:
     try:
-        return list(_loads(text))
+        return list(json.loads(text))
     except (ValueError, RecursionError):
         return None
 
@@ -482,7 +488,7 @@ def _whole(text: str, lines: list[str]) -> tuple[list[Any], str]:
         MalformedError: it is not JSON; names the row.
     """
     try:
-        value = _loads(text)
+        value = json.loads(text)
     except RecursionError as error:
         raise MalformedError("is not JSON that can be read: it is nested too deeply") from error
     except ValueError as error:
@@ -492,7 +498,7 @@ def _whole(text: str, lines: list[str]) -> tuple[list[Any], str]:
     records = []
     for number, line in enumerate(lines):
         try:
-            records.append(_loads(line))
+            records.append(json.loads(line))
         except (ValueError, RecursionError) as error:
             if number == 0 and len(lines) > 1 and line.strip() in ("{", "["):
                 raise MalformedError(f"is not JSON ({_json_words(whole_file)})") from whole_file

@@ -73,7 +73,7 @@ def arrivals(
         arrival_s = values / per_s
     arrival_s = np.where(roots, arrival_s, 0.0)
     if reading.options.time_unit is None and not dated:
-        _check_rate(reading, arrival_s[roots], values[roots], unit)
+        _check_rate(reading, arrival_s[roots], values[roots], unit, rebased is None)
     return arrival_s
 
 
@@ -208,7 +208,9 @@ def _epoch_unit(value: float, unit: str) -> str:
     return unit
 
 
-def _check_rate(reading: Reading, arrival_s: FloatArray, values: NDArray[Any], unit: str) -> None:
+def _check_rate(
+    reading: Reading, arrival_s: FloatArray, values: NDArray[Any], unit: str, guessed: bool
+) -> None:
     """Warns where the rate is implausible in this unit and says in which it would not be."""
     span_s = float(arrival_s.max() - arrival_s.min())
     if len(arrival_s) < 3 or span_s <= 0:
@@ -228,7 +230,7 @@ def _check_rate(reading: Reading, arrival_s: FloatArray, values: NDArray[Any], u
         reading.warn(f"times read as {_WORDS[unit]} give {rate:,.0f} requests/s{looks}")
     elif rate < _LEAST_RPS:
         reading.warn(f"times read as {_WORDS[unit]} give {rate * 86400:.2g} requests a day")
-    elif unit == "s" and whole_numbers and rate < 1 / 60 and 0.05 <= rate * 1e3 <= MOST_RPS:
+    elif guessed and unit == "s" and whole_numbers and rate < 1 / 60 and 0.05 <= rate * 1e3 <= MOST_RPS:
         reading.warn(
             f"times read as seconds give {rate * 3600:.3g} requests an hour; if they are milliseconds: time_unit=ms"
         )
@@ -242,4 +244,9 @@ def _other(rate: float, unit: str, other: str) -> float:
 
 
 def _amount(value: float, unit: str) -> str:
-    return f"{value:,.6f}".rstrip("0").rstrip(".") + f" {unit}"
+    """A time, and of an epoch its date."""
+    text = f"{value:,.6f}".rstrip("0").rstrip(".") + f" {unit}"
+    seconds = value / UNITS_PER_S[unit]
+    if not _EPOCHS[0][1] <= seconds < _EPOCHS[1][1] / 10:
+        return text
+    return f"{text} ({pd.Timestamp(round(seconds), unit='s')} UTC)"
