@@ -473,20 +473,26 @@ class _TraceWindows:
         length = held if num_requests is None else min(num_requests, longest)
         if length == len(self.trace):
             return self.trace.copy()
-        start = first + int(rng.integers(held - length + 1))
         if self.trace.has_sessions:
-            return self._sessions(start, first + held, length)
+            return self._sessions(first, last, length, rng)
+        start = first + int(rng.integers(held - length + 1))
         window = self.trace.rows(start, start + length)
         return window.shifted(-float(window.arrival_s[0]))
 
-    def _sessions(self, first: int, last: int, length: int) -> Workload:
-        """Whole sessions that begin among some rows, in order of their beginnings, as long as they are not too many."""
+    def _sessions(self, first: int, last: int, length: int, rng: np.random.Generator) -> Workload:
+        """Whole sessions that begin among some rows, one after another from a place drawn uniformly.
+
+        At most `length` requests, but for a session that is longer by itself.
+        """
         begins = self.trace.first_of_tree()
         roots, sizes = np.unique(begins[(begins >= first) & (begins < last)], return_counts=True)
         if not roots.size:
             begun = f"rows {first} to {last - 1} of workload {self.trace.name!r}"
-            raise ValueError(f"no session begins in {begun}, all of them wait for answers of earlier rows")
-        taken = roots[: max(1, int(np.searchsorted(np.cumsum(sizes), length, side="right")))]
+            raise ValueError(f"no session begins in {begun}: all of them wait for answers of earlier rows")
+        behind = np.cumsum(sizes[::-1])[::-1]  # requests of a session and all later ones
+        start = int(rng.integers(max(1, int((behind >= length).sum()))))
+        held = np.cumsum(sizes[start:])
+        taken = roots[start : start + max(1, int(np.searchsorted(held, length, side="right")))]
         window = self.trace.take(np.flatnonzero(np.isin(begins, taken)))
         return window.shifted(-float(window.arrival_s[0]))
 

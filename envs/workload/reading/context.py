@@ -50,6 +50,7 @@ class Reading:
         warnings: what looks wrong, each a sentence.
         problems: refused entries, at most `SHOWN_OF_EACH_KIND` of each kind.
         refused: number of refused entries of each kind (column and reason).
+        bad: by column, the rows that were refused.
         container: how the file is packed, as "CSV, gzip".
         decimal_comma: whether "0,5" is a number.
         times: unit and base of the times as understood, and whether they count from the first arrival.
@@ -62,6 +63,7 @@ class Reading:
     warnings: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     refused: dict[tuple[str, str], int] = field(default_factory=dict)
+    bad: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
     container: str = ""
     decimal_comma: bool = False
     times: tuple[str, str, bool] = ("s", "0 s", False)
@@ -96,6 +98,7 @@ class Reading:
                 raise MalformedError(str(problem))
             self.problems.append(problem)
         if rows.size:
+            self.bad[column] = self.bad.get(column, False) | bad
             self.refused[column, why] = self.refused.get((column, why), 0) + int(rows.size)
 
     def warn(self, sentence: str) -> None:

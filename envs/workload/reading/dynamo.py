@@ -117,7 +117,9 @@ def _times(reading: Reading, table: Table) -> tuple[FloatArray, FloatArray]:
     span = np.where(np.isnan(total), np.maximum(event - start, 0.0), np.maximum(total, 0.0))
     span = np.nan_to_num(span)
     begin = np.where(np.isnan(start), event - span, start)
-    reading.refuse(table, _START, table[_START], np.isnan(begin), "is needed, or 'event_time_unix_ms'")
+    reading.refuse(
+        table, _START, table[_START], np.isnan(begin), "is missing, and 'event_time_unix_ms' as well", ""
+    )
     begin = np.nan_to_num(begin)
     return begin, begin + span
 

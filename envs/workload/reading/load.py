@@ -38,6 +38,7 @@ READABLE = (
 Nested = tuple[
     Callable[[Mapping[str, Any]], bool], Callable[[Reading, list[dict[str, Any]]], tuple[Table, Rows]], str
 ]
+_LOOKED_AT = 20
 _NESTED: tuple[Nested, ...] = (
     (is_dynamo, rows_of_dynamo, "Dynamo request traces"),
     (is_aiperf, rows_of_aiperf, "AIPerf records"),
@@ -135,7 +136,7 @@ def _rows(reading: Reading) -> tuple[Table, Rows]:
     if not records:
         raise MalformedError("is empty: it holds no requests")
     for fits, rows_of, name in _NESTED:
-        if fits(records[0]):
+        if any(fits(record) for record in records[:_LOOKED_AT]):
             if reading.options.columns:
                 raise MalformedError(f"holds {name}, whose fields are fixed: columns is for tables")
             return rows_of(reading, records)
@@ -148,7 +149,10 @@ def _of_table(reading: Reading, table: Table) -> tuple[Table, Rows]:
     needed = {alias for own in ("arrival_s", "input_tokens", "output_tokens") for alias in ALIASES[own]}
     if not needed & set(table.known) and not reading.options.columns:
         shown = [name[:40] for name in list(table.columns)[:10]]
-        raise MalformedError(f"is no trace that can be read: its columns are {shown}; readable: {READABLE}")
+        raise MalformedError(
+            f"is no trace that can be read: its columns are {shown}; readable: {READABLE}; "
+            "columns={arrival_s: NAME, ...} says which columns are ours"
+        )
     if not table.num_rows:
         raise MalformedError("is empty: it holds no requests")
     return table, rows_of_table(reading, table)

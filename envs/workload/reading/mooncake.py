@@ -110,7 +110,7 @@ def _turns(reading: Reading, table: Table, sessions: TokenArray | None, time: st
     waiting = before >= 0
     reading.refuse(
         table, time, table[time], is_missing(table[time]) & ~waiting,
-        "is needed: it is the first turn of its session",
+        "is missing in the first turn of a session", "",
     )  # fmt: skip
     offsets = np.concatenate([[0], np.cumsum(waiting)]).astype(np.int64)
     return Waits(offsets, before[waiting], np.zeros(table.num_rows))
@@ -164,9 +164,7 @@ def _inferred(
         before[waits.waiting] = waits.after
         gap_s = raw - raw[before]
         none = lacking & np.isnan(gap_s)
-        reading.refuse(
-            table, time, table[time], none, "is needed where a turn has no delay", "a missing value"
-        )
+        reading.refuse(table, time, table[time], none, "is missing where a turn has no delay", "")
         negative = lacking & (gap_s < 0)
         reading.refuse(table, time, table[time], negative, "is earlier than the turn before")
         total = np.where(lacking, np.maximum(np.nan_to_num(gap_s), 0.0), total)

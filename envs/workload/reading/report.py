@@ -151,7 +151,9 @@ def duration(seconds: float) -> str:
     """A duration as people say it: "25 s", "3.2 h", "121 days"."""
     for size, name in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
         if seconds >= 2 * size:
-            return f"{seconds / size:.4g} {name}"
+            return (
+                f"{seconds / size:,.0f} {name}" if seconds >= 1000 * size else f"{seconds / size:.4g} {name}"
+            )
     return f"{seconds:.4g} s"
 
 

@@ -286,7 +286,8 @@ def records_of(reading: Reading, text: str) -> list[dict[str, Any]]:
     lines = [line for line in split if line.strip()]
     records = _parsed("[" + ",".join(lines) + "]") if text.lstrip().startswith("{") else None
     kind = "JSON Lines"
-    if records is None or len(records) != len(lines):
+    by_line = records is not None and len(records) == len(lines)
+    if records is None or not by_line:
         records, kind = _whole(text, lines)
     elif len(records) == 1:
         kind = "JSON"
@@ -294,7 +295,7 @@ def records_of(reading: Reading, text: str) -> list[dict[str, Any]]:
     for number, record in enumerate(records):
         if not isinstance(record, dict):
             raise MalformedError(f"row {number} is not a JSON object")
-    for number, line in enumerate(lines[:_CHECKED_LINES] if kind == "JSON Lines" else ()):
+    for number, line in enumerate(lines[:_CHECKED_LINES] if by_line else ()):
         if (key := _repeated_key(line)) is not None:
             raise MalformedError(f"row {number} has key {key!r} twice")
     return records
@@ -323,7 +324,7 @@ def numbers(
         else ""
     )
     reading.refuse(table, name, raw, bad, f"is not a number{hint}")
-    return np.where(bad, 0.0, values) if bad.any() else values
+    return np.where(bad, 1.0, values) if bad.any() else values
 
 
 def whole(

@@ -67,7 +67,7 @@ def arrivals(
     reading.times = ("date and time" if dated else unit, base, counted)
     if counted:
         arrival_s = (values - first) / per_s
-        if rebased is None and first != 0:
+        if rebased is None and first != 0 and not dated:
             reading.note(f"times began at {base} and were moved to 0")
     else:
         arrival_s = values / per_s
@@ -153,7 +153,7 @@ def _values(
     reading.refuse(table, name, raw, bad, "is negative")
     huge = roots & (values > 1e20)
     reading.refuse(table, name, raw, huge, "is too large for a time")
-    values = np.where(np.isnan(values) | bad | huge, 0.0, values)
+    values = _filled(np.where(np.isnan(values), 0.0, values), reading.bad.get(name))
     exact = isinstance(raw, np.ndarray) and raw.dtype.kind in "iu" and not bad.any() and not huge.any()
     named = _SUFFIX.search(name.lower())
     if reading.options.time_unit is not None:
@@ -170,6 +170,14 @@ def _values(
     return values, unit, False
 
 
+def _filled(values: NDArray[Any], bad: NDArray[np.bool_] | None) -> NDArray[Any]:
+    """Refused times replaced by the last good one before, or the first good one."""
+    if bad is None or bad.all():
+        return values if bad is None else np.zeros_like(values)
+    last = np.maximum.accumulate(np.where(bad, -1, np.arange(len(values))))
+    return np.asarray(values[np.where(last < 0, int(np.argmin(bad)), last)])
+
+
 def _dates(reading: Reading, table: Table, name: str, waits: NDArray[np.bool_] | None) -> NDArray[np.int64]:
     raw = table[name]
     if raw.dtype.kind == "M":
@@ -179,7 +187,7 @@ def _dates(reading: Reading, table: Table, name: str, waits: NDArray[np.bool_] |
         stamps = pd.to_datetime(text, format="ISO8601", utc=True, errors="coerce")
         if stamps.isna().all():
             stamps = pd.to_datetime(text, format="mixed", utc=True, errors="coerce")
-    bad = stamps.isna().to_numpy()
+    bad = np.array(stamps.isna())
     if waits is not None:
         bad &= ~(waits & is_missing(raw))
     reading.refuse(table, name, raw, bad, "is not a date and time")
@@ -188,7 +196,7 @@ def _dates(reading: Reading, table: Table, name: str, waits: NDArray[np.bool_] |
     except (pd.errors.OutOfBoundsDatetime, OverflowError) as error:
         raise MalformedError(f"column {name!r} holds a date that is out of range") from error
     filled = stamps.fillna(stamps.min())
-    return filled.astype(np.int64).to_numpy()
+    return _filled(filled.astype(np.int64).to_numpy(), reading.bad.get(name))
 
 
 def _counted(reading: Reading, first_s: float, dated: bool, rebased: bool | None) -> bool:
