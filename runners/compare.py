@@ -36,6 +36,7 @@ from serving_gym.runners.live.attach import configured_env
 from serving_gym.runners.reporting.output import write_json, write_parquet
 from serving_gym.runners.reporting.progress import progress_bar
 from serving_gym.runners.reporting.tables import print_results_in, print_table
+from serving_gym.runners.reporting.trace_lines import say_traces
 from serving_gym.runners.reporting.trackers import compared_curves, make_tracker
 from serving_gym.runners.rollouts.rollout import Episode
 
@@ -56,6 +57,7 @@ def main(config: CompareConfig, out: Path) -> None:
     if config.benchmark is not None:
         run_benchmark(config.benchmark, out)
         return
+    say_traces(config.workload, config.cluster)
     policies = {name: load_policy(name, config.env["name"]) for name in config.compared}
     if config.search.seeds and config.search.base is not None:
         load_policy(config.search.base, config.env["name"])  # says what is wrong before anything takes time

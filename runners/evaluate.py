@@ -33,6 +33,7 @@ from serving_gym.runners.live.both import evaluate_both
 from serving_gym.runners.reporting.episode_files import write_episodes
 from serving_gym.runners.reporting.progress import progress_bar
 from serving_gym.runners.reporting.tables import SHOWN_METRICS, print_results_in, print_table
+from serving_gym.runners.reporting.trace_lines import say_traces
 from serving_gym.runners.reporting.trackers import make_tracker
 from serving_gym.runners.rollouts.rollout import run_episode
 
@@ -40,6 +41,7 @@ from serving_gym.runners.rollouts.rollout import run_episode
 @command("evaluate", EvaluateConfig)
 def main(config: EvaluateConfig, out: Path) -> None:
     """Runs the command."""
+    say_traces(config.workload, config.cluster)
     if config.backend.name == "both":
         evaluate_both(config, out)
         return

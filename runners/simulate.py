@@ -39,6 +39,7 @@ from serving_gym.runners.reporting.tables import (
     print_results_in,
     print_summary,
 )
+from serving_gym.runners.reporting.trace_lines import say_traces
 
 _WARM_UP_REQUESTS = 8
 
@@ -80,6 +81,7 @@ def main(config: SimulateConfig, out: Path) -> None:
             "cluster has machines that a policy cuts into replicas; choose a node or a fleet, or runners.evaluate "
             "env=deployment"
         )
+    say_traces(config.workload, cluster)
     workload = WorkloadSource(config.workload).sample(config.seed)
     slos = dict(zip(workload.classes, promises(config.slos, workload.classes), strict=True))
     serve = serve_live if config.backend.name == "vllm" else serve_simulated

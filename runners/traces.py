@@ -3,10 +3,17 @@
     python -m runners.traces list
     python -m runners.traces describe name=azure_conv
     python -m runners.traces describe path=my_trace.csv out=figures.json
+    python -m runners.traces validate my_trace.jsonl.gz [out=problems.json]
     python -m runners.traces fetch name=azure_conv [base_url=URL]
     python -m runners.traces convert path=BurstGPT_1.csv out=burstgpt.parquet
     python -m runners.traces convert path=sharegpt.json [tokenizer=FOLDER] [predictor=FOLDER] out=sharegpt.parquet
     python -m runners.traces fit path=my_trace.csv out=my_trace_fitted.json
+
+``describe`` of a file also says what the reader understood: format, times, lengths, prefix reuse, sessions, and what
+looks wrong. ``validate`` reads a file to its end and lists all that is wrong with it, row and column, up to 20 entries
+of each kind; its exit status is 1 where something is refused, and 0 where there are warnings at most. Both, and
+``convert`` and ``fit``, take what a file should not be guessed from: ``time_unit`` (s, ms, us, ns), ``rebase``
+(true, false), ``columns`` (``columns={input_tokens: prompt_len}``) and ``max_gap_s``.
 
 ``describe``, ``convert`` and ``fit`` take the keys of the ``workload`` config group (``name``, ``path``,
 ``num_requests``, ``rate_scale``, ``rate_rps``, ``split``, ``priority_share``, ``long_share``,
@@ -24,9 +31,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import yaml
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -43,6 +52,10 @@ from serving_gym.envs.workload.fitting import fit
 from serving_gym.envs.workload.formats import write_trace
 from serving_gym.envs.workload.generators import fitted_names, load_fitted
 from serving_gym.envs.workload.outside import workload_entry_points
+from serving_gym.envs.workload.reading.context import SHOWN_OF_EACH_KIND
+from serving_gym.envs.workload.reading.load import check_trace
+from serving_gym.envs.workload.reading.options import ReadOptions
+from serving_gym.envs.workload.reading.report import TraceReport
 from serving_gym.envs.workload.registry import (
     FILE,
     FUNCTIONS,
@@ -52,6 +65,7 @@ from serving_gym.envs.workload.registry import (
     TIERS,
     TYPE_MIX,
     WEEK,
+    WorkloadSource,
     WorkloadSpec,
     check_spec,
     make_workload,
@@ -59,12 +73,54 @@ from serving_gym.envs.workload.registry import (
 )
 from serving_gym.envs.workload.schema import Workload
 from serving_gym.envs.workload.traces import TRACES, find_trace
+from serving_gym.runners.reporting.trace_lines import trace_lines
 
 Words = dict[str, Any]
 
+
+def truth(text: str) -> bool:
+    """A word that is true or false.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if text.lower() not in ("true", "false"):
+        raise ValueError(text)
+    return text.lower() == "true"
+
+
+def mapping(text: str) -> dict[str, str]:
+    """A mapping of names, as ``{input_tokens: prompt_len}``.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(text) from error
+    if not isinstance(value, dict):
+        raise ValueError(text)
+    return {str(key): str(name) for key, name in value.items()}
+
+
+_KINDS = {
+    int: "a whole number",
+    float: "a number",
+    truth: "true or false",
+    mapping: "a mapping, as {ours: theirs}",
+}
+
+_FILE_WORDS: dict[str, Callable[[str], Any]] = {
+    "time_unit": str,
+    "rebase": truth,
+    "columns": mapping,
+    "max_gap_s": float,
+}
 _SPEC_WORDS: dict[str, Callable[[str], Any]] = {
     "name": str,
     "path": str,
+    **_FILE_WORDS,
     "num_requests": int,
     "rate_scale": float,
     "rate_rps": float,
@@ -90,7 +146,8 @@ def list_workloads(words: Words, console: Console) -> None:
 
 def describe(words: Words, console: Console) -> None:
     """Prints statistics of one workload as a table and, with ``out``, writes them as JSON."""
-    figures = _workload(words).summary()
+    workload, report = _workload(words), _report(words)
+    figures = workload.summary()
     table = Table("figure", "value", title=escape(figures["name"]))
     for key, value in figures.items():
         if isinstance(value, dict):
@@ -100,9 +157,41 @@ def describe(words: Words, console: Console) -> None:
         fitted = load_fitted(words["name"])
         for key, value in {**fitted.provenance, **fitted.fit}.items():
             table.add_row(escape(key), escape(_shown(value)))
+    if report is not None:
+        _add_report(table, report)
+        figures["report"] = report.to_json()
     console.print(table)
+    for warning in () if report is None else report.warnings:
+        console.print(f"warning: {warning}", soft_wrap=True, markup=False, highlight=False)
     if "out" in words:
         _written(Path(words["out"])).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+
+
+def validate(words: Words, console: Console) -> int:
+    """Lists all that is wrong with a trace file; returns the exit status."""
+    path = _needed(words, "path", "validate")
+    checked = check_trace(path, ReadOptions(**{word: words[word] for word in _FILE_WORDS if word in words}))
+    for problem in checked.problems:
+        console.print(f"error: {problem}", soft_wrap=True, markup=False, highlight=False)
+    for (column, why), count in checked.refused.items():
+        if count > SHOWN_OF_EACH_KIND:
+            rest = f"error: column {column!r}: {count - SHOWN_OF_EACH_KIND:,} more: {why}"
+            console.print(rest, soft_wrap=True, markup=False, highlight=False)
+    if checked.fatal is not None:
+        console.print(f"error: {path}: {checked.fatal}", soft_wrap=True, markup=False, highlight=False)
+    for line in () if checked.report is None else trace_lines(checked.report):
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
+    if "out" in words:
+        found = {
+            "path": path,
+            "good": checked.good,
+            "errors": [asdict(problem) for problem in checked.problems],
+            "counts": [{"column": c, "why": w, "entries": n} for (c, w), n in checked.refused.items()],
+            "fatal": checked.fatal,
+            "report": None if checked.report is None else checked.report.to_json(),
+        }
+        _written(Path(words["out"])).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return 0 if checked.good else 1
 
 
 def fetch(words: Words, console: Console) -> None:
@@ -136,9 +225,10 @@ def fit_generator(words: Words, console: Console) -> None:
     console.print(table)
 
 
-_VERBS: dict[str, tuple[Callable[[Words, Console], None], dict[str, Callable[[str], Any]]]] = {
+_VERBS: dict[str, tuple[Callable[[Words, Console], int | None], dict[str, Callable[[str], Any]]]] = {
     "list": (list_workloads, {}),
     "describe": (describe, _WORKLOAD_WORDS),
+    "validate": (validate, {"path": str, "out": str, **_FILE_WORDS}),
     "fetch": (fetch, {"name": str, "base_url": str}),
     "convert": (convert, _WORKLOAD_WORDS | _TEXT_WORDS),
     "fit": (fit_generator, _WORKLOAD_WORDS),
@@ -155,11 +245,12 @@ def main(arguments: list[str] | None = None) -> int:
         verb, *rest = given
         check_choice("verb", verb, _VERBS)
         command, allowed = _VERBS[verb]
-        command(parse_words(rest, allowed), Console())
+        if verb == "validate":
+            rest = [word if "=" in word else f"path={word}" for word in rest]
+        return command(parse_words(rest, allowed), Console()) or 0
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    return 0
 
 
 def parse_words(arguments: Iterable[str], allowed: dict[str, Callable[[str], Any]]) -> Words:
@@ -182,8 +273,7 @@ def parse_words(arguments: Iterable[str], allowed: dict[str, Callable[[str], Any
         try:
             words[key] = allowed[key](value)
         except ValueError:
-            kind = "a whole number" if allowed[key] is int else "a number"
-            raise ValueError(f"{key} must be {kind}, got {value!r}") from None
+            raise ValueError(f"{key} must be {_KINDS[allowed[key]]}, got {value!r}") from None
     return words
 
 
@@ -202,6 +292,29 @@ def _of_conversations(words: Words) -> Workload:
     if "rate_rps" in words:
         return workload.with_rate_scale(words["rate_rps"] / workload.rate_rps)
     return workload.with_rate_scale(words.get("rate_scale", 1.0))
+
+
+def _report(words: Words) -> TraceReport | None:
+    """What the reader says of a trace file, None of anything else."""
+    if words.get("name", FILE) != FILE or "path" not in words:
+        return None
+    spec = {word: words[word] for word in ("path", *_FILE_WORDS) if word in words}
+    return WorkloadSource(WorkloadSpec(name=FILE, **spec)).report
+
+
+def _add_report(table: Table, report: TraceReport) -> None:
+    """Adds rows that say how a file was understood."""
+    base = "counted from the first arrival" if report.rebased else "kept"
+    rows = {
+        "format": report.format,
+        "times": f"in {report.time_unit}, the first at {report.time_base}, {base}",
+        "requests with prefix ids": f"{report.rows_with_ids:,}",
+        "models": ", ".join(report.models[:10]) or "any",
+        "columns not used": ", ".join(report.unused_columns) or "none",
+        "done": "; ".join(report.notes) or "nothing",
+    }
+    for key, value in rows.items():
+        table.add_row(key, escape(value))
 
 
 def _workload(words: Words) -> Workload:

@@ -38,6 +38,7 @@ from serving_gym.runners.configuration.train_config import TrainConfig, register
 from serving_gym.runners.reporting.output import write_json
 from serving_gym.runners.reporting.progress import progress_bar
 from serving_gym.runners.reporting.tables import print_results_in, print_table
+from serving_gym.runners.reporting.trace_lines import say_traces
 from serving_gym.runners.reporting.trackers import compared_curves, make_tracker
 from serving_gym.runners.rollouts.launchers import Job, Rollouts, run_jobs
 from serving_gym.runners.training.loop import Training
@@ -56,6 +57,7 @@ def main(config: TrainConfig, out: Path) -> None:
     if config.resume is not None:
         config = resumed(config)
     agent = config.agent_config
+    say_traces(config.workload, config.cluster)
     env = config.environment.make()  # says what is wrong with it before anything takes time
     baselines = load_policies(config.compared, env, config.environment.name)
     limit = "" if config.minutes is None else f", at most {config.minutes:g} minutes"

@@ -34,6 +34,7 @@ from serving_gym.runners.configuration.schema import TuneConfig
 from serving_gym.runners.reporting.output import write_json, write_parquet, write_text
 from serving_gym.runners.reporting.progress import progress_bar
 from serving_gym.runners.reporting.tables import print_results_in, print_table
+from serving_gym.runners.reporting.trace_lines import say_traces
 from serving_gym.runners.reporting.trackers import make_tracker
 from serving_gym.runners.rollouts.rollout import episode_returns, run_episode
 from serving_gym.runners.tuning.cma_es import search
@@ -42,6 +43,7 @@ from serving_gym.runners.tuning.cma_es import search
 @command("tune", TuneConfig)
 def main(config: TuneConfig, out: Path) -> None:
     """Runs the command."""
+    say_traces(config.workload, config.cluster)
     tunables = policy_tunables(config.policy["name"])
     if not tunables:
         raise ValueError(f"policy {policy_label(config.policy)!r} declares no constants to tune")

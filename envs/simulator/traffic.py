@@ -18,6 +18,8 @@ from serving_gym.envs.simulator.kernel.state import (
 )
 from serving_gym.envs.workload.schema import Workload
 
+LONGEST_S = 105 * 86400.0  # 64-bit picoseconds hold 106 days
+
 
 def priorities_of(workload: Workload, others: Sequence[int] = ()) -> NDArray[np.int32]:
     """The distinct priorities of a workload, and `others` that may come later, ascending.
@@ -48,7 +50,7 @@ def make_traffic(
         endpoint: (N,) endpoint of each request; None: there is only one.
 
     Raises:
-        ValueError: a request has a priority that is not among `priorities`.
+        ValueError: a request has a priority that is not among `priorities`, or arrives later than a run can last.
     """
     level = np.searchsorted(priorities, workload.priority)
     known = np.isin(workload.priority, priorities)
@@ -57,6 +59,11 @@ def make_traffic(
         raise ValueError(
             f"workload {workload.name!r}: row {row}, column 'priority': {workload.priority[row]} is not among the "
             f"priorities {priorities.tolist()} known when the stream began"
+        )
+    if len(workload) and not workload.num_clients and workload.arrival_s[-1] > LONGEST_S:
+        raise ValueError(
+            f"workload {workload.name!r}: its last request arrives after {workload.arrival_s[-1] / 86400.0:,.0f} days, "
+            f"and a run lasts at most {LONGEST_S / 86400.0:.0f}; take a part of it, or raise its rate (rate_scale)"
         )
     arrival_ps = np.round(workload.arrival_s * PS_PER_S).astype(np.int64)
     if workload.num_clients:

@@ -9,7 +9,7 @@ from serving_gym.envs.workload.registry import (
     workload_names,
 )
 from serving_gym.envs.workload.schema import Workload
-from serving_gym.envs.workload.traces import load_file, load_trace
+from serving_gym.envs.workload.traces import load_file, load_trace, read_trace
 
 __all__ = [
     "SPLITS",
@@ -19,6 +19,7 @@ __all__ = [
     "load_file",
     "load_trace",
     "make_workload",
+    "read_trace",
     "with_long_prompts",
     "with_priorities",
     "workload_names",

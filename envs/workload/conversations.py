@@ -33,7 +33,15 @@ _SPEAKERS = {
 _WORDS = re.compile(r"\w+|[^\w\s]")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json")
 _COUNTED_AT_ONCE = 1000
-_PEEKED_CHARACTERS = 64
+_PEEKED_CHARACTERS = 400
+_MARKS_OF_TRACES = (
+    '"arrival_s"',
+    '"timestamp"',
+    '"input_tokens"',
+    '"input_length"',
+    '"requests"',
+    '"metadata"',
+)
 
 
 @dataclass(frozen=True)
@@ -67,12 +75,13 @@ class Conversations:
 
 
 def holds_conversations(path: str | Path) -> bool:
-    """Whether a file is a JSON list (a fitted generator, the other JSON that a workload is read from, is an object)."""
+    """Whether a file is a JSON list, and not one of requests (with times or lengths in its beginning)."""
     file = Path(path)
     if file.suffix != ".json" or not file.is_file():
         return False
     with file.open(encoding="utf-8-sig", errors="replace") as text:
-        return text.read(_PEEKED_CHARACTERS).lstrip().startswith("[")
+        beginning = text.read(_PEEKED_CHARACTERS).lstrip()
+    return beginning.startswith("[") and not any(mark in beginning for mark in _MARKS_OF_TRACES)
 
 
 def load_conversations(path: str | Path, limit: int | None = None) -> Conversations:

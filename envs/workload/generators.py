@@ -16,6 +16,7 @@ from serving_gym.envs.workload.schema import FloatArray, TokenArray, Workload
 
 FITTED_DIR = Path(__file__).parent / "fitted"
 _NEGLIGIBLE = 1e-18
+_LARGEST_FITTED_BYTES = 50_000_000
 _TABLES = ("probabilities", "interarrival_s", "input_tokens", "output_tokens")
 
 
@@ -214,6 +215,14 @@ def autoregress(shocks: FloatArray, decay: float) -> FloatArray:
 
 
 @lru_cache(maxsize=16)
+def is_fitted(path: Path) -> bool:
+    """Whether a file is one of a fitted generator, as its name and the beginning of its content say."""
+    if path.suffix != ".json" or not path.is_file() or path.stat().st_size > _LARGEST_FITTED_BYTES:
+        return False
+    text = path.read_text(encoding="utf-8-sig", errors="replace")
+    return text.lstrip().startswith("{") and '"memory"' in text
+
+
 def load_fitted(name: str) -> FittedWorkload:
     """Generator that ships with the package, by name (``azure_conv_fitted``)."""
     return FittedWorkload.load(FITTED_DIR / f"{name}.json")

@@ -16,7 +16,13 @@ from serving_gym.calibration.fields import check_at_least, check_positive, check
 from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.workload import flying, sharegpt
 from serving_gym.envs.workload.functions import FittedFunctions, FunctionTraffic, TracedFunctions
-from serving_gym.envs.workload.generators import FittedWorkload, Generator, fitted_names, load_fitted
+from serving_gym.envs.workload.generators import (
+    FittedWorkload,
+    Generator,
+    fitted_names,
+    is_fitted,
+    load_fitted,
+)
 from serving_gym.envs.workload.mixing import (
     LONG_CLASS,
     NORMAL_CLASS,
@@ -30,6 +36,8 @@ from serving_gym.envs.workload.outside import (
     outside_parameters,
     workload_entry_points,
 )
+from serving_gym.envs.workload.reading.options import ReadOptions
+from serving_gym.envs.workload.reading.report import TraceReport
 from serving_gym.envs.workload.schema import Workload
 from serving_gym.envs.workload.seeding import seed_sequence, stream
 from serving_gym.envs.workload.sessions.base import SessionTraffic
@@ -38,7 +46,7 @@ from serving_gym.envs.workload.sessions.coding import CodingSessions
 from serving_gym.envs.workload.sessions.rollouts import RolloutBatches
 from serving_gym.envs.workload.streams import RequestStream, Streaming, WholeStream
 from serving_gym.envs.workload.tiers import TieredTraffic
-from serving_gym.envs.workload.traces import TRACES, cached_trace, load_file
+from serving_gym.envs.workload.traces import TRACES, cached_trace, read_trace
 from serving_gym.envs.workload.type_mix import TypeMix
 from serving_gym.envs.workload.week import WeekTraffic
 
@@ -61,6 +69,7 @@ _MAX_WINDOW_SHARE = 0.75
 _PAST_SEED = 0
 _MAX_SEED = 2**31
 _OF_PARTS = (MIXTURE, SEQUENCE)
+_OF_FILES = ("time_unit", "rebase", "columns", "max_gap_s")
 _NOT_PARAMS = ("name", "num_requests")
 _BOUNDS = {"train": (0.0, 0.6), "validation": (0.6, 0.8), "test": (0.8, 1.0), "all": (0.0, 1.0)}
 
@@ -73,6 +82,12 @@ class WorkloadSpec:
         name: one of :func:`workload_names`.
         path: for ``name="file"`` only: a trace file (see :mod:`envs.workload.formats`), or the ``.json`` of a
             generator fitted with ``python -m runners.traces fit``.
+        time_unit: for a trace file: unit of its times, "s", "ms", "us" or "ns"; None: inferred (see
+            :mod:`~envs.workload.reading.times`).
+        rebase: for a trace file: whether times count from its first arrival; None: inferred.
+        columns: for a trace file: columns by the names of ours that they stand for, as {input_tokens: prompt_len}.
+        max_gap_s: for a trace file: longest time between two arrivals, seconds; longer ones are cut to it. None: none
+            is cut unless the trace is longer than a run can be.
         num_requests: requests in an episode; None takes the whole split of a trace, or a generator's own
             number. Of a sequence: requests of each part that does not say how many it has.
         rate_scale: factor on the arrival rate.
@@ -112,6 +127,10 @@ class WorkloadSpec:
     long_share: float | None = None
     long_input_tokens: int = flying.LONG_INPUT_TOKENS
     params: dict[str, Any] = field(default_factory=dict)
+    time_unit: str | None = None
+    rebase: bool | None = None
+    columns: dict[str, str] = field(default_factory=dict)
+    max_gap_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -162,6 +181,12 @@ class WorkloadSource:
         if self.spec.name == SEQUENCE:
             return _rate_in_turn(_parts(self.spec)) * self.spec.rate_scale
         return self._source().rate_rps * self._factor()
+
+    @property
+    def report(self) -> TraceReport | None:
+        """What the reader says of a trace file; None for anything else."""
+        source = self._source() if self.spec.name == FILE else None
+        return source.report if isinstance(source, _TraceWindows) else None
 
     @property
     def parts(self) -> tuple[WorkloadSource, ...]:
@@ -309,8 +334,9 @@ class WorkloadSource:
         if self.spec.name in TRACES:
             return _TraceWindows(cached_trace(self.spec.name, **self.spec.params))
         if self.spec.name == FILE:
-            path = Path(str(self.spec.path))
-            return _read_file(str(path), path.stat().st_mtime_ns if path.is_file() else 0)
+            path, said = Path(str(self.spec.path)), {name: getattr(self.spec, name) for name in _OF_FILES}
+            changed_ns = path.stat().st_mtime_ns if path.is_file() else 0
+            return _read_file(str(path), changed_ns, json.dumps(said, sort_keys=True))
         if self.spec.name in workload_entry_points():
             return _made_outside(self.spec.name, json.dumps(self.spec.params, sort_keys=True))
         return _GENERATORS[self.spec.name](**self.spec.params)
@@ -378,6 +404,10 @@ def check_spec(spec: WorkloadSpec) -> None:
         raise ValueError(
             f"path must be given for workload 'file' and for no other; {spec.name!r} has path={spec.path!r}"
         )
+    for name in _OF_FILES:
+        if spec.name != FILE and getattr(spec, name) not in (None, {}):
+            raise ValueError(f"{name} is for workload 'file'; {spec.name!r} has {name}={getattr(spec, name)}")
+    ReadOptions(**{name: getattr(spec, name) for name in _OF_FILES})
     check_at_least(spec, 1, "num_requests", "long_input_tokens")
     check_positive(spec, "rate_scale", "rate_rps", finite=True)
     if spec.num_clients < 0:
@@ -437,9 +467,10 @@ def split_rows(workload: Workload, split: str) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class _TraceWindows:
-    """A trace, of which episodes are windows."""
+    """A trace, of which episodes are windows, and what its reader says of it."""
 
     trace: Workload
+    report: TraceReport | None = None
 
     @property
     def rate_rps(self) -> float:
@@ -470,16 +501,38 @@ class _TraceWindows:
         length = held if num_requests is None else min(num_requests, longest)
         if length == len(self.trace):
             return self.trace.copy()
+        if self.trace.has_sessions:
+            return self._sessions(first, last, length, rng)
         start = first + int(rng.integers(held - length + 1))
         window = self.trace.rows(start, start + length)
         return window.shifted(-float(window.arrival_s[0]))
 
+    def _sessions(self, first: int, last: int, length: int, rng: np.random.Generator) -> Workload:
+        """Whole sessions that begin among some rows, one after another from a place drawn uniformly.
+
+        At most `length` requests, but for a session that is longer by itself.
+        """
+        begins = self.trace.first_of_tree()
+        roots, sizes = np.unique(begins[(begins >= first) & (begins < last)], return_counts=True)
+        if not roots.size:
+            begun = f"rows {first} to {last - 1} of workload {self.trace.name!r}"
+            raise ValueError(f"no session begins in {begun}: all of them wait for answers of earlier rows")
+        behind = np.cumsum(sizes[::-1])[::-1]  # requests of a session and all later ones
+        start = int(rng.integers(max(1, int((behind >= length).sum()))))
+        held = np.cumsum(sizes[start:])
+        taken = roots[start : start + max(1, int(np.searchsorted(held, length, side="right")))]
+        window = self.trace.take(np.flatnonzero(np.isin(begins, taken)))
+        return window.shifted(-float(window.arrival_s[0]))
+
 
 @lru_cache(maxsize=8)
-def _read_file(path: str, _modified_ns: int) -> _TraceWindows | Generator:
-    if Path(path).suffix == ".json":
-        return FittedWorkload.load(Path(path))
-    return _TraceWindows(load_file(path))
+def _read_file(path: str, _modified_ns: int, said: str) -> _TraceWindows | Generator:
+    options = ReadOptions(**json.loads(said))
+    if not is_fitted(Path(path)):
+        return _TraceWindows(*read_trace(path, options))
+    if options.given:
+        raise ValueError(f"{path} is a fitted generator: {', '.join(_OF_FILES)} are for traces")
+    return FittedWorkload.load(Path(path))
 
 
 @lru_cache(maxsize=8)

@@ -225,7 +225,7 @@ class Workload:
         """
         if not (math.isfinite(factor) and factor > 0):
             raise ValueError(f"rate scale must be a positive number, got {factor}")
-        return replace(self, arrival_s=self.arrival_s / factor)._planned()
+        return replace(self, arrival_s=self.arrival_s / factor).planned()
 
     def with_classes(self, classes: tuple[str, ...]) -> Workload:
         """Same requests, their classes numbered anew.
@@ -272,7 +272,7 @@ class Workload:
                 f"(it spans {self.arrival_s[0]} to {self.arrival_s[-1]} s)"
             )
         if self.has_sessions:
-            begins = self.session_start()
+            begins = self.first_of_tree()
             inside = (begins >= first) & (begins < last)
             return self.take(np.flatnonzero(inside)).shifted(-start_s)
         return self.rows(int(first), int(last)).shifted(-start_s)
@@ -328,6 +328,24 @@ class Workload:
                 start[row] = start[self.after[self.after_offsets[row] : self.after_offsets[row + 1]]].min()
         return start
 
+    def first_of_tree(self) -> NDArray[np.int64]:
+        """First row among all that are linked to each row by awaited answers, (N,): its own where there is none."""
+        rows = len(self)
+        if self.after is None:
+            return np.arange(rows, dtype=np.int64)
+        # Imported here because it takes time, and most workloads have no sessions.
+        from scipy.sparse import coo_array
+        from scipy.sparse.csgraph import connected_components
+
+        links = coo_array(
+            (np.ones(self.after.size), (np.repeat(np.arange(rows), self.num_awaited), self.after)),
+            (rows, rows),
+        )
+        _, tree = connected_components(links, directed=False)
+        first = np.full(rows, rows, np.int64)
+        np.minimum.at(first, tree, np.arange(rows))
+        return first[tree]
+
     def _of_rows(self, wanted: NDArray[np.intp]) -> Workload:
         """Rows with all columns but the answers they wait for."""
         own: dict[str, Any] = {name: getattr(self, name)[wanted] for name in _PLAIN_COLUMNS}
@@ -340,7 +358,7 @@ class Workload:
             )
         return replace(self, **own)
 
-    def _planned(self) -> Workload:
+    def planned(self) -> Workload:
         """Same requests in the order of their earliest arrivals, which are computed anew for those that wait."""
         if self.after is None or self.after_offsets is None or self.delay_s is None:
             return self

@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 from platformdirs import user_cache_dir
 
+from serving_gym.envs.workload.reading.options import ReadOptions
+from serving_gym.envs.workload.reading.report import TraceReport
 from serving_gym.envs.workload.schema import FloatArray, Workload
 from serving_gym.envs.workload.seeding import stream
 
@@ -163,11 +165,24 @@ def spread_arrivals(arrival_s: FloatArray, step_s: float, rng: np.random.Generat
 
 
 def load_file(path: str | Path) -> Workload:
-    """Reads a trace file of your own, in any format of :mod:`envs.workload.formats`."""
-    # Imported here because pandas and pyarrow take 0.3 s to import, and generators need neither.
-    from serving_gym.envs.workload import formats
+    """Reads a trace file of your own, in any format of :mod:`envs.workload.reading`."""
+    return read_trace(path)[0]
 
-    return formats.load_file(path)
+
+def read_trace(path: str | Path, options: ReadOptions | None = None) -> tuple[Workload, TraceReport]:
+    """Reads a trace file of your own, and says what it understood of it.
+
+    Args:
+        path: the file.
+        options: what it should not infer.
+
+    Raises:
+        ValueError: no such file, a format that is not read, or a malformed entry; names file, row and column.
+    """
+    # Imported here because pandas and pyarrow take 0.3 s to import, and generators need neither.
+    from serving_gym.envs.workload.reading import load
+
+    return load.read_trace(path, options)
 
 
 @lru_cache(maxsize=16)

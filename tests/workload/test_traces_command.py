@@ -56,7 +56,7 @@ def test_describe_convert_and_fit(tmp_path, capsys):
             "cannot download http://127.0.0.1:9/data/",
         ),
         (["convert", "name=flying_long"], "convert needs out="),
-        (["convert", "name=flying_long", "out=x.txt"], "must end in .csv or .parquet"),
+        (["convert", "name=flying_long", "out=x.txt"], "must end in .csv, .parquet or .jsonl"),
         (["fit", "name=flying_long", "out=x.txt"], "out must end in .json"),
     ],
 )

@@ -122,7 +122,7 @@ def count_held_of_classes(world: World, traffic: Traffic, desk: Desk) -> None:
         admitted[world.requests[slot].class_id].held += slot != board.slot
         slot = _after(world, slot)
     for row in range(board.next_row, board.last_row):
-        slot = _slot_of_row(world, traffic, row)
+        slot = _slot_of(world, traffic, row)
         if slot >= 0:
             admitted[world.requests[slot].class_id].held -= 1
 
