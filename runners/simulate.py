@@ -35,6 +35,7 @@ from serving_gym.runners.reporting.output import write_atomically, write_json, w
 from serving_gym.runners.reporting.progress import progress_bar
 from serving_gym.runners.reporting.tables import (
     LENGTH_METRICS,
+    SESSION_METRICS,
     SHOWN_METRICS,
     print_results_in,
     print_summary,
@@ -102,7 +103,8 @@ def main(config: SimulateConfig, out: Path) -> None:
     write_json(out / "summary.json", {**header, **figures, "metrics": summary})
     title = f"{len(records):,} requests of {workload.name}, {served.engines} engines, {cluster.router}"
     of_length = [name for name in LENGTH_METRICS if summary[name]]
-    print_summary(title, figures | summary, (*figures, *SHOWN_METRICS[1:], *of_length, *served.usage))
+    names = (*figures, *SHOWN_METRICS[1:], *SESSION_METRICS, *of_length, *served.usage)
+    print_summary(title, figures | summary, names)
     print_results_in(out)
 
 

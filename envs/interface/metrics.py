@@ -375,12 +375,16 @@ def _rate(amount: float, duration_s: float) -> float:
 
 
 def _latency_figures(
-    latencies: Mapping[str, FloatArray], met: Mapping[str, NDArray[np.bool_]], refused: NDArray[np.bool_]
+    latencies: Mapping[str, FloatArray],
+    met: Mapping[str, NDArray[np.bool_]],
+    refused: NDArray[np.bool_] | None = None,
 ) -> dict[str, float]:
-    figures = {"refused_share": float(refused.mean()) if refused.size else math.nan}
-    served = latencies["ttft"][np.isfinite(latencies["ttft"])]
-    for percentile, value in zip(PERCENTILES, percentiles(served), strict=True):
-        figures[f"ttft_served_p{percentile}_s"] = value
+    figures: dict[str, float] = {}
+    if refused is not None:
+        figures["refused_share"] = float(refused.mean()) if refused.size else math.nan
+        served = latencies["ttft"][np.isfinite(latencies["ttft"])]
+        for percentile, value in zip(PERCENTILES, percentiles(served), strict=True):
+            figures[f"ttft_served_p{percentile}_s"] = value
     for name, values in latencies.items():
         for percentile, value in zip(PERCENTILES, percentiles(values), strict=True):
             figures[f"{name}_p{percentile}_s"] = value

@@ -34,8 +34,20 @@ SHOWN_METRICS = (
     "cost_usd",
 )
 
+# Shown where there are sessions.
+SESSION_METRICS = (
+    "sessions",
+    "session_completed_ratio",
+    "session_abandoned_ratio",
+    "session_time_p50_s",
+    "session_time_p90_s",
+    "ttft_p50_s/first_turn",
+    "ttft_p50_s/later_turns",
+    "cached_prompt_ratio/first_turn",
+    "cached_prompt_ratio/later_turns",
+)
 # Shown where they are not zero.
-LENGTH_METRICS = ("cut_at_max_model_len", "prompt_beyond_max_model_len")
+LENGTH_METRICS = ("abandoned", "cut_at_max_model_len", "prompt_beyond_max_model_len")
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
