@@ -42,11 +42,17 @@ def make_chains(workload: Workload, block_sizes: NDArray[np.int64]) -> Chains:
 
 
 def _covered_tokens(workload: Workload, num_ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Tokens of each request that its ids name; the last id of a prompt may name a block that is partly filled."""
+    """Tokens of each request that its ids name; the last id of a prompt may name a block that is partly filled.
+
+    Ids beyond it name the answer. So does the last one where it has room for all of the answer of a session's request.
+    """
     prompt = workload.input_tokens.astype(np.int64)
     named = num_ids * workload.hash_block_tokens
     generated = np.maximum(num_ids - -(-prompt // workload.hash_block_tokens), 0) > 0
-    most = np.where(generated, prompt + workload.output_tokens, prompt)
+    whole = prompt + workload.output_tokens
+    if workload.session_id is not None:
+        generated |= (workload.session_id >= 0) & (num_ids > 0) & (named >= whole)
+    most = np.where(generated, whole, prompt)
     return np.asarray(np.minimum(named, most), np.int64)
 
 

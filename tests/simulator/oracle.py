@@ -75,6 +75,7 @@ class Request:
     after: tuple[int, ...] = ()  # requests that must have finished before it arrives ...
     delay_ps: int = 0  # ... so long before
     patience_ps: float = math.inf  # from its arrival to the first token
+    in_session: bool = False
 
     @property
     def tokens(self) -> int:
@@ -98,7 +99,8 @@ class Request:
         """
         last = (end - 1) // hash_block_tokens
         named = self.prompt
-        if len(self.hash_ids) > math.ceil(self.prompt / hash_block_tokens):
+        length = len(self.hash_ids) * hash_block_tokens
+        if length - self.prompt >= hash_block_tokens or (self.in_session and length >= named + self.output):
             named += self.output
         if last < len(self.hash_ids) and end <= named:
             return (self.hash_ids[last], end - last * hash_block_tokens, end - start)

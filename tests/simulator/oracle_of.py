@@ -54,6 +54,7 @@ def _tell_sessions(simulator: Simulator, requests: list[Request]) -> None:
             begin, end = workload.after_offsets[row], workload.after_offsets[row + 1]
             request.after = tuple(workload.after[begin:end].tolist())
             request.delay_ps = max(int(simulator.world.turns["delay_ps"][row]), 0)
+        request.in_session = workload.session_id is not None and bool(workload.session_id[row] >= 0)
         if len(traffic.patience_ps) and traffic.patience_ps[row] < NEVER:
             request.patience_ps = int(traffic.patience_ps[row])
         if workload.hash_ids is not None and workload.hash_offsets is not None:

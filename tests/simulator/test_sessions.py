@@ -13,6 +13,7 @@ from serving_gym.envs.interface.metrics import ABANDONED, FAILED, FINISHED, Requ
 from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.simulator.kernel.state import PS_PER_S
 from serving_gym.envs.simulator.simulator import Simulator
+from serving_gym.envs.workload.registry import WorkloadSource, WorkloadSpec
 from serving_gym.envs.workload.schema import Workload
 from tests.simulator.oracle_of import oracle_of, run_oracle
 
@@ -115,6 +116,40 @@ def test_sessions_give_the_oracles_times(router: str, limits: str, asynchronous:
             assert (records.outcome == ABANDONED).any()
         if limits == "both":
             assert (records.outcome == FAILED).any()
+
+
+def test_sessions_with_prefixes_give_the_oracles_hits() -> None:
+    """Coding agents on small engines: hits, preemptions and times to the picosecond."""
+    spec = WorkloadSpec(
+        "agentic_coding",
+        num_requests=150,
+        rate_rps=30.0,
+        params={
+            "history_s": 30.0,
+            "human_median_s": 0.5,
+            "longest_wait_s": 2.0,
+            "mean_steps": 3.0,
+            "sub_agent_share": 0.1,
+            "shared_tokens": 300,
+            "sub_agent_tokens": 200,
+            "context_tokens": 4000,
+            "compacted_tokens": 100,
+            "longest_output_tokens": 300,
+        },
+    )
+    workload = WorkloadSource(spec).sample(0)
+    cluster = replace(SPEC, num_gpus=2, prefix_caching=True, kv_blocks_override=400, max_num_seqs=16)
+    simulator = Simulator(cluster, SLOS)
+    simulator.reset(workload)
+    oracle = oracle_of(simulator)
+    run_oracle(oracle)
+    simulator.run_to_completion()
+    records = simulator.results()
+    assert [request.index for request in oracle.arrivals] == records.index.tolist()
+    finish_s = np.array([request.finish_ps for request in oracle.arrivals]) / PS_PER_S
+    np.testing.assert_array_equal(records.finish_s, finish_s)
+    assert records.preemptions.sum() == sum(request.preemptions for request in oracle.arrivals)
+    assert records.cached_tokens.sum() > 0.5 * records.input_tokens.sum()
 
 
 def test_a_session_whose_client_gave_up_has_no_later_turns() -> None:
