@@ -21,6 +21,8 @@ class GpuSpec:
         bandwidth: Peak memory bandwidth, bytes/s.
         flops: Peak dense rate by data type (`bf16`, `fp8`, `fp4`), FLOP/s; a type the GPU lacks runs at the bf16 rate.
         nvlink_bandwidth: Interconnect bandwidth, both directions together, bytes/s (PCIe where there is no NVLink).
+        pcie_bandwidth: Link to host memory, one direction, bytes/s. Source: ai-dynamo/aiconfigurator's system tables
+            (`node_pcie_bw`); of A40 and Xeon the data sheets.
         price_usd_per_hour: Rental price, USD per hour; None where no price is assumed. Source: AWS on demand, November
             2026, p4de.24xlarge and p5.48xlarge over their 8 GPUs (SageServe counts 98.32 / 8 for an H100 on Azure).
     """
@@ -31,6 +33,7 @@ class GpuSpec:
     flops: Mapping[str, float] = field(hash=False)
     nvlink_bandwidth: float
     price_usd_per_hour: float | None = None
+    pcie_bandwidth: float = 32e9
 
     def peak_flops(self, dtype: str) -> float:
         """Peak dense rate for `dtype`, FLOP/s; types without hardware support fall back to bf16."""
@@ -43,13 +46,17 @@ GPUS: Mapping[str, GpuSpec] = MappingProxyType(
         for gpu in (
             GpuSpec("A40", 48e9, 696e9, {"bf16": 149.7e12}, 112.5e9),
             GpuSpec("A100-80GB", 80e9, 2.039e12, {"bf16": 312e12}, 600e9, 3.43),
-            GpuSpec("H100", 80e9, 3.35e12, {"bf16": 989e12, "fp8": 1979e12}, 900e9, 6.88),
-            GpuSpec("H200", 141e9, 4.8e12, {"bf16": 989e12, "fp8": 1979e12}, 900e9),
+            GpuSpec("H100", 80e9, 3.35e12, {"bf16": 989e12, "fp8": 1979e12}, 900e9, 6.88, 64e9),
+            GpuSpec("H200", 141e9, 4.8e12, {"bf16": 989e12, "fp8": 1979e12}, 900e9, None, 64e9),
             GpuSpec("L40S", 48e9, 864e9, {"bf16": 362e12, "fp8": 733e12}, 64e9),
-            GpuSpec("B200", 180e9, 8.0e12, {"bf16": 2250e12, "fp8": 4500e12, "fp4": 9000e12}, 1800e9),
-            GpuSpec("B300", 270e9, 8.0e12, {"bf16": 2250e12, "fp8": 4500e12, "fp4": 13500e12}, 1800e9),
+            GpuSpec(
+                "B200", 180e9, 8.0e12, {"bf16": 2250e12, "fp8": 4500e12, "fp4": 9000e12}, 1800e9, None, 128e9
+            ),
+            GpuSpec(
+                "B300", 270e9, 8.0e12, {"bf16": 2250e12, "fp8": 4500e12, "fp4": 13500e12}, 1800e9, None, 128e9
+            ),
             # Splitwise's power-capped H100 (ISCA'24): the same part at half of its power.
-            GpuSpec("H100-pcap", 80e9, 3.35e12, {"bf16": 989e12, "fp8": 1979e12}, 900e9),
+            GpuSpec("H100-pcap", 80e9, 3.35e12, {"bf16": 989e12, "fp8": 1979e12}, 900e9, None, 64e9),
             # One socket of a 32-core 4th-generation Xeon: 8 channels of DDR5-4800, AMX at 2.0 GHz (2048 operations a
             # core and cycle); `nvlink_bandwidth` is the link to a second socket. Nothing here was ever measured.
             GpuSpec("Xeon-32c-AMX", 512e9, 307.2e9, {"bf16": 131e12}, 96e9),

@@ -183,6 +183,11 @@ class FleetSpec:
         router: Built-in router within an endpoint: round_robin, least_requests, jsq or hold.
         max_model_len: That of replicas which name none of their own.
         order: Queue order of the engines: fcfs, priority, edf or dpa.
+        host_kv_gib: Host memory of a replica for KV that its GPU has no room for, GiB; 0: none. Needs
+            `prefix_caching`. As vLLM's offloading connector: least recently used, stores and loads overlap with
+            computing, a request is admitted when its KV has been loaded.
+        host_bytes_per_s: Bandwidth of loading it, bytes/s a GPU; None: that of the GPU's link to the host
+            (`calibration.hardware`).
         weight_source: Source of a starting replica's weights: "storage" (each at `storage_bytes_per_s`) or
             "peer" (from a running replica of the same model in the region, if there is one, over its network link).
         storage_bytes_per_s: Bandwidth of loading from storage, bytes/s; `calibration.transitions.STORAGE_BYTES_PER_S`
@@ -209,6 +214,8 @@ class FleetSpec:
     reserve_full_prompt: bool = True
     long_prefill_token_threshold: int = 0
     request_timeout_s: float | None = None
+    host_kv_gib: float = 0.0
+    host_bytes_per_s: float | None = None
     async_scheduling: bool | None = None
     weight_source: str = "storage"
     storage_bytes_per_s: float = STORAGE_BYTES_PER_S["safetensors"]
@@ -226,6 +233,12 @@ class FleetSpec:
         check_at_least(self, 1, "storage_bytes_per_s", "link_bytes_per_s", prefix="fleet.")
         check_at_least(self, LEAST_MODEL_LEN, "max_model_len", prefix="fleet.")
         check_not_negative(self, "start_fixed_s", "migration_stage_s", prefix="fleet.")
+        check_not_negative(self, "host_kv_gib", prefix="fleet.", finite=True)
+        check_positive(self, "host_bytes_per_s", prefix="fleet.", finite=True)
+        if self.host_kv_gib > 0 and not self.prefix_caching:
+            raise ValueError(
+                f"fleet.host_kv_gib needs fleet.prefix_caching=true: it keeps cached prefixes, got {self.host_kv_gib}"
+            )
         pairs = [tuple(sorted(latency.regions)) for latency in self.network]
         for pair in pairs:
             if pairs.count(pair) > 1:

@@ -104,6 +104,7 @@ class Body:
         num_endpoints: int = 1,
         priorities: Sequence[int] = (),
         disaggregated: bool = False,
+        host_tier: bool = False,
     ) -> None:
         """Empties the cluster and prepares it for a workload; `priorities`: those of later appended requests."""
         if len(workload.classes) != len(self.slos):
@@ -125,6 +126,7 @@ class Body:
             disaggregated=disaggregated,
             sessions=make_sessions(workload),
             num_limits=self._most_limits(len(workload)),
+            host_tier=host_tier,
         )
         self.world.cluster["time_limit_ps"] = self._time_limit_ps
         self.stale = True  # whether engines have changed since the kernel last updated their rows

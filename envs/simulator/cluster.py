@@ -197,6 +197,7 @@ def _stack(
             max_batched_tokens=np.full(len(kinds), spec.max_num_batched_tokens, np.int64),
             transfer_ps=np.zeros(len(kinds), np.int64),
             transfer_fixed_ps=np.zeros(len(kinds), np.int64),
+            load_ps=0,
             speed=full[0] / full,
         ),
         classes=rows_of(

@@ -56,6 +56,7 @@ def waiting_times_ps(traffic: Traffic, engines: int, servers: int, router: int) 
             max_batched_tokens=np.full(1, servers, np.int64),
             transfer_ps=np.zeros(1, np.int64),
             transfer_fixed_ps=np.zeros(1, np.int64),
+            load_ps=0,
             async_scheduling=0,
             speed=np.ones(1),
         ),

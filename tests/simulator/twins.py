@@ -114,6 +114,7 @@ def build_tables(case: Case) -> Tables:
             max_batched_tokens=column("max_batched_tokens"),
             transfer_ps=np.zeros(len(case.kinds), np.int64),
             transfer_fixed_ps=np.zeros(len(case.kinds), np.int64),
+            load_ps=0,
             async_scheduling=int(case.settings.async_scheduling),
             speed=column("speed", np.float64),
         ),

@@ -159,6 +159,8 @@ def build_fleet(spec: FleetSpec, slos: tuple[SLO, ...], factors: tuple[float, ..
         ValueError: the spec names something unknown, or a model does not fit its GPUs.
     """
     check_scheduling(spec, "fleet")
+    if spec.host_kv_gib > 0 and any(group.replica.role != "mixed" for group in spec.groups):
+        raise ValueError("fleet.host_kv_gib must be 0 where replicas have the role prefill or decode")
     groups = tuple(replace(group, replica=spec.limited(group.replica)) for group in spec.groups)
     endpoints = tuple(dict.fromkeys((group.replica.model, group.region) for group in groups))
     by_endpoint = [_members(groups, endpoint) for endpoint in endpoints]
@@ -176,7 +178,9 @@ def build_fleet(spec: FleetSpec, slos: tuple[SLO, ...], factors: tuple[float, ..
         endpoints=endpoints,
         first_place=tuple(int(place) for place in np.cumsum([0, *sizes])),
         kinds=kinds,
-        tables=stack_tables(kinds, slos, spec.link_bytes_per_s, spec.async_scheduling, spec.order),
+        tables=stack_tables(
+            kinds, slos, spec.link_bytes_per_s, spec.async_scheduling, spec.order, spec.host_bytes_per_s
+        ),
         blocks=tuple(blocks_of(group.replica) for group in places),
     )
 
@@ -246,6 +250,17 @@ def _kv_bytes(replica: ReplicaSpec) -> float:
     return float(model_of(replica).kv_bytes_per_token)
 
 
+def _load_s(replica: ReplicaSpec, host_bytes_per_s: float | None) -> float:
+    """Time to load a block of KV from the host, s; each GPU loads its share."""
+    bandwidth = host_bytes_per_s or profile_of(replica).gpu.pcie_bandwidth
+    return _kv_bytes(replica) * replica.block_size / (replica.num_gpus * bandwidth)
+
+
+def host_blocks(replica: ReplicaSpec, host_kv_gib: float) -> int:
+    """KV blocks that a replica's host memory holds."""
+    return int(host_kv_gib * 2**30 / (_kv_bytes(replica) * replica.block_size))
+
+
 def _padded(rows: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
     """Rows of different lengths as one array; what lies behind a row's end is never read."""
     longest = max(len(row) for row in rows)
@@ -262,6 +277,7 @@ def stack_tables(
     link_bytes_per_s: float,
     async_scheduling: bool | None,
     order: str,
+    host_bytes_per_s: float | None = None,
 ) -> Tables:
     """Tables of some kinds of replicas, a row each.
 
@@ -271,6 +287,7 @@ def stack_tables(
         link_bytes_per_s: Bandwidth that prefilled KV goes to decode workers with, bytes/s.
         async_scheduling: As in `ClusterSpec`.
         order: Queue order of the engines.
+        host_bytes_per_s: Bandwidth of loading KV from the host, bytes/s a GPU; None: that of the GPU's link.
     """
     parts = [(tables_of(replica), factor) for replica, factor in kinds]
     replicas = [replica for replica, _ in kinds]
@@ -293,6 +310,7 @@ def stack_tables(
                 [to_ps(_kv_bytes(replica) / link_bytes_per_s) for replica in replicas], np.int64
             ),
             transfer_fixed_ps=np.full(len(kinds), to_ps(LINK_LATENCY_S), np.int64),
+            load_ps=np.array([to_ps(_load_s(replica, host_bytes_per_s)) for replica in replicas], np.int64),
             async_scheduling=[
                 int(schedules_async(async_scheduling, order, profile_of(replica))) for replica in replicas
             ],

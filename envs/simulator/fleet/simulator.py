@@ -14,7 +14,7 @@ from serving_gym.envs.interface.commands import Receipt
 from serving_gym.envs.interface.fleet import ROLES, FleetCommand, FleetFault, SlowNode, Underway
 from serving_gym.envs.interface.state import TOTALS, WaitingRequest
 from serving_gym.envs.interface.usage import Usage
-from serving_gym.envs.simulator.fleet.build import build_fleet
+from serving_gym.envs.simulator.fleet.build import build_fleet, host_blocks
 from serving_gym.envs.simulator.fleet.commands import obey
 from serving_gym.envs.simulator.fleet.places import Places
 from serving_gym.envs.simulator.fleet.plane import FleetPlane
@@ -77,6 +77,7 @@ class FleetSimulator(Places):
             len(self.endpoints),
             priorities,
             self.fleet.disaggregated,
+            self.spec.host_kv_gib > 0,
         )
         self._fill_world()
         self.plane = self.make_plane()
@@ -105,6 +106,9 @@ class FleetSimulator(Places):
         world.engines["kind"] = [fleet.kind(place) for place in range(len(fleet.places))]
         world.engines["role"] = [ROLES.index(group.replica.role) for group in fleet.places]
         world.engines["width"] = [group.replica.num_gpus for group in fleet.places]
+        world.engines["host_blocks"] = [
+            host_blocks(group.replica, self.spec.host_kv_gib) for group in fleet.places
+        ]
         world.engines["total_blocks"] = world.engines["capacity_blocks"] = fleet.blocks
         for number in range(len(fleet.endpoints)):
             endpoint = world.endpoints[number]

@@ -26,12 +26,14 @@ from serving_gym.envs.simulator.kernel.extents import (
     take_free,
     unlink_free,
 )
+from serving_gym.envs.simulator.kernel.host_tier import flush_host, reach, store
 from serving_gym.envs.simulator.kernel.state import ANONYMOUS, NEVER, Tables, World
 
 __all__ = [
     "blocks_for",
     "cache_chunk",
     "find_hit",
+    "find_on_host",
     "flush_cache",
     "forget",
     "free_blocks",
@@ -70,6 +72,7 @@ def flush_cache(world: World, e: int) -> None:
     """Forgets what an engine's free blocks hold, and counts them anew."""
     if world.cluster[0].prefix_caching:
         flush(world, e)
+        flush_host(world, e)
 
 
 # -- a request's path through the prefix tree --------------------------------------------------------------------------
@@ -181,6 +184,15 @@ def find_hit(world: World, tables: Tables, e: int, slot: int) -> tuple[int, int]
 
 
 @compiled
+def find_on_host(world: World, tables: Tables, e: int, slot: int, hit: int) -> int:
+    """Blocks of a waiting request's beginning that the GPU, which has `hit` of them, and then the host have."""
+    request = world.requests[slot]
+    limit = (int64(request.prompt) + request.generated - 1) // tables.kinds[world.engines[e].kind].block_size
+    first, last = _chain(world, tables, e, slot)
+    return reach(world, e, first, last, hit, limit)
+
+
+@compiled
 def take_hit(world: World, tables: Tables, e: int, slot: int) -> None:
     """Makes a request that is being admitted a user of the longest cached beginning of its tokens."""
     world.requests[slot].held_blocks = _hit(world, tables, e, slot, int64(1))[0]
@@ -218,7 +230,9 @@ def cache_chunk(world: World, tables: Tables, e: int, slot: int, tokens: int) ->
     first, last = _chain(world, tables, e, slot)
     request = world.requests[slot]
     if request.held_blocks < _chain_blocks(world, first, last):
-        _cache_shared(world, e, slot, first, last, tokens // tables.kinds[world.engines[e].kind].block_size)
+        full = tokens // tables.kinds[world.engines[e].kind].block_size
+        _cache_shared(world, e, slot, first, last, full)
+        store(world, e, first, last, full)
     if request.sharing and request.held_blocks >= _chain_blocks(world, first, last):
         stop_sharing(world, e, slot)
 
@@ -319,6 +333,7 @@ def give_back(
     else:
         free_anonymous(world, e, full - shared, int64(0))
     _free_shared(world, e, held, shared, first, last)
+    store(world, e, first, last, shared)
     _release_held(world, e, slot, goes_on)
 
 

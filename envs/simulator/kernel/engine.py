@@ -21,6 +21,7 @@ from serving_gym.envs.simulator.kernel.blocks import (
     blocks_for,
     cache_chunk,
     find_hit,
+    find_on_host,
     give_back,
     start_sharing,
     stop_sharing,
@@ -61,7 +62,7 @@ from serving_gym.envs.simulator.kernel.state import (
     Tables,
     World,
 )
-from serving_gym.envs.simulator.kernel.transit import send_off
+from serving_gym.envs.simulator.kernel.transit import send_off, start_load
 
 
 @compiled
@@ -186,6 +187,7 @@ def drop_running(world: World, tables: Tables, e: int, i: int, planned: int, goe
         engine.pending_prefill_tokens -= tokens_to_prefill(world, slot)
         engine.prefill_context -= request.computed
     request.computed = 0
+    request.loaded = 0
     request.chunk = 0
     request.preemptions += 1
     _remove_running(world, e, i)
@@ -357,9 +359,20 @@ def _schedule_running_walk(
 
 @compiled
 def _begin_prefill(
-    world: World, tables: Tables, e: int, slot: int, now: int, cached: int, brought: int, chunk: int
+    world: World,
+    tables: Tables,
+    e: int,
+    slot: int,
+    now: int,
+    cached: int,
+    loaded: int,
+    brought: int,
+    chunk: int,
 ) -> None:
-    """Gives a request its first chunk, behind what the prefix cache has of it or what it brought along."""
+    """Gives a request its first chunk, behind what the prefix cache has of it or what it brought along.
+
+    Of the cached tokens the last `loaded` come from the host and need blocks of their own.
+    """
     engine, request = world.engines[e], world.requests[slot]
     engine.prefill_context += brought
     if cached > 0:
@@ -367,7 +380,7 @@ def _begin_prefill(
         engine.cached_tokens += cached
         engine.pending_prefill_tokens -= cached
         engine.prefill_context += cached
-    take_blocks(world, e, blocks_for(brought + chunk, tables.kinds[engine.kind].block_size))
+    take_blocks(world, e, blocks_for(brought + loaded + chunk, tables.kinds[engine.kind].block_size))
     request.phase = PREFILL
     request.chunk = chunk
     request.computed = cached + brought + chunk
@@ -388,21 +401,28 @@ def _admit_waiting(world: World, tables: Tables, e: int, now: int, budget: int, 
         if slot < 0:
             break
         brought = int64(world.requests[slot].computed)  # KV that came from another engine
-        hit, of_these_free = int64(0), int64(0)
+        hit, of_these_free, loaded = int64(0), int64(0), int64(0)
         if brought == 0:
             hit, of_these_free = find_hit(world, tables, e, slot)
-        cached = hit * block_size
+        if engine.host_blocks > 0 and brought == 0:
+            landed = int64(world.requests[slot].loaded)
+            there = find_on_host(world, tables, e, slot, hit)
+            if there > max(hit, landed):
+                start_load(world, tables, e, slot, max(hit, landed), there, now)
+                continue
+            loaded = max(landed - hit, int64(0)) * block_size
+        cached = hit * block_size + loaded
         tokens = tokens_to_prefill(world, slot) - cached
         wanted = min(tokens, threshold)
         if wanted > budget and not cluster.chunked_prefill:
             break
         chunk = min(wanted, budget)
         must_fit = tokens if cluster.reserve_full_prompt else chunk
-        needed = blocks_for(brought + must_fit, block_size) + of_these_free
+        needed = blocks_for(brought + loaded + must_fit, block_size) + of_these_free
         if engine.used_blocks + needed > engine.capacity_blocks:
             break
         unlink(world, e, slot)
-        _begin_prefill(world, tables, e, slot, now, cached, brought, chunk)
+        _begin_prefill(world, tables, e, slot, now, cached, loaded, brought, chunk)
         world.running[e, engine.num_running] = slot
         world.finish_tick[e, engine.num_running] = NEVER
         engine.num_running += 1

@@ -92,6 +92,7 @@ def requeue(world: World, tables: Tables, slot: int, e: int) -> None:
     left = int64(world.requests[slot].engine)
     unlink(world, left, slot)
     world.engines[left].pending_prefill_tokens -= tokens_to_prefill(world, slot)
+    world.requests[slot].loaded = 0
     enqueue(world, e, slot)
     _look_again(world, tables, left)
     _look_again(world, tables, e)

@@ -113,6 +113,12 @@ ENGINE_DTYPE = np.dtype(
         ("free_last", np.int32),  # ... and last
         ("ahead", np.int32),  # 1: the iteration is put together as if the one before it still ran
         ("late", np.int32),  # 1: so was the last one, and what was decoded in it is not cached yet
+        ("host_blocks", np.int64),  # KV blocks that its tier in host memory can hold; 0: it has none
+        ("host_used", np.int64),
+        ("host_free_ps", np.int64),  # when its link to the host has loaded all that was asked of it
+        ("loaded_blocks", np.int64),  # from the host, so far
+        ("host_first", np.int32),  # nodes on the host by last use, the latest first; -1: none ...
+        ("host_last", np.int32),  # ... and the one that was used longest ago
         ("num_parting", np.int32),  # requests that are over and wait for that to give back their blocks ...
         ("first_parting", np.int32),  # ... the first of them
     ],
@@ -152,6 +158,8 @@ REQUEST_DTYPE = np.dtype(
         # Decoding, prefix caching under asynchronous scheduling, 1: it stood still in the last iteration, so that all
         # its tokens are known; 2: the last iteration computed the rest of its prompt, all of which is known.
         ("settled", np.int32),
+        ("loaded", np.int32),  # blocks of its beginning that the host's tier has loaded for it, or is loading
+        ("loads", np.int32),  # 1: in transit, and it is from the host that its KV comes
         ("next", np.int32),
         ("prev", np.int32),
         (
@@ -239,6 +247,11 @@ ARRIVALS, LIMITS = range(
 )  # rows of World.alarms: of requests that wait for nothing any more, and of time limits
 UNTIL_FIRST_TOKEN, UNTIL_END = range(2)  # a client's patience, a server's time limit
 
+# What an engine has of a node on the host: positions [begin, end), and its place in the list by last use.
+HOST_DTYPE = np.dtype(
+    [("begin", np.int32), ("end", np.int32), ("next", np.int32), ("prev", np.int32)], align=True
+)
+
 # A row of a request's path through the prefix tree.
 CHAIN_DTYPE = np.dtype([("node", np.int32), ("end", np.int32)], align=True)  # behind its last position there
 
@@ -314,6 +327,7 @@ KIND_DTYPE = np.dtype(
         ("max_batched_tokens", np.int64),
         ("transfer_ps", np.int64),  # per token of KV sent to another engine
         ("transfer_fixed_ps", np.int64),  # until the first byte is there
+        ("load_ps", np.int64),  # per block loaded from the host
         ("async_scheduling", np.int64),  # 1: an iteration is put together while the one before it runs
         ("speed", np.float64),  # relative token throughput, used by routers
     ],
@@ -399,6 +413,7 @@ class World(NamedTuple):
     chains: NDArray[np.void]  # (rows,) CHAIN_DTYPE; never changes
     turns: NDArray[np.void]  # (N,) TURN_DTYPE, or none: no request waits for another
     children: NDArray[np.int32]  # rows that wait for others; never changes
+    host: NDArray[np.void]  # (E, nodes) HOST_DTYPE; no nodes where nothing is kept on the host
     alarms: NDArray[
         np.void
     ]  # (2, M) ALARM_DTYPE, two heaps; M = 0 where nothing waits and nobody is impatient
@@ -492,18 +507,19 @@ def new_world(
     disaggregated: bool = False,
     sessions: Sessions | None = None,
     num_limits: int = 0,
+    host_tier: bool = False,
 ) -> World:
     """An empty world; engines are INACTIVE and endpoints empty until the caller fills them in.
 
     With `chains` it caches prefixes. A single endpoint has all engines. `disaggregated` says that some only prefill.
-    `num_limits`: time limits that may run at once.
+    `num_limits`: time limits that may run at once. `host_tier`: engines keep KV in host memory too.
     """
     cached = chains or no_chains(0)
     turns = sessions or no_sessions()
     world = World(
         cluster=np.zeros(1, CLUSTER_DTYPE),
         engines=np.zeros(num_engines, ENGINE_DTYPE),
-        due_ps=np.full(num_engines * (2 if disaggregated else 1), NEVER, np.int64),
+        due_ps=np.full(num_engines * (2 if disaggregated or host_tier else 1), NEVER, np.int64),
         load=np.full(num_engines, np.inf),
         endpoints=np.zeros(num_endpoints, ENDPOINT_DTYPE),
         shares=np.zeros((num_endpoints, num_engines)),
@@ -524,6 +540,7 @@ def new_world(
         chains=cached.rows,
         turns=turns.turns.copy(),
         children=turns.children,
+        host=np.zeros((num_engines, cached.num_nodes if host_tier else 0), HOST_DTYPE),
         alarms=np.zeros((2, max(len(turns.turns), num_limits)), ALARM_DTYPE),
     )
     world.cluster["time_limit_ps"] = NEVER
@@ -531,6 +548,7 @@ def new_world(
         world.endpoints["last"] = num_engines
     world.engines["first_transit"] = world.engines["last_transit"] = -1
     world.engines["free_first"] = world.engines["free_last"] = -1
+    world.engines["host_first"] = world.engines["host_last"] = -1
     world.cluster["first_extent"] = world.cluster["first_hold"] = -1
     if chains is not None:
         world.cluster["prefix_caching"] = 1
@@ -625,6 +643,7 @@ def fork(world: World) -> World:
         world.chains,
         _copied_if_any(world.turns, TURN_DTYPE, _WHOLE_TURN),
         world.children,
+        _copied_if_any(world.host, HOST_DTYPE, _WHOLE_HOST),
         _copied_if_any(world.alarms, ALARM_DTYPE, _WHOLE_ALARM),
     )
     copy.cluster["log_length"] = 0
@@ -653,5 +672,6 @@ _WHOLE_REQUEST = np.dtype((np.void, REQUEST_DTYPE.itemsize))
 _WHOLE_SHOWN = np.dtype((np.void, ENGINE_STATE_DTYPE.itemsize))
 _WHOLE_EXTENT = np.dtype((np.void, EXTENT_DTYPE.itemsize))
 _WHOLE_HOLD = np.dtype((np.void, HOLD_DTYPE.itemsize))
+_WHOLE_HOST = np.dtype((np.void, HOST_DTYPE.itemsize))
 _WHOLE_TURN = np.dtype((np.void, TURN_DTYPE.itemsize))
 _WHOLE_ALARM = np.dtype((np.void, ALARM_DTYPE.itemsize))

@@ -9,7 +9,23 @@ from __future__ import annotations
 
 from serving_gym.envs.simulator.kernel.blocks import give_back
 from serving_gym.envs.simulator.kernel.compiled import compiled, int64
+from serving_gym.envs.simulator.kernel.queues import tokens_to_prefill, unlink
 from serving_gym.envs.simulator.kernel.state import NEVER, TRANSIT, Tables, World
+
+
+@compiled
+def _set_off(world: World, e: int, slot: int, arrives_ps: int) -> None:
+    """Puts a request on the way behind those of its engine that are, all of which arrive before."""
+    engine, request = world.engines[e], world.requests[slot]
+    request.arrives_ps = arrives_ps
+    request.phase = TRANSIT
+    request.next = -1
+    if engine.first_transit < 0:
+        engine.first_transit = slot
+        world.due_ps[len(world.engines) + e] = arrives_ps
+    else:
+        world.requests[engine.last_transit].next = slot
+    engine.last_transit = slot
 
 
 @compiled
@@ -19,21 +35,26 @@ def send_off(world: World, tables: Tables, e: int, slot: int, now: int) -> None:
     engine.link_free_ps = (
         max(engine.link_free_ps, now) + tables.kinds[engine.kind].transfer_ps * request.computed
     )
-    request.arrives_ps = engine.link_free_ps + tables.kinds[engine.kind].transfer_fixed_ps
-    request.phase = TRANSIT
     request.chunk = 0
-    request.next = -1
-    if engine.first_transit < 0:
-        engine.first_transit = slot
-        world.due_ps[len(world.engines) + e] = request.arrives_ps
-    else:
-        world.requests[engine.last_transit].next = slot
-    engine.last_transit = slot
+    _set_off(world, e, slot, engine.link_free_ps + tables.kinds[engine.kind].transfer_fixed_ps)
 
 
 @compiled
-def take_off(world: World, tables: Tables, e: int) -> int:
-    """Ends the transit of an engine's first request on the way and frees its blocks there; returns its slot."""
+def start_load(world: World, tables: Tables, e: int, slot: int, hit: int, until: int, now: int) -> None:
+    """Takes a waiting request out of the queue and loads the blocks from `hit` to `until` of its prompt."""
+    engine, request = world.engines[e], world.requests[slot]
+    unlink(world, e, slot)
+    engine.pending_prefill_tokens -= tokens_to_prefill(world, slot)
+    engine.host_free_ps = max(engine.host_free_ps, now) + tables.kinds[engine.kind].load_ps * (until - hit)
+    engine.loaded_blocks += until - hit
+    request.loaded = until
+    request.loads = 1
+    _set_off(world, e, slot, int64(engine.host_free_ps))
+
+
+@compiled
+def land(world: World, e: int) -> int:
+    """Ends the transit of an engine's first request on the way; returns its slot."""
     engine = world.engines[e]
     slot = int64(engine.first_transit)
     following = int64(world.requests[slot].next)
@@ -43,5 +64,18 @@ def take_off(world: World, tables: Tables, e: int) -> int:
         world.due_ps[len(world.engines) + e] = NEVER
     else:
         world.due_ps[len(world.engines) + e] = world.requests[following].arrives_ps
-    give_back(world, tables, e, slot, int64(world.requests[slot].computed), int64(1), int64(0))
+    return slot
+
+
+@compiled
+def take_off(world: World, tables: Tables, e: int) -> int:
+    """Ends the transit of an engine's first request on the way and frees its blocks there; returns its slot.
+
+    One that is loaded from the host has none, and is to be loaded anew.
+    """
+    slot = land(world, e)
+    if world.requests[slot].loads:
+        world.requests[slot].loads = world.requests[slot].loaded = 0
+    else:
+        give_back(world, tables, e, slot, int64(world.requests[slot].computed), int64(1), int64(0))
     return slot

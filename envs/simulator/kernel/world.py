@@ -13,7 +13,14 @@ from serving_gym.envs.simulator.kernel.blocks import flush_cache
 from serving_gym.envs.simulator.kernel.compiled import compiled, entry, inlined, int64
 from serving_gym.envs.simulator.kernel.engine import decoding_progress, drop_running
 from serving_gym.envs.simulator.kernel.observe import show_engines
-from serving_gym.envs.simulator.kernel.queues import enqueue, head_of, take_slot, tokens_to_prefill, unlink
+from serving_gym.envs.simulator.kernel.queues import (
+    enqueue,
+    head_of,
+    put_back,
+    take_slot,
+    tokens_to_prefill,
+    unlink,
+)
 from serving_gym.envs.simulator.kernel.routers import may_take, route, route_decode
 from serving_gym.envs.simulator.kernel.runs import catch_up, interrupt, kick, plan_run, show_load, step
 from serving_gym.envs.simulator.kernel.sessions import (
@@ -25,18 +32,22 @@ from serving_gym.envs.simulator.kernel.sessions import (
     set_limits,
 )
 from serving_gym.envs.simulator.kernel.state import (
+    ACTIVE,
+    DRAINING,
     NEED_EXTENTS,
     NEED_LOG,
     NEED_SLOTS,
     NEVER,
     NOTIFIED,
+    PAUSED,
     REACHED,
+    SPECULATIVE,
     TRIGGERED,
     Tables,
     Traffic,
     World,
 )
-from serving_gym.envs.simulator.kernel.transit import take_off
+from serving_gym.envs.simulator.kernel.transit import land, take_off
 
 __all__ = [
     "advance",
@@ -98,6 +109,7 @@ def limit_length(world: World, slot: int) -> bool:
 def hand_over(world: World, tables: Tables, slot: int, e: int) -> None:
     """Puts an unqueued request into an engine's queue."""
     catch_up(world, tables, e, world.cluster[0].now_ps)
+    world.requests[slot].loaded = 0
     enqueue(world, e, slot)
     interrupt(world, e)
     show_load(world, tables, e)
@@ -130,6 +142,8 @@ def new_request(world: World, traffic: Traffic, tables: Tables, k: int) -> int:
     request.held_blocks = 0
     request.sharing = 0
     request.own_extents = -1
+    request.loaded = 0
+    request.loads = 0
     return slot
 
 
@@ -234,8 +248,36 @@ def _clients_send(world: World, traffic: Traffic) -> bool:
 
 
 @compiled
+def _end_load(world: World, tables: Tables, e: int) -> None:
+    """Lets a request whose KV has been loaded from the host wait in front of the others; in the pool, if e is gone."""
+    if not takes_requests_on(world, e):
+        enqueue(world, len(world.engines), take_off(world, tables, e))
+        return
+    slot = land(world, e)
+    world.requests[slot].loads = 0
+    catch_up(world, tables, e, world.cluster[0].now_ps)
+    put_back(world, e, slot)
+    interrupt(world, e)
+    show_load(world, tables, e)
+    kick(world, e)
+
+
+@compiled
+def takes_requests_on(world: World, e: int) -> bool:
+    """Whether an engine goes on with the requests that it has."""
+    status = world.engines[e].status
+    return status in (ACTIVE, SPECULATIVE, DRAINING, PAUSED)
+
+
+@compiled
 def _deliver(world: World, tables: Tables, e: int) -> None:
-    """Lets the KV that an engine has sent arrive: its request goes to a decode engine, or is computed again."""
+    """Lets the KV that an engine has sent arrive: its request goes to a decode engine, or is computed again.
+
+    KV from the host arrives at the engine itself.
+    """
+    if world.requests[world.engines[e].first_transit].loads:
+        _end_load(world, tables, e)
+        return
     slot = take_off(world, tables, e)
     kick(world, e)  # it may have waited for the blocks
     target = route_decode(world, tables, e, most_tokens(world, slot))
