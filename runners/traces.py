@@ -1,4 +1,4 @@
-"""Lists, describes, fetches, converts and fits workloads.
+"""Lists, describes, checks, fetches, converts and fits workloads.
 
     python -m runners.traces list
     python -m runners.traces describe name=azure_conv

@@ -6,7 +6,7 @@ import gzip
 import io
 import zlib
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pyarrow as pa
 
@@ -101,7 +101,7 @@ def _unzstded(file: IO[bytes]) -> bytes:
         raise MalformedError(f"is a broken zstd file ({_first_line(error)})") from error
 
 
-def _limited(stream: IO[bytes]) -> bytes:
+def _limited(stream: Any) -> bytes:
     """All of a stream.
 
     Raises:

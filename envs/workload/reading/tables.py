@@ -446,7 +446,7 @@ def _plain(series: pd.Series) -> NDArray[Any]:
     kind = series.dtype
     if isinstance(kind, np.dtype) and kind.kind in "iuf":
         return series.to_numpy()
-    return series.to_numpy(dtype=object, na_value=None)
+    return series.astype(object).to_numpy()
 
 
 def _of_arrow(column: Any) -> Any:

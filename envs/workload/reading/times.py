@@ -183,7 +183,7 @@ def _dates(reading: Reading, table: Table, name: str, waits: NDArray[np.bool_] |
     if raw.dtype.kind == "M":
         stamps = pd.Series(pd.to_datetime(raw, utc=True))
     else:
-        text = pd.Series(raw, dtype=object).where([isinstance(value, str) for value in raw])
+        text = pd.Series(raw, dtype=object).where(np.array([isinstance(value, str) for value in raw], bool))
         stamps = pd.to_datetime(text, format="ISO8601", utc=True, errors="coerce")
         if stamps.isna().all():
             stamps = pd.to_datetime(text, format="mixed", utc=True, errors="coerce")
