@@ -122,7 +122,7 @@ class WorkloadSpec:
     params: dict[str, Any] = field(default_factory=dict)
     time_unit: str | None = None
     rebase: bool | None = None
-    columns: dict[str, str] = field(default_factory=dict)
+    columns: Any = None  # a mapping; OmegaConf cannot merge one into an optional typed mapping
     max_gap_s: float | None = None
 
 
@@ -325,9 +325,9 @@ class WorkloadSource:
         if self.spec.name in TRACES:
             return _TraceWindows(cached_trace(self.spec.name, **self.spec.params))
         if self.spec.name == FILE:
-            path, said = Path(str(self.spec.path)), {name: getattr(self.spec, name) for name in _OF_FILES}
+            path = Path(str(self.spec.path))
             changed_ns = path.stat().st_mtime_ns if path.is_file() else 0
-            return _read_file(str(path), changed_ns, json.dumps(said, sort_keys=True))
+            return _read_file(str(path), changed_ns, json.dumps(_said_of(self.spec), sort_keys=True))
         if self.spec.name in workload_entry_points():
             return _made_outside(self.spec.name, json.dumps(self.spec.params, sort_keys=True))
         return _GENERATORS[self.spec.name](**self.spec.params)
@@ -396,9 +396,9 @@ def check_spec(spec: WorkloadSpec) -> None:
             f"path must be given for workload 'file' and for no other; {spec.name!r} has path={spec.path!r}"
         )
     for name in _OF_FILES:
-        if spec.name != FILE and getattr(spec, name) not in (None, {}):
+        if spec.name != FILE and name in _said_of(spec):
             raise ValueError(f"{name} is for workload 'file'; {spec.name!r} has {name}={getattr(spec, name)}")
-    ReadOptions(**{name: getattr(spec, name) for name in _OF_FILES})
+    ReadOptions(**_said_of(spec))
     check_at_least(spec, 1, "num_requests", "long_input_tokens")
     check_positive(spec, "rate_scale", "rate_rps", finite=True)
     if spec.num_clients < 0:
@@ -415,6 +415,12 @@ def check_spec(spec: WorkloadSpec) -> None:
     allowed = _params_of(spec.name)
     for name in spec.params:
         check_choice(f"parameter of workload {spec.name!r}", str(name), allowed)
+
+
+def _said_of(spec: WorkloadSpec) -> dict[str, Any]:
+    """What a specification says about its trace file."""
+    said = {name: getattr(spec, name) for name in _OF_FILES}
+    return {name: value for name, value in said.items() if value not in (None, {})}
 
 
 def split_rows(workload: Workload, split: str) -> tuple[int, int]:
