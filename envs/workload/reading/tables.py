@@ -370,12 +370,18 @@ def names(
     missing = is_missing(raw)
     if none is None:
         reading.refuse(table, name, raw, missing, "is not a name")
-    labels = np.array(
-        [("" if none is None else none) if gone else str(raw[i]) for i, gone in enumerate(missing)], object
-    )
-    found = tuple(dict.fromkeys([*known, *labels.tolist()]))
+    try:
+        codes, values = pd.factorize(pd.Series(raw, dtype=object))
+    except TypeError:  # lists and objects, which have no hash
+        codes, values = pd.factorize(pd.Series([str(value) for value in raw], dtype=object))
+    nameless = "" if none is None else none
+    labels = np.array([*(str(value) for value in values), nameless], dtype=object)  # the last one by code -1
+    codes = np.where(missing, -1, codes)
+    used = np.unique(codes)
+    in_order = sorted(used.tolist(), key=lambda code: int(np.argmax(codes == code)) if code < 0 else code)
+    found = tuple(dict.fromkeys([*known, *(labels[code] for code in in_order)]))
     number = {label: i for i, label in enumerate(found)}
-    return found, np.array([number[label] for label in labels.tolist()], dtype=np.int32)
+    return found, np.array([number.get(label, 0) for label in labels], dtype=np.int32)[codes]
 
 
 def is_missing(raw: Any) -> NDArray[np.bool_]:
@@ -384,11 +390,9 @@ def is_missing(raw: Any) -> NDArray[np.bool_]:
         return np.zeros(len(raw), dtype=bool)
     if isinstance(raw, np.ndarray) and raw.dtype.kind == "f":
         return np.isnan(raw)
-    return np.fromiter(
-        (v is None or v is pd.NaT or (isinstance(v, float) and math.isnan(v)) or v == "" for v in raw),
-        bool,
-        len(raw),
-    )
+    if isinstance(raw, np.ndarray):
+        return np.asarray(pd.isna(raw) | np.asarray(raw == "", dtype=bool))
+    return np.fromiter((value is None for value in raw.to_pylist()), bool, len(raw))
 
 
 def parsed_numbers(raw: Any, decimal_comma: bool = False) -> NDArray[np.float64]:
