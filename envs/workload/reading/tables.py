@@ -254,8 +254,8 @@ def table_of_parquet(reading: Reading, content: bytes) -> Table:
 def table_of_records(records: Sequence[dict[str, Any]], places: Sequence[str] | None = None) -> Table:
     """A table from JSON objects, one a row; what an object lacks is None."""
     names: dict[str, None] = {}
-    for record in records:
-        names.update(dict.fromkeys(record))
+    for keys in dict.fromkeys(map(tuple, records)):
+        names.update(dict.fromkeys(keys))
     check_names(list(names))
     columns = {name: column_of([record.get(name) for record in records]) for name in names}
     return Table(columns, len(records), places=places)

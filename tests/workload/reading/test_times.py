@@ -8,7 +8,7 @@ from serving_gym.envs.workload.reading.load import read_trace
 from serving_gym.envs.workload.reading.options import ReadOptions
 from serving_gym.envs.workload.registry import WorkloadSource, WorkloadSpec
 from serving_gym.envs.workload.schema import Workload
-from serving_gym.runners.reporting.trace_lines import trace_lines
+from serving_gym.runners.reporting.trace_lines import say_traces, trace_lines
 
 
 def own(folder, times, name="a.csv", column="arrival_s"):
@@ -127,3 +127,13 @@ def test_models_on_a_cluster_of_one_are_named(tmp_path):
     assert trace_lines(report, single_model=True)[0].endswith(
         "column 'model' has 2 names; the cluster serves one model, to which all requests go"
     )
+
+
+def test_a_run_says_each_file_once(tmp_path, capsys):
+    path, other = own(tmp_path, [0, 1, 2]), mooncake(tmp_path, [0.0, 0.2, 0.4])
+    parts = [{"name": "file", "path": str(each), "split": "all"} for each in (path, other, path)]
+    say_traces(WorkloadSpec(name="mixture", params={"parts": [*parts, {"name": "flying_long"}]}))
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(":")[0] for line in lines] == [str(path), str(other), "warning"]
+    say_traces(WorkloadSpec(name="flying_long"))
+    assert capsys.readouterr().err == ""
