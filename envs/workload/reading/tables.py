@@ -8,6 +8,7 @@ import json
 import math
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -106,6 +107,9 @@ _DECIMAL_COMMA = r"^([+-]?\d+),(\d+)$"
 _DECIMAL_COMMAS = re.compile(r"[;\n]\s*\"?[+-]?\d+,\d+\"?\s*[;\r\n]")
 _SNIFFED = 1_000_000
 _CHECKED_LINES = 1000
+_SHOWN = 20
+_FIELDS = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
+_PREAMBLE = re.compile(r"(\s*(#[^\r\n]*|\"?sep=.\"?)(\r\n|\n|\r))+")
 _LINES = re.compile(r"\r\n|\n|\r")
 _INT32_MAX = int(np.iinfo(np.int32).max)
 
@@ -156,7 +160,9 @@ class Table:
                 return name
             if normal(name) in self.known:
                 return self.known[normal(name)]
-            raise MalformedError(f"has no column {name!r} (columns.{own}){nearest(name, self.columns)}")
+            raise MalformedError(
+                f"has no column {name!r} (columns.{own}){nearest(name, list(self.columns)[:_SHOWN])}"
+            )
         taken = set(reading.options.columns.values())
         found = [
             self.known[alias]
@@ -178,7 +184,7 @@ class Table:
         """
         name = self.find(reading, own)
         if name is None:
-            shown = [str(each) for each in list(self.columns)[:20]]
+            shown = [str(each) for each in list(self.columns)[:_SHOWN]]
             raise MalformedError(
                 f"has no column {own!r}, nor one of its other names; it has {shown}; "
                 f"columns={{{own}: NAME}} says which one it is"
@@ -197,6 +203,7 @@ def table_of_csv(reading: Reading, text: str) -> Table:
     Raises:
         MalformedError: no header, columns of equal names, or no table.
     """
+    text = _without_preamble(text)
     separator, header = _header(text)
     reading.container = ", ".join(
         filter(
@@ -214,21 +221,18 @@ def table_of_csv(reading: Reading, text: str) -> Table:
                 "ignore", message=".*float_precision"
             )  # what newer releases do by themselves
             frame = pd.read_csv(
-                io.StringIO(text), sep=separator, header=0, names=header, skipinitialspace=True, low_memory=False,
+                io.StringIO(text), sep=separator, header=0, names=header, index_col=False,
+                skipinitialspace=True, low_memory=False,
                 keep_default_na=False, na_values=[""], float_precision="round_trip",
                 decimal="," if reading.decimal_comma else ".",
                 dtype={name: "object" for name in texts if name in header},
             )  # fmt: skip
-    except (
-        pd.errors.ParserError,
-        pd.errors.EmptyDataError,
-        pd.errors.ParserWarning,
-        ValueError,
-        OverflowError,
-    ) as error:
-        raise MalformedError(f"is not a table ({' '.join(str(error).split())})") from error
-    if not isinstance(frame.index, pd.RangeIndex):
-        raise MalformedError(f"is not a table: its rows have more fields than the header ({len(header)})")
+    except pd.errors.ParserWarning as error:
+        raise MalformedError(
+            f"is not a table: a row has more fields than the header ({len(header)})"
+        ) from error
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, ValueError, OverflowError) as error:
+        raise MalformedError(f"is not a table ({_table_words(error)})") from error
     return Table({str(name): _plain(frame[name]) for name in frame.columns if str(name)}, len(frame))
 
 
@@ -424,6 +428,12 @@ def check_names(header: Iterable[Any]) -> None:
         seen[normal(name)] = name
 
 
+def _without_preamble(text: str) -> str:
+    """A table without the comments (#) and the line that names a spreadsheet's separator (sep=;) before it."""
+    match = _PREAMBLE.match(text)
+    return text[match.end() :] if match else text
+
+
 def _header(text: str) -> tuple[str, list[str]]:
     line = next((line for line in _LINES.split(text[:_SNIFFED]) if line.strip()), "")
     plain = re.sub(r'"[^"]*"', "", line)
@@ -444,6 +454,15 @@ def _header(text: str) -> tuple[str, list[str]]:
             "(client chunks of ServeGen hold rates, not requests: generate requests from them)"
         )
     return separator, header
+
+
+def _table_words(error: Exception) -> str:
+    """What pandas says, with rows counted from 0 after the header."""
+    said = " ".join(str(error).split())
+    fields = _FIELDS.search(said)
+    if fields is None:
+        return said
+    return f"row {int(fields[2]) - 2} has {fields[3]} fields, the header has {fields[1]}"
 
 
 def _plain(series: pd.Series) -> NDArray[Any]:
@@ -471,9 +490,10 @@ def _repeated_key(line: str) -> str | None:
     found: list[str] = []
 
     def look(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        keys = [key for key, _ in pairs]
-        found.extend(key for i, key in enumerate(keys) if key in keys[:i])
-        return dict(pairs)
+        made = dict(pairs)
+        if len(made) < len(pairs):
+            found.append(Counter(key for key, _ in pairs).most_common(1)[0][0])
+        return made
 
     json.loads(line, object_pairs_hook=look)
     return found[0] if found else None
