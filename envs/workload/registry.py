@@ -254,6 +254,11 @@ class WorkloadSource:
         if long_share > 0:
             workload = with_long_prompts(workload, long_share, self.spec.long_input_tokens, mixing_seed)
         factor = self._factor()
+        if self.spec.num_clients and workload.has_sessions:
+            raise ValueError(
+                f"requests of {workload.name!r} wait for answers, a closed loop of its own; num_clients must be 0, got "
+                f"{self.spec.num_clients}"
+            )
         if self.spec.num_clients:
             return replace(workload, num_clients=self.spec.num_clients)
         return workload if factor == 1.0 else workload.with_rate_scale(factor)
@@ -417,12 +422,6 @@ def check_spec(spec: WorkloadSpec) -> None:
         check_choice(f"parameter of workload {spec.name!r}", str(name), allowed)
 
 
-def _said_of(spec: WorkloadSpec) -> dict[str, Any]:
-    """What a specification says about its trace file."""
-    said = {name: getattr(spec, name) for name in _OF_FILES}
-    return {name: value for name, value in said.items() if value not in (None, {})}
-
-
 def split_rows(workload: Workload, split: str) -> tuple[int, int]:
     """Rows of a trace that belong to a split: first, and one past the last.
 
@@ -501,6 +500,12 @@ class _TraceWindows:
         taken = roots[start : start + max(1, int(np.searchsorted(held, length, side="right")))]
         window = self.trace.take(np.flatnonzero(np.isin(begins, taken)))
         return window.shifted(-float(window.arrival_s[0]))
+
+
+def _said_of(spec: WorkloadSpec) -> dict[str, Any]:
+    """What a specification says about its trace file."""
+    said = {name: getattr(spec, name) for name in _OF_FILES}
+    return {name: value for name, value in said.items() if value not in (None, {})}
 
 
 @lru_cache(maxsize=8)
