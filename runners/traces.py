@@ -1,4 +1,4 @@
-"""Lists, describes, fetches, converts and fits workloads.
+"""Lists, describes, checks, fetches, converts and fits workloads.
 
     python -m runners.traces list
     python -m runners.traces describe name=azure_conv
@@ -205,7 +205,10 @@ def fetch(words: Words, console: Console) -> None:
 def convert(words: Words, console: Console) -> None:
     """Writes a workload in the repository's trace format."""
     out = _needed(words, "out", "convert")
-    workload = _of_conversations(words) if holds_conversations(words.get("path", "")) else _workload(words)
+    conversations = holds_conversations(words.get("path", ""))
+    workload = _of_conversations(words) if conversations else _workload(words)
+    if not conversations:
+        _say_report(words)
     console.print(f"{len(workload)} requests in {write_trace(workload, out)}", soft_wrap=True, markup=False)
 
 
@@ -215,6 +218,7 @@ def fit_generator(words: Words, console: Console) -> None:
     if out.suffix != ".json":
         raise ValueError(f"out must end in .json, got {out}")
     workload = _workload(words)
+    _say_report(words)
     fitted = fit(workload, out.stem, _provenance(words))
     fitted.save(_written(out))
     table = Table(
@@ -300,6 +304,13 @@ def _report(words: Words) -> TraceReport | None:
         return None
     spec = {word: words[word] for word in ("path", *_FILE_WORDS) if word in words}
     return WorkloadSource(WorkloadSpec(name=FILE, **spec)).report
+
+
+def _say_report(words: Words) -> None:
+    """Says on stderr what the reader understood of a trace file."""
+    report = _report(words)
+    for line in () if report is None else trace_lines(report):
+        print(line, file=sys.stderr)
 
 
 def _add_report(table: Table, report: TraceReport) -> None:

@@ -129,7 +129,7 @@ class WorkloadSpec:
     params: dict[str, Any] = field(default_factory=dict)
     time_unit: str | None = None
     rebase: bool | None = None
-    columns: dict[str, str] = field(default_factory=dict)
+    columns: Any = None  # a mapping; OmegaConf cannot merge one into an optional typed mapping
     max_gap_s: float | None = None
 
 
@@ -261,6 +261,11 @@ class WorkloadSource:
         if long_share > 0:
             workload = with_long_prompts(workload, long_share, self.spec.long_input_tokens, mixing_seed)
         factor = self._factor()
+        if self.spec.num_clients and workload.has_sessions:
+            raise ValueError(
+                f"requests of {workload.name!r} wait for answers, a closed loop of its own; num_clients must be 0, got "
+                f"{self.spec.num_clients}"
+            )
         if self.spec.num_clients:
             return replace(workload, num_clients=self.spec.num_clients)
         return workload if factor == 1.0 else workload.with_rate_scale(factor)
@@ -334,9 +339,9 @@ class WorkloadSource:
         if self.spec.name in TRACES:
             return _TraceWindows(cached_trace(self.spec.name, **self.spec.params))
         if self.spec.name == FILE:
-            path, said = Path(str(self.spec.path)), {name: getattr(self.spec, name) for name in _OF_FILES}
+            path = Path(str(self.spec.path))
             changed_ns = path.stat().st_mtime_ns if path.is_file() else 0
-            return _read_file(str(path), changed_ns, json.dumps(said, sort_keys=True))
+            return _read_file(str(path), changed_ns, json.dumps(_said_of(self.spec), sort_keys=True))
         if self.spec.name in workload_entry_points():
             return _made_outside(self.spec.name, json.dumps(self.spec.params, sort_keys=True))
         return _GENERATORS[self.spec.name](**self.spec.params)
@@ -405,9 +410,9 @@ def check_spec(spec: WorkloadSpec) -> None:
             f"path must be given for workload 'file' and for no other; {spec.name!r} has path={spec.path!r}"
         )
     for name in _OF_FILES:
-        if spec.name != FILE and getattr(spec, name) not in (None, {}):
+        if spec.name != FILE and name in _said_of(spec):
             raise ValueError(f"{name} is for workload 'file'; {spec.name!r} has {name}={getattr(spec, name)}")
-    ReadOptions(**{name: getattr(spec, name) for name in _OF_FILES})
+    ReadOptions(**_said_of(spec))
     check_at_least(spec, 1, "num_requests", "long_input_tokens")
     check_positive(spec, "rate_scale", "rate_rps", finite=True)
     if spec.num_clients < 0:
@@ -523,6 +528,12 @@ class _TraceWindows:
         taken = roots[start : start + max(1, int(np.searchsorted(held, length, side="right")))]
         window = self.trace.take(np.flatnonzero(np.isin(begins, taken)))
         return window.shifted(-float(window.arrival_s[0]))
+
+
+def _said_of(spec: WorkloadSpec) -> dict[str, Any]:
+    """What a specification says about its trace file."""
+    said = {name: getattr(spec, name) for name in _OF_FILES}
+    return {name: value for name, value in said.items() if value not in (None, {})}
 
 
 @lru_cache(maxsize=8)

@@ -75,8 +75,8 @@ def lists_of(reading: Reading, table: Table, name: str) -> tuple[OffsetArray, ND
         (not bad[i] and not all(map(_is_id, row)) for i, row in enumerate(rows)), bool, len(rows)
     )
     reading.refuse(table, name, raw, bad, "is not a list of whole numbers or names")
-    for number in np.flatnonzero(bad):
-        rows[number] = ()
+    for refused in np.flatnonzero(bad).tolist():
+        rows[refused] = ()
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
     return offsets_of(lengths), _objects(chain.from_iterable(rows))
 

@@ -6,13 +6,15 @@ import gzip
 import io
 import zlib
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pyarrow as pa
 
 from serving_gym.envs.workload.reading.context import MalformedError, Reading
 
 MAX_BYTES = 4 << 30
+_MOST_EXPANSION = 300  # times the packed size; tables of numbers pack to a tenth
+_SMALL_BYTES = 256 << 20
 _CHUNK = 1 << 24
 _GZIP, _ZSTD, PARQUET = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1"
 _NOT_READ = {
@@ -42,16 +44,17 @@ def unpacked(reading: Reading) -> bytes:
         MalformedError: empty, broken, packed otherwise, or too large.
     """
     try:
+        size = reading.path.stat().st_size
         with reading.path.open("rb") as file:
             head = file.read(8)
             file.seek(0)
             if head.startswith(_GZIP):
                 reading.container = "gzip"
-                return _gunzipped(file)
+                return _gunzipped(file, size)
             if head.startswith(_ZSTD):
                 reading.container = "zstd"
-                return _unzstded(file)
-            content = _limited(file)
+                return _unzstded(file, size)
+            content = _limited(file, size)
     except OSError as error:
         raise MalformedError(f"cannot be read ({_first_line(error)})") from error
     for magic, what in (*_NOT_READ.items(), _ARROW):
@@ -85,33 +88,38 @@ def text_of(reading: Reading, content: bytes) -> str:
     return text.removeprefix("\ufeff")
 
 
-def _gunzipped(file: IO[bytes]) -> bytes:
+def _gunzipped(file: IO[bytes], size: int) -> bytes:
     try:
         with gzip.open(file) as stream:
-            return _limited(stream)
+            return _limited(stream, size)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise MalformedError(f"is a broken gzip file ({_first_line(error)})") from error
 
 
-def _unzstded(file: IO[bytes]) -> bytes:
+def _unzstded(file: IO[bytes], size: int) -> bytes:
     try:
         with pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd") as stream:
-            return _limited(stream)
+            return _limited(stream, size)
     except (OSError, pa.ArrowException) as error:
         raise MalformedError(f"is a broken zstd file ({_first_line(error)})") from error
 
 
-def _limited(stream: IO[bytes]) -> bytes:
+def _limited(stream: Any, size: int) -> bytes:
     """All of a stream.
 
+    Args:
+        stream: what to read.
+        size: bytes of the file.
+
     Raises:
-        MalformedError: it has more than `MAX_BYTES`.
+        MalformedError: it has more than `MAX_BYTES`, or far more than its size lets expect.
     """
+    most = min(MAX_BYTES, max(_SMALL_BYTES, _MOST_EXPANSION * size))
     held = io.BytesIO()
     while chunk := stream.read(_CHUNK):
         held.write(chunk)
-        if held.tell() > MAX_BYTES:
-            raise MalformedError(f"has more than {MAX_BYTES >> 30} GiB of content; cut it into parts")
+        if held.tell() > most:
+            raise MalformedError(f"unpacks to more than {most >> 20:,} MiB; cut it into parts")
     return held.getvalue()
 
 

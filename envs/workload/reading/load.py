@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,10 +117,23 @@ def check_trace(path: str | Path, options: ReadOptions | None = None) -> Checked
 
 def _read(reading: Reading) -> tuple[Workload, TraceReport]:
     try:
-        table, rows = _rows(reading)
+        with _without_collection():
+            table, rows = _rows(reading)
         return assembled(reading, table, rows)
     except (pa.ArrowException, OverflowError, RecursionError, UnicodeError, MemoryError) as error:
         raise MalformedError(f"cannot be read ({type(error).__name__}: {str(error)[:200]})") from error
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Keeps Python from looking for garbage among the millions of objects of a large JSON file."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _rows(reading: Reading) -> tuple[Table, Rows]:

@@ -122,8 +122,9 @@ def _explicit(reading: Reading, table: Table, time: str) -> Waits:
         raise MalformedError("has column 'wait_for', but no 'request_id' that it could name")
     ids = [str(each) for each in table[table.known["request_id"]]]
     number = {name: row for row, name in enumerate(ids)}
-    if len(number) < len(ids):
-        raise MalformedError(f"has request_id {next(n for n in ids if ids.count(n) > 1)!r} twice")
+    twice = next((name for row, name in enumerate(ids) if number[name] != row), None)
+    if twice is not None:
+        raise MalformedError(f"has request_id {twice!r} twice")
     name = table.known["wait_for"]
     offsets, entries = lists_of(reading, table, name)
     owner = np.repeat(np.arange(table.num_rows), np.diff(offsets))

@@ -37,6 +37,10 @@ class ReadOptions:
         if self.time_unit is not None:
             check_choice("time_unit", str(self.time_unit), UNITS_PER_S)
         check_positive(self, "max_gap_s", finite=True)
+        if not isinstance(self.columns, Mapping):
+            raise ValueError(
+                f"columns must be a mapping, as {{input_tokens: prompt_len}}, got {self.columns!r}"
+            )
         for own, name in self.columns.items():
             check_choice("column in columns", str(own), OWN_COLUMNS)
             if not isinstance(name, str) or not name:

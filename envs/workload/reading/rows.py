@@ -150,7 +150,7 @@ def _ordered(reading: Reading, table: Table, rows: Rows, others: dict[str, Any])
     )
     if rows.waits is not None and not rows.waits.none():
         waiting = replace(
-            workload, after_offsets=rows.waits.offsets, after=rows.waits.after,
+            workload, after_offsets=rows.waits.offsets, after=rows.waits.after.astype(np.int32),
             delay_s=np.where(roots, 0.0, rows.waits.delay_s),
         )  # fmt: skip
         return waiting.planned()

@@ -8,6 +8,7 @@ import json
 import math
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -106,6 +107,9 @@ _DECIMAL_COMMA = r"^([+-]?\d+),(\d+)$"
 _DECIMAL_COMMAS = re.compile(r"[;\n]\s*\"?[+-]?\d+,\d+\"?\s*[;\r\n]")
 _SNIFFED = 1_000_000
 _CHECKED_LINES = 1000
+_SHOWN = 20
+_FIELDS = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")
+_PREAMBLE = re.compile(r"(\s*(#[^\r\n]*|\"?sep=.\"?)(\r\n|\n|\r))+")
 _LINES = re.compile(r"\r\n|\n|\r")
 _INT32_MAX = int(np.iinfo(np.int32).max)
 
@@ -156,7 +160,9 @@ class Table:
                 return name
             if normal(name) in self.known:
                 return self.known[normal(name)]
-            raise MalformedError(f"has no column {name!r} (columns.{own}){nearest(name, self.columns)}")
+            raise MalformedError(
+                f"has no column {name!r} (columns.{own}){nearest(name, list(self.columns)[:_SHOWN])}"
+            )
         taken = set(reading.options.columns.values())
         found = [
             self.known[alias]
@@ -178,7 +184,7 @@ class Table:
         """
         name = self.find(reading, own)
         if name is None:
-            shown = [str(each) for each in list(self.columns)[:20]]
+            shown = [str(each) for each in list(self.columns)[:_SHOWN]]
             raise MalformedError(
                 f"has no column {own!r}, nor one of its other names; it has {shown}; "
                 f"columns={{{own}: NAME}} says which one it is"
@@ -197,6 +203,7 @@ def table_of_csv(reading: Reading, text: str) -> Table:
     Raises:
         MalformedError: no header, columns of equal names, or no table.
     """
+    text = _without_preamble(text)
     separator, header = _header(text)
     reading.container = ", ".join(
         filter(
@@ -214,21 +221,18 @@ def table_of_csv(reading: Reading, text: str) -> Table:
                 "ignore", message=".*float_precision"
             )  # what newer releases do by themselves
             frame = pd.read_csv(
-                io.StringIO(text), sep=separator, header=0, names=header, skipinitialspace=True, low_memory=False,
+                io.StringIO(text), sep=separator, header=0, names=header, index_col=False,
+                skipinitialspace=True, low_memory=False,
                 keep_default_na=False, na_values=[""], float_precision="round_trip",
                 decimal="," if reading.decimal_comma else ".",
                 dtype={name: "object" for name in texts if name in header},
             )  # fmt: skip
-    except (
-        pd.errors.ParserError,
-        pd.errors.EmptyDataError,
-        pd.errors.ParserWarning,
-        ValueError,
-        OverflowError,
-    ) as error:
-        raise MalformedError(f"is not a table ({' '.join(str(error).split())})") from error
-    if not isinstance(frame.index, pd.RangeIndex):
-        raise MalformedError(f"is not a table: its rows have more fields than the header ({len(header)})")
+    except pd.errors.ParserWarning as error:
+        raise MalformedError(
+            f"is not a table: a row has more fields than the header ({len(header)})"
+        ) from error
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, ValueError, OverflowError) as error:
+        raise MalformedError(f"is not a table ({_table_words(error)})") from error
     return Table({str(name): _plain(frame[name]) for name in frame.columns if str(name)}, len(frame))
 
 
@@ -254,8 +258,8 @@ def table_of_parquet(reading: Reading, content: bytes) -> Table:
 def table_of_records(records: Sequence[dict[str, Any]], places: Sequence[str] | None = None) -> Table:
     """A table from JSON objects, one a row; what an object lacks is None."""
     names: dict[str, None] = {}
-    for record in records:
-        names.update(dict.fromkeys(record))
+    for keys in dict.fromkeys(map(tuple, records)):
+        names.update(dict.fromkeys(keys))
     check_names(list(names))
     columns = {name: column_of([record.get(name) for record in records]) for name in names}
     return Table(columns, len(records), places=places)
@@ -370,12 +374,18 @@ def names(
     missing = is_missing(raw)
     if none is None:
         reading.refuse(table, name, raw, missing, "is not a name")
-    labels = np.array(
-        [("" if none is None else none) if gone else str(raw[i]) for i, gone in enumerate(missing)], object
-    )
-    found = tuple(dict.fromkeys([*known, *labels.tolist()]))
+    try:
+        codes, values = pd.factorize(pd.Series(raw, dtype=object))
+    except TypeError:  # lists and objects, which have no hash
+        codes, values = pd.factorize(pd.Series([str(value) for value in raw], dtype=object))
+    nameless = "" if none is None else none
+    labels = np.array([*(str(value) for value in values), nameless], dtype=object)  # the last one by code -1
+    codes = np.where(missing, -1, codes)
+    used = np.unique(codes)
+    in_order = sorted(used.tolist(), key=lambda code: int(np.argmax(codes == code)) if code < 0 else code)
+    found = tuple(dict.fromkeys([*known, *(labels[code] for code in in_order)]))
     number = {label: i for i, label in enumerate(found)}
-    return found, np.array([number[label] for label in labels.tolist()], dtype=np.int32)
+    return found, np.array([number.get(label, 0) for label in labels], dtype=np.int32)[codes]
 
 
 def is_missing(raw: Any) -> NDArray[np.bool_]:
@@ -384,11 +394,9 @@ def is_missing(raw: Any) -> NDArray[np.bool_]:
         return np.zeros(len(raw), dtype=bool)
     if isinstance(raw, np.ndarray) and raw.dtype.kind == "f":
         return np.isnan(raw)
-    return np.fromiter(
-        (v is None or v is pd.NaT or (isinstance(v, float) and math.isnan(v)) or v == "" for v in raw),
-        bool,
-        len(raw),
-    )
+    if isinstance(raw, np.ndarray):
+        return np.asarray(pd.isna(raw) | np.asarray(raw == "", dtype=bool))
+    return np.fromiter((value is None for value in raw.to_pylist()), bool, len(raw))
 
 
 def parsed_numbers(raw: Any, decimal_comma: bool = False) -> NDArray[np.float64]:
@@ -420,6 +428,12 @@ def check_names(header: Iterable[Any]) -> None:
         seen[normal(name)] = name
 
 
+def _without_preamble(text: str) -> str:
+    """A table without the comments (#) and the line that names a spreadsheet's separator (sep=;) before it."""
+    match = _PREAMBLE.match(text)
+    return text[match.end() :] if match else text
+
+
 def _header(text: str) -> tuple[str, list[str]]:
     line = next((line for line in _LINES.split(text[:_SNIFFED]) if line.strip()), "")
     plain = re.sub(r'"[^"]*"', "", line)
@@ -442,11 +456,20 @@ def _header(text: str) -> tuple[str, list[str]]:
     return separator, header
 
 
+def _table_words(error: Exception) -> str:
+    """What pandas says, with rows counted from 0 after the header."""
+    said = " ".join(str(error).split())
+    fields = _FIELDS.search(said)
+    if fields is None:
+        return said
+    return f"row {int(fields[2]) - 2} has {fields[3]} fields, the header has {fields[1]}"
+
+
 def _plain(series: pd.Series) -> NDArray[Any]:
     kind = series.dtype
     if isinstance(kind, np.dtype) and kind.kind in "iuf":
         return series.to_numpy()
-    return series.to_numpy(dtype=object, na_value=None)
+    return series.astype(object).to_numpy()
 
 
 def _of_arrow(column: Any) -> Any:
@@ -467,9 +490,10 @@ def _repeated_key(line: str) -> str | None:
     found: list[str] = []
 
     def look(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        keys = [key for key, _ in pairs]
-        found.extend(key for i, key in enumerate(keys) if key in keys[:i])
-        return dict(pairs)
+        made = dict(pairs)
+        if len(made) < len(pairs):
+            found.append(Counter(key for key, _ in pairs).most_common(1)[0][0])
+        return made
 
     json.loads(line, object_pairs_hook=look)
     return found[0] if found else None

@@ -4,7 +4,7 @@ Rules, where the user says nothing:
 
 * A column of dates counts from its first date. A name that ends in ``_s``, ``_ms``, ``_us`` or ``_ns`` has that unit,
   and each published format has its own; numbers of the size of an epoch (at least 1e8 s) have the unit in which they
-  lie between 1973 and 5138.
+  lie between 1973 and 5138. Where milliseconds are expected, 1e9 to 4.2e9 are seconds of the years 2001 to 2103.
 * Published formats count from the first arrival. Our own times are kept if the first is below 60 s, and counted from
   the first arrival otherwise: they are then a time of day, an epoch, or cut from the middle of a trace.
 * A run lasts at most 100 days, which 64-bit picoseconds hold. In a longer trace idle gaps are cut to the longest of
@@ -34,6 +34,7 @@ MOST_RPS = 1000.0
 _GAPS_S = (43200.0, 21600.0, 3600.0, 600.0, 60.0)
 _LEAST_RPS = 0.99 / 86400.0
 _EPOCHS = (("s", 1e8), ("ms", 1e11), ("us", 1e14), ("ns", 1e17), ("", 1e20))
+_SECONDS_OF_TODAY = (1e9, 4.2e9)
 _SUFFIX = re.compile(r"_(s|ms|us|ns)$")
 _DATE = re.compile(r"\d{4}-\d\d?-\d\d?|\d{1,2}/\d{1,2}/\d{4}")
 
@@ -155,16 +156,7 @@ def _values(
     reading.refuse(table, name, raw, huge, "is too large for a time")
     values = _filled(np.where(np.isnan(values), 0.0, values), reading.bad.get(name))
     exact = isinstance(raw, np.ndarray) and raw.dtype.kind in "iu" and not bad.any() and not huge.any()
-    named = _SUFFIX.search(name.lower())
-    if reading.options.time_unit is not None:
-        unit = reading.options.time_unit
-    elif float(values[roots].min()) >= (_EPOCHS[0][1] if unit == "s" else _EPOCHS[1][1]) and unit in (
-        "s",
-        "ms",
-    ):
-        unit = _epoch_unit(float(values[roots].min()), unit)
-    elif named:
-        unit = named[1]
+    unit = reading.options.time_unit or _unit_of(name, unit, float(values[roots].min()))
     if exact and raw.max(initial=0) < 2**63:
         return raw.astype(np.int64), unit, False
     return values, unit, False
@@ -183,10 +175,14 @@ def _dates(reading: Reading, table: Table, name: str, waits: NDArray[np.bool_] |
     if raw.dtype.kind == "M":
         stamps = pd.Series(pd.to_datetime(raw, utc=True))
     else:
-        text = pd.Series(raw, dtype=object).where([isinstance(value, str) for value in raw])
+        text = pd.Series(raw, dtype=object).where(np.array([isinstance(value, str) for value in raw], bool))
         stamps = pd.to_datetime(text, format="ISO8601", utc=True, errors="coerce")
         if stamps.isna().all():
             stamps = pd.to_datetime(text, format="mixed", utc=True, errors="coerce")
+            if stamps.notna().any():
+                reading.warn(
+                    f"dates in column {name!r} are not of ISO 8601; they are read with the month before the day"
+                )
     bad = np.array(stamps.isna())
     if waits is not None:
         bad &= ~(waits & is_missing(raw))
@@ -209,10 +205,16 @@ def _counted(reading: Reading, first_s: float, dated: bool, rebased: bool | None
     return first_s >= KEPT_BELOW_S
 
 
-def _epoch_unit(value: float, unit: str) -> str:
-    for (name, low), (_, high) in pairwise(_EPOCHS):
-        if low <= value < high:
-            return name
+def _unit_of(name: str, unit: str, first: float) -> str:
+    """Unit of a column: that of its name, of an epoch where it is of such a size, else the format's."""
+    named = _SUFFIX.search(name.lower())
+    if named and named[1] != "s":
+        return named[1]
+    low, high = _SECONDS_OF_TODAY
+    if unit == "ms" and low <= first < high:
+        return "s"
+    if unit in ("s", "ms") and first >= _EPOCHS[unit == "ms"][1]:
+        return next((each for (each, low), (_, high) in pairwise(_EPOCHS) if low <= first < high), unit)
     return unit
 
 

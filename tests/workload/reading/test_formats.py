@@ -130,6 +130,19 @@ def test_separators(separator, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("before", "after"),
+    [("", ""), ("# made up\n# twice\n", ""), ("sep=,\r\n", ""), ("\n", "\n\n"), ("", ",\n")],
+    ids=["plain", "comments", "spreadsheet", "blank lines", "open fields"],
+)
+def test_what_is_around_a_table(before, after, tmp_path):
+    rows = f"0,5,6{after}\n1,7,8{after}\n".replace("\n\n\n", "\n\n")
+    (tmp_path / "a.csv").write_text(f"{before}arrival_s,input_tokens,output_tokens\n{rows}", encoding="utf-8")
+    workload, _ = read_trace(tmp_path / "a.csv")
+    assert workload.arrival_s.tolist() == [0, 1]
+    assert workload.output_tokens.tolist() == [6, 8]
+
+
+@pytest.mark.parametrize(
     "header",
     [
         "Arrival_S,INPUT_TOKENS,Output Tokens",

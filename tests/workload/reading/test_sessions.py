@@ -135,3 +135,11 @@ def test_windows_hold_whole_sessions(tmp_path):
             assert part.arrival_s[0] == 0
             if number is not None:
                 assert 50 - turns < len(part) <= 50
+
+
+def test_clients_of_a_closed_loop_have_no_sessions():
+    spec = WorkloadSpec(name="file", path=str(SAMPLES / "weka.jsonl"), split="all", num_clients=2)
+    with pytest.raises(
+        ValueError, match="wait for answers, a closed loop of its own; num_clients must be 0, got 2"
+    ):
+        WorkloadSource(spec).sample(0)

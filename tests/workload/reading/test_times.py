@@ -8,7 +8,7 @@ from serving_gym.envs.workload.reading.load import read_trace
 from serving_gym.envs.workload.reading.options import ReadOptions
 from serving_gym.envs.workload.registry import WorkloadSource, WorkloadSpec
 from serving_gym.envs.workload.schema import Workload
-from serving_gym.runners.reporting.trace_lines import trace_lines
+from serving_gym.runners.reporting.trace_lines import say_traces, trace_lines
 
 
 def own(folder, times, name="a.csv", column="arrival_s"):
@@ -37,6 +37,7 @@ def mooncake(folder, times):
         (["1787000000000000", "1787000000500000"], "arrival_s", "us", [0.0, 0.5]),
         (["1787000000000000000", "1787000000500000001"], "arrival_s", "ns", [0.0, 0.500000001]),
         (["250", "1000"], "timestamp_ms", "ms", [0.25, 1.0]),
+        (["150000250", "150001000"], "timestamp_ms", "ms", [0.0, 0.75]),
         (["2026-08-18T10:13:20Z", "2026-08-18T10:13:20.5Z"], "arrival_time", "date and time", [0.0, 0.5]),
         (["2026-08-18 10:13:20", "2026-08-18 10:13:20.5"], "timestamp", "date and time", [0.0, 0.5]),
     ],
@@ -68,6 +69,13 @@ def test_seconds_taken_for_milliseconds_and_the_reverse(tmp_path):
     assert workload.arrival_s.tolist() == pytest.approx([0.0, 0.2, 0.4])
     assert report.warnings == ()
     assert read_trace(mooncake(tmp_path, [0, 200, 400]))[1].warnings == ()
+    workload, report = read_trace(mooncake(tmp_path, [1787000000, 1787000001, 1787000003]))
+    assert workload.arrival_s.tolist() == [0.0, 1.0, 3.0]
+    assert "times in s, the first at 1,787,000,000 s (2026-08-17 " in report.line
+    _, report = read_trace(own(tmp_path, ["08/17/2026 10:00:00", "08/17/2026 10:00:02"], column="timestamp"))
+    assert report.warnings == (
+        "dates in column 'timestamp' are not of ISO 8601; they are read with the month before the day",
+    )
     _, report = read_trace(own(tmp_path, [0, 250, 500, 900]))
     assert report.warnings[0].endswith("requests an hour; if they are milliseconds: time_unit=ms")
 
@@ -119,3 +127,13 @@ def test_models_on_a_cluster_of_one_are_named(tmp_path):
     assert trace_lines(report, single_model=True)[0].endswith(
         "column 'model' has 2 names; the cluster serves one model, to which all requests go"
     )
+
+
+def test_a_run_says_each_file_once(tmp_path, capsys):
+    path, other = own(tmp_path, [0, 1, 2]), mooncake(tmp_path, [0.0, 0.2, 0.4])
+    parts = [{"name": "file", "path": str(each), "split": "all"} for each in (path, other, path)]
+    say_traces(WorkloadSpec(name="mixture", params={"parts": [*parts, {"name": "flying_long"}]}))
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(":")[0] for line in lines] == [str(path), str(other), "warning"]
+    say_traces(WorkloadSpec(name="flying_long"))
+    assert capsys.readouterr().err == ""
