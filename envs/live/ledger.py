@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from serving_gym.envs.interface.metrics import (
     FAILED,
     FINISHED,
+    NO_REASON,
     OUTCOME_NAMES,
+    REASON_NAMES,
     REFUSED,
     UNFINISHED,
     RequestRecords,
@@ -63,6 +65,8 @@ class Ledger:
     Attributes:
         ttft_slo_s: (N,), TTFT SLO of each row, seconds.
         tpot_slo_s: (N,), TPOT SLO of each row, seconds.
+        answer_tokens: (N,), length of each answer: what the workload says, or less where a limit cuts it.
+        max_output_tokens: (N,), what clients declare, likewise.
     """
 
     def __init__(self, workload: Workload, slos: tuple[SLO, ...], num_engines: int) -> None:
@@ -71,6 +75,8 @@ class Ledger:
         limits_s = np.array([slo.ttft_limits_s(workload.input_tokens) for slo in slos])  # (C, N)
         self.ttft_slo_s = limits_s[workload.class_id, np.arange(rows)]
         self.tpot_slo_s = np.array([slo.tpot_s for slo in slos])[workload.class_id]
+        self.answer_tokens = workload.output_tokens.copy()
+        self.max_output_tokens = workload.max_output_tokens.copy()
         self.arrived = 0  # rows below it have arrived
         self.engines = [EngineLoad() for _ in range(num_engines)]
         self.engine = np.full(rows, -1, np.int32)
@@ -95,6 +101,13 @@ class Ledger:
         assert row == self.arrived
         self.arrived += 1
         self._add(row, arrived=1, arrived_tokens=int(self.workload.input_tokens[row]))
+
+    def limit_length(self, row: int, longest: int) -> bool:
+        """Ends a request's answer where it has `longest` tokens; False: its prompt leaves no room for one."""
+        room = longest - int(self.workload.input_tokens[row])
+        self.answer_tokens[row] = max(min(int(self.workload.output_tokens[row]), room), 0)
+        self.max_output_tokens[row] = max(min(int(self.workload.max_output_tokens[row]), room), 0)
+        return room > 0
 
     def book_sent(self, row: int, engine: int, now_s: float) -> None:
         """Records that a request is sent to an engine."""
@@ -137,7 +150,7 @@ class Ledger:
         self.engine[row], self.sent_s[row] = -1, np.nan
 
     def book_loss(self, row: int, refused: bool, reason: str, now_s: float) -> None:
-        """Records that a request which is not in flight gets no complete answer."""
+        """Records that a request which is not in flight gets no complete answer; why, as in REASON_NAMES or else."""
         self.end_s[row] = now_s
         self.outcome[row] = REFUSED if refused else FAILED
         self.reasons[row] = reason
@@ -150,7 +163,7 @@ class Ledger:
         end_s = np.where(self.outcome[rows] == UNFINISHED, now_s, self.end_s[rows])
         first_s = np.where(np.isnan(self.first_token_s[rows]), end_s, self.first_token_s[rows])
         waiting = (first_s - self.workload.arrival_s[rows]) / ttft_slo_s
-        gaps = np.maximum(self.workload.output_tokens[rows] - 1, 1)
+        gaps = np.maximum(self.answer_tokens[rows] - 1, 1)
         return float((waiting + (end_s - first_s) / (tpot_slo_s * gaps)).sum())
 
     def records(self) -> RequestRecords:
@@ -174,7 +187,13 @@ class Ledger:
             preemptions=np.zeros(self.arrived, np.int32),
             engine=self.engine[rows].copy(),
             outcome=self.outcome[rows].copy(),
+            reason=np.array([self._reason_code(row) for row in range(self.arrived)], np.int8),
         )
+
+    def _reason_code(self, row: int) -> int:
+        """Index into REASON_NAMES of why a request has no complete answer; NO_REASON for others."""
+        reason = self.reasons.get(row, "")
+        return REASON_NAMES.index(reason) if reason in REASON_NAMES else NO_REASON
 
     def reason(self, row: int) -> str:
         """Why a request has no complete answer; empty if it has one."""

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from serving_gym.envs.interface.metrics import REASON_NAMES, TOO_LONG
 from serving_gym.envs.live.ledger import Ledger
 from serving_gym.envs.live.prompts import Prompts
 from serving_gym.envs.live.servers import Server
@@ -30,6 +31,7 @@ class Replay:
         prompts: texts of the requests.
         router: chooses the engine of a row, -1: none can take it; None: requests wait in the pool until somebody sends
             them.
+        longest: longest request that a row's servers take, prompt and answer, tokens.
         send_priority: whether the servers' queues know priorities.
         silence_s: longest time without data from a server, or without a server, before a request fails, seconds.
         server_is_coming: whether a server is starting, for which requests wait longer than that.
@@ -45,6 +47,7 @@ class Replay:
         ledger: Ledger,
         prompts: Prompts,
         router: Callable[[int], int] | None,
+        longest: Callable[[int], int],
         send_priority: bool,
         silence_s: float,
         server_is_coming: Callable[[], bool],
@@ -53,7 +56,7 @@ class Replay:
         on_unreachable: Callable[[int, str], None],
     ) -> None:
         self.session, self.servers, self.ledger, self.prompts = session, servers, ledger, prompts
-        self.router, self.server_is_coming = router, server_is_coming
+        self.router, self.longest, self.server_is_coming = router, longest, server_is_coming
         self.send_priority, self.silence_s, self.on_arrival = send_priority, silence_s, on_arrival
         self.on_return, self.on_unreachable = on_return, on_unreachable
         self.pool: deque[int] = deque()  # rows that no engine could take yet
@@ -81,9 +84,8 @@ class Replay:
         pool = asyncio.create_task(self._serve_pool()) if self.router is not None else None
         try:
             for row, arrival_s in enumerate(self.ledger.workload.arrival_s):
-                body = (
-                    self._body(row) if self._fits(row) else {}
-                )  # drawn in advance, so that sending is on time
+                # Drawn in advance, so that sending is on time.
+                body = self._body(row) if self._fits(row) else None
                 await asyncio.sleep(max(self.begun_s + float(arrival_s) - time.monotonic(), 0.0))
                 self._arrive(row, body)
             while not self.idle:
@@ -116,15 +118,12 @@ class Replay:
         workload = self.ledger.workload
         priority = int(workload.priority[row]) if self.send_priority else None
         tokens = self.prompts.token_ids(row)
-        return completion_request("", tokens, int(workload.output_tokens[row]), priority)
+        return completion_request("", tokens, int(self.ledger.answer_tokens[row]), priority)
 
-    def _arrive(self, row: int, body: dict[str, object]) -> None:
+    def _arrive(self, row: int, body: dict[str, object] | None) -> None:
         self.ledger.book_arrival(row)
-        if not self._fits(row):
-            reason = (
-                f"may grow to {self.tokens(row)} tokens where no engine holds more than {self._longest()}"
-            )
-            self.ledger.book_loss(row, True, reason, self.now_s)
+        if body is None:
+            self.ledger.book_loss(row, True, REASON_NAMES[TOO_LONG], self.now_s)
             return
         self._bodies[row] = body
         if not self._route(row):
@@ -132,15 +131,12 @@ class Replay:
         self.on_arrival(row)
 
     def _fits(self, row: int) -> bool:
-        return self.tokens(row) <= self._longest()
-
-    def _longest(self) -> int:
-        return max(server.most_tokens for server in self.servers)
+        """Whether a prompt leaves room for a token of its answer, which is cut where the room ends."""
+        return self.ledger.limit_length(row, self.longest(row))
 
     def tokens(self, row: int) -> int:
-        """Most tokens of a request, as declared by its client."""
-        workload = self.ledger.workload
-        return int(workload.input_tokens[row]) + int(workload.max_output_tokens[row])
+        """Most tokens of a request: as declared by its client, where its servers take that much."""
+        return int(self.ledger.workload.input_tokens[row]) + int(self.ledger.max_output_tokens[row])
 
     def _route(self, row: int) -> bool:
         """Sends a request to the engine that the router chooses; False: none."""

@@ -194,9 +194,8 @@ def test_what_is_held_is_offered_again_and_the_queue_has_an_end(make_server: Mak
 
 
 def test_an_impossible_action_is_counted_and_holds(make_server: MakeServer, make_live):
-    env = make_live(
-        make_server(max_model_len=100), make_server(), workload=stream_of(1, prompt=200), retry_s=0.02
-    )
+    servers = make_server(max_model_len=100), make_server()
+    env = make_live(*servers, workload=stream_of(1, prompt=200), retry_s=0.02)
     _, info = env.reset(seed=0)
     np.testing.assert_array_equal(info["action_mask"], [False, True, True])
     _, _, _, _, info = env.step(0)

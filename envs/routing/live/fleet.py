@@ -15,7 +15,7 @@ from serving_gym.envs.live.endpoints import check_endpoints
 from serving_gym.envs.live.observation import in_flight_rows
 from serving_gym.envs.live.run import LiveRun
 from serving_gym.envs.live.session import LiveSession
-from serving_gym.envs.live.settings import LiveSettings
+from serving_gym.envs.live.settings import LiveSettings, lower_limit
 from serving_gym.envs.routing.live.desk import LiveDesk, Override
 from serving_gym.envs.routing.state import RoutedRequest, RoutingState
 from serving_gym.envs.workload.schema import Workload
@@ -58,7 +58,10 @@ class LiveFleet(LiveRun):
         self._awaited = False  # whether somebody waits for an offer
         self._desk: LiveDesk | None = None
         limits = [group.replica.max_num_seqs for group in self.places]
-        super().__init__(LiveSession(settings, limits, spec.order, None, self._on_arrival, self._on_arrival))
+        session = LiveSession(settings, limits, spec.order, None, self._on_arrival, self._on_arrival)
+        session.longest = self._longest
+        self._model_len = [spec.limited(group.replica).max_model_len for group in self.places]
+        super().__init__(session)
         try:
             self._loop.run(self._session.attach(urls))
         except BaseException:
@@ -108,6 +111,14 @@ class LiveFleet(LiveRun):
             np.inf if self.settings.decide_within_s is None else self.settings.decide_within_s,
             seed,
             self._on_change,
+        )
+
+    def _longest(self, row: int) -> int:
+        """Longest request of a row, tokens: what a server of its model takes, within what cluster and backend say."""
+        there = self._serves[int(self.workload.model_id[row])]
+        most = max(self.servers[place].most_tokens for place in there)
+        return min(
+            most, lower_limit(self.settings.max_model_len, *(self._model_len[p] for p in there)) or most
         )
 
     def pretend(self) -> RoutingState:
@@ -248,7 +259,7 @@ class LiveFleet(LiveRun):
             arrival_s=arrival_s,
             input_tokens=int(workload.input_tokens[row]),
             predicted_tokens=int(self.predicted[row]),
-            max_output_tokens=int(workload.max_output_tokens[row]),
+            max_output_tokens=int(self._session.ledger.max_output_tokens[row]),
             priority=int(workload.priority[row]),
             class_id=class_id,
             deadline_s=arrival_s + self.slos[class_id].ttft_s,
