@@ -175,15 +175,15 @@ class LiveBackend:
         ledger = self._session.ledger
         return self._loop.call(
             lambda: {
-                "itls": [ledger.inter_token_s(row) for row in range(ledger.arrived)],
-                "errors": [ledger.reason(row) for row in range(ledger.arrived)],
+                "itls": [ledger.inter_token_s(row) for row in ledger.order],
+                "errors": [ledger.reason(row) for row in ledger.order],
             }
         )
 
     def send_lag_s(self) -> NDArray[np.float64]:
         """Delay with which each request was sent, seconds: the client's error of an open loop."""
         sent_s = self._session.ledger.sent_s
-        lag_s: NDArray[np.float64] = (sent_s - self.workload.arrival_s)[~np.isnan(sent_s)]
+        lag_s: NDArray[np.float64] = (sent_s - self._session.ledger.arrival_s)[~np.isnan(sent_s)]
         return lag_s
 
     def close(self) -> None:

@@ -67,6 +67,8 @@ class Ledger:
         tpot_slo_s: (N,), TPOT SLO of each row, seconds.
         answer_tokens: (N,), length of each answer: what the workload says, or less where a limit cuts it.
         max_output_tokens: (N,), what clients declare, likewise.
+        arrival_s: (N,), when each request arrives, seconds; NaN until then where it waits for an answer.
+        order: rows that have arrived, in order of arrival.
     """
 
     def __init__(self, workload: Workload, slos: tuple[SLO, ...], num_engines: int) -> None:
@@ -77,7 +79,8 @@ class Ledger:
         self.tpot_slo_s = np.array([slo.tpot_s for slo in slos])[workload.class_id]
         self.answer_tokens = workload.output_tokens.copy()
         self.max_output_tokens = workload.max_output_tokens.copy()
-        self.arrived = 0  # rows below it have arrived
+        self.arrival_s = np.where(workload.num_awaited > 0, np.nan, workload.arrival_s)
+        self.order: list[int] = []
         self.engines = [EngineLoad() for _ in range(num_engines)]
         self.engine = np.full(rows, -1, np.int32)
         self.sent_s = np.full(rows, np.nan)
@@ -96,10 +99,21 @@ class Ledger:
         """Number of requests in flight."""
         return sum(len(load.in_flight) for load in self.engines)
 
-    def book_arrival(self, row: int) -> None:
-        """Records the arrival of the next request."""
-        assert row == self.arrived
-        self.arrived += 1
+    @property
+    def arrived(self) -> int:
+        """Number of requests that have arrived."""
+        return len(self.order)
+
+    @property
+    def here(self) -> slice | NDArray[np.int64]:
+        """Rows that have arrived, in order of arrival, as an index."""
+        return np.array(self.order, np.int64) if self.workload.has_sessions else slice(0, self.arrived)
+
+    def book_arrival(self, row: int, at_s: float | None = None) -> None:
+        """Records the arrival of a request; `at_s`: when, of one that has waited for an answer."""
+        if at_s is not None:
+            self.arrival_s[row] = at_s
+        self.order.append(row)
         self._add(row, arrived=1, arrived_tokens=int(self.workload.input_tokens[row]))
 
     def limit_length(self, row: int, longest: int) -> bool:
@@ -158,11 +172,11 @@ class Ledger:
 
     def latency_cost(self, now_s: float) -> float:
         """Sum over requests of TTFT / SLO + TPOT / SLO, accrued while they are in the system, as in simulation."""
-        rows = slice(0, self.arrived)
+        rows = self.here
         ttft_slo_s, tpot_slo_s = self.ttft_slo_s[rows], self.tpot_slo_s[rows]
         end_s = np.where(self.outcome[rows] == UNFINISHED, now_s, self.end_s[rows])
         first_s = np.where(np.isnan(self.first_token_s[rows]), end_s, self.first_token_s[rows])
-        waiting = (first_s - self.workload.arrival_s[rows]) / ttft_slo_s
+        waiting = (first_s - self.arrival_s[rows]) / ttft_slo_s
         gaps = np.maximum(self.answer_tokens[rows] - 1, 1)
         return float((waiting + (end_s - first_s) / (tpot_slo_s * gaps)).sum())
 
@@ -172,10 +186,10 @@ class Ledger:
         A server does not tell the preemptions of single requests (0 here), and when it first scheduled one only with
         `--enable-per-request-metrics` (else NaN).
         """
-        rows = slice(0, self.arrived)
+        rows = self.here
         return RequestRecords(
-            index=np.arange(self.arrived, dtype=np.int64),
-            arrival_s=self.workload.arrival_s[rows],
+            index=np.array(self.order, np.int64),
+            arrival_s=self.arrival_s[rows].copy(),
             input_tokens=self.workload.input_tokens[rows],
             output_tokens=self.workload.output_tokens[rows],
             class_id=self.workload.class_id[rows],
@@ -187,7 +201,7 @@ class Ledger:
             preemptions=np.zeros(self.arrived, np.int32),
             engine=self.engine[rows].copy(),
             outcome=self.outcome[rows].copy(),
-            reason=np.array([self._reason_code(row) for row in range(self.arrived)], np.int8),
+            reason=np.array([self._reason_code(row) for row in self.order], np.int8),
         )
 
     def _reason_code(self, row: int) -> int:
@@ -216,13 +230,13 @@ class Ledger:
         load.context_tokens += prompt
         load.decoding += 1
         self.first_token_s[row] = now_s
-        ttft_s = now_s - float(self.workload.arrival_s[row])
+        ttft_s = now_s - float(self.arrival_s[row])
         met = ttft_s <= self.ttft_slo_s[row]
         self._add(row, first_tokens=1, ttft_sum_s=ttft_s, ttft_met=met)
 
     def _book_finish(self, row: int) -> None:
         tokens = int(self.generated[row])
-        ttft_s = float(self.first_token_s[row] - self.workload.arrival_s[row])
+        ttft_s = float(self.first_token_s[row] - self.arrival_s[row])
         tpot_s = float(self.finish_s[row] - self.first_token_s[row]) / max(tokens - 1, 1)
         met = tpot_s <= self.tpot_slo_s[row]
         good = met and ttft_s <= self.ttft_slo_s[row]

@@ -104,6 +104,7 @@ def in_flight_rows(ledger: Ledger, predicted: NDArray[np.int32]) -> NDArray[np.v
     flights["place"], flights["generated_tokens"] = ledger.engine[rows], ledger.generated[rows]
     flights["predicted_tokens"] = predicted[rows]
     flights["max_output_tokens"] = ledger.max_output_tokens[rows]
-    for name in ("arrival_s", "input_tokens", "class_id", "priority"):
+    flights["arrival_s"] = ledger.arrival_s[rows]
+    for name in ("input_tokens", "class_id", "priority"):
         flights[name] = getattr(workload, name)[rows]
     return flights

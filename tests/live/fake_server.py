@@ -41,6 +41,7 @@ class Behaviour:
         done: Whether streams end with `[DONE]`.
         bytes_at_once: Bytes of a stream sent together; None: whole events.
         finish_reason: Of an answer.
+        tells_tokens: Whether it tells the tokens of answers that is asked to.
     """
 
     token_s: float = 0.002
@@ -65,6 +66,12 @@ class Behaviour:
     done: bool = True
     bytes_at_once: int | None = None
     finish_reason: str = "length"
+    tells_tokens: bool = True
+
+
+def answer_of(body: dict[str, object]) -> list[int]:
+    """Tokens that it answers a request with: they count down from the sum of the prompt."""
+    return [sum(body["prompt"]) - place for place in range(int(str(body["max_tokens"])))]  # type: ignore[arg-type]
 
 
 @dataclass
@@ -159,7 +166,8 @@ class FakeServer:
         wanted = int(str(body["max_tokens"])) - self.behaviour.short_by
         await asyncio.sleep(self.behaviour.first_token_s)
         self._counts["vllm:prompt_tokens_total"] += len(body["prompt"])  # type: ignore[arg-type]
-        sent = 0
+        sent, asked = 0, bool(body.get("return_token_ids")) and self.behaviour.tells_tokens
+        answer = answer_of(body) if asked else []
         if self.behaviour.garbage:
             await self._write(response, self.behaviour.garbage)
         while sent < wanted:
@@ -169,8 +177,9 @@ class FakeServer:
                 return response
             if sent == self.behaviour.hang_after:
                 await asyncio.sleep(60)
-            sent = min(sent + self.behaviour.tokens_per_chunk, wanted)
-            await self._send(response, {"choices": [{"text": ""}], "usage": {"completion_tokens": sent}})
+            before, sent = sent, min(sent + self.behaviour.tokens_per_chunk, wanted)
+            choice = {"text": "", "token_ids": answer[before:sent] if asked else None}
+            await self._send(response, {"choices": [choice], "usage": {"completion_tokens": sent}})
             await asyncio.sleep(self.behaviour.token_s)
         self._counts["vllm:generation_tokens_total"] += sent
         ended = {"text": "", "finish_reason": self.behaviour.finish_reason}

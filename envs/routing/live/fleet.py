@@ -96,7 +96,6 @@ class LiveFleet(LiveRun):
         self.predicted = predicted
         self.deadline_s = float(self.workload.arrival_s[-1]) + drain_limit_s
         self._serves = serving(self.places, self.workload)
-        self._predicted_before = np.concatenate([[0], np.cumsum(predicted, dtype=np.int64)])
         if self._desk is not None:
             self._loop.call(self._desk.close)
         self._loop.run(self._session.prepare(self.workload, self.slos))
@@ -243,7 +242,7 @@ class LiveFleet(LiveRun):
             gpu_seconds=self.gpu_seconds,
             operations=(),
             totals=ledger.totals.copy(),
-            arrived_predicted_tokens=int(self._predicted_before[ledger.arrived]),
+            arrived_predicted_tokens=int(self.predicted[ledger.here].sum(dtype=np.int64)),
         )
 
     def _request(self, row: int) -> RoutedRequest:
@@ -253,7 +252,7 @@ class LiveFleet(LiveRun):
         ids = np.zeros(0, np.int32)
         if workload.hash_ids is not None and workload.hash_offsets is not None:
             ids = workload.hash_ids[workload.hash_offsets[row] : workload.hash_offsets[row + 1]]
-        arrival_s, class_id = float(workload.arrival_s[row]), int(workload.class_id[row])
+        arrival_s, class_id = float(self._session.ledger.arrival_s[row]), int(workload.class_id[row])
         return RoutedRequest(
             index=row,
             arrival_s=arrival_s,

@@ -142,7 +142,14 @@ class SharedFleet(LaunchedRun):
             workload: Requests.
             slos: SLO of each class.
             deadline_s: When the run is cut off, seconds.
+
+        Raises:
+            ValueError: the workload has sessions or impatient clients.
         """
+        if workload.has_sessions or workload.patience_s is not None:
+            raise ValueError(
+                f"workload {workload.name!r} has sessions or impatient clients, which shared servers are not sent"
+            )
         self._arrived.clear()
         self._returned.clear()
         self.prepare(workload, slos, ())
