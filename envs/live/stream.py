@@ -172,7 +172,7 @@ def _read(payload: bytes) -> _Chunk:
         if "error" in chunk or chunk.get("object") == "error":
             return _Chunk(error=f"server error: {str(chunk.get('error', chunk))[:_MOST_TEXT]}")
         usage, figures = chunk.get("usage") or {}, chunk.get("metrics") or {}
-        choice = next(iter(chunk.get("choices") or ()), {})
+        choice: dict[str, Any] = next(iter(chunk.get("choices") or ()), {})
         ttft_ms = figures.get("time_to_first_token_ms")
         return _Chunk(
             int(usage.get("completion_tokens", 0)),
