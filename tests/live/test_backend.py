@@ -135,15 +135,15 @@ def test_a_page_that_stays_unreadable_makes_its_server_unavailable_and_is_logged
     make_server: MakeServer, make_backend: MakeBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken, sound = make_server(), make_server()
-    backend = make_backend(broken, sound, stale_after_s=0.1)
-    backend.reset(stream_of(60, gap_s=0.02))
+    backend = make_backend(broken, sound, stale_after_s=0.4)
+    backend.reset(stream_of(60, gap_s=0.04))
     backend.advance(0.1)
     broken.behaviour.omit = (RUNNING,)
-    backend.advance(0.4)
+    backend.advance(1.0)
     state, sent = backend.observe(), len(broken.bodies)
     assert state.stale == (0,)
     assert state.engines["status"].tolist()[:2] == [EngineStatus.DOWN, EngineStatus.ACTIVE]
-    backend.advance(0.6)
+    backend.advance(1.3)
     assert len(broken.bodies) == sent
     (record,) = caplog.records
     assert f"{broken.url}/metrics has no {RUNNING}" in record.getMessage()
