@@ -9,6 +9,7 @@ import numpy as np
 
 from serving_gym.envs.interface.fleet import FleetSpec, GroupSpec, ReplicaSpec
 from serving_gym.envs.interface.slo import SLO
+from serving_gym.envs.simulator.fleet.build import context_tokens
 from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
 from serving_gym.envs.workload.schema import TokenArray, Workload
 
@@ -25,11 +26,13 @@ def measure_capacity(replica: ReplicaSpec, inputs: TokenArray, outputs: TokenArr
     seconds.
 
     Args:
-        replica: What the instance is.
+        replica: What the instance is; requests whose prompts exceed its `max_model_len` are left out.
         inputs: (N,) prompt lengths of requests as they come; none: the load is unknown, 0.
         outputs: (N,) their output lengths.
         slo: The SLO.
     """
+    inside = inputs < context_tokens(replica)
+    inputs, outputs = inputs[inside], outputs[inside]
     if not len(inputs):
         return 0.0
     rows = np.arange(PROBES) % len(inputs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from serving_gym.envs.live.loop import LoopThread
 from serving_gym.envs.live.routers import Router
 from serving_gym.envs.live.servers import Server
 from serving_gym.envs.live.session import LiveSession
-from serving_gym.envs.live.settings import LiveSettings
+from serving_gym.envs.live.settings import LiveSettings, lower_limit
 
 if TYPE_CHECKING:
     from serving_gym.envs.interface.metrics import RequestRecords
@@ -65,7 +66,8 @@ class LiveBackend:
         self._wake = threading.Event()
         self._groups = all_groups(spec.num_base, spec.max_group)
         limits = (spec.max_num_seqs,) * spec.num_base
-        self._session = LiveSession(settings, limits, spec.order, spec.router, self._on_arrival)
+        limited = replace(settings, max_model_len=lower_limit(settings.max_model_len, spec.max_model_len))
+        self._session = LiveSession(limited, limits, spec.order, spec.router, self._on_arrival)
         self._loop = LoopThread()
         try:
             self._loop.run(self._session.attach(urls))
@@ -173,15 +175,15 @@ class LiveBackend:
         ledger = self._session.ledger
         return self._loop.call(
             lambda: {
-                "itls": [ledger.inter_token_s(row) for row in range(ledger.arrived)],
-                "errors": [ledger.reason(row) for row in range(ledger.arrived)],
+                "itls": [ledger.inter_token_s(row) for row in ledger.order],
+                "errors": [ledger.reason(row) for row in ledger.order],
             }
         )
 
     def send_lag_s(self) -> NDArray[np.float64]:
         """Delay with which each request was sent, seconds: the client's error of an open loop."""
         sent_s = self._session.ledger.sent_s
-        lag_s: NDArray[np.float64] = (sent_s - self.workload.arrival_s)[~np.isnan(sent_s)]
+        lag_s: NDArray[np.float64] = (sent_s - self._session.ledger.arrival_s)[~np.isnan(sent_s)]
         return lag_s
 
     def close(self) -> None:

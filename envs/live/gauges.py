@@ -1,11 +1,12 @@
 """Reads a vLLM server's gauges and counters from `/metrics`.
 
-Names change between releases of vLLM, and a renamed metric read as zero makes a router herd. A missing metric is
-therefore an error that names it.
+Names change between releases of vLLM, and a renamed metric read as zero makes a router herd. A page that lacks a
+metric, or has no number for it, is therefore not read at all, and the error names the metric.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +23,11 @@ NEEDED = (RUNNING, WAITING, KV_USAGE, PREEMPTIONS, PROMPT_TOKENS, GENERATION_TOK
 _Sample = tuple[Mapping[str, str], float]
 
 
-class MissingMetricError(ValueError):
+class UnreadablePageError(ValueError):
+    """A server's `/metrics` cannot be read: it is cut off, or has no number for a metric."""
+
+
+class MissingMetricError(UnreadablePageError):
     """A server's `/metrics` lacks a metric that the live backend reads."""
 
 
@@ -72,13 +77,19 @@ def read_gauges(text: str, url: str) -> Gauges:
 
     Raises:
         MissingMetricError: a metric is not on the page.
+        UnreadablePageError: a metric is no finite number, or the page is cut off.
     """
-    found = _samples(text, NEEDED)
+    found = _samples(text, NEEDED, url)
     for name, samples in found.items():
         if not samples:
             raise MissingMetricError(
                 f"{url}/metrics has no {name}{_hint(text, name)}: this version of vLLM is not understood"
             )
+        for _, value in samples:
+            if not (math.isfinite(value) and value >= 0):
+                raise UnreadablePageError(
+                    f"{url}/metrics has {name} {value}, which is no finite number of at least 0"
+                )
     total = {name: sum(value for _, value in samples) for name, samples in found.items()}
     return Gauges(
         num_running=int(total[RUNNING]),
@@ -95,8 +106,9 @@ def read_cache_config(text: str, url: str) -> CacheConfig:
 
     Raises:
         MissingMetricError: the metric or one of its labels is missing or not a number.
+        UnreadablePageError: the page is cut off.
     """
-    samples = _samples(text, (CACHE_CONFIG,))[CACHE_CONFIG]
+    samples = _samples(text, (CACHE_CONFIG,), url)[CACHE_CONFIG]
     if not samples:
         raise MissingMetricError(f"{url}/metrics has no {CACHE_CONFIG}{_hint(text, CACHE_CONFIG)}")
     return CacheConfig(
@@ -112,16 +124,25 @@ def _label(labels: Mapping[str, str], name: str, url: str) -> int:
     return int(value)
 
 
-def _samples(text: str, names: tuple[str, ...]) -> dict[str, list[_Sample]]:
-    """Samples of some metrics; only their lines are parsed, as a page has hundreds."""
+def _samples(text: str, names: tuple[str, ...], url: str) -> dict[str, list[_Sample]]:
+    """Samples of some metrics; only their lines are parsed, as a page has hundreds.
+
+    Raises:
+        UnreadablePageError: a line cannot be read, or the last one has no end, as the format requires.
+    """
     from prometheus_client.parser import text_string_to_metric_families
 
+    if text and not text.endswith("\n"):
+        raise UnreadablePageError(f"{url}/metrics is cut off after {len(text)} characters")
     wanted = "|".join(map(re.escape, names))
     lines = re.findall(rf"^(?:{wanted})[{{ ].*$", text, re.MULTILINE)
     found: dict[str, list[_Sample]] = {name: [] for name in names}
-    for family in text_string_to_metric_families("\n".join(lines) + "\n"):
-        for sample in family.samples:
-            found[sample.name].append((sample.labels, float(sample.value)))
+    try:
+        for family in text_string_to_metric_families("\n".join(lines) + "\n"):
+            for sample in family.samples:
+                found[sample.name].append((sample.labels, float(sample.value)))
+    except (ValueError, KeyError, IndexError) as error:
+        raise UnreadablePageError(f"{url}/metrics has a line that is no metric: {error}") from None
     return found
 
 

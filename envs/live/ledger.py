@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from serving_gym.envs.interface.metrics import (
     FAILED,
     FINISHED,
+    NO_REASON,
     OUTCOME_NAMES,
+    REASON_NAMES,
     REFUSED,
     UNFINISHED,
     RequestRecords,
@@ -63,6 +65,10 @@ class Ledger:
     Attributes:
         ttft_slo_s: (N,), TTFT SLO of each row, seconds.
         tpot_slo_s: (N,), TPOT SLO of each row, seconds.
+        answer_tokens: (N,), length of each answer: what the workload says, or less where a limit cuts it.
+        max_output_tokens: (N,), what clients declare, likewise.
+        arrival_s: (N,), when each request arrives, seconds; NaN until then where it waits for an answer.
+        order: rows that have arrived, in order of arrival.
     """
 
     def __init__(self, workload: Workload, slos: tuple[SLO, ...], num_engines: int) -> None:
@@ -71,7 +77,10 @@ class Ledger:
         limits_s = np.array([slo.ttft_limits_s(workload.input_tokens) for slo in slos])  # (C, N)
         self.ttft_slo_s = limits_s[workload.class_id, np.arange(rows)]
         self.tpot_slo_s = np.array([slo.tpot_s for slo in slos])[workload.class_id]
-        self.arrived = 0  # rows below it have arrived
+        self.answer_tokens = workload.output_tokens.copy()
+        self.max_output_tokens = workload.max_output_tokens.copy()
+        self.arrival_s = np.where(workload.num_awaited > 0, np.nan, workload.arrival_s)
+        self.order: list[int] = []
         self.engines = [EngineLoad() for _ in range(num_engines)]
         self.engine = np.full(rows, -1, np.int32)
         self.sent_s = np.full(rows, np.nan)
@@ -90,11 +99,29 @@ class Ledger:
         """Number of requests in flight."""
         return sum(len(load.in_flight) for load in self.engines)
 
-    def book_arrival(self, row: int) -> None:
-        """Records the arrival of the next request."""
-        assert row == self.arrived
-        self.arrived += 1
+    @property
+    def arrived(self) -> int:
+        """Number of requests that have arrived."""
+        return len(self.order)
+
+    @property
+    def here(self) -> slice | NDArray[np.int64]:
+        """Rows that have arrived, in order of arrival, as an index."""
+        return np.array(self.order, np.int64) if self.workload.has_sessions else slice(0, self.arrived)
+
+    def book_arrival(self, row: int, at_s: float | None = None) -> None:
+        """Records the arrival of a request; `at_s`: when, of one that has waited for an answer."""
+        if at_s is not None:
+            self.arrival_s[row] = at_s
+        self.order.append(row)
         self._add(row, arrived=1, arrived_tokens=int(self.workload.input_tokens[row]))
+
+    def limit_length(self, row: int, longest: int) -> bool:
+        """Ends a request's answer where it has `longest` tokens; False: its prompt leaves no room for one."""
+        room = longest - int(self.workload.input_tokens[row])
+        self.answer_tokens[row] = max(min(int(self.workload.output_tokens[row]), room), 0)
+        self.max_output_tokens[row] = max(min(int(self.workload.max_output_tokens[row]), room), 0)
+        return room > 0
 
     def book_sent(self, row: int, engine: int, now_s: float) -> None:
         """Records that a request is sent to an engine."""
@@ -137,7 +164,7 @@ class Ledger:
         self.engine[row], self.sent_s[row] = -1, np.nan
 
     def book_loss(self, row: int, refused: bool, reason: str, now_s: float) -> None:
-        """Records that a request which is not in flight gets no complete answer."""
+        """Records that a request which is not in flight gets no complete answer; why, as in REASON_NAMES or else."""
         self.end_s[row] = now_s
         self.outcome[row] = REFUSED if refused else FAILED
         self.reasons[row] = reason
@@ -145,12 +172,12 @@ class Ledger:
 
     def latency_cost(self, now_s: float) -> float:
         """Sum over requests of TTFT / SLO + TPOT / SLO, accrued while they are in the system, as in simulation."""
-        rows = slice(0, self.arrived)
+        rows = self.here
         ttft_slo_s, tpot_slo_s = self.ttft_slo_s[rows], self.tpot_slo_s[rows]
         end_s = np.where(self.outcome[rows] == UNFINISHED, now_s, self.end_s[rows])
         first_s = np.where(np.isnan(self.first_token_s[rows]), end_s, self.first_token_s[rows])
-        waiting = (first_s - self.workload.arrival_s[rows]) / ttft_slo_s
-        gaps = np.maximum(self.workload.output_tokens[rows] - 1, 1)
+        waiting = (first_s - self.arrival_s[rows]) / ttft_slo_s
+        gaps = np.maximum(self.answer_tokens[rows] - 1, 1)
         return float((waiting + (end_s - first_s) / (tpot_slo_s * gaps)).sum())
 
     def records(self) -> RequestRecords:
@@ -159,10 +186,10 @@ class Ledger:
         A server does not tell the preemptions of single requests (0 here), and when it first scheduled one only with
         `--enable-per-request-metrics` (else NaN).
         """
-        rows = slice(0, self.arrived)
+        rows = self.here
         return RequestRecords(
-            index=np.arange(self.arrived, dtype=np.int64),
-            arrival_s=self.workload.arrival_s[rows],
+            index=np.array(self.order, np.int64),
+            arrival_s=self.arrival_s[rows].copy(),
             input_tokens=self.workload.input_tokens[rows],
             output_tokens=self.workload.output_tokens[rows],
             class_id=self.workload.class_id[rows],
@@ -174,7 +201,13 @@ class Ledger:
             preemptions=np.zeros(self.arrived, np.int32),
             engine=self.engine[rows].copy(),
             outcome=self.outcome[rows].copy(),
+            reason=np.array([self._reason_code(row) for row in self.order], np.int8),
         )
+
+    def _reason_code(self, row: int) -> int:
+        """Index into REASON_NAMES of why a request has no complete answer; NO_REASON for others."""
+        reason = self.reasons.get(row, "")
+        return REASON_NAMES.index(reason) if reason in REASON_NAMES else NO_REASON
 
     def reason(self, row: int) -> str:
         """Why a request has no complete answer; empty if it has one."""
@@ -197,13 +230,13 @@ class Ledger:
         load.context_tokens += prompt
         load.decoding += 1
         self.first_token_s[row] = now_s
-        ttft_s = now_s - float(self.workload.arrival_s[row])
+        ttft_s = now_s - float(self.arrival_s[row])
         met = ttft_s <= self.ttft_slo_s[row]
         self._add(row, first_tokens=1, ttft_sum_s=ttft_s, ttft_met=met)
 
     def _book_finish(self, row: int) -> None:
         tokens = int(self.generated[row])
-        ttft_s = float(self.first_token_s[row] - self.workload.arrival_s[row])
+        ttft_s = float(self.first_token_s[row] - self.arrival_s[row])
         tpot_s = float(self.finish_s[row] - self.first_token_s[row]) / max(tokens - 1, 1)
         met = tpot_s <= self.tpot_slo_s[row]
         good = met and ttft_s <= self.ttft_slo_s[row]

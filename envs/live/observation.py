@@ -103,6 +103,8 @@ def in_flight_rows(ledger: Ledger, predicted: NDArray[np.int32]) -> NDArray[np.v
     flights["first_token_s"] = np.nan_to_num(ledger.first_token_s[rows], nan=-1.0)
     flights["place"], flights["generated_tokens"] = ledger.engine[rows], ledger.generated[rows]
     flights["predicted_tokens"] = predicted[rows]
-    for name in ("arrival_s", "input_tokens", "max_output_tokens", "class_id", "priority"):
+    flights["max_output_tokens"] = ledger.max_output_tokens[rows]
+    flights["arrival_s"] = ledger.arrival_s[rows]
+    for name in ("input_tokens", "class_id", "priority"):
         flights[name] = getattr(workload, name)[rows]
     return flights

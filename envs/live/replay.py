@@ -1,27 +1,35 @@
-"""Sends a workload's requests when they are due, whether or not earlier ones are done: an open loop."""
+"""Sends a workload's requests when they are due: an open loop, but for turns of sessions, which wait for answers."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from serving_gym.envs.interface.metrics import FINISHED, PATIENCE, REASON_NAMES, TOO_LONG
 from serving_gym.envs.live.ledger import Ledger
 from serving_gym.envs.live.prompts import Prompts
 from serving_gym.envs.live.servers import Server
 from serving_gym.envs.live.stream import StreamEnd, completion_request, stream_completion
+from serving_gym.envs.live.turns import Turns
 
 if TYPE_CHECKING:
     import aiohttp
 
 _POOL_INTERVAL_S = 0.05
+_log = logging.getLogger(__name__)
 MOST_ATTEMPTS = 4  # most attempts to send a request, if servers are lost before its first token
 
 
 class Replay:
     """One run of a workload over several servers. Runs in the loop's thread.
+
+    A client that has no token when its patience is over hangs up: its connection is closed.
 
     Args:
         session: HTTP client.
@@ -30,12 +38,16 @@ class Replay:
         prompts: texts of the requests.
         router: chooses the engine of a row, -1: none can take it; None: requests wait in the pool until somebody sends
             them.
+        longest: longest request that a row's servers take, prompt and answer, tokens.
         send_priority: whether the servers' queues know priorities.
         silence_s: longest time without data from a server, or without a server, before a request fails, seconds.
         server_is_coming: whether a server is starting, for which requests wait longer than that.
         on_arrival: called with each row that has arrived, after routing if there is a router; not for refused ones.
         on_return: called with each row that lost its engine before its first token; None: it is routed again.
         on_unreachable: called with an engine that could not be reached, and the reason.
+
+    Attributes:
+        on_give_up: called with each row whose client hangs up while no engine has it.
     """
 
     def __init__(
@@ -45,6 +57,7 @@ class Replay:
         ledger: Ledger,
         prompts: Prompts,
         router: Callable[[int], int] | None,
+        longest: Callable[[int], int],
         send_priority: bool,
         silence_s: float,
         server_is_coming: Callable[[], bool],
@@ -53,9 +66,10 @@ class Replay:
         on_unreachable: Callable[[int, str], None],
     ) -> None:
         self.session, self.servers, self.ledger, self.prompts = session, servers, ledger, prompts
-        self.router, self.server_is_coming = router, server_is_coming
+        self.router, self.longest, self.server_is_coming = router, longest, server_is_coming
         self.send_priority, self.silence_s, self.on_arrival = send_priority, silence_s, on_arrival
         self.on_return, self.on_unreachable = on_return, on_unreachable
+        self.on_give_up: Callable[[int], None] = lambda row: None
         self.pool: deque[int] = deque()  # rows that no engine could take yet
         self.begun_s = float("nan")  # monotonic
         self.failure: BaseException | None = None  # an internal error in a stream, which ends the run
@@ -63,6 +77,11 @@ class Replay:
         self._recalled: set[int] = set()  # rows whose streams are being cancelled to move to another engine
         self._bodies: dict[int, dict[str, object]] = {}  # of requests that no engine has
         self._attempts: dict[int, int] = {}  # how often a row has been sent
+        self._turns = Turns(ledger.workload)
+        self._coming: set[asyncio.Task[None]] = set()  # turns whose delay runs
+        self._limits: dict[int, asyncio.TimerHandle] = {}  # the patience of clients that have no token
+        self._given_up: set[int] = set()  # rows whose streams are being cancelled as their clients hang up
+        self._tells_tokens = True  # whether servers answer with token ids, as far as is known
 
     @property
     def now_s(self) -> float:
@@ -71,21 +90,20 @@ class Replay:
 
     @property
     def idle(self) -> bool:
-        """Whether every request has arrived and is done."""
-        everyone = self.ledger.arrived == len(self.ledger.workload)
-        return everyone and not self.pool and not self._streams
+        """Whether every request has arrived and is done, but those that wait for an answer in vain."""
+        return not self._turns.left and not self.pool and not self._streams
 
     async def run(self) -> None:
-        """Sends all requests from now on; returns when the last request is done."""
+        """Sends all requests from now on; returns when the last request is done.
+
+        Raises:
+            BaseException: an internal error.
+        """
         self.begun_s = time.monotonic()
         pool = asyncio.create_task(self._serve_pool()) if self.router is not None else None
         try:
-            for row, arrival_s in enumerate(self.ledger.workload.arrival_s):
-                body = (
-                    self._body(row) if self._fits(row) else {}
-                )  # drawn in advance, so that sending is on time
-                await asyncio.sleep(max(self.begun_s + float(arrival_s) - time.monotonic(), 0.0))
-                self._arrive(row, body)
+            for row in self._turns.first.tolist():
+                await self._come(row, float(self.ledger.arrival_s[row]))
             while not self.idle:
                 await asyncio.sleep(_POOL_INTERVAL_S)
         finally:
@@ -94,10 +112,12 @@ class Replay:
 
     async def abort(self) -> None:
         """Cancels every stream; the servers then free their resources."""
-        streams = tuple(self._streams.values())
-        for stream in streams:
-            stream.cancel()
-        await asyncio.gather(*streams, return_exceptions=True)
+        for limit in self._limits.values():
+            limit.cancel()
+        tasks = (*self._coming, *self._streams.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def recall(self, engine: int) -> None:
         """Takes back an engine's requests without a token; they return to the router or the pool."""
@@ -116,31 +136,83 @@ class Replay:
         workload = self.ledger.workload
         priority = int(workload.priority[row]) if self.send_priority else None
         tokens = self.prompts.token_ids(row)
-        return completion_request("", tokens, int(workload.output_tokens[row]), priority)
+        answer = int(self.ledger.answer_tokens[row])
+        return completion_request("", tokens, answer, priority, self._asked_for_tokens(row))
 
-    def _arrive(self, row: int, body: dict[str, object]) -> None:
-        self.ledger.book_arrival(row)
-        if not self._fits(row):
-            reason = (
-                f"may grow to {self.tokens(row)} tokens where no engine holds more than {self._longest()}"
-            )
-            self.ledger.book_loss(row, True, reason, self.now_s)
+    async def _come(self, row: int, at_s: float) -> None:
+        """Lets a request arrive at a time, seconds; its prompt is drawn before, so that sending is on time."""
+        body = self._body(row) if self._fits(row) else None
+        await asyncio.sleep(max(self.begun_s + at_s - time.monotonic(), 0.0))
+        self._arrive(row, at_s, body)
+
+    def _arrive(self, row: int, at_s: float, body: dict[str, object] | None) -> None:
+        self._turns.arrive(row)
+        self.ledger.book_arrival(row, at_s)
+        if body is None:
+            self._lose(row, True, REASON_NAMES[TOO_LONG])
             return
+        self._limit_patience(row, at_s)
         self._bodies[row] = body
         if not self._route(row):
             self.pool.append(row)
         self.on_arrival(row)
 
-    def _fits(self, row: int) -> bool:
-        return self.tokens(row) <= self._longest()
+    def _limit_patience(self, row: int, at_s: float) -> None:
+        patience_s = self.ledger.workload.patience_s
+        if patience_s is not None and np.isfinite(patience_s[row]):
+            over_s = self.begun_s + at_s + float(patience_s[row])
+            loop = asyncio.get_running_loop()
+            self._limits[row] = loop.call_at(over_s - time.monotonic() + loop.time(), self._give_up, row)
 
-    def _longest(self) -> int:
-        return max(server.most_tokens for server in self.servers)
+    def _give_up(self, row: int) -> None:
+        """The patience of a client is over: it hangs up if it has no token."""
+        self._limits.pop(row)
+        if row in self._streams and not self.ledger.generated[row]:
+            self._given_up.add(row)
+            self._streams[row].cancel()
+        elif row in self.pool:
+            self.pool.remove(row)
+            self._bodies.pop(row)
+            self._lose(row, False, REASON_NAMES[PATIENCE])
+            self.on_give_up(row)
+
+    def _lose(self, row: int, refused: bool, reason: str) -> None:
+        """Books a request that no engine has as refused or failed."""
+        self.ledger.book_loss(row, refused, reason, self.now_s)
+        self._settle(row)
+
+    def _settle(self, row: int, answer: list[int] | None = None) -> None:
+        """A request is done: those that have waited for it come, or never will.
+
+        Args:
+            row: the request.
+            answer: its answer's tokens, where they are known.
+        """
+        limit = self._limits.pop(row, None)
+        if limit is not None:
+            limit.cancel()
+        if self.ledger.outcome[row] != FINISHED:
+            self._turns.unanswered(row)
+            return
+        if answer:
+            self.prompts.learn(row, answer, self._turns.descendants(row))
+        for follower, at_s in self._turns.answered(row, float(self.ledger.finish_s[row])):
+            coming = asyncio.create_task(self._come(follower, at_s))
+            self._coming.add(coming)
+            coming.add_done_callback(self._end_coming)
+
+    def _end_coming(self, coming: asyncio.Task[None]) -> None:
+        self._coming.discard(coming)
+        if not coming.cancelled() and coming.exception() is not None:
+            self.failure = coming.exception()
+
+    def _fits(self, row: int) -> bool:
+        """Whether a prompt leaves room for a token of its answer, which is cut where the room ends."""
+        return self.ledger.limit_length(row, self.longest(row))
 
     def tokens(self, row: int) -> int:
-        """Most tokens of a request, as declared by its client."""
-        workload = self.ledger.workload
-        return int(workload.input_tokens[row]) + int(workload.max_output_tokens[row])
+        """Most tokens of a request: as declared by its client, where its servers take that much."""
+        return int(self.ledger.workload.input_tokens[row]) + int(self.ledger.max_output_tokens[row])
 
     def _route(self, row: int) -> bool:
         """Sends a request to the engine that the router chooses; False: none."""
@@ -166,7 +238,7 @@ class Replay:
         """Refuses a pooled request."""
         self.pool.remove(row)
         self._bodies.pop(row)
-        self.ledger.book_loss(row, True, reason, self.now_s)
+        self._lose(row, True, reason)
 
     def _send(self, row: int, engine: int) -> None:
         self.ledger.book_sent(row, engine, self.now_s)
@@ -193,16 +265,35 @@ class Replay:
                 self.silence_s,
             )
         finally:
-            recalled = row in self._recalled
+            given_up, recalled = row in self._given_up, row in self._recalled
+            self._given_up.discard(row)
             self._recalled.discard(row)
-            if recalled and not self.ledger.generated[row]:
+            if given_up and not self.ledger.generated[row]:
+                self._end(row, StreamEnd(reason=REASON_NAMES[PATIENCE]))
+            elif recalled and not self.ledger.generated[row]:
                 self._attempts[row] -= 1
                 self._take_back(row, body)
             elif end.lost and not self.ledger.generated[row] and self._attempts[row] < MOST_ATTEMPTS:
                 self.on_unreachable(engine, end.reason)
                 self._take_back(row, body)
             else:
-                self.ledger.book_end(row, end.refused, end.reason, end.server_ttft_s, self.now_s)
+                self._end(row, end)
+
+    def _end(self, row: int, end: StreamEnd) -> None:
+        """Books the end of a request's stream."""
+        self.ledger.book_end(row, end.refused, end.reason, end.server_ttft_s, self.now_s)
+        if self._tells_tokens and not end.reason and not end.token_ids and self._asked_for_tokens(row):
+            self._tells_tokens = False
+            _log.warning(
+                "%s does not tell the tokens of its answers (return_token_ids, vLLM 0.10.2 or later): later turns of "
+                "sessions have other text in the place of these answers, and find less in prefix caches",
+                self.servers[int(self.ledger.engine[row])].url,
+            )
+        self._settle(row, end.token_ids)
+
+    def _asked_for_tokens(self, row: int) -> bool:
+        """Whether later prompts of a session are to hold a request's answer."""
+        return self.ledger.workload.hash_ids is not None and bool(self._turns.followers(row))
 
     def _take_back(self, row: int, body: dict[str, object]) -> None:
         """Called when a request without a token has lost its server: it counts as not sent."""
@@ -218,11 +309,13 @@ class Replay:
         while True:
             await asyncio.sleep(_POOL_INTERVAL_S)
             for row in tuple(self.pool):
-                waited_s = self.now_s - float(self.ledger.workload.arrival_s[row])
+                if row not in self.pool:  # its client has hung up
+                    continue
+                waited_s = self.now_s - float(self.ledger.arrival_s[row])
                 if not self._route(row):
                     if waited_s <= self.silence_s or self.server_is_coming():
                         continue
                     reason = f"no server could take it for {self.silence_s:g} s"
                     self._bodies.pop(row)
-                    self.ledger.book_loss(row, False, reason, self.now_s)
+                    self._lose(row, False, reason)
                 self.pool.remove(row)

@@ -80,7 +80,7 @@ class LiveRun:
         """(C,), requests of each class that are still in the system."""
 
         def count(ledger: Ledger) -> NDArray[np.int64]:
-            rows = slice(0, ledger.arrived)
+            rows = ledger.here
             left = ledger.outcome[rows] == UNFINISHED
             return np.bincount(self.workload.class_id[rows][left], minlength=len(self.slos))
 

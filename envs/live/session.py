@@ -48,6 +48,8 @@ class LiveSession:
         scraper: readings of `/metrics`.
         in_service: whether a server takes requests; by default all do.
         server_is_coming: whether a server is starting that requests may wait for; by default none is.
+        longest: longest request of a row, prompt and answer, tokens; by default what one of the servers takes, within
+            `settings.max_model_len`.
     """
 
     servers: list[Server]
@@ -69,6 +71,7 @@ class LiveSession:
         self.on_arrival, self.on_return = on_arrival, on_return
         self.in_service: Callable[[int], bool] = lambda server: True
         self.server_is_coming: Callable[[], bool] = lambda: False
+        self.longest: Callable[[int], int] = self._longest
         self._client: aiohttp.ClientSession | None = None
         self._scraping: asyncio.Task[None] | None = None
         self._replaying: asyncio.Task[None] | None = None
@@ -87,12 +90,12 @@ class LiveSession:
     @property
     def trouble(self) -> BaseException | None:
         """The error that ended the present run early."""
-        if self.scraper.missing is not None:
-            return self.scraper.missing
-        task = self._replaying
-        if task is not None and self.replay.failure is not None:
+        if self._replaying is not None and self.replay.failure is not None:
             return self.replay.failure
-        return task.exception() if task is not None and task.done() and not task.cancelled() else None
+        for task in (self._replaying, self._scraping):
+            if task is not None and task.done() and not task.cancelled() and task.exception() is not None:
+                return task.exception()
+        return None
 
     async def attach(self, urls: tuple[str, ...]) -> None:
         """Reads the information of every server.
@@ -116,7 +119,7 @@ class LiveSession:
         """
         assert self._client is not None
         self.servers[number] = await probe(self._client, self.servers[number].url, self.settings.model)
-        self.scraper.readings[number], self.scraper.problems[number] = None, ""
+        self.scraper.forget(number)
         if self._base:
             self._base[number] = NOTHING
 
@@ -154,6 +157,7 @@ class LiveSession:
             ledger=self.ledger,
             prompts=Prompts(workload, self.settings.vocab_size, self.settings.salt),
             router=self._route_of(self._router),
+            longest=lambda row: self.longest(row),
             send_priority=self.order == "priority",
             silence_s=self.settings.silence_s,
             server_is_coming=lambda: self.server_is_coming(),
@@ -162,6 +166,10 @@ class LiveSession:
             on_unreachable=self.scraper.suspect,
         )
         self._scraping = asyncio.create_task(self.scraper.run(self._client))
+
+    def _longest(self, row: int) -> int:
+        most = max(server.most_tokens for server in self.servers)
+        return min(most, self.settings.max_model_len or most)
 
     def _route_of(self, router: str | Chooser | None) -> Callable[[int], int] | None:
         """The function that chooses the engine of a row; a built-in router is reset."""
@@ -202,14 +210,13 @@ class LiveSession:
         self._replaying = self._scraping = None
 
     async def _wait_until_empty(self, client: aiohttp.ClientSession) -> None:
-        deadline_s = time.monotonic() + EMPTY_WITHIN_S
+        begun_s = time.monotonic()
+        deadline_s = begun_s + EMPTY_WITHIN_S
         while True:
             await self.scraper.read_all(client, within_s=EMPTY_WITHIN_S)
-            for number, (url, problem) in enumerate(
-                zip(self.scraper.urls, self.scraper.problems, strict=True)
-            ):
-                if problem and self.in_service(number):
-                    raise ValueError(f"cannot read {url}/metrics: {problem}")
+            if self._some_unreadable(time.monotonic() - begun_s > self.settings.stale_after_s):
+                await asyncio.sleep(_POLL_S)
+                continue
             busy = [
                 0 if reading is None or not self.in_service(number) else reading.gauges.num_requests
                 for number, reading in enumerate(self.scraper.readings)
@@ -222,6 +229,21 @@ class LiveSession:
                     f"{EMPTY_WITHIN_S:g} s; is another client using it?"
                 )
             await asyncio.sleep(_POLL_S)
+
+    def _some_unreadable(self, last_time: bool) -> bool:
+        """Whether a server in service has shown a page that cannot be read, which may be another one the next time.
+
+        Raises:
+            ValueError: a server does not answer, or this was the last time.
+        """
+        scraper = self.scraper
+        for number in filter(self.in_service, range(len(scraper.urls))):
+            problem = scraper.unreadable[number] or scraper.problems[number]
+            if problem and (last_time or not scraper.unreadable[number]):
+                raise ValueError(f"cannot read {scraper.urls[number]}/metrics: {problem}")
+        return any(
+            scraper.unreadable[number] and self.in_service(number) for number in range(len(scraper.urls))
+        )
 
     def candidates(self) -> list[Candidate]:
         """Engines as the router's candidates; those out of service or with a failed reading are unavailable."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from serving_gym.calibration.fields import check_positive
+from serving_gym.calibration.fields import check_at_least, check_positive
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,8 @@ class LiveSettings:
         vocab_size: Upper bound of the prompts' token ids.
         salt: Changes the prompts' tokens, so that prefix caches of an earlier run do not hit.
         allow_remote: Whether servers may be on other machines.
+        max_model_len: Longest request, prompt and answer, tokens; None: that of the servers. Of launched servers it is
+            their `--max-model-len`, with None the limit of the tiny Llama; of others a lower limit than their own.
     """
 
     endpoints: tuple[str, ...] = ()
@@ -35,6 +37,7 @@ class LiveSettings:
     vocab_size: int = 4096
     salt: int = 0
     allow_remote: bool = False
+    max_model_len: int | None = None
 
     def __post_init__(self) -> None:
         check_positive(
@@ -46,8 +49,14 @@ class LiveSettings:
             "decide_within_s",
             prefix="backend.",
         )
+        check_at_least(self, 1, "max_model_len", prefix="backend.")
         if self.stale_after_s < self.scrape_interval_s:
             raise ValueError(
                 f"backend.stale_after_s ({self.stale_after_s}) must be at least "
                 f"backend.scrape_interval_s ({self.scrape_interval_s})"
             )
+
+
+def lower_limit(*limits: int | None) -> int | None:
+    """The lowest of those that are given; None where none is."""
+    return min((limit for limit in limits if limit is not None), default=None)

@@ -49,7 +49,6 @@ class BackendConfig(LiveSettings):
         device: Device of launched servers, cpu or cuda.
         slots: Cores or GPUs of each launched server; empty: the available ones in order.
         serves: Folder with the config.json of the model that launched servers serve; None: a tiny Llama.
-        max_model_len: Longest request of launched servers, tokens; None: the limit of the tiny Llama.
         sleep_mode: Whether launched servers support sleep mode; on GPUs only.
         control_within_s: Longest time that a policy which starts and stops servers may take, s; then all is left as it
             is.
@@ -63,7 +62,6 @@ class BackendConfig(LiveSettings):
     device: str = "cpu"
     slots: tuple[str, ...] = ()
     serves: str | None = None
-    max_model_len: int | None = None
     sleep_mode: bool = False
     control_within_s: float = 10.0
     envelope: EnvelopeSettings = field(default_factory=EnvelopeSettings)
@@ -73,8 +71,6 @@ class BackendConfig(LiveSettings):
         super().__post_init__()
         check_choice("backend", self.name, BACKENDS)
         check_choice("backend.device", self.device, DEVICES)
-        if self.max_model_len is not None:
-            check_least("backend.max_model_len", self.max_model_len, 1)
         check_positive(self, "control_within_s", prefix="backend.")
         if self.name not in LIVE_BACKENDS and (self.endpoints or self.launch):
             raise ValueError("backend.endpoints and backend.launch need backend=vllm")

@@ -26,6 +26,7 @@ from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.live.backend import LiveBackend
 from serving_gym.envs.live.launch_settings import LaunchSettings
 from serving_gym.envs.live.launcher import LocalServer, ending_on_sigterm
+from serving_gym.envs.live.settings import lower_limit
 from serving_gym.envs.live.supervision import LocalServers
 from serving_gym.envs.live.tiny_model import LONGEST
 from serving_gym.envs.live.transitions import Slot
@@ -172,7 +173,7 @@ def _shared_env(config: RunConfig, folder: Path) -> Iterator[LiveSharingEnv]:
             device=backend.device,
             slot=nodes[node],
             model=_folder_of(backend.serves, model.name),
-            max_model_len=model.max_tokens,
+            max_model_len=lower_limit(backend.max_model_len, model.max_tokens) or LONGEST,
             memory_utilization=cluster.memory_utilization,
             sleep_mode=backend.sleep_mode,
             python=backend.python,
@@ -206,7 +207,7 @@ def _replica_settings(config: BackendConfig, cluster: DeploymentSpec) -> LaunchS
     settings = LaunchSettings(
         device=config.device,
         model=config.serves,
-        max_model_len=config.max_model_len or LONGEST,
+        max_model_len=lower_limit(config.max_model_len, cluster.max_model_len) or LONGEST,
         memory_utilization=cluster.memory_utilization,
         python=config.python,
         block_size=cluster.block_size,
@@ -301,7 +302,7 @@ def _launch_settings(
         slot=slot,
         model=config.serves,
         tp_size=replica.tp_size,
-        max_model_len=config.max_model_len or LONGEST,
+        max_model_len=lower_limit(config.max_model_len, fleet.limited(replica).max_model_len) or LONGEST,
         memory_utilization=replica.memory_utilization,
         sleep_mode=config.sleep_mode,
         python=config.python,
@@ -347,8 +348,9 @@ def launch_settings(config: BackendConfig, cluster: ClusterSpec) -> LaunchSettin
         order=cluster.order,
         async_scheduling=cluster.async_scheduling,
     )
-    if config.max_model_len is not None:
-        settings = replace(settings, max_model_len=config.max_model_len)
+    longest = lower_limit(config.max_model_len, cluster.max_model_len)
+    if longest is not None:
+        settings = replace(settings, max_model_len=longest)
     blocks = cluster.kv_blocks_override
     return settings if blocks is None else replace(settings, kv_blocks=blocks)
 

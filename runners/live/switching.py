@@ -10,6 +10,7 @@ from pathlib import Path
 from serving_gym.envs.dp_tp.live.env import LiveDPTPEnv
 from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.live.launcher import ending_on_sigterm
+from serving_gym.envs.live.settings import lower_limit
 from serving_gym.envs.live.switching.install import install
 from serving_gym.envs.live.switching.launch import SwitchingLaunchSettings, switching_server
 from serving_gym.envs.live.switching.plugin.routing import ROUTERS
@@ -61,5 +62,8 @@ def switching_launch_settings(
         router=cluster.router,
         site=str(install(folder / "site")),
     )
+    longest = lower_limit(config.max_model_len, cluster.max_model_len)
+    if longest is not None:
+        settings = replace(settings, max_model_len=longest)
     blocks = cluster.kv_blocks_override
     return settings if blocks is None else replace(settings, kv_blocks=blocks)

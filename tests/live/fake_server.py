@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -34,6 +35,13 @@ class Behaviour:
         tokens_per_chunk: Tokens sent together.
         garbage: What streams hold in place of chunks.
         per_request_metrics: Whether the last chunk carries the server's own times.
+        rewrite_page: What becomes of the text of `/metrics`.
+        line_end: Ends the lines of streams.
+        after_colon: Stands between `data:` and what is sent.
+        done: Whether streams end with `[DONE]`.
+        bytes_at_once: Bytes of a stream sent together; None: whole events.
+        finish_reason: Of an answer.
+        tells_tokens: Whether it tells the tokens of answers that is asked to.
     """
 
     token_s: float = 0.002
@@ -52,6 +60,18 @@ class Behaviour:
     tokens_per_chunk: int = 1
     garbage: str = ""
     per_request_metrics: bool = True
+    rewrite_page: Callable[[str], str] = str
+    line_end: str = "\n"
+    after_colon: str = " "
+    done: bool = True
+    bytes_at_once: int | None = None
+    finish_reason: str = "length"
+    tells_tokens: bool = True
+
+
+def answer_of(body: dict[str, object]) -> list[int]:
+    """Tokens that it answers a request with: they count down from the sum of the prompt."""
+    return [sum(body["prompt"]) - place for place in range(int(str(body["max_tokens"])))]  # type: ignore[arg-type]
 
 
 @dataclass
@@ -112,13 +132,18 @@ class FakeServer:
         lines = [f'{name}{{engine="0"}} {value}' for name, value in self._counts.items()]
         lines.append(f"{CACHE_CONFIG}{{{labels}}} 1.0")
         kept = [line for line in lines if line.split("{")[0] not in self.behaviour.omit]
-        return web.Response(text="\n".join(kept) + "\n", status=self.behaviour.metrics_status)
+        page = self.behaviour.rewrite_page("\n".join(kept) + "\n")
+        return web.Response(text=page, status=self.behaviour.metrics_status)
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.bodies.append(body)
         if self.behaviour.status != 200:
             return web.json_response({"error": "the queue is full"}, status=self.behaviour.status)
+        asked = len(body["prompt"]) + int(body["max_tokens"])
+        if asked > self.behaviour.max_model_len:
+            error = f"maximum context length is {self.behaviour.max_model_len} tokens, you asked for {asked}"
+            return web.json_response({"error": {"message": error, "code": 400}}, status=400)
         if not body.get("stream"):
             return web.json_response({"choices": [{"text": ""}]})
         self._counts[WAITING] += 1
@@ -141,9 +166,10 @@ class FakeServer:
         wanted = int(str(body["max_tokens"])) - self.behaviour.short_by
         await asyncio.sleep(self.behaviour.first_token_s)
         self._counts["vllm:prompt_tokens_total"] += len(body["prompt"])  # type: ignore[arg-type]
-        sent = 0
+        sent, asked = 0, bool(body.get("return_token_ids")) and self.behaviour.tells_tokens
+        answer = answer_of(body) if asked else []
         if self.behaviour.garbage:
-            await response.write(b"data: " + self.behaviour.garbage.encode() + b"\n\n")
+            await self._write(response, self.behaviour.garbage)
         while sent < wanted:
             if sent == self.behaviour.break_after:
                 assert request.transport is not None
@@ -151,16 +177,28 @@ class FakeServer:
                 return response
             if sent == self.behaviour.hang_after:
                 await asyncio.sleep(60)
-            sent = min(sent + self.behaviour.tokens_per_chunk, wanted)
-            await self._send(response, {"choices": [{"text": ""}], "usage": {"completion_tokens": sent}})
+            before, sent = sent, min(sent + self.behaviour.tokens_per_chunk, wanted)
+            choice = {"text": "", "token_ids": answer[before:sent] if asked else None}
+            await self._send(response, {"choices": [choice], "usage": {"completion_tokens": sent}})
             await asyncio.sleep(self.behaviour.token_s)
         self._counts["vllm:generation_tokens_total"] += sent
-        last: dict[str, object] = {"choices": [], "usage": {"completion_tokens": sent}}
+        ended = {"text": "", "finish_reason": self.behaviour.finish_reason}
+        last: dict[str, object] = {"choices": [ended], "usage": {"completion_tokens": sent}}
         if self.behaviour.per_request_metrics:
             last["metrics"] = {"time_to_first_token_ms": 1e3 * self.behaviour.first_token_s}
         await self._send(response, last)
-        await response.write(b"data: [DONE]\n\n")
+        if self.behaviour.done:
+            await self._write(response, "[DONE]")
         return response
 
     async def _send(self, response: web.StreamResponse, chunk: dict[str, object]) -> None:
-        await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+        await self._write(response, json.dumps(chunk))
+
+    async def _write(self, response: web.StreamResponse, data: str) -> None:
+        """One event, in pieces where so asked."""
+        event = f"data:{self.behaviour.after_colon}{data}{2 * self.behaviour.line_end}".encode()
+        step = self.behaviour.bytes_at_once or len(event)
+        for first in range(0, len(event), step):
+            await response.write(event[first : first + step])
+            if step < len(event):
+                await asyncio.sleep(0)

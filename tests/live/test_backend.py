@@ -1,16 +1,27 @@
 import re
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from serving_gym.envs.interface.cluster import ClusterSpec, Fault
 from serving_gym.envs.interface.commands import Redeploy, SetLayout
-from serving_gym.envs.interface.metrics import FAILED, FINISHED, REFUSED, UNFINISHED
+from serving_gym.envs.interface.metrics import (
+    FAILED,
+    FINISHED,
+    LENGTH,
+    NO_REASON,
+    REASON_NAMES,
+    REFUSED,
+    UNFINISHED,
+)
+from serving_gym.envs.interface.state import EngineStatus
 from serving_gym.envs.live.backend import LiveBackend
 from serving_gym.envs.live.gauges import KV_USAGE, RUNNING, MissingMetricError
 from serving_gym.envs.live.ledger import Ledger
 from serving_gym.envs.live.settings import LiveSettings
+from serving_gym.envs.workload.schema import Workload
 from tests.live.conftest import SLOS, MakeBackend, MakeServer, stream_of
 
 
@@ -87,14 +98,69 @@ def test_a_metric_that_is_missing_at_the_start(make_server: MakeServer, make_bac
         make_backend(make_server(omit=(KV_USAGE,)))
 
 
-def test_a_metric_that_goes_missing_ends_the_run(make_server: MakeServer, make_backend: MakeBackend) -> None:
-    server = make_server()
+BROKEN_PAGES: dict[str, Callable[[str], str]] = {
+    "nan": lambda page: page.replace(f'{RUNNING}{{engine="0"}} ', f'{RUNNING}{{engine="0"}} NaN # '),
+    "infinite": lambda page: page.replace(f'{RUNNING}{{engine="0"}} ', f'{RUNNING}{{engine="0"}} +Inf # '),
+    "half": lambda page: page[: len(page) // 2],
+    "missing": lambda page: page.replace(RUNNING, "vllm:other"),
+    "no_number": lambda page: page.replace(f'{RUNNING}{{engine="0"}} ', f'{RUNNING}{{engine="0"}} many '),
+    "no_label": lambda page: page.replace(f'{RUNNING}{{engine="0"}} ', f'{RUNNING}{{engine="0 '),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN_PAGES.values(), ids=BROKEN_PAGES)
+def test_a_page_that_cannot_be_read_is_stale_until_the_next_that_can(
+    make_server: MakeServer,
+    make_backend: MakeBackend,
+    caplog: pytest.LogCaptureFixture,
+    broken: Callable[[str], str],
+) -> None:
+    server = make_server(token_s=0.5)
     backend = make_backend(server)
-    backend.reset(stream_of(100, gap_s=0.05))
+    backend.reset(stream_of(4, gap_s=0.0))
+    backend.advance(0.15)
+    assert backend.observe().stale == ()
+    server.behaviour.rewrite_page = broken
+    backend.advance(0.35)
+    state = backend.observe()
+    assert state.stale == (0,)
+    assert (state.engines[0]["status"], state.engines[0]["num_running"]) == (EngineStatus.ACTIVE, 4)
+    server.behaviour.rewrite_page = str
+    backend.advance(0.5)
+    assert backend.observe().stale == ()
+    assert not caplog.records
+
+
+def test_a_page_that_stays_unreadable_makes_its_server_unavailable_and_is_logged_once(
+    make_server: MakeServer, make_backend: MakeBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken, sound = make_server(), make_server()
+    backend = make_backend(broken, sound, stale_after_s=0.4)
+    backend.reset(stream_of(60, gap_s=0.04))
     backend.advance(0.1)
-    server.behaviour.omit = (RUNNING,)
-    with pytest.raises(MissingMetricError, match=RUNNING):
-        backend.advance(5.0)
+    broken.behaviour.omit = (RUNNING,)
+    backend.advance(1.0)
+    state, sent = backend.observe(), len(broken.bodies)
+    assert state.stale == (0,)
+    assert state.engines["status"].tolist()[:2] == [EngineStatus.DOWN, EngineStatus.ACTIVE]
+    backend.advance(1.3)
+    assert len(broken.bodies) == sent
+    (record,) = caplog.records
+    assert f"{broken.url}/metrics has no {RUNNING}" in record.getMessage()
+    broken.behaviour.omit = ()
+    backend.run_to_completion()
+    assert len(broken.bodies) > sent
+    assert (backend.results().outcome == FINISHED).all()
+
+
+def test_a_page_that_stays_unreadable_before_a_run(
+    make_server: MakeServer, make_backend: MakeBackend
+) -> None:
+    server = make_server()
+    backend = make_backend(server, stale_after_s=0.1)
+    server.behaviour.rewrite_page = BROKEN_PAGES["nan"]
+    with pytest.raises(ValueError, match=rf"cannot read http.*{RUNNING} nan, which is no finite number"):
+        backend.reset(stream_of(1))
 
 
 def test_stale_gauges_are_marked_and_own_counts_stand_in(
@@ -136,11 +202,11 @@ def test_a_full_queue_refuses(make_server: MakeServer, make_backend: MakeBackend
     [
         ({"break_after": 3}, ""),
         ({"hang_after": 3}, "nothing came for 0.2 s"),
-        ({"short_by": 2}, "4 tokens came where 6 were asked for"),
+        ({"short_by": 2, "finish_reason": "stop"}, "4 tokens came where 6 were asked for"),
     ],
 )
 def test_lost_answers_stay_in_the_records(
-    behaviour: dict[str, int], said: str, make_server: MakeServer, make_backend: MakeBackend
+    behaviour: dict[str, object], said: str, make_server: MakeServer, make_backend: MakeBackend
 ) -> None:
     backend = make_backend(make_server(**behaviour), silence_s=0.2)
     backend.reset(stream_of(4))
@@ -185,10 +251,84 @@ def test_an_error_of_our_own_ends_the_run(
         backend.run_to_completion()
 
 
+@pytest.mark.parametrize(
+    "written",
+    [
+        {"after_colon": ""},
+        {"line_end": "\r"},
+        {"line_end": "\r\n", "bytes_at_once": 1},
+        {"done": False},
+        {"line_end": "\r", "after_colon": "", "done": False, "bytes_at_once": 3},
+    ],
+    ids=lambda written: ",".join(written),
+)
+def test_every_stream_that_the_standard_allows_is_read(
+    make_server: MakeServer, make_backend: MakeBackend, written: dict[str, object]
+) -> None:
+    backend = make_backend(make_server(**written))
+    backend.reset(stream_of(3))
+    backend.run_to_completion()
+    assert (backend.results().outcome == FINISHED).all()
+    assert (backend.results().generated_tokens == 6).all()
+
+
+@pytest.mark.parametrize(
+    "said", ['{"error": {"message": "out of memory"}}', '{"object": "error", "message": "out of memory"}']
+)
+def test_an_error_inside_a_stream_fails_its_request(
+    make_server: MakeServer, make_backend: MakeBackend, said: str
+) -> None:
+    backend = make_backend(make_server(garbage=said))
+    backend.reset(stream_of(1))
+    backend.run_to_completion()
+    assert backend.results().outcome.tolist() == [FAILED]
+    assert "out of memory" in backend.details()["errors"][0]
+
+
+def test_an_answer_that_the_server_cuts_is_finished(
+    make_server: MakeServer, make_backend: MakeBackend
+) -> None:
+    """A server may end an answer at its own limit, and says so; an answer that stops early for no reason has failed."""
+    for finish_reason, outcome, reason in (("length", FINISHED, LENGTH), ("stop", FAILED, NO_REASON)):
+        backend = make_backend(make_server(short_by=2, finish_reason=finish_reason))
+        backend.reset(stream_of(1))
+        backend.run_to_completion()
+        records = backend.results()
+        assert (records.outcome[0], records.reason[0], records.generated_tokens[0]) == (outcome, reason, 4)
+
+
+LONG = Workload(  # within; at the limit; beyond it; no room; beyond
+    arrival_s=np.arange(5) * 0.01,
+    input_tokens=np.array([10, 90, 90, 100, 101]),
+    output_tokens=np.array([6, 10, 11, 1, 6]),
+    max_output_tokens=np.array([500, 10, 11, 5, 6]),
+)
+
+
+@pytest.mark.parametrize("where", ["server", "backend", "cluster", "pool"])
+def test_requests_end_at_the_longest_that_is_allowed(
+    make_server: MakeServer, make_backend: MakeBackend, where: str
+) -> None:
+    pool = {"num_blocks": 25, "block_size": 4}
+    server = make_server(**{"server": {"max_model_len": 100}, "pool": pool}.get(where, {}))
+    spec = {"max_model_len": 100} if where == "cluster" else {}
+    settings = {"max_model_len": 100} if where == "backend" else {}
+    backend = make_backend(server, spec=spec, **settings)
+    backend.reset(LONG)
+    backend.run_to_completion()
+    records = backend.results()
+    assert records.outcome.tolist() == [FINISHED] * 3 + [REFUSED] * 2
+    assert records.generated_tokens.tolist() == [6, 10, 10, 0, 0]
+    reasons = [REASON_NAMES[code] for code in records.reason]
+    assert reasons == ["stop", "stop", "length", *["prompt longer than max_model_len"] * 2]
+    assert backend.details()["errors"] == ["", "", "", *["prompt longer than max_model_len"] * 2]
+    assert [body["max_tokens"] for body in server.bodies] == [6, 10, 10]
+
+
 def test_what_no_engine_could_hold_is_refused(make_server: MakeServer, make_backend: MakeBackend) -> None:
     server = make_server(num_blocks=4, block_size=16)
     backend = make_backend(server)
-    backend.reset(stream_of(2, prompt=60))
+    backend.reset(stream_of(2, prompt=64))
     backend.run_to_completion()
     assert (backend.results().outcome == REFUSED).all()
     assert server.bodies == []

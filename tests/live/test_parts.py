@@ -4,12 +4,14 @@ import pytest
 from serving_gym.envs.interface.slo import SLO, LengthSLO
 from serving_gym.envs.interface.state import TOTALS
 from serving_gym.envs.live.endpoints import check_endpoints
+from serving_gym.envs.live.events import EventStream
 from serving_gym.envs.live.gauges import (
     CACHE_CONFIG,
     NEEDED,
     CacheConfig,
     Gauges,
     MissingMetricError,
+    UnreadablePageError,
     read_cache_config,
     read_gauges,
 )
@@ -22,13 +24,54 @@ from tests.live.conftest import stream_of
 LONG = LengthSLO(0.5, 1.0, 0.01)
 
 
-def page(*left_out: str) -> str:
-    lines = [f'{name}{{engine="{e}"}} {e + 1}.0' for name in NEEDED for e in (0, 1) if name not in left_out]
+def page(*left_out: str, engines: int = 2) -> str:
+    told = [name for name in NEEDED if name not in left_out]
+    lines = [f'{name}{{engine="{e}"}} {e + 1}.0' for name in told for e in range(engines)]
     return "# HELP vllm:num_requests_running x\n" + "\n".join(lines) + "\nother_metric 3.0\n"
 
 
 def test_engines_of_one_server_are_added_up() -> None:
     assert read_gauges(page(), "http://x") == Gauges(3, 3, 1.5, 3, 3, 3)
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "-1"])
+def test_a_value_that_is_no_amount_is_named(value: str) -> None:
+    text = page().replace(
+        'vllm:num_requests_running{engine="1"} 2.0', f'vllm:num_requests_running{{engine="1"}} {value}'
+    )
+    with pytest.raises(UnreadablePageError, match="http://x/metrics has vllm:num_requests_running"):
+        read_gauges(text, "http://x")
+
+
+def test_every_part_of_a_page_is_told_from_the_whole() -> None:
+    whole = page(engines=1)
+    for length in range(len(whole) - len("\nother_metric 3.0\n")):
+        with pytest.raises(UnreadablePageError, match="http://x/metrics"):
+            read_gauges(whole[:length], "http://x")
+
+
+EVENTS = [b'{"n": 1}', b'{"n":\n2}', b"[DONE]"]
+STREAM = (
+    '\ufeff: a comment\n\nevent: token\ndata: {"n": 1}\nid: 7\n\n\n'
+    'data: {"n":\ndata:2}\n\nretry: 10\n\ndata:[DONE]\n\ndata: never ended\n'
+)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"], ids=["LF", "CRLF", "CR"])
+def test_events_come_out_whole_wherever_their_stream_is_split(end: str) -> None:
+    stream = STREAM.replace("\n", end).encode()
+    for size in range(1, len(stream) + 1):
+        events = EventStream()
+        pieces = [stream[first : first + size] for first in range(0, len(stream), size)]
+        assert [event for piece in pieces for event in events.feed(piece)] == EVENTS
+
+
+def test_events_end_as_early_as_they_can() -> None:
+    events = EventStream()
+    assert events.feed(b"data: 1\r") == []
+    assert events.feed(b"\r") == [b"1"]
+    assert events.feed(b"\ndata:  2\n\r") == [b" 2"]
+    assert events.feed(b"\ndata\n\n") == [b""]
 
 
 @pytest.mark.parametrize("name", NEEDED)

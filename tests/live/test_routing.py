@@ -11,12 +11,12 @@ from gymnasium.error import ResetNeeded
 
 from serving_gym.baselines.registry import make_policy
 from serving_gym.envs.interface.fleet import Crash, FleetConfig, GroupSpec, Migrate, ReplicaSpec
-from serving_gym.envs.interface.metrics import FAILED, FINISHED, REFUSED
+from serving_gym.envs.interface.metrics import FAILED, FINISHED, REASON_NAMES, REFUSED
 from serving_gym.envs.live.settings import LiveSettings
 from serving_gym.envs.routing.live.env import LiveRoutingEnv
 from serving_gym.envs.routing.state import Dispatch, Reject
 from serving_gym.envs.workload.formats import write_trace
-from serving_gym.envs.workload.registry import WorkloadSpec
+from serving_gym.envs.workload.registry import WorkloadSource, WorkloadSpec
 from serving_gym.envs.workload.schema import Workload
 from serving_gym.runners.rollouts.rollout import run_episode
 from tests.defaults import make_env
@@ -193,10 +193,31 @@ def test_what_is_held_is_offered_again_and_the_queue_has_an_end(make_server: Mak
     assert env.records().outcome.tolist() == [FINISHED, FINISHED, REFUSED]
 
 
+def test_a_client_that_hangs_up_is_no_longer_offered(
+    make_server: MakeServer, make_live, monkeypatch: pytest.MonkeyPatch
+):
+    """Of two requests that are held the first has an impatient client; while it is decided about, it hangs up."""
+    workload = stream_of(2, gap_s=0.0, patience_s=np.array([0.3, np.inf]))
+    env = make_live(make_server(), workload=stream_of(2, gap_s=0.0), retry_s=0.02)
+    monkeypatch.setattr(WorkloadSource, "sample", lambda self, *_: workload)
+    env.reset(seed=0)
+    assert env.state.request.index == 0
+    env.step(None)
+    env.step(None)
+    assert (env.state.request.index, env.state.request.held_before) == (0, True)
+    time.sleep(0.4)
+    _, _, _, _, info = env.step(0)
+    assert "its client has hung up" in info["refused"]
+    while env.state.request is not None:
+        assert env.state.request.index == 1
+        env.step(0)
+    records = env.records()
+    assert [REASON_NAMES[code] for code in records.reason] == ["patience", "stop"]
+
+
 def test_an_impossible_action_is_counted_and_holds(make_server: MakeServer, make_live):
-    env = make_live(
-        make_server(max_model_len=100), make_server(), workload=stream_of(1, prompt=200), retry_s=0.02
-    )
+    servers = make_server(max_model_len=100), make_server()
+    env = make_live(*servers, workload=stream_of(1, prompt=200), retry_s=0.02)
     _, info = env.reset(seed=0)
     np.testing.assert_array_equal(info["action_mask"], [False, True, True])
     _, _, _, _, info = env.step(0)

@@ -55,7 +55,7 @@ def test_the_replica_stands_still_as_long_as_the_copy_takes(kv_blocks: int) -> N
     assert simulator.results().preemptions.sum() == 0
     engine = simulator.observe().engines[0]
     assert (engine["kv_used_blocks"], engine["kv_capacity_blocks"]) == (0, kv_blocks)
-    assert simulator.world.endpoints["max_request_tokens"][0] == 16 * kv_blocks
+    assert simulator.world.endpoints["max_request_tokens"][0] == min(16 * kv_blocks, 131_072)
 
 
 def test_the_paper_s_numbers() -> None:

@@ -58,9 +58,9 @@ def traffic_of(
     bins = np.zeros(count, TRAFFIC_DTYPE)
     if not count:
         return Traffic(bin_s, 0.0, bins)
-    rows = slice(0, ledger.arrived)
+    rows = ledger.here
     workload, own = ledger.workload, interactive[ledger.workload.class_id[rows]]
-    arrival_s, first_s = workload.arrival_s[rows], ledger.first_token_s[rows]
+    arrival_s, first_s = ledger.arrival_s[rows], ledger.first_token_s[rows]
     end_s = np.where(ledger.outcome[rows] == UNFINISHED, np.inf, ledger.end_s[rows])
 
     def book(

@@ -345,9 +345,8 @@ class DividedFleet(LaunchedRun):
 
         def ended() -> FloatArray:
             ledger = self._session.ledger
-            finish_s = ledger.finish_s[: ledger.arrived]
-            rows = np.flatnonzero(finish_s >= from_s)
-            return np.asarray(finish_s[rows] - ledger.workload.arrival_s[rows], np.float64)
+            rows = np.flatnonzero(ledger.finish_s >= from_s)
+            return np.asarray(ledger.finish_s[rows] - ledger.arrival_s[rows], np.float64)
 
         latencies_s = self._loop.call(ended)
         return float(np.percentile(latencies_s, 99)) if len(latencies_s) else 0.0

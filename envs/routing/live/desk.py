@@ -88,6 +88,7 @@ class LiveDesk:
         self._held_again: set[tuple[int, int]] = set()
         self._deferred_again: set[tuple[int, int]] = set()
         self._retry: asyncio.TimerHandle | None = None
+        replay.on_give_up = self.forget
 
     # -- what happens --------------------------------------------------------------------------------------------------
 
@@ -171,6 +172,16 @@ class LiveDesk:
             self.row = -1
             self._decide_instead(offered, reason)
         return self._overridden(offered)
+
+    def forget(self, row: int) -> None:
+        """The client of a request has hung up: nothing is to be decided about it any more."""
+        if row == self.row:
+            self.row = -1
+            self.overrides.append(Override(row, None, "its client has hung up"))
+        for waiting in (self._fresh, self.held):
+            if row in waiting:
+                waiting.remove(row)
+        self.on_change()
 
     def able(self, row: int) -> list[int]:
         """Engines that can take a request now."""

@@ -15,7 +15,7 @@ from serving_gym.envs.live.endpoints import check_endpoints
 from serving_gym.envs.live.observation import in_flight_rows
 from serving_gym.envs.live.run import LiveRun
 from serving_gym.envs.live.session import LiveSession
-from serving_gym.envs.live.settings import LiveSettings
+from serving_gym.envs.live.settings import LiveSettings, lower_limit
 from serving_gym.envs.routing.live.desk import LiveDesk, Override
 from serving_gym.envs.routing.state import RoutedRequest, RoutingState
 from serving_gym.envs.workload.schema import Workload
@@ -58,7 +58,10 @@ class LiveFleet(LiveRun):
         self._awaited = False  # whether somebody waits for an offer
         self._desk: LiveDesk | None = None
         limits = [group.replica.max_num_seqs for group in self.places]
-        super().__init__(LiveSession(settings, limits, spec.order, None, self._on_arrival, self._on_arrival))
+        session = LiveSession(settings, limits, spec.order, None, self._on_arrival, self._on_arrival)
+        session.longest = self._longest
+        self._model_len = [spec.limited(group.replica).max_model_len for group in self.places]
+        super().__init__(session)
         try:
             self._loop.run(self._session.attach(urls))
         except BaseException:
@@ -93,7 +96,6 @@ class LiveFleet(LiveRun):
         self.predicted = predicted
         self.deadline_s = float(self.workload.arrival_s[-1]) + drain_limit_s
         self._serves = serving(self.places, self.workload)
-        self._predicted_before = np.concatenate([[0], np.cumsum(predicted, dtype=np.int64)])
         if self._desk is not None:
             self._loop.call(self._desk.close)
         self._loop.run(self._session.prepare(self.workload, self.slos))
@@ -108,6 +110,14 @@ class LiveFleet(LiveRun):
             np.inf if self.settings.decide_within_s is None else self.settings.decide_within_s,
             seed,
             self._on_change,
+        )
+
+    def _longest(self, row: int) -> int:
+        """Longest request of a row, tokens: what a server of its model takes, within what cluster and backend say."""
+        there = self._serves[int(self.workload.model_id[row])]
+        most = max(self.servers[place].most_tokens for place in there)
+        return min(
+            most, lower_limit(self.settings.max_model_len, *(self._model_len[p] for p in there)) or most
         )
 
     def pretend(self) -> RoutingState:
@@ -240,7 +250,7 @@ class LiveFleet(LiveRun):
             gpu_seconds=self.gpu_seconds,
             operations=(),
             totals=ledger.totals.copy(),
-            arrived_predicted_tokens=int(self._predicted_before[ledger.arrived]),
+            arrived_predicted_tokens=int(self.predicted[ledger.here].sum(dtype=np.int64)),
             held_of_class=np.bincount(self.workload.class_id[held], minlength=len(desk.sent)),
             sent_of_class=desk.sent.copy(),
         )
@@ -252,13 +262,13 @@ class LiveFleet(LiveRun):
         ids = np.zeros(0, np.int32)
         if workload.hash_ids is not None and workload.hash_offsets is not None:
             ids = workload.hash_ids[workload.hash_offsets[row] : workload.hash_offsets[row + 1]]
-        arrival_s, class_id = float(workload.arrival_s[row]), int(workload.class_id[row])
+        arrival_s, class_id = float(self._session.ledger.arrival_s[row]), int(workload.class_id[row])
         return RoutedRequest(
             index=row,
             arrival_s=arrival_s,
             input_tokens=int(workload.input_tokens[row]),
             predicted_tokens=int(self.predicted[row]),
-            max_output_tokens=int(workload.max_output_tokens[row]),
+            max_output_tokens=int(self._session.ledger.max_output_tokens[row]),
             priority=int(workload.priority[row]),
             class_id=class_id,
             deadline_s=arrival_s + self.slos[class_id].ttft_s,

@@ -118,6 +118,7 @@ class SharedFleet(LaunchedRun):
         self._returned: deque[int] = deque()
         most = [setting.max_num_seqs] * len(slots)
         session = LiveSession(settings, most, order, None, self._on_arrival, self._on_return)
+        session.longest = self._longest
         super().__init__(slots, session, limits, len(slots))
         self.instances = Instances(
             setting,
@@ -126,6 +127,11 @@ class SharedFleet(LaunchedRun):
             lambda slot: self.envelope.refuses(slot, self.now_s),
             lambda slot: self.envelope.note(slot, self.now_s),
         )
+
+    def _longest(self, row: int) -> int:
+        """Longest request of a row, tokens: that of its model, within `backend.max_model_len`."""
+        most = self.setting.models[int(self.workload.model_id[row])].max_tokens
+        return min(most, self.settings.max_model_len or most)
 
     # -- a run ---------------------------------------------------------------------------------------------------------
 
@@ -136,7 +142,14 @@ class SharedFleet(LaunchedRun):
             workload: Requests.
             slos: SLO of each class.
             deadline_s: When the run is cut off, seconds.
+
+        Raises:
+            ValueError: the workload has sessions or impatient clients.
         """
+        if workload.has_sessions or workload.patience_s is not None:
+            raise ValueError(
+                f"workload {workload.name!r} has sessions or impatient clients, which shared servers are not sent"
+            )
         self._arrived.clear()
         self._returned.clear()
         self.prepare(workload, slos, ())

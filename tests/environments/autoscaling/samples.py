@@ -11,7 +11,7 @@ from serving_gym.envs.interface.scaling import MachineSpec, QueueSpec
 from serving_gym.envs.workload.registry import WorkloadSpec
 
 SMALL_MODEL = ReplicaSpec("llama-3.1-8b", "H100")
-LARGE_MODEL = ReplicaSpec("llama-2-13b", "H100")
+LARGE_MODEL = ReplicaSpec("llama-2-13b", "H100", max_model_len=32768)
 
 ONE = {
     "workload": WorkloadSpec("sageserve_tiers", params={"mean_rps": 4.0, "start_h": 14.0}),

@@ -176,7 +176,7 @@ def test_an_impossible_action_is_counted_explained_and_holds(trace, action):
 
 def test_a_request_that_nobody_could_ever_hold_is_refused_on_arrival_and_asks_for_nothing(trace):
     small = ReplicaSpec("llama-3.1-8b", "H100", kv_blocks=40)
-    env = trace([(0.0, 5000, 10, 0), (1.0, 100, 10, 0)], cluster=FleetConfig(groups=(GroupSpec(small, 2),)))
+    env = trace([(0.0, 5000, 10, 0), (1.0, 640, 10, 0)], cluster=FleetConfig(groups=(GroupSpec(small, 2),)))
     _, info = env.reset(seed=0)
     assert env.core.workload.max_output_tokens[0] == 1000
     _, reward, terminated, _, info = env.step(0)  # the one decision of an episode in which all are refused

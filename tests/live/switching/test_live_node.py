@@ -220,7 +220,8 @@ def test_latency_costs_as_in_simulation() -> None:
         over = terminated or truncated
         expected = simulator.latency_cost
         records = env.records()
-        ledger.arrived = count = len(records.index)
+        ledger.order = records.index.tolist()
+        count = len(ledger.order)
         ledger.first_token_s[:count], ledger.end_s[:count] = records.first_token_s, records.finish_s
         ledger.outcome[:count] = records.outcome
         assert ledger.latency_cost(simulator.now_s) == pytest.approx(expected, rel=1e-6, abs=1e-9)
