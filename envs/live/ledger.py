@@ -9,10 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.envs.interface.metrics import (
+    ABANDONED,
     FAILED,
     FINISHED,
     NO_REASON,
     OUTCOME_NAMES,
+    PATIENCE,
     REASON_NAMES,
     REFUSED,
     UNFINISHED,
@@ -166,7 +168,8 @@ class Ledger:
     def book_loss(self, row: int, refused: bool, reason: str, now_s: float) -> None:
         """Records that a request which is not in flight gets no complete answer; why, as in REASON_NAMES or else."""
         self.end_s[row] = now_s
-        self.outcome[row] = REFUSED if refused else FAILED
+        gave_up = reason == REASON_NAMES[PATIENCE]
+        self.outcome[row] = REFUSED if refused else ABANDONED if gave_up else FAILED
         self.reasons[row] = reason
         self._add(row, refused=refused, failed=not refused)
 
@@ -201,6 +204,8 @@ class Ledger:
             preemptions=np.zeros(self.arrived, np.int32),
             engine=self.engine[rows].copy(),
             outcome=self.outcome[rows].copy(),
+            session=None if self.workload.session_id is None else self.workload.session_id[rows],
+            turn=None if self.workload.session_id is None else self.workload.turn[rows],
             reason=np.array([self._reason_code(row) for row in self.order], np.int8),
         )
 
