@@ -19,6 +19,8 @@ DEFAULT_SLOS = {
     "normal": SLO(ttft_s=1.0, tpot_s=0.05),
     "priority": SLO(ttft_s=0.5, tpot_s=0.03),
     "long": SLO(ttft_s=20.0, tpot_s=0.05),
+    "critical": SLO(ttft_s=1.0, tpot_s=0.05),
+    "sheddable": SLO(ttft_s=5.0, tpot_s=0.1),
     "iw_f": SLO(ttft_s=1.0, tpot_s=0.05),  # SageServe's tiers, section 2.2
     "iw_n": SLO(ttft_s=60.0, tpot_s=0.05),
     "niw": SLO(ttft_s=86_400.0, tpot_s=1.0),

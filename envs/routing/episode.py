@@ -246,7 +246,10 @@ class RoutingEpisode(BaseEpisode[RoutingConfig]):
     def policy_spec(self) -> PolicySpec:
         """What a policy knows before an episode."""
         return self._make_policy_spec(
-            self.config.retry_s, engines=self.engines, queue_capacity=self.config.queue_capacity
+            self.config.retry_s,
+            engines=self.engines,
+            queue_capacity=self.config.queue_capacity,
+            admission=self.config.admission,
         )
 
     @property
