@@ -31,6 +31,7 @@ from serving_gym.envs.workload.schema import Workload
 from serving_gym.runners.command_line.cli import command
 from serving_gym.runners.configuration.clusters import check_unattended, cluster_of, num_engines, simulator_of
 from serving_gym.runners.configuration.schema import SimulateConfig
+from serving_gym.runners.reporting.idle_time import skipped_s, whole_records, whole_usage
 from serving_gym.runners.reporting.output import write_atomically, write_json, write_json_columns
 from serving_gym.runners.reporting.progress import progress_bar
 from serving_gym.runners.reporting.tables import (
@@ -120,10 +121,10 @@ def serve_simulated(
     simulator = simulator_of(cluster, tuple(slos.values()))
     faults = cluster.faults if isinstance(cluster, FleetConfig) else ()
     elapsed_s = timed_run(simulator, workload, config.limit_s, faults)
-    records = simulator.results()
+    records = whole_records(simulator.results(), workload)
     figures = {"simulated_requests_per_s": len(records) / elapsed_s, "elapsed_s": elapsed_s}
-    duration_s = records.last_event_s if simulator.idle else simulator.now_s
-    return Served(records, duration_s, figures, num_engines(simulator), simulator.usage().totals())
+    duration_s = records.last_event_s if simulator.idle else simulator.now_s + skipped_s(workload)
+    return Served(records, duration_s, figures, num_engines(simulator), whole_usage(simulator, workload))
 
 
 def serve_live(

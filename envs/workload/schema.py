@@ -20,12 +20,12 @@ OffsetArray = NDArray[np.int64]
 DEFAULT_HASH_BLOCK_TOKENS = 512
 _INT32_MAX = int(np.iinfo(np.int32).max)
 _OF_SESSIONS = ("session_id", "delay_s", "after_offsets", "after")
-_OPTIONAL_COLUMNS = ("predicted_tokens", "patience_s", "hash_offsets", "hash_ids", *_OF_SESSIONS)
+_OPTIONAL_COLUMNS = ("predicted_tokens", "patience_s", "skipped_s", "hash_offsets", "hash_ids", *_OF_SESSIONS)
 _PLAIN_COLUMNS = (
     *("arrival_s", "input_tokens", "output_tokens", "max_output_tokens"),
     *("priority", "class_id", "model_id", "region_id"),
 )
-_OPTIONAL_PLAIN = ("predicted_tokens", "patience_s", "session_id", "delay_s")
+_OPTIONAL_PLAIN = ("predicted_tokens", "patience_s", "skipped_s", "session_id", "delay_s")
 _NAMED_COLUMNS = (("class_id", "classes"), ("model_id", "models"), ("region_id", "regions"))
 
 
@@ -77,6 +77,8 @@ class Workload:
             where one of them was refused, failed or was given up. Its ``arrival_s`` is then the earliest time at which
             it could arrive: that of serving in no time.
         after: (edges,) or None; earlier rows.
+        skipped_s: (N,), idle time that a trace has before each request and that ``arrival_s`` leaves out, seconds since
+            the trace began; None: none. `runners.simulate` puts it back into its results.
         num_clients: 0 where requests arrive when ``arrival_s`` says (open loop); else that many clients, each of which
             sends its next request when its last one has ended (closed loop), and ``arrival_s`` says nothing.
         name: what the workload is called in reports.
@@ -103,6 +105,7 @@ class Workload:
     delay_s: FloatArray | None = None
     after_offsets: OffsetArray | None = None
     after: TokenArray | None = None
+    skipped_s: FloatArray | None = None
     num_clients: int = 0
     name: str = "unnamed"
     provenance: str = ""
@@ -127,7 +130,7 @@ class Workload:
         for column in ("hash_offsets", "after_offsets"):
             if getattr(self, column) is not None:
                 put(self, column, np.ascontiguousarray(getattr(self, column), dtype=np.int64))
-        for column in ("patience_s", "delay_s"):
+        for column in ("patience_s", "delay_s", "skipped_s"):
             if getattr(self, column) is not None:
                 put(self, column, np.ascontiguousarray(getattr(self, column), dtype=np.float64))
 
@@ -143,6 +146,12 @@ class Workload:
     def duration_s(self) -> float:
         """Seconds from the first arrival to the last."""
         return float(self.arrival_s[-1] - self.arrival_s[0]) if len(self) else 0.0
+
+    @property
+    def whole_duration_s(self) -> float:
+        """Seconds from the first arrival to the last, with the idle time that is left out."""
+        skipped_s = 0.0 if self.skipped_s is None else float(self.skipped_s[-1] - self.skipped_s[0])
+        return self.duration_s + skipped_s
 
     @property
     def rate_rps(self) -> float:
@@ -619,7 +628,12 @@ def _merge_hashes(
 def _merge_sessions(workloads: tuple[Workload, ...], order: NDArray[np.intp]) -> dict[str, Any]:
     """Patience, sessions and awaited answers of the merged rows; nothing where no workload has any."""
     merged: dict[str, Any] = {}
-    for name, none in (("patience_s", math.inf), ("delay_s", 0.0), ("session_id", -1)):
+    for name, none in (
+        ("patience_s", math.inf),
+        ("skipped_s", 0.0),
+        ("delay_s", 0.0),
+        ("session_id", -1),
+    ):
         if any(getattr(part, name) is not None for part in workloads):
             columns, next_id = [], 0
             for part in workloads:

@@ -115,7 +115,6 @@ def make_report(
         notes: what was done.
         warnings: what looks wrong.
     """
-    rate = workload.rate_rps
     hashed = workload.hash_ids is not None and workload.hash_ids.size > 0
     repeated = None
     with_ids = 0
@@ -128,8 +127,8 @@ def make_report(
         path=path,
         format=format_name,
         rows=len(workload),
-        span_s=workload.duration_s,
-        rate_rps=None if np.isnan(rate) else rate,
+        span_s=workload.whole_duration_s,
+        rate_rps=(len(workload) - 1) / workload.whole_duration_s if workload.whole_duration_s > 0 else None,
         input_tokens=_figures(workload.input_tokens),
         output_tokens=_figures(workload.output_tokens),
         hash_block_tokens=workload.hash_block_tokens if hashed else None,

@@ -140,8 +140,11 @@ def _ordered(reading: Reading, table: Table, rows: Rows, others: dict[str, Any])
         times[at] = np.maximum.accumulate(times[at])
     elif earlier.any() and (rows.waits is None or rows.waits.none()):
         order = np.argsort(times, kind="stable")
+    whole = times
     times = _cut(reading, table, times, roots)
     made: dict[str, Any] = {} if rows.sessions is None else {"session_id": rows.sessions}
+    if reading.options.max_gap_s is None and (whole != times).any():
+        made["skipped_s"] = np.where(roots, whole - times, 0.0)
     workload = Workload(
         arrival_s=times,
         input_tokens=rows.input_tokens,
@@ -153,8 +156,15 @@ def _ordered(reading: Reading, table: Table, rows: Rows, others: dict[str, Any])
             workload, after_offsets=rows.waits.offsets, after=rows.waits.after.astype(np.int32),
             delay_s=np.where(roots, 0.0, rows.waits.delay_s),
         )  # fmt: skip
-        return waiting.planned()
-    return workload if (order == np.arange(count)).all() else workload.take(order)
+        return _rising(waiting.planned())
+    return _rising(workload if (order == np.arange(count)).all() else workload.take(order))
+
+
+def _rising(workload: Workload) -> Workload:
+    """The same workload, in which a request that waits has the idle time left out of those before it."""
+    if workload.skipped_s is None:
+        return workload
+    return replace(workload, skipped_s=np.maximum.accumulate(workload.skipped_s))
 
 
 def _stem(path: Path) -> str:

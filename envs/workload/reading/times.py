@@ -120,9 +120,12 @@ def shortened(reading: Reading, arrival_s: FloatArray, roots: NDArray[np.bool_],
         return arrival_s
     short = arrival_s.copy()
     short[roots] = np.cumsum(np.where(cut, longest, gaps)) + (times[0] - gaps[0])
+    put_back = (
+        "" if reading.options.max_gap_s is not None else " (the results of runners.simulate count them whole)"
+    )
     reading.note(
-        f"{int(cut.sum()):,} idle gaps longer than {duration(longest)} are cut to {duration(longest)}, so that "
-        f"{duration(end_s)} become {duration(float(short[roots][-1]))}; other gaps are unchanged"
+        f"{int(cut.sum()):,} idle gaps longer than {duration(longest)} are simulated as {duration(longest)}, so that "
+        f"{duration(end_s)} become {duration(float(short[roots][-1]))}{put_back}; other gaps are unchanged"
     )
     return short
 

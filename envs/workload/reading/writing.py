@@ -62,7 +62,7 @@ def write_trace(workload: Workload, path: str | Path) -> Path:
 def _columns(workload: Workload) -> dict[str, Any]:
     """Columns with one entry a row."""
     columns: dict[str, Any] = {
-        "arrival_s": workload.arrival_s,
+        "arrival_s": workload.arrival_s + (0.0 if workload.skipped_s is None else workload.skipped_s),
         "input_tokens": workload.input_tokens,
         "output_tokens": workload.output_tokens,
         "max_output_tokens": workload.max_output_tokens,

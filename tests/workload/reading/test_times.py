@@ -6,6 +6,7 @@ import pytest
 from serving_gym.envs.simulator.traffic import make_traffic, priorities_of
 from serving_gym.envs.workload.reading.load import read_trace
 from serving_gym.envs.workload.reading.options import ReadOptions
+from serving_gym.envs.workload.reading.writing import write_trace
 from serving_gym.envs.workload.registry import WorkloadSource, WorkloadSpec
 from serving_gym.envs.workload.schema import Workload
 from serving_gym.runners.reporting.trace_lines import say_traces, trace_lines
@@ -84,7 +85,15 @@ def test_a_trace_longer_than_a_run_loses_idle_time(tmp_path):
     path = own(tmp_path, 3600 + 86400 * np.arange(122))
     workload, report = read_trace(path)
     assert workload.arrival_s.tolist() == pytest.approx((43200.0 * np.arange(122)).tolist())
-    assert "121 idle gaps longer than 12 h are cut to 12 h, so that 121 days become 60.5 days" in report.line
+    assert (
+        "121 idle gaps longer than 12 h are simulated as 12 h, so that 121 days become 60.5 days"
+        in report.line
+    )
+    assert workload.skipped_s is not None
+    whole_s = workload.arrival_s + workload.skipped_s
+    assert whole_s.tolist() == pytest.approx((86400.0 * np.arange(122)).tolist())
+    again, _ = read_trace(write_trace(workload, tmp_path / "again.csv"))
+    assert again.equals(workload)
     shorter, _ = read_trace(path, ReadOptions(max_gap_s=600.0))
     assert shorter.duration_s == pytest.approx(121 * 600.0)
     traffic = make_traffic(workload, priorities_of(workload))
