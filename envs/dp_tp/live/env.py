@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.envs.base.episode import unfinished_in
+from serving_gym.envs.base.episode import last_arrival_s, unfinished_in
 from serving_gym.envs.dp_tp.action import action_mask, decode_action
 from serving_gym.envs.dp_tp.config import DPTPConfig
 from serving_gym.envs.dp_tp.env import DPTPEnv
@@ -45,7 +45,7 @@ class LiveDPTPEpisode(DPTPEpisode):
         workload = self.source.sample(seed, split or self.config.split)
         self._state = self.backend.reset(workload)
         self.encoder.reset()
-        self.deadline_s = float(self.backend.workload.arrival_s[-1]) + self.config.drain_limit_s
+        self.deadline_s = last_arrival_s(self.backend.workload, self.slos) + self.config.drain_limit_s
         self._start()
 
     def mask(self) -> NDArray[np.bool_]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from serving_gym.envs.base.episode import last_arrival_s
 from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec
 from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.interface.state import ENGINE_STATE_DTYPE
@@ -94,7 +95,7 @@ class LiveFleet(LiveRun):
             workload if self.settings.speed == 1 else workload.with_rate_scale(self.settings.speed)
         )
         self.predicted = predicted
-        self.deadline_s = float(self.workload.arrival_s[-1]) + drain_limit_s
+        self.deadline_s = last_arrival_s(self.workload, self.slos) + drain_limit_s
         self._serves = serving(self.places, self.workload)
         if self._desk is not None:
             self._loop.call(self._desk.close)
