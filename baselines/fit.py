@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from serving_gym.baselines.outside import is_outside, outside_policy
-from serving_gym.baselines.registry import POLICIES
+from serving_gym.baselines.registry import POLICIES, parts_of
 from serving_gym.calibration.lookup import load_attribute
 from serving_gym.envs.registration import ENVS
 
@@ -39,6 +39,7 @@ def fits(name: str, env: str) -> bool:
         name: Of the policy; a static layout (`static_4x2`) as well.
         env: Of the environment.
     """
+    name = parts_of(name)[0]
     if is_outside(name):
         found = environments_of(outside_policy(name))
     else:

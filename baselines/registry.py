@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, get_args, get_type_hints
+from typing import Any, cast, get_args, get_type_hints
 
 from serving_gym.baselines.common.layouts import parse_layout
 from serving_gym.baselines.outside import is_outside, make_outside, outside_policy, policy_entry_points
@@ -13,6 +13,9 @@ from serving_gym.baselines.policy import Policy, Tunable
 from serving_gym.calibration.lookup import check_choice, load_attribute, nearest
 
 STATIC_PREFIX = "static_"
+ADMISSION = "baselines.admission."
+WITH = "+"  # between an admission policy and the policy that places what it lets in
+ROUTER = "router"  # parameter that holds the latter's parameters
 
 
 @dataclass(frozen=True)
@@ -198,6 +201,31 @@ POLICIES = {
     "pass": PolicyEntry(
         "baselines.preserve.pass_scaler:PassPolicy", "baselines.preserve.pass_scaler:PassConfig"
     ),
+    "token_bucket": PolicyEntry(
+        "baselines.admission.token_bucket:TokenBucketPolicy",
+        "baselines.admission.token_bucket:TokenBucketConfig",
+    ),
+    "tier_shed": PolicyEntry(
+        "baselines.admission.tier_shed:TierShedPolicy", "baselines.admission.tier_shed:TierShedConfig"
+    ),
+    "gaie_legacy": PolicyEntry(
+        "baselines.admission.gaie_legacy:GAIELegacyPolicy", "baselines.admission.gaie_legacy:GAIELegacyConfig"
+    ),
+    "probabilistic_admitter": PolicyEntry(
+        "baselines.admission.probabilistic:ProbabilisticAdmitterPolicy",
+        "baselines.admission.probabilistic:ProbabilisticAdmitterConfig",
+    ),
+    "soft_ceiling": PolicyEntry(
+        "baselines.admission.soft_ceiling:SoftCeilingPolicy",
+        "baselines.admission.soft_ceiling:SoftCeilingConfig",
+    ),
+    "sia_holding": PolicyEntry(
+        "baselines.admission.sia_holding:SiaHoldingPolicy", "baselines.admission.sia_holding:SiaHoldingConfig"
+    ),
+    "deadline_feasibility": PolicyEntry(
+        "baselines.admission.deadline_feasibility:DeadlineFeasibilityPolicy",
+        "baselines.admission.deadline_feasibility:DeadlineFeasibilityConfig",
+    ),
     "sageserve_routing": PolicyEntry(
         "baselines.sageserve.routing:SageServeRoutingPolicy",
         "baselines.sageserve.config:SageServeRoutingConfig",
@@ -214,13 +242,16 @@ def make_policy(name: str, **params: Any) -> Policy:
     """A policy by name.
 
     Args:
-        name: One of `policy_names()`; `static_` and a layout (`static_4x2`); or a class from outside, `module:Class` or
-            `./file.py:Class`.
-        params: Its parameters, as in `configs/policy/*.yaml`.
+        name: One of `policy_names()`; `static_` and a layout (`static_4x2`); a class from outside, `module:Class` or
+            `./file.py:Class`; or an admission policy with the policy that places what it lets in, `tier_shed+jsq`.
+        params: Its parameters, as in `configs/policy/*.yaml`; those of the second policy are a mapping, `router`.
 
     Raises:
         ValueError: the name, a parameter or a parameter's value is not allowed.
     """
+    admitter, router = parts_of(name)
+    if router:
+        return _composed(admitter, router, params)
     if name not in POLICIES and is_outside(name):
         return make_outside(name, params)
     layout = _static_layout(name)
@@ -249,6 +280,7 @@ def policy_tunables(name: str) -> dict[str, Tunable]:
     Raises:
         ValueError: there is no such policy.
     """
+    name = parts_of(name)[0]
     if name not in POLICIES and is_outside(name):
         declared = getattr(outside_policy(name), "tunables", None)
         return {} if declared is None else dict(declared())
@@ -257,6 +289,29 @@ def policy_tunables(name: str) -> dict[str, Tunable]:
     check_choice("policy", name, POLICIES)
     entry = POLICIES[name]
     return load_attribute(entry.config).tunables() if entry.config else {}
+
+
+def is_admitter(name: str) -> bool:
+    """Whether a name is that of an admission policy, alone."""
+    return name in POLICIES and POLICIES[name].policy.startswith(ADMISSION)
+
+
+def parts_of(name: str) -> tuple[str, str]:
+    """The admission policy and the placement policy that a name is made of; any other name, and nothing."""
+    first, _, second = name.partition(WITH)
+    return (first, second) if second and is_admitter(first) else (name, "")
+
+
+def _composed(admitter: str, router: str, params: Mapping[str, Any]) -> Policy:
+    own = {key: value for key, value in params.items() if key != ROUTER}
+    if is_admitter(parts_of(router)[0]):
+        raise ValueError(
+            f"policy {router!r} decides about admission; what follows {admitter!r} must place requests"
+        )
+    made: Any = make_policy(admitter, **own)
+    made.router = make_policy(router, **dict(params.get(ROUTER, {})))
+    made.name = f"{admitter}{WITH}{router}"
+    return cast(Policy, made)
 
 
 def _static_layout(name: str) -> str | None:

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from serving_gym.api import compare, make, make_vec
     from serving_gym.envs.registration import register
     from serving_gym.runners.configuration.policies import load_policy
+    from serving_gym.runners.scoring.score import policy_score
 
-__all__ = ["__version__", "compare", "load_policy", "make", "make_vec", "register"]
+__all__ = ["__version__", "compare", "load_policy", "make", "make_vec", "policy_score", "register"]
 
 try:
     __version__ = metadata.version("serving-gym")
@@ -36,6 +37,7 @@ _LAZY = {
     "load_policy": "serving_gym.runners.configuration.policies",
     "make": "serving_gym.api",
     "make_vec": "serving_gym.api",
+    "policy_score": "serving_gym.runners.scoring.score",
     "register": "serving_gym.envs.registration",
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,9 +17,18 @@ from serving_gym.agents.networks.set_network import SetNetwork
 from serving_gym.agents.policies.network_policy import NetworkPolicy, place_scores
 from serving_gym.baselines.policy import Action, Policy
 from serving_gym.envs.interface.policy_spec import PolicySpec
+from serving_gym.envs.simulator.kernel.place_scores import VERDICTS
 from serving_gym.envs.workload.registry import WorkloadSource
 
-_CONTEXT = ("request", "cluster")
+_CONTEXT = ("request", "admission", "cluster")  # those of them that an environment shows
+
+
+ADMISSION = "admission"
+
+
+def context_of(observation: Iterable[str]) -> tuple[str, ...]:
+    """The parts of an observation, or of its space, that are of no place, in the order in which networks see them."""
+    return tuple(key for key in _CONTEXT if key in set(observation))
 
 
 class PlaceAdapter(Adapter):
@@ -59,11 +68,11 @@ class PlaceAdapter(Adapter):
         return np.flatnonzero(mask[:-1])
 
     def score_network(self, observation: spaces.Dict, config: APIConfig) -> SetNetwork:
-        """Scores of places."""
-        context_size = sum((observation[key].shape or (0,))[0] for key in _CONTEXT)
+        """Scores of places, and where admission is a decision of what else can be done (`VERDICTS`)."""
+        context_size = sum((observation[key].shape or (0,))[0] for key in context_of(observation))
         return SetNetwork(
             context_size,
-            len(self.features),
+            len(self.features) + (len(VERDICTS) if ADMISSION in observation.spaces else 0),
             config.hidden,
             (config.hidden,),
             self.present,
@@ -82,5 +91,5 @@ class PlaceAdapter(Adapter):
         """Greedy in such a network; it never holds a request that some place can take. `named` is for the policy."""
         assert isinstance(network, SetNetwork)
         scorer = network.export()
-        scores, in_kernel = place_scores(scorer, _CONTEXT), scorer.in_kernel()
+        scores, in_kernel = place_scores(scorer, context_of(observation)), scorer.in_kernel()
         return self.network_policy(scores, self, name, observation, action, in_kernel=in_kernel, **named)

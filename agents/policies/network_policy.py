@@ -16,7 +16,7 @@ from serving_gym.agents.environments.spaces import ActionSpace, check_observatio
 from serving_gym.agents.networks.networks import DecisionNetwork, RowNetwork
 from serving_gym.agents.networks.set_network import SetScorer
 from serving_gym.envs.interface.policy_spec import PolicySpec
-from serving_gym.envs.simulator.kernel.place_scores import PlaceScore
+from serving_gym.envs.simulator.kernel.place_scores import PlaceScore, with_verdicts
 
 Observation = Mapping[str, NDArray[np.float32]]
 Scores = Callable[[Observation], NDArray[np.float32]]  # of N observations to (N, entries)
@@ -142,13 +142,18 @@ def scores_of(network: DecisionNetwork) -> Scores:
 def place_scores(scorer: SetScorer, context: Sequence[str]) -> Scores:
     """Scores of the rows of `places` and of holding a request, which comes last: only where no place can take it.
 
+    A scorer that knows `VERDICTS` scores holding as it scores places, and what follows it.
+
     Args:
         scorer: Scores places.
         context: Parts of the observation that are of no place.
     """
+    knows_verdicts = "admission" in context
 
     def scores(seen: Observation) -> NDArray[np.float32]:
         of_all = np.concatenate([seen[key] for key in context], axis=1)
+        if knows_verdicts:
+            return scorer.scores(of_all, with_verdicts(seen["places"]), hold=False)
         of_places = scorer.scores(of_all, seen["places"], hold=False)
         return np.concatenate([of_places, np.full((len(of_places), 1), _LAST)], axis=1)
 

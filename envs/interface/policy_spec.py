@@ -34,6 +34,7 @@ class PolicySpec:
         decision_interval_s: Time between decisions, seconds; in routing, from the first hold to the next offer.
         engines: Nominal properties of the engines; None if the policy decides their layout.
         queue_capacity: Most requests that the router may hold; further ones are refused.
+        admission: Whether the router may also refuse a request at once, or defer it.
         setting: The environment's own part (capacities, nodes, endpoints); None: nothing.
     """
 
@@ -43,6 +44,7 @@ class PolicySpec:
     decision_interval_s: float
     engines: NominalEngines | None = None
     queue_capacity: int = 0
+    admission: bool = False
     setting: Setting | None = None
 
     @property

@@ -54,17 +54,20 @@ class Outcomes:
 
     def rewards(self, objective: Objective) -> NDArray[np.float64]:
         """The weighted sum of the terms, (N,)."""
-        factors = objective.factors(self.classes)
-        misses = np.concatenate((objective.ttft_attainment * factors, objective.tpot_attainment * factors))
+        misses = np.repeat((objective.ttft_attainment, objective.tpot_attainment), len(self.classes))
+        if objective.class_weights:
+            misses = misses * np.tile(objective.factors(self.classes), 2)
         weights = np.concatenate(
             ((0.0, -objective.latency, objective.goodput, -objective.abandoned, 0.0), -misses)
         )
         rewards = (self.table[:, : len(weights)] * weights).sum(axis=1)
-        rewards -= objective.refused * (self.refused @ factors)
+        if objective.refused:
+            rewards -= objective.refused * (self.refused @ objective.factors(self.classes))
         if self.truncated.any():
             promises = objective.ttft_attainment + objective.tpot_attainment
             rewards -= (promises + objective.abandoned) * self.unfinished.sum(axis=1)
-            rewards -= promises * (self.unfinished @ (factors - 1.0))
+            if objective.class_weights:
+                rewards -= promises * (self.unfinished @ (objective.factors(self.classes) - 1.0))
         return np.asarray(objective.scale * rewards)
 
     def put(self, rows: NDArray[np.intp], outcomes: Outcomes) -> None:
@@ -161,11 +164,10 @@ class RoutingBatch:
 
     def _in_kernel(self, actions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Actions as the kernel has them; what is no action becomes one place too many."""
-        chosen = np.where((actions < 0) | (actions >= self.num_actions), self.num_rows, actions)
-        chosen[actions == self.hold] = HOLD
+        chosen = np.where(actions == self.hold, HOLD, np.where(actions < 0, self.num_rows, actions))
         if self.num_actions > self.hold + 1:
-            chosen[actions == self.reject] = REJECT
-            chosen[actions == self.defer] = DEFER
+            chosen = np.where(actions == self.reject, REJECT, chosen)
+            chosen = np.where(actions == self.defer, DEFER, chosen)
         return chosen.astype(np.int64)
 
     @property

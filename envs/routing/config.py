@@ -5,17 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 
 from serving_gym.calibration.fields import check_at_least, check_not_negative, check_positive, check_within
+from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.interface.fleet import FleetConfig
 from serving_gym.envs.interface.objective import Objective
 from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.workload.predictions import PredictionSpec
 from serving_gym.envs.workload.registry import WorkloadSpec
 
+PREFIX_INDEXES = EXACT, SENT = ("exact", "sent")
+
 DEFAULT_SLOS = {
     "standard": SLO(ttft_s=1.0, tpot_s=0.05),
     "normal": SLO(ttft_s=1.0, tpot_s=0.05),
     "priority": SLO(ttft_s=0.5, tpot_s=0.03),
     "long": SLO(ttft_s=20.0, tpot_s=0.05),
+    "critical": SLO(ttft_s=1.0, tpot_s=0.05),
+    "sheddable": SLO(ttft_s=5.0, tpot_s=0.1),
     "iw_f": SLO(ttft_s=1.0, tpot_s=0.05),  # SageServe's tiers, section 2.2
     "iw_n": SLO(ttft_s=60.0, tpot_s=0.05),
     "niw": SLO(ttft_s=86_400.0, tpot_s=1.0),
@@ -94,6 +99,10 @@ class RoutingConfig:
         gauge_interval_s: Time between two readings of the engines' gauges, seconds; 0: read at every decision.
         retry_s: Time after which held requests are offered again, seconds.
         queue_capacity: Most requests that may be held; further ones are refused.
+        prefix_index: How the router knows what prefixes a place has cached: "exact" (engines tell it, as with KV
+            events) or "sent" (it remembers what it has sent where, whatever has been evicted since).
+        prefix_index_ttl_s: Of "sent": time for which a prompt is taken to be cached, seconds. Source: Dynamo's
+            approximate index.
         admission: Whether a policy may also refuse a request at once, or defer it: two more actions, and the part
             `admission` of the observation.
         max_places: Rows of the observation; None: the fleet's number of replica slots.
@@ -111,6 +120,8 @@ class RoutingConfig:
     gauge_interval_s: float = 0.0
     retry_s: float = 0.1
     queue_capacity: int = 512
+    prefix_index: str = EXACT
+    prefix_index_ttl_s: float = 120.0
     admission: bool = False
     max_places: int | None = None
     faults: FaultRates = field(default_factory=FaultRates)
@@ -120,7 +131,8 @@ class RoutingConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.cluster, FleetConfig):
             raise ValueError("routing needs a fleet: choose a cluster with groups of replicas")
-        check_positive(self, "retry_s", "drain_limit_s")
+        check_positive(self, "retry_s", "drain_limit_s", "prefix_index_ttl_s", finite=True)
+        check_choice("prefix_index", self.prefix_index, PREFIX_INDEXES)
         check_within(self, "[0, 60]", "gauge_interval_s")
         check_not_negative(self, "queue_capacity")
         if self.workload.num_clients:

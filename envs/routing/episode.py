@@ -13,7 +13,7 @@ from serving_gym.envs.interface.commands import Receipt
 from serving_gym.envs.interface.fleet import FleetCommand, Route
 from serving_gym.envs.interface.policy_spec import PolicySpec
 from serving_gym.envs.interface.state import IN_FLIGHT_DTYPE, TOTALS
-from serving_gym.envs.routing.config import RoutingConfig
+from serving_gym.envs.routing.config import EXACT, RoutingConfig
 from serving_gym.envs.routing.faults import draw_faults
 from serving_gym.envs.routing.state import DEFERRED_PRIORITY, RoutedRequest, RoutingState
 from serving_gym.envs.simulator.fleet.nominal import nominal_engines
@@ -69,6 +69,8 @@ class RoutingEpisode(BaseEpisode[RoutingConfig]):
         return new_desk(
             num_places=self.num_places,
             max_running=int(self.simulator.tables.kinds["max_num_seqs"].max()),
+            index_nodes=self._index_nodes(),
+            index_ttl_ps=to_ps(self.config.prefix_index_ttl_s),
             num_classes=len(self.classes),
             serves=~np.isnan(network_s),
             network_s=np.nan_to_num(network_s),
@@ -87,6 +89,12 @@ class RoutingEpisode(BaseEpisode[RoutingConfig]):
     def _deferred_level(self) -> int:
         """Priority level of deferred requests; -1: admission is no decision."""
         return int(self.desk.desk["deferred_level"][0])
+
+    def _index_nodes(self) -> int:
+        """Nodes of the router's own index; 0 where it knows what engines have cached."""
+        if self.config.prefix_index == EXACT or not hasattr(self.simulator, "world"):
+            return 0
+        return int(self.simulator.world.node_extents.shape[1])
 
     def reset(self, seed: int, split: str | None = None) -> None:
         """Begins the episode of a seed: its arrivals, lengths, predictions and failures.
@@ -188,7 +196,7 @@ class RoutingEpisode(BaseEpisode[RoutingConfig]):
             ids = workload.hash_ids[workload.hash_offsets[row] : workload.hash_offsets[row + 1]]
         cached = np.zeros(self.num_places, np.int64)
         if world.cluster["prefix_caching"][0]:
-            cached_tokens(world, self.simulator.tables, slot, cached)
+            cached_tokens(world, self.simulator.tables, self.desk, slot, cached)
         arrival_s = float(workload.arrival_s[row])
         if workload.has_sessions:
             arrival_s = float(request["arrival_ps"]) / PS_PER_S
@@ -238,7 +246,10 @@ class RoutingEpisode(BaseEpisode[RoutingConfig]):
     def policy_spec(self) -> PolicySpec:
         """What a policy knows before an episode."""
         return self._make_policy_spec(
-            self.config.retry_s, engines=self.engines, queue_capacity=self.config.queue_capacity
+            self.config.retry_s,
+            engines=self.engines,
+            queue_capacity=self.config.queue_capacity,
+            admission=self.config.admission,
         )
 
     @property

@@ -36,6 +36,7 @@ from serving_gym.envs.workload.outside import (
     outside_parameters,
     workload_entry_points,
 )
+from serving_gym.envs.workload.overload import OverloadTraffic
 from serving_gym.envs.workload.reading.options import ReadOptions
 from serving_gym.envs.workload.reading.report import TraceReport
 from serving_gym.envs.workload.schema import Workload
@@ -62,6 +63,7 @@ WEEK = "week"
 SESSIONS: dict[str, type[SessionTraffic]] = {
     cls.name: cls for cls in (ChatSessions, CodingSessions, RolloutBatches)
 }
+OVERLOAD = OverloadTraffic.name
 
 PURGE_S = 60.0
 _MAX_PURGE_SHARE = 0.05
@@ -108,9 +110,10 @@ class WorkloadSpec:
             :class:`~envs.workload.sharegpt.ShareGPTTraffic` for ``sharegpt_poisson``, of
             :class:`~envs.workload.type_mix.TypeMix` for ``type_mix``, of
             :class:`~envs.workload.functions.FunctionTraffic` for ``functions_*``, of
-            :class:`~envs.workload.week.WeekTraffic` for ``week``, ``spread_s`` for traces, ``parts`` for
-            ``mixture`` and ``sequence``: a list of specifications. An episode of a mixture is drawn from one of
-            them, all equally likely; in one of a sequence ``length`` of them (all where it is None), chosen and
+            :class:`~envs.workload.week.WeekTraffic` for ``week``, of
+            :class:`~envs.workload.overload.OverloadTraffic` for ``overload_tiers``, ``spread_s`` for traces,
+            ``parts`` for ``mixture`` and ``sequence``: a list of specifications. An episode of a mixture is drawn from
+            one of them, all equally likely; in one of a sequence ``length`` of them (all where it is None), chosen and
             ordered anew, follow one another, each beginning where the one before has ended, each with up to
             ``rate_spread`` times as many requests in as long a time, or as much fewer (log-uniformly; 1: as it says);
             where nobody says how many, as many as ever come sooner or later.
@@ -579,6 +582,7 @@ _GENERATORS: dict[str, Callable[..., Generator]] = {
     **FUNCTIONS,
     WEEK: WeekTraffic,
     **SESSIONS,
+    OVERLOAD: OverloadTraffic,
 }
 
 
@@ -665,6 +669,8 @@ def _params_of(name: str) -> tuple[str, ...]:
         return tuple(entry.name for entry in fields(FunctionTraffic) if entry.name not in _NOT_PARAMS)
     if name == WEEK:
         return tuple(entry.name for entry in fields(WeekTraffic) if entry.name not in _NOT_PARAMS)
+    if name == OVERLOAD:
+        return tuple(entry.name for entry in fields(OverloadTraffic) if entry.name not in _NOT_PARAMS)
     if name in workload_entry_points():
         return outside_parameters(name)
     if name in _OF_PARTS:

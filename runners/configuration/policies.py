@@ -244,6 +244,8 @@ def _without_file(name: str) -> dict[str, Any] | None:
     from serving_gym.baselines.outside import is_outside, outside_params
     from serving_gym.baselines.registry import POLICIES, make_policy
 
+    if (composed := _with_router(name)) is not None:
+        return composed
     if name not in POLICIES and is_outside(name):
         return {"name": name, "params": outside_params(name)}
     if not name.startswith("static_"):
@@ -253,6 +255,30 @@ def _without_file(name: str) -> dict[str, Any] | None:
     except ValueError:
         return None
     return {"name": name, "params": {}}
+
+
+def _with_router(name: str) -> dict[str, Any] | None:
+    """Config of an admission policy and of the policy that places what it lets in, `tier_shed+jsq`; None: it is none.
+
+    Raises:
+        ValueError: there is no such policy behind the +, or it is a checkpoint.
+    """
+    from serving_gym.baselines.registry import ROUTER, WITH, is_admitter, parts_of
+
+    first, _, second = name.partition(WITH)
+    if not second or config_file("policy", first) is None:
+        return None
+    own = composed_file("policy", first)
+    admitter = parts_of(str(own["name"]))[0]
+    if not is_admitter(admitter):
+        return None
+    router = policy_config(second, "routing")
+    if router["name"] == CHECKPOINT:
+        raise ValueError(
+            f"policy {name!r}: a checkpoint decides about admission itself; name a heuristic behind the +"
+        )
+    params = {**own.get("params", {}), ROUTER: dict(router.get("params", {}))}
+    return {"name": f"{admitter}{WITH}{router['name']}", "params": params}
 
 
 def composed_file(group: str, name: str) -> dict[str, Any]:

@@ -173,7 +173,7 @@ def run_vector_episodes(
         policy.reset(spec, seed)
     each: Any = list(seeds)
     observation, _ = env.reset(seed=each)
-    hold = env.single_action_space.n - 1  # type: ignore[attr-defined]
+    hold = observation["places"].shape[1]
     returns, taken = [0.0 for _ in seeds], [[] for _ in seeds]  # type: tuple[list[float], list[list[Any]]]
     going = list(range(len(seeds)))
     while going:

@@ -260,7 +260,7 @@ def test_one_decision_is_made_in_the_kernel_as_many_are_in_numpy(guard) -> None:
             "cluster": rng.random(len(CLUSTER_FEATURES), np.float32),
         }
         able = rng.random(places) < rng.choice([0.0, 0.5, 1.0])
-        alone = chooser.act(seen, SimpleNamespace(can_take=able))
+        alone = chooser.act(seen, SimpleNamespace(can_take=able, request=None))
         batch = {name: values[None] for name, values in seen.items()}
         assert len(chooser._space.rows) >= places
         assert alone == chooser.act_batch(batch, np.array([[*able, True]]))[0]

@@ -9,7 +9,7 @@ from serving_gym.baselines.common.autoscaler import Autoscaler
 from serving_gym.baselines.common.deploying import DeployingPolicy
 from serving_gym.baselines.common.router import Router
 from serving_gym.baselines.common.sharing import SharingPolicy
-from serving_gym.baselines.registry import POLICIES, STATIC_PREFIX, make_policy, policy_tunables
+from serving_gym.baselines.registry import POLICIES, STATIC_PREFIX, is_admitter, make_policy, policy_tunables
 from serving_gym.envs.interface.commands import Redeploy, SetLayout, SwitchMode
 from serving_gym.envs.interface.layout import all_layouts, changed_regions, format_layout, groups_of
 from serving_gym.envs.interface.state import Transition
@@ -23,7 +23,9 @@ SHARING = [name for name in POLICIES if name != "static" and isinstance(make_pol
 BUILT_IN = [
     name
     for name in POLICIES
-    if name != "static" and name not in (*ROUTERS, *DEPLOYING, *SHARING, *AUTOSCALERS)
+    if name != "static"
+    and name not in (*ROUTERS, *DEPLOYING, *SHARING, *AUTOSCALERS)
+    and not is_admitter(name)
 ]  # that decide about a node
 
 

@@ -96,3 +96,26 @@ def test_mistakes(
 ) -> None:
     assert evaluate.main([*TINY, *words, f"out={tmp_path}"]) == USER_ERROR
     assert said in capsys.readouterr().err
+
+
+def test_admission_policies_go_with_any_router_in_commands(tmp_path: Path) -> None:
+    """Verdicts are in the log, refusals in the metrics by class; there is no bound where requests may be refused."""
+    words = ["experiment=routing_overload", "workload.num_requests=150", "seeds=2", "plots=false"]
+    names = ["jsq", "token_bucket+least_request", "tier_shed"]
+    assert compare.main([*words, f"policies=[{','.join(names)}]", f"out={tmp_path}"]) == 0
+    comparison = json.loads((tmp_path / "comparison.json").read_text())
+    assert list(comparison["policies"]) == names
+    metrics = comparison["policies"]["tier_shed"]["metrics"]
+    assert metrics["refused_share/sheddable"]["iqm"] > 0.5
+    assert metrics["refused_share/critical"]["iqm"] == 0.0
+    assert metrics["ttft_served_p90_s/critical"]["iqm"] > 0.0
+    assert comparison["regret"]["bound"] is None or not comparison["regret"]["bound"]
+    assert evaluate.main([*words[:3], "policy=tier_shed+jsq", f"out={tmp_path}/one"]) == 0
+    lines = (tmp_path / "one/decisions.jsonl").read_text().splitlines()
+    actions = [json.loads(line)["action"] for line in lines]
+    assert {"command": "Reject"} in actions
+
+
+def test_an_admission_policy_needs_the_decision(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare.main([f"out={tmp_path}", "policies=[tier_shed]", *TINY]) == USER_ERROR
+    assert "policy 'tier_shed' decides about admission: set env.admission=true" in capsys.readouterr().err

@@ -10,6 +10,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from serving_gym.agents.environments.place_adapter import context_of
 from serving_gym.agents.environments.routing.guard import guarded
 from serving_gym.agents.environments.spaces import check_observation
 from serving_gym.agents.learners.api.config import APIConfig
@@ -27,7 +28,7 @@ from serving_gym.envs.routing.batch import RoutingBatch
 from serving_gym.envs.routing.config import RoutingConfig
 from serving_gym.envs.routing.episode import RoutingEpisode
 from serving_gym.envs.routing.spaces import make_spaces
-from serving_gym.envs.simulator.kernel.place_scores import PlaceScore
+from serving_gym.envs.simulator.kernel.place_scores import PlaceScore, with_verdicts
 
 _LARGEST_BATCH = 64  # forks of one call
 _LEAST_ARRIVALS = 16  # of a rollout
@@ -41,7 +42,8 @@ class RoutingCounterfactuals:
     looks as many more arrivals ahead.
 
     All forks of a step run in one call of the kernel, in which the present policy decides as well. A request is never
-    held where some place can take it.
+    held where some place can take it, but where admission is a decision: then to hold, to refuse and to defer it are
+    compared with the places.
 
     Args:
         config: Settings of the agent.
@@ -58,7 +60,7 @@ class RoutingCounterfactuals:
     def __init__(self, config: APIConfig, task: Task, rng: np.random.Generator) -> None:
         self.config, self.rng = config, rng
         routings = [RoutingConfig(**arguments) for arguments in task.places]
-        self.objective = routings[0].objective
+        self.objective, self.admission = routings[0].objective, routings[0].admission
         self._fleets = [
             RoutingBatch([RoutingEpisode(each) for _ in range(task.num_envs)]) for each in routings
         ]
@@ -112,7 +114,7 @@ class RoutingCounterfactuals:
         self._turn = (self._turn + 1) % len(self._fleets)
         observations = self._begin_ended()
         actions = self._act(observations)
-        able = observations.masks[:, :-1]
+        able = self._able(observations)
         sampled = self._drawn(len(actions))
         sampled = sampled[able[sampled].sum(axis=1) > 1]
         if len(sampled):
@@ -122,6 +124,10 @@ class RoutingCounterfactuals:
             actions[i] = self.rng.choice(np.flatnonzero(able[i]))
         self._observations, _ = self.batch.step(actions)
         budget.count(len(actions))
+
+    def _able(self, observations: Observations) -> NDArray[np.bool_]:
+        """(N, actions that are compared), which are possible."""
+        return observations.masks if self.admission else observations.masks[:, :-1]
 
     def _drawn(self, number: int) -> NDArray[np.int64]:
         """Episodes whose state is sampled: now and then many of them, so that their forks fill a batch."""
@@ -145,12 +151,7 @@ class RoutingCounterfactuals:
         return observations
 
     def _act(self, observations: Observations) -> NDArray[np.int64]:
-        observation = {
-            "places": observations.places,
-            "request": observations.request,
-            "cluster": observations.cluster,
-        }
-        return self.present.act_batch(observation, observations.masks)
+        return self.present.act_batch(observations.as_dict(), observations.masks)
 
     def _sample(
         self,
@@ -161,19 +162,21 @@ class RoutingCounterfactuals:
         batch: Batch,
     ) -> None:
         """Adds the states of some episodes, with the returns of some of their places."""
-        candidates = [self._candidates(observations.masks[i, :-1], int(actions[i])) for i in sampled]
+        able, seen = self._able(observations), observations.as_dict()
+        candidates = [self._candidates(able[i], int(actions[i])) for i in sampled]
         owners = np.repeat(sampled, [len(places) for places in candidates])
         first = np.concatenate(candidates)
-        returns = np.full((len(observations.masks), observations.masks.shape[1] - 1), np.nan)
+        returns = np.full(able.shape, np.nan)
         squares = returns.copy()
         for begin in range(0, len(owners), _LARGEST_BATCH):
             part = slice(begin, begin + _LARGEST_BATCH)
             rows = owners[part], first[part]
             returns[rows], squares[rows] = self._rollouts(*rows, budget)
         for i in sampled:
-            state = np.concatenate([observations.request[i], observations.cluster[i]])
+            state = np.concatenate([seen[key][i] for key in context_of(seen)])
+            places = with_verdicts(seen["places"][i]) if self.admission else seen["places"][i].copy()
             kind = f"{self.batch.episodes[i].simulator.workload.name} on fleet {self._turn}"
-            batch.add(state, observations.places[i].copy(), returns[i], int(actions[i]), kind, squares[i])
+            batch.add(state, places, returns[i], int(actions[i]), kind, squares[i])
 
     def _candidates(self, able: NDArray[np.bool_], present: int) -> NDArray[np.int64]:
         """The present choice and others, drawn where there are more than may be compared."""

@@ -89,18 +89,23 @@ def read_guard(values: Any) -> GuardConfig:
     return GuardConfig(**values)
 
 
-def check_guard(env: str, scales: RoutingScales | Mapping[str, float] | None) -> None:
+def check_guard(
+    env: str, scales: RoutingScales | Mapping[str, float] | None, admission: bool = False
+) -> None:
     """Refuses a guard where it cannot be.
 
     Args:
         env: Name of the environment.
         scales: Of its observation; None: the usual ones.
+        admission: Whether admission is a decision.
 
     Raises:
-        ValueError: the environment is not routing, or its observation has other scales.
+        ValueError: the environment is not routing, admission is a decision, or its observation has other scales.
     """
     if env != "routing":
         raise ValueError(f"agent.guard is for env=routing alone, got env={env}; leave it null")
+    if admission:
+        raise ValueError("agent.guard chooses among places alone; leave it null where env.admission=true")
     if isinstance(scales, Mapping):
         scales = RoutingScales(**scales)
     if scales not in (None, RoutingScales()):

@@ -9,7 +9,15 @@ from numpy.typing import NDArray
 
 from serving_gym.agents.environments.routing.guard import GuardConfig, guarded
 from serving_gym.agents.policies.network_policy import NetworkPolicy, Observation
-from serving_gym.envs.simulator.kernel.place_scores import ScoreSpace, choose_place, score_space
+from serving_gym.envs.simulator.kernel.place_scores import (
+    ScoreSpace,
+    choose_place,
+    knows_verdicts,
+    score_space,
+    with_verdicts,
+)
+
+_NONE = np.zeros(0, np.float32)
 
 
 class NetworkRouter(NetworkPolicy):
@@ -38,10 +46,14 @@ class NetworkRouter(NetworkPolicy):
         places, request, cluster = (
             np.ascontiguousarray(observation[name]) for name in ("places", "request", "cluster")
         )
-        assert len(request) + len(cluster) == len(self.in_kernel.row_context), "reset in another setting"
+        admission = _NONE
+        if knows_verdicts(self.in_kernel):
+            places, admission = with_verdicts(places), np.ascontiguousarray(observation["admission"])
+        shown = len(request) + len(admission) + len(cluster)
+        assert shown == len(self.in_kernel.row_context), "reset in another setting"
         if self._space is None or len(self._space.rows) < len(places):
             self._space = score_space(self.in_kernel, len(places))
-        return int(choose_place(self.in_kernel, self._space, places, request, cluster, mask))
+        return int(choose_place(self.in_kernel, self._space, places, request, admission, cluster, mask))
 
     def _best(self, observation: Observation, masks: NDArray[np.bool_] | None) -> NDArray[np.int64]:
         if self._guard is not None:

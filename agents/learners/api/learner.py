@@ -27,7 +27,7 @@ from torch import nn
 from serving_gym.agents.environments.adapter import adapter_of
 from serving_gym.agents.environments.routing.counterfactuals import RoutingCounterfactuals
 from serving_gym.agents.environments.routing.guard import check_guard, passing
-from serving_gym.agents.environments.routing.larger import as_of_larger
+from serving_gym.agents.environments.routing.larger import as_of_larger, rates_in
 from serving_gym.agents.environments.spaces import read_spaces
 from serving_gym.agents.learners.api.config import APIConfig, PolicyIterationConfig, check_settings_of
 from serving_gym.agents.learners.api.counterfactuals import Batch, Improvable
@@ -281,12 +281,13 @@ class APILearner(PolicyIterationLearner):
 
     def __init__(self, config: APIConfig, task: Task) -> None:
         check_settings_of(config, task.env)
-        if config.largest_fleet > 1.0:
-            self.vary = partial(as_of_larger, largest=config.largest_fleet)
         if config.guard is not None:
-            check_guard(task.env, task.arguments.get("scales"))
+            check_guard(task.env, task.arguments.get("scales"), bool(task.arguments.get("admission")))
         self.tail, self.guard, self.committee = config.tail, config.guard, config.members
         super().__init__(config, task, adapter_of(task.env))
+        if config.largest_fleet > 1.0:
+            rates = rates_in(self.world.observation)
+            self.vary = partial(as_of_larger, largest=config.largest_fleet, rates=rates)
 
     def _begin(self, network: nn.Module, data: Table) -> None:
         """A router's first network is what it starts from: a weighted sum, as steep as explains most of the gains."""
@@ -296,7 +297,8 @@ class APILearner(PolicyIterationLearner):
         assert isinstance(self.world, RoutingCounterfactuals)
         score = self.world.score
         if not len(score.score):
-            network.lean_on(score.weights * steepness(data.actions @ score.weights, data.gains, data.valid))
+            weights = _with_verdicts(score.weights, data)
+            network.lean_on(weights * steepness(data.actions @ weights, data.gains, data.valid))
         elif self.config.warm:
             network.adopt(score)
 
@@ -305,6 +307,16 @@ class APILearner(PolicyIterationLearner):
     ) -> NDArray[np.bool_]:
         """Those that pass the guard, where there is one."""
         return valid if self.guard is None else passing(self.guard, states, actions, valid)
+
+
+def _with_verdicts(weights: NDArray[np.float32], data: Table) -> NDArray[np.float32]:
+    """Weights of places' features, and such of `VERDICTS`, where the data has them, that all of them come behind."""
+    more = data.actions.shape[2] - len(weights)
+    if more == 0:
+        return weights
+    scores = data.actions[:, :, : len(weights)] @ weights
+    least = np.float32(scores[data.valid].min() - 1.0)
+    return np.concatenate([weights, np.full(more, least, np.float32)])
 
 
 def _never_seen(rows: NDArray[np.float32]) -> NDArray[np.intp]:
@@ -370,7 +382,7 @@ def load(folder: Path, config: Mapping[str, Any], name: str) -> Policy:
     """
     env = config["env"]
     if config["agent"].get("guard") is not None:
-        check_guard(env["name"], env.get("scales"))
+        check_guard(env["name"], env.get("scales"), bool(env.get("admission")))
     return load_with(adapter_of(env["name"]), folder, config, name)
 
 

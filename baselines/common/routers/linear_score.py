@@ -89,9 +89,9 @@ class LinearScorePolicy(Router):
 
         Args:
             observation: `places` is (N, R, features).
-            masks: (N, R + 1).
+            masks: (N, R + 1), or more where there are other actions.
         """
-        hold = masks.shape[1] - 1
+        hold = observation["places"].shape[1]
         choices: NDArray[np.int64] = _best(observation["places"], masks[:, :hold], self._weights, hold)
         return choices
 

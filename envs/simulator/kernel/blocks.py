@@ -32,6 +32,7 @@ from serving_gym.envs.simulator.kernel.state import ANONYMOUS, NEVER, Tables, Wo
 __all__ = [
     "blocks_for",
     "cache_chunk",
+    "chain_of",
     "find_hit",
     "find_on_host",
     "flush_cache",
@@ -79,7 +80,7 @@ def flush_cache(world: World, e: int) -> None:
 
 
 @compiled
-def _chain(world: World, tables: Tables, e: int, slot: int) -> tuple[int, int]:
+def chain_of(world: World, tables: Tables, e: int, slot: int) -> tuple[int, int]:
     """First row of a request's chain, and the one behind its last."""
     rank = tables.kinds[world.engines[e].kind].block_rank
     index = world.requests[slot].index
@@ -161,7 +162,7 @@ def _hit(world: World, tables: Tables, e: int, slot: int, take: int) -> tuple[in
     """Length of the longest cached beginning of a waiting request, blocks, and how many of these are free."""
     request = world.requests[slot]
     limit = (int64(request.prompt) + request.generated - 1) // tables.kinds[world.engines[e].kind].block_size
-    first, last = _chain(world, tables, e, slot)
+    first, last = chain_of(world, tables, e, slot)
     position, free = int64(0), int64(0)
     for row in range(first, last):
         end = min(int64(world.chains[row].end), limit)
@@ -188,7 +189,7 @@ def find_on_host(world: World, tables: Tables, e: int, slot: int, hit: int) -> i
     """Blocks of a waiting request's beginning that the GPU, which has `hit` of them, and then the host have."""
     request = world.requests[slot]
     limit = (int64(request.prompt) + request.generated - 1) // tables.kinds[world.engines[e].kind].block_size
-    first, last = _chain(world, tables, e, slot)
+    first, last = chain_of(world, tables, e, slot)
     return reach(world, e, first, last, hit, limit)
 
 
@@ -227,7 +228,7 @@ def cache_chunk(world: World, tables: Tables, e: int, slot: int, tokens: int) ->
     """Caches the blocks that a request's first `tokens` tokens fill, as far as others may share them."""
     if world.cluster[0].longest_chain == 0:
         return
-    first, last = _chain(world, tables, e, slot)
+    first, last = chain_of(world, tables, e, slot)
     request = world.requests[slot]
     if request.held_blocks < _chain_blocks(world, first, last):
         full = tokens // tables.kinds[world.engines[e].kind].block_size
@@ -242,7 +243,7 @@ def start_sharing(world: World, tables: Tables, e: int, slot: int) -> None:
     """Counts a request that begins to decode among those whose blocks others may hit, if any are named."""
     if world.cluster[0].longest_chain == 0:
         return
-    first, last = _chain(world, tables, e, slot)
+    first, last = chain_of(world, tables, e, slot)
     if world.requests[slot].held_blocks < _chain_blocks(world, first, last):
         world.requests[slot].sharing = 1
         world.engines[e].num_sharing += 1
@@ -325,7 +326,7 @@ def give_back(
     if not world.cluster[0].prefix_caching:
         return
     full = (tokens - unknown) // block_size
-    first, last = _chain(world, tables, e, slot)
+    first, last = chain_of(world, tables, e, slot)
     shared = max(min(full, _chain_blocks(world, first, last)), held)
     free_anonymous(world, e, total - full, int64(1))
     if goes_on and full > shared:

@@ -52,6 +52,7 @@ DESK_DTYPE = np.dtype(
         ("following", np.int32),  # the held request to be offered next, -1: none
         ("held_before", np.int32),  # 1: what is offered has been held
         ("capacity", np.int32),  # requests that may be held
+        ("index_ttl_ps", np.int64),  # how long a prompt that was sent is taken to be cached
         ("sends_far", np.int32),  # 1: some request has gone to another region
         (
             "deferred_level",
@@ -125,6 +126,10 @@ ADMITTED_DTYPE = np.dtype(
 )
 
 
+# What the router believes that a place has of a node of the prefix tree: blocks up to `end`, until some time.
+INDEX_DTYPE = np.dtype([("until_ps", np.int64), ("end", np.int32)], align=True)
+
+
 class Desk(NamedTuple):
     """A router's desk. E places, P endpoints, N requests of the workload, C classes, L priority levels."""
 
@@ -137,6 +142,7 @@ class Desk(NamedTuple):
         np.int8
     ]  # (P, C), sum of HELD_AGAIN and DEFERRED_AGAIN: what happened to one in this retry
     admitted: NDArray[np.void]  # (C,) ADMITTED_DTYPE
+    index: NDArray[np.void]  # (E, nodes) INDEX_DTYPE; no nodes: the router knows what engines have
     tallies: NDArray[np.void]  # (E,) TALLY_DTYPE
     flights: NDArray[np.int32]  # (E, S, 2) of each answered request in flight: expected end, offset
     ends: NDArray[np.int64]  # (NUM_GLANCES, 2) scratch: requests, and their context, that a glance sees last
@@ -165,6 +171,8 @@ def new_desk(
     capacity: int = 0,
     deferred_level: int = -1,
     urgency: NDArray[np.float64] | None = None,
+    index_nodes: int = 0,
+    index_ttl_ps: int = 0,
 ) -> Desk:
     """An empty desk at time zero."""
     desk = np.zeros(1, DESK_DTYPE)
@@ -175,6 +183,9 @@ def new_desk(
     desk["deadline_ps"] = deadline_ps
     desk["capacity"] = capacity
     desk["deferred_level"] = deferred_level
+    desk["index_ttl_ps"] = index_ttl_ps
+    index = np.zeros((num_places, index_nodes), INDEX_DTYPE)
+    index["until_ps"] = -1
     return Desk(
         desk=desk,
         gauges=np.zeros(num_places, ENGINE_STATE_DTYPE),
@@ -183,6 +194,7 @@ def new_desk(
         memory=np.zeros(NUM_AVERAGES),
         held_again=np.zeros((len(serves), num_classes), np.int8),
         admitted=np.zeros(num_classes, ADMITTED_DTYPE),
+        index=index,
         tallies=_no_tallies(num_places),
         flights=np.zeros((num_places, max_running, 2), np.int32),
         ends=np.zeros((NUM_GLANCES, 2), np.int64),
@@ -220,4 +232,5 @@ def fork_desk(desk: Desk) -> Desk:
         memory=desk.memory.copy(),
         held_again=desk.held_again.copy(),
         admitted=desk.admitted.copy(),
+        index=desk.index.copy(),
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.envs.simulator.kernel.blocks import find_hit
 from serving_gym.envs.simulator.kernel.compiled import inlined, int64
 from serving_gym.envs.simulator.kernel.desk import (
     ANSWERED_SHORT,
@@ -25,6 +24,7 @@ from serving_gym.envs.simulator.kernel.desk import (
     Desk,
 )
 from serving_gym.envs.simulator.kernel.offers import count_held, count_held_of_classes
+from serving_gym.envs.simulator.kernel.prefix_index import expected_hit
 from serving_gym.envs.simulator.kernel.state import ACTIVE, PS_PER_S, SPECULATIVE, Tables, Traffic, World
 
 PLACE_FEATURES = (
@@ -193,7 +193,7 @@ def _write_request_there(
     budget = kind.max_batched_tokens
     cached = int64(0)
     if world.cluster[0].prefix_caching:
-        cached = find_hit(world, tables, e, slot)[0] * kind.block_size
+        cached = expected_hit(world, tables, desk, e, slot) * kind.block_size
     prefill_s = (request.prompt - cached) * tables.mixed_ps[desk.kinds[e], budget] / (budget * PS_PER_S)
     batch = min(desk.places[e].in_flight - desk.places[e].unanswered + 1, kind.max_num_seqs)
     context = np.float64(desk.places[e].context_tokens + request.prompt)

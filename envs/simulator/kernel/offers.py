@@ -14,6 +14,7 @@ from serving_gym.envs.simulator.kernel.desk import (
     REJECT,
     Desk,
 )
+from serving_gym.envs.simulator.kernel.prefix_index import note_sent
 from serving_gym.envs.simulator.kernel.queues import enqueue, tokens_to_prefill, unlink
 from serving_gym.envs.simulator.kernel.routers import may_take
 from serving_gym.envs.simulator.kernel.sessions import came_at, row_of
@@ -190,6 +191,7 @@ def settle(world: World, traffic: Traffic, tables: Tables, desk: Desk, action: i
         return int64(REACHED)
     if 0 <= action < len(world.engines) and may_go(world, tables, desk, slot, action):
         desk.admitted[world.requests[slot].class_id].sent += 1
+        note_sent(world, tables, desk, slot, action)
         if desk.network_s[world.requests[slot].endpoint, action] > 0:
             board.sends_far = 1
             return int64(FAR)

@@ -4,6 +4,9 @@ The network is that of `agents.networks.set_network.SetScorer` with one hidden l
 place is seen through
 the same two layers, with the context; their mean and maximum over the places in service and what became of a place
 itself give its score. A guard may leave places out beforehand (`place_guard`).
+
+Where admission is a decision, a score may know three rows more, behind the places: to hold, to refuse and to defer the
+request. Each is described by a 1 in a column of its own behind those of places, which has no other features.
 """
 
 from __future__ import annotations
@@ -17,6 +20,11 @@ from serving_gym.envs.simulator.kernel.compiled import entry, inlined, int64
 from serving_gym.envs.simulator.kernel.features import PLACE_FEATURES
 from serving_gym.envs.simulator.kernel.place_guard import narrow
 
+VERDICTS = (
+    "hold",
+    "reject",
+    "defer",
+)  # rows behind the places, and their columns behind the places' features
 _IN_SERVICE = PLACE_FEATURES.index("in_service")
 _NONE = np.zeros(0, np.float32)
 _NO_GUARD = np.zeros(0)
@@ -29,7 +37,8 @@ Matrix = NDArray[np.float32]
 class PlaceScore(NamedTuple):
     """How places are scored; the highest that can take the request is chosen, ties to the first.
 
-    F features of a place, C of the context (the request's, then the cluster's), widths W and H.
+    F features of a place, C of the context (the request's, those of admission if any, the cluster's), widths W and H.
+    Where it decides about admission too, F is greater by the columns of `VERDICTS`.
     """
 
     weights: Vector  # (F,) of a sum; empty: none
@@ -47,6 +56,28 @@ class PlaceScore(NamedTuple):
     )
 
 
+def knows_verdicts(score: PlaceScore) -> bool:
+    """Whether a score has rows for `VERDICTS`, and sees what is shown for admission."""
+    return max(len(score.weights), len(score.row_place)) > len(PLACE_FEATURES)
+
+
+def with_verdicts(places: Matrix) -> Matrix:
+    """Rows of places, and behind them those of `VERDICTS`.
+
+    Args:
+        places: (..., R, F).
+
+    Returns:
+        (..., R + 3, F + 3).
+    """
+    *before, rows, features = places.shape
+    number = len(VERDICTS)
+    extended = np.zeros((*before, rows + number, features + number), np.float32)
+    extended[..., :rows, :features] = places
+    extended[..., rows:, features:] = np.eye(number, dtype=np.float32)
+    return extended
+
+
 class ScoreSpace(NamedTuple):
     """Where the kernel computes scores; R rows for places."""
 
@@ -59,7 +90,7 @@ class ScoreSpace(NamedTuple):
 
 
 def score_space(score: PlaceScore, num_rows: int) -> ScoreSpace:
-    """Room for the scores of at most `num_rows` places."""
+    """Room for the scores of at most `num_rows` rows."""
     width, hidden = len(score.row_bias), len(score.score)
     sizes = (width, width, (num_rows, width), len(score.score_pool), hidden, hidden)
     return ScoreSpace(*(np.zeros(size, np.float32) for size in sizes))
@@ -89,13 +120,14 @@ def _rectify(values: Vector) -> None:
 
 @inlined
 def _see_places(
-    score: PlaceScore, space: ScoreSpace, places: Matrix, request: Vector, cluster: Vector
+    score: PlaceScore, space: ScoreSpace, places: Matrix, request: Vector, admission: Vector, cluster: Vector
 ) -> None:
     """What the network makes of each place, and of all of them."""
     width = len(score.row_bias)
     _copy(score.row_context_bias, space.context)
     _add(request, int64(0), score.row_context, space.context)
-    _add(cluster, int64(len(request)), score.row_context, space.context)
+    _add(admission, int64(len(request)), score.row_context, space.context)
+    _add(cluster, int64(len(request) + len(admission)), score.row_context, space.context)
     space.pooled[:] = 0.0
     present = 0
     for e in range(len(places)):
@@ -114,8 +146,10 @@ def _see_places(
         space.pooled[j] /= np.float32(max(present, 1))
     for j in range(len(request)):
         space.pooled[2 * width + j] = request[j]
+    for j in range(len(admission)):
+        space.pooled[2 * width + len(request) + j] = admission[j]
     for j in range(len(cluster)):
-        space.pooled[2 * width + len(request) + j] = cluster[j]
+        space.pooled[2 * width + len(request) + len(admission) + j] = cluster[j]
     _copy(score.score_pool_bias, space.common)
     _add(space.pooled, int64(0), score.score_pool, space.common)
 
@@ -136,6 +170,7 @@ def best_place(
     space: ScoreSpace,
     places: Matrix,
     request: Vector,
+    admission: Vector,
     cluster: Vector,
     mask: NDArray[np.bool_],
     nowhere: int,
@@ -145,8 +180,9 @@ def best_place(
     Args:
         score: How places are scored.
         space: Where.
-        places: (R, F).
+        places: (R, F), those of `VERDICTS` included where the score knows them.
         request: (features,).
+        admission: (features,), none where the score does not know them.
         cluster: (features,).
         mask: (at least R,), the places that can take the request; those that do not pass are taken out.
         nowhere: What to return where none can.
@@ -155,7 +191,7 @@ def best_place(
         narrow(score.guard, places, request, cluster, mask)
     network = len(score.score) > 0
     if network:
-        _see_places(score, space, places, request, cluster)
+        _see_places(score, space, places, request, admission, cluster)
     best, highest = int64(nowhere), -np.inf
     for e in range(len(places)):
         if not mask[e]:
@@ -176,8 +212,9 @@ def choose_place(
     space: ScoreSpace,
     places: Matrix,
     request: Vector,
+    admission: Vector,
     cluster: Vector,
     mask: NDArray[np.bool_],
 ) -> int:
     """`best_place` of one decision, and the number of places where none can take the request."""
-    return best_place(score, space, places, request, cluster, mask, int64(len(places)))
+    return best_place(score, space, places, request, admission, cluster, mask, int64(len(places)))

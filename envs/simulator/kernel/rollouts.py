@@ -17,16 +17,26 @@ from serving_gym.envs.simulator.kernel.decisions import (
     read_world,
     run_to_decision,
 )
-from serving_gym.envs.simulator.kernel.desk import DECIDE, ENDED, HOLD, Desk
+from serving_gym.envs.simulator.kernel.desk import DECIDE, DEFER, ENDED, HOLD, REJECT, Desk
 from serving_gym.envs.simulator.kernel.features import (
+    ADMISSION_CLASS_FEATURES,
+    ADMISSION_FEATURES,
     CLUSTER_FEATURES,
     PLACE_FEATURES,
     REQUEST_FEATURES,
+    write_admission,
     write_observation,
 )
 from serving_gym.envs.simulator.kernel.handles import copy_bytes
-from serving_gym.envs.simulator.kernel.offers import settle
-from serving_gym.envs.simulator.kernel.place_scores import PlaceScore, ScoreSpace, best_place, score_space
+from serving_gym.envs.simulator.kernel.offers import may_defer, settle
+from serving_gym.envs.simulator.kernel.place_scores import (
+    VERDICTS,
+    PlaceScore,
+    ScoreSpace,
+    best_place,
+    knows_verdicts,
+    score_space,
+)
 from serving_gym.envs.simulator.kernel.router_view import look_at_places
 from serving_gym.envs.simulator.kernel.state import REACHED, Tables, Traffic, World
 
@@ -35,8 +45,12 @@ class Room(NamedTuple):
     """Where one world after another is observed and decided in."""
 
     scores: ScoreSpace
-    places: NDArray[np.float32]  # (at least E, features), as the three that follow those of an observation
+    places: NDArray[
+        np.float32
+    ]  # (at least E, features), as those that follow those of an observation; with the rows
+    # and columns of `VERDICTS` where the score knows them
     request: NDArray[np.float32]  # (features,)
+    admission: NDArray[np.float32]  # (features,), none where it does not
     cluster: NDArray[np.float32]  # (features,)
     mask: NDArray[np.bool_]  # (at least E + 1,)
     outcome: NDArray[np.float64]  # (outcome_width(C),), what a decision brought
@@ -44,12 +58,15 @@ class Room(NamedTuple):
 
 def room_for(score: PlaceScore, num_rows: int, num_classes: int) -> Room:
     """Room for worlds of at most so many places, with so many classes."""
+    verdicts = len(VERDICTS) if knows_verdicts(score) else 0
+    shown = len(ADMISSION_FEATURES) + len(ADMISSION_CLASS_FEATURES) * num_classes
     return Room(
-        score_space(score, num_rows),
-        np.zeros((num_rows, len(PLACE_FEATURES)), np.float32),
+        score_space(score, num_rows + verdicts),
+        np.zeros((num_rows + verdicts, len(PLACE_FEATURES) + verdicts), np.float32),
         np.zeros(len(REQUEST_FEATURES) + num_classes, np.float32),
+        np.zeros(shown if verdicts else 0, np.float32),
         np.zeros(len(CLUSTER_FEATURES), np.float32),
-        np.zeros(num_rows + 1, np.bool_),
+        np.zeros(num_rows + verdicts + 1, np.bool_),
         np.zeros(outcome_width(num_classes)),
     )
 
@@ -83,7 +100,8 @@ def _roll(
     room: Room,
 ) -> None:
     """Rolls one world on, by row i of the rollouts. One that needs the control plane is still `going`."""
-    places = room.places[: len(world.engines)]
+    number, verdicts = int64(len(world.engines)), int64(len(VERDICTS) if len(room.admission) > 0 else 0)
+    places = room.places[: number + verdicts]
     while True:
         reason = settle(world, traffic, table, desk, rollouts.actions[i])
         if reason == REACHED:
@@ -103,9 +121,24 @@ def _roll(
         look_at_places(world, table, desk)
         places[:], room.request[:], room.cluster[:], room.mask[:] = 0.0, 0.0, 0.0, False
         write_observation(world, traffic, table, desk, places, room.request, room.cluster, room.mask)
-        rollouts.actions[i] = best_place(
-            score, room.scores, places, room.request, room.cluster, room.mask, int64(HOLD)
+        if verdicts:
+            write_admission(world, traffic, desk, room.admission)
+            for k in range(verdicts):
+                places[number + k, places.shape[1] - verdicts + k] = 1.0
+                room.mask[number + k] = k < verdicts - 1 or may_defer(world, desk)
+        best = best_place(
+            score,
+            room.scores,
+            places,
+            room.request,
+            room.admission,
+            room.cluster,
+            room.mask,
+            int64(HOLD),
         )
+        if verdicts and best >= number:
+            best = HOLD if best == number else REJECT if best == number + 1 else DEFER
+        rollouts.actions[i] = best
 
 
 @entry

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.envs.simulator.kernel.blocks import find_hit
 from serving_gym.envs.simulator.kernel.compiled import compiled, entry, inlined, int64
 from serving_gym.envs.simulator.kernel.desk import AHEAD_STEP, NUM_GLANCES, Desk
 from serving_gym.envs.simulator.kernel.engine import decoding_progress
 from serving_gym.envs.simulator.kernel.offers import may_go
+from serving_gym.envs.simulator.kernel.prefix_index import expected_hit
 from serving_gym.envs.simulator.kernel.queues import enqueue, next_tracked, unlink
 from serving_gym.envs.simulator.kernel.state import (
     DECODE,
@@ -198,10 +198,10 @@ def in_flight_rows(world: World, levels: NDArray[np.int32], rows: NDArray[np.voi
 
 
 @entry
-def cached_tokens(world: World, tables: Tables, slot: int, tokens: NDArray[np.int64]) -> None:
-    """Tokens of a pooled request's prompt that each engine's prefix cache holds, (E,)."""
+def cached_tokens(world: World, tables: Tables, desk: Desk, slot: int, tokens: NDArray[np.int64]) -> None:
+    """Tokens of a pooled request's prompt that the router expects each engine's prefix cache to hold, (E,)."""
     for e in range(len(world.engines)):
-        blocks = find_hit(world, tables, int64(e), slot)[0]
+        blocks = expected_hit(world, tables, desk, int64(e), slot)
         tokens[e] = blocks * tables.kinds[world.engines[e].kind].block_size
 
 

@@ -67,6 +67,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "workload": CODING,
         "cluster": FleetConfig(groups=(GroupSpec(H100, 2),), prefix_caching=True),
     },
+    "own_index": {
+        "workload": CODING,
+        "cluster": FleetConfig(groups=(GroupSpec(H100, 2),), prefix_caching=True),
+        "prefix_index": "sent",
+        "prefix_index_ttl_s": 20.0,
+    },
     "impatient": {
         "workload": WorkloadSpec(
             "chat_sessions",

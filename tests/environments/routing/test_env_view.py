@@ -227,3 +227,33 @@ def test_prefix_caches_show_what_an_engine_would_not_compute_again(tmp_path):
         assert cached[index] == tokens or tokens == env.records().input_tokens[index]
     assert hits == 70
     assert compared == 80
+
+
+def test_a_router_that_nobody_tells_expects_what_it_has_sent(tmp_path) -> None:
+    """The same prompt four times: expected where it was sent within the last 120 s, whatever is cached."""
+    workload = Workload(
+        arrival_s=[0.0, 1.0, 2.0, 200.0],
+        input_tokens=[512] * 4,
+        output_tokens=[4] * 4,
+        hash_offsets=[0, 1, 2, 3, 4],
+        hash_ids=[7] * 4,
+    )
+    file = str(write_trace(workload, tmp_path / "repeated.parquet"))
+    fleet = FleetConfig(groups=(GroupSpec(H100, 2),), prefix_caching=True)
+    seen = {}
+    for index in ("exact", "sent"):
+        env = made(
+            workload=WorkloadSpec(name="file", path=file, split="all"), cluster=fleet, prefix_index=index
+        )
+        env.reset(seed=0)
+        seen[index] = []
+        for chosen in (0, 1, 1, 0):
+            seen[index].append(env.state.request.cached_tokens.tolist())
+            env.step(chosen)
+    assert seen["sent"] == [[0, 0], [496, 0], [496, 496], [0, 0]]
+    assert seen["exact"] == [[0, 0], [496, 0], [496, 496], [496, 496]]
+
+
+def test_an_unknown_index_is_refused() -> None:
+    with pytest.raises(ValueError, match="prefix_index"):
+        made(prefix_index="sents")

@@ -1,0 +1,1 @@
+"""Scores of policies given as programs, for searches over programs."""
