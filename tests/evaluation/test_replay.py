@@ -61,7 +61,7 @@ def test_another_profile_is_off_and_its_front_end_counts(run: Path, tmp_path: Pa
         (["traffic=[nowhere]"], "has no summary.json and requests.parquet"),
         (["traffic=[RUN]", "profile=wrong"], "profile='wrong' is neither a file nor a committed profile"),
         (["traffic=[RUN]", "cluster=nodes_tiny_cpu_x2"], "choose a cluster that is a node"),
-        (["traffic=[RUN]", "cluster.max_model_len=100"], "unknown key 'cluster.max_model_len'"),
+        (["traffic=[RUN]", "cluster.max_length=100"], "unknown key 'cluster.max_length'"),
     ],
 )
 def test_mistakes(

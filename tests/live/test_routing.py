@@ -316,3 +316,24 @@ def test_a_request_is_deferred_once(make_server: MakeServer, make_live):
     assert "deferred already" in info["refused"]
     assert info["num_refused"] == 1
     assert env.step(0)[2]
+
+
+def test_an_episode_of_sessions_ends_with_its_last_turn(
+    make_server: MakeServer, make_live, monkeypatch: pytest.MonkeyPatch
+):
+    """The second turn was planned 0.1 s after the first, whose answer takes far longer than the drain limit."""
+    workload = Workload(
+        arrival_s=[0.0, 0.1], input_tokens=[20, 40], output_tokens=[40, 4], session_id=[0, 0],
+        delay_s=[0.0, 0.1], after_offsets=[0, 0, 1], after=[0],
+    )  # fmt: skip
+    env = make_live(make_server(token_s=0.02), workload=stream_of(2), drain_limit_s=0.3)
+    monkeypatch.setattr(WorkloadSource, "sample", lambda self, *_: workload)
+    env.reset(seed=0)
+    done = False
+    while not done:
+        *_, terminated, truncated, _ = env.step(0)
+        done = terminated or truncated
+    assert terminated
+    records = env.records()
+    assert (records.outcome == FINISHED).all()
+    np.testing.assert_allclose(records.arrival_s[1], records.finish_s[0] + 0.1, rtol=0, atol=1e-12)

@@ -223,7 +223,7 @@ def test_a_request_that_fits_no_engine_waits_and_one_that_never_fits_is_refused(
     simulator = start(workload((0.0, 700_000, 10), (0.0, 40_000_000, 10), max_output=10))
     one = simulator.observe().engines["kv_capacity_tokens"][0]
     assert one < 700_010 * 4
-    spec = ClusterSpec(model="llama-3-70b", num_gpus=8, base_width=2, router="jsq")
+    spec = ClusterSpec(model="llama-3-70b", num_gpus=8, base_width=2, router="jsq", max_model_len=100_000_000)
     simulator = start(workload((0.0, 300_000, 10), (0.0, 40_000_000, 10), max_output=10), spec)
     simulator.advance(5.0)
     assert simulator.observe().num_pooled == 1
