@@ -142,7 +142,7 @@ class Desk(NamedTuple):
         np.int8
     ]  # (P, C), sum of HELD_AGAIN and DEFERRED_AGAIN: what happened to one in this retry
     admitted: NDArray[np.void]  # (C,) ADMITTED_DTYPE
-    index: NDArray[np.void]  # (E, nodes) INDEX_DTYPE; no nodes: the router knows what engines have
+    sent_index: NDArray[np.void]  # (E, nodes) INDEX_DTYPE; no nodes: the router knows what engines have
     tallies: NDArray[np.void]  # (E,) TALLY_DTYPE
     flights: NDArray[np.int32]  # (E, S, 2) of each answered request in flight: expected end, offset
     ends: NDArray[np.int64]  # (NUM_GLANCES, 2) scratch: requests, and their context, that a glance sees last
@@ -194,7 +194,7 @@ def new_desk(
         memory=np.zeros(NUM_AVERAGES),
         held_again=np.zeros((len(serves), num_classes), np.int8),
         admitted=np.zeros(num_classes, ADMITTED_DTYPE),
-        index=index,
+        sent_index=index,
         tallies=_no_tallies(num_places),
         flights=np.zeros((num_places, max_running, 2), np.int32),
         ends=np.zeros((NUM_GLANCES, 2), np.int64),
@@ -232,5 +232,5 @@ def fork_desk(desk: Desk) -> Desk:
         memory=desk.memory.copy(),
         held_again=desk.held_again.copy(),
         admitted=desk.admitted.copy(),
-        index=desk.index.copy(),
+        sent_index=desk.sent_index.copy(),
     )
