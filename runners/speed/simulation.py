@@ -14,6 +14,7 @@ from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.simulator.fleet.simulator import FleetSimulator
 from serving_gym.envs.simulator.simulator import Simulator
 from serving_gym.envs.simulator.streaming import run_stream
+from serving_gym.envs.workload.ragged import offsets_of
 from serving_gym.envs.workload.registry import WorkloadSource, WorkloadSpec
 from serving_gym.envs.workload.schema import Workload
 from serving_gym.envs.workload.traces import find_trace
@@ -29,6 +30,7 @@ _SATURATING = 1e6  # rate scale at which all requests arrive practically at once
 _SATURATION_REQUESTS = 4000
 _URGENT_SHARE = 0.1
 _PREFIXES, _PREFIX_ENGINES = "mooncake_conv", 8  # a trace with prefix ids, at its own rate
+_SESSION_ENGINES, _TURNS, _THINK_S = 8, 5, 30.0
 _BLOCK = 100_000  # requests of a stream that are drawn; longer streams repeat them
 _STREAM_ENGINES = 8
 _HOUR_S, _WEEK_H = 3600.0, 168
@@ -67,14 +69,32 @@ def _with_urgent(workload: Workload) -> Workload:
     return replace(workload, priority=np.where(urgent, 0, 1).astype(np.int32))
 
 
+def in_sessions(workload: Workload) -> Workload:
+    """The same requests in sessions of five turns, each after an answer that takes as long as its SLO allows."""
+    rows = np.arange(len(workload))
+    lag = max(1, round(workload.rate_rps * _THINK_S))
+    waits = (rows // lag) % _TURNS != 0
+    gap_s = workload.arrival_s - workload.arrival_s[np.maximum(rows - lag, 0)]
+    answer_s = _SLO.ttft_s + _SLO.tpot_s * workload.output_tokens[np.maximum(rows - lag, 0)]
+    return replace(
+        workload,
+        session_id=rows % lag + rows // (lag * _TURNS) * lag,
+        delay_s=np.where(waits, np.maximum(gap_s - answer_s, 0.0), 0.0),
+        after_offsets=offsets_of(waits),
+        after=rows[waits] - lag,
+    ).planned()
+
+
 def simulate(config: BenchConfig) -> Iterator[Measurement]:
-    """Requests per second at a share of what the engines can serve, plain and with prefix caching and priorities."""
+    """Requests per second at a share of what engines can serve: plain, with prefix caching and priorities, in sessions."""
     plain, saturated_rps = stream(config), saturation_rps(config)
     for heavy in (False, True):
         requests = _with_urgent(plain) if heavy else plain
         for engines in config.engines:
             scale = config.load * engines * saturated_rps / plain.rate_rps
             yield _simulated(config, requests.with_rate_scale(scale), engines, heavy)
+    scale = config.load * _SESSION_ENGINES * saturated_rps / plain.rate_rps
+    yield _simulated(config, in_sessions(plain.with_rate_scale(scale)), _SESSION_ENGINES, False)
     if find_trace(_PREFIXES):
         conversations = WorkloadSource(WorkloadSpec(_PREFIXES, split="all")).sample(0)
         for heavy in (False, True):
@@ -90,6 +110,7 @@ def _simulated(config: BenchConfig, workload: Workload, engines: int, heavy: boo
         "prefix_caching": heavy,
         "order": simulator.spec.order,
         "rate_rps": round(workload.rate_rps, 2),
+        "sessions": workload.has_sessions,
     }
     return Measurement("simulate.requests_per_s", "1/s", params, _rate_of(simulator, workload))
 
