@@ -36,7 +36,8 @@ def mutate(source: str, rng: random.Random) -> str:
     names = [argument.arg for argument in function.args.args]
     result = next(node for node in function.body if isinstance(node, ast.Return))
     assert result.value is not None
-    places = [node for node in ast.walk(result.value) if isinstance(node, ast.expr)]
+    called = {node.func for node in ast.walk(result.value) if isinstance(node, ast.Call)}
+    places = [node for node in ast.walk(result.value) if isinstance(node, ast.expr) and node not in called]
     result.value = _Change(rng.choice(places), names, rng).visit(result.value)
     return ast.unparse(ast.fix_missing_locations(tree)) + "\n"
 
@@ -100,9 +101,14 @@ def evolve(
         return Candidate(program, result.score)
 
     pool = [scored(source, "first")]
-    best = [pool[0]]
+    best, tried = [pool[0]], {source}
     for generation in range(generations):
-        made = [mutate(rng.choice(pool).source, rng) for _ in range(children)]
+        made: list[str] = []
+        while len(made) < children:
+            child = mutate(rng.choice(pool).source, rng)
+            if child not in tried:
+                tried.add(child)
+                made.append(child)
         pool += [scored(program, f"{generation}_{i}") for i, program in enumerate(made)]
         pool = sorted(pool, key=lambda each: -each.score)[:parents]
         best.append(pool[0])

@@ -13,12 +13,14 @@ from serving_gym.agents.learners.learner import Budget, Task, make_learner
 from serving_gym.baselines.common.routers.linear_score import LinearScorePolicy
 from serving_gym.envs.interface.fleet import FleetConfig, GroupSpec, ReplicaSpec
 from serving_gym.envs.interface.objective import Objective
+from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.routing.batch import RoutingBatch
 from serving_gym.envs.routing.config import RoutingConfig
 from serving_gym.envs.routing.episode import RoutingEpisode
 from serving_gym.envs.routing.state import Defer, Dispatch, Reject
 from serving_gym.envs.simulator.kernel.features import CLUSTER_FEATURES
 from serving_gym.envs.simulator.kernel.place_scores import with_verdicts
+from serving_gym.envs.simulator.kernel.router_view import tracked_slots
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.runners.rollouts.rollout import run_episode
 from tests.defaults import make_env
@@ -132,3 +134,30 @@ def test_it_learns_whom_to_let_in():
             return Reject()
 
     assert returns(learner.policy()) > max(returns(LinearScorePolicy()), returns(RefusesAll()))
+
+
+def test_a_rollout_that_stops_counts_promises_that_are_broken_for_certain():
+    """To hold a request beyond its deadline is not free: what is overdue at the end counts, by hand."""
+    slos = dict.fromkeys(("critical", "standard", "sheddable"), SLO(1.0, 0.005))
+    env = make_env("routing", **OVERLOAD, slos=slos).unwrapped
+    policy = LinearScorePolicy()
+    env.reset(seed=1)
+    policy.reset(env.policy_spec, 0)
+    for _ in range(90):
+        env.step(0)
+    rolled = float(env.roll_forks([2], policy.in_kernel, 12)[0])
+    fork, total, action = env.fork(), 0.0, 2
+    for _ in range(12):
+        observation, reward, *_ = fork.step(action)
+        total, action = total + reward, policy.act(observation, fork.state)
+    world, now_s = fork.core.simulator.world, fork.state.now_s
+    slots = np.zeros(len(world.requests), np.int32)
+    here = world.requests[slots[: tracked_slots(world, slots)]]
+    first_s = here["first_token_ps"] / 1e12
+    late = (first_s < 0) & (now_s > here["deadline_ps"] / 1e12)
+    slow = (first_s >= 0) & (now_s - first_s > 0.005 * (here["output"] - 1))
+    weights = np.where(here["class_id"] == 0, 4.0, 1.0)
+    assert late.sum() > 10
+    assert slow.sum() > 3
+    certain = 0.1 * float((weights * late).sum() + (weights * slow).sum())
+    assert rolled == pytest.approx(total - certain, rel=1e-6)

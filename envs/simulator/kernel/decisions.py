@@ -61,7 +61,7 @@ from serving_gym.envs.simulator.kernel.world import (
 # Columns of what a decision brought, before three (C,) blocks: misses of TTFT, misses of TPOT, requests refused.
 OUTCOMES = ("dt_s", "latency", "good", "lost", "square")
 _DT, _LATENCY, _GOOD_COLUMN, _LOST, _SQUARE = range(len(OUTCOMES))
-_MISSES = len(OUTCOMES)
+MISSES = len(OUTCOMES)
 CLASS_BLOCKS = 3
 _DRAIN_PS = PS_PER_S  # once all have arrived, how often one looks whether all are done
 
@@ -188,9 +188,9 @@ def _book_outcome(world: World, desk: Desk, out: NDArray[np.float64]) -> tuple[f
         finished = stats[c, _FINISHED] - before[_FINISHED]
         out[_GOOD_COLUMN] += stats[c, _GOOD] - before[_GOOD]
         out[_LOST] += lost
-        out[_MISSES + c] = first - (stats[c, _TTFT_MET] - before[_TTFT_MET]) + lost
-        out[_MISSES + num_classes + c] = finished - (stats[c, _TPOT_MET] - before[_TPOT_MET]) + lost
-        out[_MISSES + 2 * num_classes + c] = stats[c, _REFUSED] - before[_REFUSED]
+        out[MISSES + c] = first - (stats[c, _TTFT_MET] - before[_TTFT_MET]) + lost
+        out[MISSES + num_classes + c] = finished - (stats[c, _TPOT_MET] - before[_TPOT_MET]) + lost
+        out[MISSES + 2 * num_classes + c] = stats[c, _REFUSED] - before[_REFUSED]
         arrived += stats[c, _ARRIVED] - before[_ARRIVED]
         prompts += stats[c, _PROMPTS] - before[_PROMPTS]
         answered += first + lost
@@ -219,8 +219,8 @@ def close_interval(world: World, desk: Desk, out: NDArray[np.float64]) -> None:
     for row in range(last - int64(arrived), last):
         predicted += desk.predicted[row_of(world, row)]
     for c in range(num_classes):
-        late += out[_MISSES + c]
-        slow += out[_MISSES + num_classes + c]
+        late += out[MISSES + c]
+        slow += out[MISSES + num_classes + c]
     short_s, long_s = desk.scales[SHORT_S], desk.scales[LONG_S]
     short, long = np.exp(-out[_DT] / short_s), np.exp(-out[_DT] / long_s)
     _remember(desk, REQUESTS_SHORT, arrived, short, short_s)
@@ -233,9 +233,9 @@ def close_interval(world: World, desk: Desk, out: NDArray[np.float64]) -> None:
     _remember(desk, LATE_SHORT, late, short, 1.0)
     _remember(desk, ENDED_SHORT, ended, short, 1.0)
     _remember(desk, SLOW_SHORT, slow, short, 1.0)
-    for c in range(num_classes):
+    for c in range(num_classes if desk.desk[0].deferred_level >= 0 else 0):
         admitted = desk.admitted[c]
-        sent, refused = admitted.sent - admitted.sent_before, out[_MISSES + 2 * num_classes + c]
+        sent, refused = admitted.sent - admitted.sent_before, out[MISSES + 2 * num_classes + c]
         admitted.sent_short = admitted.sent_short * short + sent / short_s
         admitted.refused_short = admitted.refused_short * short + refused / short_s
         admitted.sent_before = admitted.sent

@@ -7,8 +7,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.envs.simulator.kernel.compiled import entry, int64, spliced
+from serving_gym.envs.simulator.kernel.compiled import compiled, entry, int64, spliced
 from serving_gym.envs.simulator.kernel.decisions import (
+    MISSES,
     close_interval,
     outcome_width,
     read_desk,
@@ -37,6 +38,7 @@ from serving_gym.envs.simulator.kernel.place_scores import (
     knows_verdicts,
     score_space,
 )
+from serving_gym.envs.simulator.kernel.queues import next_tracked
 from serving_gym.envs.simulator.kernel.router_view import look_at_places
 from serving_gym.envs.simulator.kernel.state import REACHED, Tables, Traffic, World
 
@@ -88,6 +90,25 @@ _DT = 0  # column of `decisions.OUTCOMES`
 _EARLY_S = 1e-9  # so much before its window's end a world has reached it: times are sums
 
 
+@compiled
+def _add_certain_misses(world: World, tables: Tables, totals: NDArray[np.float64]) -> None:
+    """Books promises that requests in the system have broken already, though their tokens have not come.
+
+    Otherwise a rollout that ends would find it free to hold a request beyond its deadline.
+    """
+    now, num_classes = world.cluster[0].now_ps, len(world.stats)
+    slot = next_tracked(world.tracked, int64(0))
+    while slot >= 0:
+        request = world.requests[slot]
+        c = request.class_id
+        if request.first_token_ps < 0:
+            totals[MISSES + c] += now > request.deadline_ps
+        else:
+            allowed = tables.classes[c].tpot_slo_ps * (request.output - 1)
+            totals[MISSES + num_classes + c] += now - request.first_token_ps > allowed
+        slot = next_tracked(world.tracked, slot + 1)
+
+
 @spliced
 def _roll(
     world: World,
@@ -99,7 +120,10 @@ def _roll(
     score: PlaceScore,
     room: Room,
 ) -> None:
-    """Rolls one world on, by row i of the rollouts. One that needs the control plane is still `going`."""
+    """Rolls one world on, by row i of the rollouts. One that needs the control plane is still `going`.
+
+    Where admission is a decision, promises that are broken for certain count when a rollout stops before its end.
+    """
     number, verdicts = int64(len(world.engines)), int64(len(VERDICTS) if len(room.admission) > 0 else 0)
     places = room.places[: number + verdicts]
     while True:
@@ -116,6 +140,8 @@ def _roll(
         rollouts.left[i] -= 1
         over = rollouts.totals[i, _DT] >= rollouts.window_s[i] - _EARLY_S
         if reason == ENDED or rollouts.left[i] <= 0 or over:
+            if reason != ENDED and desk.desk[0].deferred_level >= 0:
+                _add_certain_misses(world, table, rollouts.totals[i])
             rollouts.going[i] = False
             return
         look_at_places(world, table, desk)
