@@ -86,7 +86,7 @@ def in_sessions(workload: Workload) -> Workload:
 
 
 def simulate(config: BenchConfig) -> Iterator[Measurement]:
-    """Requests per second at a share of what engines can serve: plain, with prefix caching and priorities, in sessions."""
+    """Requests per second at a share of what engines serve: plain, with prefix caching and priorities, in sessions."""
     plain, saturated_rps = stream(config), saturation_rps(config)
     for heavy in (False, True):
         requests = _with_urgent(plain) if heavy else plain
