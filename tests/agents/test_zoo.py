@@ -108,6 +108,22 @@ def test_the_shipped_router_beats_the_heuristics() -> None:
         assert (ours > theirs).mean() > 0.8, name
 
 
+@pytest.mark.parametrize(
+    ("seeds", "rival"),
+    [(range(900, 902), "jsq"), pytest.param(range(500, 508), "soft_ceiling_tuned", marks=pytest.mark.full)],
+)
+def test_the_shipped_admitter_beats_the_heuristics(seeds: range, rival: str) -> None:
+    """Under overload, by the return and by promises kept, of the critical tier too."""
+    words = ["experiment=routing_overload", "split=validation"]
+    env = composed("compare", CompareConfig, words).environment.make()
+    ours, theirs = (
+        [run_episode(env, load_policy(name), seed).metrics for seed in seeds]
+        for name in ("zoo/routing_overload", rival)
+    )
+    for metric in ("return", "slo_attainment", "slo_attainment/critical"):
+        assert np.mean([one[metric] for one in ours]) > np.mean([one[metric] for one in theirs]), metric
+
+
 @pytest.mark.full
 def test_the_router_of_five_minutes_has_a_short_tail() -> None:
     """Where chat comes to engines of three speeds; it still gains on the best score that minds it as well."""
