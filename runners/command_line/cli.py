@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -61,6 +62,15 @@ def command(
     return decorate
 
 
+def let_warnings_through() -> None:
+    """Lets this project's loggers speak, all of which Hydra has silenced."""
+    own = logging.getLogger("serving_gym")
+    own.setLevel(logging.WARNING)
+    for name in [own.name, *logging.root.manager.loggerDict]:
+        if name == own.name or name.startswith(f"{own.name}."):
+            logging.getLogger(name).disabled = False
+
+
 def _run(name: str, task: Callable[[DictConfig], None], words: list[str]) -> int:
     use_one_thread()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # errors are raised, not printed by Hydra
@@ -68,6 +78,7 @@ def _run(name: str, task: Callable[[DictConfig], None], words: list[str]) -> int
     failures: list[Exception] = []
 
     def guarded(config: DictConfig) -> None:
+        let_warnings_through()
         try:
             task(config)
         except _USER_ERRORS as error:  # a sweep continues with its other jobs

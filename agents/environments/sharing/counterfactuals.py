@@ -34,6 +34,7 @@ class SharingCounterfactuals(RoutingCounterfactuals):
 
     def __init__(self, config: APIConfig, task: Task, rng: np.random.Generator) -> None:
         self.config, self.rng = config, rng
+        self.admission = False
         sharing = SharingConfig(**task.training_arguments)
         self._fleets: list[SharingBatch] = [  # type: ignore[assignment]
             SharingBatch([SharingEpisode(sharing) for _ in range(task.num_envs)])
