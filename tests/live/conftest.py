@@ -9,12 +9,19 @@ from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.live.backend import LiveBackend
 from serving_gym.envs.live.settings import LiveSettings
 from serving_gym.envs.workload.schema import Workload
+from serving_gym.runners.command_line.cli import let_warnings_through
 from tests.live.fake_server import Behaviour, FakeServer
 
 SLOS = (SLO(0.5, 0.05),)
 
 MakeServer = Callable[..., FakeServer]
 MakeBackend = Callable[..., LiveBackend]
+
+
+@pytest.fixture(autouse=True)
+def warnings_are_heard() -> None:
+    """Loggers speak, which a command run by an earlier test may have silenced."""
+    let_warnings_through()
 
 
 @pytest.fixture
