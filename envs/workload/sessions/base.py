@@ -51,6 +51,8 @@ class SessionTraffic(ABC):
         history_s: time before an episode in which sessions began that may be under way when it begins, seconds.
         patience_s: time that a client waits for the first token of an answer before it hangs up, seconds; None: as
             long as it takes. The session then ends.
+        context_tokens: longest prompt, tokens.
+        longest_output_tokens: longest answer, tokens.
         name: what its workloads are called.
         num_requests: default length of an episode, requests.
     """
@@ -59,6 +61,8 @@ class SessionTraffic(ABC):
     arrival_rate_rps: float = 2.0
     history_s: float = 600.0
     patience_s: float | None = None
+    context_tokens: int = 100_000
+    longest_output_tokens: int = 8_192
     name: str = "sessions"
     num_requests: int = 1000
 
@@ -78,14 +82,14 @@ class SessionTraffic(ABC):
         return ("standard",)
 
     @property
-    @abstractmethod
     def max_input_tokens(self) -> int:
         """Longest prompt, tokens."""
+        return self.context_tokens
 
     @property
-    @abstractmethod
     def max_output_tokens(self) -> int:
         """Longest answer, tokens, which every request declares."""
+        return self.longest_output_tokens
 
     @property
     @abstractmethod

@@ -71,16 +71,6 @@ class ChatSessions(SessionTraffic):
         check_at_least(self, self.system_tokens + 1, "context_tokens")
 
     @property
-    def max_input_tokens(self) -> int:
-        """Longest prompt, tokens."""
-        return self.context_tokens
-
-    @property
-    def max_output_tokens(self) -> int:
-        """Longest answer, tokens."""
-        return self.longest_output_tokens
-
-    @property
     def provenance(self) -> str:
         """Where its figures come from."""
         return "synthetic chats; figures of Mooncake's conversation trace (kvcache-ai/Mooncake, FAST 2025)"

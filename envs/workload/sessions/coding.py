@@ -99,16 +99,6 @@ class CodingSessions(SessionTraffic):
         check_at_least(self, max(least, self.sub_agent_tokens) + 1, "context_tokens")
 
     @property
-    def max_input_tokens(self) -> int:
-        """Longest prompt, tokens."""
-        return self.context_tokens
-
-    @property
-    def max_output_tokens(self) -> int:
-        """Longest answer, tokens."""
-        return self.longest_output_tokens
-
-    @property
     def provenance(self) -> str:
         """Where its figures come from."""
         return "synthetic coding sessions; figures of TraceLab (uw-syfi/TraceLab, arXiv 2606.30560) and Weka"

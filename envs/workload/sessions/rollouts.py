@@ -79,16 +79,6 @@ class RolloutBatches(SessionTraffic):
         check_at_least(self, self.system_tokens + 1, "context_tokens")
 
     @property
-    def max_input_tokens(self) -> int:
-        """Longest prompt, tokens."""
-        return self.context_tokens
-
-    @property
-    def max_output_tokens(self) -> int:
-        """Longest answer, tokens."""
-        return self.longest_output_tokens
-
-    @property
     def provenance(self) -> str:
         """Where its figures come from."""
         return "synthetic rollouts; lengths and tools of TraceLab (uw-syfi/TraceLab, arXiv 2606.30560), sizes ours"

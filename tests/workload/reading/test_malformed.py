@@ -222,6 +222,8 @@ def test_a_damaged_parquet_is_read_or_refused(tmp_path):
     rng = np.random.default_rng(2)
     file = write_trace(read_trace(SAMPLES / "own.csv")[0], tmp_path / "a.parquet")
     content = file.read_bytes()
+    refused = 0
     for _ in range(100):
         file.write_bytes(damaged(content, ("cut", "byte")[rng.integers(2)], rng))
-        refusal(file)
+        refused += refusal(file) != ""
+    assert 40 < refused < 100  # half of them are cut short; some single bytes change nothing
