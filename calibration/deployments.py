@@ -95,6 +95,21 @@ def assembled(deployment: Deployment, overheads: Engine, source: str) -> tuple[P
     return profile, overheads.frontend
 
 
+def profile_at(model: str, gpu: str, engine: str, widths: tuple[int, ...]) -> Profile:
+    """One profile of a model on a GPU under an engine, with coefficients and front ends at each of some widths.
+
+    Raises:
+        ValueError: As `find_profile`.
+    """
+    found = {width: find_profile(Deployment(model, gpu, width, engine)) for width in widths}
+    first = found[widths[0]][0]
+    return replace(
+        first,
+        coefficients={width: profile.coefficients_at(width) for width, (profile, _) in found.items()},
+        frontends={width: front_end for width, (_, front_end) in found.items()},
+    )
+
+
 def find_profile(deployment: Deployment) -> tuple[Profile, Frontend]:
     """Profile and front end of a deployment, from the most specific thing known of it; `Profile.source` says which.
 

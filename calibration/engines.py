@@ -25,6 +25,8 @@ _RELEASES = {
     (0, 14): "vllm-0.17",
 }
 _UNDATED = "vllm-0.17"
+NEWEST_ENGINE = "vllm-0.24"  # the newest that is calibrated: what clusters run unless told otherwise
+FRONT_ENDS = ("included", "none")  # whether what lies between an engine and its clients counts
 # Engines of the published forms that do not state a version in a column.
 BENCHMARKED_ENGINES = {"open_loop": "vllm-0.15", "replicas": "vllm-0.6", "steps": "splitwise"}
 

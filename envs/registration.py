@@ -52,7 +52,7 @@ class EnvEntry:
 
 ENVS = {
     "autoscaling": EnvEntry(
-        "Serving/Autoscaling-v0",
+        "Serving/Autoscaling-v1",
         "envs.autoscaling.env:AutoscalingEnv",
         "envs.autoscaling.vector_env:AutoscalingVectorEnv",
         "envs.autoscaling.config:AutoscalingConfig",
@@ -71,7 +71,7 @@ ENVS = {
         roles={"fixed_instances": "static"},
     ),
     "deployment": EnvEntry(
-        "Serving/Deployment-v0",
+        "Serving/Deployment-v1",
         "envs.deployment.env:DeploymentEnv",
         "envs.deployment.vector_env:DeploymentVectorEnv",
         "envs.deployment.config:DeploymentConfig",
@@ -91,7 +91,7 @@ ENVS = {
         roles={"vllm_static": "static"},
     ),
     "dp_tp": EnvEntry(
-        "Serving/DPTP-v0",
+        "Serving/DPTP-v1",
         "envs.dp_tp.env:DPTPEnv",
         "envs.dp_tp.vector_env:DPTPVectorEnv",
         "envs.dp_tp.config:DPTPConfig",
@@ -110,7 +110,7 @@ ENVS = {
         "ClusterState",
     ),
     "routing": EnvEntry(
-        "Serving/Routing-v0",
+        "Serving/Routing-v1",
         "envs.routing.env:RoutingEnv",
         "envs.routing.vector_env:RoutingVectorEnv",
         "envs.routing.config:RoutingConfig",
@@ -130,7 +130,7 @@ ENVS = {
         "RoutingState",
     ),
     "sharing": EnvEntry(
-        "Serving/Sharing-v0",
+        "Serving/Sharing-v1",
         "envs.sharing.env:SharingEnv",
         "envs.sharing.vector_env:SharingVectorEnv",
         "envs.sharing.config:SharingConfig",

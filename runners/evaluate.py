@@ -13,8 +13,7 @@ with `detailed=true`, under the keys of `vllm bench serve --save-detailed`; with
 for more than 100,000 requests). On live servers each decision also has the `executed` command and the `overrides`:
 decisions taken for the policy because it was late. `backend=both` runs the policy and its `rivals` in simulation and
 then on live servers, and writes `gap.json`: each metric on both backends, its error, how often two policies rank in the
-same order, and the cost of transitions on both; the other files describe the policy's live episodes. In `gap.json` the
-simulated latencies include the front end of the profile (`without_front_end` has the errors without it).
+same order, and the cost of transitions on both; the other files describe the policy's live episodes.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from serving_gym.envs.machines.placement import place
 
 
 class DeployingPolicy:
-    """A policy of `Serving/Deployment-v0`."""
+    """A policy of `Serving/Deployment-v1`."""
 
     name: str
     clairvoyant = False

@@ -10,7 +10,7 @@ from serving_gym.envs.sharing.state import SharingState
 
 
 class SharingPolicy:
-    """A policy of `Serving/Sharing-v0`."""
+    """A policy of `Serving/Sharing-v1`."""
 
     name: str
     clairvoyant = False

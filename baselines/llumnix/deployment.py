@@ -3,7 +3,7 @@
 Llumnix (Sun et al., OSDI 2024) knows no deployments: its instances are the best uniform layout for the past, as OServe
 gives every baseline its best, and each request goes to the instance with least to do, whatever its type. Departure:
 here decisions come once a span, so that running requests are not moved; `baselines/llumnix/policy.py` is Llumnix with
-migration, on a fleet of such instances (`Serving/Routing-v0`).
+migration, on a fleet of such instances (`Serving/Routing-v1`).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
     scheduler.py                          section 4: from a span's demand to a serving strategy
     exhaustive.py                         section 6.4, its bound
     forecast.py, lstm.py                  section 5.1, S2, and the predictors of section 6.3
-    policy.py                             all of it as a policy of `Serving/Deployment-v0`
+    policy.py                             all of it as a policy of `Serving/Deployment-v1`
     vllm.py, dynamo.py, clairvoyant.py    what it is compared with there
     dynamo_two_widths.py                  two of the last and a threshold between them; ours
     uniform.py, dynamo.py                 section 6.1, layouts of vLLM (static), vLLM (reload) and Dynamo + vLLM

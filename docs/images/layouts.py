@@ -1,4 +1,4 @@
-"""Draws `layouts.png`: the engines of a node over an episode of `Serving/DPTP-v0` under a tuned threshold rule.
+"""Draws `layouts.png`: the engines of a node over an episode of `Serving/DPTP-v1` under a tuned threshold rule.
 
 python docs/images/layouts.py
 """
@@ -23,7 +23,7 @@ BIN_S = 10.0
 
 def play(policy_name: str) -> tuple[list[float], list[list[int]], list[float], RequestRecords]:
     """Times of decisions in seconds, width of each GPU's engine and return so far at each, and records of requests."""
-    env = gym.make("Serving/DPTP-v0", split="test").unwrapped
+    env = gym.make("Serving/DPTP-v1", split="test").unwrapped
     policy = serving_gym.load_policy(policy_name)
     observation, _ = env.reset(seed=0)
     policy.reset(env.policy_spec, 0)
@@ -46,7 +46,7 @@ def main() -> None:
     rate, tokens, layout, total = figure.subplots(4, 1, sharex=True, height_ratios=(1, 1, 1.3, 1.3))
     rate.stairs(np.histogram(records.arrival_s, edges)[0] / BIN_S, edges, fill=True, color="#bbbbbb")
     rate.set_ylabel("requests/s")
-    rate.set_title("Serving/DPTP-v0: one episode, eight GPUs", fontsize=10)
+    rate.set_title("Serving/DPTP-v1: one episode, eight GPUs", fontsize=10)
     arrived = np.histogram(records.arrival_s, edges, weights=records.input_tokens)[0] / BIN_S / 1e3
     tokens.stairs(arrived, edges, fill=True, color="#d8b98a")
     tokens.set_ylabel("prompt\n1000 tokens/s")

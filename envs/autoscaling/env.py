@@ -15,7 +15,7 @@ from serving_gym.envs.base.validation import check_running
 
 
 class AutoscalingEnv(SteppedEnv[AutoscalingConfig, AutoscalingState]):
-    """Scales the instances of several models in several regions. `Serving/Autoscaling-v0`.
+    """Scales the instances of several models in several regions. `Serving/Autoscaling-v1`.
 
     An endpoint is one model in one region. An instance of an endpoint occupies one machine. Starting an instance takes
     minutes, depending on the machine: a vacant machine (a cold start), one of the endpoint's own spot instances, which
@@ -80,6 +80,7 @@ class AutoscalingEnv(SteppedEnv[AutoscalingConfig, AutoscalingState]):
 
     ## Version history
 
+    * v1: latencies are those that clients see, and engines are `vllm-0.24`; `cluster.engine=""` gives the dynamics of v0.
     * v0: first release.
     """
 

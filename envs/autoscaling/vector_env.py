@@ -11,7 +11,7 @@ from serving_gym.envs.base.vector_env import SequentialVectorEnv
 
 
 class AutoscalingVectorEnv(SequentialVectorEnv):
-    """`Serving/Autoscaling-v0` many times; arguments and `info` as of `envs.base.vector_env.SimulatedVectorEnv`.
+    """`Serving/Autoscaling-v1` many times; arguments and `info` as of `envs.base.vector_env.SimulatedVectorEnv`.
 
     It keeps no records of single requests.
     """

@@ -13,7 +13,7 @@ from serving_gym.envs.deployment.state import Deploy, DeploymentState
 
 
 class DeploymentEnv(SteppedEnv[DeploymentConfig, DeploymentState]):
-    """Divides a cluster into replicas, sets their parallelism and assigns workload types. `Serving/Deployment-v0`.
+    """Divides a cluster into replicas, sets their parallelism and assigns workload types. `Serving/Deployment-v1`.
 
     A cluster of machines serves one model. In every span (one minute) the policy divides it into replicas, each with
     its own tensor- and pipeline-parallel degree, and assigns each workload type a share of each replica, as OServe does
@@ -85,6 +85,8 @@ class DeploymentEnv(SteppedEnv[DeploymentConfig, DeploymentState]):
 
     ## Version history
 
+    * v1: latencies are those that clients see, and engines are `vllm-0.24`; those of v0 are
+      `cluster.engine=vllm-0.15 cluster.front_end=none`.
     * v0: first release.
     """
 

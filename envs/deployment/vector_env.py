@@ -7,6 +7,6 @@ from serving_gym.envs.deployment.env import DeploymentEnv
 
 
 class DeploymentVectorEnv(SequentialVectorEnv):
-    """`Serving/Deployment-v0` many times; arguments and `info` as of `envs.base.vector_env.SimulatedVectorEnv`."""
+    """`Serving/Deployment-v1` many times; arguments and `info` as of `envs.base.vector_env.SimulatedVectorEnv`."""
 
     env_class = DeploymentEnv

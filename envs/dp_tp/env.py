@@ -12,7 +12,7 @@ from serving_gym.envs.interface.commands import Redeploy, SetLayout
 
 
 class DPTPEnv(SteppedEnv[DPTPConfig, ClusterState]):
-    """Switches a node between data and tensor parallelism while it serves. `Serving/DPTP-v0`.
+    """Switches a node between data and tensor parallelism while it serves. `Serving/DPTP-v1`.
 
     A node runs base engines that can be merged live into tensor-parallel (TP) groups and split again, as Flying Serving
     does (arXiv 2602.22593; `baselines/flying_serving`). Separate engines (data parallelism, DP) serve many requests at
@@ -62,6 +62,7 @@ class DPTPEnv(SteppedEnv[DPTPConfig, ClusterState]):
 
     ## Version history
 
+    * v1: latencies are those that clients see, and engines are `vllm-0.24`; `cluster.engine=""` gives the dynamics of v0.
     * v0: first release.
     """
 

@@ -10,7 +10,7 @@ from serving_gym.envs.dp_tp.episode import DPTPEpisode
 
 
 class DPTPVectorEnv(SequentialVectorEnv):
-    """`Serving/DPTP-v0` many times; arguments and `info` as of `envs.base.vector_env.SimulatedVectorEnv`."""
+    """`Serving/DPTP-v1` many times; arguments and `info` as of `envs.base.vector_env.SimulatedVectorEnv`."""
 
     env_class = DPTPEnv
     episodes: list[DPTPEpisode]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from serving_gym.calibration.engines import NEWEST_ENGINE
 from serving_gym.envs.interface.layout import Layout
 
 
@@ -41,8 +42,12 @@ class ClusterSpec:
         max_model_len: Longest request, prompt and answer, tokens; None: the model's context. A request is also bounded
             by the KV blocks of the widest engine. More than the context is for positions that are extended, as vLLM
             allows with VLLM_ALLOW_LONG_MAX_MODEL_LEN.
-        profile: File of a measured profile, or name of a committed one, which then defines model and GPU; None:
-            the committed one of `model` on `gpu`.
+        engine: Serving engine in `calibration.engines` that gives the engines their latency, scheduling and front end
+            (`calibration.deployments.find_profile`); empty: the profile of the model on the GPU from kernel tables alone.
+        profile: File of a measured profile, or name of a committed one, which then takes the place of `model`, `gpu`
+            and `engine`.
+        front_end: "included": clients see tokens after HTTP, tokenisation and streaming, as measured with the profile;
+            "none": as engines compute them.
         switch_s: Duration of a live switch once the engines are ready for it; None: the profile's.
         cold_start_s: Duration of a cold start by engine width in GPUs; None: the profile's.
     """
@@ -70,7 +75,9 @@ class ClusterSpec:
     memory_utilization: float = 0.8
     kv_blocks_override: int | None = None
     max_model_len: int | None = None
+    engine: str = NEWEST_ENGINE
     profile: str | None = None
+    front_end: str = "included"
     switch_s: float | None = None
     cold_start_s: dict[int, float] | None = field(default=None, hash=False)
 

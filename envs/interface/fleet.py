@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from serving_gym.calibration.engines import NEWEST_ENGINE
 from serving_gym.calibration.fields import check_at_least, check_not_negative, check_positive, check_within
 from serving_gym.calibration.transitions import (
     COLD_START_RULE,
@@ -39,10 +40,11 @@ class ReplicaSpec:
         max_model_len: Longest request, prompt and answer, tokens; None: the model's context. A request is also bounded
             by the KV blocks. More than the context is for positions that are extended, as vLLM allows with
             VLLM_ALLOW_LONG_MAX_MODEL_LEN.
-        engine: Serving engine in `calibration.engines` whose latency it has, at any width (`calibration.deployments`);
-            empty: the profile of the model on the GPU, at the widths it was fitted at.
-        profile: File of a measured profile, or name of a committed one, which then defines model and GPU; None:
-            the committed one of the model on the GPU.
+        engine: Serving engine in `calibration.engines` that gives it latency, scheduling and front end, at any width
+            (`calibration.deployments.find_profile`); empty: the profile of the model on the GPU from kernel tables
+            alone, at the widths it was fitted at; None: that of its fleet, and without one the newest.
+        profile: File of a measured profile, or name of a committed one, which then takes the place of model, GPU
+            and engine.
     """
 
     model: str
@@ -56,7 +58,7 @@ class ReplicaSpec:
     memory_utilization: float = 0.9
     kv_blocks: int | None = None
     max_model_len: int | None = None
-    engine: str = ""
+    engine: str | None = None
     profile: str | None = None
 
     def __post_init__(self) -> None:
@@ -72,10 +74,6 @@ class ReplicaSpec:
         )
         if self.role not in ROLES:
             raise ValueError(f"replica.role must be one of {', '.join(ROLES)}, got {self.role!r}")
-        if self.engine and self.profile is not None:
-            raise ValueError(
-                "replica.engine and replica.profile both say where latencies come from; give one"
-            )
         check_within(self, "(0, 1]", "memory_utilization", prefix="replica.")
         check_at_least(self, 1, "kv_blocks", prefix="replica.")
         check_at_least(self, LEAST_MODEL_LEN, "max_model_len", prefix="replica.")
@@ -181,8 +179,10 @@ class FleetSpec:
     Args:
         groups: Replica groups; the slots of an endpoint are numbered in their order.
         router: Built-in router within an endpoint: round_robin, least_requests, jsq or hold.
+        engine: That of replicas which name none of their own.
         max_model_len: That of replicas which name none of their own.
         order: Queue order of the engines: fcfs, priority, edf or dpa.
+        front_end: "included" or "none", as in `ClusterSpec`.
         host_kv_gib: Host memory of a replica for KV that its GPU has no room for, GiB; 0: none. Needs
             `prefix_caching`. As vLLM's offloading connector: least recently used, stores and loads overlap with
             computing, a request is admitted when its KV has been loaded.
@@ -204,6 +204,7 @@ class FleetSpec:
     """
 
     groups: tuple[GroupSpec, ...]
+    engine: str = NEWEST_ENGINE
     router: str = "jsq"
     max_model_len: int | None = None
     order: str = "fcfs"
@@ -214,6 +215,7 @@ class FleetSpec:
     reserve_full_prompt: bool = True
     long_prefill_token_threshold: int = 0
     request_timeout_s: float | None = None
+    front_end: str = "included"
     host_kv_gib: float = 0.0
     host_bytes_per_s: float | None = None
     async_scheduling: bool | None = None
@@ -253,10 +255,10 @@ class FleetSpec:
         return next(named, self.default_round_trip_s)
 
     def limited(self, replica: ReplicaSpec) -> ReplicaSpec:
-        """A replica with the fleet's `max_model_len` where it has none of its own."""
-        if replica.max_model_len is not None or self.max_model_len is None:
-            return replica
-        return replace(replica, max_model_len=self.max_model_len)
+        """A replica with the fleet's `max_model_len` and `engine` where it has none of its own."""
+        longest = self.max_model_len if replica.max_model_len is None else replica.max_model_len
+        engine = self.engine if replica.engine is None else replica.engine
+        return replace(replica, max_model_len=longest, engine=engine)
 
     @property
     def num_places(self) -> int:

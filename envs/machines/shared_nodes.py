@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from serving_gym.calibration.cpu import CPU_NAMES
+from serving_gym.calibration.engines import FRONT_ENDS, NEWEST_ENGINE
 from serving_gym.calibration.fields import check_at_least, check_not_negative, check_positive, check_within
 from serving_gym.calibration.hardware import get_gpu
+from serving_gym.calibration.lookup import check_choice
 from serving_gym.calibration.transitions import STORAGE_BYTES_PER_S
 
 
@@ -49,8 +51,9 @@ class SharingSpec:
 
     Attributes:
         nodes: Kinds of node. Source: LLM-Mesh, section 8.1.
-        engine: Serving engine in `calibration.engines` of the GPUs' latency. Source: the release closest to the paper's
-            vLLM 0.5.2.
+        engine: Serving engine in `calibration.engines` that gives instances their latency and front end; LLM-Mesh was
+            measured on vLLM 0.5.2, of which vllm-0.6 is the closest.
+        front_end: "included" or "none", as in `envs.interface.cluster.ClusterSpec`.
         slots_per_node: Most instances of a node. Source: ours; the paper reports two to four.
         max_num_seqs: Most running requests of an instance. Source: vLLM's default.
         block_tokens: Tokens of a KV block. Source: vLLM's default.
@@ -66,7 +69,8 @@ class SharingSpec:
     """
 
     nodes: tuple[NodeSpec, ...] = TESTBED
-    engine: str = "vllm-0.6"
+    engine: str = NEWEST_ENGINE
+    front_end: str = "included"
     slots_per_node: int = 12
     max_num_seqs: int = 256
     block_tokens: int = 16
@@ -90,6 +94,7 @@ class SharingSpec:
         check_within(self, "(0, 1]", "memory_utilization", prefix="cluster.")
         check_positive(self, "load_bytes_per_s", prefix="cluster.", finite=True)
         check_not_negative(self, "load_fixed_s", "unload_s", "keep_alive_s", prefix="cluster.", finite=True)
+        check_choice("cluster.front_end", self.front_end, FRONT_ENDS)
         if self.on_oom not in ("fail", "restart"):
             raise ValueError(f"cluster.on_oom must be 'fail' or 'restart', got {self.on_oom!r}")
 

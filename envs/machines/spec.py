@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from serving_gym.calibration.engines import NEWEST_ENGINE
 from serving_gym.calibration.fields import check_at_least, check_not_negative
 from serving_gym.calibration.models import get_model
 from serving_gym.calibration.transitions import STORAGE_BYTES_PER_S
@@ -24,10 +25,11 @@ class DeploymentSpec:
     Args:
         model: Name of a model in `calibration.models`.
         gpu: Name of a GPU in `calibration.hardware`.
-        engine: Serving engine in `calibration.engines` whose latency replicas have, at any width; empty: the profile of
-            the model on the GPU, at the widths it was fitted at.
+        engine: Serving engine in `calibration.engines` that gives replicas latency, scheduling and front end, at any
+            width; empty: the profile of the model on the GPU from kernel tables alone, at the widths it was fitted at.
         profile: File of a measured profile, or name of a committed one, that replicas have their latency from, at the
-            widths it was fitted at; `engine` is empty then.
+            widths it was fitted at, in place of `engine`.
+        front_end: "included" or "none", as in `ClusterSpec`.
         num_machines: Machines.
         gpus_per_machine: GPUs of each. Source: OServe, section 6.1, 8.
         nvlink_bytes_per_s: Bandwidth of a GPU to the others of its machine, each way, bytes/s. Source: section 6.1.
@@ -54,8 +56,9 @@ class DeploymentSpec:
 
     model: str = "llama-2-70b"
     gpu: str = "H100"
-    engine: str = "vllm-0.15"
+    engine: str = NEWEST_ENGINE
     profile: str | None = None
+    front_end: str = "included"
     num_machines: int = 2
     gpus_per_machine: int = 8
     nvlink_bytes_per_s: float = 400e9

@@ -1,1 +1,1 @@
-"""Where does each request go? `Serving/Routing-v0`."""
+"""Where does each request go? `Serving/Routing-v1`."""

@@ -22,7 +22,7 @@ from serving_gym.envs.simulator.kernel.place_scores import PlaceScore
 
 
 class RoutingEnv(PlacementEnv[RoutingConfig, RoutingState]):
-    """Routes each request to one replica of a fleet of LLM engines. `Serving/Routing-v0`.
+    """Routes each request to one replica of a fleet of LLM engines. `Serving/Routing-v1`.
 
     A router stands in front of a fleet whose replicas are identical, or differ in GPU, size and model. When a request
     arrives, the policy sends it to one replica, where it stays, or holds it in the router's queue. The policy observes
@@ -81,6 +81,7 @@ class RoutingEnv(PlacementEnv[RoutingConfig, RoutingState]):
 
     ## Version history
 
+    * v1: latencies are those that clients see, and engines are `vllm-0.24`; `cluster.engine=""` gives the dynamics of v0.
     * v0: first release.
     """
 

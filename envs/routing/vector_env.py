@@ -13,7 +13,7 @@ from serving_gym.envs.routing.env import RoutingEnv
 
 
 class RoutingVectorEnv(PlacementVectorEnv):
-    """`Serving/Routing-v0` many times; arguments and `info` as of `envs.base.vector_env.SimulatedVectorEnv`."""
+    """`Serving/Routing-v1` many times; arguments and `info` as of `envs.base.vector_env.SimulatedVectorEnv`."""
 
     env_class = RoutingEnv
     _batch: RoutingBatch

@@ -1,1 +1,1 @@
-"""Serving/Sharing-v0: many small models on a few nodes, token by token."""
+"""Serving/Sharing-v1: many small models on a few nodes, token by token."""

@@ -17,7 +17,7 @@ from serving_gym.envs.sharing.state import Share, SharingState
 
 
 class SharingEnv(PlacementEnv[SharingConfig, SharingState]):
-    """Routes requests for many small models to instances that share few nodes. `Serving/Sharing-v0`.
+    """Routes requests for many small models to instances that share few nodes. `Serving/Sharing-v1`.
 
     Dozens of models, each invoked rarely and in bursts, are served by a few CPU and GPU nodes, after LLM-Mesh
     (`baselines/llm_mesh`). Instances of several models share a node. They share its memory, which holds their weights
@@ -81,6 +81,8 @@ class SharingEnv(PlacementEnv[SharingConfig, SharingState]):
 
     ## Version history
 
+    * v1: latencies are those that clients see, and engines are `vllm-0.24`; those of v0 are
+      `cluster.engine=vllm-0.6 cluster.front_end=none`.
     * v0: first release.
     """
 

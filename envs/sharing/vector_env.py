@@ -12,7 +12,7 @@ from serving_gym.envs.sharing.env import SharingEnv
 
 
 class SharingVectorEnv(PlacementVectorEnv):
-    """`Serving/Sharing-v0` many times; arguments and `info` as of `envs.base.vector_env.SimulatedVectorEnv`."""
+    """`Serving/Sharing-v1` many times; arguments and `info` as of `envs.base.vector_env.SimulatedVectorEnv`."""
 
     env_class = SharingEnv
     _batch: SharingBatch

@@ -127,6 +127,7 @@ class Body:
             sessions=make_sessions(workload),
             num_limits=self._most_limits(len(workload)),
             host_tier=host_tier,
+            front_end=len(self.tables.fronts) > 0,
         )
         self.world.cluster["time_limit_ps"] = self._time_limit_ps
         self.stale = True  # whether engines have changed since the kernel last updated their rows

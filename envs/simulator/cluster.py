@@ -8,6 +8,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from serving_gym.calibration.deployments import profile_at
+from serving_gym.calibration.engines import Frontend
 from serving_gym.calibration.latency import LatencyTables
 from serving_gym.calibration.memory import block_capacity_tokens, num_blocks
 from serving_gym.calibration.profile import Profile, load_profile, named_profile
@@ -21,7 +23,7 @@ from serving_gym.envs.interface.fleet import LEAST_MODEL_LEN
 from serving_gym.envs.interface.layout import Group, all_groups, groups_of
 from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.simulator.kernel.state import CLASS_DTYPE, KIND_DTYPE, Tables, rows_of
-from serving_gym.envs.simulator.scheduling import check_scheduling, schedules_async, to_ps
+from serving_gym.envs.simulator.scheduling import check_scheduling, front_rows, schedules_async, to_ps
 
 EXECUTIONS = ("tp", "shift")
 
@@ -67,12 +69,22 @@ class Cluster:
 
 def profile_of(spec: ClusterSpec) -> Profile:
     """The profile that a cluster's engines have their latency from."""
-    return _cached_profile(spec.model, spec.gpu, spec.profile)
+    if spec.profile is not None or not spec.engine:
+        return _cached_profile(spec.model, spec.gpu, spec.profile)
+    lengths = sorted({group.length for group in all_groups(spec.num_base, spec.max_group)})
+    return _engine_profile(
+        spec.model, spec.gpu, spec.engine, tuple(length * spec.base_width for length in lengths)
+    )
 
 
 @lru_cache(maxsize=32)
 def _cached_profile(model: str, gpu: str, file: str | None) -> Profile:
     return load_profile(model, gpu) if file is None else named_profile(file)
+
+
+@lru_cache(maxsize=32)
+def _engine_profile(model: str, gpu: str, engine: str, widths: tuple[int, ...]) -> Profile:
+    return profile_at(model, gpu, engine, widths)
 
 
 def validate(spec: ClusterSpec) -> None:
@@ -138,9 +150,7 @@ def make_cluster(spec: ClusterSpec, slos: tuple[SLO, ...], profile: Profile) -> 
         spec=spec,
         groups=groups,
         widths=widths,
-        tables=_stack(
-            spec, per_kind, widths, slos, schedules_async(spec.async_scheduling, spec.order, profile)
-        ),
+        tables=_stack(spec, per_kind, widths, slos, profile),
         blocks_per_base=blocks_per_base,
         context_tokens=spec.max_model_len or profile.model.max_model_len,
         switch_ps=to_ps(_switch_s(spec, profile)),
@@ -176,9 +186,10 @@ def _stack(
     kinds: list[LatencyTables],
     widths: tuple[int, ...],
     slos: tuple[SLO, ...],
-    asynchronous: bool,
+    profile: Profile,
 ) -> Tables:
     lengths = list(widths) * len(EXECUTIONS)
+    front_ends = [profile.frontends.get(length * spec.base_width, Frontend()) for length in lengths]
     full = np.array([kind.mixed_ps[-1] for kind in kinds], np.float64)
     block_size = np.array([block_capacity_tokens(spec.block_size, length) for length in lengths], np.int64)
     return Tables(
@@ -190,7 +201,7 @@ def _stack(
             kv_ps=np.array([kind.kv_ps for kind in kinds], np.int64),
             attn_fs=np.array([kind.attn_fs for kind in kinds], np.int64),
             stages=1,
-            async_scheduling=int(asynchronous),
+            async_scheduling=int(schedules_async(spec.async_scheduling, spec.order, profile)),
             block_size=block_size,
             block_rank=np.unique(block_size, return_inverse=True)[1].astype(np.int64),
             max_num_seqs=np.full(len(kinds), spec.max_num_seqs, np.int64),
@@ -205,6 +216,7 @@ def _stack(
             ttft_slo_ps=_in_ps([slo.ttft_s for slo in slos]),
             tpot_slo_ps=_in_ps([slo.tpot_s for slo in slos]),
         ),
+        fronts=front_rows(spec, front_ends),
     )
 
 

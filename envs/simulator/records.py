@@ -53,11 +53,12 @@ def to_records(workload: Workload, traffic: Traffic, world: World, log: NDArray[
     cached[rows] = log["cached"]
     engine[rows] = log["engine"]
     outcome[rows], reason[rows] = OUTCOMES[log["outcome"]], REASONS[log["outcome"]]
+    now_ps = int(world.cluster["now_ps"][0])
     for slot in np.flatnonzero(world.requests["phase"] != kernel.FREE):
         request = world.requests[slot]
         row = request["index"]
         first_scheduled[row] = request["first_scheduled_ps"]
-        first_token[row] = request["first_token_ps"]
+        first_token[row] = request["first_token_ps"] if request["first_token_ps"] <= now_ps else -1
         generated[row] = decoding_progress(world, int(slot))
         preemptions[row] = request["preemptions"]
         cached[row] = request["cached"]

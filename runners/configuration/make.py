@@ -1,8 +1,8 @@
 """The front door in Python: `gymnasium.make` gives the environment that `env=NAME` gives on the command line.
 
-    gymnasium.make("Serving/Routing-v0")
-    gymnasium.make("Serving/Routing-v0", workload="azure_conv_fitted", **{"workload.rate_scale": 4})
-    gymnasium.make("Serving/DPTP-v0", experiment="nemotron_8b", decision_interval_s=2.0)
+    gymnasium.make("Serving/Routing-v1")
+    gymnasium.make("Serving/Routing-v1", workload="azure_conv_fitted", **{"workload.rate_scale": 4})
+    gymnasium.make("Serving/DPTP-v1", experiment="nemotron_8b", decision_interval_s=2.0)
 
 A name of a group (`workload`, `cluster`, `objective`, `experiment`) chooses a file of `configs`; a dotted word sets a
 value in it; any other word is a setting of the environment. Typed objects are taken as they are.

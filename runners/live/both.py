@@ -11,8 +11,7 @@ from serving_gym.envs.interface.fleet import FleetConfig
 from serving_gym.envs.interface.sharing import SharingSetting
 from serving_gym.envs.live.supervision import LocalServers
 from serving_gym.envs.machines.spec import DeploymentSpec
-from serving_gym.envs.routing.live.fleet import places_of
-from serving_gym.envs.simulator.fleet.build import front_end_of, lone_start_s
+from serving_gym.envs.simulator.fleet.build import lone_start_s
 from serving_gym.envs.simulator.kernel.state import PS_PER_S
 from serving_gym.runners.comparison.aggregate import aggregate
 from serving_gym.runners.configuration.policies import check_spaces, load_policies, load_policy, policy_label
@@ -25,7 +24,6 @@ from serving_gym.runners.reporting.progress import progress_bar
 from serving_gym.runners.reporting.tables import print_results_in, print_table
 from serving_gym.runners.reporting.trackers import make_tracker
 from serving_gym.runners.rollouts.rollout import Episode, run_episode
-from serving_gym.runners.validation.front_end import as_clients_see_it
 
 
 def evaluate_both(config: EvaluateConfig, out: Path) -> None:
@@ -53,11 +51,9 @@ def evaluate_both(config: EvaluateConfig, out: Path) -> None:
             runs.append(episodes)
         simulated, real = runs
         spec = live.policy_spec
-        seen = _with_front_ends(simulated, simulator)
         found = {
             **_header(config),
-            **gap(seen, real),
-            "without_front_end": gap(simulated, real)["gap"],
+            **gap(simulated, real),
             "transitions": _transitions(simulator, live, launched),
         }
         tracker.summary({f"gap/{name}": entry["ape_median"] for name, entry in found["gap"].items()})
@@ -74,19 +70,6 @@ def _header(config: EvaluateConfig) -> dict[str, Any]:
         "split": config.split,
         "seeds": config.seeds,
         "repeats": config.repeats,
-    }
-
-
-def _with_front_ends(simulated: dict[str, list[Episode]], simulator: Any) -> dict[str, list[Episode]]:
-    """Simulated episodes with latencies at the client; the profile of a node has no front end."""
-    core = simulator.unwrapped
-    spec = core.policy_spec
-    if not isinstance(spec.cluster, FleetConfig):
-        return simulated
-    front_ends = [front_end_of(group.replica) for group in places_of(spec.cluster)]
-    return {
-        name: [as_clients_see_it(episode, front_ends, spec, core.config.objective) for episode in episodes]
-        for name, episodes in simulated.items()
     }
 
 
@@ -114,7 +97,7 @@ def _nominal(simulator: Any) -> dict[str, float]:
     if isinstance(setting, SharingSetting):
         return {"start_s": float(setting.load_s.mean())}
     if isinstance(cluster, FleetConfig):
-        return {"start_s": lone_start_s(cluster, cluster.groups[0].replica)}
+        return {"start_s": lone_start_s(cluster, cluster.limited(cluster.groups[0].replica))}
     return {"switch_s": core.core.simulator.cluster.switch_ps / PS_PER_S}
 
 

@@ -7,6 +7,7 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
+from scipy.stats import kendalltau
 
 from serving_gym.runners.rollouts.rollout import Episode
 
@@ -107,12 +108,14 @@ def _ranking(simulated: Runs, live: Runs) -> dict[str, Any]:
     episodes = min(len(runs) for runs in live.values())
     noise = _spread(live, RANKED) * np.sqrt(2.0 / episodes)  # of a difference of two means
     pairs = list(combinations(simulated, 2))
+    tau = float(kendalltau([ours[name] for name in ours], [theirs[name] for name in ours]).statistic)
     agree = [(ours[a] - ours[b]) * (theirs[a] - theirs[b]) > 0 for a, b in pairs]
     clear = [abs(theirs[a] - theirs[b]) > 2 * noise for a, b in pairs]
     return {
         "by": RANKED,
         "simulated": sorted(ours, key=ours.__getitem__, reverse=True),
         "live": sorted(theirs, key=theirs.__getitem__, reverse=True),
+        "kendall_tau": tau,
         "pairs": len(pairs),
         "pairs_in_the_same_order": sum(agree),
         "clear_pairs": sum(clear),

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from serving_gym.runners.configuration.schema import BenchConfig
 from serving_gym.runners.speed.measurement import Measurement
 
-_IMPORTS = "import gymnasium, envs; gymnasium.spec('Serving/DPTP-v0')"
+_IMPORTS = "import gymnasium, envs; gymnasium.spec('Serving/DPTP-v1')"
 
 
 def imports(config: BenchConfig) -> Iterator[Measurement]:

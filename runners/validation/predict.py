@@ -32,6 +32,7 @@ def cluster_of(run: ServingRun) -> ClusterSpec:
         chunked_prefill=run.chunked_prefill,
         memory_utilization=run.memory_utilization,
         prefix_caching=run.prefix_caching,
+        front_end="none",  # a fit adds it to what it has simulated
     )
 
 
@@ -50,17 +51,14 @@ def with_frontend(records: RequestRecords, frontend: Frontend) -> RequestRecords
 
 
 def decoding_beside(records: RequestRecords) -> NDArray[np.int64]:
-    """(N,) other requests that decode in the engine of a request as its first token comes; 0 if it has none."""
+    """(N,) other requests that decode in the iteration of a request's first token; 0 if it has none."""
     beside = np.zeros(len(records), np.int64)
     for engine in np.unique(records.engine):
         there = np.flatnonzero((records.engine == engine) & ~np.isnan(records.first_token_s))
         first_s = records.first_token_s[there]
-        begun = np.searchsorted(np.sort(first_s), first_s, side="right")
-        over = np.searchsorted(
-            np.sort(records.finish_s[there]), first_s, side="right"
-        )  # NaN, not over, comes last
-        decodes = ~(records.finish_s[there] <= first_s)  # counted itself
-        beside[there] = begun - over - decodes
+        begun = np.searchsorted(np.sort(first_s), first_s)
+        over = np.searchsorted(np.sort(records.finish_s[there]), first_s)  # NaN, not over, comes last
+        beside[there] = begun - over
     return beside
 
 

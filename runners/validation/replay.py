@@ -17,7 +17,6 @@ from serving_gym.runners.live.gap import pair
 from serving_gym.runners.measuring.recorded_runs import read_summary, served_requests, server_of
 from serving_gym.runners.reporting.output import write_json
 from serving_gym.runners.reporting.tables import print_results_in, print_table
-from serving_gym.runners.validation.front_end import shifted
 
 SHOWN = (
     "ttft_mean_finished_s",
@@ -42,8 +41,7 @@ def validate_traffic(config: ValidateConfig, file: Path) -> None:
     """
     cluster = config.cluster if config.profile is None else replace(config.cluster, profile=config.profile)
     profile = profile_of(cluster)
-    front_end = profile.frontends.get(cluster.base_width, Frontend())
-    runs = {name: figures_of(Path(name), cluster, front_end) for name in config.traffic}
+    runs = {name: figures_of(Path(name), cluster) for name in config.traffic}
     told = {"profile": cluster.profile or "committed", "model": profile.model.name, "gpu": profile.gpu.name}
     write_json(file, {**told, "front_end": cluster.base_width in profile.frontends, "runs": runs})
     columns = ("run", *SHOWN)
@@ -58,13 +56,12 @@ def validate_traffic(config: ValidateConfig, file: Path) -> None:
     print_results_in(file.parent)
 
 
-def figures_of(folder: Path, cluster: ClusterSpec, front_end: Frontend) -> Figures:
+def figures_of(folder: Path, cluster: ClusterSpec) -> Figures:
     """Figures of a run, simulated and live, with the error of the simulation.
 
     Args:
         folder: The run.
         cluster: Whose engine serves it in simulation, with the server's KV cache.
-        front_end: What happens to a request outside that engine.
 
     Raises:
         ValueError: the folder is not a run on one server, or the engine cannot serve its requests.
@@ -94,6 +91,6 @@ def figures_of(folder: Path, cluster: ClusterSpec, front_end: Frontend) -> Figur
             f"{refused} of {len(records)} requests of {folder} do not fit the simulated engine, which has the server's "
             f"KV cache of {cache['num_blocks']} blocks of {cache['block_size']} tokens"
         )
-    seen, classes = shifted(records, [front_end]), workload.classes
-    simulated = summarise(seen, dict.fromkeys(classes, _NO_PROMISE), classes, seen.last_event_s)
+    classes = workload.classes
+    simulated = summarise(records, dict.fromkeys(classes, _NO_PROMISE), classes, records.last_event_s)
     return {name: pair(simulated[name], live[name]) for name in COMPARED}

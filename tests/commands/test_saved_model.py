@@ -48,7 +48,7 @@ def saved(
 
 @pytest.fixture(scope="module")
 def dp_tp() -> gym.Env[Any, Any]:
-    env = gym.make("Serving/DPTP-v0", disable_env_checker=True)
+    env = gym.make("Serving/DPTP-v1", disable_env_checker=True)
     env.reset(seed=0)
     return env
 

@@ -27,6 +27,7 @@ class Kind:
     max_num_seqs: int
     max_batched_tokens: int
     speed: float = 1.0
+    front_ps: tuple[int, int, int] = (0, 0, 0)  # to the client: fixed, per token of the prompt, per decoding request
 
 
 @dataclass
@@ -69,7 +70,8 @@ class Request:
     engine: int = -1
     known_from: int = 0  # iterations of its engine after which it is known to it
     first_scheduled_ps: int = -1
-    first_token_ps: int = -1
+    lag_ps: int = -1  # from a token's end in the engine to its client; -1: it has none yet
+    first_token_ps: int = -1  # when its client has it
     finish_ps: int = -1
     fate: str = "in flight"
     after: tuple[int, ...] = ()  # requests that must have finished before it arrives ...
@@ -125,6 +127,7 @@ class Engine:
     scheduled: dict[Request, int] = field(default_factory=dict)  # the iteration in flight
     last: set[Request] = field(default_factory=set)  # who got tokens from the last iteration
     ahead: bool = False  # the next iteration is planned while the last one runs
+    returning: list[tuple[int, bool, Request]] = field(default_factory=list)  # first tokens, and last, and when
     leaving: list[Request] = field(default_factory=list)  # to migrate when the iteration in flight ends
     away: list[Request] = field(default_factory=list)  # in no batch, but with blocks and a place in this one
     kept: dict[Request, list[Block]] = field(default_factory=dict)  # blocks (and a place) for those to come
@@ -215,22 +218,41 @@ class Engine:
 
     def end(self, now: int) -> list[Request]:
         """Ends the iteration in flight. Returns the requests that are done."""
+        decoding = sum(request.decoding and not request.over for request in self.running)
+        fixed_ps, token_ps, request_ps = self.kind.front_ps
         for request in self.scheduled:
             if request.computed == request.tokens:
                 request.generated += 1
                 request.decoding = True
                 self.generated_tokens += 1
-                if request.first_token_ps < 0:
-                    request.first_token_ps = now
+                if request.lag_ps < 0:
+                    request.lag_ps = fixed_ps + token_ps * request.prompt + request_ps * decoding
+                    self.returning.append((now + request.lag_ps, False, request))
         done = [request for request in self.running if request.generated >= request.output]
         for request in done:
-            request.finish_ps, request.fate, request.over = now, "finished", True
+            request.over = True
+            self.returning.append((now + request.lag_ps, True, request))
         self.last, self.scheduled, self.ends_ps = set(self.scheduled), {}, None
         self.ahead = self.settings.async_scheduling
         if not self.ahead:
             self._let_those_go_who_are_over()
         self._let_go()
         return done
+
+    def deliver(self, now: int) -> None:
+        """Gives clients the tokens that have come."""
+        for due_ps, is_last, request in self.returning:
+            if due_ps <= now and request.fate == "in flight":
+                if is_last:
+                    request.finish_ps, request.fate = due_ps, "finished"
+                else:
+                    request.first_token_ps = due_ps
+        self.returning = [entry for entry in self.returning if entry[0] > now and entry[2].fate == "in flight"]
+
+    @property
+    def num_returning(self) -> int:
+        """Requests that have left, with the end of their answers on the way."""
+        return sum(is_last for _, is_last, request in self.returning if request.fate == "in flight")
 
     def _wait_for_the_end(self) -> None:
         """Learns what the last iteration came to before the next one is planned."""
@@ -259,7 +281,7 @@ class Engine:
         """Lets a request go whose client has hung up; the iteration in flight gives it no token."""
         if request in self.waiting:
             self.waiting.remove(request)
-        else:
+        elif not request.over:
             self.running.remove(request)
             self.leaving = [other for other in self.leaving if other is not request]
             self.scheduled.pop(request, None)
@@ -501,11 +523,14 @@ class Cluster:
             if self.arrived < len(self.arrivals):
                 ends.append(self.arrivals[self.arrived].arrival_ps)
             ends += [due_ps for due_ps, _ in self._limits()]
+            ends += [due_ps for engine in self.engines for due_ps, _, _ in engine.returning]
             if not ends or min(ends) > until:
                 self.now = until
                 return False
             self.now = min(ends)
             self._end_iterations()
+            for engine in self.engines:
+                engine.deliver(self.now)
             if any(engine.has_news for engine in self.engines):
                 return True
             self._release()
@@ -532,7 +557,7 @@ class Cluster:
                 continue
             if request.first_token_ps < 0 and request.patience_ps < math.inf:
                 limits.append((request.arrival_ps + int(request.patience_ps), request))
-            if self.settings.time_limit_ps < math.inf:
+            if self.settings.time_limit_ps < math.inf and not request.over:
                 limits.append((request.arrival_ps + int(self.settings.time_limit_ps), request))
         return limits
 
@@ -606,6 +631,8 @@ class Cluster:
         if not any(engine.has_news for engine in self.engines):
             return False
         self._end_iterations()
+        for engine in self.engines:
+            engine.deliver(self.now)
         return True
 
     def _end_iterations(self) -> None:
@@ -651,7 +678,7 @@ class Cluster:
             self.turn = (chosen.number + 1) % len(self.engines)
             return chosen.number
         if self.settings.router == "least_requests":
-            return min(fitting, key=lambda engine: len(engine.running) + len(engine.waiting)).number
+            return min(fitting, key=_num_requests).number
         if self.settings.router == "affinity":
             fitting = self._by_width(fitting, urgent=request.level == 0)
         return min(fitting, key=_tokens_over_speed).number
@@ -661,6 +688,10 @@ class Cluster:
         if all(engine.width == widest for engine in fitting):
             return fitting
         return [engine for engine in fitting if (engine.width == widest) == urgent]
+
+
+def _num_requests(engine: Engine) -> int:
+    return len(engine.running) + len(engine.waiting) + engine.num_returning
 
 
 def _tokens_over_speed(engine: Engine) -> float:

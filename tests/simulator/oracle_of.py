@@ -41,7 +41,9 @@ def oracle_of(simulator: Simulator) -> Cluster:
 
 def run_oracle(cluster: Cluster, step_ps: int = 10**13) -> None:
     """Serves all of its requests."""
-    while cluster.arrived < len(cluster.arrivals) or not all(engine.empty for engine in cluster.engines):
+    while cluster.arrived < len(cluster.arrivals) or not all(
+        engine.empty and not engine.returning for engine in cluster.engines
+    ):
         cluster.advance(cluster.now + step_ps)
 
 
@@ -73,4 +75,13 @@ def _kind(tables: Tables, number: int) -> Kind:
         max_num_seqs=int(tables.kinds["max_num_seqs"][number]),
         max_batched_tokens=int(tables.kinds["max_batched_tokens"][number]),
         speed=float(tables.kinds["speed"][number]),
+        front_ps=_front(tables, number),
     )
+
+
+def _front(tables: Tables, number: int) -> tuple[int, int, int]:
+    if not len(tables.fronts):
+        return (0, 0, 0)
+    front = tables.fronts[number]
+    assert front["iterations"] == 0
+    return int(front["fixed_ps"]), int(front["token_ps"]), int(front["request_ps"])

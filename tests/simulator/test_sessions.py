@@ -17,7 +17,10 @@ from serving_gym.envs.workload.registry import WorkloadSource, WorkloadSpec
 from serving_gym.envs.workload.schema import Workload
 from tests.simulator.oracle_of import oracle_of, run_oracle
 
-SPEC = ClusterSpec(model="llama-3.1-8b", gpu="H100", num_gpus=1, base_width=1, order="fcfs", router="jsq")
+SPEC = ClusterSpec(
+    model="llama-3.1-8b", gpu="H100", num_gpus=1, base_width=1, order="fcfs", router="jsq", engine=""
+)
+CLIENTS = "llama-3.1-8b_h100_vllm-0.24"  # a profile with a front end
 SLOS = (SLO(1.0, 0.1),)
 
 
@@ -90,10 +93,21 @@ def test_a_turn_arrives_its_delay_after_the_answer_before_has_ended() -> None:
 @pytest.mark.parametrize("router", ["jsq", "round_robin", "least_requests"])
 @pytest.mark.parametrize("limits", ["none", "patience", "both"])
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_sessions_give_the_oracles_times(router: str, limits: str, asynchronous: bool) -> None:
+@pytest.mark.parametrize("profile", [None, CLIENTS])
+def test_sessions_give_the_oracles_times(
+    router: str, limits: str, asynchronous: bool, profile: str | None
+) -> None:
     for seed in range(4):
         workload = sessions_of(seed, rate_rps=200.0)
-        spec = replace(SPEC, num_gpus=2, router=router, max_num_seqs=6, async_scheduling=asynchronous)
+        spec = replace(
+            SPEC,
+            num_gpus=2,
+            max_group=1,
+            router=router,
+            max_num_seqs=6,
+            async_scheduling=asynchronous,
+            profile=profile,
+        )
         if limits != "none":
             patience_s = np.random.default_rng(seed).choice([0.02, 0.1, np.inf], len(workload))
             workload = replace(workload, patience_s=patience_s)

@@ -44,7 +44,7 @@ _STATUS = {
 
 
 class LiveAutoscalingEnv(DrivesServers, BaseEnv[AutoscalingConfig, AutoscalingState]):
-    """`Serving/Autoscaling-v0` with servers of this machine: same spaces, state, reward and records.
+    """`Serving/Autoscaling-v1` with servers of this machine: same spaces, state, reward and records.
 
     One model in one region: a place is a slot, an instance a launched server. START launches one and STOP drains it and
     ends it; DONATE puts it to sleep and RECLAIM wakes it, where it was launched with sleep mode. What differs is what

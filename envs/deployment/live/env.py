@@ -197,7 +197,7 @@ class LiveDeploymentEpisode(DeploymentEpisode):
 
 
 class LiveDeploymentEnv(DrivesServers, DeploymentEnv):
-    """`Serving/Deployment-v0` with servers of this machine: same spaces, state, reward and records.
+    """`Serving/Deployment-v1` with servers of this machine: same spaces, state, reward and records.
 
     A GPU of the cluster is a rank here, a GPU or a set of cores (`backend.slots`). What differs is what reality differs
     in. The clock is real and goes on while a policy thinks; one that takes longer than `control_within_s`, or fails,

@@ -114,7 +114,7 @@ class LiveDPTPEpisode(DPTPEpisode):
 
 
 class LiveDPTPEnv(DPTPEnv):
-    """`Serving/DPTP-v0` on a running vLLM server with the plugin: same spaces, state, reward and records.
+    """`Serving/DPTP-v1` on a running vLLM server with the plugin: same spaces, state, reward and records.
 
     What differs is what reality differs in. The clock is real and goes on while a policy thinks. A switch takes as long
     as it takes (`core.backend.switches()`). Weights are always whole, and a `Redeploy` is had at time zero alone.

@@ -1,1 +1,1 @@
-"""Routing on live servers: `Serving/Routing-v0` with running vLLM engines in the simulator's place."""
+"""Routing on live servers: `Serving/Routing-v1` with running vLLM engines in the simulator's place."""

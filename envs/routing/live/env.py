@@ -26,7 +26,7 @@ from serving_gym.envs.workload.predictions import predict_lengths
 
 
 class LiveRoutingEnv(DrivesServers, BaseEnv[RoutingConfig, RoutingState]):
-    """`Serving/Routing-v0` with running vLLM servers behind the router: same spaces, state, reward and records.
+    """`Serving/Routing-v1` with running vLLM servers behind the router: same spaces, state, reward and records.
 
     What differs is what reality differs in. The clock is real and goes on while a policy thinks; a request that it has
     not decided about `backend.decide_within_s` after its arrival is sent by power of two choices (`info["overrides"]`),

@@ -25,7 +25,7 @@ Action = np.integer | int | Share | NoDecision | None
 
 
 class LiveSharingEnv(DrivesServers, SharingEnv):
-    """`Serving/Sharing-v0` with servers of this machine: same spaces, state, reward and records.
+    """`Serving/Sharing-v1` with servers of this machine: same spaces, state, reward and records.
 
     A node is a GPU or a set of cores (`backend.slots`), an instance a launched server of a model: loading it takes a
     cold start, and where it was launched with sleep mode, unloading puts it to sleep and loading the same model there

@@ -221,7 +221,7 @@ def book_present(
         p, own = request.endpoint, interactive[request.class_id] == 1
         arrival_ps, first_ps = request.arrival_ps, request.first_token_ps
         from_ps = arrival_ps if own else request.first_scheduled_ps
-        if own and first_ps > since_ps:
+        if own and since_ps < first_ps <= now_ps:
             slo_ps = ttft_slo_ps[request.class_id]
             _book_first_token(recent[p], begin_ps, bin_ps, arrival_ps, first_ps, slo_ps)
             _book_first_token(history[p], long_begin_ps, long_bin_ps, arrival_ps, first_ps, slo_ps)

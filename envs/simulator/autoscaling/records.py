@@ -77,11 +77,12 @@ def records_of(pieces: Sequence[Workload], world: World, gone: Sequence[Left]) -
         values[at] = arrival_s[at] + left[name]
     generated[at], preemptions[at] = left["generated"], left["preemptions"]
     engine[at], outcome[at], reason[at] = left["engine"], left["outcome"], left["reason"]
+    now_ps = int(world.cluster["now_ps"][0])
     for slot in np.flatnonzero(world.requests["phase"] != kernel.FREE):
         request = world.requests[slot]
         row = request["index"]
         for name in ("first_scheduled", "first_token"):
-            if request[f"{name}_ps"] >= 0:
+            if 0 <= request[f"{name}_ps"] <= now_ps:
                 times[f"{name}_s"][row] = request[f"{name}_ps"] / PS_PER_S
         generated[row] = decoding_progress(world, int(slot))
         preemptions[row], engine[row] = request["preemptions"], request["engine"]

@@ -9,9 +9,9 @@ from serving_gym.envs.interface.fleet import ReplicaSpec
 from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.machines.cluster import ReplicaKind, replica_spec
 from serving_gym.envs.machines.spec import DeploymentSpec
-from serving_gym.envs.simulator.fleet.build import blocks_of, kv_tokens, stack_tables
+from serving_gym.envs.simulator.fleet.build import blocks_of, front_end_of, kv_tokens, stack_tables
 from serving_gym.envs.simulator.kernel.state import Tables
-from serving_gym.envs.simulator.scheduling import check_scheduling
+from serving_gym.envs.simulator.scheduling import check_scheduling, front_rows
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def build_factory(spec: DeploymentSpec, slos: tuple[SLO, ...]) -> Factory:
         kinds=kinds,
         tables=stack_tables(
             tuple((replica, 1.0) for replica in replicas), slos, spec.network_bytes_per_s, None, spec.order
-        ),
+        )._replace(fronts=front_rows(spec, [front_end_of(replica) for replica in replicas])),
         rows={kind: replicas.index(alone[kind]) for kind in kinds},
         blocks={kind: blocks_of(alone[kind]) for kind in kinds},
         num_slots=2 * most,

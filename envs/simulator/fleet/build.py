@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.calibration.deployments import Deployment, find_profile
-from serving_gym.calibration.engines import Frontend
+from serving_gym.calibration.engines import NEWEST_ENGINE, Frontend
 from serving_gym.calibration.latency import LatencyModel, LatencyTables
 from serving_gym.calibration.memory import num_blocks
 from serving_gym.calibration.models import ModelSpec, get_model
@@ -19,7 +19,7 @@ from serving_gym.calibration.profile import Profile, load_profile, named_profile
 from serving_gym.envs.interface.fleet import FleetSpec, GroupSpec, ReplicaSpec
 from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.simulator.kernel.state import CLASS_DTYPE, KIND_DTYPE, Tables, rows_of
-from serving_gym.envs.simulator.scheduling import check_scheduling, schedules_async, to_ps
+from serving_gym.envs.simulator.scheduling import check_scheduling, front_rows, schedules_async, to_ps
 
 
 @dataclass(frozen=True)
@@ -111,20 +111,21 @@ def profile_of(replica: ReplicaSpec) -> Profile:
     """Profile that a replica's iteration times come from."""
     if replica.profile is not None:
         return _own_profile(replica.profile)
-    if not replica.engine:
+    if replica.engine == "":
         return _model_profile(replica.model, replica.gpu)
     return _engine_profile(_deployment(replica))[0]
 
 
 def front_end_of(replica: ReplicaSpec) -> Frontend:
     """What lies between a replica's clients and its engine, as far as its profile says."""
-    if replica.profile is None and replica.engine:
+    if replica.profile is None and replica.engine != "":
         return _engine_profile(_deployment(replica))[1]
     return profile_of(replica).frontends.get(replica.tp_size, Frontend())
 
 
 def _deployment(replica: ReplicaSpec) -> Deployment:
-    return Deployment(replica.model, replica.gpu, replica.tp_size, replica.engine, pp=replica.pp_size)
+    engine = NEWEST_ENGINE if replica.engine is None else replica.engine
+    return Deployment(replica.model, replica.gpu, replica.tp_size, engine, pp=replica.pp_size)
 
 
 def model_of(replica: ReplicaSpec) -> ModelSpec:
@@ -180,7 +181,7 @@ def build_fleet(spec: FleetSpec, slos: tuple[SLO, ...], factors: tuple[float, ..
         kinds=kinds,
         tables=stack_tables(
             kinds, slos, spec.link_bytes_per_s, spec.async_scheduling, spec.order, spec.host_bytes_per_s
-        ),
+        )._replace(fronts=front_rows(spec, [front_end_of(replica) for replica, _ in kinds])),
         blocks=tuple(blocks_of(group.replica) for group in places),
     )
 

@@ -14,7 +14,7 @@ from serving_gym.envs.simulator.fleet.operations import Resizing
 from serving_gym.envs.simulator.fleet.places import Places
 from serving_gym.envs.simulator.fleet.plane import FleetPlane
 from serving_gym.envs.simulator.kernel.migration import requeue
-from serving_gym.envs.simulator.kernel.state import FREE, PREFILL, TRANSIT, WAITING
+from serving_gym.envs.simulator.kernel.state import FREE, PREFILL, RETURNING, TRANSIT, WAITING
 from serving_gym.envs.simulator.kernel.world import may_take, send
 from serving_gym.envs.simulator.scheduling import to_ps
 
@@ -84,7 +84,8 @@ def _route(plane: FleetPlane, command: Route) -> str:
 def _migrate(plane: FleetPlane, command: Migrate) -> str:
     simulator, place = plane.simulator, command.place
     world = simulator.world
-    slots = np.flatnonzero((world.requests["index"] == command.request) & (world.requests["phase"] != FREE))
+    there = ~np.isin(world.requests["phase"], (FREE, RETURNING))
+    slots = np.flatnonzero((world.requests["index"] == command.request) & there)
     reason = "is not in the system" if not len(slots) else _why_not_movable(plane, int(slots[0]))
     if reason:
         return f"request {command.request} {reason}"
@@ -171,7 +172,7 @@ def _overfull(simulator: Places, command: ResizeKV) -> str:
         return f"place {place} uses {engine['used_blocks']} KV blocks, more than {command.kv_blocks}"
     tokens = command.kv_blocks * simulator.fleet.places[place].replica.block_size
     requests = simulator.world.requests
-    running = (requests["phase"] != FREE) & (requests["phase"] != WAITING) & (requests["engine"] == place)
+    running = ~np.isin(requests["phase"], (FREE, WAITING, RETURNING)) & (requests["engine"] == place)
     if _longest(simulator, running) > tokens:
         return f"place {place} runs a request that may grow beyond {command.kv_blocks} KV blocks"
     endpoint = simulator.fleet.endpoint_of(place)

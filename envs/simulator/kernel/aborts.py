@@ -6,6 +6,7 @@ from serving_gym.envs.simulator.kernel.accounting import book_abort, book_timeou
 from serving_gym.envs.simulator.kernel.compiled import compiled, entry, int64
 from serving_gym.envs.simulator.kernel.engine import drop_running, find_next_finish
 from serving_gym.envs.simulator.kernel.queues import tokens_to_prefill, unlink
+from serving_gym.envs.simulator.kernel.returns import has_first_token
 from serving_gym.envs.simulator.kernel.runs import catch_up, interrupt, kick, show_load
 from serving_gym.envs.simulator.kernel.sessions import drop_alarm, next_limit, set_alarm
 from serving_gym.envs.simulator.kernel.state import (
@@ -13,6 +14,7 @@ from serving_gym.envs.simulator.kernel.state import (
     FREE,
     LIMITS,
     PS_PER_S,
+    RETURNING,
     TRANSIT,
     UNTIL_END,
     UNTIL_FIRST_TOKEN,
@@ -44,6 +46,10 @@ def let_go(world: World, tables: Tables, slot: int) -> int:
     e, now = int64(world.requests[slot].engine), world.cluster[0].now_ps
     if e < 0:
         unlink(world, int64(len(world.engines)), slot)
+    elif world.requests[slot].phase == RETURNING:
+        world.engines[e].num_returning -= 1
+        catch_up(world, tables, e, now)
+        show_load(world, tables, e)
     else:
         catch_up(world, tables, e, now)
         if world.requests[slot].phase == WAITING:
@@ -75,7 +81,8 @@ def next_overdue(world: World) -> int:
         index, slot, limit = int64(alarm.row), int64(alarm.slot), int64(alarm.limit)
         request = world.requests[slot]
         there = request.phase != FREE and request.index == index
-        if not there or (limit == UNTIL_FIRST_TOKEN and request.first_token_ps >= 0):
+        answered = has_first_token(world, slot) if limit == UNTIL_FIRST_TOKEN else request.phase == RETURNING
+        if not there or answered:
             drop_alarm(world, int64(LIMITS))
         elif request.phase == TRANSIT or request.target > 0:
             drop_alarm(world, int64(LIMITS))

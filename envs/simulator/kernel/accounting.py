@@ -179,7 +179,8 @@ def book_finish(world: World, tables: Tables, slot: int, now: int) -> None:
 def _stop_cost(world: World, tables: Tables, slot: int, now: int) -> None:
     """Closes the latency cost of a request that leaves unfinished."""
     request = world.requests[slot]
-    if request.first_token_ps < 0:
+    if request.first_token_ps < 0 or request.first_token_ps > now:
+        request.first_token_ps = -1
         _stop_waiting(world, tables, slot, now)
     elif request.output > 1:
         _stop_decoding(world, tables, slot, now)

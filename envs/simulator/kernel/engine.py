@@ -16,7 +16,6 @@ Two shortcuts, both exact: an iteration in which every running request gets what
 
 from __future__ import annotations
 
-from serving_gym.envs.simulator.kernel.accounting import book_finish, book_first_token
 from serving_gym.envs.simulator.kernel.blocks import (
     blocks_for,
     cache_chunk,
@@ -47,6 +46,7 @@ from serving_gym.envs.simulator.kernel.queues import (
     tokens_to_prefill,
     unlink,
 )
+from serving_gym.envs.simulator.kernel.returns import end_answer, end_first_token
 from serving_gym.envs.simulator.kernel.state import (
     ACTIVE,
     DECODE,
@@ -568,6 +568,7 @@ def schedule(world: World, tables: Tables, e: int, now: int) -> None:
 def _end_prefills(world: World, tables: Tables, e: int, now: int) -> bool:
     """Gives a first (or next) token to requests whose prefill is done. Returns whether one of them is finished."""
     engine = world.engines[e]
+    decoding = int64(engine.num_running - engine.num_prefilling)
     any_done = False
     unseen = engine.num_prefilling
     i = engine.num_running - 1
@@ -581,7 +582,7 @@ def _end_prefills(world: World, tables: Tables, e: int, now: int) -> bool:
                 engine.generated_tokens += 1
                 engine.num_prefilling -= 1
                 if request.first_token_ps < 0:
-                    book_first_token(world, tables, slot, now)
+                    end_first_token(world, tables, e, slot, now, decoding)
                 if request.generated >= request.output or engine.role == PREFILLS:
                     engine.prefill_context -= request.computed
                     world.finish_tick[e, i] = engine.tick
@@ -615,7 +616,7 @@ def _let_finished_go(world: World, tables: Tables, e: int, now: int) -> None:
             give_back(world, tables, e, slot, computed_tokens(world, slot), int64(0), int64(0))
             if world.requests[slot].phase == DECODE:
                 _leave_decode(world, tables, e, slot)
-            book_finish(world, tables, slot, now)
+            end_answer(world, tables, e, slot, now)
         else:
             world.running[e, kept] = slot
             world.finish_tick[e, kept] = finish

@@ -19,6 +19,7 @@ from serving_gym.envs.simulator.kernel.aborts import book_overdue, end_overdue, 
 from serving_gym.envs.simulator.kernel.accounting import book_arrival, book_refusal, latency_cost
 from serving_gym.envs.simulator.kernel.compiled import compiled, entry, int64
 from serving_gym.envs.simulator.kernel.queues import enqueue, is_tracked, track, unlink, untrack
+from serving_gym.envs.simulator.kernel.returns import clients_react, let_return, next_return
 from serving_gym.envs.simulator.kernel.routers import may_take
 from serving_gym.envs.simulator.kernel.runs import catch_up, interrupt, kick, show_load
 from serving_gym.envs.simulator.kernel.sessions import (
@@ -552,6 +553,8 @@ def _next_at_gate(world: World, traffic: Traffic, gate: Gate) -> int:
     due = min(int64(next_arrival(world, traffic)), int64(board.next_signal_ps), next_limit(world))
     if board.first_on_way >= 0:
         due = min(due, int64(world.requests[board.first_on_way].arrives_ps))
+    if clients_react(world):
+        due = min(due, max(next_return(world), int64(world.cluster[0].now_ps)))
     return due
 
 
@@ -559,6 +562,7 @@ def _next_at_gate(world: World, traffic: Traffic, gate: Gate) -> int:
 def _attend(world: World, traffic: Traffic, tables: Tables, gate: Gate, now: int) -> int:
     """Does all that is due at the gateway at this instant. Returns REACHED, or why the clock must stop."""
     board, cluster = gate.gate[0], world.cluster[0]
+    let_return(world, tables, now)
     if board.next_signal_ps == now:
         _signal(world, tables, gate)
     while board.first_on_way >= 0 and world.requests[board.first_on_way].arrives_ps == now:
@@ -596,6 +600,7 @@ def advance_with_gate(world: World, traffic: Traffic, tables: Tables, gate: Gate
             reason = _attend(world, traffic, tables, gate, due)
     for e in range(len(world.engines)):
         catch_up(world, tables, int64(e), cluster.now_ps)
+    let_return(world, tables, int64(cluster.now_ps))
     show_engines(world, tables)
     cluster.latency_cost = latency_cost(world)
     return reason

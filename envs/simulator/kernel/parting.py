@@ -6,9 +6,9 @@ give way in it, as vLLM lets them. They stand in a list of their own, in the ord
 
 from __future__ import annotations
 
-from serving_gym.envs.simulator.kernel.accounting import book_finish
 from serving_gym.envs.simulator.kernel.blocks import give_back
 from serving_gym.envs.simulator.kernel.compiled import compiled, int64
+from serving_gym.envs.simulator.kernel.returns import end_answer
 from serving_gym.envs.simulator.kernel.state import DECODE, EDF, PRIORITY, Tables, World
 
 
@@ -37,7 +37,7 @@ def let_parting_go(world: World, tables: Tables, e: int, now: int) -> None:
     for _ in range(engine.num_parting):
         following = int64(world.requests[slot].next)
         give_back(world, tables, e, slot, int64(world.requests[slot].computed), int64(0), int64(0))
-        book_finish(world, tables, slot, now)
+        end_answer(world, tables, e, slot, now)
         slot = following
     engine.num_parting = 0
 
@@ -92,7 +92,7 @@ def preempt_parting(world: World, tables: Tables, e: int, slot: int, now: int) -
     request.preemptions += 1
     unknown = int64(engine.late) if request.phase == DECODE else int64(0)
     give_back(world, tables, e, slot, int64(request.computed), int64(0), unknown)
-    book_finish(world, tables, slot, now)
+    end_answer(world, tables, e, slot, now)
 
 
 @compiled

@@ -39,6 +39,7 @@ from serving_gym.envs.simulator.kernel.place_scores import (
     score_space,
 )
 from serving_gym.envs.simulator.kernel.queues import next_tracked
+from serving_gym.envs.simulator.kernel.returns import has_first_token
 from serving_gym.envs.simulator.kernel.router_view import look_at_places
 from serving_gym.envs.simulator.kernel.state import REACHED, Tables, Traffic, World
 
@@ -101,7 +102,7 @@ def _add_certain_misses(world: World, tables: Tables, totals: NDArray[np.float64
     while slot >= 0:
         request = world.requests[slot]
         c = request.class_id
-        if request.first_token_ps < 0:
+        if not has_first_token(world, slot):
             totals[MISSES + c] += now > request.deadline_ps
         else:
             allowed = tables.classes[c].tpot_slo_ps * (request.output - 1)

@@ -11,11 +11,13 @@ from serving_gym.envs.simulator.kernel.engine import decoding_progress
 from serving_gym.envs.simulator.kernel.offers import may_go
 from serving_gym.envs.simulator.kernel.prefix_index import expected_hit
 from serving_gym.envs.simulator.kernel.queues import enqueue, next_tracked, unlink
+from serving_gym.envs.simulator.kernel.returns import has_first_token
 from serving_gym.envs.simulator.kernel.state import (
     DECODE,
     NEVER,
     NUM_LEVELS,
     PS_PER_S,
+    RETURNING,
     TRANSIT,
     Tables,
     World,
@@ -41,7 +43,7 @@ def expected_output(predicted: int, generated: int) -> int:
 def _tally_request(world: World, desk: Desk, e: int, slot: int, now: int) -> None:
     """Adds a request to the tally of its place, which has ended `now` iterations."""
     request, tally = world.requests[slot], desk.tallies[e]
-    if request.first_token_ps < 0:
+    if not has_first_token(world, slot):
         tally.unanswered += 1
         tally.queued_tokens += request.prompt
         tally.queued_remaining += request.predicted
@@ -73,7 +75,7 @@ def _tally(world: World, desk: Desk, e: int, now: int) -> None:
         tally.lasts = 0
         slot = next_tracked(world.tracked, int64(0))
         while slot >= 0:
-            if world.requests[slot].engine == e:
+            if world.requests[slot].engine == e and world.requests[slot].phase != RETURNING:
                 _tally_request(world, desk, e, slot, now)
             slot = next_tracked(world.tracked, slot + 1)
         return
@@ -138,7 +140,7 @@ def look_at_places(world: World, tables: Tables, desk: Desk) -> None:
         now = int64(engine.tick) - (engine.step_end_ps >= 0)  # iterations that have ended
         if tally.changes != engine.changes or tally.lasts == 0 or tally.first_end <= now:
             _tally(world, desk, int64(e), now)
-        place.in_flight = tally.answered + tally.unanswered
+        place.in_flight = tally.answered + tally.unanswered + engine.num_returning
         place.unanswered = tally.unanswered
         place.queued_tokens = tally.queued_tokens
         place.context_tokens = tally.offsets + now * tally.answered
@@ -184,7 +186,7 @@ def in_flight_rows(world: World, levels: NDArray[np.int32], rows: NDArray[np.voi
             continue
         row = rows[count]
         row.arrival_s = request.arrival_ps / PS_PER_S
-        row.first_token_s = -1.0 if request.first_token_ps < 0 else request.first_token_ps / PS_PER_S
+        row.first_token_s = request.first_token_ps / PS_PER_S if has_first_token(world, slot) else -1.0
         row.index = request.index
         row.place = request.target - 1 if on_its_way else request.engine
         row.input_tokens = request.prompt

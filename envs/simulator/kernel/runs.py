@@ -71,7 +71,7 @@ def show_load(world: World, tables: Tables, e: int) -> None:
     if engine.status != ACTIVE and engine.status != SPECULATIVE:
         world.load[e] = np.inf
     elif world.cluster[0].router == LEAST_REQUESTS:
-        world.load[e] = engine.num_running + engine.num_waiting
+        world.load[e] = engine.num_running + engine.num_waiting + engine.num_returning
     else:
         tokens = engine.pending_prefill_tokens + engine.prefill_context + engine.decode_context
         world.load[e] = tokens / tables.kinds[engine.kind].speed

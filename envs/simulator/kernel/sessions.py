@@ -8,6 +8,7 @@ wait for nothing, which are sorted, and of those whose answers have ended, which
 from __future__ import annotations
 
 from serving_gym.envs.simulator.kernel.compiled import compiled, inlined, int64
+from serving_gym.envs.simulator.kernel.heaps import pop, push
 from serving_gym.envs.simulator.kernel.state import (
     ARRIVALS,
     LIMITS,
@@ -22,61 +23,27 @@ from serving_gym.envs.simulator.kernel.state import (
 
 
 @compiled
-def _comes_first(world: World, heap: int, a: int, b: int) -> bool:
-    """Whether one alarm of a heap is due before another."""
-    first, second = world.alarms[heap, a], world.alarms[heap, b]
-    if first.due_ps != second.due_ps:
-        return first.due_ps < second.due_ps
-    return first.row < second.row
-
-
-@compiled
 def _change_count(world: World, heap: int, by: int) -> int:
-    """Changes the number of alarms in a heap, and returns it."""
+    """Changes the number of alarms in a heap, and returns what it was."""
     cluster = world.cluster[0]
+    before = int64(cluster.num_calls) if heap == ARRIVALS else int64(cluster.num_limits)
     if heap == ARRIVALS:
         cluster.num_calls += by
-        return int64(cluster.num_calls)
-    cluster.num_limits += by
-    return int64(cluster.num_limits)
-
-
-@compiled
-def _swap(world: World, heap: int, a: int, b: int) -> None:
-    first, second = world.alarms[heap, a], world.alarms[heap, b]
-    first.due_ps, second.due_ps = int64(second.due_ps), int64(first.due_ps)
-    first.row, second.row = int64(second.row), int64(first.row)
-    first.slot, second.slot = int64(second.slot), int64(first.slot)
-    first.limit, second.limit = int64(second.limit), int64(first.limit)
+    else:
+        cluster.num_limits += by
+    return before
 
 
 @compiled
 def set_alarm(world: World, heap: int, due_ps: int, row: int, slot: int, limit: int) -> None:
     """Adds an alarm to a heap, which has room for all of the workload."""
-    i = _change_count(world, heap, int64(1)) - 1
-    alarm = world.alarms[heap, i]
-    alarm.due_ps, alarm.row, alarm.slot, alarm.limit = due_ps, row, slot, limit
-    while i > 0 and _comes_first(world, heap, i, (i - 1) // 2):
-        _swap(world, heap, i, (i - 1) // 2)
-        i = (i - 1) // 2
+    push(world.alarms[heap], _change_count(world, heap, int64(1)), due_ps, row, slot, limit)
 
 
 @compiled
 def drop_alarm(world: World, heap: int) -> None:
     """Takes the first alarm out of a heap."""
-    last = _change_count(world, heap, int64(-1))
-    _swap(world, heap, int64(0), last)
-    i = int64(0)
-    while True:
-        child = 2 * i + 1
-        if child >= last:
-            return
-        if child + 1 < last and _comes_first(world, heap, child + 1, child):
-            child += 1
-        if not _comes_first(world, heap, child, i):
-            return
-        _swap(world, heap, i, child)
-        i = child
+    pop(world.alarms[heap], _change_count(world, heap, int64(-1)))
 
 
 @inlined

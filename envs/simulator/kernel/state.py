@@ -28,7 +28,8 @@ INACTIVE, ACTIVE, DRAINING, SPECULATIVE, PAUSED, DOWN = range(6)
 
 # Request phase. In TRANSIT its KV is on the way from a prefill engine to a decode engine; or it migrates and is in no
 # batch while the last of its KV is copied; or it is on its way to an engine in another region and has none yet.
-FREE, WAITING, PREFILL, DECODE, TRANSIT = range(5)
+# RETURNING it has left the engine, and the end of its answer is on the way to its client.
+FREE, WAITING, PREFILL, DECODE, TRANSIT, RETURNING = range(6)
 
 # What an engine does of a request: all of it, or its prompt and first token, or what comes after.
 MIXED, PREFILLS, DECODES = range(3)
@@ -121,6 +122,7 @@ ENGINE_DTYPE = np.dtype(
         ("host_last", np.int32),  # ... and the one that was used longest ago
         ("num_parting", np.int32),  # requests that are over and wait for that to give back their blocks ...
         ("first_parting", np.int32),  # ... the first of them
+        ("num_returning", np.int32),  # requests that have left it, with the end of their answers on the way
     ],
     align=True,
 )
@@ -128,7 +130,8 @@ ENGINE_DTYPE = np.dtype(
 REQUEST_DTYPE = np.dtype(
     [
         # What a router looks at of every request in flight, side by side:
-        ("first_token_ps", np.int64),  # -1 until then
+        # When its client has its first token: later than now while that is on the way, -1 before.
+        ("first_token_ps", np.int64),
         # Decoding: computed tokens = engine tick + offset. Waiting in an engine: the number of iterations from which on
         # one may be put together with it. Parting: how many that go on stand before it in the running list.
         ("offset", np.int64),
@@ -144,6 +147,7 @@ REQUEST_DTYPE = np.dtype(
         ("first_scheduled_ps", np.int64),  # -1 until then
         ("deadline_ps", np.int64),  # of the first token: arrival and the class's TTFT promise
         ("arrives_ps", np.int64),  # in transit: when its KV is there
+        ("lag_ps", np.int64),  # from a token's end in the engine to its client
         ("output", np.int32),  # true length; no policy sees it
         ("max_output", np.int32),  # what its client declared
         ("computed", np.int32),  # up to date unless decoding
@@ -246,6 +250,7 @@ ARRIVALS, LIMITS = range(
     2
 )  # rows of World.alarms: of requests that wait for nothing any more, and of time limits
 UNTIL_FIRST_TOKEN, UNTIL_END = range(2)  # a client's patience, a server's time limit
+FIRST_TOKEN, LAST_TOKEN = range(2)  # `limit` of an entry of World.returns
 
 # What an engine has of a node on the host: positions [begin, end), and its place in the list by last use.
 HOST_DTYPE = np.dtype(
@@ -289,6 +294,7 @@ CLUSTER_DTYPE = np.dtype(
         ("next_root", np.int64),  # sessions: the next row that waits for no answer
         ("num_calls", np.int64),  # alarms in the heap of ARRIVALS ...
         ("num_limits", np.int64),  # ... and of LIMITS
+        ("num_returns", np.int64),  # tokens on the way to their clients: entries of the heap World.returns
         (
             "time_limit_ps",
             np.int64,
@@ -330,6 +336,17 @@ KIND_DTYPE = np.dtype(
         ("load_ps", np.int64),  # per block loaded from the host
         ("async_scheduling", np.int64),  # 1: an iteration is put together while the one before it runs
         ("speed", np.float64),  # relative token throughput, used by routers
+    ],
+    align=True,
+)
+
+# What lies between an engine and its clients (`calibration.engines.Frontend`). One row an engine kind.
+FRONT_DTYPE = np.dtype(
+    [
+        ("fixed_ps", np.int64),
+        ("token_ps", np.int64),  # per token of the prompt
+        ("request_ps", np.int64),  # per request that decodes in the same iteration
+        ("iterations", np.float64),  # decode iterations begun before an arrival is seen, where it has to wait
     ],
     align=True,
 )
@@ -417,6 +434,8 @@ class World(NamedTuple):
     alarms: NDArray[
         np.void
     ]  # (2, M) ALARM_DTYPE, two heaps; M = 0 where nothing waits and nobody is impatient
+    # (2R,) ALARM_DTYPE, a heap of first and last tokens on the way to their clients; none: they are there at once
+    returns: NDArray[np.void]
 
 
 class Traffic(NamedTuple):
@@ -444,6 +463,7 @@ class Tables(NamedTuple):
     mixed_ps: NDArray[np.int64]  # (K, T + 1) iteration with prefill, by scheduled tokens
     kinds: NDArray[np.void]  # (K,) KIND_DTYPE
     classes: NDArray[np.void]  # (C,) CLASS_DTYPE
+    fronts: NDArray[np.void] = np.zeros(0, FRONT_DTYPE)  # (K,) FRONT_DTYPE, or none: clients see engines at once
 
 
 def rows_of(dtype: np.dtype, **columns: ArrayLike) -> NDArray[np.void]:
@@ -508,11 +528,13 @@ def new_world(
     sessions: Sessions | None = None,
     num_limits: int = 0,
     host_tier: bool = False,
+    front_end: bool = False,
 ) -> World:
     """An empty world; engines are INACTIVE and endpoints empty until the caller fills them in.
 
     With `chains` it caches prefixes. A single endpoint has all engines. `disaggregated` says that some only prefill.
-    `num_limits`: time limits that may run at once. `host_tier`: engines keep KV in host memory too.
+    `num_limits`: time limits that may run at once. `host_tier`: engines keep KV in host memory too. `front_end`: tokens
+    take time from an engine to its clients.
     """
     cached = chains or no_chains(0)
     turns = sessions or no_sessions()
@@ -542,6 +564,7 @@ def new_world(
         children=turns.children,
         host=np.zeros((num_engines, cached.num_nodes if host_tier else 0), HOST_DTYPE),
         alarms=np.zeros((2, max(len(turns.turns), num_limits)), ALARM_DTYPE),
+        returns=np.zeros(2 * request_slots if front_end else 0, ALARM_DTYPE),
     )
     world.cluster["time_limit_ps"] = NEVER
     if num_endpoints == 1:
@@ -579,7 +602,9 @@ def with_more_slots(world: World) -> World:
     tracked = np.zeros(_words(2 * old), np.uint64)
     tracked[: len(world.tracked)] = world.tracked
     grown = world._replace(
-        requests=np.concatenate([world.requests, np.zeros(old, REQUEST_DTYPE)]), tracked=tracked
+        requests=np.concatenate([world.requests, np.zeros(old, REQUEST_DTYPE)]),
+        tracked=tracked,
+        returns=np.concatenate([world.returns, np.zeros(len(world.returns), ALARM_DTYPE)]),
     )
     _link_free(grown, old)
     return grown
@@ -645,6 +670,7 @@ def fork(world: World) -> World:
         world.children,
         _copied_if_any(world.host, HOST_DTYPE, _WHOLE_HOST),
         _copied_if_any(world.alarms, ALARM_DTYPE, _WHOLE_ALARM),
+        _copied_if_any(world.returns, ALARM_DTYPE, _WHOLE_ALARM),
     )
     copy.cluster["log_length"] = 0
     return copy

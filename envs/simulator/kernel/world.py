@@ -21,6 +21,7 @@ from serving_gym.envs.simulator.kernel.queues import (
     tokens_to_prefill,
     unlink,
 )
+from serving_gym.envs.simulator.kernel.returns import clients_react, let_return, next_return
 from serving_gym.envs.simulator.kernel.routers import may_take, route, route_decode
 from serving_gym.envs.simulator.kernel.runs import catch_up, interrupt, kick, plan_run, show_load, step
 from serving_gym.envs.simulator.kernel.sessions import (
@@ -314,6 +315,8 @@ def step_engines(world: World, traffic: Traffic, tables: Tables, until: int, not
         else:
             step(world, tables, e)
         noticed |= _done_or_held(world, e)
+        if clients_react(world):
+            until = min(until, max(next_return(world), int64(cluster.now_ps)))
         if not noticed and _clients_send(world, traffic):
             return REACHED
         if cluster.num_calls > calls:  # an answer has ended that others have waited for
@@ -349,6 +352,7 @@ def _let_arrive(world: World, traffic: Traffic, tables: Tables, now: int) -> int
     # If there was no room for all of the instant, an engine that got work then has yet to begin.
     several = first > 0 and came_at(world, traffic, first - 1) == now
     idle = int64(-1)
+    let_return(world, tables, now)
     while next_arrival(world, traffic) == now:
         needs = needs_room(world, cluster.next_arrival - first)
         if needs != REACHED:
@@ -413,13 +417,20 @@ def go_on(world: World, traffic: Traffic, tables: Tables, until: int, noticed: b
         limit = int64(cluster.now_ps)
         if not cluster.triggered:
             limit = min(next_arrival(world, traffic), next_limit(world), until)
+            if clients_react(world):
+                limit = min(limit, max(next_return(world), int64(cluster.now_ps)))
         reason = step_engines(world, traffic, tables, limit, noticed)
+        if clients_react(world) and next_return(world) <= cluster.now_ps:
+            let_return(world, tables, int64(cluster.now_ps))
+            if reason == REACHED:  # what they send next may come before anything else
+                continue
         if reason == REACHED and cluster.triggered:
             cluster.triggered = 0
             reason = TRIGGERED
         upcoming = next_arrival(world, traffic)
         if next_limit(world) <= min(upcoming, until):
             if reason == REACHED:
+                let_return(world, tables, int64(cluster.now_ps))
                 noticed |= end_all_overdue(world, tables)
                 if lacks_extents(world, int64(1)):
                     reason = NEED_EXTENTS
@@ -430,6 +441,7 @@ def go_on(world: World, traffic: Traffic, tables: Tables, until: int, noticed: b
             reason = _let_arrive(world, traffic, tables, upcoming)
     for e in range(len(world.engines)):
         catch_up(world, tables, e, cluster.now_ps)
+    let_return(world, tables, int64(cluster.now_ps))
     show_engines(world, tables)
     cluster.latency_cost = latency_cost(world)
     return reason

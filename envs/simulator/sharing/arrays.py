@@ -105,8 +105,9 @@ REQUEST_ROW_DTYPE = np.dtype(
         ("retry", np.int64),  # ALWAYS to NO_MORE
         ("releases", np.int64),  # that its model had seen when it was last held
         ("first_scheduled_ps", np.int64),  # -1 until then, as the next two
-        ("first_token_ps", np.int64),
+        ("first_token_ps", np.int64),  # at the client, as the next one
         ("finish_ps", np.int64),
+        ("lag_ps", np.int64),  # from a token's end in the instance to the client
         ("last_instance", np.int64),
         ("outcome", np.int64),
     ]
@@ -176,6 +177,7 @@ class SharingTables(NamedTuple):
     decode_ps: NDArray[np.int64]  # (K, Z, max_running + 1)
     context_ps: NDArray[np.int64]  # (K, Z)
     load_ps: NDArray[np.int64]  # (K, Z)
+    front_ps: NDArray[np.int64]  # (K, Z, 3), to clients: fixed, per token of the prompt, per request that runs beside
     time_factor: NDArray[np.float64]  # (K,), how many times as long as by these tables iterations really take
     parameters: NDArray[np.void]  # (1,) PARAMETERS_DTYPE
 

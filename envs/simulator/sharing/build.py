@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from serving_gym.calibration.cpu import cpu_latency_model
 from serving_gym.calibration.deployments import Deployment, find_profile
+from serving_gym.calibration.engines import Frontend, get_engine
 from serving_gym.calibration.fields import check_not_negative, check_positive
 from serving_gym.calibration.latency import LatencyModel
 from serving_gym.calibration.memory import check_fits
@@ -30,11 +31,12 @@ def size_of(model: str) -> str:
     return model.split(MODEL_MARK)[0]
 
 
-def latency_model(node: NodeSpec, size: str, engine: str) -> LatencyModel:
-    """Iteration times of a model on a kind of node."""
+def latency_model(node: NodeSpec, size: str, engine: str) -> tuple[LatencyModel, Frontend]:
+    """Iteration times of a model on a kind of node, and its front end; on CPUs, that of the engine on GPUs."""
     if node.is_cpu:
-        return cpu_latency_model(size, node.hardware)
-    return find_profile(Deployment(size, node.hardware, 1, engine))[0].latency_model(1)
+        return cpu_latency_model(size, node.hardware), get_engine(engine, size).frontend if engine else Frontend()
+    profile, front_end = find_profile(Deployment(size, node.hardware, 1, engine))
+    return profile.latency_model(1), front_end
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +47,7 @@ class Times:
     decode_ps: NDArray[np.int64]  # (K, Z, max_num_seqs + 1)
     context_ps: NDArray[np.int64]  # (K, Z)
     load_ps: NDArray[np.int64]  # (K, Z)
+    front_ps: NDArray[np.int64]  # (K, Z, 3), as in `SharingTables`
 
 
 @lru_cache(maxsize=16)
@@ -57,19 +60,22 @@ def times_of(spec: SharingSpec, sizes: tuple[str, ...]) -> Times:
     shape = (len(spec.nodes), len(sizes))
     prefill = np.zeros((*shape, spec.max_tokens + 1), np.int64)
     decode = np.zeros((*shape, spec.max_num_seqs + 1), np.int64)
-    context, load = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    context, load, front = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.zeros((*shape, 3), np.int64)
     tokens, batches = np.arange(1.0, spec.max_tokens + 1), np.arange(1.0, spec.max_num_seqs + 1)
     for k, node in enumerate(spec.nodes):
         for z, size in enumerate(sizes):
             check_fits(get_model(size), get_gpu(node.hardware), 1, spec.memory_utilization)
-            model = latency_model(node, size, spec.engine)
+            model, front_end = latency_model(node, size, spec.engine)
             attention = model.pair_s * tokens * (tokens + 1) / 2
             prefill[k, z, 1:] = np.rint((model.mixed_s(tokens) + attention) * PS_PER_S)
             decode[k, z, 1:] = np.rint(model.decode_s(batches) * PS_PER_S)
             context[k, z] = round(model.kv_s * PS_PER_S)
             load_s = spec.load_fixed_s + get_model(size).weight_bytes / spec.load_bytes_per_s
             load[k, z] = round(load_s * PS_PER_S)
-    return Times(prefill, decode, context, load)
+            if spec.front_end == "included":
+                parts = (front_end.fixed_s, front_end.token_s, front_end.request_s)
+                front[k, z] = np.rint(np.array(parts) * PS_PER_S)
+    return Times(prefill, decode, context, load, front)
 
 
 def build_setting(
@@ -191,6 +197,7 @@ def build_tables(
         decode_ps=times.decode_ps,
         context_ps=times.context_ps,
         load_ps=times.load_ps,
+        front_ps=times.front_ps,
         time_factor=np.array([node.time_factor for node in spec.nodes]),
         parameters=parameters,
     )

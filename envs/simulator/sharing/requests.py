@@ -176,24 +176,24 @@ def _decode_weight(tables: SharingTables, r: int) -> float:
 
 
 @compiled
-def _stop_waiting(world: SharingWorld, tables: SharingTables, r: int) -> None:
-    """Closes the cost of waiting for the first token."""
+def _stop_waiting(world: SharingWorld, tables: SharingTables, r: int, at_ps: int) -> None:
+    """Closes the cost of waiting for the first token, which ends at some time."""
     stats, weight = world.stats[tables.class_id[r]], _wait_weight(tables, r)
     stats[S_WAIT_W] -= weight
     stats[S_WAIT_WS] -= weight * (tables.arrival_ps[r] / PS_PER_S)
-    stats[S_CLOSED] += weight * ((world.clock[0].now_ps - tables.arrival_ps[r]) / PS_PER_S)
+    stats[S_CLOSED] += weight * ((at_ps - tables.arrival_ps[r]) / PS_PER_S)
 
 
 @compiled
-def _stop_decoding(world: SharingWorld, tables: SharingTables, r: int) -> None:
-    """Closes the cost of the tokens after the first."""
+def _stop_decoding(world: SharingWorld, tables: SharingTables, r: int, at_ps: int) -> None:
+    """Closes the cost of the tokens after the first, which ends at some time."""
     if tables.output_tokens[r] < 2:
         return
     stats, weight = world.stats[tables.class_id[r]], _decode_weight(tables, r)
     first_ps = world.requests[r].first_token_ps
     stats[S_DECODE_W] -= weight
     stats[S_DECODE_WS] -= weight * (first_ps / PS_PER_S)
-    stats[S_CLOSED] += weight * ((world.clock[0].now_ps - first_ps) / PS_PER_S)
+    stats[S_CLOSED] += weight * ((at_ps - first_ps) / PS_PER_S)
 
 
 @compiled
@@ -210,14 +210,20 @@ def book_arrival(world: SharingWorld, tables: SharingTables, r: int) -> None:
 
 @compiled
 def book_first_token(world: SharingWorld, tables: SharingTables, r: int) -> None:
-    """A request has its first token."""
-    request, stats, now = world.requests[r], world.stats[tables.class_id[r]], world.clock[0].now_ps
+    """An instance has computed a request's first token. It counts at once, with the time when its client has it."""
+    request, stats = world.requests[r], world.stats[tables.class_id[r]]
+    instance = world.instances[request.instance]
+    kind = world.nodes[request.instance // tables.parameters[0].slots_per_node].kind
+    front_ps = tables.front_ps[kind, tables.size[tables.model[r]]]
+    request.lag_ps = front_ps[0] + front_ps[1] * tables.input_tokens[r]
+    request.lag_ps += front_ps[2] * (instance.num_running - 1)
+    now = world.clock[0].now_ps + request.lag_ps
     request.first_token_ps = now
     ttft_ps = now - tables.arrival_ps[r]
     stats[_FIRST] += 1
     stats[_TTFT_SUM] += ttft_ps / PS_PER_S
     stats[_TTFT_MET] += ttft_ps <= tables.ttft_ps[r]
-    _stop_waiting(world, tables, r)
+    _stop_waiting(world, tables, r, now)
     if tables.output_tokens[r] > 1:
         weight = _decode_weight(tables, r)
         stats[S_DECODE_W] += weight
@@ -233,19 +239,19 @@ def _leave(world: SharingWorld, r: int, outcome: int) -> None:
 
 @compiled
 def book_finish(world: SharingWorld, tables: SharingTables, r: int) -> None:
-    """A request that has been taken out has its last token."""
+    """A request that has been taken out has its last token. It counts at once, as its first has done."""
     request, clock, stats = world.requests[r], world.clock[0], world.stats[tables.class_id[r]]
-    request.finish_ps = clock.now_ps
+    request.finish_ps = clock.now_ps + request.lag_ps
     # Compared as a product of integers, so that it is exact.
     gaps = max(tables.output_tokens[r] - 1, 1)
-    span_ps = clock.now_ps - request.first_token_ps
+    span_ps = request.finish_ps - request.first_token_ps
     stats[_FINISHED] += 1
     stats[_GENERATED] += tables.output_tokens[r]
     stats[_TPOT_SUM] += span_ps / gaps / PS_PER_S
     if span_ps <= tables.tpot_ps[r] * gaps:
         stats[_TPOT_MET] += 1
         stats[_GOOD] += request.first_token_ps - tables.arrival_ps[r] <= tables.ttft_ps[r]
-    _stop_decoding(world, tables, r)
+    _stop_decoding(world, tables, r, request.finish_ps)
     world.outputs[tables.model[r], 0] += 1
     world.outputs[tables.model[r], 1] += tables.output_tokens[r]
     world.finished[clock.num_finished] = r
@@ -259,9 +265,9 @@ def book_loss(world: SharingWorld, tables: SharingTables, r: int, refused: bool)
     request, stats = world.requests[r], world.stats[tables.class_id[r]]
     stats[_REFUSED if refused else _FAILED] += 1
     if request.first_token_ps < 0:
-        _stop_waiting(world, tables, r)
+        _stop_waiting(world, tables, r, world.clock[0].now_ps)
     else:
-        _stop_decoding(world, tables, r)
+        _stop_decoding(world, tables, r, max(world.clock[0].now_ps, request.first_token_ps))
     _leave(world, r, REFUSED if refused else FAILED)
 
 

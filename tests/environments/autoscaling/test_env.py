@@ -1,4 +1,4 @@
-"""`Serving/Autoscaling-v0`: its promises over whole episodes, forks, pickles, what pays, mistakes, and its picture."""
+"""`Serving/Autoscaling-v1`: its promises over whole episodes, forks, pickles, what pays, mistakes, and its picture."""
 
 from __future__ import annotations
 

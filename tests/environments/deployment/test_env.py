@@ -1,4 +1,4 @@
-"""`Serving/Deployment-v0`: its promises over whole episodes, forks, pickles, mistakes, and its picture."""
+"""`Serving/Deployment-v1`: its promises over whole episodes, forks, pickles, mistakes, and its picture."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_commands_have_the_workload_of_the_environment_and_take_any_other():
         composed("evaluate", EvaluateConfig, ["env=deployment", "policy=stay", *words]).workload
         for words in ((), ("workload=azure_conv_fitted",))
     )
-    assert usual == gym.make("Serving/Deployment-v0").unwrapped.config.workload
+    assert usual == gym.make("Serving/Deployment-v1").unwrapped.config.workload
     assert other.name == "azure_conv_fitted"
 
 

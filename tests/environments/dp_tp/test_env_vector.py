@@ -91,7 +91,7 @@ def test_made_from_its_id(entry):
 def test_gymnasiums_own_vectorisation_agrees():
     """A vector of scalar environments, made by Gymnasium, gives the same numbers while no episode ends."""
     theirs = gym.make_vec(
-        "Serving/DPTP-v0",
+        "Serving/DPTP-v1",
         num_envs=2,
         vectorization_mode="sync",
         workload=BURSTY,

@@ -225,7 +225,7 @@ def test_vector_environments_step_as_scalar_ones(trace):
         for name in ("workload", "cluster", "prediction", "split", "slos", "admission")
     }
     envs = gym.make_vec(
-        "Serving/Routing-v0", 2, vectorization_mode="vector_entry_point", autoreset_mode="Disabled", **words
+        "Serving/Routing-v1", 2, vectorization_mode="vector_entry_point", autoreset_mode="Disabled", **words
     )
     observations, infos = envs.reset(seed=[0, 0])
     observation, info = scalar.reset(seed=0)

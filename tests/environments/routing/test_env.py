@@ -1,4 +1,4 @@
-"""`Serving/Routing-v0` keeps its promises: spaces, rewards, time, seeds, forks, pickles."""
+"""`Serving/Routing-v1` keeps its promises: spaces, rewards, time, seeds, forks, pickles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Serving/Sharing-v0` keeps its promises: spaces, rewards, time, seeds, forks, pickles, masks, mistakes, pictures."""
+"""`Serving/Sharing-v1` keeps its promises: spaces, rewards, time, seeds, forks, pickles, masks, mistakes, pictures."""
 
 from __future__ import annotations
 
