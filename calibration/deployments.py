@@ -2,7 +2,8 @@
 
 In this order: coefficients fitted to the deployment itself; kernels and the overheads fitted to the same model and GPU
 at other widths; kernels and the overheads of the model, or of all models, on the engine; the same with kernels
-interpolated between measured widths; a roofline.
+interpolated between measured widths; a roofline. `describe.describe` says in one
+sentence which of them a profile is.
 """
 
 import warnings
@@ -21,6 +22,9 @@ from serving_gym.calibration.widths import kernels_near
 
 FITTED, OTHER_WIDTHS, ENGINE, ROOFLINE = "fitted", "fitted at other widths", "kernels and engine", "roofline"
 NEAR_WIDTHS = "kernels at neighbouring widths and engine"
+CPU = (
+    "cpu"  # the core that servers are launched on; no kernel table covers it, and no version was fitted there
+)
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,7 @@ def assembled(deployment: Deployment, overheads: Engine, source: str) -> tuple[P
         source if found == ENGINE else found,
         {deployment.tp: coefficients},
         engine=deployment.engine,
+        async_scheduling=overheads.async_scheduling,
     )
     return profile, overheads.frontend
 
@@ -113,14 +118,21 @@ def profile_at(model: str, gpu: str, engine: str, widths: tuple[int, ...]) -> Pr
 def find_profile(deployment: Deployment) -> tuple[Profile, Frontend]:
     """Profile and front end of a deployment, from the most specific thing known of it; `Profile.source` says which.
 
+    On a CPU the profile of the model that was measured there is used whatever engine is named: no kernel table covers
+    CPUs, so that no version could be told from another.
+
     Raises:
-        ValueError: Model, GPU or engine is unknown, or the model does not fit its GPUs.
+        ValueError: Model, GPU or engine is unknown, the model does not fit its GPUs, or the profile of a CPU has other
+            widths.
     """
     d = deployment
     check_fits(get_model(d.model), get_gpu(d.gpu), d.tp * d.pp)
-    profile = load_engine_profile(d.model, d.gpu, d.engine)
+    overheads = get_engine(d.engine, d.model)
+    profile = load_engine_profile(d.model, d.gpu, "" if d.gpu == CPU else d.engine)
+    if profile is not None and d.gpu == CPU:
+        profile.coefficients_at(d.tp)
     if profile is None or d.expert_parallel:
-        return assembled(d, get_engine(d.engine, d.model), ENGINE)
+        return assembled(d, overheads, ENGINE)
     if d.tp in profile.widths:
         return profile, profile.frontends.get(d.tp, Frontend())
-    return assembled(d, profile.overheads or get_engine(d.engine, d.model), OTHER_WIDTHS)
+    return assembled(d, profile.overheads or overheads, OTHER_WIDTHS)

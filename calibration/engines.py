@@ -9,11 +9,10 @@ from importlib import resources
 from typing import Any
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
 from serving_gym.calibration.coefficients import RATIO_TOKENS, LatencyCoefficients
-from serving_gym.calibration.lookup import nearest
+from serving_gym.calibration.lookup import nearest, read_yaml
 from serving_gym.calibration.models import get_model
 
 SCALE_TOKENS = (4, 16, 32, 64, 256, 2048, 8192)
@@ -69,6 +68,9 @@ class Engine:
         frontend_token_s: The same per token of the prompt, s.
         pipeline_iterations: Iterations that begin before an arrival is seen, beside the one in flight: with
             asynchronous scheduling the next one is already decided.
+        frontend_request_s: Delay per request that decodes in the same engine, s.
+        async_scheduling: Whether an engine that is simulated puts an iteration together while the one before it runs
+            (`Profile.async_scheduling`); `pipeline_iterations` then has no part of it.
     """
 
     fixed_s: float = 0.0
@@ -84,11 +86,13 @@ class Engine:
     frontend_s: float = 0.0
     frontend_token_s: float = 0.0
     pipeline_iterations: float = 0.0
+    frontend_request_s: float = 0.0
+    async_scheduling: bool = False
 
     @property
     def frontend(self) -> Frontend:
         """What happens to a request outside the iterations that compute it."""
-        digits = (self.frontend_s, self.frontend_token_s, self.pipeline_iterations)
+        digits = (self.frontend_s, self.frontend_token_s, self.pipeline_iterations, self.frontend_request_s)
         return Frontend(*(float(f"{value:.4g}") for value in digits))
 
     def _scale(self) -> NDArray[np.float64]:
@@ -133,10 +137,14 @@ def parse_engine(values: Mapping[str, Any]) -> Engine:
 
 
 def dump_engine(engine: Engine) -> dict[str, Any]:
-    """Overheads as plain values of four significant digits."""
+    """Overheads as plain values of four significant digits; what only live engines have is left out of others."""
     plain = asdict(engine)
     scale = [float(f"{value:.4g}") for value in plain.pop("matrix_scale")]
-    return {name: float(f"{value:.4g}") for name, value in plain.items()} | {"matrix_scale": scale}
+    asynchronous = {"async_scheduling": True} if plain.pop("async_scheduling") else {}
+    if not plain["frontend_request_s"]:
+        del plain["frontend_request_s"]
+    digits = {name: float(f"{value:.4g}") for name, value in plain.items()}
+    return digits | asynchronous | {"matrix_scale": scale}
 
 
 def family_of(engine: str, model: str) -> str:
@@ -144,15 +152,46 @@ def family_of(engine: str, model: str) -> str:
     return f"{engine}|{'moe' if get_model(model).num_experts else 'dense'}"
 
 
+@dataclass(frozen=True)
+class Carried:
+    """Where overheads come from that no run was fitted for.
+
+    Args:
+        family: The overheads of the version that stood for them, `ENGINE|dense` or `ENGINE|moe`.
+        model: The model measured on both versions, whose step from one to the other was added.
+        gpus: GPUs it was measured on.
+    """
+
+    family: str
+    model: str
+    gpus: tuple[str, ...]
+
+
+@cache
+def _engines_file() -> dict[str, Any]:
+    """The committed file, as plain values."""
+    text = (resources.files("serving_gym.calibration") / "engines.yaml").read_text(encoding="utf-8")
+    return read_yaml(text)
+
+
 @cache
 def load_engines() -> dict[str, Engine]:
     """The committed overheads by `ENGINE|dense`, `ENGINE|moe` and, where a model was measured, `ENGINE|MODEL`."""
-    text = (resources.files("serving_gym.calibration") / "engines.yaml").read_text(encoding="utf-8")
-    return {name: parse_engine(values) for name, values in yaml.safe_load(text)["overheads"].items()}
+    return {name: parse_engine(values) for name, values in _engines_file()["overheads"].items()}
 
 
-def get_engine(name: str, model: str = "") -> Engine:
-    """Overheads of an engine, those of a model on it where it was measured.
+@cache
+def load_carried() -> dict[str, Carried]:
+    """Of the committed overheads those that were carried from one version to another, by the same keys."""
+    carried = _engines_file().get("carried", {})
+    return {
+        name: Carried(values["family"], values["model"], tuple(values["gpus"]))
+        for name, values in carried.items()
+    }
+
+
+def engine_key(name: str, model: str = "") -> str:
+    """Key of the overheads of an engine, those of a model on it where it was measured (`load_engines`).
 
     Raises:
         ValueError: The engine is unknown.
@@ -162,4 +201,13 @@ def get_engine(name: str, model: str = "") -> Engine:
     if name not in known:
         raise ValueError(f"unknown engine {name!r}{nearest(name, known)}")
     candidates = (f"{name}|{model}", family_of(name, model), f"{name}|dense", f"{name}|moe")
-    return next(engines[key] for key in candidates if key in engines)
+    return next(key for key in candidates if key in engines)
+
+
+def get_engine(name: str, model: str = "") -> Engine:
+    """Overheads of an engine, those of a model on it where it was measured.
+
+    Raises:
+        ValueError: The engine is unknown.
+    """
+    return load_engines()[engine_key(name, model)]

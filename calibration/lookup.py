@@ -1,9 +1,24 @@
-"""Names: the nearest to a mistyped one, and what an internal `module:attribute` stands for."""
+"""Names: the nearest to a mistyped one, and what an internal `module:attribute` stands for; and YAML, read fast."""
 
 import importlib
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
+
+import yaml
+
+_LOADER = getattr(
+    yaml, "CSafeLoader", yaml.SafeLoader
+)  # the same values, ten times as fast where libyaml is there
+
+
+def read_yaml(text: str) -> Any:
+    """Plain values of a YAML text.
+
+    Raises:
+        yaml.YAMLError: The text is no YAML.
+    """
+    return yaml.load(text, Loader=_LOADER)
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:

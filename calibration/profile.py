@@ -13,9 +13,11 @@ from serving_gym.calibration.coefficients import LatencyCoefficients, roofline_c
 from serving_gym.calibration.engines import Engine, Frontend, dump_engine, parse_engine
 from serving_gym.calibration.hardware import GPUS, GpuSpec, get_gpu
 from serving_gym.calibration.latency import LatencyModel
-from serving_gym.calibration.lookup import nearest
+from serving_gym.calibration.lookup import nearest, read_yaml
 from serving_gym.calibration.memory import check_fits
 from serving_gym.calibration.models import ModelSpec, get_model
+
+KINDS = ("measured", "fitted", "transferred", "roofline")
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,15 @@ class Profile:
     frontends: Mapping[int, Frontend] = field(default_factory=dict, hash=False)
     transitions: Mapping[str, float] = field(default_factory=dict, hash=False)
     async_scheduling: bool = False
+
+    @property
+    def kind(self) -> str:
+        """How its iteration times are known.
+
+        `measured` on a live engine; `fitted` to published runs or tables of this deployment; `transferred`, the
+        overheads or the front end of other models, GPUs or widths around measured kernels; or `roofline`.
+        """
+        return self.source if self.source in KINDS else "transferred"
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -165,7 +176,7 @@ def parse_profile(text: str) -> Profile:
 
     Model and GPU stand there by name, or in full where no list of this package has them (measured profiles).
     """
-    raw = yaml.safe_load(text)
+    raw = read_yaml(text)
     coefficients = {
         int(width): coefficients_from_yaml(values) for width, values in raw["coefficients"].items()
     }

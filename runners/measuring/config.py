@@ -12,7 +12,15 @@ from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.runners.configuration.schema import BackendConfig, check_least
 
-PARTS = ("all", "kernels", "engines", "steps", "environments", "constants")  # of what tables are fitted to
+PARTS = (
+    "all",
+    "kernels",
+    "engines",
+    "steps",
+    "live",
+    "environments",
+    "constants",
+)  # of what tables are fitted to
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,9 @@ def write_engines(fit: Fit, folder: Path) -> Path:
     """Writes the overheads that stand for what was never measured: of each engine, and of each model on it."""
     wanted: dict[str, Engine] = {key: value for key, value in fit.overheads.items() if key.count("|") == 1}
     path = folder / "engines.yaml"
-    content = {"method": METHOD, "overheads": {key: dump_engine(wanted[key]) for key in sorted(wanted)}}
+    before = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    overheads = {key: dump_engine(wanted[key]) for key in sorted(wanted)}
+    content = {**before, "method": METHOD, "overheads": overheads}
     path.write_text(yaml.safe_dump(content, sort_keys=False, width=110), encoding="utf-8")
     return path
 

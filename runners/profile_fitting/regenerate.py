@@ -28,6 +28,7 @@ from serving_gym.runners.profile_fitting.held_out import (
     held_out_scores,
 )
 from serving_gym.runners.profile_fitting.hierarchy import Fit, fit_hierarchy, log_errors, shortened
+from serving_gym.runners.profile_fitting.live_engines import write_live_engine
 from serving_gym.runners.profile_fitting.step_profiles import SOURCE as STEPS_SOURCE
 from serving_gym.runners.profile_fitting.step_profiles import step_profiles, typical
 from serving_gym.runners.validation.forms import read_measurements, read_table
@@ -119,6 +120,11 @@ def fit_steps_part(request: Request) -> list[Path]:
     return [path, *write_profiles(profiles, request.folder)]
 
 
+def fit_live_part(request: Request) -> list[Path]:
+    """The engine that one model was measured on, live."""
+    return [write_live_engine(request.folder)]
+
+
 def fit_environments_part(request: Request) -> list[Path]:
     """The profiles that environments use."""
     fitted = [path for family in FAMILIES for path in environments.fit_family(family, request.folder)]
@@ -143,6 +149,7 @@ PARTS: Mapping[str, Callable[[Request], list[Path]]] = {
     "kernels": fit_kernels_part,
     "steps": fit_steps_part,
     "engines": fit_engines_part,
+    "live": fit_live_part,
     "environments": fit_environments_part,
     "constants": fit_constants_part,
 }
