@@ -33,6 +33,7 @@ from serving_gym.runners.comparison.run import Comparison, kinds_of, run, search
 from serving_gym.runners.configuration.policies import check_spaces, load_policy
 from serving_gym.runners.configuration.schema import CompareConfig
 from serving_gym.runners.live.attach import configured_env
+from serving_gym.runners.reporting.engine_lines import say_engines
 from serving_gym.runners.reporting.output import write_json, write_parquet
 from serving_gym.runners.reporting.progress import progress_bar
 from serving_gym.runners.reporting.tables import print_results_in, print_table
@@ -58,6 +59,7 @@ def main(config: CompareConfig, out: Path) -> None:
         run_benchmark(config.benchmark, out)
         return
     say_traces(config.workload, config.cluster)
+    say_engines(config.cluster)
     policies = {name: load_policy(name, config.env["name"]) for name in config.compared}
     if config.search.seeds and config.search.base is not None:
         load_policy(config.search.base, config.env["name"])  # says what is wrong before anything takes time

@@ -29,6 +29,7 @@ from serving_gym.runners.configuration.policies import check_spaces, load_policy
 from serving_gym.runners.configuration.schema import EvaluateConfig
 from serving_gym.runners.live.attach import configured_env
 from serving_gym.runners.live.both import evaluate_both
+from serving_gym.runners.reporting.engine_lines import say_engines
 from serving_gym.runners.reporting.episode_files import write_episodes
 from serving_gym.runners.reporting.progress import progress_bar
 from serving_gym.runners.reporting.tables import SHOWN_METRICS, print_results_in, print_table
@@ -41,6 +42,7 @@ from serving_gym.runners.rollouts.rollout import run_episode
 def main(config: EvaluateConfig, out: Path) -> None:
     """Runs the command."""
     say_traces(config.workload, config.cluster)
+    say_engines(config.cluster)
     if config.backend.name == "both":
         evaluate_both(config, out)
         return

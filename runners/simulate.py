@@ -31,6 +31,7 @@ from serving_gym.envs.workload.schema import Workload
 from serving_gym.runners.command_line.cli import command
 from serving_gym.runners.configuration.clusters import check_unattended, cluster_of, num_engines, simulator_of
 from serving_gym.runners.configuration.schema import SimulateConfig
+from serving_gym.runners.reporting.engine_lines import say_engines
 from serving_gym.runners.reporting.idle_time import skipped_s, whole_records, whole_usage
 from serving_gym.runners.reporting.output import write_atomically, write_json, write_json_columns
 from serving_gym.runners.reporting.progress import progress_bar
@@ -84,6 +85,7 @@ def main(config: SimulateConfig, out: Path) -> None:
             "env=deployment"
         )
     say_traces(config.workload, cluster)
+    say_engines(cluster)
     workload = WorkloadSource(config.workload).sample(config.seed)
     slos = dict(zip(workload.classes, promises(config.slos, workload.classes), strict=True))
     serve = serve_live if config.backend.name == "vllm" else serve_simulated

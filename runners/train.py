@@ -35,6 +35,7 @@ from serving_gym.runners.comparison.run import kinds_of
 from serving_gym.runners.comparison.verdict import closing_rows, roles_of, verdict
 from serving_gym.runners.configuration.policies import load_policies
 from serving_gym.runners.configuration.train_config import TrainConfig, register_agents, resumed
+from serving_gym.runners.reporting.engine_lines import say_engines
 from serving_gym.runners.reporting.output import write_json
 from serving_gym.runners.reporting.progress import progress_bar
 from serving_gym.runners.reporting.tables import print_results_in, print_table
@@ -58,6 +59,7 @@ def main(config: TrainConfig, out: Path) -> None:
         config = resumed(config)
     agent = config.agent_config
     say_traces(config.workload, config.cluster)
+    say_engines(config.cluster)
     env = config.environment.make()  # says what is wrong with it before anything takes time
     baselines = load_policies(config.compared, env, config.environment.name)
     limit = "" if config.minutes is None else f", at most {config.minutes:g} minutes"

@@ -31,6 +31,7 @@ from serving_gym.runners.command_line.cli import command
 from serving_gym.runners.configuration.folders import config_folders, search_path
 from serving_gym.runners.configuration.policies import load_policy, policy_label
 from serving_gym.runners.configuration.schema import TuneConfig
+from serving_gym.runners.reporting.engine_lines import say_engines
 from serving_gym.runners.reporting.output import write_json, write_parquet, write_text
 from serving_gym.runners.reporting.progress import progress_bar
 from serving_gym.runners.reporting.tables import print_results_in, print_table
@@ -44,6 +45,7 @@ from serving_gym.runners.tuning.cma_es import search
 def main(config: TuneConfig, out: Path) -> None:
     """Runs the command."""
     say_traces(config.workload, config.cluster)
+    say_engines(config.cluster)
     tunables = policy_tunables(config.policy["name"])
     if not tunables:
         raise ValueError(f"policy {policy_label(config.policy)!r} declares no constants to tune")

@@ -80,7 +80,7 @@ class AutoscalingEnv(SteppedEnv[AutoscalingConfig, AutoscalingState]):
 
     ## Version history
 
-    * v1: latencies are those that clients see, and engines are `vllm-0.24`; `cluster.engine=""` gives the dynamics of v0.
+    * v1: latencies are those that clients see, and engines are `vllm-0.24`; those of v0 are `cluster.engine=""`.
     * v0: first release.
     """
 

@@ -43,7 +43,7 @@ class ClusterSpec:
             by the KV blocks of the widest engine. More than the context is for positions that are extended, as vLLM
             allows with VLLM_ALLOW_LONG_MAX_MODEL_LEN.
         engine: Serving engine in `calibration.engines` that gives the engines their latency, scheduling and front end
-            (`calibration.deployments.find_profile`); empty: the profile of the model on the GPU from kernel tables alone.
+            (`calibration.deployments.find_profile`); empty: the profile of the model on the GPU from kernel tables.
         profile: File of a measured profile, or name of a committed one, which then takes the place of `model`, `gpu`
             and `engine`.
         front_end: "included": clients see tokens after HTTP, tokenisation and streaming, as measured with the profile;

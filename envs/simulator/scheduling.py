@@ -35,7 +35,7 @@ def to_ps(seconds: float) -> int:
 
 
 def front_rows(spec: Scheduling, front_ends: Sequence[Frontend]) -> NDArray[np.void]:
-    """What lies between engines of some kinds and their clients, (K,) FRONT_DTYPE; none where nothing does or counts."""
+    """What lies between engines of some kinds and their clients, (K,) FRONT_DTYPE, or none."""
     if spec.front_end == "none" or all(front_end == Frontend() for front_end in front_ends):
         return np.zeros(0, FRONT_DTYPE)
     return rows_of(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from serving_gym.calibration.engines import Frontend
 from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.metrics import summarise
 from serving_gym.envs.interface.slo import SLO

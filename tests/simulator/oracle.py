@@ -27,7 +27,11 @@ class Kind:
     max_num_seqs: int
     max_batched_tokens: int
     speed: float = 1.0
-    front_ps: tuple[int, int, int] = (0, 0, 0)  # to the client: fixed, per token of the prompt, per decoding request
+    front_ps: tuple[int, int, int] = (
+        0,
+        0,
+        0,
+    )  # to the client: fixed, per token of the prompt, per decoding request
 
 
 @dataclass
@@ -127,7 +131,9 @@ class Engine:
     scheduled: dict[Request, int] = field(default_factory=dict)  # the iteration in flight
     last: set[Request] = field(default_factory=set)  # who got tokens from the last iteration
     ahead: bool = False  # the next iteration is planned while the last one runs
-    returning: list[tuple[int, bool, Request]] = field(default_factory=list)  # first tokens, and last, and when
+    returning: list[tuple[int, bool, Request]] = field(
+        default_factory=list
+    )  # first tokens, and last, and when
     leaving: list[Request] = field(default_factory=list)  # to migrate when the iteration in flight ends
     away: list[Request] = field(default_factory=list)  # in no batch, but with blocks and a place in this one
     kept: dict[Request, list[Block]] = field(default_factory=dict)  # blocks (and a place) for those to come
@@ -247,7 +253,9 @@ class Engine:
                     request.finish_ps, request.fate = due_ps, "finished"
                 else:
                     request.first_token_ps = due_ps
-        self.returning = [entry for entry in self.returning if entry[0] > now and entry[2].fate == "in flight"]
+        self.returning = [
+            entry for entry in self.returning if entry[0] > now and entry[2].fate == "in flight"
+        ]
 
     @property
     def num_returning(self) -> int:

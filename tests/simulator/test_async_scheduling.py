@@ -62,20 +62,24 @@ def test_where_nobody_else_runs_they_are_handed_on_at_once() -> None:
 
 
 def test_none_means_as_the_profile_was_measured() -> None:
-    spec = ClusterSpec(num_gpus=1, order="fcfs", profile=PROFILE)
+    spec = ClusterSpec(num_gpus=1, order="fcfs", profile=PROFILE, engine="")
     assert build_cluster(spec, SLOS).tables.kinds["async_scheduling"].all()
-    off = ClusterSpec(num_gpus=1, order="fcfs", profile=PROFILE, async_scheduling=False)
+    off = ClusterSpec(num_gpus=1, order="fcfs", profile=PROFILE, async_scheduling=False, engine="")
     assert not build_cluster(off, SLOS).tables.kinds["async_scheduling"].any()
-    published = ClusterSpec(model="llama-3.1-8b", gpu="H100", num_gpus=1, order="fcfs")
+    published = ClusterSpec(model="llama-3.1-8b", gpu="H100", num_gpus=1, order="fcfs", engine="")
     assert not build_cluster(published, SLOS).tables.kinds["async_scheduling"].any()
 
 
 def test_each_replica_of_a_fleet_schedules_as_its_profile_says() -> None:
     measured = ReplicaSpec("llama-3.1-8b", "H100", profile=PROFILE)
     groups = (GroupSpec(ReplicaSpec("llama-3.1-8b", "H100"), 1), GroupSpec(measured, 1))
-    kinds = build_fleet(FleetSpec(groups), SLOS).tables.kinds["async_scheduling"]
+    kinds = build_fleet(FleetSpec(groups, engine=""), SLOS).tables.kinds["async_scheduling"]
     assert kinds.tolist() == [0, 1]
-    assert build_fleet(FleetSpec(groups, async_scheduling=True), SLOS).tables.kinds["async_scheduling"].all()
+    assert (
+        build_fleet(FleetSpec(groups, async_scheduling=True, engine=""), SLOS)
+        .tables.kinds["async_scheduling"]
+        .all()
+    )
 
 
 def test_an_order_that_is_none_of_vllms() -> None:

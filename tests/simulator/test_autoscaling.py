@@ -59,7 +59,7 @@ def workload(rows, regions=("",), models=("",)) -> Workload:
 
 
 def fleet(*groups: GroupSpec, **values) -> FleetSpec:
-    return FleetSpec(groups, **{"order": "priority", "start_fixed_s": 30.0, **values})
+    return FleetSpec(groups, **{"order": "priority", "start_fixed_s": 30.0, **values}, engine="")
 
 
 def opened(

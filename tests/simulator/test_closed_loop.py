@@ -10,7 +10,7 @@ from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.simulator.simulator import Simulator
 from serving_gym.envs.workload.schema import Workload
 
-SPEC = ClusterSpec(model="llama-3.1-8b", gpu="H100", num_gpus=1, base_width=1)
+SPEC = ClusterSpec(model="llama-3.1-8b", gpu="H100", num_gpus=1, base_width=1, engine="")
 
 
 def closed_loop(requests: int, clients: int, output_tokens: int = 64) -> Workload:

@@ -14,7 +14,7 @@ from serving_gym.envs.interface.state import EngineStatus
 from serving_gym.envs.simulator.simulator import Simulator
 from serving_gym.envs.workload.schema import Workload
 
-SPEC = ClusterSpec(num_gpus=4, router="jsq")
+SPEC = ClusterSpec(num_gpus=4, router="jsq", engine="")
 DP, TP = (1, 1, 1, 1), (4,)
 SWITCH_S = 0.015
 
@@ -119,7 +119,7 @@ def test_hard_pauses_in_place_and_resumes_without_recomputing() -> None:
 
 
 def test_hard_split_recomputes_the_requests_of_the_group() -> None:
-    simulator = start(workload((0.0, 1000, 400)), ClusterSpec(num_gpus=4, router="jsq", layout=TP))
+    simulator = start(workload((0.0, 1000, 400)), ClusterSpec(num_gpus=4, router="jsq", layout=TP, engine=""))
     simulator.advance(0.5)
     done = simulator.results().generated_tokens[0]
     simulator.apply(SetLayout(DP, SwitchMode.HARD))
@@ -131,7 +131,9 @@ def test_hard_split_recomputes_the_requests_of_the_group() -> None:
 
 
 def test_paused_requests_are_recomputed_when_their_group_is_cut_smaller() -> None:
-    simulator = start(workload((0.0, 1000, 400)), ClusterSpec(num_gpus=4, router="jsq", layout=(2, 2)))
+    simulator = start(
+        workload((0.0, 1000, 400)), ClusterSpec(num_gpus=4, router="jsq", layout=(2, 2), engine="")
+    )
     simulator.advance(0.3)
     simulator.apply(SetLayout(TP, SwitchMode.HARD))
     run_until_layout(simulator, TP)
@@ -174,7 +176,7 @@ def test_a_waiting_switch_can_be_hurried() -> None:
 
 
 def test_redeploy_is_free_at_the_start_and_costs_a_cold_start_later() -> None:
-    spec = ClusterSpec(model="llama-3-70b", num_gpus=8, base_width=2, router="jsq")
+    spec = ClusterSpec(model="llama-3-70b", num_gpus=8, base_width=2, router="jsq", engine="")
     simulator = start(workload((1.0, 100, 400), (400.0, 100, 10)), spec)
     assert simulator.apply(Redeploy((4,))).accepted
     assert simulator.observe().layout == (4,)
@@ -190,7 +192,7 @@ def test_redeploy_is_free_at_the_start_and_costs_a_cold_start_later() -> None:
 
 
 def test_a_cold_start_with_whole_weights_builds_the_communicator_pool() -> None:
-    spec = ClusterSpec(model="llama-3-70b", num_gpus=8, base_width=2, router="jsq")
+    spec = ClusterSpec(model="llama-3-70b", num_gpus=8, base_width=2, router="jsq", engine="")
     ends = {}
     for weights in ("sharded", "whole"):
         simulator = start(workload((0.5, 100, 4)), spec)
@@ -209,7 +211,7 @@ def test_a_cold_start_with_whole_weights_builds_the_communicator_pool() -> None:
 def test_a_failed_gpu_loses_what_was_streaming_and_comes_back() -> None:
     fault = Fault(0.5, 0)
     load = workload((0.0, 100, 900), (0.0, 100, 900), (0.6, 100, 10))
-    simulator = start(load, ClusterSpec(num_gpus=2, router="jsq", cold_start_s=None), (fault,))
+    simulator = start(load, ClusterSpec(num_gpus=2, router="jsq", cold_start_s=None, engine=""), (fault,))
     simulator.advance(0.7)
     assert sorted(statuses(simulator)) == ["ACTIVE", "DOWN"]
     simulator.run_to_completion()
@@ -223,7 +225,9 @@ def test_a_request_that_fits_no_engine_waits_and_one_that_never_fits_is_refused(
     simulator = start(workload((0.0, 700_000, 10), (0.0, 40_000_000, 10), max_output=10))
     one = simulator.observe().engines["kv_capacity_tokens"][0]
     assert one < 700_010 * 4
-    spec = ClusterSpec(model="llama-3-70b", num_gpus=8, base_width=2, router="jsq", max_model_len=100_000_000)
+    spec = ClusterSpec(
+        model="llama-3-70b", num_gpus=8, base_width=2, router="jsq", max_model_len=100_000_000, engine=""
+    )
     simulator = start(workload((0.0, 300_000, 10), (0.0, 40_000_000, 10), max_output=10), spec)
     simulator.advance(5.0)
     assert simulator.observe().num_pooled == 1
@@ -248,7 +252,9 @@ def test_random_commands_lose_nothing_and_forks_agree(seed: int) -> None:
         max_output=300,
     )
     faults = (Fault(float(rng.uniform(5, 15)), int(rng.integers(4))),) if seed % 2 else ()
-    spec = ClusterSpec(num_gpus=4, router="jsq", cold_start_s={1: 2.0, 2: 2.0, 4: 2.0}, switch_s=0.015)
+    spec = ClusterSpec(
+        num_gpus=4, router="jsq", cold_start_s={1: 2.0, 2: 2.0, 4: 2.0}, switch_s=0.015, engine=""
+    )
     simulator = start(load, spec, faults)
     layouts = all_layouts(4)
     fork = None

@@ -23,7 +23,7 @@ def fleet(prefill: int = 2, decode: int = 2, blocks: int | None = None, **option
         GroupSpec(ReplicaSpec("llama-3.1-8b", "H100", role=role, max_num_seqs=16, kv_blocks=blocks), count)
         for role, count in (("decode", decode), ("prefill", prefill))
     )
-    return FleetSpec(groups, **options)  # type: ignore[arg-type]
+    return FleetSpec(groups, **options, engine="")  # type: ignore[arg-type]
 
 
 def load(requests: int, seed: int = 0, gap_s: float = 0.02) -> Workload:
@@ -125,6 +125,6 @@ def test_a_fork_continues_to_the_same_numbers() -> None:
 
 def test_roles_must_be_both_or_neither() -> None:
     """The message names model and region."""
-    lonely = FleetSpec((GroupSpec(ReplicaSpec("llama-3.1-8b", "H100", role="prefill"), 1),))
+    lonely = FleetSpec((GroupSpec(ReplicaSpec("llama-3.1-8b", "H100", role="prefill"), 1),), engine="")
     with pytest.raises(ValueError, match=r"llama-3.1-8b in local.*role decode"):
         FleetSimulator(lonely, SLOS)

@@ -35,7 +35,7 @@ def two_by_two(**options: object) -> FleetSpec:
     groups = tuple(
         GroupSpec(replica, 2, 3, region) for region in ("east", "west") for replica in (SMALL, LARGE)
     )
-    return FleetSpec(groups, start_fixed_s=2.0, **options)  # type: ignore[arg-type]
+    return FleetSpec(groups, start_fixed_s=2.0, **options, engine="")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("router", ["jsq", "round_robin", "least_requests"])
@@ -56,7 +56,7 @@ def test_requests_go_to_their_own_endpoint(router: str) -> None:
 
 def test_a_started_replica_serves_after_its_weights_have_come() -> None:
     """The start takes its fixed part and the load of the weights from storage."""
-    simulator = FleetSimulator(FleetSpec((GroupSpec(SMALL, 0, 1),), start_fixed_s=2.0), SLOS)
+    simulator = FleetSimulator(FleetSpec((GroupSpec(SMALL, 0, 1),), start_fixed_s=2.0, engine=""), SLOS)
     simulator.reset(Workload(np.array([0.5]), np.array([100]), np.array([10])))
     assert simulator.apply(Start(0)).accepted
     simulator.advance(1.0)
@@ -71,7 +71,7 @@ def test_a_started_replica_serves_after_its_weights_have_come() -> None:
 @pytest.mark.parametrize("drain", [True, False])
 def test_a_stopped_replica_loses_nothing(drain: bool) -> None:
     """What it runs ends there or is computed again elsewhere; what waits goes elsewhere."""
-    simulator = FleetSimulator(FleetSpec((GroupSpec(SMALL, 2),)), SLOS)
+    simulator = FleetSimulator(FleetSpec((GroupSpec(SMALL, 2),), engine=""), SLOS)
     simulator.reset(Workload(np.zeros(60), np.full(60, 300), np.full(60, 50)))
     simulator.advance(0.3)
     assert simulator.apply(Stop(0, drain)).accepted
@@ -85,7 +85,7 @@ def test_a_stopped_replica_loses_nothing(drain: bool) -> None:
 
 def test_gpu_seconds_run_from_the_start_command_until_the_replica_is_gone() -> None:
     """An empty place costs nothing; a starting or draining replica costs what a serving one does."""
-    simulator = FleetSimulator(FleetSpec((GroupSpec(LARGE, 1, 2),), start_fixed_s=2.0), SLOS)
+    simulator = FleetSimulator(FleetSpec((GroupSpec(LARGE, 1, 2),), start_fixed_s=2.0, engine=""), SLOS)
     simulator.reset(Workload(np.array([0.0]), np.array([100]), np.array([400])))
     simulator.advance(1.0)
     simulator.apply(Stop(0))
@@ -128,7 +128,7 @@ def test_a_fork_continues_to_the_same_numbers() -> None:
 
 def test_a_model_that_nobody_serves_is_refused() -> None:
     """The message names the endpoints that there are."""
-    simulator = FleetSimulator(FleetSpec((GroupSpec(SMALL, 1),)), SLOS)
+    simulator = FleetSimulator(FleetSpec((GroupSpec(SMALL, 1),), engine=""), SLOS)
     with pytest.raises(ValueError, match=r"llama-3.1-70b.*llama-3.1-8b in local"):
         simulator.reset(load(50))
 
@@ -139,7 +139,7 @@ def test_pipeline_stages_hold_a_model_that_does_not_fit_one() -> None:
     flat = ReplicaSpec("llama-3.1-70b", "H100", tp_size=4)
     times = []
     for replica in (deep, flat):
-        simulator = FleetSimulator(FleetSpec((GroupSpec(replica, 1),)), SLOS)
+        simulator = FleetSimulator(FleetSpec((GroupSpec(replica, 1),), engine=""), SLOS)
         simulator.reset(Workload(np.array([0.0]), np.array([100]), np.array([50])))
         simulator.run_to_completion()
         times.append(simulator.results().finish_s[0])
@@ -156,7 +156,7 @@ def test_a_prompt_alone_is_no_faster_through_stages() -> None:
     first, last = [], []
     for stages in (1, 2, 4):
         replica = ReplicaSpec("llama-3.1-8b", "H100", pp_size=stages)
-        simulator = FleetSimulator(FleetSpec((GroupSpec(replica, 1),)), SLOS)
+        simulator = FleetSimulator(FleetSpec((GroupSpec(replica, 1),), engine=""), SLOS)
         simulator.reset(Workload(np.array([0.0]), np.array([8000]), np.array([2])))
         simulator.run_to_completion()
         first.append(simulator.results().first_token_s[0])

@@ -43,6 +43,7 @@ PEERS = FleetSpec(
     link_bytes_per_s=20e9,
     storage_bytes_per_s=5e9,
     start_fixed_s=0.5,
+    engine="",
 )
 SPLIT = replace(
     PEERS,
@@ -230,7 +231,7 @@ def test_a_slow_node_takes_factor_times_as_long(factor: float) -> None:
     """Whole factors to the picosecond that prefill attention is rounded to; with others the tables are rounded."""
     busy_ps = []
     for slow in ((), (SlowNode(0.0, 0, factor),)):
-        simulator = FleetSimulator(FleetSpec((GroupSpec(REPLICA, 1),)), SLOS)
+        simulator = FleetSimulator(FleetSpec((GroupSpec(REPLICA, 1),), engine=""), SLOS)
         simulator.reset(one(), slow)
         simulator.run_to_completion()
         busy_ps.append(int(simulator.world.engines["busy_ps"][0]))
@@ -242,7 +243,7 @@ def test_the_iteration_in_flight_keeps_its_time_and_speed_comes_back() -> None:
     """A decode stretch of known iterations: only those that begin within the slow-down are slow."""
     times = {}
     for name, slow in (("fast", ()), ("slow", (SlowNode(0.1, 0, 4.0, 0.2),))):
-        simulator = FleetSimulator(FleetSpec((GroupSpec(REPLICA, 1),)), SLOS)
+        simulator = FleetSimulator(FleetSpec((GroupSpec(REPLICA, 1),), engine=""), SLOS)
         simulator.reset(one(200), slow)
         ticks = []
         for step in range(1, 4000):
@@ -259,7 +260,7 @@ def test_the_iteration_in_flight_keeps_its_time_and_speed_comes_back() -> None:
 
 
 def test_a_crash_fails_what_runs_and_the_replica_comes_back() -> None:
-    spec = FleetSpec((GroupSpec(replace(REPLICA, max_num_seqs=4), 1),), start_fixed_s=2.0)
+    spec = FleetSpec((GroupSpec(replace(REPLICA, max_num_seqs=4), 1),), start_fixed_s=2.0, engine="")
     simulator = FleetSimulator(spec, SLOS)
     simulator.reset(Workload(np.zeros(6), np.full(6, 50), np.full(6, 100)), (Crash(0.2, 0),))
     simulator.advance(0.2)
@@ -277,7 +278,7 @@ def test_a_crash_fails_what_runs_and_the_replica_comes_back() -> None:
 
 def test_a_crash_of_a_place_without_a_replica_in_service() -> None:
     """An empty place ignores it, one that drains is gone, one that starts begins anew."""
-    spec = FleetSpec((GroupSpec(REPLICA, 1, 3),), start_fixed_s=2.0)
+    spec = FleetSpec((GroupSpec(REPLICA, 1, 3),), start_fixed_s=2.0, engine="")
     simulator = FleetSimulator(spec, SLOS)
     simulator.reset(one(400), (Crash(0.5, 0), Crash(0.5, 1), Crash(0.5, 2)))
     simulator.advance(0.1)
@@ -306,7 +307,7 @@ def test_what_is_switched_off_costs_nothing() -> None:
 
 
 def test_faults_name_places_that_exist() -> None:
-    simulator = FleetSimulator(FleetSpec((GroupSpec(REPLICA, 1, 3),)), SLOS)
+    simulator = FleetSimulator(FleetSpec((GroupSpec(REPLICA, 1, 3),), engine=""), SLOS)
     with pytest.raises(ValueError, match=r"Crash at 1 s: place must be 0 to 2, got 3"):
         simulator.reset(one(), (Crash(1.0, 3),))
     with pytest.raises(ValueError, match=r"SlowNode at 1 s: place must be 0 to 2, got -1"):

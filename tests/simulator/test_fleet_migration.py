@@ -53,7 +53,7 @@ def fleet_of(
         "start_fixed_s": 1.0,
         **options,
     }
-    simulator = FleetSimulator(FleetSpec((GroupSpec(replica, 2),), **settings), SLOS)  # type: ignore[arg-type]
+    simulator = FleetSimulator(FleetSpec((GroupSpec(replica, 2),), **settings, engine=""), SLOS)  # type: ignore[arg-type]
     arrival_ms, prompt, output = zip(*rows, strict=True)
     simulator.reset(Workload(np.array(arrival_ms) / 1000, np.array(prompt), np.array(output)), faults)
     make_even(simulator)
@@ -293,7 +293,7 @@ def test_what_is_refused_because_of_something_else() -> None:
 
 def test_a_request_in_the_pool_and_one_of_another_role() -> None:
     roles = [GroupSpec(replace(REPLICA, role=role), 2) for role in ("prefill", "decode")]
-    simulator = FleetSimulator(FleetSpec(tuple(roles)), SLOS)
+    simulator = FleetSimulator(FleetSpec(tuple(roles), engine=""), SLOS)
     simulator.reset(Workload(np.zeros(1), np.array([100]), np.array([100])))
     simulator.advance(0.1)
     assert simulator.world.engines["num_running"].tolist() == [0, 0, 1, 0]
@@ -301,7 +301,7 @@ def test_a_request_in_the_pool_and_one_of_another_role() -> None:
     assert simulator.apply(Migrate(0, 3)).accepted
     simulator.run_to_completion()
     assert simulator.results().engine.tolist() == [3]
-    simulator = FleetSimulator(FleetSpec((GroupSpec(REPLICA, 0, 2),)), SLOS)
+    simulator = FleetSimulator(FleetSpec((GroupSpec(REPLICA, 0, 2),), engine=""), SLOS)
     simulator.reset(Workload(np.zeros(1), np.array([100]), np.array([100])))
     simulator.advance(0.1)
     assert "request 0 has no engine" in simulator.apply(Migrate(0, 1)).reason
@@ -332,7 +332,11 @@ def test_a_fork_in_every_phase_continues_to_the_same_numbers() -> None:
 def test_a_started_replica_and_a_migration_share_a_link() -> None:
     """Weights that come from the source's link halve what the migration has of it."""
     spec = FleetSpec(
-        (GroupSpec(REPLICA, 2, 3),), weight_source="peer", link_bytes_per_s=1e9, router="round_robin"
+        (GroupSpec(REPLICA, 2, 3),),
+        weight_source="peer",
+        link_bytes_per_s=1e9,
+        router="round_robin",
+        engine="",
     )
     due = {}
     for starts in (False, True):

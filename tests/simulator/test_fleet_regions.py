@@ -43,6 +43,7 @@ SPEC = FleetSpec(
     router="hold",
     network=EAST_WEST,
     start_fixed_s=1.0,
+    engine="",
 )
 
 

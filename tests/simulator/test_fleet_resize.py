@@ -22,7 +22,7 @@ def fleet(
 ) -> FleetSimulator:
     """Replicas with some requests that run."""
     replica = ReplicaSpec("llama-3.1-8b", "H100", kv_blocks=kv_blocks)
-    simulator = FleetSimulator(FleetSpec((GroupSpec(replica, count),), start_fixed_s=2.0), SLOS)
+    simulator = FleetSimulator(FleetSpec((GroupSpec(replica, count),), start_fixed_s=2.0, engine=""), SLOS)
     rows = 4
     load = Workload(
         np.linspace(0, 0.4, rows),
@@ -77,7 +77,10 @@ def test_what_does_not_fit_is_refused_with_a_reason(kv_blocks: int, reason: str)
 
 def test_a_request_that_waits_for_a_large_pool_is_not_lost() -> None:
     simulator = FleetSimulator(
-        FleetSpec((GroupSpec(ReplicaSpec("llama-3.1-8b", "H100", kv_blocks=1000, max_num_seqs=1), 1),)), SLOS
+        FleetSpec(
+            (GroupSpec(ReplicaSpec("llama-3.1-8b", "H100", kv_blocks=1000, max_num_seqs=1), 1),), engine=""
+        ),
+        SLOS,
     )
     load = Workload(
         np.zeros(3), np.array([200, 9000, 200]), np.full(3, 100), max_output_tokens=np.full(3, 120)

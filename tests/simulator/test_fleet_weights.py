@@ -26,6 +26,7 @@ def fleet(count: int, source: str = "peer", faults: tuple[FleetFault, ...] = ())
         link_bytes_per_s=LINK,
         storage_bytes_per_s=STORAGE,
         start_fixed_s=FIXED_S,
+        engine="",
     )
     simulator = FleetSimulator(spec, SLOS)
     simulator.reset(EMPTY, faults)

@@ -21,7 +21,9 @@ BLOCK = 16
 
 def fleet(host_kv_gib: float = 4.0, kv_blocks: int = 100, count: int = 1, **changes: object) -> FleetSpec:
     replica = ReplicaSpec("llama-3.1-8b", "H100", kv_blocks=kv_blocks, block_size=BLOCK)
-    return FleetSpec((GroupSpec(replica, count),), prefix_caching=True, host_kv_gib=host_kv_gib, **changes)  # type: ignore[arg-type]
+    return FleetSpec(
+        (GroupSpec(replica, count),), prefix_caching=True, host_kv_gib=host_kv_gib, **changes, engine=""
+    )  # type: ignore[arg-type]
 
 
 def prompts(*names: str, tokens: int = 1200, gap_s: float = 1.0) -> Workload:
@@ -137,8 +139,8 @@ def test_a_fork_loads_on_its_own() -> None:
 
 
 def test_it_is_off_by_default_and_needs_prefix_caching() -> None:
-    assert FleetSpec((GroupSpec(ReplicaSpec("llama-3.1-8b", "H100"), 1),)).host_kv_gib == 0.0
+    assert FleetSpec((GroupSpec(ReplicaSpec("llama-3.1-8b", "H100"), 1),), engine="").host_kv_gib == 0.0
     with pytest.raises(ValueError, match="prefix_caching"):
-        FleetSpec((GroupSpec(ReplicaSpec("llama-3.1-8b", "H100"), 1),), host_kv_gib=1.0)
+        FleetSpec((GroupSpec(ReplicaSpec("llama-3.1-8b", "H100"), 1),), host_kv_gib=1.0, engine="")
     with pytest.raises(ValueError, match="host_kv_gib"):
         fleet(-1.0)

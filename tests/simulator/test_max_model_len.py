@@ -64,13 +64,18 @@ def run(simulator: FleetSimulator | Simulator, workload: Workload = FIVE) -> Req
 @pytest.mark.parametrize(
     "spec",
     [
-        FleetSpec((GroupSpec(SMALL, 2),), max_model_len=1000),
-        FleetSpec((GroupSpec(dataclasses.replace(SMALL, max_model_len=1000), 2),), max_model_len=5000),
-        FleetSpec((GroupSpec(dataclasses.replace(SMALL, kv_blocks=125, block_size=8), 1),)),
-        FleetSpec((GroupSpec(dataclasses.replace(SMALL, max_num_batched_tokens=1000), 1),), chunked_prefill=False),
+        FleetSpec((GroupSpec(SMALL, 2),), max_model_len=1000, engine=""),
+        FleetSpec((GroupSpec(dataclasses.replace(SMALL, max_model_len=1000), 2),), max_model_len=5000, engine=""),
+        FleetSpec((GroupSpec(dataclasses.replace(SMALL, kv_blocks=125, block_size=8), 1),), engine=""),
+        FleetSpec(
+            (GroupSpec(dataclasses.replace(SMALL, max_num_batched_tokens=1000), 1),),
+            chunked_prefill=False,
+            engine="",
+        ),
         FleetSpec(
             tuple(GroupSpec(dataclasses.replace(SMALL, role=role), 1) for role in ("prefill", "decode")),
             max_model_len=1000,
+            engine="",
         ),
     ],
     ids=["fleet", "its replicas", "its KV pool", "no chunked prefill", "prefill and decode workers"],
@@ -80,12 +85,21 @@ def test_a_fleet(spec: FleetSpec) -> None:
 
 
 def test_a_node() -> None:
-    spec = ClusterSpec(model="llama-3.1-8b", gpu="H100", num_gpus=2, router="jsq", max_model_len=1000)
+    spec = ClusterSpec(
+        model="llama-3.1-8b", gpu="H100", num_gpus=2, router="jsq", max_model_len=1000, engine=""
+    )
     check(run(Simulator(spec, SLOS)))
 
 
 def test_a_cluster_cut_into_replicas() -> None:
-    spec = DeploymentSpec(model="llama-3.1-8b", num_machines=1, gpus_per_machine=2, max_model_len=1000)
+    spec = DeploymentSpec(
+        model="llama-3.1-8b",
+        num_machines=1,
+        gpus_per_machine=2,
+        max_model_len=1000,
+        engine="vllm-0.15",
+        front_end="none",
+    )
     simulator = DeploymentSimulator(spec, SLOS)
     simulator.reset(FIVE)
     assert simulator.deploy(place(spec.cluster, {ReplicaKind(1): 2}), np.ones((2, 1))).accepted
@@ -94,7 +108,7 @@ def test_a_cluster_cut_into_replicas() -> None:
 
 
 def test_a_fleet_that_is_scaled() -> None:
-    spec = FleetSpec((GroupSpec(SMALL, 1, 2),), max_model_len=1000)
+    spec = FleetSpec((GroupSpec(SMALL, 1, 2),), max_model_len=1000, engine="")
     simulator = AutoscalingSimulator(spec, SLOS, MachineSpec(), QueueSpec(hold=False), (True,))
     simulator.open(
         WholeStream(FIVE, FIVE.head(1), 0.0, 1e6),
@@ -116,7 +130,7 @@ def test_the_models_own_context_where_nothing_is_set() -> None:
         input_tokens=np.array([512, 1_000_000, 512, 512]),
         output_tokens=np.array([64, 64, 200_000, 64]),
     )
-    records = run(FleetSimulator(FleetSpec((GroupSpec(SMALL, 2),)), SLOS), workload)
+    records = run(FleetSimulator(FleetSpec((GroupSpec(SMALL, 2),), engine=""), SLOS), workload)
     assert [OUTCOME_NAMES[code] for code in records.outcome] == [
         "finished",
         "refused",
@@ -128,14 +142,16 @@ def test_the_models_own_context_where_nothing_is_set() -> None:
 
 def test_a_cut_answer_takes_the_time_of_one_that_is_as_long() -> None:
     alone = [Workload(np.zeros(1), np.array([100]), np.array([tokens])) for tokens in (900, 5000)]
-    simulator = FleetSimulator(FleetSpec((GroupSpec(SMALL, 1),), max_model_len=1000), SLOS)
+    simulator = FleetSimulator(FleetSpec((GroupSpec(SMALL, 1),), max_model_len=1000, engine=""), SLOS)
     whole, cut = (run(simulator, workload) for workload in alone)
     assert whole.finish_s[0] == cut.finish_s[0]
     assert simulator.latency_cost == pytest.approx(whole.ttft_s[0] + whole.tpot_s[0] / 0.1, abs=1e-9)
 
 
 def test_what_a_policy_sees_is_the_cap_that_is_left() -> None:
-    simulator = FleetSimulator(FleetSpec((GroupSpec(SMALL, 1),), router="hold", max_model_len=1000), SLOS)
+    simulator = FleetSimulator(
+        FleetSpec((GroupSpec(SMALL, 1),), router="hold", max_model_len=1000, engine=""), SLOS
+    )
     simulator.reset(FIVE)
     simulator.advance(0.5)
     assert simulator.world.requests["max_output"][simulator.world.requests["phase"] > 0].tolist() == [900]
@@ -149,16 +165,16 @@ def test_replicas_of_one_endpoint_have_one_limit() -> None:
     with pytest.raises(
         ValueError, match=r"llama-3\.1-8b in local must have one max_model_len, got 1000, 131072"
     ):
-        FleetSimulator(FleetSpec(groups), SLOS)
+        FleetSimulator(FleetSpec(groups, engine=""), SLOS)
 
 
 @pytest.mark.parametrize(
     "make",
     [
         lambda: ReplicaSpec("llama-3.1-8b", "H100", max_model_len=1),
-        lambda: FleetSpec((GroupSpec(SMALL, 1),), max_model_len=0),
-        lambda: Simulator(ClusterSpec(max_model_len=1), SLOS),
-        lambda: DeploymentSpec(max_model_len=1),
+        lambda: FleetSpec((GroupSpec(SMALL, 1),), max_model_len=0, engine=""),
+        lambda: Simulator(ClusterSpec(max_model_len=1, engine=""), SLOS),
+        lambda: DeploymentSpec(max_model_len=1, engine="vllm-0.15", front_end="none"),
     ],
 )
 def test_a_limit_that_leaves_no_room_for_anything(make: object) -> None:

@@ -29,6 +29,7 @@ def cluster(num_gpus: int = 1, caching: bool = True, memory: float = 0.8, seqs: 
         order="fcfs",
         memory_utilization=memory,
         prefix_caching=caching,
+        engine="",
     )
 
 

@@ -16,7 +16,13 @@ from tests.simulator.oracle_of import oracle_of, run_oracle
 @pytest.mark.parametrize("front_end", ["included", "none"])
 def test_a_stream_gives_the_oracles_times(router: str, rate_scale: float, front_end: str) -> None:
     spec = ClusterSpec(
-        model="llama-3.1-8b", gpu="H100", num_gpus=4, max_group=1, router=router, order="fcfs", front_end=front_end
+        model="llama-3.1-8b",
+        gpu="H100",
+        num_gpus=4,
+        max_group=1,
+        router=router,
+        order="fcfs",
+        front_end=front_end,
     )
     workload = WorkloadSource(
         WorkloadSpec("azure_conv_fitted", num_requests=80, rate_scale=rate_scale)

@@ -12,7 +12,9 @@ from serving_gym.envs.simulator.streaming import run_stream
 from serving_gym.envs.workload.schema import Workload
 
 SLOS = (SLO(0.2, 0.02), SLO(2.0, 0.02))
-SPEC = FleetSpec((GroupSpec(ReplicaSpec("llama-3.1-8b", "H100", max_num_seqs=32), 3),), order="priority")
+SPEC = FleetSpec(
+    (GroupSpec(ReplicaSpec("llama-3.1-8b", "H100", max_num_seqs=32), 3),), order="priority", engine=""
+)
 
 
 def load(requests: int = 600) -> Workload:

@@ -25,6 +25,7 @@ SPEC = FleetSpec(
         GroupSpec(ReplicaSpec("llama-3.1-8b", "A100-80GB", tp_size=2, max_num_seqs=16), 1),
     ),
     start_fixed_s=0.5,
+    engine="",
 )
 FAULTS = (Crash(1.7, 0), SlowNode(0.5, 3, 2.0, 2.0))
 times = st.lists(st.floats(0.0, 12.0), max_size=6).map(sorted)
@@ -100,7 +101,9 @@ def test_a_stop_ends_energy_and_cost():
 
 
 def test_an_idle_replica_costs_its_price_and_its_idle_power():
-    simulator = FleetSimulator(FleetSpec((GroupSpec(ReplicaSpec("llama-3.1-8b", "H100"), 2),)), SLOS)
+    simulator = FleetSimulator(
+        FleetSpec((GroupSpec(ReplicaSpec("llama-3.1-8b", "H100"), 2),), engine=""), SLOS
+    )
     simulator.reset(Workload(np.array([7200.0]), np.array([10]), np.array([1])))
     simulator.advance(3600.0)
     totals = simulator.usage().totals()
@@ -108,7 +111,9 @@ def test_an_idle_replica_costs_its_price_and_its_idle_power():
 
 
 def test_a_price_that_nobody_documents_is_not_invented():
-    simulator = FleetSimulator(FleetSpec((GroupSpec(ReplicaSpec("llama-3.1-8b", "H200"), 1, 2),)), SLOS)
+    simulator = FleetSimulator(
+        FleetSpec((GroupSpec(ReplicaSpec("llama-3.1-8b", "H200"), 1, 2),), engine=""), SLOS
+    )
     simulator.reset(load(0))
     simulator.advance(1.0)
     cost = simulator.usage().cost_usd
@@ -120,7 +125,7 @@ def test_a_price_that_nobody_documents_is_not_invented():
 @settings(max_examples=10)
 def test_a_node_keeps_its_gpus_throughout(slices, seed):
     """Merging and splitting moves work between engines that share GPUs; energy stays within the GPUs' bounds."""
-    spec = ClusterSpec(model="llama-3.1-8b", gpu="H100", num_gpus=4, router="jsq")
+    spec = ClusterSpec(model="llama-3.1-8b", gpu="H100", num_gpus=4, router="jsq", engine="")
     whole, sliced = (Simulator(spec, SLOS) for _ in range(2))
     for simulator in (whole, sliced):
         simulator.reset(load(seed))

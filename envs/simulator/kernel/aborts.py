@@ -48,6 +48,7 @@ def let_go(world: World, tables: Tables, slot: int) -> int:
         unlink(world, int64(len(world.engines)), slot)
     elif world.requests[slot].phase == RETURNING:
         world.engines[e].num_returning -= 1
+        world.engines[e].num_unseen -= world.requests[slot].first_token_ps > now
         catch_up(world, tables, e, now)
         show_load(world, tables, e)
     else:

@@ -1,8 +1,8 @@
 """Tokens on their way from an engine to its clients, and what the clients see.
 
-What lies between the two (HTTP, tokenisation, streaming: `Tables.fronts`) delays every token of a request alike, so that
-an engine may begin as soon as a request is sent to it and the whole delay follows its tokens. What clients measure is the
-same as if a part of it had come before. Answers count, in metrics, rewards and observations, when their clients have them.
+What lies between the two (HTTP, tokenisation, streaming: `Tables.fronts`) delays every token of a request alike. An
+engine begins as soon as a request is sent to it, and the whole delay follows its tokens: what clients measure is the
+same as if a part of it had come before. Answers count, in metrics, rewards and observations, when clients have them.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ def end_answer(world: World, tables: Tables, e: int, slot: int, now: int) -> Non
     request.phase = RETURNING
     request.generated = request.output
     world.engines[e].num_returning += 1
+    world.engines[e].num_unseen += request.first_token_ps > now
     _send_back(world, slot, now + int64(request.lag_ps), int64(LAST_TOKEN))
 
 
@@ -91,6 +92,7 @@ def _let_return(world: World, tables: Tables, now: int) -> None:
             book_first_token(world, tables, slot, due_ps)
             if e >= 0:
                 world.engines[e].changes += 1
+                world.engines[e].num_unseen -= request.phase == RETURNING
         else:
             engine = world.engines[e]
             engine.num_returning -= 1
@@ -116,4 +118,4 @@ def clients_react(world: World) -> bool:
 def has_first_token(world: World, slot: int) -> bool:
     """Whether a request's client has its first token."""
     first_ps = world.requests[slot].first_token_ps
-    return 0 <= first_ps and first_ps <= world.cluster[0].now_ps
+    return first_ps >= 0 and first_ps <= world.cluster[0].now_ps

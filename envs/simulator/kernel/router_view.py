@@ -141,7 +141,7 @@ def look_at_places(world: World, tables: Tables, desk: Desk) -> None:
         if tally.changes != engine.changes or tally.lasts == 0 or tally.first_end <= now:
             _tally(world, desk, int64(e), now)
         place.in_flight = tally.answered + tally.unanswered + engine.num_returning
-        place.unanswered = tally.unanswered
+        place.unanswered = tally.unanswered + engine.num_unseen
         place.queued_tokens = tally.queued_tokens
         place.context_tokens = tally.offsets + now * tally.answered
         place.remaining_tokens = tally.queued_remaining + tally.ends - now * tally.answered

@@ -122,7 +122,8 @@ ENGINE_DTYPE = np.dtype(
         ("host_last", np.int32),  # ... and the one that was used longest ago
         ("num_parting", np.int32),  # requests that are over and wait for that to give back their blocks ...
         ("first_parting", np.int32),  # ... the first of them
-        ("num_returning", np.int32),  # requests that have left it, with the end of their answers on the way
+        ("num_returning", np.int32),  # requests that have left it, with the end of their answers on the way ...
+        ("num_unseen", np.int32),  # ... of these, those whose first token is on the way too
     ],
     align=True,
 )
@@ -463,7 +464,9 @@ class Tables(NamedTuple):
     mixed_ps: NDArray[np.int64]  # (K, T + 1) iteration with prefill, by scheduled tokens
     kinds: NDArray[np.void]  # (K,) KIND_DTYPE
     classes: NDArray[np.void]  # (C,) CLASS_DTYPE
-    fronts: NDArray[np.void] = np.zeros(0, FRONT_DTYPE)  # (K,) FRONT_DTYPE, or none: clients see engines at once
+    fronts: NDArray[np.void] = np.zeros(
+        0, FRONT_DTYPE
+    )  # (K,) FRONT_DTYPE, or none: clients see engines at once
 
 
 def rows_of(dtype: np.dtype, **columns: ArrayLike) -> NDArray[np.void]:

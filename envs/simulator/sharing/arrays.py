@@ -177,7 +177,9 @@ class SharingTables(NamedTuple):
     decode_ps: NDArray[np.int64]  # (K, Z, max_running + 1)
     context_ps: NDArray[np.int64]  # (K, Z)
     load_ps: NDArray[np.int64]  # (K, Z)
-    front_ps: NDArray[np.int64]  # (K, Z, 3), to clients: fixed, per token of the prompt, per request that runs beside
+    front_ps: NDArray[
+        np.int64
+    ]  # (K, Z, 3), to clients: fixed, per token of the prompt, per request that runs beside
     time_factor: NDArray[np.float64]  # (K,), how many times as long as by these tables iterations really take
     parameters: NDArray[np.void]  # (1,) PARAMETERS_DTYPE
 

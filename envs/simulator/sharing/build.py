@@ -34,7 +34,9 @@ def size_of(model: str) -> str:
 def latency_model(node: NodeSpec, size: str, engine: str) -> tuple[LatencyModel, Frontend]:
     """Iteration times of a model on a kind of node, and its front end; on CPUs, that of the engine on GPUs."""
     if node.is_cpu:
-        return cpu_latency_model(size, node.hardware), get_engine(engine, size).frontend if engine else Frontend()
+        return cpu_latency_model(size, node.hardware), get_engine(
+            engine, size
+        ).frontend if engine else Frontend()
     profile, front_end = find_profile(Deployment(size, node.hardware, 1, engine))
     return profile.latency_model(1), front_end
 
@@ -60,7 +62,11 @@ def times_of(spec: SharingSpec, sizes: tuple[str, ...]) -> Times:
     shape = (len(spec.nodes), len(sizes))
     prefill = np.zeros((*shape, spec.max_tokens + 1), np.int64)
     decode = np.zeros((*shape, spec.max_num_seqs + 1), np.int64)
-    context, load, front = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.zeros((*shape, 3), np.int64)
+    context, load, front = (
+        np.zeros(shape, np.int64),
+        np.zeros(shape, np.int64),
+        np.zeros((*shape, 3), np.int64),
+    )
     tokens, batches = np.arange(1.0, spec.max_tokens + 1), np.arange(1.0, spec.max_num_seqs + 1)
     for k, node in enumerate(spec.nodes):
         for z, size in enumerate(sizes):

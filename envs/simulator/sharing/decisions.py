@@ -27,7 +27,14 @@ _row, _times = np.zeros(1, np.int64), np.zeros((1, 1, 1), np.int64)
 _EXAMPLES = (
     new_world(np.zeros(1, np.int32), np.zeros(1, np.int64), 1, 1, 1, 1, 0),
     SharingTables(
-        *(_row,) * 11, _times, _times, _times[0], _times[0], _times, np.zeros(1), np.zeros(1, PARAMETERS_DTYPE)
+        *(_row,) * 11,
+        _times,
+        _times,
+        _times[0],
+        _times[0],
+        _times,
+        np.zeros(1),
+        np.zeros(1, PARAMETERS_DTYPE),
     ),
 )
 HANDLE_WIDTHS = tuple(handle_width(example) for example in _EXAMPLES)

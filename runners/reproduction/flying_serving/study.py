@@ -43,9 +43,10 @@ class Model:
     context: int
 
 
-LLAMA = Model("Llama-70B", ("experiment=llama3_70b",), True, 8 * 1024)
-GPT_OSS = Model("GPT-OSS-120B", (), False, 128 * 1024)
-NEMOTRON = Model("Nemotron-8B", ("experiment=nemotron_8b",), True, 1024 * 1024)
+_ENGINE = 'cluster.engine=""'  # profiles from kernel tables
+LLAMA = Model("Llama-70B", ("experiment=llama3_70b", _ENGINE), True, 8 * 1024)
+GPT_OSS = Model("GPT-OSS-120B", (_ENGINE,), False, 128 * 1024)
+NEMOTRON = Model("Nemotron-8B", ("experiment=nemotron_8b", _ENGINE), True, 1024 * 1024)
 MODELS = (LLAMA, GPT_OSS, NEMOTRON)
 
 

@@ -13,7 +13,7 @@ from serving_gym.envs.interface.sharing import SharingSetting
 from serving_gym.envs.machines.shared_nodes import SharingSpec
 from serving_gym.envs.simulator.sharing.build import build_setting
 from serving_gym.runners.reproduction.claims import Claim, above, at_most, near, shown
-from serving_gym.runners.reproduction.llm_mesh.study import ROOFLINE, SIZES, make_claim
+from serving_gym.runners.reproduction.llm_mesh.study import ENGINE, ROOFLINE, SIZES, make_claim
 
 _SHORTEST, _LONGEST = 128, 4096  # prompts whose TTFT figure 1 is read for, tokens
 TTFT_S, TPOT_S = 2.0, 0.25
@@ -64,7 +64,7 @@ def _resizing() -> list[Claim]:
 
 @lru_cache(maxsize=1)
 def _setting() -> SharingSetting:
-    return build_setting(SharingSpec(), tuple(f"{size}#0" for size in SIZES.values()), 211.0)[0]
+    return build_setting(SharingSpec(engine=ENGINE), tuple(f"{size}#0" for size in SIZES.values()), 211.0)[0]
 
 
 def _decode_s(size: str, batch: int, tokens: int) -> float:

@@ -25,6 +25,7 @@ import numpy as np
 
 from serving_gym.baselines.policy import Policy
 from serving_gym.envs.interface.metrics import FloatArray
+from serving_gym.envs.machines.shared_nodes import SharingSpec
 from serving_gym.envs.sharing.env import SharingEnv
 from serving_gym.envs.workload.functions import minute_counts
 from serving_gym.envs.workload.registry import WorkloadSpec
@@ -42,6 +43,7 @@ SYSTEMS = (MESH, SLLM_CPU, SLLM)
 SIZES = {"3B": "llama-3.2-3b", "7B": "llama-2-7b", "13B": "llama-2-13b"}
 COUNTS = (32, 64, 128)
 MINUTES = 30
+ENGINE = "vllm-0.6"  # the release closest to the paper's 0.5.2
 QUICK_MINUTES = 2
 SQUEEZE = 5.0  # of the trace's time; by sllm's GPU nodes for 32 models of 3B
 ROOFLINE = "CPU iteration times are a roofline, not measured."
@@ -163,7 +165,12 @@ class Study(PaperStudy):
         workload = WorkloadSpec(
             name=self.source, params=params, num_requests=self.config.requests, rate_scale=cell.squeeze
         )
-        env: Any = make_env("sharing", workload=workload, split=self.config.split)
+        env: Any = make_env(
+            "sharing",
+            workload=workload,
+            split=self.config.split,
+            cluster=SharingSpec(engine=ENGINE, front_end="none"),
+        )
         return env.unwrapped
 
     def _policy(self, name: str) -> Policy:

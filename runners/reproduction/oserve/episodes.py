@@ -30,7 +30,7 @@ from serving_gym.envs.workload.predictions import PredictionSpec
 from serving_gym.envs.workload.registry import WorkloadSpec
 from serving_gym.envs.workload.type_mix import MIXES
 from serving_gym.runners.configuration.schema import ReproduceConfig
-from serving_gym.runners.reproduction.oserve.study import GPUS_PER_MACHINE, capacities, cluster_of
+from serving_gym.runners.reproduction.oserve.study import ENGINE, GPUS_PER_MACHINE, capacities, cluster_of
 from serving_gym.runners.reproduction.parts import TRACE_MODEL_LEN, seeds_of
 from serving_gym.runners.rollouts.rollout import Episode, run_episode
 
@@ -145,6 +145,8 @@ def _env(config: ReproduceConfig, system: System, trace: Trace, disaggregation: 
             num_machines=system.machines,
             disaggregation=disaggregation,
             max_model_len=TRACE_MODEL_LEN,
+            engine=ENGINE,
+            front_end="none",
         ),
         split=config.split,
         past_requests=10_000,
@@ -183,7 +185,7 @@ def _fleet(config: ReproduceConfig, system: System, trace: Trace) -> Any:
     return make_env(
         "routing",
         workload=env.unwrapped.config.workload,
-        cluster=FleetConfig(groups=(GroupSpec(replica, count),)),
+        cluster=FleetConfig(groups=(GroupSpec(replica, count),), front_end="none"),
         split=config.split,
     )
 

@@ -20,7 +20,7 @@ from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reproduction.claims import Claim, at_least, near, shown
 from serving_gym.runners.reproduction.measures import over
 from serving_gym.runners.reproduction.oserve.episodes import System, Trace, figures, reach
-from serving_gym.runners.reproduction.oserve.study import PAPER, capacities, make_claim
+from serving_gym.runners.reproduction.oserve.study import ENGINE, PAPER, capacities, make_claim
 from serving_gym.runners.reproduction.oserve.systems import OURS
 from serving_gym.runners.reproduction.parts import TRACE_MODEL_LEN
 
@@ -113,7 +113,7 @@ def _additivity(mix: str, kind: ReplicaKind) -> Claim:
     for j, (prompts, answers) in enumerate(length_pools(TypeMix.code_share)):
         drawn = rng.integers(len(prompts), size=int((labels == j).sum()))
         inputs[labels == j], outputs[labels == j] = prompts[drawn], answers[drawn]
-    spec = DeploymentSpec(model=MODEL, num_machines=MACHINES, max_model_len=TRACE_MODEL_LEN)
+    spec = DeploymentSpec(model=MODEL, num_machines=MACHINES, max_model_len=TRACE_MODEL_LEN, engine=ENGINE)
     measured = measured_rps(replica_spec(kind, spec.replica), WorkloadType(inputs, outputs)) * table.span_s
     return make_claim(
         "4.2, C3",

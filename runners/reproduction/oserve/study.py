@@ -25,12 +25,13 @@ from serving_gym.runners.reproduction.parts import TRACE_MODEL_LEN
 PAPER = "oserve"
 make_claim = partial(claim_of, PAPER)
 GPUS_PER_MACHINE = 8
+ENGINE = "vllm-0.15"
 
 
 @lru_cache(maxsize=32)
 def capacities(model: str, machines: int, method: str = "measured") -> CapacityTable:
     """Capacities of every kind of replica of a model for the four types of Table 1, as published or corrected."""
-    spec = DeploymentSpec(model=model, num_machines=machines, max_model_len=TRACE_MODEL_LEN)
+    spec = DeploymentSpec(model=model, num_machines=machines, max_model_len=TRACE_MODEL_LEN, engine=ENGINE)
     types = [
         WorkloadType(prompts.astype(np.int64), answers.astype(np.int64))
         for prompts, answers in length_pools(TypeMix.code_share)

@@ -171,6 +171,7 @@ class Scalers(PaperStudy):
             max_num_batched_tokens=chunk_tokens,
             memory_utilization=0.75,
             max_model_len=TRACE_MODEL_LEN,
+            engine="",
         )
         return AutoscalingEnv(
             cluster=FleetConfig(groups=(GroupSpec(replica, INSTANCES, INSTANCES),)),

@@ -15,7 +15,7 @@ from serving_gym.envs.workload.schema import Workload
 PROMISE = LengthSLO(2.0, 0.25, 1 / 512)
 MODELS = ("llama-3.2-3b#0", "llama-2-7b#1", "llama-2-7b#2", "llama-2-13b#3", "llama-3.2-3b#4")
 CPU, GPU = NodeSpec("cpu", "Xeon-32c-AMX", 1, 64.0), NodeSpec("gpu", "A100-80GB", 2, 44.0)
-SMALL = SharingSpec(nodes=(CPU, GPU), slots_per_node=4, max_num_seqs=6)
+SMALL = SharingSpec(nodes=(CPU, GPU), slots_per_node=4, max_num_seqs=6, engine="vllm-0.6", front_end="none")
 
 
 def some_requests(

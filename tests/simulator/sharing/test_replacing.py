@@ -29,6 +29,8 @@ TWO = SharingSpec(  # room for two instances of a 7B model
     slots_per_node=4,
     load_bytes_per_s=3.31e9,
     keep_alive_s=600.0,
+    engine="vllm-0.6",
+    front_end="none",
 )
 NODE = 4  # the action behind the slots
 COLUMN = {name: i for i, name in enumerate(PLACE_FEATURES)}

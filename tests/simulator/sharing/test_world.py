@@ -26,7 +26,9 @@ from serving_gym.envs.sharing.view import state_of
 from serving_gym.envs.workload.schema import Workload
 from tests.environments.sharing.samples import simulator_of
 
-ONE = SharingSpec(nodes=(NodeSpec("gpu", "A100-80GB", 1, 72.0),), slots_per_node=4)
+ONE = SharingSpec(
+    nodes=(NodeSpec("gpu", "A100-80GB", 1, 72.0),), slots_per_node=4, engine="vllm-0.6", front_end="none"
+)
 GIB4 = 4 * 10**9
 
 
