@@ -35,6 +35,12 @@ class ClusterSpec:
             client gets an error, s; None: never (vLLM's own behaviour; gateways before it usually have a limit).
         async_scheduling: Whether an iteration is scheduled while the one before it runs, so that an arrival waits
             for one more (vLLM's default on GPUs); None: as the engine of the profile.
+        scheduler: "v1" (vLLM's), "v0" (vLLM's before: prompts first, whole and by themselves) or None: that of the
+            engine, as far as it does not chunk prompts (with chunked prefill, prompts and decoding requests share
+            iterations under both). v0 is vLLM 0.6.0's default mode: order fcfs, no chunked prefill, prefix caching or
+            asynchronous scheduling.
+        preemption: "recompute", or "swap" (v0 only): KV of a request that gives way goes to host memory.
+        swap_gib: Host memory for that, GiB a GPU (vLLM's --swap-space). A request that finds no room there fails.
         memory_utilization: Share of GPU memory that weights and KV may use.
         kv_blocks_override: KV blocks of a base engine; None: what fits its memory (vLLM's --num-gpu-blocks-override,
             which counts one block more, kept back as padding).
@@ -67,6 +73,9 @@ class ClusterSpec:
     long_prefill_token_threshold: int = 0
     request_timeout_s: float | None = None
     async_scheduling: bool | None = None
+    scheduler: str | None = None
+    preemption: str = "recompute"
+    swap_gib: float = 4.0
     memory_utilization: float = 0.8
     kv_blocks_override: int | None = None
     max_model_len: int | None = None

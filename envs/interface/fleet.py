@@ -217,6 +217,9 @@ class FleetSpec:
     host_kv_gib: float = 0.0
     host_bytes_per_s: float | None = None
     async_scheduling: bool | None = None
+    scheduler: str | None = None
+    preemption: str = "recompute"
+    swap_gib: float = 4.0
     weight_source: str = "storage"
     storage_bytes_per_s: float = STORAGE_BYTES_PER_S["safetensors"]
     link_bytes_per_s: float = LINK_BYTES_PER_S

@@ -75,7 +75,7 @@ def build_factory(spec: DeploymentSpec, slos: tuple[SLO, ...]) -> Factory:
         spec=spec,
         kinds=kinds,
         tables=stack_tables(
-            tuple((replica, 1.0) for replica in replicas), slos, spec.network_bytes_per_s, None, spec.order
+            tuple((replica, 1.0) for replica in replicas), slos, spec, spec.network_bytes_per_s, None
         ),
         rows={kind: replicas.index(alone[kind]) for kind in kinds},
         blocks={kind: blocks_of(alone[kind]) for kind in kinds},
