@@ -181,14 +181,13 @@ def test_the_watermark_keeps_prompts_out_but_not_decoding() -> None:
 
 
 def test_one_that_gives_way_is_first_in_the_queue_and_computed_as_a_whole() -> None:
-    # Nine blocks, of which two prompts take eight; decoding takes the ninth for the first, and the second gives way
-    # at 10. The third has come by then, but stands behind it, though there would be room for its prompt. At 60 the
-    # first is over, and the second's prompt is computed with the token that it had, and so is the third's.
-    found, kernel = served((0, 4, 6), (0, 4, 3), (5, 1, 1), blocks=9)
+    # Ten blocks and two places. At 20 none is free, and the second gives way with two tokens. From 30 on there is room
+    # for the third, which came before, but it stands behind. At 60 the first is over, and both are computed.
+    found, kernel = served((0, 4, 6), (0, 4, 4), (5, 1, 1), blocks=10, seqs=2)
     assert found == [("finished", 10, 60), ("finished", 10, 80), ("finished", 70, 70)]
     requests = kernel.requests()
     assert [requests[i]["preemptions"] for i in range(3)] == [0, 1, 0]
-    assert kernel.engine(0)["prefilled_tokens"] == 4 + 4 + 5 + 1
+    assert kernel.engine(0)["prefilled_tokens"] == 4 + 4 + 6 + 1
 
 
 def test_one_that_needs_no_block_gives_way_too_if_none_is_free() -> None:
@@ -203,34 +202,32 @@ def test_one_that_needs_no_block_gives_way_too_if_none_is_free() -> None:
 
 
 def test_one_that_is_swapped_out_comes_back_with_its_kv() -> None:
-    # At 10 the second's four blocks are copied out, which takes 4 ps. The first ends at 24 + 40 = 64; then they are
-    # copied in and the second decodes twice: 64 + 4 + 10 + 10.
-    found, kernel = served((0, 4, 6), (0, 4, 3), blocks=9, preemption="swap", swap_blocks=4)
-    assert found == [("finished", 10, 64), ("finished", 10, 88)]
+    # At 20 the second's five blocks are copied out, which takes 5 ps. The first ends at 25 + 40 = 65; then they are
+    # copied in and the second decodes twice: 65 + 5 + 10 + 10.
+    found, kernel = served((0, 4, 6), (0, 4, 4), blocks=10, preemption="swap", swap_blocks=5)
+    assert found == [("finished", 10, 65), ("finished", 10, 90)]
     assert kernel.engine(0)["prefilled_tokens"] == 8
-    assert kernel.world.engines["loaded_blocks"][0] == 4
+    assert kernel.world.engines["loaded_blocks"][0] == 5
 
 
 def test_no_prompt_is_computed_while_one_is_swapped_out() -> None:
-    # The third would fit at 20 already.
-    found, _ = served((0, 4, 6), (0, 4, 3), (5, 1, 1), blocks=9, preemption="swap", swap_blocks=4)
-    assert found == [("finished", 10, 64), ("finished", 10, 98), ("finished", 88, 88)]
+    # There is room for the third from 35 on. It is computed when the second is back, which stands still meanwhile.
+    found, _ = served((0, 4, 6), (0, 4, 4), (5, 1, 1), blocks=10, seqs=2, preemption="swap", swap_blocks=5)
+    assert found == [("finished", 10, 65), ("finished", 10, 100), ("finished", 90, 90)]
 
 
 def test_a_full_host_fails_the_request() -> None:
-    found, kernel = served((0, 4, 6), (0, 4, 3), blocks=9, preemption="swap", swap_blocks=3)
-    assert found == [("finished", 10, 60), ("failed", 10, 10)]
+    found, kernel = served((0, 4, 6), (0, 4, 4), blocks=10, preemption="swap", swap_blocks=4)
+    assert found == [("finished", 10, 60), ("failed", 10, 20)]
     assert kernel.engine(0)["used_blocks"] == 0
 
 
 def test_those_who_were_swapped_out_first_come_back_first() -> None:
-    found, kernel = served(
-        (0, 3, 9), (0, 3, 4), (0, 3, 4), blocks=10, preemption="swap", swap_blocks=20
-    )
-    assert [fate for fate, _, _ in found] == ["finished"] * 3
-    # The third gives way at 10, the second at 24; at the end of the first both come back, and both end together.
-    assert found[1][2] == found[2][2]
-    assert kernel.engine(0)["preemptions"] == 2
+    # The third gives way at 10, the second at 33. At 48 there is room for the third, which went first, at 61 for both;
+    # at 76 the second gives way again, now the last of the list, and is back at 92.
+    found, kernel = served((0, 3, 5), (0, 3, 6), (0, 3, 4), blocks=11, preemption="swap", swap_blocks=8)
+    assert found == [("finished", 10, 61), ("finished", 10, 118), ("finished", 10, 92)]
+    assert kernel.engine(0)["preemptions"] == 3
 
 
 # -- in clusters -------------------------------------------------------------------------------------------------------
