@@ -302,8 +302,7 @@ class Engine:
         """Whether there are blocks for a request's KV, and a place in the batch."""
         needed = self.blocks_for(request.computed)
         return (
-            needed <= self.capacity_blocks - self.used_blocks
-            and self.places_taken() < self.kind.max_num_seqs
+            needed <= self.capacity_blocks - self.used_blocks and self.places_taken() < self.kind.max_num_seqs
         )
 
     def keep(self, request: Request) -> int:

@@ -47,10 +47,8 @@ def _schedule_prefills(engine: Engine, now: int) -> None:
     while engine.waiting:
         request = engine.waiting[0]
         blocks = engine.blocks_for(request.tokens)
-        if (
-            request.tokens > engine.kind.max_batched_tokens
-            or engine.total_blocks - blocks < _watermark(engine)
-        ):
+        too_long = request.tokens > engine.kind.max_batched_tokens
+        if too_long or engine.total_blocks - blocks < _watermark(engine):
             _fail(engine.waiting.pop(0), now)
             continue
         if (
@@ -82,7 +80,7 @@ def _schedule_running(engine: Engine, now: int) -> tuple[bool, int]:
             engine.drop(victim)
             if engine.settings.preemption == "recompute":
                 dropped.append(victim)
-            elif engine.swapped_blocks + _blocks(swapped_out, engine) + len(held) > engine.settings.swap_blocks:
+            elif len(held) > _room_on_host(engine, swapped_out):
                 failed = True
                 _fail(victim, now)
             else:
@@ -98,6 +96,10 @@ def _schedule_running(engine: Engine, now: int) -> tuple[bool, int]:
         engine.waiting.insert(0, request)
     engine.swapped += swapped_out
     return bool(dropped or swapped_out or failed), _blocks(swapped_out, engine)
+
+
+def _room_on_host(engine: Engine, swapped_out: list[Request]) -> int:
+    return engine.settings.swap_blocks - engine.swapped_blocks - _blocks(swapped_out, engine)
 
 
 def _blocks(requests: list[Request], engine: Engine) -> int:

@@ -1,8 +1,8 @@
 """vLLM's scheduler before V1 (0.3 to 0.6), in its default mode without chunked prefill.
 
 An iteration computes whole prompts or decodes, never both, and prompts come first. What a decoding request needs is one
-free block, whether or not it takes it; where there is none, the last one gives way: it is computed again, standing first
-in the queue, or its KV is swapped to host memory. While any is swapped out no prompt is computed. Copies between GPU
+free block, whether or not it takes it. Where there is none, the last one gives way: it stands first in the queue and is
+computed again, or its KV is swapped to host memory. While any is swapped out no prompt is computed. Copies between GPU
 and host are made before the iteration that decides on them computes, which waits for them.
 
 Source: `_schedule_default` in vllm/core/scheduler.py and vllm/core/block_manager_v1.py of vLLM 0.6.0. Two departures:
