@@ -26,6 +26,9 @@ _RELEASES = {
 _UNDATED = "vllm-0.17"
 NEWEST_ENGINE = "vllm-0.24"  # the newest that is calibrated: what clusters run unless told otherwise
 FRONT_ENDS = ("included", "none")  # whether what lies between an engine and its clients counts
+# Schedulers by name, and that of the engines which have another than the first.
+SCHEDULERS = ("v1", "v0")
+_OLDER_SCHEDULERS = {"vllm-0.6": "v0"}
 # Engines of the published forms that do not state a version in a column.
 BENCHMARKED_ENGINES = {"open_loop": "vllm-0.15", "replicas": "vllm-0.6", "steps": "splitwise"}
 
@@ -128,6 +131,11 @@ def engine_of_version(version: str, measured_at: str = "") -> str:
         release = (int(found[1]), int(found[2]))
         return _RELEASES[max(first for first in _RELEASES if first <= release)]
     return "vllm-0.11" if not version and measured_at < "2026" and measured_at else _UNDATED
+
+
+def scheduler_of(engine: str) -> str:
+    """Scheduler of an engine, one of `SCHEDULERS`: vLLM's V1, or the one before it."""
+    return _OLDER_SCHEDULERS.get(engine, SCHEDULERS[0])
 
 
 def parse_engine(values: Mapping[str, Any]) -> Engine:

@@ -31,11 +31,18 @@ class ClusterSpec:
         block_size: Tokens per KV block in a base engine; a group of p of them fits p times as many.
         max_num_seqs: Most running requests of an engine.
         max_num_batched_tokens: Token budget of an iteration.
+        chunked_prefill: Whether prompts are computed in chunks, beside decoding requests; None: as the engine does by
+            default, which before V1 computes them whole and by themselves.
         long_prefill_token_threshold: Longest prefill chunk; 0 for none.
         request_timeout_s: Time from its arrival after which the server ends a request, whatever it has of it, and its
             client gets an error, s; None: never (vLLM's own behaviour; gateways before it usually have a limit).
         async_scheduling: Whether an iteration is scheduled while the one before it runs, so that an arrival waits
             for one more (vLLM's default on GPUs); None: as the engine of the profile.
+        scheduler: "v1" (vLLM's), "v0" (vLLM's before: prompts first, whole and by themselves) or None: that of the
+            engine, and v1 with `chunked_prefill=True` (prompts and decoding requests then share iterations under both).
+            v0 is vLLM 0.6.0's default mode: order fcfs, no prefix caching, no asynchronous scheduling.
+        preemption: "recompute", or "swap" (v0 only): KV of a request that gives way goes to host memory.
+        swap_gib: Host memory for that, GiB a GPU (vLLM's --swap-space). A request that finds no room there fails.
         memory_utilization: Share of GPU memory that weights and KV may use.
         kv_blocks_override: KV blocks of a base engine; None: what fits its memory (vLLM's --num-gpu-blocks-override,
             which counts one block more, kept back as padding).
@@ -67,11 +74,14 @@ class ClusterSpec:
     block_size: int = 16
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
-    chunked_prefill: bool = True
+    chunked_prefill: bool | None = None
     reserve_full_prompt: bool = True
     long_prefill_token_threshold: int = 0
     request_timeout_s: float | None = None
     async_scheduling: bool | None = None
+    scheduler: str | None = None
+    preemption: str = "recompute"
+    swap_gib: float = 4.0
     memory_utilization: float = 0.8
     kv_blocks_override: int | None = None
     max_model_len: int | None = None

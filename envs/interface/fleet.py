@@ -211,7 +211,7 @@ class FleetSpec:
     dpa_expired_s: float = 5.0
     dpa_urgent_s: float = 1.0
     prefix_caching: bool = False
-    chunked_prefill: bool = True
+    chunked_prefill: bool | None = None
     reserve_full_prompt: bool = True
     long_prefill_token_threshold: int = 0
     request_timeout_s: float | None = None
@@ -219,6 +219,9 @@ class FleetSpec:
     host_kv_gib: float = 0.0
     host_bytes_per_s: float | None = None
     async_scheduling: bool | None = None
+    scheduler: str | None = None
+    preemption: str = "recompute"
+    swap_gib: float = 4.0
     weight_source: str = "storage"
     storage_bytes_per_s: float = STORAGE_BYTES_PER_S["safetensors"]
     link_bytes_per_s: float = LINK_BYTES_PER_S

@@ -44,6 +44,9 @@ class DeploymentSpec:
         request_timeout_s: Time from its arrival after which the server ends a request, whatever it has of it, and its
             client gets an error, s; None: never (vLLM's own behaviour; gateways before it usually have a limit).
         order: Queue order of the engines: fcfs, priority, edf or dpa.
+        scheduler: As in `ClusterSpec`, and so are the next two.
+        preemption: "recompute" or "swap".
+        swap_gib: Host memory for KV that is swapped out, GiB a GPU.
         max_num_seqs: Most running requests of a replica.
         max_num_batched_tokens: Token budget of an iteration.
         block_size: Tokens per KV block.
@@ -79,10 +82,13 @@ class DeploymentSpec:
     memory_utilization: float = 0.9
     kv_blocks: int | None = None
     max_model_len: int | None = None
-    chunked_prefill: bool = True
+    chunked_prefill: bool | None = None
     reserve_full_prompt: bool = True
     long_prefill_token_threshold: int = 0
     request_timeout_s: float | None = None
+    scheduler: str | None = None
+    preemption: str = "recompute"
+    swap_gib: float = 4.0
 
     def __post_init__(self) -> None:
         get_model(self.model)

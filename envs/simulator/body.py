@@ -150,7 +150,7 @@ class Body:
         cluster, spec = self.world.cluster, self._scheduling
         cluster["router"] = ROUTER_NAMES.index(self._router())
         cluster["order"] = QUEUE_ORDERS[spec.order]
-        cluster["chunked_prefill"] = spec.chunked_prefill
+        cluster["chunked_prefill"] = spec.chunked_prefill is not False
         cluster["reserve_full_prompt"] = spec.reserve_full_prompt
         cluster["long_prefill_threshold"] = spec.long_prefill_token_threshold
         cluster["expired_ps"] = to_ps(spec.dpa_expired_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -22,8 +23,14 @@ from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.fleet import LEAST_MODEL_LEN
 from serving_gym.envs.interface.layout import Group, all_groups, groups_of
 from serving_gym.envs.interface.slo import SLO
-from serving_gym.envs.simulator.kernel.state import CLASS_DTYPE, KIND_DTYPE, Tables, rows_of
-from serving_gym.envs.simulator.scheduling import check_scheduling, front_rows, schedules_async, to_ps
+from serving_gym.envs.simulator.kernel.state import CLASS_DTYPE, KIND_DTYPE, V1, Tables, rows_of
+from serving_gym.envs.simulator.scheduling import (
+    check_scheduling,
+    front_rows,
+    scheduler_of,
+    schedules_async,
+    to_ps,
+)
 
 EXECUTIONS = ("tp", "shift")
 
@@ -190,8 +197,12 @@ def _stack(
 ) -> Tables:
     lengths = list(widths) * len(EXECUTIONS)
     front_ends = [profile.frontends.get(length * spec.base_width, Frontend()) for length in lengths]
+    scheduler = scheduler_of(spec, profile, spec.max_num_seqs, spec.max_num_batched_tokens)
+    asynchronous = scheduler == V1 and schedules_async(spec.async_scheduling, spec.order, profile)
     full = np.array([kind.mixed_ps[-1] for kind in kinds], np.float64)
     block_size = np.array([block_capacity_tokens(spec.block_size, length) for length in lengths], np.int64)
+    # KV of a block on each GPU of its engine, bytes
+    block_bytes = block_size * profile.model.kv_bytes_per_token / (np.array(lengths) * spec.base_width)
     return Tables(
         decode_ps=np.stack([kind.decode_ps for kind in kinds]),
         mixed_ps=np.stack([kind.mixed_ps for kind in kinds]),
@@ -201,14 +212,16 @@ def _stack(
             kv_ps=np.array([kind.kv_ps for kind in kinds], np.int64),
             attn_fs=np.array([kind.attn_fs for kind in kinds], np.int64),
             stages=1,
-            async_scheduling=int(schedules_async(spec.async_scheduling, spec.order, profile)),
             block_size=block_size,
             block_rank=np.unique(block_size, return_inverse=True)[1].astype(np.int64),
             max_num_seqs=np.full(len(kinds), spec.max_num_seqs, np.int64),
             max_batched_tokens=np.full(len(kinds), spec.max_num_batched_tokens, np.int64),
             transfer_ps=np.zeros(len(kinds), np.int64),
             transfer_fixed_ps=np.zeros(len(kinds), np.int64),
-            load_ps=0,
+            load_ps=_in_ps(block_bytes / profile.gpu.pcie_bandwidth),
+            async_scheduling=int(asynchronous),
+            scheduler=scheduler,
+            swap_blocks=(spec.swap_gib * 2**30 / block_bytes).astype(np.int64),
             speed=full[0] / full,
         ),
         classes=rows_of(
@@ -220,5 +233,5 @@ def _stack(
     )
 
 
-def _in_ps(seconds: list[float]) -> NDArray[np.int64]:
+def _in_ps(seconds: Iterable[float]) -> NDArray[np.int64]:
     return np.array([to_ps(value) for value in seconds], np.int64)

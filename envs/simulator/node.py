@@ -9,6 +9,7 @@ from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.simulator.body import Body
 from serving_gym.envs.simulator.cluster import build_cluster, make_cluster
+from serving_gym.envs.simulator.kernel.state import V1
 
 
 class Node(Body):
@@ -38,7 +39,7 @@ class Node(Body):
     def set_request_limit(self, weights: str) -> None:
         """Sets how long requests may become: `max_model_len`, and what an engine could hold."""
         most = self.cluster.max_request_tokens(weights)
-        if not self.spec.chunked_prefill:
+        if self.spec.chunked_prefill is False or self.tables.kinds["scheduler"][0] != V1:
             most = min(most, self.spec.max_num_batched_tokens)  # vLLM then requires a budget of max_model_len
         self.world.endpoints["max_request_tokens"] = most
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.calibration.engines import FRONT_ENDS, Frontend
-from serving_gym.calibration.fields import check_positive
+from serving_gym.calibration.engines import FRONT_ENDS, SCHEDULERS, Frontend
+from serving_gym.calibration.engines import scheduler_of as scheduler_of_engine
+from serving_gym.calibration.fields import check_not_negative, check_positive
 from serving_gym.calibration.lookup import check_choice
 from serving_gym.calibration.profile import Profile
 from serving_gym.envs.interface.cluster import ClusterSpec
@@ -22,11 +23,15 @@ from serving_gym.envs.simulator.kernel.state import (
     PRIORITY,
     PS_PER_S,
     ROUTER_NAMES,
+    V0,
+    V0_SWAP,
+    V1,
     rows_of,
 )
 
 Scheduling = ClusterSpec | FleetSpec | DeploymentSpec
 QUEUE_ORDERS = {"fcfs": FCFS, "priority": PRIORITY, "edf": EDF, "dpa": DPA}
+PREEMPTIONS = ("recompute", "swap")
 
 
 def to_ps(seconds: float) -> int:
@@ -65,6 +70,10 @@ def check_scheduling(spec: Scheduling, name: str) -> None:
     check_positive(spec, "request_timeout_s", prefix=f"{name}.", finite=True)
     if spec.long_prefill_token_threshold < 0:
         raise ValueError(f"{name}.long_prefill_token_threshold must be 0 (none) or positive")
+    if spec.scheduler is not None:
+        check_choice(f"{name}.scheduler", spec.scheduler, SCHEDULERS)
+    check_choice(f"{name}.preemption", spec.preemption, PREEMPTIONS)
+    check_not_negative(spec, "swap_gib", prefix=f"{name}.", finite=True)
 
 
 def schedules_async(asked: bool | None, order: str, profile: Profile) -> bool:
@@ -77,3 +86,52 @@ def schedules_async(asked: bool | None, order: str, profile: Profile) -> bool:
     if asynchronous and order == "dpa":
         raise ValueError("order=dpa needs async_scheduling=false: it is no order of vLLM's")
     return asynchronous
+
+
+def scheduler_of(spec: Scheduling, profile: Profile, max_num_seqs: int, max_num_batched_tokens: int) -> int:
+    """The kernel's scheduler of an engine: as configured, else that of the profile's engine.
+
+    Args:
+        spec: The cluster.
+        profile: Where the engine's latency comes from.
+        max_num_seqs: Most running requests of the engine.
+        max_num_batched_tokens: Token budget of its iterations.
+
+    Raises:
+        ValueError: The scheduler does not do what the cluster asks of it.
+    """
+    name = "fleet" if isinstance(spec, FleetSpec) else "cluster"
+    chosen = spec.scheduler
+    if chosen is None:
+        chosen = "v1" if spec.chunked_prefill else scheduler_of_engine(profile.engine)
+    if chosen == "v1":
+        if spec.preemption != "recompute":
+            raise ValueError(f"{name}.preemption={spec.preemption} needs {name}.scheduler=v0: V1 recomputes")
+        return V1
+    lacking = _lacking_in_v0(spec)
+    if max_num_seqs > max_num_batched_tokens:
+        lacking.append(f"max_num_batched_tokens of at least max_num_seqs ({max_num_seqs})")
+    if lacking:
+        whose = "" if spec.scheduler else f" (the scheduler of {profile.engine})"
+        raise ValueError(
+            f"{name}.scheduler=v0{whose} needs {lacking[0]}; {name}.scheduler=v1 goes without that"
+        )
+    return V0 if spec.preemption == "recompute" else V0_SWAP
+
+
+def _lacking_in_v0(spec: Scheduling) -> list[str]:
+    """What vLLM's default mode before V1 needs and a cluster does not have."""
+    if isinstance(spec, FleetSpec):
+        split = any(group.replica.role != "mixed" for group in spec.groups)
+    else:
+        split = isinstance(spec, DeploymentSpec) and spec.disaggregation
+    asynchronous = not isinstance(spec, DeploymentSpec) and bool(spec.async_scheduling)
+    needs = (
+        (spec.order == "fcfs", f"order=fcfs, got {spec.order}"),
+        (not spec.chunked_prefill, "chunked_prefill=false, or null"),
+        (not spec.prefix_caching, "prefix_caching=false"),
+        (not asynchronous, "async_scheduling=false"),
+        (spec.long_prefill_token_threshold == 0, "long_prefill_token_threshold=0"),
+        (not split, "replicas that prefill and decode"),
+    )
+    return [what for given, what in needs if not given]

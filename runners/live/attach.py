@@ -312,6 +312,7 @@ def _launch_settings(
         order=fleet.order,
         async_scheduling=fleet.async_scheduling,
     )
+    _check_v1(fleet)
     return settings if replica.kv_blocks is None else replace(settings, kv_blocks=replica.kv_blocks)
 
 
@@ -332,8 +333,15 @@ def served(config: BackendConfig, cluster: ClusterSpec, folder: Path) -> Iterato
         yield (server.url,)
 
 
+def _check_v1(cluster: ClusterSpec | FleetConfig) -> None:
+    """Raises ValueError if servers that are launched could not schedule as their cluster says."""
+    if cluster.scheduler == "v0":
+        raise ValueError("cluster.scheduler=v0 needs backend.launch=false: servers that are launched have V1")
+
+
 def launch_settings(config: BackendConfig, cluster: ClusterSpec) -> LaunchSettings:
     """Launch settings of a server that is an engine of `cluster`."""
+    _check_v1(cluster)
     settings = LaunchSettings(
         device=config.device,
         slot=slots_of(replace(config, slots=config.slots[:1]), [cluster.base_width])[0],

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from serving_gym.calibration.engines import Frontend
+from serving_gym.calibration.engines import Frontend, scheduler_of
 from serving_gym.calibration.profile import Profile
 from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.metrics import RequestRecords
@@ -30,6 +30,7 @@ def cluster_of(run: ServingRun) -> ClusterSpec:
         max_num_seqs=run.max_num_seqs,
         max_num_batched_tokens=run.max_num_batched_tokens,
         chunked_prefill=run.chunked_prefill,
+        scheduler="v1" if run.chunked_prefill else scheduler_of(deployment.engine),
         memory_utilization=run.memory_utilization,
         prefix_caching=run.prefix_caching,
         front_end="none",  # a fit adds it to what it has simulated

@@ -66,6 +66,14 @@ def test_on_a_cpu_none_schedules_asynchronously() -> None:
         launch_settings(words(), ClusterSpec(num_gpus=1, async_scheduling=True))
 
 
+def test_no_launched_server_schedules_as_before_v1() -> None:
+    fleet = FleetConfig(groups=(GroupSpec(ReplicaSpec("llama-3.1-8b", "H100"), 1),), scheduler="v0")
+    with pytest.raises(ValueError, match=r"cluster\.scheduler=v0 needs backend\.launch=false"):
+        fleet_launch_settings(words(device="cuda"), fleet)
+    with pytest.raises(ValueError, match=r"cluster\.scheduler=v0 needs backend\.launch=false"):
+        launch_settings(words(), ClusterSpec(num_gpus=1, scheduler="v0"))
+
+
 def test_a_length_that_is_none() -> None:
     with pytest.raises(ValueError, match=r"backend\.max_model_len must be at least 1"):
         words(max_model_len=0)

@@ -128,6 +128,37 @@ def cases(draw: st.DrawFn, least: int = 6, most: int = 24) -> Case:
     )
 
 
+@st.composite
+def before_v1(draw: st.DrawFn, case: Case) -> Case:
+    """The same under vLLM's scheduler before V1, whose budget has room for a token of every running request.
+
+    Host memory holds no request, few of them or all.
+    """
+    kinds = []
+    for kind in case.kinds:
+        budget = draw(st.sampled_from([kind.max_num_seqs, 60, 200]))
+        slope = kind.mixed_ps[-1] - kind.mixed_ps[0] > 0
+        kinds.append(
+            replace(
+                kind,
+                max_batched_tokens=budget,
+                mixed_ps=[kind.mixed_ps[0] + slope * tokens for tokens in range(budget + 1)],
+                load_ps=draw(st.integers(1, 20)),
+            )
+        )
+    settings = replace(
+        case.settings,
+        scheduler="v0",
+        order="fcfs",
+        chunked_prefill=False,
+        async_scheduling=False,
+        long_prefill_threshold=0,
+        preemption=draw(st.sampled_from(["recompute", "swap"])),
+        swap_blocks=draw(st.sampled_from([0, 3, 20, 1000])),
+    )
+    return replace(case, kinds=tuple(kinds), settings=settings)
+
+
 def slices(most: int = 12) -> st.SearchStrategy[list[int]]:
     """Lengths of the intervals between observations."""
     return st.lists(st.one_of(st.integers(0, 5), st.integers(0, 200)), max_size=most)

@@ -11,6 +11,7 @@ import math
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+from tests.simulator import oracle_before_v1
 from tests.simulator.block_pool import Block, BlockPool
 
 
@@ -27,11 +28,12 @@ class Kind:
     max_num_seqs: int
     max_batched_tokens: int
     speed: float = 1.0
+    load_ps: int = 0  # per block swapped between GPU and host
     front_ps: tuple[int, int, int] = (
         0,
         0,
         0,
-    )  # to the client: fixed, per token of the prompt, per decoding request
+    )  # to clients: fixed, per token of the prompt, per decoding request
 
 
 @dataclass
@@ -49,6 +51,9 @@ class Settings:
     prefix_caching: bool = False
     hash_block_tokens: int = 1  # tokens that each of a request's hash ids stands for
     async_scheduling: bool = False  # an iteration is put together while the one before it runs
+    scheduler: str = "v1"  # or v0
+    preemption: str = "recompute"  # or swap
+    swap_blocks: int = 0  # of an engine's host memory
     time_limit_ps: float = math.inf  # from a request's arrival to its end
 
 
@@ -128,6 +133,7 @@ class Engine:
     notify: bool = False
     waiting: list[Request] = field(default_factory=list)
     running: list[Request] = field(default_factory=list)
+    swapped: list[Request] = field(default_factory=list)  # v0: wait with their KV on the host
     scheduled: dict[Request, int] = field(default_factory=dict)  # the iteration in flight
     last: set[Request] = field(default_factory=set)  # who got tokens from the last iteration
     ahead: bool = False  # the next iteration is planned while the last one runs
@@ -149,6 +155,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         self.pool = BlockPool(self.capacity_blocks)
+        self.total_blocks = self.capacity_blocks  # whatever its capacity becomes
 
     # What it shows.
 
@@ -157,9 +164,13 @@ class Engine:
         return self.pool.used
 
     @property
+    def swapped_blocks(self) -> int:
+        return sum(self.blocks_for(request.computed) for request in self.swapped)
+
+    @property
     def pending_prefill_tokens(self) -> int:
         prefilling = [request for request in self.running if not request.decoding]
-        return sum(request.tokens - request.computed for request in self.waiting + prefilling)
+        return sum(request.tokens - request.computed for request in self.waiting + self.swapped + prefilling)
 
     @property
     def decode_context(self) -> int:
@@ -171,7 +182,7 @@ class Engine:
 
     @property
     def empty(self) -> bool:
-        return not self.waiting and all(request.over for request in self.running)
+        return not self.waiting and not self.swapped and all(request.over for request in self.running)
 
     @property
     def due_ps(self) -> int | None:
@@ -198,6 +209,9 @@ class Engine:
         if self.held or not self.steps_allowed or self.empty:
             self._wait_for_the_end()
             return
+        if self.settings.scheduler == "v0":
+            oracle_before_v1.begin(self, now)
+            return
         preempted = again = True
         while again:
             preempted = self._schedule_running()
@@ -213,7 +227,10 @@ class Engine:
         if not self.scheduled:
             self.tries_again_ps = self._next_change(now)
             return
-        duration = self._duration_ps()
+        self.start(now, self.duration_ps())
+
+    def start(self, now: int, duration: int) -> None:
+        """Lets the iteration that was put together begin."""
         for request, tokens in self.scheduled.items():
             if not request.decoding:
                 self.prefilled_tokens += tokens
@@ -279,7 +296,7 @@ class Engine:
         """Drops all running requests with their KV, the last first, and the iteration in flight."""
         dropped = self.running[::-1]
         for request in dropped:
-            self._drop(request)
+            self.drop(request)
         if self.ends_ps is not None:
             self.busy_ps -= self.ends_ps - now
         self.scheduled, self.ends_ps = {}, None
@@ -289,6 +306,8 @@ class Engine:
         """Lets a request go whose client has hung up; the iteration in flight gives it no token."""
         if request in self.waiting:
             self.waiting.remove(request)
+        elif request in self.swapped:
+            self.swapped.remove(request)
         elif not request.over:
             self.running.remove(request)
             self.leaving = [other for other in self.leaving if other is not request]
@@ -311,15 +330,14 @@ class Engine:
 
     def has_room_for(self, request: Request) -> bool:
         """Whether there are blocks for a request's KV, and a place in the batch."""
-        needed = self._blocks(request.computed)
+        needed = self.blocks_for(request.computed)
         return (
-            needed <= self.capacity_blocks - self.used_blocks
-            and self._places_taken() < self.kind.max_num_seqs
+            needed <= self.capacity_blocks - self.used_blocks and self.places_taken() < self.kind.max_num_seqs
         )
 
     def keep(self, request: Request) -> int:
         """Keeps blocks and a place for a request that is to come; returns how many blocks."""
-        self.kept[request] = self.pool.take(self._blocks(request.computed))
+        self.kept[request] = self.pool.take(self.blocks_for(request.computed))
         return len(self.kept[request])
 
     def let_go_of(self, request: Request) -> None:
@@ -332,11 +350,11 @@ class Engine:
         if other is not self:
             other._release(request)
             request.blocks, request.engine = self.kept.pop(request), self.number
-            self._allocate(request, request.computed)
+            self.allocate(request, request.computed)
         self.running.append(request)
         self.last.discard(request)
 
-    def _places_taken(self) -> int:
+    def places_taken(self) -> int:
         return len(self.running) + len(self.away) + len(self.kept)
 
     def _known(self) -> list[Request]:
@@ -348,7 +366,7 @@ class Engine:
         alone = len(self.running) + len(self._known()) <= 1
         return limit if limit > 0 and not alone else 1 << 60
 
-    def _blocks(self, tokens: int) -> int:
+    def blocks_for(self, tokens: int) -> int:
         return math.ceil(tokens / self.kind.block_size)
 
     def _schedule_running(self) -> bool:
@@ -356,14 +374,14 @@ class Engine:
         threshold = self._threshold()
         preempted = False
         position = 0
-        while position < len(self.running) and self._budget() > 0:
+        while position < len(self.running) and self.budget() > 0:
             request = self.running[position]
             if request.over:
                 position += 1
                 continue
-            tokens = min(request.tokens - request.computed, threshold, self._budget())
+            tokens = min(request.tokens - request.computed, threshold, self.budget())
             while (
-                self._blocks(request.computed + tokens) - len(request.blocks)
+                self.blocks_for(request.computed + tokens) - len(request.blocks)
                 > self.capacity_blocks - self.used_blocks
             ):
                 victim = self._victim()
@@ -372,13 +390,13 @@ class Engine:
                 if self.running.index(victim) < position:
                     position -= 1
                 self.scheduled.pop(victim, None)
-                self._drop(victim)
+                self.drop(victim)
                 if not victim.over:
                     self.waiting.insert(0, victim)
                     self._sort_waiting()
                 if victim is request:
                     return True
-            self._allocate(request, request.computed + tokens)
+            self.allocate(request, request.computed + tokens)
             self.scheduled[request] = tokens
             position += 1
         return preempted
@@ -422,7 +440,7 @@ class Engine:
             return (3, request.deadline_ps, request.level, request.arrival_ps, request.index)
         return (1 if left <= self.settings.urgent_ps else 2, request.level, *request.due)
 
-    def _drop(self, request: Request) -> None:
+    def drop(self, request: Request) -> None:
         self.running.remove(request)
         if request in self.leaving:
             self.leaving.remove(request)
@@ -431,9 +449,9 @@ class Engine:
         request.decoding = False
         request.preemptions += 1
 
-    def _allocate(self, request: Request, tokens: int) -> None:
+    def allocate(self, request: Request, tokens: int) -> None:
         """Gives a request blocks for its first `tokens` tokens; full ones are cached before they are computed."""
-        request.blocks += self.pool.take(self._blocks(tokens) - len(request.blocks))
+        request.blocks += self.pool.take(self.blocks_for(tokens) - len(request.blocks))
         unknown = self.ahead and request.decoding and request in self.last
         self._remember(request, min(tokens, request.tokens - unknown))
 
@@ -461,16 +479,16 @@ class Engine:
     def _admit(self, now: int) -> None:
         """Lets waiting requests into the batch, in order, until one does not fit."""
         threshold = self._threshold()
-        while self._known() and self._budget() > 0 and self._places_taken() < self.kind.max_num_seqs:
+        while self._known() and self.budget() > 0 and self.places_taken() < self.kind.max_num_seqs:
             request = self._next(now)
             hits = self._hits(request)
             start = len(hits) * self.kind.block_size
             tokens = min(request.tokens - start, threshold)
-            if tokens > self._budget() and not self.settings.chunked_prefill:
+            if tokens > self.budget() and not self.settings.chunked_prefill:
                 return
-            tokens = min(tokens, self._budget())
+            tokens = min(tokens, self.budget())
             must_fit = request.tokens if self.settings.reserve_full_prompt else start + tokens
-            needed = self._blocks(must_fit) - sum(block.users > 0 for block in hits)
+            needed = self.blocks_for(must_fit) - sum(block.users > 0 for block in hits)
             if needed > self.capacity_blocks - self.used_blocks:
                 return
             self.waiting.remove(request)
@@ -478,15 +496,15 @@ class Engine:
             self.scheduled[request] = tokens
             self.pool.share(hits)
             request.blocks, request.cached, request.computed = hits, len(hits), start
-            self._allocate(request, start + tokens)
+            self.allocate(request, start + tokens)
             self.hit_tokens += start
             if request.first_scheduled_ps < 0:
                 request.first_scheduled_ps = now
 
-    def _budget(self) -> int:
+    def budget(self) -> int:
         return self.kind.max_batched_tokens - sum(self.scheduled.values())
 
-    def _duration_ps(self) -> int:
+    def duration_ps(self) -> int:
         decodes = [request for request in self.scheduled if request.decoding]
         prefills = [request for request in self.scheduled if not request.decoding]
         reading_ps = self.kind.kv_ps * sum(request.computed for request in decodes)
@@ -597,8 +615,10 @@ class Cluster:
     def pool_waiting(self, number: int) -> None:
         """Sends an engine's waiting requests to the pool."""
         engine = self.engines[number]
-        self._to_pool(engine.waiting)
-        engine.waiting = []
+        for request in engine.swapped:
+            request.computed, request.decoding = 0, False
+        self._to_pool(engine.waiting + engine.swapped)
+        engine.waiting, engine.swapped = [], []
 
     def pool_running(self, number: int) -> None:
         """Sends an engine's running requests to the pool, their KV lost."""
@@ -699,7 +719,7 @@ class Cluster:
 
 
 def _num_requests(engine: Engine) -> int:
-    return len(engine.running) + len(engine.waiting) + engine.num_returning
+    return len(engine.running) + len(engine.waiting) + len(engine.swapped) + engine.num_returning
 
 
 def _tokens_over_speed(engine: Engine) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from serving_gym.envs.simulator.kernel.state import ACTIVE, NEVER, ROUTER_NAMES, Tables
+from serving_gym.envs.simulator.kernel.state import ACTIVE, NEVER, ROUTER_NAMES, V0_SWAP, V1, Tables
 from serving_gym.envs.simulator.scheduling import QUEUE_ORDERS
 from serving_gym.envs.simulator.simulator import Simulator
 from tests.simulator.oracle import Cluster, Engine, Kind, Request, Settings
@@ -21,6 +21,9 @@ def oracle_of(simulator: Simulator) -> Cluster:
         long_prefill_threshold=int(cluster["long_prefill_threshold"]),
         max_request_tokens=int(simulator.world.endpoints["max_request_tokens"][0]),
         async_scheduling=bool(simulator.cluster.tables.kinds["async_scheduling"][0]),
+        scheduler="v1" if simulator.cluster.tables.kinds["scheduler"][0] == V1 else "v0",
+        preemption="swap" if simulator.cluster.tables.kinds["scheduler"][0] == V0_SWAP else "recompute",
+        swap_blocks=int(simulator.cluster.tables.kinds["swap_blocks"][0]),
         time_limit_ps=math.inf if cluster["time_limit_ps"] == NEVER else int(cluster["time_limit_ps"]),
         prefix_caching=bool(cluster["prefix_caching"]),
         hash_block_tokens=simulator.workload.hash_block_tokens,
@@ -74,6 +77,7 @@ def _kind(tables: Tables, number: int) -> Kind:
         block_size=int(tables.kinds["block_size"][number]),
         max_num_seqs=int(tables.kinds["max_num_seqs"][number]),
         max_batched_tokens=int(tables.kinds["max_batched_tokens"][number]),
+        load_ps=int(tables.kinds["load_ps"][number]),
         speed=float(tables.kinds["speed"][number]),
         front_ps=_front(tables, number),
     )

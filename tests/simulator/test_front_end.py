@@ -111,8 +111,7 @@ def test_a_router_counts_requests_until_their_clients_have_the_answers(
     engine_s = float(served(alone, replace(SPEC, front_end="none")).finish_s[0])
     trace = tmp_path / "two.csv"
     trace.write_text(
-        "arrival_s,input_tokens,output_tokens\n"
-        f"0.0,100,1\n{engine_s + part * FRONT_END.fixed_s!r},100,1\n"
+        f"arrival_s,input_tokens,output_tokens\n0.0,100,1\n{engine_s + part * FRONT_END.fixed_s!r},100,1\n"
     )
     env = make_env(
         "routing",
@@ -121,10 +120,10 @@ def test_a_router_counts_requests_until_their_clients_have_the_answers(
         split="all",
     )
     env.reset(seed=0)
-    observation, *_, info = env.step(0)
+    observation = env.step(0)[0]
     shown = dict(zip(PLACE_FEATURES, observation["places"][0], strict=True))
     assert (shown["in_flight"] > 0, shown["unanswered"] > 0) == (there, there)
-    rows = info["state"].in_flight
+    rows = env.unwrapped.state.in_flight
     assert rows["place"].tolist() == ([0] if there else [])
     assert (rows["first_token_s"] < 0).all()
 

@@ -58,6 +58,8 @@ def waiting_times_ps(traffic: Traffic, engines: int, servers: int, router: int) 
             transfer_fixed_ps=np.zeros(1, np.int64),
             load_ps=0,
             async_scheduling=0,
+            scheduler=0,
+            swap_blocks=0,
             speed=np.ones(1),
         ),
         classes=rows_of(

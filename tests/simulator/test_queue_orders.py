@@ -53,7 +53,7 @@ def served(arrivals: list[tuple[float, int]], order: int) -> list[float]:
         kinds=rows_of(
             KIND_DTYPE, sequence_ps=0, kv_ps=0, attn_fs=0, stages=1, block_size=16, block_rank=0, max_num_seqs=[1],
             max_batched_tokens=1, transfer_ps=0, transfer_fixed_ps=0, load_ps=0,
-            async_scheduling=0, speed=1.0,
+            async_scheduling=0, scheduler=0, swap_blocks=0, speed=1.0,
         ),
         classes=rows_of(
             CLASS_DTYPE, ttft_slo_ps=[round(ttft_s * PS_PER_S) for ttft_s in TTFT_S], tpot_slo_ps=ITERATION_PS

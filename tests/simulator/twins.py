@@ -40,10 +40,16 @@ ENGINE_COUNTERS = (
     "busy_ps",
     "num_running",
     "num_waiting",
+    "host_used",
     "num_prefilling",
     "step_end_ps",
 )
 FATES = ("finished", "refused", "failed", "aborted", "refused")  # by the kernel's outcomes
+SCHEDULERS = {
+    ("v1", "recompute"): state.V1,
+    ("v0", "recompute"): state.V0,
+    ("v0", "swap"): state.V0_SWAP,
+}
 STATUS_OF = {  # (serves, steps_allowed)
     (True, True): state.ACTIVE,
     (False, True): state.DRAINING,
@@ -114,8 +120,10 @@ def build_tables(case: Case) -> Tables:
             max_batched_tokens=column("max_batched_tokens"),
             transfer_ps=np.zeros(len(case.kinds), np.int64),
             transfer_fixed_ps=np.zeros(len(case.kinds), np.int64),
-            load_ps=0,
+            load_ps=column("load_ps"),
             async_scheduling=int(case.settings.async_scheduling),
+            scheduler=SCHEDULERS[case.settings.scheduler, case.settings.preemption],
+            swap_blocks=case.settings.swap_blocks,
             speed=column("speed", np.float64),
         ),
         classes=rows_of(
@@ -392,11 +400,12 @@ def shown_by(engine: oracle.Engine) -> dict[str, object]:
         "cached_tokens": engine.hit_tokens,
         "busy_ps": engine.busy_ps,
         "num_running": len(engine.running),
-        "num_waiting": len(engine.waiting),
+        "num_waiting": len(engine.waiting) + len(engine.swapped),
+        "host_used": engine.swapped_blocks,
         "num_prefilling": sum(not request.decoding for request in engine.running),
         "step_end_ps": -1 if engine.ends_ps is None else engine.ends_ps,
         "running": [request.index for request in engine.running],
-        "waiting": [request.index for request in engine.waiting],
+        "waiting": [request.index for request in engine.waiting + engine.swapped],
     }
 
 

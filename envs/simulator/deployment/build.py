@@ -9,9 +9,9 @@ from serving_gym.envs.interface.fleet import ReplicaSpec
 from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.machines.cluster import ReplicaKind, replica_spec
 from serving_gym.envs.machines.spec import DeploymentSpec
-from serving_gym.envs.simulator.fleet.build import blocks_of, front_end_of, kv_tokens, stack_tables
+from serving_gym.envs.simulator.fleet.build import blocks_of, kv_tokens, stack_tables
 from serving_gym.envs.simulator.kernel.state import Tables
-from serving_gym.envs.simulator.scheduling import check_scheduling, front_rows
+from serving_gym.envs.simulator.scheduling import check_scheduling
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ def build_factory(spec: DeploymentSpec, slos: tuple[SLO, ...]) -> Factory:
         spec=spec,
         kinds=kinds,
         tables=stack_tables(
-            tuple((replica, 1.0) for replica in replicas), slos, spec.network_bytes_per_s, None, spec.order
-        )._replace(fronts=front_rows(spec, [front_end_of(replica) for replica in replicas])),
+            tuple((replica, 1.0) for replica in replicas), slos, spec, spec.network_bytes_per_s, None
+        ),
         rows={kind: replicas.index(alone[kind]) for kind in kinds},
         blocks={kind: blocks_of(alone[kind]) for kind in kinds},
         num_slots=2 * most,

@@ -18,8 +18,15 @@ from serving_gym.calibration.pipeline import LINK_LATENCY_S, pipelined
 from serving_gym.calibration.profile import Profile, load_profile, named_profile
 from serving_gym.envs.interface.fleet import FleetSpec, GroupSpec, ReplicaSpec
 from serving_gym.envs.interface.slo import SLO
-from serving_gym.envs.simulator.kernel.state import CLASS_DTYPE, KIND_DTYPE, Tables, rows_of
-from serving_gym.envs.simulator.scheduling import check_scheduling, front_rows, schedules_async, to_ps
+from serving_gym.envs.machines.spec import DeploymentSpec
+from serving_gym.envs.simulator.kernel.state import CLASS_DTYPE, KIND_DTYPE, V1, Tables, rows_of
+from serving_gym.envs.simulator.scheduling import (
+    check_scheduling,
+    front_rows,
+    scheduler_of,
+    schedules_async,
+    to_ps,
+)
 
 
 @dataclass(frozen=True)
@@ -64,6 +71,10 @@ class Fleet:
         """KV blocks that hold `tokens` tokens there."""
         return -(-tokens // self.places[place].replica.block_size)
 
+    def _prefills_whole(self, place: int) -> bool:
+        """Whether a place computes prompts in one iteration each."""
+        return self.spec.chunked_prefill is False or self.tables.kinds["scheduler"][self.kind(place)] != V1
+
     @property
     def disaggregated(self) -> bool:
         """Whether some replicas only prefill."""
@@ -84,8 +95,8 @@ class Fleet:
         most = max(capacity[: decodes - first])
         if decodes < last:
             most = min(most, max(capacity[decodes - first :]))
-        if not self.spec.chunked_prefill:
-            most = min(most, min(self.places[place].replica.max_num_batched_tokens for place in places))
+        whole = [place for place in places if self._prefills_whole(place)]
+        most = min([most, *(self.places[place].replica.max_num_batched_tokens for place in whole)])
         return min(most, context_tokens(self.places[first].replica))
 
 
@@ -180,8 +191,8 @@ def build_fleet(spec: FleetSpec, slos: tuple[SLO, ...], factors: tuple[float, ..
         first_place=tuple(int(place) for place in np.cumsum([0, *sizes])),
         kinds=kinds,
         tables=stack_tables(
-            kinds, slos, spec.link_bytes_per_s, spec.async_scheduling, spec.order, spec.host_bytes_per_s
-        )._replace(fronts=front_rows(spec, [front_end_of(replica) for replica, _ in kinds])),
+            kinds, slos, spec, spec.link_bytes_per_s, spec.async_scheduling, spec.host_bytes_per_s
+        ),
         blocks=tuple(blocks_of(group.replica) for group in places),
     )
 
@@ -262,6 +273,11 @@ def host_blocks(replica: ReplicaSpec, host_kv_gib: float) -> int:
     return int(host_kv_gib * 2**30 / (_kv_bytes(replica) * replica.block_size))
 
 
+def _scheduler_of(spec: FleetSpec | DeploymentSpec, replica: ReplicaSpec) -> int:
+    """The kernel's scheduler of a replica."""
+    return scheduler_of(spec, profile_of(replica), replica.max_num_seqs, replica.max_num_batched_tokens)
+
+
 def _padded(rows: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
     """Rows of different lengths as one array; what lies behind a row's end is never read."""
     longest = max(len(row) for row in rows)
@@ -275,9 +291,9 @@ def _scaled(values: NDArray[np.int64] | int, factor: float) -> NDArray[np.int64]
 def stack_tables(
     kinds: Sequence[tuple[ReplicaSpec, float]],
     slos: tuple[SLO, ...],
+    spec: FleetSpec | DeploymentSpec,
     link_bytes_per_s: float,
     async_scheduling: bool | None,
-    order: str,
     host_bytes_per_s: float | None = None,
 ) -> Tables:
     """Tables of some kinds of replicas, a row each.
@@ -285,13 +301,14 @@ def stack_tables(
     Args:
         kinds: Replicas and slow-downs.
         slos: SLO of each request class.
+        spec: The cluster, for how its engines schedule.
         link_bytes_per_s: Bandwidth that prefilled KV goes to decode workers with, bytes/s.
         async_scheduling: As in `ClusterSpec`.
-        order: Queue order of the engines.
         host_bytes_per_s: Bandwidth of loading KV from the host, bytes/s a GPU; None: that of the GPU's link.
     """
     parts = [(tables_of(replica), factor) for replica, factor in kinds]
     replicas = [replica for replica, _ in kinds]
+    schedulers = [_scheduler_of(spec, replica) for replica in replicas]
     full = np.array([table.mixed_ps[-1] / (len(table.mixed_ps) - 1) for table, _ in parts])
     block_size = np.array([replica.block_size for replica in replicas], np.int64)
     return Tables(
@@ -313,8 +330,11 @@ def stack_tables(
             transfer_fixed_ps=np.full(len(kinds), to_ps(LINK_LATENCY_S), np.int64),
             load_ps=np.array([to_ps(_load_s(replica, host_bytes_per_s)) for replica in replicas], np.int64),
             async_scheduling=[
-                int(schedules_async(async_scheduling, order, profile_of(replica))) for replica in replicas
+                int(scheduler == V1 and schedules_async(async_scheduling, spec.order, profile_of(replica)))
+                for scheduler, replica in zip(schedulers, replicas, strict=True)
             ],
+            scheduler=schedulers,
+            swap_blocks=[host_blocks(replica, spec.swap_gib * replica.num_gpus) for replica in replicas],
             speed=full[0] / full,
         ),
         classes=rows_of(
@@ -322,4 +342,5 @@ def stack_tables(
             ttft_slo_ps=np.array([to_ps(slo.ttft_s) for slo in slos], np.int64),
             tpot_slo_ps=np.array([to_ps(slo.tpot_s) for slo in slos], np.int64),
         ),
+        fronts=front_rows(spec, [front_end_of(replica) for replica in replicas]),
     )

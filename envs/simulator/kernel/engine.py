@@ -10,6 +10,8 @@ With asynchronous scheduling an iteration is put together while the one before i
 together (`EngineCore.step_with_batch_queue`). Here that is done at the end of the one before, overlooking what has
 happened since that began: whoever came is not known yet, and whoever is over is parting, still with blocks and a place.
 
+The scheduler before V1 is `before_v1.py`; what an iteration ends with is the same for both.
+
 Two shortcuts, both exact: an iteration in which every running request gets what it wants needs no walk over them
 (`_schedule_running_fast`), and a run of identical pure-decode iterations is crossed in one go (`runs.py`).
 """
@@ -276,7 +278,7 @@ def _preempt(world: World, tables: Tables, e: int, i: int) -> int:
 
 
 @compiled
-def _stand_still(world: World, tables: Tables, e: int, i: int) -> None:
+def stand_still(world: World, tables: Tables, e: int, i: int) -> None:
     """A decoding request that the coming tick gives no token: its counters shift by one."""
     engine = world.engines[e]
     block_size = tables.kinds[engine.kind].block_size
@@ -303,7 +305,7 @@ def _settle_walk(world: World, tables: Tables, e: int) -> int:
         if request.phase == PREFILL:
             request.computed += request.chunk
         elif request.chunk == 0:
-            _stand_still(world, tables, e, j)
+            stand_still(world, tables, e, j)
         else:
             request.settled = 0
             context += computed_tokens(world, slot)
@@ -358,7 +360,7 @@ def _schedule_running_walk(
 
 
 @compiled
-def _begin_prefill(
+def begin_prefill(
     world: World,
     tables: Tables,
     e: int,
@@ -422,7 +424,7 @@ def _admit_waiting(world: World, tables: Tables, e: int, now: int, budget: int, 
         if engine.used_blocks + needed > engine.capacity_blocks:
             break
         unlink(world, e, slot)
-        _begin_prefill(world, tables, e, slot, now, cached, loaded, brought, chunk)
+        begin_prefill(world, tables, e, slot, now, cached, loaded, brought, chunk)
         world.running[e, engine.num_running] = slot
         world.finish_tick[e, engine.num_running] = NEVER
         engine.num_running += 1
@@ -432,7 +434,7 @@ def _admit_waiting(world: World, tables: Tables, e: int, now: int, budget: int, 
 
 
 @compiled
-def _prefill_work(world: World, e: int) -> tuple[int, int, int, int]:
+def prefill_work(world: World, e: int) -> tuple[int, int, int, int]:
     """Tokens and (query, key) pairs of this iteration's prefill chunks, whose tokens are no longer pending.
 
     Returns those of all chunks together, and the largest of each.
@@ -457,6 +459,23 @@ def _prefill_work(world: World, e: int) -> tuple[int, int, int, int]:
     engine.prefill_context += tokens
     engine.prefilled_tokens += tokens
     return tokens, pairs, most_tokens, most_pairs
+
+
+@inlined
+def prefill_iteration_ps(
+    tables: Tables, kind: int, scheduled: int, tokens: int, pairs: int, most_tokens: int, most_pairs: int
+) -> int:
+    """Duration of an iteration of `scheduled` tokens with the prefill work of `prefill_work`, reading KV left out."""
+    stages = tables.kinds[kind].stages
+    batch, work = scheduled, pairs
+    if stages > 1:
+        batch = max(blocks_for(scheduled, stages), most_tokens)
+        work = max(blocks_for(pairs, stages), most_pairs)
+    return (
+        tables.mixed_ps[kind, batch]
+        + tables.kinds[kind].sequence_ps * (scheduled - tokens)
+        + tables.kinds[kind].attn_fs * work // 1000
+    )
 
 
 @inlined
@@ -537,20 +556,11 @@ def schedule(world: World, tables: Tables, e: int, now: int) -> None:
         engine.steady = 0 if engine.walked or _queue_may_move(world, tables, e) else 1
         duration = tables.decode_ps[kind, scheduled]
     else:
-        tokens, pairs, most_tokens, most_pairs = _prefill_work(world, e)
+        tokens, pairs, most_tokens, most_pairs = prefill_work(world, e)
         if tokens == 0:
             duration = tables.decode_ps[kind, scheduled]
         else:
-            stages = tables.kinds[kind].stages
-            batch, work = scheduled, pairs
-            if stages > 1:
-                batch = max(blocks_for(scheduled, stages), most_tokens)
-                work = max(blocks_for(pairs, stages), most_pairs)
-            duration = (
-                tables.mixed_ps[kind, batch]
-                + tables.kinds[kind].sequence_ps * (scheduled - tokens)
-                + tables.kinds[kind].attn_fs * work // 1000
-            )
+            duration = prefill_iteration_ps(tables, kind, scheduled, tokens, pairs, most_tokens, most_pairs)
             engine.prefills = 1
             engine.prefill_ps += duration + tables.kinds[kind].kv_ps * context
     duration += tables.kinds[kind].kv_ps * context

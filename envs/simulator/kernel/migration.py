@@ -88,11 +88,11 @@ def join(world: World, tables: Tables, slot: int, e: int) -> None:
 
 @entry
 def requeue(world: World, tables: Tables, slot: int, e: int) -> None:
-    """Moves a waiting request without KV from one engine's queue to another's."""
+    """Moves a waiting request from one engine's queue to another's; what it has on the host stays behind."""
     left = int64(world.requests[slot].engine)
     unlink(world, left, slot)
     world.engines[left].pending_prefill_tokens -= tokens_to_prefill(world, slot)
-    world.requests[slot].loaded = 0
+    world.requests[slot].loaded = world.requests[slot].computed = 0
     enqueue(world, e, slot)
     _look_again(world, tables, left)
     _look_again(world, tables, e)

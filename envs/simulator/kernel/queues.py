@@ -109,11 +109,14 @@ def _comes_before(world: World, row: int, a: int, b: int) -> bool:
 
 @compiled
 def _level_of(world: World, row: int, slot: int) -> int:
-    """List of a queue a request stands in: its priority level where that counts, else one for all."""
+    """List of a queue a request stands in: its priority level where that counts, else one for all.
+
+    Those that are swapped out stand in a second one.
+    """
     order = world.cluster[0].order
     if row == len(world.engines) or order in (PRIORITY, DPA):
         return int64(world.requests[slot].level)
-    return int64(0)
+    return int64(world.requests[slot].loads)
 
 
 @compiled
@@ -202,7 +205,10 @@ def put_back(world: World, e: int, slot: int) -> None:
 
 @compiled
 def unlink(world: World, row: int, slot: int) -> None:
-    """Takes a request out of a queue. An engine's pending prefill tokens stay: the caller settles them."""
+    """Takes a request out of a queue. An engine's pending prefill tokens stay: the caller settles them.
+
+    One that was swapped out gives back its blocks on the host.
+    """
     request = world.requests[slot]
     level = _level_of(world, row, slot)
     if world.queues[row, level, 2] == slot:
@@ -220,6 +226,8 @@ def unlink(world: World, row: int, slot: int) -> None:
         world.cluster[0].pooled_tokens -= tokens_to_prefill(world, slot)
     else:
         world.engines[row].num_waiting -= 1
+        world.engines[row].host_used -= request.loads * request.loaded
+        request.loads = 0
 
 
 @compiled
@@ -293,6 +301,12 @@ def head_of(world: World, row: int, now: int) -> int:
         if world.queues[row, level, 0] >= 0:
             return int64(world.queues[row, level, 0])
     return int64(-1)
+
+
+@compiled
+def swapped_head(world: World, e: int) -> int:
+    """The first of an engine's requests that are swapped out, or -1; under FCFS."""
+    return int64(world.queues[e, 1, 0])
 
 
 @compiled

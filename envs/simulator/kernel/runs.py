@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from serving_gym.envs.simulator.kernel.before_v1 import schedule_before_v1, spare_blocks
 from serving_gym.envs.simulator.kernel.blocks import take_blocks
 from serving_gym.envs.simulator.kernel.compiled import compiled, inlined, int64
 from serving_gym.envs.simulator.kernel.engine import cache_decoded, complete, schedule, takes_steps
-from serving_gym.envs.simulator.kernel.state import ACTIVE, LEAST_REQUESTS, SPECULATIVE, Tables, World
+from serving_gym.envs.simulator.kernel.state import ACTIVE, LEAST_REQUESTS, SPECULATIVE, V1, Tables, World
 
 
 @compiled
@@ -45,12 +46,16 @@ def _affordable(world: World, tables: Tables, e: int, most: int) -> int:
     engine = world.engines[e]
     free = engine.capacity_blocks - engine.used_blocks
     block_size = tables.kinds[engine.kind].block_size
-    if (most // block_size + 1) * engine.num_running <= free:
+    before_v1 = tables.kinds[engine.kind].scheduler != V1
+    if (most // block_size + 1) * engine.num_running + before_v1 <= free:
         return most
     fits, too_many = int64(0), most + 1
     while too_many - fits > 1:
         middle = (fits + too_many) // 2
-        if _blocks_over(world, tables, e, middle) <= free:
+        needed = _blocks_over(world, tables, e, middle)
+        if before_v1:
+            needed += spare_blocks(world, tables, e, engine.tick + middle - 1)
+        if needed <= free:
             fits = middle
         else:
             too_many = middle
@@ -152,7 +157,10 @@ def step(world: World, tables: Tables, e: int) -> None:
             _cross(world, tables, e, engine.run_left)
         complete(world, tables, e, now)
     engine.changes += 1
-    schedule(world, tables, e, now)
+    if tables.kinds[engine.kind].scheduler == V1:
+        schedule(world, tables, e, now)
+    else:
+        schedule_before_v1(world, tables, e, now)
     plan_run(world, tables, e)
 
 

@@ -41,6 +41,9 @@ FINISHED, REFUSED, FAILED, ABORTED, TOO_LONG, TIMED_OUT = range(6)
 # calls PRIORITY "priority first".
 FCFS, PRIORITY, EDF, DPA = range(4)
 
+# Scheduler of an engine: vLLM's V1, or the one before it, which preempts by recompute or by swapping to the host.
+V1, V0, V0_SWAP = range(3)
+
 # Node of an extent that holds nothing anyone could hit; -2 - slot is a request's own.
 ANONYMOUS = -1
 
@@ -115,14 +118,17 @@ ENGINE_DTYPE = np.dtype(
         ("ahead", np.int32),  # 1: the iteration is put together as if the one before it still ran
         ("late", np.int32),  # 1: so was the last one, and what was decoded in it is not cached yet
         ("host_blocks", np.int64),  # KV blocks that its tier in host memory can hold; 0: it has none
-        ("host_used", np.int64),
+        ("host_used", np.int64),  # by that tier, or by requests that are swapped out
         ("host_free_ps", np.int64),  # when its link to the host has loaded all that was asked of it
         ("loaded_blocks", np.int64),  # from the host, so far
         ("host_first", np.int32),  # nodes on the host by last use, the latest first; -1: none ...
         ("host_last", np.int32),  # ... and the one that was used longest ago
         ("num_parting", np.int32),  # requests that are over and wait for that to give back their blocks ...
         ("first_parting", np.int32),  # ... the first of them
-        ("num_returning", np.int32),  # requests that have left it, with the end of their answers on the way ...
+        (
+            "num_returning",
+            np.int32,
+        ),  # requests that have left it, with the end of their answers on the way ...
         ("num_unseen", np.int32),  # ... of these, those whose first token is on the way too
     ],
     align=True,
@@ -164,7 +170,8 @@ REQUEST_DTYPE = np.dtype(
         # its tokens are known; 2: the last iteration computed the rest of its prompt, all of which is known.
         ("settled", np.int32),
         ("loaded", np.int32),  # blocks of its beginning that the host's tier has loaded for it, or is loading
-        ("loads", np.int32),  # 1: in transit, and it is from the host that its KV comes
+        # 1: in transit, and it is from the host that its KV comes; or waiting, swapped out with `loaded` blocks there
+        ("loads", np.int32),
         ("next", np.int32),
         ("prev", np.int32),
         (
@@ -334,8 +341,10 @@ KIND_DTYPE = np.dtype(
         ("max_batched_tokens", np.int64),
         ("transfer_ps", np.int64),  # per token of KV sent to another engine
         ("transfer_fixed_ps", np.int64),  # until the first byte is there
-        ("load_ps", np.int64),  # per block loaded from the host
+        ("load_ps", np.int64),  # per block loaded from the host, or swapped either way
         ("async_scheduling", np.int64),  # 1: an iteration is put together while the one before it runs
+        ("scheduler", np.int64),
+        ("swap_blocks", np.int64),  # V0_SWAP: blocks of host memory for requests that are swapped out
         ("speed", np.float64),  # relative token throughput, used by routers
     ],
     align=True,
@@ -415,7 +424,7 @@ class World(NamedTuple):
     requests: NDArray[np.void]  # (R,) REQUEST_DTYPE
     queues: NDArray[
         np.int32
-    ]  # (E + 1, NUM_LEVELS, 3) head, tail and finger (queues.py) of each level; row E holds those not yet sent to one
+    ]  # (E + 1, NUM_LEVELS, 3) head, tail and finger (queues.py) of each list; row E holds those not yet sent to one
     running: NDArray[np.int32]  # (E, S) request slots in vLLM's order
     finish_tick: NDArray[np.int64]  # (E, S) tick at which running[e, i] ends; NEVER while it prefills
     residues: NDArray[np.int32]  # (E, B) decoding requests by offset modulo the engine's block size

@@ -17,6 +17,7 @@ from serving_gym.envs.simulator.kernel.queues import (
     enqueue,
     head_of,
     put_back,
+    swapped_head,
     take_slot,
     tokens_to_prefill,
     unlink,
@@ -483,9 +484,11 @@ def pool_waiting(world: World, e: int) -> None:
     """Sends an engine's waiting requests to the pool."""
     while world.engines[e].num_waiting > 0:
         slot = head_of(world, e, world.cluster[0].now_ps)
+        if slot < 0:
+            slot = swapped_head(world, e)
         unlink(world, e, slot)
         world.engines[e].pending_prefill_tokens -= tokens_to_prefill(world, slot)
-        world.requests[slot].computed = 0  # what it brought along stays behind
+        world.requests[slot].computed = 0  # what it brought along or has on the host stays behind
         enqueue(world, len(world.engines), slot)
 
 
