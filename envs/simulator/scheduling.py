@@ -113,9 +113,7 @@ def scheduler_of(spec: Scheduling, profile: Profile, max_num_seqs: int, max_num_
         lacking.append(f"max_num_batched_tokens of at least max_num_seqs ({max_num_seqs})")
     if lacking:
         whose = "" if spec.scheduler else f" (the scheduler of {profile.engine})"
-        raise ValueError(
-            f"{name}.scheduler=v0{whose} needs {lacking[0]}; {name}.scheduler=v1 goes without that"
-        )
+        raise ValueError(f"{name}.scheduler=v0{whose} needs {lacking[0]}; or choose {name}.scheduler=v1")
     return V0 if spec.preemption == "recompute" else V0_SWAP
 
 

@@ -6,7 +6,7 @@ from serving_gym.calibration.engines import Frontend
 from serving_gym.calibration.measured.names import gpu_name, model_name
 from serving_gym.runners.validation.forms import form_of, read_measurements, read_table
 from serving_gym.runners.validation.open_loop import prompt_blocks
-from serving_gym.runners.validation.predict import predict, simulate, with_frontend
+from serving_gym.runners.validation.predict import cluster_of, predict, simulate, with_frontend
 from serving_gym.runners.validation.score import Score, orderings, report, score_all, summary
 
 
@@ -26,6 +26,11 @@ def test_forms_are_told_apart_by_their_columns(rows, form, request):
     assert sum(len(run.stages) for run in found.runs) + len(found.steps) + found.unsupported.total() == len(
         frame
     )
+
+
+def test_engines_before_v1_are_simulated_with_their_scheduler(replica_rows, open_rows):
+    assert [cluster_of(run).scheduler for run in read_measurements(replica_rows).runs] == ["v0", "v0"]
+    assert {cluster_of(run).scheduler for run in read_measurements(open_rows).runs} == {"v1"}
 
 
 def test_a_table_in_no_form_says_what_the_nearest_lacks(step_rows, tmp_path):
