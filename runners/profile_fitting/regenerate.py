@@ -31,6 +31,7 @@ from serving_gym.runners.profile_fitting.hierarchy import Fit, fit_hierarchy, lo
 from serving_gym.runners.profile_fitting.live_engines import write_live_engine
 from serving_gym.runners.profile_fitting.step_profiles import SOURCE as STEPS_SOURCE
 from serving_gym.runners.profile_fitting.step_profiles import step_profiles, typical
+from serving_gym.runners.profile_fitting.transfers import write_transfer_errors
 from serving_gym.runners.validation.forms import read_measurements, read_table
 from serving_gym.runners.validation.runs import ServingRun
 from serving_gym.runners.validation.score import Score
@@ -125,6 +126,11 @@ def fit_live_part(request: Request) -> list[Path]:
     return [write_live_engine(request.folder)]
 
 
+def transfers_part(request: Request) -> list[Path]:
+    """Errors of profiles whose overheads are those of other widths, GPUs, models or versions."""
+    return [write_transfer_errors(serving_runs(request.report), request.folder, request.report)]
+
+
 def fit_environments_part(request: Request) -> list[Path]:
     """The profiles that environments use."""
     fitted = [path for family in FAMILIES for path in environments.fit_family(family, request.folder)]
@@ -152,4 +158,5 @@ PARTS: Mapping[str, Callable[[Request], list[Path]]] = {
     "live": fit_live_part,
     "environments": fit_environments_part,
     "constants": fit_constants_part,
+    "transfers": transfers_part,
 }

@@ -81,7 +81,7 @@ def test_every_model_has_a_profile_on_every_gpu_that_holds_it():
                         continue
                     profile, front_end = find_profile(Deployment(model.name, gpu.name, tp, ENGINE))
                     model_there = profile.latency_model(tp)
-                    assert 0.0 < model_there.iteration_s(1, 100) < model_there.iteration_s(8, 16_000)
+                    assert 0.0 < model_there.iteration_s(1, 100) < model_there.iteration_s(64, 64_000)
                     assert front_end.fixed_s > 0.0
                     assert profile.async_scheduling == (gpu.name != "cpu" or model.name != "tiny-llama")
                     found.setdefault(gpu.name, set()).add(profile.kind)
