@@ -2,8 +2,8 @@
 
 In this order: coefficients fitted to the deployment itself; kernels and the overheads fitted to the same model and GPU
 at other widths; kernels and the overheads of the model, or of all models, on the engine; the same with kernels
-interpolated between measured widths; a roofline. `describe.describe` says in one
-sentence which of them a profile is.
+interpolated between measured widths; the profile from other tables of the GPU, with the engine's front end; a roofline.
+`describe.describe` says in one sentence which of them a profile is.
 """
 
 import warnings
@@ -21,6 +21,7 @@ from serving_gym.calibration.profile import Profile, parse_profile, profile_file
 from serving_gym.calibration.widths import kernels_near
 
 FITTED, OTHER_WIDTHS, ENGINE, ROOFLINE = "fitted", "fitted at other widths", "kernels and engine", "roofline"
+TABLES = "tables and engine"
 NEAR_WIDTHS = "kernels at neighbouring widths and engine"
 CPU = (
     "cpu"  # the core that servers are launched on; no kernel table covers it, and no version was fitted there
@@ -85,6 +86,17 @@ def kernels_around(deployment: Deployment) -> tuple[LatencyCoefficients, str]:
     return (near, NEAR_WIDTHS) if near else kernels_or_roofline(d)
 
 
+def _from_tables(deployment: Deployment, overheads: Engine) -> Profile | None:
+    """The profile that was fitted to tables of a GPU without kernel tables, scheduled as an engine does, if any."""
+    d = deployment
+    tables = load_engine_profile(d.model, d.gpu, "")
+    if tables is None or d.tp not in tables.widths or find_kernels(d.model, d.gpu, d.tp):
+        return None
+    if kernels_near(d.model, d.gpu, d.tp):
+        return None
+    return replace(tables, source=TABLES, engine=d.engine, async_scheduling=overheads.async_scheduling)
+
+
 def assembled(deployment: Deployment, overheads: Engine, source: str) -> tuple[Profile, Frontend]:
     """Kernels with an engine around them."""
     kernels, found = kernels_around(deployment)
@@ -131,6 +143,10 @@ def find_profile(deployment: Deployment) -> tuple[Profile, Frontend]:
     profile = load_engine_profile(d.model, d.gpu, "" if d.gpu == CPU else d.engine)
     if profile is not None and d.gpu == CPU:
         profile.coefficients_at(d.tp)
+    if profile is None and not d.expert_parallel:
+        tables = _from_tables(d, overheads)
+        if tables is not None:
+            return tables, overheads.frontend
     if profile is None or d.expert_parallel:
         return assembled(d, overheads, ENGINE)
     if d.tp in profile.widths:

@@ -5,7 +5,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from serving_gym.calibration.deployments import NEAR_WIDTHS
+from serving_gym.calibration.deployments import NEAR_WIDTHS, TABLES
 from serving_gym.calibration.engines import engine_key, family_of, load_carried, load_engines
 from serving_gym.calibration.hardware import GPUS
 from serving_gym.calibration.kernels import RELATIVES
@@ -61,7 +61,7 @@ def expected_errors(profile: Profile) -> dict[str, float]:
     """Median absolute errors to be expected, ratios by target; empty where nothing was kept aside to tell."""
     if profile.kind == "fitted":
         aside = profile.held_out.get("seen", {}).get("all", {})
-    elif profile.kind == "transferred" and _engine_known(profile):
+    elif profile.kind == "transferred" and profile.source != TABLES and _engine_known(profile):
         family = family_of(profile.engine, profile.model.name).split("|")[1]
         aside = transfer_errors().get(relation(profile), {}).get(family, {})
     else:
@@ -88,6 +88,8 @@ def _origin(profile: Profile) -> str:
         return "to published runs of it" if profile.engine else "to published tables and runs"
     if profile.kind == "roofline":
         return "assumed efficiencies, no kernel of it was measured"
+    if profile.source == TABLES:
+        return "published tables of it, front end of other models and GPUs"
     return f"{_kernels(profile)}, {_overheads(profile)}"
 
 
@@ -121,5 +123,6 @@ def _overheads(profile: Profile) -> str:
     if near == "width":
         return "overheads of other widths"
     if near == "gpu":
-        return f"overheads of {' and '.join(measured_gpus(profile.engine)[profile.model.name])}"
+        gpus = " and ".join(measured_gpus(profile.engine)[profile.model.name])
+        return f"overheads of {profile.model.name} on {gpus}"
     return f"overheads of other {_FAMILIES[key.split('|')[1]]}"
