@@ -126,6 +126,7 @@ def run_of(row: dict[str, Any], index: int) -> ServingRun:
     cached = 0.0 if nightly else CACHED_SHARE.get(deployment.model, 0.0)
     budget = NIGHTLY_BUDGET if nightly or cached else OWN_BUDGET
     shortest = SHORTEST if nightly else 1.0
+    mean = (1.0 + shortest) / 2.0
     measured = {"ttft": float(row["ttft_ms"]) * MS, "tpot": float(row["tpot_ms"]) * MS}
     return ServingRun(
         deployment=deployment,
@@ -134,5 +135,9 @@ def run_of(row: dict[str, Any], index: int) -> ServingRun:
         max_num_batched_tokens=budget,
         memory_utilization=MEMORY_UTILIZATION,
         prefix_caching=cached > 0.0,
+        context_tokens=mean * (isl + osl / 2.0),
+        output_tokens=mean * osl,
+        prefill_tokens=mean * isl - int(cached * isl) // BLOCK_TOKENS * BLOCK_TOKENS,
+        clients=clients,
         configuration=f"{isl}/{osl} x {clients}",
     )

@@ -6,13 +6,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.calibration.engines import Frontend
+from serving_gym.calibration.memory import kv_capacity_tokens
 from serving_gym.calibration.profile import Profile
 from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.metrics import RequestRecords
 from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.simulator.simulator import Simulator
-from serving_gym.runners.validation.runs import ServingRun
+from serving_gym.runners.validation.runs import ServingRun, Stage
 
+BUSY, SATURATED = 0.7, 0.95  # load, ratio; the first is where queues begin to show
 NO_PROMISE = (SLO(ttft_s=1e6, tpot_s=1e6),)
 
 
@@ -64,12 +66,33 @@ def decoding_beside(records: RequestRecords) -> NDArray[np.int64]:
     return beside
 
 
+def slots(run: ServingRun, profile: Profile) -> float:
+    """Requests that the engine of a run can decode at once: sequences of an iteration, or contexts in the KV cache.
+
+    Prefixes that requests share are counted for each of them.
+    """
+    tokens = kv_capacity_tokens(profile.model, profile.gpu, run.deployment.tp, run.memory_utilization)
+    return max(1.0, min(float(run.max_num_seqs), tokens / run.context_tokens))
+
+
 def capacity_rps(run: ServingRun, profile: Profile) -> float:
-    """Requests a second that decoding alone would let an engine finish with every sequence slot taken."""
-    model = profile.latency_model(run.deployment.tp)
-    sequences = run.max_num_seqs
-    step_s = model.iteration_s(sequences, sequences * run.context_tokens)
-    return sequences / (run.output_tokens * step_s)
+    """Requests a second that an engine finishes with every slot taken: decoding and prefill of each."""
+    model, sequences = profile.latency_model(run.deployment.tp), int(slots(run, profile))
+    context = sequences * run.context_tokens
+    step_s = model.iteration_s(sequences, context)
+    prefill = [(0, round(run.prefill_tokens))] if run.prefill_tokens else []
+    prefill_s = model.iteration_s(sequences, context, prefill) - step_s
+    return 1.0 / (run.output_tokens * step_s / sequences + prefill_s)
+
+
+def load(run: ServingRun, stage: Stage, profile: Profile) -> float:
+    """Demand of a stage over what the engine can take, ratio; a run is saturated from `SATURATED` on.
+
+    An open loop demands its arrival rate of `capacity_rps`, a closed loop one of the `slots` for each of its clients.
+    """
+    if run.clients:
+        return run.clients / slots(run, profile)
+    return stage.rate_rps / capacity_rps(run, profile)
 
 
 def simulate(run: ServingRun, profile: Profile) -> RequestRecords:
