@@ -6,7 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.calibration.engines import Frontend
+from serving_gym.calibration.hardware import get_gpu
 from serving_gym.calibration.memory import kv_capacity_tokens
+from serving_gym.calibration.models import get_model
 from serving_gym.calibration.profile import Profile
 from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.metrics import RequestRecords
@@ -15,12 +17,23 @@ from serving_gym.envs.simulator.simulator import Simulator
 from serving_gym.runners.validation.runs import ServingRun, Stage
 
 BUSY, SATURATED = 0.7, 0.95  # load, ratio; the first is where queues begin to show
+KV_BLOCK_TOKENS = 16
 NO_PROMISE = (SLO(ttft_s=1e6, tpot_s=1e6),)
 
 
+def kv_tokens(run: ServingRun) -> int:
+    """Tokens that the KV cache of a run's engine holds, all attention ranks together."""
+    d = run.deployment
+    model, gpu = get_model(d.model), get_gpu(d.gpu)
+    return kv_capacity_tokens(
+        model, gpu, d.tp, run.memory_utilization, attention_ranks=d.attention_ranks
+    )
+
+
 def cluster_of(run: ServingRun) -> ClusterSpec:
-    """One engine as a cluster."""
-    deployment = run.deployment
+    """One engine as a cluster; the ranks of data-parallel attention, in step with one another, are one engine."""
+    deployment, ranks = run.deployment, run.deployment.attention_ranks
+    blocks = kv_tokens(run) // KV_BLOCK_TOKENS - 1 if ranks > 1 else None  # one is vLLM's null block
     return ClusterSpec(
         model=deployment.model,
         gpu=deployment.gpu,
@@ -29,8 +42,11 @@ def cluster_of(run: ServingRun) -> ClusterSpec:
         max_group=1,
         router="round_robin",
         order="fcfs",
-        max_num_seqs=run.max_num_seqs,
-        max_num_batched_tokens=run.max_num_batched_tokens,
+        max_num_seqs=run.max_num_seqs * ranks,
+        max_num_batched_tokens=run.max_num_batched_tokens * ranks,
+        long_prefill_token_threshold=run.max_num_batched_tokens if ranks > 1 else 0,
+        block_size=KV_BLOCK_TOKENS,
+        kv_blocks_override=blocks,
         chunked_prefill=run.chunked_prefill,
         memory_utilization=run.memory_utilization,
         prefix_caching=run.prefix_caching,
@@ -66,18 +82,18 @@ def decoding_beside(records: RequestRecords) -> NDArray[np.int64]:
     return beside
 
 
-def slots(run: ServingRun, profile: Profile) -> float:
+def slots(run: ServingRun) -> float:
     """Requests that the engine of a run can decode at once: sequences of an iteration, or contexts in the KV cache.
 
     Prefixes that requests share are counted for each of them.
     """
-    tokens = kv_capacity_tokens(profile.model, profile.gpu, run.deployment.tp, run.memory_utilization)
-    return max(1.0, min(float(run.max_num_seqs), tokens / run.context_tokens))
+    sequences = float(run.max_num_seqs * run.deployment.attention_ranks)
+    return max(1.0, min(sequences, kv_tokens(run) / run.context_tokens))
 
 
 def capacity_rps(run: ServingRun, profile: Profile) -> float:
     """Requests a second that an engine finishes with every slot taken: decoding and prefill of each."""
-    model, sequences = profile.latency_model(run.deployment.tp), int(slots(run, profile))
+    model, sequences = profile.latency_model(run.deployment.tp), int(slots(run))
     context = sequences * run.context_tokens
     step_s = model.iteration_s(sequences, context)
     prefill = [(0, round(run.prefill_tokens))] if run.prefill_tokens else []
@@ -91,7 +107,7 @@ def load(run: ServingRun, stage: Stage, profile: Profile) -> float:
     An open loop demands its arrival rate of `capacity_rps`, a closed loop one of the `slots` for each of its clients.
     """
     if run.clients:
-        return run.clients / slots(run, profile)
+        return run.clients / slots(run)
     return stage.rate_rps / capacity_rps(run, profile)
 
 

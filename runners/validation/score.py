@@ -41,6 +41,7 @@ class Score:
         row: Row of the table.
         load: Demand over what the engine can take (`validation.predict.load`); 0 for a single iteration.
         comparison: Rows with one value are the same load on layouts of different width.
+        run: What was simulated; None for a single iteration.
     """
 
     target: str
@@ -51,6 +52,7 @@ class Score:
     row: int
     load: float = 0.0
     comparison: str = ""
+    run: ServingRun | None = None
 
     @property
     def error(self) -> float:
@@ -115,6 +117,7 @@ def score_run(run: ServingRun, lookup: Lookup, unsupported: Counter[str]) -> lis
                         stage.row,
                         demand,
                         run.comparison,
+                        run,
                     )
                 )
     return scores
