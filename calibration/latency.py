@@ -79,9 +79,9 @@ class LatencyModel:
         base: The engine of smaller width that sequence parallelism replicates; needed for `shift` only.
         shift_threshold_tokens: Scheduled tokens above which sequence parallelism runs; None runs whichever is faster
             (source: ours, an ideal threshold).
-        attention_ranks: Ranks of data-parallel attention: each of `tp / attention_ranks` GPUs holds all dense weights and
-            computes its own requests, and the experts are split over all `tp` GPUs. An iteration lasts as long as on the
-            rank with the most tokens; sequences and their contexts are spread evenly.
+        attention_ranks: Ranks of data-parallel attention: each of `tp / attention_ranks` GPUs holds all dense weights
+            and computes its own requests, and the experts are split over all `tp` GPUs. An iteration lasts as long as on
+            the rank with the most tokens; sequences and their contexts are spread evenly.
     """
 
     model: ModelSpec
@@ -102,7 +102,7 @@ class LatencyModel:
             )
         if self.attention_ranks < 1 or self.tp % self.attention_ranks:
             raise ValueError(
-                f"attention_ranks={self.attention_ranks} is not allowed; it must divide the {self.tp} GPUs of the engine"
+                f"attention_ranks={self.attention_ranks} is not allowed; it must divide the engine's {self.tp} GPUs"
             )
         if self.attention_ranks > 1 and self.execution == "shift":
             raise ValueError("execution='shift' is not allowed with attention_ranks above 1")
@@ -207,13 +207,18 @@ class LatencyModel:
 
     @property
     def pair_s(self) -> float:
-        """Attention of one query-key pair of prefill, s: on the GPUs of one attention rank, which has the whole prompt."""
-        peak = self.tp // self.attention_ranks * self.gpu.peak_flops("bf16") * self.coefficients.attention_flops_ratio
+        """Attention of one query-key pair of prefill, s: on the attention rank that has the whole prompt."""
+        peak = (
+            self.tp
+            // self.attention_ranks
+            * self.gpu.peak_flops("bf16")
+            * self.coefficients.attention_flops_ratio
+        )
         return self.model.attention_flops_per_pair / peak
 
     @property
     def rank_sequence_s(self) -> float:
-        """Work of one of the decoding sequences of an iteration, s: of those of one attention rank, ranks working at once."""
+        """Work of a decoding sequence beyond its context, s, attention ranks working at once."""
         return self.coefficients.sequence_s / self.attention_ranks
 
     def decode_s(self, num_decode: Amount) -> Amount:
@@ -230,8 +235,8 @@ class LatencyModel:
 
         Args:
             num_tokens: Tokens of the iteration.
-            budget_tokens: Most tokens of an iteration, all attention ranks together. Prompts are taken to be on one rank
-                as far as its share of them goes.
+            budget_tokens: Most tokens of an iteration, all attention ranks together. Prompts are taken to be on one
+                rank as far as its share of them goes.
         """
         c = self.coefficients
         if self.attention_ranks == 1:

@@ -5,9 +5,9 @@
 
 `data` is a folder with the reference data (`silicon/aic_e2e_vllm_agg.csv.gz` and the other tables that
 `runners.validate` reads); tables that it lacks are left out. The errors of each profile, by figure and load, are
-written to `calibration/fidelity/VERSION.json`, every single row to `rows.json` in the run directory. FIDELITY.md is then
-written from all committed versions and the tables of live comparisons (`calibration/fidelity/*.yaml`); without `data`
-that is all that happens. `into` names a folder to write in place of the repository.
+written to `calibration/fidelity/VERSION.json`, every single row to `rows.json` in the run directory. FIDELITY.md is
+then written from all committed versions and the tables of live comparisons (`calibration/fidelity/*.yaml`); without
+`data` that is all that happens. `into` names a folder to write in place of the repository.
 """
 
 from __future__ import annotations
@@ -80,7 +80,10 @@ def page_of(root: Path) -> str:
 def score_with_progress(data: Path) -> Scored:
     """Scores of every table in a folder."""
     tables = tables_in(data)
-    with progress_bar(sum(table.size for table in tables), "fidelity", "row") as bar, warnings.catch_warnings():
+    with (
+        progress_bar(sum(table.size for table in tables), "fidelity", "row") as bar,
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore", UserWarning)  # rooflines; the page states the kind of every profile
         return score_folder(tables, bar.update)
 

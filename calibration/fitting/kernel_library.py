@@ -57,7 +57,11 @@ def splits(model: ModelSpec, gpu: GpuSpec, width: int) -> tuple[str, ...]:
     """
     if fits(model, gpu, width):
         return SPLITS if model.num_experts and width > 1 else SPLITS[:1]
-    ranks = model.num_experts and fits(model, gpu, max(WIDTHS)) and model.dense_weight_bytes < width * gpu.memory_bytes
+    ranks = (
+        model.num_experts
+        and fits(model, gpu, max(WIDTHS))
+        and model.dense_weight_bytes < width * gpu.memory_bytes
+    )
     return (RANK,) if ranks else ()
 
 

@@ -25,7 +25,10 @@ from serving_gym.runners.validation.tails import tails
 FOLDER = "calibration/fidelity"
 FILES = tuple(source["file"] for source in (*SOURCES.values(), STEPS_SOURCE))
 ITERATION, ALL = "iteration", "all"  # loads beside `BANDS`: of a single iteration there is none
-SPLITS = {"seen": "configurations", "unseen": "deployments"}  # of a profile's `held_out`, and what was left out
+SPLITS = {
+    "seen": "configurations",
+    "unseen": "deployments",
+}  # of a profile's `held_out`, and what was left out
 FIGURES = {"ape_median": "median", "ape_p90": "p90"}
 Scored = dict[str, tuple[list[Score], Counter[str]]]
 
@@ -179,7 +182,11 @@ def pool_of(deployment: Deployment) -> str:
     if deployment.engine == STEPS_ENGINE:
         return "single iterations"
     form, experts = kind_of(deployment.engine, deployment.model)
-    words = {"closed_loop": "fixed concurrency", "open_loop": "constant rate", "replicas": "Poisson, vLLM 0.6"}
+    words = {
+        "closed_loop": "fixed concurrency",
+        "open_loop": "constant rate",
+        "replicas": "Poisson, vLLM 0.6",
+    }
     return f"{words[form]}, {'mixtures of experts' if experts else 'dense'}"
 
 

@@ -24,12 +24,16 @@ How far simulated latencies lie from measured ones. Written by `python -m runner
 
 Errors are absolute, in per cent of the measured value, as *median / 90th percentile*. *Load* is demand over what the
 engine can take: arrival rate over the rate at which it finishes requests with all its sequences in use, or, in a closed
-loop, clients over the sequences that fit (`max_num_seqs`, or the KV cache); *saturated* is {100 * SATURATED:.0f} % and more.
+loop, clients over the sequences that fit (`max_num_seqs`, or the KV cache); *saturated* is {100 * SATURATED:.0f} % and
+more.
 *Fitted* rows are those that the profile was fitted to; of other kinds of prediction the rows are new to it. *Held out*
 are the errors on measurements that a repeated fit was not shown: configurations of known deployments, or whole
 deployments (model, GPU and width).
 """
-TAIL_RATIO, TAIL_SHARE = 1.25, 0.05  # a factor is shown that is so much commoner among the worst, and not rare there
+TAIL_RATIO, TAIL_SHARE = (
+    1.25,
+    0.05,
+)  # a factor is shown that is so much commoner among the worst, and not rare there
 
 
 def page(versions: Sequence[Mapping[str, Any]], live: Mapping[str, Any], ranking: Mapping[str, Any]) -> str:
@@ -89,7 +93,11 @@ def summary_table(record: Mapping[str, Any]) -> str:
     titles = [f"load below {low} % (n)", f"{low} to {high} (n)", "saturated (n)"]
     counted = "; ".join(
         f"`{name}`: {data['rows']} rows scored"
-        + (f", {sum(data['not_predicted'].values())} figures or rows not predicted" if data["not_predicted"] else "")
+        + (
+            f", {sum(data['not_predicted'].values())} figures or rows not predicted"
+            if data["not_predicted"]
+            else ""
+        )
         for name, data in record["data"].items()
     )
     return table(["kind", "figure", "n", "all", *titles], rows) + f"\n{counted}.\n"
@@ -119,8 +127,8 @@ def profiles_table(record: Mapping[str, Any]) -> str:
         cells += ["–"] * (len(COLUMNS) - len(cells))
         rows.append([f"`{entry['profile']}`", entry["kind"], entry["rows"], *cells, *held])
     note = (
-        f"Cells by load: below {100 * BUSY:.0f} % · up to {100 * SATURATED:.0f} % · saturated. Held out: configurations · deployments. Profiles of "
-        "`splitwise` have iterations: decode in the column of TPOT, prefill in that of TTFT.\n"
+        f"Cells by load: below {100 * BUSY:.0f} % · up to {100 * SATURATED:.0f} % · saturated. Held out: configurations · "
+        "deployments. Profiles of `splitwise` have iterations: decode in the column of TPOT, prefill in that of TTFT.\n"
     )
     head = ["profile", "kind", "rows", "TPOT", "TTFT", "E2E", "TPOT held out", "TTFT held out"]
     return f"{note}\n{table(head, rows)}"

@@ -25,9 +25,7 @@ def kv_tokens(run: ServingRun) -> int:
     """Tokens that the KV cache of a run's engine holds, all attention ranks together."""
     d = run.deployment
     model, gpu = get_model(d.model), get_gpu(d.gpu)
-    return kv_capacity_tokens(
-        model, gpu, d.tp, run.memory_utilization, attention_ranks=d.attention_ranks
-    )
+    return kv_capacity_tokens(model, gpu, d.tp, run.memory_utilization, attention_ranks=d.attention_ranks)
 
 
 def cluster_of(run: ServingRun) -> ClusterSpec:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from serving_gym.calibration.models import get_model
-from serving_gym.runners.validation.runs import ServingRun
+from serving_gym.runners.validation.runs import ServingRun, Stage
 from serving_gym.runners.validation.score import Score
 
 WORST = 0.1
@@ -32,19 +32,24 @@ FACTORS: dict[str, Callable[[Score, ServingRun], bool]] = {
     "vLLM before 0.7": lambda score, _: score.deployment.engine == "vllm-0.6",
     "profile not fitted to it": lambda score, _: score.split == "unseen",
     f"prompt computed of {LONG_PROMPT:,} tokens or more": lambda _, run: run.prefill_tokens >= LONG_PROMPT,
-    f"fewer than {SHORT_RUN} requests": lambda score, run: requests_of(score, run) < SHORT_RUN,
+    "mixture of experts, first stage after the start": lambda score, run: (
+        FACTORS["mixture of experts"](score, run) and bool(run.rate_rps) and stage_of(score, run).first == 0
+    ),
+    f"fewer than {SHORT_RUN} requests": lambda score, run: (
+        stage_of(score, run).last - stage_of(score, run).first < SHORT_RUN
+    ),
     f"more than {LARGE_BATCH} clients": lambda _, run: run.clients > LARGE_BATCH,
     "clients that no captured graph holds": lambda _, run: off_graph(run),
 }
 
 
-def requests_of(score: Score, run: ServingRun) -> int:
-    """Requests of the stage that a score speaks of."""
-    return next(stage.last - stage.first for stage in run.stages if stage.row == score.row)
+def stage_of(score: Score, run: ServingRun) -> Stage:
+    """The stage that a score speaks of."""
+    return next(stage for stage in run.stages if stage.row == score.row)
 
 
 def tails(scores: Sequence[Score]) -> list[dict[str, Any]]:
-    """How often each factor is met among the worst tenth and among all runs, and the median error with and without it."""
+    """How often each factor is met among the worst tenth and among all runs, and the median errors."""
     found = []
     for figure in FIGURES:
         members = [(s, s.run) for s in scores if s.target == figure and s.run is not None]

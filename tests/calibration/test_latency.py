@@ -162,7 +162,9 @@ def test_a_prompt_is_on_one_rank_until_its_budget_is_full():
     alone = model.mixed_s(1000.0)
     assert tables.mixed_ps[1000] == round(alone * 1e12)
     spread = model.overhead_s + model.coefficients.prefill_s + model.ranks_s(4000.0, 1000.0)
-    assert tables.mixed_ps[4000] == pytest.approx((spread + 1000 * model.coefficients.token_s) * 1e12, rel=1e-9)
+    assert tables.mixed_ps[4000] == pytest.approx(
+        (spread + 1000 * model.coefficients.token_s) * 1e12, rel=1e-9
+    )
 
 
 def test_ranks_must_divide_the_gpus_and_do_not_shift():

@@ -92,7 +92,10 @@ def test_unknown_names_are_refused():
     [
         ({"tensor_parallel": 4}, Layout(4, 1, False)),
         ({"tensor_parallel": 4, "moe_tp_size": 1, "moe_ep_size": 4}, Layout(4, 1, True)),
-        ({"tensor_parallel": 4, "attention_dp_size": 4, "moe_tp_size": 1, "moe_ep_size": 16}, Layout(4, 4, True)),
+        (
+            {"tensor_parallel": 4, "attention_dp_size": 4, "moe_tp_size": 1, "moe_ep_size": 16},
+            Layout(4, 4, True),
+        ),
         ({"tensor_parallel": 2, "moe_tp_size": 4, "moe_ep_size": 1}, Layout(4, 2, False, clients_ratio=2)),
     ],
 )

@@ -48,7 +48,9 @@ def test_overheads_and_parameters_are_the_same_thing():
 
 
 def test_mixtures_of_experts_may_differ_more_in_the_time_of_a_layer():
-    width = {m: {p.name: p.width for p in priors_of("vllm-0.17", m)} for m in ("llama-3.1-8b", "gpt-oss-120b")}
+    width = {
+        m: {p.name: p.width for p in priors_of("vllm-0.17", m)} for m in ("llama-3.1-8b", "gpt-oss-120b")
+    }
     assert width["gpt-oss-120b"].pop("layer_s") > width["llama-3.1-8b"].pop("layer_s")
     assert width["gpt-oss-120b"] == width["llama-3.1-8b"]
 

@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -10,7 +11,13 @@ import pytest
 from serving_gym.runners import fidelity
 from serving_gym.runners.command_line.cli import USER_ERROR
 from serving_gym.runners.fidelity import REPOSITORY, page_of
-from serving_gym.runners.validation.fidelity import FOLDER, project_version, record_of, score_folder, tables_in
+from serving_gym.runners.validation.fidelity import (
+    FOLDER,
+    project_version,
+    record_of,
+    score_folder,
+    tables_in,
+)
 from serving_gym.runners.validation.fidelity_page import PAGE, read_table
 
 # An error may be worse than committed by the larger of the two, of which the second is a share of it: simulated runs of
@@ -44,7 +51,11 @@ def test_scores_are_written_and_versions_are_kept(tmp_path: Path, capsys: pytest
     file = root / FOLDER / f"{project_version()}.json"
     record = json.loads(file.read_text(encoding="utf-8"))
     (profile,) = record["profiles"]
-    assert (profile["profile"], profile["kind"], profile["rows"]) == ("llama-2-70b_h100_splitwise", "fitted", 2)
+    assert (profile["profile"], profile["kind"], profile["rows"]) == (
+        "llama-2-70b_h100_splitwise",
+        "fitted",
+        2,
+    )
     assert {(e["figure"], e["load"], e["n"]) for e in profile["errors"]} == {
         ("prefill_step", "iteration", 2),
         ("decode_step", "iteration", 2),
@@ -55,7 +66,10 @@ def test_scores_are_written_and_versions_are_kept(tmp_path: Path, capsys: pytest
     assert fidelity.main(words) == 0
     text = (root / PAGE).read_text(encoding="utf-8")
     history = text.partition("## History")[2]
-    assert [line.split(" | ")[0] for line in history.splitlines()[-2:]] == ["| 0.1.9", f"| {project_version()}"]
+    assert [line.split(" | ")[0] for line in history.splitlines()[-2:]] == [
+        "| 0.1.9",
+        f"| {project_version()}",
+    ]
     assert text.count("Not recorded yet.") == 2
 
 
@@ -84,13 +98,19 @@ def test_no_profile_is_worse_than_committed() -> None:
     now = record_of("now", score_folder(tables))
     committed = json.loads((REPOSITORY / FOLDER / f"{project_version()}.json").read_text(encoding="utf-8"))
     before = {(entry["profile"], entry["kind"]): entry["errors"] for entry in committed["profiles"]}
-    worse = []
-    for entry in now["profiles"]:
-        known = {(e["figure"], e["load"]): e for e in before[entry["profile"], entry["kind"]]}
-        for error in entry["errors"]:
-            was = known[error["figure"], error["load"]]
-            assert error["n"] == was["n"]
-            for value in ("median", "p90"):
-                if error[value] > was[value] + max(NOISE, NOISE_SHARE * was[value]):
-                    worse.append((entry["profile"], error["figure"], error["load"], value, was[value], error[value]))
+    worse = [
+        (entry["profile"], error["figure"], error["load"], value, was[value], error[value])
+        for entry in now["profiles"]
+        for error, was in pairs(entry["errors"], before[entry["profile"], entry["kind"]])
+        for value in ("median", "p90")
+        if error[value] > was[value] + max(NOISE, NOISE_SHARE * was[value])
+    ]
     assert worse == []
+
+
+def pairs(
+    now: list[dict[str, Any]], before: list[dict[str, Any]]
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Each error with the committed one of the same figure, load and number of rows."""
+    known = {(entry["figure"], entry["load"], entry["n"]): entry for entry in before}
+    return [(entry, known[entry["figure"], entry["load"], entry["n"]]) for entry in now]
