@@ -80,8 +80,8 @@ class LatencyModel:
         shift_threshold_tokens: Scheduled tokens above which sequence parallelism runs; None runs whichever is faster
             (source: ours, an ideal threshold).
         attention_ranks: Ranks of data-parallel attention: each of `tp / attention_ranks` GPUs holds all dense weights
-            and computes its own requests, and the experts are split over all `tp` GPUs. An iteration lasts as long as on
-            the rank with the most tokens; sequences and their contexts are spread evenly.
+            and computes its own requests, and the experts are split over all `tp` GPUs. An iteration lasts as long as
+            on the rank with the most tokens; sequences and their contexts are spread evenly.
     """
 
     model: ModelSpec

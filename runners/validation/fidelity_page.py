@@ -127,8 +127,9 @@ def profiles_table(record: Mapping[str, Any]) -> str:
         cells += ["–"] * (len(COLUMNS) - len(cells))
         rows.append([f"`{entry['profile']}`", entry["kind"], entry["rows"], *cells, *held])
     note = (
-        f"Cells by load: below {100 * BUSY:.0f} % · up to {100 * SATURATED:.0f} % · saturated. Held out: configurations · "
-        "deployments. Profiles of `splitwise` have iterations: decode in the column of TPOT, prefill in that of TTFT.\n"
+        f"Cells by load: below {100 * BUSY:.0f} % · up to {100 * SATURATED:.0f} % · saturated. "
+        "Held out: configurations · deployments. "
+        "Profiles of `splitwise` have iterations: decode in the column of TPOT, prefill in that of TTFT.\n"
     )
     head = ["profile", "kind", "rows", "TPOT", "TTFT", "E2E", "TPOT held out", "TTFT held out"]
     return f"{note}\n{table(head, rows)}"
