@@ -93,7 +93,12 @@ class ModelSpec:
         if self.nominal_weight_bytes is not None:
             return self.nominal_weight_bytes
         experts = self.num_layers * self.num_experts * self.expert_params * self.expert_dtype_bytes
-        return self.dense_params * self.weight_dtype_bytes + experts + 2 * self.head_params * 2.0
+        return self.dense_weight_bytes + experts
+
+    @property
+    def dense_weight_bytes(self) -> float:
+        """Memory of the weights outside experts, bytes."""
+        return self.dense_params * self.weight_dtype_bytes + 2 * self.head_params * 2.0
 
     @property
     def dense_read_bytes(self) -> float:

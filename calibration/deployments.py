@@ -18,7 +18,7 @@ from serving_gym.calibration.kernels import find_kernels
 from serving_gym.calibration.memory import check_fits
 from serving_gym.calibration.models import get_model
 from serving_gym.calibration.profile import Profile, parse_profile, profile_file_name
-from serving_gym.calibration.widths import kernels_near
+from serving_gym.calibration.widths import kernels_near, kernels_of_ranks
 
 FITTED, OTHER_WIDTHS, ENGINE, ROOFLINE = "fitted", "fitted at other widths", "kernels and engine", "roofline"
 TABLES = "tables and engine"
@@ -39,6 +39,7 @@ class Deployment:
         engine: Name of the engine (`calibration.engines`).
         expert_parallel: Whether experts are spread over the GPUs rather than split.
         pp: Pipeline stages, each of `tp` GPUs; the latency of a profile is that of one stage with all layers.
+        attention_ranks: Ranks of data-parallel attention among the `tp` GPUs, which share the experts.
     """
 
     model: str
@@ -47,13 +48,15 @@ class Deployment:
     engine: str
     expert_parallel: bool = False
     pp: int = 1
+    attention_ranks: int = 1
 
     @property
     def name(self) -> str:
         """For tables."""
         split = f"ep{self.tp}" if self.expert_parallel else f"tp{self.tp}"
         stages = f"pp{self.pp}" if self.pp > 1 else ""
-        return f"{self.model}|{self.gpu}|{split}{stages}|{self.engine}"
+        ranks = f"dp{self.attention_ranks}" if self.attention_ranks > 1 else ""
+        return f"{self.model}|{self.gpu}|{split}{ranks}{stages}|{self.engine}"
 
 
 @cache
@@ -67,12 +70,16 @@ def kernels_or_roofline(deployment: Deployment) -> tuple[LatencyCoefficients, st
     """Coefficients without an engine, and whether they come from kernel tables."""
     d = deployment
     kernels = find_kernels(d.model, d.gpu, d.tp, d.expert_parallel)
-    if kernels is not None:
-        return kernels, ENGINE
+    return assumed_kernels(d) if kernels is None else (kernels, ENGINE)
+
+
+def assumed_kernels(deployment: Deployment) -> tuple[LatencyCoefficients, str]:
+    """Coefficients without an engine of what no kernel table covers; warns."""
+    d = deployment
     warnings.warn(
         f"no kernel of {d.model} on {d.tp} x {d.gpu} was measured: latency is a roofline estimate "
         "(source='roofline')",
-        stacklevel=2,
+        stacklevel=3,
     )
     roofline = roofline_coefficients(get_gpu(d.gpu))
     return replace(roofline, fixed_s=0.0, sequence_s=0.0), ROOFLINE
@@ -81,6 +88,9 @@ def kernels_or_roofline(deployment: Deployment) -> tuple[LatencyCoefficients, st
 def kernels_around(deployment: Deployment) -> tuple[LatencyCoefficients, str]:
     """Coefficients without an engine: the deployment's kernels, those of neighbouring widths, or a roofline."""
     d = deployment
+    if d.attention_ranks > 1:
+        shared = kernels_of_ranks(d.model, d.gpu, d.tp, d.attention_ranks, d.expert_parallel)
+        return (shared, ENGINE) if shared else assumed_kernels(d)
     measured = find_kernels(d.model, d.gpu, d.tp, d.expert_parallel)
     near = None if measured or d.expert_parallel else kernels_near(d.model, d.gpu, d.tp)
     return (near, NEAR_WIDTHS) if near else kernels_or_roofline(d)
@@ -100,7 +110,7 @@ def _from_tables(deployment: Deployment, overheads: Engine) -> Profile | None:
 def assembled(deployment: Deployment, overheads: Engine, source: str) -> tuple[Profile, Frontend]:
     """Kernels with an engine around them."""
     kernels, found = kernels_around(deployment)
-    coefficients = overheads.applied(kernels, deployment.tp)
+    coefficients = overheads.applied(kernels, deployment.tp // deployment.attention_ranks)
     profile = Profile(
         get_model(deployment.model),
         get_gpu(deployment.gpu),
@@ -108,6 +118,7 @@ def assembled(deployment: Deployment, overheads: Engine, source: str) -> tuple[P
         {deployment.tp: coefficients},
         engine=deployment.engine,
         async_scheduling=overheads.async_scheduling,
+        attention_ranks=deployment.attention_ranks,
     )
     return profile, overheads.frontend
 
@@ -143,11 +154,12 @@ def find_profile(deployment: Deployment) -> tuple[Profile, Frontend]:
     profile = load_engine_profile(d.model, d.gpu, "" if d.gpu == CPU else d.engine)
     if profile is not None and d.gpu == CPU:
         profile.coefficients_at(d.tp)
-    if profile is None and not d.expert_parallel:
+    spread = d.expert_parallel or d.attention_ranks > 1
+    if profile is None and not spread:
         tables = _from_tables(d, overheads)
         if tables is not None:
             return tables, overheads.frontend
-    if profile is None or d.expert_parallel:
+    if profile is None or spread:
         return assembled(d, overheads, ENGINE)
     if d.tp in profile.widths:
         return profile, profile.frontends.get(d.tp, Frontend())

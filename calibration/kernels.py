@@ -13,6 +13,7 @@ from serving_gym.calibration.coefficients import LatencyCoefficients
 FOLDER = "kernel_tables"
 # GPUs without tables of their own, and the relation whose efficiencies stand in for theirs.
 RELATIVES = {"B300": "B200"}
+RANK = "rank"  # split of experts of a width that holds attention and dense weights only
 _OTHERS = (
     "matrix_ratios",
     "eager_layer_s",
@@ -41,7 +42,9 @@ def load_kernels(gpu: str) -> dict[tuple[str, int, str], LatencyCoefficients]:
     }
 
 
-def find_kernels(model: str, gpu: str, tp: int, expert_parallel: bool = False) -> LatencyCoefficients | None:
+def find_kernels(
+    model: str, gpu: str, tp: int, expert_parallel: bool = False, of_rank: bool = False
+) -> LatencyCoefficients | None:
     """Coefficients of one deployment without any engine around them, or None where no table covers it.
 
     Args:
@@ -49,9 +52,12 @@ def find_kernels(model: str, gpu: str, tp: int, expert_parallel: bool = False) -
         gpu: Name of the GPU.
         tp: GPUs of the engine.
         expert_parallel: Whether experts are spread over the GPUs rather than split.
+        of_rank: Whether the GPUs are one rank of data-parallel attention, which need not hold the experts.
     """
     measured = model.removesuffix("-kv8")  # bytes over bandwidth: half of them take half of the time
-    return load_kernels(RELATIVES.get(gpu, gpu)).get((measured, tp, "ep" if expert_parallel else "tp"))
+    rows = load_kernels(RELATIVES.get(gpu, gpu))
+    found = rows.get((measured, tp, "ep" if expert_parallel else "tp"))
+    return rows.get((measured, tp, RANK)) if found is None and of_rank else found
 
 
 def dump_kernels(rows: dict[tuple[str, int, str], LatencyCoefficients]) -> str:

@@ -79,6 +79,9 @@ class LatencyModel:
         base: The engine of smaller width that sequence parallelism replicates; needed for `shift` only.
         shift_threshold_tokens: Scheduled tokens above which sequence parallelism runs; None runs whichever is faster
             (source: ours, an ideal threshold).
+        attention_ranks: Ranks of data-parallel attention: each of `tp / attention_ranks` GPUs holds all dense weights
+            and computes its own requests, and the experts are split over all `tp` GPUs. An iteration lasts as long as
+            on the rank with the most tokens; sequences and their contexts are spread evenly.
     """
 
     model: ModelSpec
@@ -88,6 +91,7 @@ class LatencyModel:
     execution: str = "tp"
     base: "LatencyModel | None" = None
     shift_threshold_tokens: int | None = None
+    attention_ranks: int = 1
 
     def __post_init__(self) -> None:
         if self.execution not in ("tp", "shift"):
@@ -96,15 +100,27 @@ class LatencyModel:
             raise ValueError(
                 f"execution='shift' on {self.tp} GPUs needs a base engine whose width divides it"
             )
+        if self.attention_ranks < 1 or self.tp % self.attention_ranks:
+            raise ValueError(
+                f"attention_ranks={self.attention_ranks} is not allowed; it must divide the engine's {self.tp} GPUs"
+            )
+        if self.attention_ranks > 1 and self.execution == "shift":
+            raise ValueError("execution='shift' is not allowed with attention_ranks above 1")
 
-    def matrices_s(self, num_tokens: Amount) -> Amount:
-        """Weights read and multiplied, s: dense and expert, each the smooth maximum of memory and arithmetic."""
+    def matrices_s(self, num_tokens: Amount, rank_tokens: Amount | None = None) -> Amount:
+        """Weights read and multiplied, s: dense and expert, each the smooth maximum of memory and arithmetic.
+
+        Args:
+            num_tokens: Tokens of the iteration.
+            rank_tokens: Those of the attention rank with the most; None: all.
+        """
         c, m = self.coefficients, self.model
         memory = self.tp * self.gpu.bandwidth
         peak = self.tp * self.gpu.peak_flops(m.compute_dtype)
+        here = num_tokens if rank_tokens is None else rank_tokens
         dense = smooth_max(
-            0.0 * num_tokens + m.dense_read_bytes / (memory * c.dense_bandwidth_ratio),
-            num_tokens * m.dense_flops_per_token / (peak * c.dense_flops_ratio),
+            0.0 * here + m.dense_read_bytes * self.attention_ranks / (memory * c.dense_bandwidth_ratio),
+            here * m.dense_flops_per_token * self.attention_ranks / (peak * c.dense_flops_ratio),
             c.roofline_sharpness,
         )
         experts = smooth_max(
@@ -128,6 +144,28 @@ class LatencyModel:
         c, m = self.coefficients, self.model
         message_bytes = num_tokens * m.hidden * ACTIVATION_BYTES
         return 2.0 * m.num_layers * (c.all_reduce_s + message_bytes / c.all_reduce_bandwidth)
+
+    def expert_exchange_s(self, num_tokens: Amount, rank_tokens: Amount) -> Amount:
+        """Collectives of a layer with data-parallel attention, s.
+
+        Every rank sends its tokens to all GPUs before the experts and gets their results back; within a rank of several
+        GPUs attention ends with an all-reduce.
+        """
+        c, m = self.coefficients, self.model
+        token_bytes = m.hidden * ACTIVATION_BYTES
+        exchange = 2.0 * (c.all_to_all_s + num_tokens * token_bytes / c.all_to_all_bandwidth)
+        if self.tp > self.attention_ranks:
+            exchange = exchange + c.all_reduce_s + rank_tokens * token_bytes / c.all_reduce_bandwidth
+        return m.num_layers * exchange
+
+    def ranks_s(self, num_tokens: Amount, rank_tokens: Amount) -> Amount:
+        """Matrices and collectives with data-parallel attention, s.
+
+        Args:
+            num_tokens: Tokens of the iteration.
+            rank_tokens: Those of the rank with the most.
+        """
+        return self.matrices_s(num_tokens, rank_tokens) + self.expert_exchange_s(num_tokens, rank_tokens)
 
     def all_to_all_s(self, num_tokens: Amount) -> Amount:
         """Two all-to-alls a layer, before and after attention, when tokens are split over the base engines, s."""
@@ -169,19 +207,46 @@ class LatencyModel:
 
     @property
     def pair_s(self) -> float:
-        """Attention of one query-key pair of prefill, s."""
-        peak = self.tp * self.gpu.peak_flops("bf16") * self.coefficients.attention_flops_ratio
+        """Attention of one query-key pair of prefill, s: on the attention rank that has the whole prompt."""
+        peak = (
+            self.tp
+            // self.attention_ranks
+            * self.gpu.peak_flops("bf16")
+            * self.coefficients.attention_flops_ratio
+        )
         return self.model.attention_flops_per_pair / peak
+
+    @property
+    def rank_sequence_s(self) -> float:
+        """Work of a decoding sequence beyond its context, s, attention ranks working at once."""
+        return self.coefficients.sequence_s / self.attention_ranks
 
     def decode_s(self, num_decode: Amount) -> Amount:
         """Pure decode iteration without the context term, s."""
-        return self.overhead_s + self.tokens_s(num_decode) + num_decode * self.coefficients.sequence_s
+        return self.overhead_s + self._decode_tokens_s(num_decode) + num_decode * self.rank_sequence_s
 
-    def mixed_s(self, num_tokens: Amount) -> Amount:
-        """Iteration that contains prefill, without the sequence, context and attention terms, s."""
+    def _decode_tokens_s(self, num_decode: Amount) -> Amount:
+        if self.attention_ranks == 1:
+            return self.tokens_s(num_decode)
+        return self.ranks_s(num_decode, -(-num_decode // self.attention_ranks))
+
+    def mixed_s(self, num_tokens: Amount, budget_tokens: float = np.inf) -> Amount:
+        """Iteration that contains prefill, without the sequence, context and attention terms, s.
+
+        Args:
+            num_tokens: Tokens of the iteration.
+            budget_tokens: Most tokens of an iteration, all attention ranks together. Prompts are taken to be on one
+                rank as far as its share of them goes.
+        """
         c = self.coefficients
-        eager_s = (num_tokens > CAPTURED_TOKENS) * self.model.num_layers * c.eager_layer_s
-        return self.overhead_s + c.prefill_s + eager_s + self.tokens_s(num_tokens) + num_tokens * c.token_s
+        if self.attention_ranks == 1:
+            here, tokens_s = num_tokens, self.tokens_s(num_tokens)
+        else:
+            share = budget_tokens / self.attention_ranks
+            here = np.maximum(np.minimum(num_tokens, share), num_tokens / self.attention_ranks)
+            tokens_s = self.ranks_s(num_tokens, here)
+        eager_s = (here > CAPTURED_TOKENS) * self.model.num_layers * c.eager_layer_s
+        return self.overhead_s + c.prefill_s + eager_s + tokens_s + here * c.token_s
 
     def iteration_s(
         self, num_decode: int, context_tokens: float, prefill_chunks: Iterable[tuple[int, int]] = ()
@@ -197,7 +262,7 @@ class LatencyModel:
         if not chunks:
             return self.decode_s(num_decode) + self.kv_s * context_tokens
         num_tokens = num_decode + sum(length for _, length in chunks)
-        sequences = num_decode * self.coefficients.sequence_s
+        sequences = num_decode * self.rank_sequence_s
         attention = self.pair_s * attention_pairs(chunks)
         return self.mixed_s(num_tokens) + sequences + self.kv_s * context_tokens + attention
 
@@ -211,8 +276,8 @@ class LatencyModel:
         sequences, tokens = np.arange(max_num_seqs + 1.0), np.arange(max_num_batched_tokens + 1.0)
         return LatencyTables(
             decode_ps=np.rint(self.decode_s(sequences) * PS_PER_S).astype(np.int64),
-            mixed_ps=np.rint(self.mixed_s(tokens) * PS_PER_S).astype(np.int64),
-            sequence_ps=round(self.coefficients.sequence_s * PS_PER_S),
+            mixed_ps=np.rint(self.mixed_s(tokens, max_num_batched_tokens) * PS_PER_S).astype(np.int64),
+            sequence_ps=round(self.rank_sequence_s * PS_PER_S),
             kv_ps=round(self.kv_s * PS_PER_S),
             attn_fs=round(self.pair_s * FS_PER_S),
         )

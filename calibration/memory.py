@@ -35,6 +35,7 @@ def kv_capacity_tokens(
     memory_utilization: float = 0.8,
     weights: str = "sharded",
     base_width: int | None = None,
+    attention_ranks: int = 1,
 ) -> int:
     """Tokens of KV cache that fit an engine, as Flying Serving counts them (Section 6.4.1, Table 2).
 
@@ -48,6 +49,7 @@ def kv_capacity_tokens(
         memory_utilization: Share of device memory that may be used, ratio.
         weights: `sharded` over all GPUs, or `whole` in every base engine.
         base_width: With `whole`, GPUs of a base engine; None means `width`.
+        attention_ranks: With `sharded`, ranks of data-parallel attention, each of which holds all dense weights.
 
     Raises:
         ValueError: The layout is unknown, the widths do not divide, or the model does not fit.
@@ -58,7 +60,13 @@ def kv_capacity_tokens(
     if copy_width < 1 or width % copy_width:
         raise ValueError(f"base_width={copy_width} does not divide width={width}")
     check_fits(model, gpu, copy_width, memory_utilization)
-    free_bytes = copy_width * gpu.memory_bytes * memory_utilization - model.weight_bytes
+    copies_bytes = (attention_ranks - 1) * model.dense_weight_bytes
+    free_bytes = copy_width * gpu.memory_bytes * memory_utilization - model.weight_bytes - copies_bytes
+    if free_bytes <= 0.0:
+        raise ValueError(
+            f"{model.name} does not fit {width} x {gpu.name} with {attention_ranks} copies of its dense weights, of "
+            f"{model.dense_weight_bytes / 1e9:.1f} GB each"
+        )
     return int(width // copy_width * free_bytes / model.kv_bytes_per_token)
 
 

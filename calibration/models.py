@@ -81,6 +81,17 @@ CODELLAMA_34B = replace(
     LLAMA_2_70B, name="codellama-34b", num_layers=48, intermediate=22016, max_model_len=16384
 )
 
+YI_34B = replace(
+    LLAMA_2_70B,
+    name="yi-34b",
+    num_layers=60,
+    hidden=7168,
+    num_heads=56,
+    intermediate=20480,
+    vocab=64000,
+    max_model_len=4096,
+)
+
 LLAMA_30B = replace(
     LLAMA_2_7B,
     name="llama-30b",
@@ -282,6 +293,7 @@ MODELS: dict[str, ModelSpec] = {
         LLAMA_2_13B,
         LLAMA_2_70B,
         CODELLAMA_34B,
+        YI_34B,
         LLAMA_30B,
         OPT_30B,
         OPT_66B,

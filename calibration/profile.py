@@ -40,6 +40,7 @@ class Profile:
         async_scheduling: Whether the engine put an iteration together while the one before it ran; an engine that is
             simulated under this profile then does (`envs.interface.cluster.ClusterSpec`), and the front end
             has no part of it.
+        attention_ranks: Ranks of data-parallel attention of the engine (`LatencyModel`); a profile file has one.
     """
 
     model: ModelSpec
@@ -53,6 +54,7 @@ class Profile:
     frontends: Mapping[int, Frontend] = field(default_factory=dict, hash=False)
     transitions: Mapping[str, float] = field(default_factory=dict, hash=False)
     async_scheduling: bool = False
+    attention_ranks: int = 1
 
     @property
     def kind(self) -> str:
@@ -104,7 +106,9 @@ class Profile:
         check_fits(self.model, self.gpu, tp)
         coefficients = self.coefficients_at(tp)
         if execution != "shift":
-            return LatencyModel(self.model, self.gpu, tp, coefficients, execution)
+            return LatencyModel(
+                self.model, self.gpu, tp, coefficients, execution, attention_ranks=self.attention_ranks
+            )
         width = base_width or min(self.widths, default=1)
         base = LatencyModel(self.model, self.gpu, width, self.coefficients_at(width))
         return LatencyModel(self.model, self.gpu, tp, coefficients, execution, base, shift_threshold_tokens)

@@ -12,7 +12,7 @@ from math import log2
 import numpy as np
 
 from serving_gym.calibration.coefficients import LatencyCoefficients
-from serving_gym.calibration.kernels import RELATIVES, load_kernels
+from serving_gym.calibration.kernels import RELATIVES, find_kernels, load_kernels
 
 
 def kernels_near(model: str, gpu: str, tp: int) -> LatencyCoefficients | None:
@@ -38,6 +38,39 @@ def kernels_near(model: str, gpu: str, tp: int) -> LatencyCoefficients | None:
     below = max((width for width in at if width <= tp), default=above)
     share = log2(tp / below) / log2(above / below) if above > below else 0.0
     return _between(at[below], at[above], share)
+
+
+def kernels_of_ranks(
+    model: str, gpu: str, width: int, attention_ranks: int, expert_parallel: bool
+) -> LatencyCoefficients | None:
+    """Coefficients of data-parallel attention, or None where no table covers it.
+
+    Attention, dense matrices and their collectives are those of an engine as wide as one rank, experts and their
+    exchange those of all GPUs.
+
+    Args:
+        model: Name of the model.
+        gpu: Name of the GPU.
+        width: GPUs of the engine.
+        attention_ranks: Ranks, of equally many GPUs.
+        expert_parallel: Whether experts are spread over the GPUs rather than split.
+    """
+    whole = find_kernels(model, gpu, width, expert_parallel)
+    rank = find_kernels(model, gpu, width // attention_ranks, of_rank=True)
+    if whole is None or rank is None:
+        return None
+    return replace(
+        whole,
+        sequence_s=rank.sequence_s,
+        token_s=rank.token_s,
+        dense_bandwidth_ratio=rank.dense_bandwidth_ratio,
+        dense_flops_ratio=rank.dense_flops_ratio,
+        roofline_sharpness=rank.roofline_sharpness,
+        kv_bandwidth_ratio=rank.kv_bandwidth_ratio,
+        attention_flops_ratio=rank.attention_flops_ratio,
+        all_reduce_s=rank.all_reduce_s,
+        all_reduce_bandwidth=rank.all_reduce_bandwidth,
+    )
 
 
 def _between(first: LatencyCoefficients, second: LatencyCoefficients, share: float) -> LatencyCoefficients:

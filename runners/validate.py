@@ -10,7 +10,10 @@ by the simulator, single iterations by the latency model. Only committed files o
 
 Writes `validation.json`: errors of each target as fractions, overall and by model, GPU, width and split (`seen`:
 coefficients were fitted to this deployment; `unseen`: to related deployments, or to none); rows that could not be
-predicted are counted with the reason. For `traffic`, recorded runs of a server (`runners.simulate backend=vllm`), the
+predicted are counted with the reason. Errors are also given by load: below 70 %, 70 to 95 %, and saturated, and each
+row says its own. Load is demand over what the engine can take: of an open loop its arrival rate over the rate at which
+the engine finishes requests with all its sequences in use, of a closed loop its clients over the sequences that fit
+(`max_num_seqs`, or the KV cache). For `traffic`, recorded runs of a server (`runners.simulate backend=vllm`), the
 same requests are simulated on one engine of the cluster, and `validation.json` has each metric on both backends, as
 clients measure it.
 """

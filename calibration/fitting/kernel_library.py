@@ -7,7 +7,7 @@ from serving_gym.calibration.coefficients import LatencyCoefficients
 from serving_gym.calibration.fitting.data import AIC_SYSTEM, data_path
 from serving_gym.calibration.fitting.kernels import fit_kernels
 from serving_gym.calibration.hardware import GpuSpec, get_gpu
-from serving_gym.calibration.kernels import FOLDER, dump_kernels, kernel_file_name
+from serving_gym.calibration.kernels import FOLDER, RANK, dump_kernels, kernel_file_name
 from serving_gym.calibration.memory import check_fits
 from serving_gym.calibration.models import MODELS, ModelSpec, get_model
 
@@ -50,18 +50,32 @@ def fits(model: ModelSpec, gpu: GpuSpec, width: int) -> bool:
     return True
 
 
+def splits(model: ModelSpec, gpu: GpuSpec, width: int) -> tuple[str, ...]:
+    """Ways to split experts over `width` GPUs.
+
+    GPUs that hold everything but the experts may be a rank of data-parallel attention (`kernels.RANK`).
+    """
+    if fits(model, gpu, width):
+        return SPLITS if model.num_experts and width > 1 else SPLITS[:1]
+    ranks = (
+        model.num_experts
+        and fits(model, gpu, max(WIDTHS))
+        and model.dense_weight_bytes < width * gpu.memory_bytes
+    )
+    return (RANK,) if ranks else ()
+
+
 def kernel_library(gpu: GpuSpec) -> dict[tuple[str, int, str], LatencyCoefficients]:
     """Coefficients of everything that fits a GPU and whose attention was measured on it."""
     rows = {}
     for model in variants(gpu):
         for width in WIDTHS:
-            for split in SPLITS if model.num_experts and width > 1 else SPLITS[:1]:
-                if fits(model, gpu, width):
-                    try:
-                        fit = fit_kernels(model, gpu, width, split == "ep", ratios=True)
-                    except (LookupError, ValueError):  # heads of a size that was never measured on this GPU
-                        continue
-                    rows[(model.name, width, split)] = fit.coefficients
+            for split in splits(model, gpu, width):
+                try:
+                    fit = fit_kernels(model, gpu, width, split == "ep", ratios=True)
+                except (LookupError, ValueError):  # heads of a size that was never measured on this GPU
+                    continue
+                rows[(model.name, width, split)] = fit.coefficients
     return rows
 
 

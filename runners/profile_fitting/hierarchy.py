@@ -46,6 +46,9 @@ PRIORS = (
 # Single prompts met by an engine that only decodes tell the launches of an iteration without a captured graph; where
 # all prompts are long or come in crowds, they cannot be told from `prefill_s` and are left at zero.
 COLD_PROMPT_PRIORS = {"vllm-0.15": (Prior("eager_layer_s", 0.1e-3, 0.2e-3),)}
+# What a layer of experts adds (gates, permutations, their gaps) differs between mixtures by tens of microseconds: with
+# the width for dense models, one whose layers are cheap is held to those of the others.
+EXPERT_PRIORS = (Prior("layer_s", 1e-6, 1.5e-5, -4e-5),)
 # Asynchronous scheduling, on by default from vLLM 0.14, decides the next iteration while one runs.
 PIPELINE_ITERATIONS = {"vllm-0.15": 1.0, "vllm-0.17": 1.0}
 
@@ -86,9 +89,10 @@ def to_engine(values: dict[str, float], name: str) -> Engine:
     )
 
 
-def priors_of(engine: str) -> Sequence[Prior]:
-    """What is believed of an engine before any measurement."""
-    return (*PRIORS, *COLD_PROMPT_PRIORS.get(engine, ()))
+def priors_of(engine: str, model: str) -> Sequence[Prior]:
+    """What is believed of a model on an engine before any measurement."""
+    own = {prior.name: prior for prior in EXPERT_PRIORS if get_model(model).num_experts}
+    return (*(own.get(prior.name, prior) for prior in PRIORS), *COLD_PROMPT_PRIORS.get(engine, ()))
 
 
 def to_values(engine: Engine) -> dict[str, float]:
@@ -133,9 +137,10 @@ def residuals(runs: Iterable[ServingRun], overheads: Engine) -> Array:
     return np.concatenate(parts)
 
 
-def fit_level(runs: Sequence[ServingRun], engine: str, parent: Engine | None, level: int) -> Engine:
-    """Overheads of some runs, with those of the level above as the prior."""
-    priors = priors_of(engine)
+def fit_level(runs: Sequence[ServingRun], parent: Engine | None, level: int) -> Engine:
+    """Overheads of some runs of one family, with those of the level above as the prior."""
+    engine = runs[0].deployment.engine
+    priors = priors_of(engine, runs[0].deployment.model)
     if parent is not None:
         means = to_values(parent)
         share = LEVEL_WIDTHS[level]
@@ -165,7 +170,6 @@ def fit_hierarchy(runs: Sequence[ServingRun], report: Callable[[str], None] = la
             ):  # the same runs: there is nothing more particular to say
                 overheads[key] = overheads[parent]
                 continue
-            engine = members[0].deployment.engine
-            overheads[key] = fit_level(members, engine, overheads.get(parent), level)
+            overheads[key] = fit_level(members, overheads.get(parent), level)
             report(key)
     return Fit(overheads)

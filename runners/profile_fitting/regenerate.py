@@ -57,13 +57,16 @@ class Request:
 
 
 def serving_runs(report: Callable[[str], None]) -> list[ServingRun]:
-    """Every measured run that can be simulated."""
+    """Every measured run that profiles are fitted to."""
     runs: list[ServingRun] = []
     for source in SOURCES.values():
         found = read_measurements(read_table(data_path(source["file"])))
         for reason, count in found.unsupported.items():
             report(f"{source['file']}: {count} rows left out: {reason}")
         for run in found.runs:
+            if run.deployment.attention_ranks > 1:
+                report(f"{source['file']}: 1 row left out: data-parallel attention is predicted, not fitted")
+                continue
             try:
                 log_errors(shortened(run), Engine())
             except ValueError as error:

@@ -6,6 +6,7 @@ between 80 and 100 % of the nominal ones where the lengths are those of that ben
 """
 
 import functools
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,9 @@ COLUMNS = ("isl", "osl", "concurrency", "tensor_parallel", "ttft_ms", "tpot_ms",
 REQUESTS_PER_CLIENT = 10
 BLOCK_TOKENS = 16
 # The nightly benchmark serves these with an 8-bit KV cache on Blackwell: 64 requests of 9,216 tokens run there beside
-# the weights of a 70B model on one GPU without queueing, for which 16 bits leave no room.
-KV8_MODELS, KV8_GPUS = ("meta-llama/",), ("B200", "B300")
+# the weights of a 70B model on one GPU, and 256 beside those of MiniMax-M2.5 on two B300, without the queueing that 16
+# bits would make.
+KV8_MODELS, KV8_GPUS = ("meta-llama/", "minimaxai/"), ("B200", "B300")
 SHORTEST = 0.8  # of the nominal length, in the public nightly benchmark
 # Token budgets: vLLM's default for an API server on these GPUs, and what the authors' own runs behave like.
 NIGHTLY_BUDGET, OWN_BUDGET = 8192, 2048
@@ -79,6 +81,47 @@ def text(row: dict[str, Any], name: str) -> str:
     return "" if value is None or pd.isna(value) else str(value)
 
 
+@dataclass(frozen=True)
+class Layout:
+    """GPUs of a row, and how they share attention and experts.
+
+    Args:
+        gpus: All of them.
+        attention_ranks: Ranks of data-parallel attention.
+        expert_parallel: Whether experts are spread over the GPUs rather than split.
+        clients_ratio: Clients of the engine over the row's `concurrency`.
+    """
+
+    gpus: int
+    attention_ranks: int
+    expert_parallel: bool
+    clients_ratio: int = 1
+
+
+def layout_of(row: dict[str, Any]) -> Layout:
+    """The layout of a row.
+
+    With data-parallel attention the source counts in two ways. Rows of the nightly benchmark name the ranks twice, as
+    `tensor_parallel` and `attention_dp_size` (4 and 4 are four GPUs of one node, not 16). The authors' own rows name
+    the width of one rank and the product of the experts' splits as all GPUs, and `concurrency` is that of one rank.
+
+    Raises:
+        ValueError: The widths of attention and experts are of no layout.
+    """
+    tp, ranks = int(row["tensor_parallel"]), int(number(row, "attention_dp_size", 1))
+    moe_tp, moe_ep = int(number(row, "moe_tp_size", 1)), int(number(row, "moe_ep_size", 1))
+    experts = moe_tp * moe_ep
+    if ranks > 1 and tp == ranks:
+        return Layout(tp, ranks, moe_ep > 1)
+    if ranks == 1 and experts > tp and experts % tp == 0:
+        return Layout(experts, experts // tp, moe_ep > 1, clients_ratio=experts // tp)
+    if ranks > 1 or experts > tp:
+        raise ValueError(
+            f"attention over {tp} GPUs in {ranks} ranks with experts over {experts} GPUs is no layout of one engine"
+        )
+    return Layout(tp, 1, moe_ep > 1)
+
+
 def deployment_of(row: dict[str, Any]) -> Deployment:
     """The deployment of a row.
 
@@ -89,21 +132,19 @@ def deployment_of(row: dict[str, Any]) -> Deployment:
         raise ValueError(f"only aggregated vLLM is known, not {text(row, 'backend')} {text(row, 'mode')}")
     if number(row, "pipeline_parallel", 1) != 1:
         raise ValueError("pipeline parallelism is not modelled")
-    tp, ranks = int(row["tensor_parallel"]), int(number(row, "attention_dp_size", 1))
-    moe_tp, moe_ep = int(number(row, "moe_tp_size", tp)), int(number(row, "moe_ep_size", 1))
+    layout = layout_of(row)
     name = text(row, "model")
     precision = text(row, "gemm_quant_mode") or text(row, "precision")
     model = model_name(name, precision)
     if is_nightly(row) and name.lower().startswith(KV8_MODELS) and gpu_name(text(row, "system")) in KV8_GPUS:
         model = f"{model}-kv8"
-    if ranks > 1 or (moe_tp * moe_ep > tp):
-        raise ValueError("data-parallel attention with shared experts is not modelled")
     return Deployment(
         model=model,
         gpu=gpu_name(text(row, "system")),
-        tp=tp,
+        tp=layout.gpus,
         engine=engine_of_version(text(row, "backend_version"), text(row, "measured_at")),
-        expert_parallel=moe_ep > 1,
+        expert_parallel=layout.expert_parallel,
+        attention_ranks=layout.attention_ranks,
     )
 
 
@@ -118,7 +159,7 @@ def run_of(row: dict[str, Any], index: int) -> ServingRun:
     for name in ("isl", "osl"):
         if not float(row[name]) >= 1:
             raise ValueError(f"{name} must be at least 1")
-    clients = int(number(row, "concurrency", number(row, "batch_size", 1)))
+    clients = int(number(row, "concurrency", number(row, "batch_size", 1))) * layout_of(row).clients_ratio
     if clients < 1:
         raise ValueError("concurrency must be at least 1")
     isl, osl = int(row["isl"]), int(row["osl"])
@@ -126,6 +167,7 @@ def run_of(row: dict[str, Any], index: int) -> ServingRun:
     cached = 0.0 if nightly else CACHED_SHARE.get(deployment.model, 0.0)
     budget = NIGHTLY_BUDGET if nightly or cached else OWN_BUDGET
     shortest = SHORTEST if nightly else 1.0
+    mean = (1.0 + shortest) / 2.0
     measured = {"ttft": float(row["ttft_ms"]) * MS, "tpot": float(row["tpot_ms"]) * MS}
     return ServingRun(
         deployment=deployment,
@@ -134,5 +176,9 @@ def run_of(row: dict[str, Any], index: int) -> ServingRun:
         max_num_batched_tokens=budget,
         memory_utilization=MEMORY_UTILIZATION,
         prefix_caching=cached > 0.0,
+        context_tokens=mean * (isl + osl / 2.0),
+        output_tokens=mean * osl,
+        prefill_tokens=mean * isl - int(cached * isl) // BLOCK_TOKENS * BLOCK_TOKENS,
+        clients=clients,
         configuration=f"{isl}/{osl} x {clients}",
     )

@@ -125,6 +125,7 @@ def run_of(rows: Sequence[dict[str, Any]], indices: Sequence[int]) -> ServingRun
         prefix_caching=True,
         context_tokens=prompt_tokens(first) + float(first["output_tokens"]) / 2.0,
         output_tokens=float(first["output_tokens"]),
+        prefill_tokens=float((prompt_tokens(first) - 1) % BLOCK_TOKENS + 1),
         configuration=text(first, "profile") or f"{first['rate_rps']:g}/s",
         shorter=functools.partial(shorter, rows, indices),
     )

@@ -75,5 +75,6 @@ def run_of(row: dict[str, Any], index: int) -> ServingRun:
         comparison=f"{text(row, 'model')} {text(row, 'precision')} {kind} {float(row['rate_rps']):g}/s",
         context_tokens=prompt + output / 2.0,
         output_tokens=output,
+        prefill_tokens=prompt,
         configuration=f"{kind} {share:g}/s",
     )

@@ -60,8 +60,10 @@ class ServingRun:
         chunked_prefill: Whether prompts are computed in chunks beside decoding requests.
         statistic: How the source condenses requests into one number.
         comparison: Runs with one value are the same load on layouts of different width; empty for none.
-        context_tokens: Mean context of a decoding request, tokens; 0 where the load is a closed loop.
+        context_tokens: Mean context of a decoding request, tokens.
         output_tokens: Mean output, tokens.
+        prefill_tokens: Mean part of a prompt that is not found in the prefix cache, tokens.
+        clients: Clients of a closed loop, each with one request at a time; 0 for an open loop.
         configuration: What repeats of one measurement have in common.
         shorter: Makes the workload and stages of a shorter run in the same steady state, for fits.
     """
@@ -78,6 +80,8 @@ class ServingRun:
     comparison: str = ""
     context_tokens: float = 0.0
     output_tokens: float = 0.0
+    prefill_tokens: float = 0.0
+    clients: int = 0
     configuration: str = ""
     shorter: "Callable[[], tuple[Callable[[], Workload], tuple[Stage, ...]]] | None" = field(
         default=None, hash=False, compare=False

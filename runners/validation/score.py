@@ -14,13 +14,17 @@ from serving_gym.calibration.engines import Frontend
 from serving_gym.calibration.measured.steps import Step, predict_step
 from serving_gym.calibration.profile import Profile
 from serving_gym.runners.validation.forms import Measurements
-from serving_gym.runners.validation.predict import capacity_rps, predict
+from serving_gym.runners.validation.predict import BUSY, SATURATED, load, predict
 from serving_gym.runners.validation.runs import ServingRun
 
 TARGETS = ("prefill_step", "decode_step", "tpot", "ttft", "ttft_p99", "e2e")
 ORDERING = "ordering"
 ORDERED_WIDTHS = 2  # layouts of one model and load that it takes to speak of an order
-HALF_LOAD = 0.5
+BANDS = {
+    "below_70": (0.0, BUSY),
+    "70_to_95": (BUSY, SATURATED),
+    "saturated": (SATURATED, np.inf),
+}  # parts of the errors by load, ratio
 Lookup = Callable[[Deployment], tuple[Profile, Frontend]]
 
 
@@ -35,8 +39,9 @@ class Score:
         measured: s.
         predicted: s.
         row: Row of the table.
-        load: Arrivals over what the engine can serve, for open loops; 0 elsewhere.
+        load: Demand over what the engine can take (`validation.predict.load`); 0 for a single iteration.
         comparison: Rows with one value are the same load on layouts of different width.
+        run: What was simulated; None for a single iteration.
     """
 
     target: str
@@ -47,6 +52,7 @@ class Score:
     row: int
     load: float = 0.0
     comparison: str = ""
+    run: ServingRun | None = None
 
     @property
     def error(self) -> float:
@@ -57,6 +63,13 @@ class Score:
     def split(self) -> str:
         """Whether coefficients were fitted to this very deployment."""
         return "seen" if self.source == FITTED else "unseen"
+
+    @property
+    def band(self) -> str:
+        """Key of `BANDS`, empty for a single iteration."""
+        if not self.load:
+            return ""
+        return next(name for name, (low, high) in BANDS.items() if low <= self.load < high)
 
 
 # Why a figure cannot be predicted, by whether it is infinite.
@@ -83,10 +96,9 @@ def score_run(run: ServingRun, lookup: Lookup, unsupported: Counter[str]) -> lis
         ValueError: The run cannot be predicted.
     """
     profile, frontend = lookup(run.deployment)
-    load = run.rate_rps / capacity_rps(run, profile) if run.rate_rps else 0.0
     scores = []
     for stage, figures in zip(run.stages, predict(run, profile, frontend), strict=True):
-        share = load * (stage.rate_rps / run.rate_rps if run.rate_rps else 1.0)
+        demand = load(run, stage, profile)
         for target in TARGETS:
             measured, predicted = stage.measured.get(target), figures.get(target, np.nan)
             if not usable(target, measured, unsupported):
@@ -103,8 +115,9 @@ def score_run(run: ServingRun, lookup: Lookup, unsupported: Counter[str]) -> lis
                         measured,
                         predicted,
                         stage.row,
-                        share,
+                        demand,
                         run.comparison,
+                        run,
                     )
                 )
     return scores
@@ -187,7 +200,7 @@ def grouped(scores: Sequence[Score]) -> list[dict[str, Any]]:
 
 
 def overall(scores: Sequence[Score]) -> dict[str, Any]:
-    """Summaries by target; of open loops also above half load, and of several splits each on its own."""
+    """Summaries by target, of each split and of each band of load (`BANDS`) on its own."""
     result: dict[str, Any] = {}
     for target in TARGETS:
         members = [score for score in scores if score.target == target]
@@ -195,8 +208,7 @@ def overall(scores: Sequence[Score]) -> dict[str, Any]:
             continue
         result[target] = summary(members)
         parts = {split: [s for s in members if s.split == split] for split in ("seen", "unseen")}
-        parts["above_half_load"] = [s for s in members if s.load > HALF_LOAD]
-        parts["below_saturation"] = [s for s in members if 0.0 < s.load < 1.0]
+        parts |= {band: [s for s in members if s.band == band] for band in BANDS}
         result[target]["parts"] = {name: summary(part) for name, part in parts.items() if part}
     kept = orderings(scores)
     if kept:
@@ -204,6 +216,21 @@ def overall(scores: Sequence[Score]) -> dict[str, Any]:
         share = 1.0 - len(broken) / len(kept)
         result[ORDERING] = {"n": len(kept), "kept": len(kept) - len(broken), "share": share, "broken": broken}
     return result
+
+
+def listed(scores: Sequence[Score]) -> list[dict[str, Any]]:
+    """One entry for each measured number: where it stands, both values, the load and whether that is saturation."""
+    return [
+        {
+            "row": s.row,
+            "target": s.target,
+            "deployment": s.deployment.name,
+            "measured_s": s.measured,
+            "predicted_s": s.predicted,
+            **({"load": round(s.load, 4), "saturated": s.load >= SATURATED} if s.band else {}),
+        }
+        for s in sorted(scores, key=lambda score: (score.row, score.target))
+    ]
 
 
 def report(data: str, profile: str, scores: Sequence[Score], unsupported: Counter[str]) -> dict[str, Any]:
@@ -215,4 +242,5 @@ def report(data: str, profile: str, scores: Sequence[Score], unsupported: Counte
         "overall": overall(scores),
         "unsupported": dict(unsupported.most_common()),
         "groups": grouped(scores),
+        "rows": listed(scores),
     }

@@ -24,7 +24,8 @@ def sentence(model, gpu, tp, engine="vllm-0.24", pp=1):
         ),
         (
             ("llama-3.1-8b", "A100-80GB", 1),
-            "llama-3.1-8b on 1 x A100-80GB by vllm-0.24: transferred (kernels measured, overheads of llama-3.1-8b on H100 and H200",
+            "llama-3.1-8b on 1 x A100-80GB by vllm-0.24: transferred (kernels measured, overheads of llama-3.1-8b on "
+            "H100 and H200",
         ),
         (
             ("llama-3.1-70b", "H100", 4),

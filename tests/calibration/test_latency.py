@@ -1,10 +1,12 @@
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from serving_gym.calibration.deployments import Deployment, find_profile
 from serving_gym.calibration.latency import attention_pairs, smooth_max
 from serving_gym.calibration.profile import load_profile
 
@@ -136,3 +138,39 @@ def test_wrong_execution_is_refused():
 def test_model_survives_pickling():
     model = MODELS[PRESETS[0]]
     assert pickle.loads(pickle.dumps(model)) == model
+
+
+MINIMAX = Deployment("minimax-m2.5-fp8", "H200", 4, "vllm-0.17", expert_parallel=True, attention_ranks=4)
+
+
+def test_ranks_of_attention_share_sequences_and_each_read_all_dense_weights():
+    profile, _ = find_profile(MINIMAX)
+    ranks = profile.latency_model(4)
+    whole = replace(ranks, attention_ranks=1)
+    assert ranks.rank_sequence_s == whole.rank_sequence_s / 4
+    assert ranks.pair_s == 4 * whole.pair_s  # one rank has the whole prompt
+    assert ranks.kv_s == whole.kv_s  # all GPUs read a part of the contexts either way
+    dense_s = ranks.model.dense_read_bytes / (ranks.gpu.bandwidth * ranks.coefficients.dense_bandwidth_ratio)
+    assert ranks.matrices_s(1.0, 1.0) > dense_s * 0.5  # `matrix_ratios` scale it
+    assert ranks.decode_s(5.0) > ranks.decode_s(4.0)  # the second sequence of a rank
+
+
+def test_a_prompt_is_on_one_rank_until_its_budget_is_full():
+    profile, _ = find_profile(MINIMAX)
+    model = profile.latency_model(4)
+    tables = model.tables(64, 4000)
+    alone = model.mixed_s(1000.0)
+    assert tables.mixed_ps[1000] == round(alone * 1e12)
+    spread = model.overhead_s + model.coefficients.prefill_s + model.ranks_s(4000.0, 1000.0)
+    assert tables.mixed_ps[4000] == pytest.approx(
+        (spread + 1000 * model.coefficients.token_s) * 1e12, rel=1e-9
+    )
+
+
+def test_ranks_must_divide_the_gpus_and_do_not_shift():
+    profile, _ = find_profile(MINIMAX)
+    model = profile.latency_model(4)
+    with pytest.raises(ValueError, match="attention_ranks=3 is not allowed; it must divide the 4 GPUs"):
+        replace(model, attention_ranks=3)
+    with pytest.raises(ValueError, match="execution='shift' is not allowed with attention_ranks above 1"):
+        replace(model, execution="shift", base=replace(model, tp=1, attention_ranks=1))

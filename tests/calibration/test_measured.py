@@ -1,13 +1,32 @@
+from dataclasses import replace
+
 import numpy as np
+import pandas as pd
 import pytest
 
-from serving_gym.calibration.deployments import find_profile
+from serving_gym.calibration.deployments import Deployment, find_profile
 from serving_gym.calibration.engines import Frontend
 from serving_gym.calibration.measured.names import gpu_name, model_name
+from serving_gym.runners.validation.closed_loop import Layout, layout_of
 from serving_gym.runners.validation.forms import form_of, read_measurements, read_table
 from serving_gym.runners.validation.open_loop import prompt_blocks
-from serving_gym.runners.validation.predict import cluster_of, predict, simulate, with_frontend
-from serving_gym.runners.validation.score import Score, orderings, report, score_all, summary
+from serving_gym.runners.validation.predict import (
+    cluster_of,
+    kv_tokens,
+    load,
+    predict,
+    simulate,
+    with_frontend,
+)
+from serving_gym.runners.validation.score import (
+    Score,
+    listed,
+    orderings,
+    overall,
+    report,
+    score_all,
+    summary,
+)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +76,7 @@ def test_a_table_in_no_form_says_what_the_nearest_lacks(step_rows, tmp_path):
         ("moonshotai/Kimi-K2.5", "int4_wo", "kimi-k2.5-int4"),
         ("MiniMaxAI/MiniMax-M2.5", "nvfp4", "minimax-m2.5-fp4"),
         ("llama2-70b", "", "llama-2-70b"),
+        ("01-ai/Yi-34B", "FP16", "yi-34b"),
     ],
 )
 def test_published_names(published, precision, name):
@@ -70,6 +90,75 @@ def test_unknown_names_are_refused():
     assert gpu_name("H100-SXM-80GB") == "H100"
     with pytest.raises(ValueError, match="GPU 'gb200' is unknown"):
         gpu_name("gb200")
+
+
+@pytest.mark.parametrize(
+    ("columns", "layout"),
+    [
+        ({"tensor_parallel": 4}, Layout(4, 1, False)),
+        ({"tensor_parallel": 4, "moe_tp_size": 1, "moe_ep_size": 4}, Layout(4, 1, True)),
+        (
+            {"tensor_parallel": 4, "attention_dp_size": 4, "moe_tp_size": 1, "moe_ep_size": 16},
+            Layout(4, 4, True),
+        ),
+        ({"tensor_parallel": 2, "moe_tp_size": 4, "moe_ep_size": 1}, Layout(4, 2, False, clients_ratio=2)),
+    ],
+)
+def test_both_ways_to_count_ranks_of_attention_are_read(columns, layout):
+    assert layout_of(columns) == layout
+
+
+def test_a_layout_that_is_none_is_refused(closed_rows):
+    row = {**closed_rows.iloc[0].to_dict(), "tensor_parallel": 2, "attention_dp_size": 4, "moe_tp_size": 2}
+    found = read_measurements(pd.DataFrame([row]))
+    assert list(found.unsupported) == [
+        "attention over 2 GPUs in 4 ranks with experts over 2 GPUs is no layout of one engine"
+    ]
+
+
+def test_ranks_of_attention_have_their_own_sequences_and_one_pool_of_kv(closed_rows):
+    row = {
+        **closed_rows.iloc[0].to_dict(), "model": "Qwen/Qwen3-235B-A22B-FP8", "system": "h200_sxm", "precision": "fp8",
+        "gemm_quant_mode": "fp8", "tensor_parallel": 1, "moe_tp_size": 2, "moe_ep_size": 1, "concurrency": 8,
+        "isl": 1000, "osl": 100,
+    }  # fmt: skip
+    (run,) = read_measurements(pd.DataFrame([row])).runs
+    assert run.clients == 16
+    assert run.deployment.attention_ranks == 2
+    spec = cluster_of(run)
+    assert (spec.num_gpus, spec.max_num_seqs) == (2, 2 * run.max_num_seqs)
+    alone = replace(run, deployment=replace(run.deployment, attention_ranks=1))
+    assert 16 * (spec.kv_blocks_override + 1) <= kv_tokens(run) < kv_tokens(alone)  # dense weights twice
+    profile, frontend = find_profile(run.deployment)
+    both, _ = find_profile(alone.deployment)
+    slower, faster = predict(run, profile, frontend)[0], predict(alone, both, frontend)[0]
+    assert slower["ttft"] > faster["ttft"]  # one GPU computes a prompt, not two
+
+
+def test_load_is_demand_over_what_the_engine_takes(closed_rows, open_rows):
+    closed, opened = read_measurements(closed_rows).runs[0], read_measurements(open_rows).runs[0]
+    profile, _ = find_profile(closed.deployment)
+    assert load(closed, closed.stages[0], profile) == closed.clients / closed.max_num_seqs
+    scarce = replace(closed, max_num_seqs=closed.clients)
+    assert load(scarce, closed.stages[0], profile) == 1.0
+    profile, _ = find_profile(opened.deployment)
+    stage = opened.stages[0]
+    faster = replace(stage, rate_rps=2.0 * stage.rate_rps)
+    assert load(opened, faster, profile) == pytest.approx(2.0 * load(opened, stage, profile))
+    assert load(replace(opened, prefill_tokens=2000.0), stage, profile) > load(opened, stage, profile) > 0.0
+
+
+def test_errors_are_also_told_by_load():
+    deployment = Deployment("qwen3-32b", "H100", 4, "vllm-0.12")
+    scores = [
+        Score("tpot", deployment, "fitted", 1.0, 1.0 + error, row, demand)
+        for row, (error, demand) in enumerate([(0.1, 0.3), (0.2, 0.7), (0.3, 0.949), (0.4, 0.95), (0.5, 7.0)])
+    ]
+    parts = overall(scores)["tpot"]["parts"]
+    assert {name: part["n"] for name, part in parts.items()} == {
+        "seen": 5, "below_70": 1, "70_to_95": 2, "saturated": 2,
+    }  # fmt: skip
+    assert [row["saturated"] for row in listed(scores)] == [False, False, False, True, True]
 
 
 def test_a_closed_loop_keeps_its_clients_busy(closed_rows):

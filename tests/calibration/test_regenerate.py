@@ -41,14 +41,22 @@ def test_levels_go_from_the_engine_to_the_deployment(runs):
 
 
 def test_overheads_and_parameters_are_the_same_thing():
-    values = {prior.name: prior.mean for prior in priors_of("vllm-0.15")}
+    values = {prior.name: prior.mean for prior in priors_of("vllm-0.15", "llama-3.1-8b")}
     engine = to_engine(values, "vllm-0.15")
     assert engine.pipeline_iterations == 1.0
     assert {name: to_values(engine)[name] for name in values} == values
 
 
+def test_mixtures_of_experts_may_differ_more_in_the_time_of_a_layer():
+    width = {
+        m: {p.name: p.width for p in priors_of("vllm-0.17", m)} for m in ("llama-3.1-8b", "gpt-oss-120b")
+    }
+    assert width["gpt-oss-120b"].pop("layer_s") > width["llama-3.1-8b"].pop("layer_s")
+    assert width["gpt-oss-120b"] == width["llama-3.1-8b"]
+
+
 def test_a_fit_comes_closer_than_its_prior_and_lends_to_relations(runs):
-    start = to_engine({prior.name: prior.mean for prior in priors_of("vllm-0.12")}, "vllm-0.12")
+    start = to_engine({prior.name: prior.mean for prior in priors_of("vllm-0.12", "qwen3-32b")}, "vllm-0.12")
     fit = fit_hierarchy(runs)
     before = np.mean([np.abs(log_errors(run, start)["tpot"]) for run in runs])
     after = np.mean([np.abs(log_errors(run, fit.of(run.deployment))["tpot"]) for run in runs])
