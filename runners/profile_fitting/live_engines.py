@@ -67,7 +67,7 @@ def fit_to_profiles(profiles: Sequence[Profile], start: Engine) -> Engine:
         start: Overheads of the same model on the version before, the prior.
     """
     means = to_values(start)
-    priors = [replace(p, mean=means[p.name]) for p in priors_of(BEFORE) if p.name not in FRONT_END]
+    priors = [replace(p, mean=means[p.name]) for p in priors_of(BEFORE, MODEL) if p.name not in FRONT_END]
     measured = np.log(np.concatenate([iterations(profile.latency_model(TP)) for profile in profiles]))
 
     def residuals(values: dict[str, float]) -> Array:
@@ -105,7 +105,7 @@ def carried(family: Engine, before: Engine, after: Engine) -> Engine:
         after: Those of the measured model on this version; what lies outside of iterations is host work, and its own.
     """
     base, first, second = to_values(family), to_values(before), to_values(after)
-    low = {prior.name: prior.low for prior in priors_of(BEFORE)}
+    low = {prior.name: prior.low for prior in priors_of(BEFORE, MODEL)}
     moved = {
         name: max(
             base[name] * second[name] / first[name]
