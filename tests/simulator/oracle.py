@@ -250,7 +250,10 @@ class Engine:
                 self.generated_tokens += 1
                 if request.lag_ps < 0:
                     request.lag_ps = fixed_ps + token_ps * request.prompt + request_ps * decoding
-                    self.returning.append((now + request.lag_ps, False, request))
+                    if request.lag_ps == 0:
+                        request.first_token_ps = now
+                    else:
+                        self.returning.append((now + request.lag_ps, False, request))
         done = [request for request in self.running if request.generated >= request.output]
         for request in done:
             request.over = True

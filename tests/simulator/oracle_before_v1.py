@@ -39,7 +39,7 @@ def _watermark(engine: Engine) -> int:
 
 def _fail(request: Request, now: int) -> None:
     request.finish_ps = now
-    request.fate = "failed" if request.first_token_ps >= 0 else "refused"
+    request.fate = "failed" if request.lag_ps >= 0 else "refused"
 
 
 def _schedule_prefills(engine: Engine, now: int) -> None:

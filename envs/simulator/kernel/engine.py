@@ -305,7 +305,7 @@ def _settle_walk(world: World, tables: Tables, e: int) -> int:
         if request.phase == PREFILL:
             request.computed += request.chunk
         elif request.chunk == 0:
-            stand_still(world, tables, e, j)
+            stand_still(world, tables, e, int64(j))
         else:
             request.settled = 0
             context += computed_tokens(world, slot)
