@@ -22,6 +22,7 @@ _RELEASES = {
     (0, 7): "vllm-0.11",
     (0, 12): "vllm-0.12",
     (0, 14): "vllm-0.17",
+    (0, 24): "vllm-0.24",
 }
 _UNDATED = "vllm-0.17"
 # Engines of the published forms that do not state a version in a column.
