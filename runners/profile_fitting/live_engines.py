@@ -7,6 +7,7 @@ models are the ones they have on the version before, moved by the step that the 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import yaml
@@ -111,7 +112,7 @@ def carried(family: Engine, before: Engine, after: Engine) -> Engine:
     """
     base, first, second = to_values(family), to_values(before), to_values(after)
     low = {prior.name: prior.low for prior in priors_of(BEFORE)}
-    moved = {
+    moved: dict[str, Any] = {
         name: max(
             base[name] * second[name] / first[name]
             if name in FACTORS
