@@ -13,8 +13,6 @@ from serving_gym.calibration.lookup import read_yaml
 from serving_gym.calibration.profile import Profile
 
 ERRORS_FILE = "transfer_errors.yaml"
-# What a transferred profile was left without, the nearest first: the keys of `ERRORS_FILE`.
-RELATIONS = ("width", "gpu", "model", "version")
 _FAMILIES = {"dense": "dense models", "moe": "mixtures of experts"}
 _TARGETS = ("tpot", "ttft", "e2e")
 
@@ -26,9 +24,7 @@ def transfer_errors() -> Mapping[str, Any]:
     Written by `runners.calibrate part=transfers`.
     """
     file = resources.files("serving_gym.calibration") / ERRORS_FILE
-    errors: Mapping[str, Any] = (
-        read_yaml(file.read_text(encoding="utf-8"))["left_out"] if file.is_file() else {}
-    )
+    errors: Mapping[str, Any] = read_yaml(file.read_text(encoding="utf-8"))["left_out"]
     return errors
 
 
@@ -45,7 +41,7 @@ def measured_gpus(engine: str) -> Mapping[str, tuple[str, ...]]:
 
 
 def relation(profile: Profile) -> str:
-    """The nearest thing that overheads of a transferred profile under a named engine were measured at, of `RELATIONS`.
+    """The nearest thing that overheads of a transferred profile under a named engine were measured at.
 
     `width`: the same model and GPU at another width; `gpu`: the same model on another GPU; `model`: other models on
     this engine; `version`: one model on this engine, others on the version before it.
@@ -61,9 +57,13 @@ def expected_errors(profile: Profile) -> dict[str, float]:
     """Median absolute errors to be expected, ratios by target; empty where nothing was kept aside to tell."""
     if profile.kind == "fitted":
         aside = profile.held_out.get("seen", {}).get("all", {})
-    elif profile.kind == "transferred" and profile.source != TABLES and _engine_known(profile):
-        family = family_of(profile.engine, profile.model.name).split("|")[1]
-        aside = transfer_errors().get(relation(profile), {}).get(family, {})
+    elif (
+        profile.kind == "transferred"
+        and profile.source != TABLES
+        and _engine_known(profile)
+        and _family(profile)
+    ):
+        aside = transfer_errors()[relation(profile)][_family(profile)]
     else:
         aside = {}
     return {target: aside[target]["ape_median"] for target in _TARGETS if target in aside}
@@ -91,6 +91,14 @@ def _origin(profile: Profile) -> str:
     if profile.source == TABLES:
         return "published tables of it, front end of other models and GPUs"
     return f"{_kernels(profile)}, {_overheads(profile)}"
+
+
+def _family(profile: Profile) -> str:
+    """`dense` or `moe`; empty where only models of the other kind were measured on the engine."""
+    family = family_of(profile.engine, profile.model.name)
+    used = engine_key(profile.engine, profile.model.name)
+    other = used != family and used.endswith(("|dense", "|moe"))
+    return "" if other else family.split("|")[1]
 
 
 def _engine_known(profile: Profile) -> bool:

@@ -22,6 +22,7 @@ _RELEASES = {
     (0, 7): "vllm-0.11",
     (0, 12): "vllm-0.12",
     (0, 14): "vllm-0.17",
+    (0, 24): "vllm-0.24",
 }
 _UNDATED = "vllm-0.17"
 NEWEST_ENGINE = "vllm-0.24"  # the newest that is calibrated: what clusters run unless told otherwise

@@ -7,9 +7,7 @@ from typing import Any
 
 import yaml
 
-_LOADER = getattr(
-    yaml, "CSafeLoader", yaml.SafeLoader
-)  # both are safe; the first is in C
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # both are safe; the first is in C
 
 
 def read_yaml(text: str) -> Any:

@@ -10,12 +10,15 @@ Tables are read from `$SERVING_GYM_DATA`; they are not needed after calibration.
 (coefficients of every model, GPU and width from kernel tables), `steps` (profiles of an engine measured by iteration),
 `engines` (overheads and profiles of engines measured end to end; every residual is a simulated run, and the fit is
 repeated for each fold, which takes most of an hour), `live` (overheads of the engine whose profiles were measured on a
-live server, for all models), `environments` (the profiles that environments use).
-`held_out=false` skips the fits per fold. The profile of a live engine is written to `MODEL_GPU.yaml` in the run
-directory: its iterations, its front end and, if it was launched by this command, the times of start, stop, relaunch
-and, with sleep mode, sleep and wake; `switch_ranks=2` adds a switch between DP and TP. The fitted values, their
-provenance and their errors are written to `calibration.json`. `traffic` fits to recorded runs of a server
-(`runners.simulate backend=vllm`) and its log instead of a designed load.
+live server, for all models), `environments` (the profiles that environments use), `constants` (reported, not written)
+and `transfers` (errors of profiles whose overheads come from other widths, GPUs, models or versions, by fits without
+each; some twenty minutes). `held_out=false` skips the fits per fold of `engines`.
+
+The profile of a live engine is written to `MODEL_GPU.yaml` in the run directory: its iterations, its front end and, if
+it was launched by this command, the times of start, stop, relaunch and, with sleep mode, sleep and wake;
+`switch_ranks=2` adds a switch between DP and TP. The fitted values, their provenance and their errors are written to
+`calibration.json`. `traffic` fits to recorded runs of a server (`runners.simulate backend=vllm`) and its log instead of
+a designed load.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ PARTS = (
     "live",
     "environments",
     "constants",
+    "transfers",
 )  # of what tables are fitted to
 
 

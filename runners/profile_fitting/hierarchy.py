@@ -7,6 +7,7 @@ relations, and one that was never measured takes theirs. The judge is the simula
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -81,7 +82,7 @@ def keys_of(deployment: Deployment) -> tuple[str, str, str, str]:
 
 def to_engine(values: dict[str, float], name: str) -> Engine:
     """Overheads from fitted values."""
-    plain = {key: value for key, value in values.items() if key not in SCALE_NAMES}
+    plain: dict[str, Any] = {key: value for key, value in values.items() if key not in SCALE_NAMES}
     return Engine(
         **plain,
         matrix_scale=tuple(values[key] for key in SCALE_NAMES),

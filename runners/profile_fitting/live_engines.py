@@ -7,6 +7,7 @@ models are the ones they have on the version before, moved by the step that the 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import yaml
@@ -28,6 +29,7 @@ CONTEXTS = (250, 1000, 2000, 4000)
 CHUNKS = (32, 64, 128, 256, 320, 512, 1024, 2048, 4096, 8192)
 BESIDE = (0, 8, 32, 64)
 SPREAD = 0.03  # standard deviation of the log error of a measured profile's iterations (its held-out error)
+PRIOR_SHARE = 0.5  # of the priors' widths: one model at one width cannot tell all overheads apart
 FRONT_END = ("frontend_s", "frontend_token_s")  # measured, not fitted
 FACTORS = ("attention_ratio", "kv_ratio", *SCALE_NAMES)  # what a step multiplies; to all else it adds
 
@@ -52,11 +54,11 @@ def nearest_to(priors: Sequence[Prior], residuals: Callable[[dict[str, float]], 
 
     def named(z: Array) -> dict[str, float]:
         values = mean + width * z
-        return {prior.name: round(float(value), 12) for prior, value in zip(priors, values, strict=True)}
+        return {prior.name: float(value) for prior, value in zip(priors, values, strict=True)}
 
     start = np.maximum(low + 1e-3, 0.0)
     found = least_squares(lambda z: np.concatenate([residuals(named(z)), z]), start, bounds=(low, np.inf))
-    return named(found.x)
+    return {name: round(value, 12) for name, value in named(found.x).items()}
 
 
 def fit_to_profiles(profiles: Sequence[Profile], start: Engine) -> Engine:
@@ -67,7 +69,11 @@ def fit_to_profiles(profiles: Sequence[Profile], start: Engine) -> Engine:
         start: Overheads of the same model on the version before, the prior.
     """
     means = to_values(start)
-    priors = [replace(p, mean=means[p.name]) for p in priors_of(BEFORE, MODEL) if p.name not in FRONT_END]
+    priors = [
+        replace(prior, mean=means[prior.name], width=PRIOR_SHARE * prior.width)
+        for prior in priors_of(BEFORE, MODEL)
+        if prior.name not in FRONT_END
+    ]
     measured = np.log(np.concatenate([iterations(profile.latency_model(TP)) for profile in profiles]))
 
     def residuals(values: dict[str, float]) -> Array:
@@ -106,7 +112,7 @@ def carried(family: Engine, before: Engine, after: Engine) -> Engine:
     """
     base, first, second = to_values(family), to_values(before), to_values(after)
     low = {prior.name: prior.low for prior in priors_of(BEFORE, MODEL)}
-    moved = {
+    moved: dict[str, Any] = {
         name: max(
             base[name] * second[name] / first[name]
             if name in FACTORS
