@@ -208,12 +208,8 @@ class LatencyModel:
     @property
     def pair_s(self) -> float:
         """Attention of one query-key pair of prefill, s: on the attention rank that has the whole prompt."""
-        peak = (
-            self.tp
-            // self.attention_ranks
-            * self.gpu.peak_flops("bf16")
-            * self.coefficients.attention_flops_ratio
-        )
+        gpus = self.tp // self.attention_ranks
+        peak = gpus * self.gpu.peak_flops("bf16") * self.coefficients.attention_flops_ratio
         return self.model.attention_flops_per_pair / peak
 
     @property
