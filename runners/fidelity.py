@@ -17,6 +17,8 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 from serving_gym.runners.command_line.cli import command
 from serving_gym.runners.reporting.output import write_json, write_text
 from serving_gym.runners.reporting.progress import progress_bar
@@ -31,6 +33,7 @@ from serving_gym.runners.validation.fidelity import (
     tables_in,
 )
 from serving_gym.runners.validation.fidelity_page import PAGE, page, read_table
+from serving_gym.runners.validation.ranks import ranking_of
 from serving_gym.runners.validation.score import listed
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -45,11 +48,15 @@ class FidelityConfig:
         out: run directory.
         data: folder of the reference data; None: nothing is scored.
         into: folder to write in place of the repository; None: the repository.
+        ranking: folders of `runners.evaluate backend=both`, whose policies are ranked in simulation and live.
+        against: policy that gains are told against.
     """
 
     out: str
     data: str | None = None
     into: str | None = None
+    ranking: tuple[str, ...] = ()
+    against: str = "jsq"
 
 
 @command("fidelity", FidelityConfig)
@@ -62,6 +69,11 @@ def main(config: FidelityConfig, out: Path) -> None:
         write_json(root / FOLDER / f"{version}.json", record_of(version, scored))
         write_json(out / "rows.json", {name: listed(scores) for name, (scores, _) in scored.items()}, None)
         print(f"errors of {version} written to {root / FOLDER / f'{version}.json'}")
+    if config.ranking:
+        told = ranking_of([Path(name) for name in config.ranking], config.against)
+        write_text(
+            root / FOLDER / RANKING, yaml.safe_dump(told, sort_keys=False, width=110, allow_unicode=True)
+        )
     write_text(root / PAGE, page_of(root))
     print(f"{root / PAGE} written")
     print_results_in(out)

@@ -50,6 +50,13 @@ def gap(simulated: Runs, live: Runs) -> dict[str, Any]:
             name: {metric: pair(ours[metric], theirs[metric]) for metric in COMPARED}
             for name, (ours, theirs) in means.items()
         },
+        "returns": {
+            name: {
+                where: [{"seed": episode.seed, RANKED: episode.metrics[RANKED]} for episode in runs[name]]
+                for where, runs in (("simulated", simulated), ("live", live))
+            }
+            for name in simulated
+        },
         "gap": {
             metric: _error([(ours[metric], theirs[metric]) for ours, theirs in means.values()])
             for metric in COMPARED
