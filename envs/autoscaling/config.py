@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from serving_gym.calibration.fields import check_at_least, check_not_negative, check_positive
 from serving_gym.envs.interface.fleet import FleetConfig
 from serving_gym.envs.interface.objective import Objective
+from serving_gym.envs.interface.randomise import NO_GAUGES, RandomiseSpec
 from serving_gym.envs.interface.scaling import MachineSpec, QueueSpec
 from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.workload.predictions import PredictionSpec
@@ -84,6 +85,7 @@ class AutoscalingConfig:
         queue: The queue manager and the router between regions.
         scales: Scales of the observation.
         prediction: How output lengths are predicted, for policies that read requests in flight and in the queue.
+        randomise: Ranges within which the world of an episode differs from the profile that policies know.
         decision_interval_s: Time between decisions, seconds.
         episode_s: Time for which requests arrive, seconds.
         min_instances: Fewest instances of an endpoint after an action of the action space.
@@ -105,6 +107,7 @@ class AutoscalingConfig:
     queue: QueueSpec = field(default_factory=QueueSpec)
     scales: AutoscalingScales = field(default_factory=AutoscalingScales)
     prediction: PredictionSpec = field(default_factory=PredictionSpec)
+    randomise: RandomiseSpec = field(default_factory=RandomiseSpec)
     decision_interval_s: float = 60.0
     episode_s: float = 86_400.0
     min_instances: int = 1
@@ -146,3 +149,4 @@ class AutoscalingConfig:
                 )
         check_not_negative(self, "min_instances")
         check_at_least(self, 1, "max_change")
+        self.randomise.check_possible(gauge_age_s=NO_GAUGES, prediction=self.prediction.why_exact)

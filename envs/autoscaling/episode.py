@@ -59,6 +59,8 @@ class AutoscalingEpisode(SteppedEpisode[AutoscalingConfig]):
         self.simulator = AutoscalingSimulator(
             config.cluster, self.slos, config.machines, config.queue, self.interactive
         )
+        self.simulator.levels = config.randomise.levels
+        self._check_front_end(len(self.simulator.tables.fronts) > 0)
         self.spec = self._make_spec()
         self.levers = Levers(config, self.simulator)
         self.encoder = Encoder(config, self.spec, self.simulator)
@@ -148,6 +150,7 @@ class AutoscalingEpisode(SteppedEpisode[AutoscalingConfig]):
             config.prediction,
             config.keep_records,
             config.cluster.faults,
+            config.randomise.draw(seed, len(config.cluster.groups)),
         )
         self.reader.begin(self.simulator, self.stream, config)
         self._start()

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from serving_gym.envs.interface.objective import Objective
 from serving_gym.envs.interface.policy_spec import PolicySpec
+from serving_gym.envs.interface.randomise import NO_FRONT_END, RandomiseSpec
 from serving_gym.envs.interface.reward import Outcome, RewardMeter
 from serving_gym.envs.interface.slo import SLO, promises
 from serving_gym.envs.interface.state import TOTALS
@@ -40,6 +41,11 @@ class EpisodeConfig(Protocol):
     @property
     def objective(self) -> Objective:
         """Weights of the reward terms."""
+        ...
+
+    @property
+    def randomise(self) -> RandomiseSpec:
+        """Ranges of what is drawn for each episode beside its requests."""
         ...
 
     @property
@@ -88,6 +94,10 @@ class BaseEpisode(Generic[Config]):
         config.objective.check_classes(self.classes)
         self.meter = RewardMeter(self.classes)
         self.begun, self.done, self.num_refused = False, True, 0
+
+    def _check_front_end(self, present: bool) -> None:
+        """Raises ValueError where the front end is to be randomised, and there is none."""
+        self.config.randomise.check_possible(front_end="" if present else NO_FRONT_END)
 
     @abstractmethod
     def reset(self, seed: int, split: str | None = None) -> None:

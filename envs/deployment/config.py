@@ -8,6 +8,7 @@ from serving_gym.calibration.fields import check_not_negative, check_positive
 from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.deployment.profiling import METHODS
 from serving_gym.envs.interface.objective import Objective
+from serving_gym.envs.interface.randomise import NO_GAUGES, RandomiseSpec
 from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.machines.spec import DeploymentSpec
 from serving_gym.envs.workload.predictions import PredictionSpec
@@ -65,6 +66,7 @@ class DeploymentConfig:
         throughput: Weight of the number of requests that ended in the span.
         scales: Scales of the observation.
         prediction: How output lengths are predicted; the prediction determines a request's type on arrival.
+        randomise: Ranges within which the world of an episode differs from the profile that policies know.
         span_s: Time between decisions, seconds. Source: OServe, section 3.
         types: "kmeans" (input and output length) or "classes" (of the workload).
         num_types: Workload types of k-means. Source: OServe, Table 1.
@@ -87,6 +89,7 @@ class DeploymentConfig:
     throughput: float = 0.0
     scales: DeploymentScales = field(default_factory=DeploymentScales)
     prediction: PredictionSpec = field(default_factory=PredictionSpec)
+    randomise: RandomiseSpec = field(default_factory=RandomiseSpec)
     span_s: float = 60.0
     types: str = BY_KMEANS
     num_types: int = 4
@@ -116,6 +119,8 @@ class DeploymentConfig:
             if getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         check_not_negative(self, "p99", "throughput")
+        by_class = "types=classes uses no predicted lengths" if self.types == BY_CLASS else ""
+        self.randomise.check_possible(gauge_age_s=NO_GAUGES, prediction=by_class or self.prediction.why_exact)
         if self.workload.num_clients:
             raise ValueError(
                 "deployment needs requests that arrive when the workload says; workload.num_clients must be 0"

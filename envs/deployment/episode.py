@@ -52,7 +52,8 @@ class DeploymentEpisode(SteppedEpisode[DeploymentConfig]):
 
     def __init__(self, config: DeploymentConfig) -> None:
         super().__init__(config)
-        self.simulator = DeploymentSimulator(config.cluster, self.slos)
+        self.simulator = DeploymentSimulator(config.cluster, self.slos, config.randomise.levels)
+        self._check_front_end(len(self.simulator.tables.fronts) > 0)
         factory = self.simulator.factory
         self.typing = Typing(config, self.source)
         self.setting = make_setting(config, self.typing, factory.kinds)
@@ -79,17 +80,20 @@ class DeploymentEpisode(SteppedEpisode[DeploymentConfig]):
             seed: Which episode.
             split: Where it is drawn from; None: the configuration's split.
         """
-        workload, types = self._begin(seed, split)
-        self.simulator.reset(workload, types, self.typing.num_types)
+        factors = self.config.randomise.draw(seed, 1)
+        workload, types = self._begin(seed, split, factors.prediction)
+        self.simulator.reset(workload, types, self.typing.num_types, factors)
         self._look()
         receipt = self._deploy(self._first())
         assert receipt.accepted, receipt.reason
         self._look()
 
-    def _begin(self, seed: int, split: str | None) -> tuple[Workload, NDArray[np.int64]]:
+    def _begin(
+        self, seed: int, split: str | None, error_factor: float = 1.0
+    ) -> tuple[Workload, NDArray[np.int64]]:
         """Draws an episode, and opens its books; its requests, and the workload type of each."""
         workload = self._sample(seed, split)
-        types = self.typing.classify(workload, seed)
+        types = self.typing.classify(workload, seed, error_factor)
         spans = -(-self.deadline_ps // self._span_ps)
         self.counts = count_by_span(
             workload.arrival_s,

@@ -40,16 +40,17 @@ class Typing:
             self.types = find_types(self.sample.input_tokens, self.sample.output_tokens, config.num_types)
         self.num_types = len(source.classes) if self.types is None else len(self.types)
 
-    def classify(self, workload: Workload, seed: int) -> NDArray[np.int64]:
+    def classify(self, workload: Workload, seed: int, error_factor: float = 1.0) -> NDArray[np.int64]:
         """(N,), type of each request as recognised on its arrival.
 
         Args:
             workload: Requests.
             seed: Of the errors of predictions.
+            error_factor: Factor on them.
         """
         if self.types is None:
             return workload.class_id.astype(np.int64)
-        predicted = predict_lengths(self.config.prediction, workload, seed)
+        predicted = predict_lengths(self.config.prediction.with_errors(error_factor), workload, seed)
         return self.types.classify(workload.input_tokens, predicted)
 
     def lengths(self) -> tuple[WorkloadType, ...]:

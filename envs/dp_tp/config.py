@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from serving_gym.envs.dp_tp.observation import ObservationScales
 from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.objective import Objective
+from serving_gym.envs.interface.randomise import NO_GAUGES, NO_PREDICTOR, RandomiseSpec
 from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.workload.registry import WorkloadSpec
 
@@ -32,6 +33,7 @@ class DPTPConfig:
         decide_on: Request classes whose arrival triggers a decision at once.
         drain_limit_s: Time from the last arrival to truncation of the episode, seconds.
         faults_per_gpu_hour: Rate of GPU failures.
+        randomise: Ranges within which the world of an episode differs from the profile that policies know.
         split: Part of the workload that episodes are drawn from; None: the workload's own.
     """
 
@@ -44,6 +46,7 @@ class DPTPConfig:
     decide_on: tuple[str, ...] = ()
     drain_limit_s: float = 300.0
     faults_per_gpu_hour: float = 0.0
+    randomise: RandomiseSpec = field(default_factory=RandomiseSpec)
     split: str | None = None
 
     def __post_init__(self) -> None:
@@ -62,5 +65,6 @@ class DPTPConfig:
                 f"dp_tp needs a power of two of base engines that may all be merged (cluster.max_group null); "
                 f"got {num_base} with cluster.max_group {self.cluster.max_group}"
             )
+        self.randomise.check_possible(gauge_age_s=NO_GAUGES, prediction=NO_PREDICTOR)
         if not self.faults_per_gpu_hour >= 0:
             raise ValueError(f"faults_per_gpu_hour must not be negative, got {self.faults_per_gpu_hour}")

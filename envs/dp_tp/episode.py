@@ -38,13 +38,14 @@ class DPTPEpisode(SteppedEpisode[DPTPConfig]):
     def __init__(self, config: DPTPConfig) -> None:
         super().__init__(config)
         triggers = tuple(i for i, name in enumerate(self.classes) if name in config.decide_on)
-        self.simulator = Simulator(config.cluster, self.slos, triggers)
+        self.simulator = Simulator(config.cluster, self.slos, triggers, levels=config.randomise.levels)
+        self._check_front_end(len(self.simulator.tables.fronts) > 0)
         self.num_base = config.cluster.num_base
         self.encoder = _make_encoder(config, self.simulator.cluster, len(self.classes))
         self._interval_ps = to_ps(config.decision_interval_s)
 
     def reset(self, seed: int, split: str | None = None) -> None:
-        """Begins the episode of a seed: its arrivals, classes and failures.
+        """Begins the episode of a seed: its arrivals, classes, failures and factors.
 
         Args:
             seed: Which episode.
@@ -52,7 +53,7 @@ class DPTPEpisode(SteppedEpisode[DPTPConfig]):
         """
         workload = self._sample(seed, split)
         self._state: ClusterState | None = self.simulator.reset(
-            workload, self._faults(seed, workload.duration_s)
+            workload, self._faults(seed, workload.duration_s), self.config.randomise.draw(seed, 1)
         )
         self.encoder.reset()
 

@@ -8,6 +8,7 @@ from serving_gym.calibration.fields import check_at_least, check_not_negative, c
 from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.interface.fleet import FleetConfig
 from serving_gym.envs.interface.objective import Objective
+from serving_gym.envs.interface.randomise import RandomiseSpec
 from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.workload.predictions import PredictionSpec
 from serving_gym.envs.workload.registry import WorkloadSpec
@@ -107,6 +108,7 @@ class RoutingConfig:
             `admission` of the observation.
         max_places: Rows of the observation; None: the fleet's number of replica slots.
         faults: Rates of random faults.
+        randomise: Ranges within which the world of an episode differs from the profile that policies know.
         drain_limit_s: Time from the last arrival to truncation of the episode, seconds.
         split: Part of the workload that episodes are drawn from; None: the workload's own.
     """
@@ -125,6 +127,7 @@ class RoutingConfig:
     admission: bool = False
     max_places: int | None = None
     faults: FaultRates = field(default_factory=FaultRates)
+    randomise: RandomiseSpec = field(default_factory=RandomiseSpec)
     drain_limit_s: float = 300.0
     split: str | None = None
 
@@ -133,6 +136,7 @@ class RoutingConfig:
             raise ValueError("routing needs a fleet: choose a cluster with groups of replicas")
         check_positive(self, "retry_s", "drain_limit_s", "prefix_index_ttl_s", finite=True)
         check_choice("prefix_index", self.prefix_index, PREFIX_INDEXES)
+        self.randomise.check_possible(prediction=self.prediction.why_exact)
         check_within(self, "[0, 60]", "gauge_interval_s")
         check_not_negative(self, "queue_capacity")
         if self.workload.num_clients:

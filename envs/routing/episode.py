@@ -45,6 +45,8 @@ class RoutingEpisode(BaseEpisode[RoutingConfig]):
         super().__init__(config)
         spec = dataclasses.replace(config.cluster, router="hold")
         self.simulator = FleetSimulator(spec, self.slos, tuple(range(len(self.classes))))
+        self.simulator.levels = config.randomise.levels
+        self._check_front_end(len(self.simulator.tables.fronts) > 0)
         self.num_places = spec.num_places
         self.engines = nominal_engines(self.simulator)
         self._scales = np.array(
@@ -78,7 +80,7 @@ class RoutingEpisode(BaseEpisode[RoutingConfig]):
             predicted=predicted,
             scales=self._scales,
             retry_interval_ps=to_ps(self.config.retry_s),
-            gauge_interval_ps=to_ps(self.config.gauge_interval_s),
+            gauge_interval_ps=to_ps(self.config.gauge_interval_s + self.simulator.factors.gauge_age_s),
             deadline_ps=deadline_ps,
             capacity=self.config.queue_capacity,
             deferred_level=len(levels) - 1 if self.config.admission and len(levels) else -1,
@@ -97,7 +99,7 @@ class RoutingEpisode(BaseEpisode[RoutingConfig]):
         return int(self.simulator.world.node_extents.shape[1])
 
     def reset(self, seed: int, split: str | None = None) -> None:
-        """Begins the episode of a seed: its arrivals, lengths, predictions and failures.
+        """Begins the episode of a seed: its arrivals, lengths, predictions, failures and factors.
 
         Args:
             seed: Which episode.
@@ -106,8 +108,10 @@ class RoutingEpisode(BaseEpisode[RoutingConfig]):
         workload = self._sample(seed, split)
         drawn = draw_faults(self.config.faults, self.num_places, workload.duration_s, seed)
         others = (*DISPATCH_PRIORITIES, *([DEFERRED_PRIORITY] if self.config.admission else ()))
-        self.simulator.reset(workload, (*self.config.cluster.faults, *drawn), others)
-        predicted = predict_lengths(self.config.prediction, workload, seed)
+        factors = self.config.randomise.draw(seed, len(self.config.cluster.groups))
+        self.simulator.reset(workload, (*self.config.cluster.faults, *drawn), others, factors)
+        predictor = self.config.prediction.with_errors(factors.prediction)
+        predicted = predict_lengths(predictor, workload, seed)
         self.desk = self._new_desk(predicted, self.deadline_ps, self.simulator.priorities)
         self._state: tuple[int, RoutingState] | None = None  # and the number of the decision it is for
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from serving_gym.calibration.fields import check_not_negative, check_positive
 from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.interface.objective import Objective
+from serving_gym.envs.interface.randomise import NO_GAUGES, NO_PREDICTOR, RandomiseSpec
 from serving_gym.envs.interface.sharing import TokenScheduler
 from serving_gym.envs.interface.slo import LengthSLO
 from serving_gym.envs.machines.shared_nodes import SharingSpec
@@ -55,6 +56,7 @@ class SharingConfig:
         token_scheduler: Which instance of a node runs the next iteration, unless a policy changes it: one of
             `envs.interface.sharing.TokenScheduler`; "policy": the policy decides each time.
         manager: The environment's memory manager and its gateway.
+        randomise: Ranges within which the world of an episode differs from the profile that policies know.
         scales: Scales of the observation.
         drain_limit_s: Time from the last arrival to truncation of the episode, seconds.
         split: Part of the workload that episodes are drawn from; None: the workload's own.
@@ -68,6 +70,7 @@ class SharingConfig:
     ooms: float = 10.0
     token_scheduler: str = TokenScheduler.SHORTEST_HEADROOM.value
     manager: ManagerSpec = field(default_factory=ManagerSpec)
+    randomise: RandomiseSpec = field(default_factory=RandomiseSpec)
     scales: SharingScales = field(default_factory=SharingScales)
     drain_limit_s: float = 300.0
     split: str | None = None
@@ -77,6 +80,7 @@ class SharingConfig:
             raise ValueError("sharing needs shared nodes: choose a cluster with nodes")
         check_choice("token_scheduler", self.token_scheduler, [entry.value for entry in TokenScheduler])
         check_positive(self, "drain_limit_s")
+        self.randomise.check_possible(gauge_age_s=NO_GAUGES, prediction=NO_PREDICTOR)
         for node in self.cluster.nodes:
             weight = self.node_hours.get(node.kind)
             if weight is None or not 0 <= weight < float("inf"):

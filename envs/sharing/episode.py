@@ -49,6 +49,7 @@ class SharingEpisode(BaseEpisode[SharingConfig]):
             float(np.concatenate(past).mean()),
             TokenScheduler(config.token_scheduler),
         )
+        self._check_front_end(self.simulator.has_front_end)
         self.setting = self.simulator.setting
         weights = [config.node_hours[kind] for kind in self.setting.kinds]
         self._node_weights = np.array(weights)
@@ -65,7 +66,8 @@ class SharingEpisode(BaseEpisode[SharingConfig]):
             seed: Which episode.
             split: Where it is drawn from; None: the configuration's split.
         """
-        self.simulator.reset(self._sample(seed, split))
+        factors = self.config.randomise.draw(seed, len(self.config.cluster.nodes))
+        self.simulator.reset(self._sample(seed, split), factors)
         self._used_ps = np.zeros(len(self.setting.kinds), np.int64)
         self._ooms = self._before_ps = 0
 

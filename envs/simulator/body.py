@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from serving_gym.envs.interface.randomise import NOMINAL
 from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.interface.state import WaitingRequest
 from serving_gym.envs.simulator.kernel import state as kernel_state
@@ -66,6 +67,9 @@ class Clockwork(Protocol):
 class Body:
     """A simulated cluster without commands.
 
+    Attributes:
+        factors: What was drawn for the episode.
+
     Args:
         scheduling: Scheduling settings of its engines.
         tables: Latencies and limits of its kinds of engines.
@@ -88,6 +92,7 @@ class Body:
         self.tables = tables
         self.slos = slos
         self.trigger_classes = trigger_classes
+        self.factors = NOMINAL
         self.refused_commands = 0
         self._inherited_logs: tuple[NDArray[np.void], ...] = ()
 
@@ -130,6 +135,7 @@ class Body:
             front_end=len(self.tables.fronts) > 0,
         )
         self.world.cluster["time_limit_ps"] = self._time_limit_ps
+        self.world.cluster["front_factor"] = self.factors.front_end
         self.stale = True  # whether engines have changed since the kernel last updated their rows
         self._tell_scheduling()
         self._inherited_logs = ()
@@ -329,6 +335,7 @@ class Body:
         copy = type(self).__new__(type(self))
         copy._scheduling, copy.tables = self._scheduling, self.tables
         copy.slos, copy.trigger_classes = self.slos, self.trigger_classes
+        copy.factors = self.factors
         copy.workload, copy.traffic = self.workload, self.traffic
         copy._priorities = self._priorities
         if self.workload.num_clients:  # in a closed loop arrivals depend on the fork's actions

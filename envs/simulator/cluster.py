@@ -30,6 +30,7 @@ from serving_gym.envs.simulator.scheduling import (
     scheduler_of,
     schedules_async,
     to_ps,
+    with_factors,
 )
 
 EXECUTIONS = ("tp", "shift")
@@ -48,15 +49,17 @@ class Cluster:
     switch_ps: int
     cold_start_ps: tuple[int, ...]  # by width
     communicators_ps: int  # building the pool of communicators that live switching needs
+    factors: tuple[float, ...] = (1.0,)  # on iteration times; the tables have all kinds of rows for each
 
     def slot(self, group: Group) -> int:
         """Engine slot of a group."""
         return self.groups.index(group)
 
-    def kind(self, group: Group, execution: str) -> int:
-        """Row of the tables for a group."""
+    def kind(self, group: Group, execution: str, factor: float = 1.0) -> int:
+        """Row of the tables for a group whose iterations take `factor` times as long."""
         rank = group.length.bit_length() - 1
-        return rank + EXECUTIONS.index(execution) * len(self.widths)
+        number = EXECUTIONS.index(execution) + self.factors.index(factor) * len(EXECUTIONS)
+        return rank + number * len(self.widths)
 
     def blocks(self, group: Group, weights: str) -> int:
         """KV blocks of an engine over `group`, in its own unit of block_size x length tokens."""
@@ -128,18 +131,25 @@ def validate(spec: ClusterSpec) -> None:
 
 
 @lru_cache(maxsize=64)
-def build_cluster(spec: ClusterSpec, slos: tuple[SLO, ...]) -> Cluster:
+def build_cluster(spec: ClusterSpec, slos: tuple[SLO, ...], factors: tuple[float, ...] = ()) -> Cluster:
     """Computes a cluster's constants with the committed profile of its model and GPU.
+
+    Args:
+        spec: The cluster.
+        slos: SLO of each request class.
+        factors: Factors on iteration times that it may have beside 1.
 
     Raises:
         ValueError: the spec names something unknown or does not fit its GPUs.
     """
     validate(spec)
-    return make_cluster(spec, slos, profile_of(spec))
+    return make_cluster(spec, slos, profile_of(spec), factors)
 
 
-def make_cluster(spec: ClusterSpec, slos: tuple[SLO, ...], profile: Profile) -> Cluster:
-    """Computes a cluster's constants with a given profile.
+def make_cluster(
+    spec: ClusterSpec, slos: tuple[SLO, ...], profile: Profile, factors: tuple[float, ...] = ()
+) -> Cluster:
+    """Computes a cluster's constants with a given profile; arguments as of `build_cluster`.
 
     Raises:
         ValueError: the spec names something unknown or does not fit its GPUs.
@@ -153,16 +163,18 @@ def make_cluster(spec: ClusterSpec, slos: tuple[SLO, ...], profile: Profile) -> 
     per_kind = [
         _kind_tables(spec, profile, length, execution) for execution in EXECUTIONS for length in widths
     ]
+    levels = tuple(dict.fromkeys((1.0, *factors)))
     return Cluster(
         spec=spec,
         groups=groups,
         widths=widths,
-        tables=_stack(spec, per_kind, widths, slos, profile),
+        tables=with_factors(_stack(spec, per_kind, widths, slos, profile), levels),
         blocks_per_base=blocks_per_base,
         context_tokens=spec.max_model_len or profile.model.max_model_len,
         switch_ps=to_ps(_switch_s(spec, profile)),
         cold_start_ps=tuple(_cold_start_ps(spec, profile, length) for length in widths),
         communicators_ps=to_ps(communicator_pool_s(len(groups) - spec.num_base)),
+        factors=levels,
     )
 
 

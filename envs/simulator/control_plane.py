@@ -329,7 +329,7 @@ class ControlPlane(Plane):
         capacity_before = self._world.engines["capacity_blocks"].copy()
         for group in target:
             engine = self._engine(group)
-            engine["kind"] = cluster.kind(group, self.execution)
+            engine["kind"] = self.simulator.kind_of(group, self.execution)
             engine["total_blocks"] = cluster.blocks(group, self.weights)
             self._set(group, EngineStatus.ACTIVE)
         self._share_blocks()

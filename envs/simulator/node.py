@@ -6,6 +6,7 @@ from typing import Self
 
 from serving_gym.calibration.profile import Profile
 from serving_gym.envs.interface.cluster import ClusterSpec
+from serving_gym.envs.interface.layout import Group
 from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.simulator.body import Body
 from serving_gym.envs.simulator.cluster import build_cluster, make_cluster
@@ -20,6 +21,7 @@ class Node(Body):
         slos: SLO of each request class, in the order of the workload's classes.
         trigger_classes: Classes whose arrival stops `advance` so that a decision can be taken.
         profile: Latency of the engines; None: the committed profile of the spec's model and GPU.
+        levels: Factors on iteration times that episodes may draw.
 
     Raises:
         ValueError: the spec names something unknown, or the model does not fit its GPUs.
@@ -31,10 +33,19 @@ class Node(Body):
         slos: tuple[SLO, ...],
         trigger_classes: tuple[int, ...] = (),
         profile: Profile | None = None,
+        levels: tuple[float, ...] = (),
     ) -> None:
         self.spec = spec
-        self.cluster = build_cluster(spec, slos) if profile is None else make_cluster(spec, slos, profile)
+        self.cluster = (
+            build_cluster(spec, slos, levels)
+            if profile is None
+            else make_cluster(spec, slos, profile, levels)
+        )
         super().__init__(spec, self.cluster.tables, slos, trigger_classes)
+
+    def kind_of(self, group: Group, execution: str) -> int:
+        """Row of the tables for a group, with the factor on iteration times that was drawn for the episode."""
+        return self.cluster.kind(group, execution, self.factors.iteration_of(0))
 
     def set_request_limit(self, weights: str) -> None:
         """Sets how long requests may become: `max_model_len`, and what an engine could hold."""

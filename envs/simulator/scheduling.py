@@ -26,6 +26,7 @@ from serving_gym.envs.simulator.kernel.state import (
     V0,
     V0_SWAP,
     V1,
+    Tables,
     rows_of,
 )
 
@@ -50,6 +51,25 @@ def front_rows(spec: Scheduling, front_ends: Sequence[Frontend]) -> NDArray[np.v
         request_ps=[to_ps(front_end.request_s) for front_end in front_ends],
         iterations=[front_end.pipeline_iterations for front_end in front_ends],
     )
+
+
+def with_factors(tables: Tables, factors: Sequence[float]) -> Tables:
+    """Tables with all rows of `tables` for each of the factors on iteration times, those of the first factor first."""
+    if tuple(factors) == (1.0,):
+        return tables
+    kinds = np.concatenate([tables.kinds] * len(factors))
+    for name in ("sequence_ps", "kv_ps", "attn_fs"):
+        kinds[name] = _stretched(tables.kinds[name], factors)
+    return tables._replace(
+        decode_ps=_stretched(tables.decode_ps, factors),
+        mixed_ps=_stretched(tables.mixed_ps, factors),
+        kinds=kinds,
+        fronts=np.concatenate([tables.fronts] * len(factors)),
+    )
+
+
+def _stretched(times: NDArray[np.int64], factors: Sequence[float]) -> NDArray[np.int64]:
+    return np.concatenate([np.rint(times * factor).astype(np.int64) for factor in factors])
 
 
 def check_scheduling(spec: Scheduling, name: str) -> None:

@@ -10,6 +10,7 @@ from serving_gym.calibration.power import power_of
 from serving_gym.envs.interface.cluster import Fault
 from serving_gym.envs.interface.commands import Command, Receipt, Redeploy, SetLayout, SwitchMode
 from serving_gym.envs.interface.layout import Group, Layout, changed_regions, groups_of, layout_of
+from serving_gym.envs.interface.randomise import NOMINAL, EpisodeFactors
 from serving_gym.envs.interface.state import TOTALS, ClusterState, Transition
 from serving_gym.envs.interface.usage import Usage
 from serving_gym.envs.simulator.control_plane import ControlPlane, Phase, Switch
@@ -34,13 +35,22 @@ class Simulator(Node):
 
     # -- Backend -------------------------------------------------------------------------------------------------------
 
-    def reset(self, workload: Workload, faults: tuple[Fault, ...] = ()) -> ClusterState:
-        """Empties the cluster and prepares to serve `workload` from time zero."""
+    def reset(
+        self, workload: Workload, faults: tuple[Fault, ...] = (), factors: EpisodeFactors = NOMINAL
+    ) -> ClusterState:
+        """Empties the cluster and prepares to serve `workload` from time zero.
+
+        Args:
+            workload: Requests.
+            faults: What will go wrong.
+            factors: What was drawn for the episode.
+        """
+        self.factors = factors
         self.begin(workload, num_engines=len(self.cluster.groups))
         engines = self.world.engines
         engines["width"] = [group.length * self.spec.base_width for group in self.cluster.groups]
         engines["first_gpu"] = [group.first * self.spec.base_width for group in self.cluster.groups]
-        engines["kind"] = [self.cluster.kind(group, "tp") for group in self.cluster.groups]
+        engines["kind"] = [self.kind_of(group, "tp") for group in self.cluster.groups]
         self.control = ControlPlane(self)
         self.set_request_limit(self.spec.weights)
         layout = self.spec.layout or (1,) * self.spec.num_base

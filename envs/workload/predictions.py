@@ -20,7 +20,7 @@ clipped.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -60,6 +60,7 @@ TABLE_2 = {
 ORACLE, LOGNORMAL, MAX, MEDIAN, COLUMN = "oracle", "lognormal", "max", "median", "column"
 PREDICTORS = (ORACLE, *TABLE_2, LOGNORMAL, MAX, MEDIAN, COLUMN)
 CLAIRVOYANT = (ORACLE,)
+WITHOUT_ERRORS = (ORACLE, MAX, MEDIAN)
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,15 @@ class PredictionSpec:
     def clairvoyant(self) -> bool:
         """Whether it uses the true length."""
         return self.name in CLAIRVOYANT
+
+    @property
+    def why_exact(self) -> str:
+        """Why `spread` does not change its predictions; empty where it does."""
+        return f"prediction {self.name!r} draws no errors" if self.name in WITHOUT_ERRORS else ""
+
+    def with_errors(self, factor: float) -> PredictionSpec:
+        """The predictor with errors `factor` times as large."""
+        return replace(self, spread=self.spread * factor)
 
 
 def predict_lengths(spec: PredictionSpec, workload: Workload, seed: int) -> NDArray[np.int32]:

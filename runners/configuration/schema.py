@@ -17,6 +17,7 @@ from serving_gym.calibration.fields import check_positive, check_within
 from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.objective import Objective
+from serving_gym.envs.interface.randomise import RandomiseSpec
 from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.live.envelope import EnvelopeSettings
 from serving_gym.envs.live.launch_settings import DEVICES
@@ -201,6 +202,8 @@ class RunConfig(EnvironmentConfig):
                 f"backend={self.backend.name} is not available here (allowed: {', '.join(self.bodies)}); "
                 "runners.evaluate and runners.compare run policies on live servers"
             )
+        if self.backend.name in LIVE_BACKENDS:
+            self.environment.arguments.get("randomise", RandomiseSpec()).check_live()
 
     @property
     def seed_range(self) -> range:

@@ -347,6 +347,7 @@ def check_scaled(episode: AutoscalingEpisode, num_slots: int) -> None:
             queue manager, faults, an unknown queue order, or not as many slots as places.
     """
     config, spec = episode.config, episode.spec
+    config.randomise.check_live()
     if len(spec.endpoints) > 1 or len(spec.gpus) > 1:
         raise ValueError(
             f"cluster.groups: live servers are scaled as one model in one region on one kind of machine, got "

@@ -39,6 +39,7 @@ class LiveDeploymentEpisode(DeploymentEpisode):
 
     def __init__(self, config: DeploymentConfig, fleet: DividedFleet, control_within_s: float) -> None:
         check_divided(config.cluster)
+        config.randomise.check_live()
         self.fleet = fleet
         super().__init__(config)
         self._deadline = ControlDeadline(control_within_s)

@@ -33,6 +33,7 @@ class LiveDPTPEpisode(DPTPEpisode):
 
     def __init__(self, config: DPTPConfig, settings: LiveSettings) -> None:
         super().__init__(config)
+        config.randomise.check_live()
         if config.faults_per_gpu_hour:
             raise ValueError(
                 "env.faults_per_gpu_hour must be 0: faults cannot be injected into a live server"

@@ -50,6 +50,7 @@ class LiveRoutingEnv(DrivesServers, BaseEnv[RoutingConfig, RoutingState]):
 
     def __init__(self, settings: LiveSettings, render_mode: str | None = None, **config: Any) -> None:
         self._set_up(RoutingEpisode(RoutingConfig(**config)), render_mode)
+        self.config.randomise.check_live()
         self.fleet = LiveFleet(self.config.cluster, self.core.slos, settings)
         self._encoder = StateEncoder(
             self.core.engines,

@@ -58,6 +58,7 @@ class LiveSharingEnv(DrivesServers, SharingEnv):
     ) -> None:
         self._set_up(SharingEpisode(SharingConfig(**config)), render_mode)
         check_shared(self.config)
+        self.config.randomise.check_live()
         self.fleet = make_fleet(self.core)
         self._mirror = Mirror(self.core, self.fleet)
         self._deadline = ControlDeadline(control_within_s)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from serving_gym.envs.interface.commands import Receipt
 from serving_gym.envs.interface.fleet import FleetCommand, FleetFault, FleetSpec
 from serving_gym.envs.interface.metrics import RequestRecords
+from serving_gym.envs.interface.randomise import NOMINAL, EpisodeFactors
 from serving_gym.envs.interface.scaling import Held, MachineSpec, QueueSpec, Release, ScaleChange
 from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.interface.state import EngineStatus
@@ -126,6 +127,7 @@ class AutoscalingSimulator(FleetSimulator):
         prediction: PredictionSpec,
         keeps: bool,
         faults: tuple[FleetFault, ...] = (),
+        factors: EpisodeFactors = NOMINAL,
     ) -> None:
         """Begins an episode.
 
@@ -137,11 +139,13 @@ class AutoscalingSimulator(FleetSimulator):
             prediction: How output lengths are predicted.
             keeps: Whether to keep a record of each request.
             faults: What will go wrong.
+            factors: What was drawn for the episode.
         """
-        self.stream, self.seed, self._prediction = stream, seed, prediction
+        self.stream, self.seed = stream, seed
+        self._prediction = prediction.with_errors(factors.prediction)
         first = stream.piece(0)
         self.gate = None
-        self.reset(first, faults, stream.priorities)
+        self.reset(first, faults, stream.priorities, factors)
         if len(self.endpoints) > len(self.fleet.endpoints):
             model, region = self.endpoints[len(self.fleet.endpoints)]
             raise ValueError(
@@ -365,7 +369,7 @@ class AutoscalingSimulator(FleetSimulator):
     def fork(self) -> AutoscalingSimulator:
         """A copy that continues to the same numbers and shares nothing that changes."""
         copy = self._fork_body()
-        for name in ("spec", "fleet", "endpoints", "machines", "queue", "interactive", "layout"):
+        for name in ("spec", "fleet", "endpoints", "levels", "machines", "queue", "interactive", "layout"):
             setattr(copy, name, getattr(self, name))
         for name in ("seed", "stream", "_prediction", "piece", "_booked_ps", "_booked_row"):
             setattr(copy, name, getattr(self, name))

@@ -11,7 +11,7 @@ from serving_gym.envs.machines.cluster import ReplicaKind, replica_spec
 from serving_gym.envs.machines.spec import DeploymentSpec
 from serving_gym.envs.simulator.fleet.build import blocks_of, kv_tokens, stack_tables
 from serving_gym.envs.simulator.kernel.state import Tables
-from serving_gym.envs.simulator.scheduling import check_scheduling
+from serving_gym.envs.simulator.scheduling import check_scheduling, with_factors
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,9 @@ class Factory:
     Args:
         spec: The specification.
         kinds: Kinds of replicas whose memory holds the model.
-        tables: What they cost and allow; a row for each TP and PP, whatever the role.
-        rows: Row of each kind.
+        tables: What they cost and allow; a row for each factor, TP and PP, whatever the role.
+        factors: Factors on iteration times.
+        rows: Row of each kind at the first factor.
         blocks: KV blocks of each kind.
         num_slots: Most replicas that take new requests, twice: those that go and those that come are there together.
     """
@@ -30,6 +31,7 @@ class Factory:
     spec: DeploymentSpec
     kinds: tuple[ReplicaKind, ...]
     tables: Tables
+    factors: tuple[float, ...]
     rows: dict[ReplicaKind, int]
     blocks: dict[ReplicaKind, int]
     num_slots: int
@@ -44,6 +46,10 @@ class Factory:
         """Most replicas of a deployment."""
         return self.spec.num_gpus // min(kind.num_gpus for kind in self.kinds)
 
+    def row(self, kind: ReplicaKind, factor: float) -> int:
+        """Row of the tables for a kind whose iterations take `factor` times as long."""
+        return self.rows[kind] + self.factors.index(factor) * (len(self.tables.kinds) // len(self.factors))
+
     def slots_for(self, kind: ReplicaKind) -> range:
         """Slots where a replica of a kind may be."""
         return range(self.num_slots, self.num_engines) if kind.role == "decode" else range(self.num_slots)
@@ -54,12 +60,13 @@ class Factory:
 
 
 @lru_cache(maxsize=16)
-def build_factory(spec: DeploymentSpec, slos: tuple[SLO, ...]) -> Factory:
+def build_factory(spec: DeploymentSpec, slos: tuple[SLO, ...], factors: tuple[float, ...] = ()) -> Factory:
     """Works out a cluster's constants.
 
     Args:
         spec: The cluster.
         slos: SLO of each request class.
+        factors: Factors on iteration times that it may have beside 1.
 
     Raises:
         ValueError: the spec names something unknown, or the model fits no replica.
@@ -71,12 +78,13 @@ def build_factory(spec: DeploymentSpec, slos: tuple[SLO, ...]) -> Factory:
     alone = {kind: replica_spec(ReplicaKind(kind.tp, kind.pp), spec.replica) for kind in kinds}
     replicas: tuple[ReplicaSpec, ...] = tuple(dict.fromkeys(alone.values()))
     most = spec.num_gpus // min(kind.num_gpus for kind in kinds)
+    levels = tuple(dict.fromkeys((1.0, *factors)))
+    nominal = tuple((replica, 1.0) for replica in replicas)
     return Factory(
         spec=spec,
         kinds=kinds,
-        tables=stack_tables(
-            tuple((replica, 1.0) for replica in replicas), slos, spec, spec.network_bytes_per_s, None
-        ),
+        tables=with_factors(stack_tables(nominal, slos, spec, spec.network_bytes_per_s, None), levels),
+        factors=levels,
         rows={kind: replicas.index(alone[kind]) for kind in kinds},
         blocks={kind: blocks_of(alone[kind]) for kind in kinds},
         num_slots=2 * most,

@@ -294,7 +294,7 @@ class DeploymentPlane(Plane):
         """Makes an empty slot a replica in service."""
         simulator = self.simulator
         engine, kind = simulator.world.engines[e], replica.kind
-        engine["kind"] = simulator.factory.rows[kind]
+        engine["kind"] = simulator.factory.row(kind, simulator.factors.iteration_of(0))
         engine["role"] = ROLES.index(kind.role)
         engine["width"], engine["first_gpu"] = kind.num_gpus, min(replica.gpus)
         engine["total_blocks"] = engine["capacity_blocks"] = simulator.factory.blocks[kind]

@@ -19,6 +19,7 @@ class Replicas(Body):
     Args:
         spec: The cluster.
         slos: SLO of each request class, in the order of the workload's classes.
+        levels: Factors on iteration times that episodes may draw.
 
     Raises:
         ValueError: the spec names something unknown, or the model fits no replica.
@@ -27,9 +28,9 @@ class Replicas(Body):
     deployment: Deployment
     standing: dict[int, Replica]
 
-    def __init__(self, spec: DeploymentSpec, slos: tuple[SLO, ...]) -> None:
+    def __init__(self, spec: DeploymentSpec, slos: tuple[SLO, ...], levels: tuple[float, ...] = ()) -> None:
         self.spec = spec
-        self.factory = build_factory(spec, slos)
+        self.factory = build_factory(spec, slos, levels)
         super().__init__(spec, self.factory.tables, slos)
 
     def holds(self, kind: ReplicaKind, prompt: int, max_output: int) -> bool:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from serving_gym.envs.interface.commands import Receipt
+from serving_gym.envs.interface.randomise import NOMINAL, EpisodeFactors
 from serving_gym.envs.interface.state import EngineStatus
 from serving_gym.envs.machines.cluster import Deployment, Replica
 from serving_gym.envs.simulator.deployment.plane import AD_HOC, RELOAD, SWITCHES, DeploymentPlane
@@ -34,14 +35,22 @@ class DeploymentSimulator(Replicas):
         """The control plane."""
         return self.plane
 
-    def reset(self, workload: Workload, types: NDArray[np.int64] | None = None, num_types: int = 1) -> None:
+    def reset(
+        self,
+        workload: Workload,
+        types: NDArray[np.int64] | None = None,
+        num_types: int = 1,
+        factors: EpisodeFactors = NOMINAL,
+    ) -> None:
         """Empties the cluster and prepares to serve `workload` from time zero; there is no replica yet.
 
         Args:
             workload: Requests.
             types: (N,), workload type of each; None: all are of one.
             num_types: J.
+            factors: What was drawn for the episode.
         """
+        self.factors = factors
         labels = np.zeros(len(workload), np.int32) if types is None else types.astype(np.int32)
         self.begin(
             workload,

@@ -36,6 +36,7 @@ class Fleet:
     Args:
         spec: The specification.
         places: (places,) group of each place.
+        group_numbers: (places,) its number in `spec.groups`.
         running: Places with a replica at the start.
         endpoints: (endpoints,) model and region of each, in the order of their places.
         first_place: (endpoints + 1,) first place of each endpoint, and the number of places.
@@ -46,6 +47,7 @@ class Fleet:
 
     spec: FleetSpec
     places: tuple[GroupSpec, ...]
+    group_numbers: tuple[int, ...]
     running: tuple[int, ...]
     endpoints: tuple[tuple[str, str], ...]
     first_place: tuple[int, ...]
@@ -165,7 +167,7 @@ def build_fleet(spec: FleetSpec, slos: tuple[SLO, ...], factors: tuple[float, ..
     Args:
         spec: The fleet.
         slos: SLO of each request class.
-        factors: Slow-downs that replicas may suffer.
+        factors: Factors on iteration times that replicas may have beside 1.
 
     Raises:
         ValueError: the spec names something unknown, or a model does not fit its GPUs.
@@ -186,6 +188,9 @@ def build_fleet(spec: FleetSpec, slos: tuple[SLO, ...], factors: tuple[float, ..
     return Fleet(
         spec=spec,
         places=places,
+        group_numbers=tuple(
+            next(number for number, own in enumerate(groups) if own is group) for group in places
+        ),
         running=tuple(place for place, (group, number) in enumerate(numbered) if number < group.count),
         endpoints=endpoints,
         first_place=tuple(int(place) for place in np.cumsum([0, *sizes])),

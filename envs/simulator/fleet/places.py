@@ -39,6 +39,10 @@ class Places(Body):
         self.endpoints = self.fleet.endpoints
         super().__init__(spec, self.fleet.tables, slos, trigger_classes)
 
+    def kind_of(self, place: int, slow_down: float = 1.0) -> int:
+        """Row of the tables for a place whose iterations take `slow_down` times as long as otherwise in the episode."""
+        return self.fleet.kind(place, self.factors.iteration_of(self.fleet.group_numbers[place]) * slow_down)
+
     def endpoints_of(self, workload: Workload) -> NDArray[np.int32]:
         """Endpoint of each request, (N,): row of `endpoints`.
 

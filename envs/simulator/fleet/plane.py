@@ -261,7 +261,7 @@ class FleetPlane(Plane):
             for operation in self.operations
             if isinstance(operation, Slowing) and operation.place == place and operation.phase == Phase.SLOW
         ]
-        kind = self.simulator.fleet.kind(place, max(factors, default=1.0))
+        kind = self.simulator.kind_of(place, max(factors, default=1.0))
         self.simulator.world.engines["kind"][place] = kind
         self.simulator.dispatch()
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from serving_gym.calibration.power import power_of
 from serving_gym.envs.interface.commands import Receipt
 from serving_gym.envs.interface.fleet import ROLES, FleetCommand, FleetFault, SlowNode, Underway
+from serving_gym.envs.interface.randomise import NOMINAL, EpisodeFactors
 from serving_gym.envs.interface.state import TOTALS, WaitingRequest
 from serving_gym.envs.interface.usage import Usage
 from serving_gym.envs.simulator.fleet.build import build_fleet, host_blocks
@@ -42,8 +43,13 @@ class FleetState:
 class FleetSimulator(Places):
     """A simulated fleet.
 
-    Attributes, arguments and errors are those of `Places`.
+    Other attributes, arguments and errors are those of `Places`.
+
+    Attributes:
+        levels: Factors on iteration times that episodes may draw.
     """
+
+    levels: tuple[float, ...] = ()
 
     @property
     def clockwork(self) -> FleetPlane:
@@ -51,7 +57,11 @@ class FleetSimulator(Places):
         return self.plane
 
     def reset(
-        self, workload: Workload, faults: tuple[FleetFault, ...] = (), priorities: Sequence[int] = ()
+        self,
+        workload: Workload,
+        faults: tuple[FleetFault, ...] = (),
+        priorities: Sequence[int] = (),
+        factors: EpisodeFactors = NOMINAL,
     ) -> FleetState:
         """Empties the fleet and prepares to serve `workload` from time zero.
 
@@ -59,14 +69,15 @@ class FleetSimulator(Places):
             workload: Requests.
             faults: What will go wrong.
             priorities: Priorities of requests that may be appended.
+            factors: What was drawn for the episode; those on iteration times are of `levels`.
 
         Raises:
             ValueError: the workload asks for a model that the fleet has no place for within reach, or a fault names a
                 place that does not exist.
         """
         self._check(faults)
-        factors = tuple(dict.fromkeys(fault.factor for fault in faults if isinstance(fault, SlowNode)))
-        self.fleet = build_fleet(self.spec, self.slos, factors)
+        self.factors = factors
+        self.fleet = build_fleet(self.spec, self.slos, self._levels_with(faults))
         self.tables = self.fleet.tables
         self.endpoints = (*self.fleet.endpoints, *self._elsewhere(workload))
         endpoint = self.endpoints_of(workload)
@@ -83,6 +94,11 @@ class FleetSimulator(Places):
         self.plane = self.make_plane()
         self.plane.start(faults)
         return self.observe()
+
+    def _levels_with(self, faults: tuple[FleetFault, ...]) -> tuple[float, ...]:
+        """Factors on iteration times that replicas may have in an episode."""
+        slow = dict.fromkeys(fault.factor for fault in faults if isinstance(fault, SlowNode))
+        return (*self.levels, *(level * factor for factor in slow for level in self.levels or (1.0,)))
 
     def make_plane(self) -> FleetPlane:
         """A control plane for a new episode."""
@@ -103,7 +119,7 @@ class FleetSimulator(Places):
 
     def _fill_world(self) -> None:
         world, fleet = self.world, self.fleet
-        world.engines["kind"] = [fleet.kind(place) for place in range(len(fleet.places))]
+        world.engines["kind"] = [self.kind_of(place) for place in range(len(fleet.places))]
         world.engines["role"] = [ROLES.index(group.replica.role) for group in fleet.places]
         world.engines["width"] = [group.replica.num_gpus for group in fleet.places]
         world.engines["host_blocks"] = [
@@ -177,5 +193,6 @@ class FleetSimulator(Places):
         """A copy that continues to the same numbers and shares nothing that changes."""
         copy = self._fork_body()
         copy.spec, copy.fleet, copy.endpoints = self.spec, self.fleet, self.endpoints
+        copy.levels = self.levels
         copy.plane = self.plane.fork(copy)
         return copy

@@ -32,7 +32,7 @@ def _lag_ps(world: World, tables: Tables, e: int, slot: int, decoding: int) -> i
         step_ps = tables.decode_ps[engine.kind, max(decoding, 1)]
         step_ps += tables.kinds[engine.kind].kv_ps * engine.decode_context
         lag_ps += int64(front.iterations * step_ps)
-    return lag_ps
+    return int64(lag_ps * world.cluster[0].front_factor)
 
 
 @compiled

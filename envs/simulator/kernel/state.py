@@ -303,6 +303,7 @@ CLUSTER_DTYPE = np.dtype(
         ("num_calls", np.int64),  # alarms in the heap of ARRIVALS ...
         ("num_limits", np.int64),  # ... and of LIMITS
         ("num_returns", np.int64),  # tokens on the way to their clients: entries of the heap World.returns
+        ("front_factor", np.float64),  # on the delay of the front end
         (
             "time_limit_ps",
             np.int64,
@@ -579,6 +580,7 @@ def new_world(
         returns=np.zeros(2 * request_slots if front_end else 0, ALARM_DTYPE),
     )
     world.cluster["time_limit_ps"] = NEVER
+    world.cluster["front_factor"] = 1.0
     if num_endpoints == 1:
         world.endpoints["last"] = num_engines
     world.engines["first_transit"] = world.engines["last_transit"] = -1

@@ -17,6 +17,7 @@ from serving_gym.calibration.memory import check_fits
 from serving_gym.calibration.models import get_model
 from serving_gym.calibration.specs import get_gpu
 from serving_gym.calibration.transitions import KV_COPY_S_PER_BYTE, KV_CREATE_S_PER_BYTE
+from serving_gym.envs.interface.randomise import EpisodeFactors
 from serving_gym.envs.interface.sharing import SharedModel, SharingSetting
 from serving_gym.envs.interface.slo import SLO
 from serving_gym.envs.machines.shared_nodes import NodeSpec, SharingSpec
@@ -165,8 +166,9 @@ def build_tables(
     times: Times,
     workload: Workload,
     slos: tuple[SLO, ...],
+    factors: EpisodeFactors,
 ) -> SharingTables:
-    """The tables of an episode."""
+    """The tables of an episode, for which `factors` were drawn."""
     parameters = np.zeros(1, PARAMETERS_DTYPE)
     parameters["slots_per_node"] = spec.slots_per_node
     parameters["block_tokens"] = spec.block_tokens
@@ -203,7 +205,9 @@ def build_tables(
         decode_ps=times.decode_ps,
         context_ps=times.context_ps,
         load_ps=times.load_ps,
-        front_ps=times.front_ps,
-        time_factor=np.array([node.time_factor for node in spec.nodes]),
+        front_ps=np.rint(times.front_ps * factors.front_end).astype(np.int64),
+        time_factor=np.array(
+            [node.time_factor * factors.iteration_of(kind) for kind, node in enumerate(spec.nodes)]
+        ),
         parameters=parameters,
     )

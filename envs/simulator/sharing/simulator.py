@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from serving_gym.envs.interface.commands import Receipt
 from serving_gym.envs.interface.metrics import NO_REASON, TOO_LONG, UNFINISHED, RequestRecords
+from serving_gym.envs.interface.randomise import NOMINAL, EpisodeFactors
 from serving_gym.envs.interface.sharing import (
     FINISHED_DTYPE,
     INSTANCE_DTYPE,
@@ -94,8 +95,18 @@ class SharingSimulator:
         self.scheduler = TokenScheduler(scheduler)
         self.setting, self._times = build_setting(spec, models, mean_output_tokens)
 
-    def reset(self, workload: Workload) -> None:
-        """Empties the cluster and prepares to serve `workload` from time zero."""
+    @property
+    def has_front_end(self) -> bool:
+        """Whether anything lies between engines and clients."""
+        return bool(self._times.front_ps.any())
+
+    def reset(self, workload: Workload, factors: EpisodeFactors = NOMINAL) -> None:
+        """Empties the cluster and prepares to serve `workload` from time zero.
+
+        Args:
+            workload: Requests.
+            factors: What was drawn for the episode; those on iteration times are by kind of node.
+        """
         if workload.models != self.models:
             raise ValueError(f"the workload's models are {workload.models[:3]}..., not {self.models[:3]}...")
         if workload.has_sessions or workload.patience_s is not None:
@@ -104,7 +115,9 @@ class SharingSimulator:
                 "serve yet: routing, dp_tp, deployment and autoscaling do"
             )
         self.workload = workload
-        self.tables = build_tables(self.spec, self.manager, self.setting, self._times, workload, self.slos)
+        self.tables = build_tables(
+            self.spec, self.manager, self.setting, self._times, workload, self.slos, factors
+        )
         self.world = new_world(
             self.setting.node_kinds,
             self.setting.memory_bytes,
