@@ -6,7 +6,7 @@ from serving_gym.envs.simulator.kernel.accounting import book_abort, book_timeou
 from serving_gym.envs.simulator.kernel.compiled import compiled, entry, int64
 from serving_gym.envs.simulator.kernel.engine import drop_running, find_next_finish
 from serving_gym.envs.simulator.kernel.queues import tokens_to_prefill, unlink
-from serving_gym.envs.simulator.kernel.returns import has_first_token
+from serving_gym.envs.simulator.kernel.returns import has_first_token, stop_returning
 from serving_gym.envs.simulator.kernel.runs import catch_up, interrupt, kick, show_load
 from serving_gym.envs.simulator.kernel.sessions import drop_alarm, next_limit, set_alarm
 from serving_gym.envs.simulator.kernel.state import (
@@ -47,8 +47,7 @@ def let_go(world: World, tables: Tables, slot: int) -> int:
     if e < 0:
         unlink(world, int64(len(world.engines)), slot)
     elif world.requests[slot].phase == RETURNING:
-        world.engines[e].num_returning -= 1
-        world.engines[e].num_unseen -= world.requests[slot].first_token_ps > now
+        stop_returning(world, slot)
         catch_up(world, tables, e, now)
         show_load(world, tables, e)
     else:

@@ -560,7 +560,9 @@ def schedule(world: World, tables: Tables, e: int, now: int) -> None:
         if tokens == 0:
             duration = tables.decode_ps[kind, scheduled]
         else:
-            duration = prefill_iteration_ps(tables, kind, scheduled, tokens, pairs, most_tokens, most_pairs)
+            duration = prefill_iteration_ps(
+                tables, int64(kind), scheduled, tokens, pairs, most_tokens, most_pairs
+            )
             engine.prefills = 1
             engine.prefill_ps += duration + tables.kinds[kind].kv_ps * context
     duration += tables.kinds[kind].kv_ps * context

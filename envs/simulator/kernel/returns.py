@@ -63,9 +63,28 @@ def end_answer(world: World, tables: Tables, e: int, slot: int, now: int) -> Non
     request = world.requests[slot]
     request.phase = RETURNING
     request.generated = request.output
-    world.engines[e].num_returning += 1
-    world.engines[e].num_unseen += request.first_token_ps > now
+    engine = world.engines[e]
+    request.prev, request.next = -1, engine.first_returning
+    if engine.first_returning >= 0:
+        world.requests[engine.first_returning].prev = slot
+    engine.first_returning = slot
+    engine.num_returning += 1
     _send_back(world, slot, now + int64(request.lag_ps), int64(LAST_TOKEN))
+
+
+@compiled
+def stop_returning(world: World, slot: int) -> None:
+    """Takes a request off the list of those whose answers are on the way."""
+    request = world.requests[slot]
+    engine = world.engines[request.engine]
+    if request.prev < 0:
+        engine.first_returning = request.next
+    else:
+        world.requests[request.prev].next = request.next
+    if request.next >= 0:
+        world.requests[request.next].prev = request.prev
+    engine.num_returning -= 1
+    engine.changes += 1
 
 
 @inlined
@@ -92,10 +111,8 @@ def _let_return(world: World, tables: Tables, now: int) -> None:
             book_first_token(world, tables, slot, due_ps)
             if e >= 0:
                 world.engines[e].changes += 1
-                world.engines[e].num_unseen -= request.phase == RETURNING
         else:
-            engine = world.engines[e]
-            engine.num_returning -= 1
+            stop_returning(world, slot)
             if cluster.router == LEAST_REQUESTS:
                 world.load[e] -= 1.0
             book_finish(world, tables, slot, due_ps)

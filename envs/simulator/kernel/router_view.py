@@ -17,7 +17,6 @@ from serving_gym.envs.simulator.kernel.state import (
     NEVER,
     NUM_LEVELS,
     PS_PER_S,
-    RETURNING,
     TRANSIT,
     Tables,
     World,
@@ -75,12 +74,16 @@ def _tally(world: World, desk: Desk, e: int, now: int) -> None:
         tally.lasts = 0
         slot = next_tracked(world.tracked, int64(0))
         while slot >= 0:
-            if world.requests[slot].engine == e and world.requests[slot].phase != RETURNING:
+            if world.requests[slot].engine == e:
                 _tally_request(world, desk, e, slot, now)
             slot = next_tracked(world.tracked, slot + 1)
         return
     for i in range(engine.num_running):
         _tally_request(world, desk, e, int64(world.running[e, i]), now)
+    slot = int64(engine.first_returning)
+    while slot >= 0:
+        _tally_request(world, desk, e, slot, now)
+        slot = int64(world.requests[slot].next)
     for level in range(NUM_LEVELS):
         slot = int64(world.queues[e, level, 0])
         while slot >= 0:
@@ -140,8 +143,8 @@ def look_at_places(world: World, tables: Tables, desk: Desk) -> None:
         now = int64(engine.tick) - (engine.step_end_ps >= 0)  # iterations that have ended
         if tally.changes != engine.changes or tally.lasts == 0 or tally.first_end <= now:
             _tally(world, desk, int64(e), now)
-        place.in_flight = tally.answered + tally.unanswered + engine.num_returning
-        place.unanswered = tally.unanswered + engine.num_unseen
+        place.in_flight = tally.answered + tally.unanswered
+        place.unanswered = tally.unanswered
         place.queued_tokens = tally.queued_tokens
         place.context_tokens = tally.offsets + now * tally.answered
         place.remaining_tokens = tally.queued_remaining + tally.ends - now * tally.answered

@@ -129,7 +129,7 @@ ENGINE_DTYPE = np.dtype(
             "num_returning",
             np.int32,
         ),  # requests that have left it, with the end of their answers on the way ...
-        ("num_unseen", np.int32),  # ... of these, those whose first token is on the way too
+        ("first_returning", np.int32),  # ... as a list; -1: none
     ],
     align=True,
 )
@@ -585,6 +585,7 @@ def new_world(
         world.endpoints["last"] = num_engines
     world.engines["first_transit"] = world.engines["last_transit"] = -1
     world.engines["free_first"] = world.engines["free_last"] = -1
+    world.engines["first_returning"] = -1
     world.engines["host_first"] = world.engines["host_last"] = -1
     world.cluster["first_extent"] = world.cluster["first_hold"] = -1
     if chains is not None:
