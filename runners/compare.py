@@ -59,7 +59,6 @@ def main(config: CompareConfig, out: Path) -> None:
         run_benchmark(config.benchmark, out)
         return
     say_traces(config.workload, config.cluster)
-    say_engines(config.cluster)
     policies = {name: load_policy(name, config.env["name"]) for name in config.compared}
     if config.search.seeds and config.search.base is not None:
         load_policy(config.search.base, config.env["name"])  # says what is wrong before anything takes time
@@ -81,6 +80,7 @@ def main(config: CompareConfig, out: Path) -> None:
 
         for policy in policies.values():
             check_spaces(policy, env)
+        say_engines(config.cluster)
         run(env, config, policies, compared, on_episode)
         for i, episode in enumerate(results[last][: config.search.seeds]):
             compared.searched[i] = search(config, config.search, episode.seed)

@@ -42,7 +42,6 @@ from serving_gym.runners.rollouts.rollout import run_episode
 def main(config: EvaluateConfig, out: Path) -> None:
     """Runs the command."""
     say_traces(config.workload, config.cluster)
-    say_engines(config.cluster)
     if config.backend.name == "both":
         evaluate_both(config, out)
         return
@@ -53,6 +52,7 @@ def main(config: EvaluateConfig, out: Path) -> None:
         progress_bar(config.seeds, f"evaluate {label}", "episode") as bar,
     ):
         check_spaces(policy, env)
+        say_engines(config.cluster)
         episodes = []
         for step, seed in enumerate(config.seed_range):
             episodes.append(run_episode(env, policy, seed, label))

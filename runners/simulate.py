@@ -85,7 +85,6 @@ def main(config: SimulateConfig, out: Path) -> None:
             "env=deployment"
         )
     say_traces(config.workload, cluster)
-    say_engines(cluster)
     workload = WorkloadSource(config.workload).sample(config.seed)
     slos = dict(zip(workload.classes, promises(config.slos, workload.classes), strict=True))
     serve = serve_live if config.backend.name == "vllm" else serve_simulated
@@ -122,6 +121,9 @@ def serve_simulated(
     check_unattended(cluster, workload)
     simulator = simulator_of(cluster, tuple(slos.values()))
     faults = cluster.faults if isinstance(cluster, FleetConfig) else ()
+    if isinstance(simulator, FleetSimulator):
+        simulator.check_faults(faults)
+    say_engines(cluster)
     elapsed_s = timed_run(simulator, workload, config.limit_s, faults)
     records = whole_records(simulator.results(), workload)
     figures = {"simulated_requests_per_s": len(records) / elapsed_s, "elapsed_s": elapsed_s}

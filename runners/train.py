@@ -59,9 +59,9 @@ def main(config: TrainConfig, out: Path) -> None:
         config = resumed(config)
     agent = config.agent_config
     say_traces(config.workload, config.cluster)
-    say_engines(config.cluster)
     env = config.environment.make()  # says what is wrong with it before anything takes time
     baselines = load_policies(config.compared, env, config.environment.name)
+    say_engines(config.cluster)
     limit = "" if config.minutes is None else f", at most {config.minutes:g} minutes"
     _say(
         f"Training {agent.name} on {config.env['name']} ({config.workload.name}): {config.steps:,} steps{limit}."

@@ -45,7 +45,6 @@ from serving_gym.runners.tuning.cma_es import search
 def main(config: TuneConfig, out: Path) -> None:
     """Runs the command."""
     say_traces(config.workload, config.cluster)
-    say_engines(config.cluster)
     tunables = policy_tunables(config.policy["name"])
     if not tunables:
         raise ValueError(f"policy {policy_label(config.policy)!r} declares no constants to tune")
@@ -54,6 +53,8 @@ def main(config: TuneConfig, out: Path) -> None:
         _start(params, tunables),
         _evaluation(config, load_policy(config.policy, config.env["name"])),
     )
+
+    say_engines(config.cluster)
 
     def returns(candidate: Mapping[str, float]) -> NDArray[np.float64]:
         return returns_of(load_policy({**config.policy, "params": {**params, **candidate}}))

@@ -34,6 +34,7 @@ class Engines:
         kv_s_per_token: (K,), seconds that a token of context adds.
         prefill_tokens_per_s: Of the whole cluster, prompt tokens a second.
         caching: Whether prompts may be cached, so that their prefill can take no time.
+        front_s: Least delay from an engine to its client, seconds: fixed, and per token of the prompt.
     """
 
     mixed_s: FloatArray
@@ -41,6 +42,7 @@ class Engines:
     kv_s_per_token: FloatArray
     prefill_tokens_per_s: float
     caching: bool = False
+    front_s: tuple[float, float] = (0.0, 0.0)
 
     def alone(self, records: RequestRecords) -> tuple[FloatArray, FloatArray]:
         """Time to first token and time per output token of each request alone on the fastest engine, (N,) seconds."""
@@ -48,6 +50,7 @@ class Engines:
         most = self.mixed_s.shape[1] - 1
         whole, rest = np.divmod(prompts, most)
         ttft = (whole * self.mixed_s[:, -1:] + np.where(rest > 0, self.mixed_s[:, rest], 0.0)).min(axis=0)
+        ttft = ttft + self.front_s[0] + self.front_s[1] * records.input_tokens
         context = records.input_tokens + records.output_tokens / 2.0
         tpot = (self.decode_s[:, None] + self.kv_s_per_token[:, None] * context).min(axis=0)
         return ttft, np.where(records.output_tokens > 1, tpot, 0.0)
@@ -69,7 +72,8 @@ def engines_of(env: Any) -> Engines | None:
             for replica, _ in fleet.kinds
         }
         total = sum(fastest[place.replica] for place in fleet.places)
-        return Engines(mixed, decode, kv, total, core.config.cluster.prefix_caching)
+        caching = core.config.cluster.prefix_caching
+        return Engines(mixed, decode, kv, total, caching, _front_s(simulator))
     if hasattr(core, "num_base"):  # a node whose engines can be merged
         cluster, num_base = core.simulator.cluster, core.num_base
         mixed, decode, kv = _speeds(cluster.tables, np.arange(len(cluster.widths)))
@@ -78,7 +82,7 @@ def engines_of(env: Any) -> Engines | None:
             num_base * base / width / _best_rate(row)
             for width, row in zip(cluster.widths, mixed, strict=True)
         ]
-        return Engines(mixed, decode, kv, max(rates))
+        return Engines(mixed, decode, kv, max(rates), front_s=_front_s(core.simulator))
     return None
 
 
@@ -86,6 +90,15 @@ def _speeds(tables: Any, kinds: NDArray[np.int64]) -> tuple[FloatArray, FloatArr
     mixed = tables.mixed_ps[kinds] / PS_PER_S
     decode = tables.decode_ps[kinds, 1:] / PS_PER_S
     return mixed, decode.min(axis=1), tables.kinds["kv_ps"][kinds] / PS_PER_S
+
+
+def _front_s(simulator: Any) -> tuple[float, float]:
+    """Least delay to clients of any engine in this episode, as `Engines.front_s`."""
+    fronts, factor = simulator.tables.fronts, float(simulator.world.cluster["front_factor"][0])
+    if not len(fronts):
+        return 0.0, 0.0
+    fixed_s, token_s = (float(fronts[name].min()) * factor / PS_PER_S for name in ("fixed_ps", "token_ps"))
+    return fixed_s, token_s
 
 
 def _best_rate(mixed_s: FloatArray) -> float:

@@ -18,6 +18,7 @@ from serving_gym.runners.configuration.policies import check_spaces, load_polici
 from serving_gym.runners.configuration.schema import EvaluateConfig
 from serving_gym.runners.live.attach import live_env
 from serving_gym.runners.live.gap import USUAL_RIVALS, gap, transition_gap
+from serving_gym.runners.reporting.engine_lines import say_engines
 from serving_gym.runners.reporting.episode_files import write_episodes
 from serving_gym.runners.reporting.output import write_json
 from serving_gym.runners.reporting.progress import progress_bar
@@ -34,6 +35,7 @@ def evaluate_both(config: EvaluateConfig, out: Path) -> None:
     policies = {label: load_policy(config.policy, config.env["name"])}
     policies |= load_policies([name for name in rivals if name != label], simulator, config.env["name"])
     check_spaces(policies[label], simulator)
+    say_engines(config.cluster)
     with (
         live_env(config, out / "servers") as (live, launched),
         make_tracker(config.tracker, out, dataclasses.asdict(config)) as tracker,

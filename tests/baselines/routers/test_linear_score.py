@@ -72,7 +72,7 @@ def test_mistakes_are_named():
 
 def test_tuning_improves_it(tmp_path, capsys):
     words = ["env=routing", "policy=linear_score", "workload.num_requests=150", "seeds=3", "evaluations=12"]
-    words += ["policy.params.iteration_s=4.0"]  # prefers slow engines
+    words += ["policy.params.iteration_s=20.0"]  # prefers slow engines
     assert tune.main([*words, f"out={tmp_path}"]) == 0
     assert "return" in capsys.readouterr().out
     tuned = (tmp_path / "tuned.yaml").read_text()

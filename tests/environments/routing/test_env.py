@@ -76,7 +76,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "impatient": {
         "workload": WorkloadSpec(
             "chat_sessions",
-            num_requests=80,
+            num_requests=120,
             rate_rps=40.0,
             params={"think_median_s": 1.0, "turns_median": 3.0, "patience_s": 1.0},
         ),
@@ -201,7 +201,7 @@ def test_the_choices_of_the_built_in_router_give_its_figures():
     policy.reset(env.policy_spec, 5)
     done = False
     while not done:
-        choice = int(np.argmin(env.state.engines["num_running"] + env.state.engines["num_waiting"]))
+        choice = int(np.argmin(np.bincount(env.state.in_flight["place"], minlength=3)))
         assert env.state.request is not None
         _, _, terminated, truncated, _ = env.step(choice)
         done = terminated or truncated
