@@ -37,7 +37,7 @@ from serving_gym.runners.validation.ranks import ranking_of
 from serving_gym.runners.validation.score import listed
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-LIVE, RANKING = "live.yaml", "ranking.yaml"
+RECORDED = ("live.yaml", "ranking.yaml", "changes.yaml")  # tables that `page` takes, in this order
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def page_of(root: Path) -> str:
         ValueError: No version has been scored there.
     """
     folder = root / FOLDER
-    return page(read_versions(folder), read_table(folder / LIVE), read_table(folder / RANKING))
+    return page(read_versions(folder), *(read_table(folder / name) for name in RECORDED))
 
 
 def score_with_progress(data: Path) -> Scored:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from serving_gym.calibration.deployments import Deployment, find_profile, load_engine_profile
+from serving_gym.calibration.engines import BENCHMARKED_ENGINES
 from serving_gym.calibration.profile import profile_file_name
 from serving_gym.runners.profile_fitting.engine_profiles import SOURCES, kind_of
 from serving_gym.runners.profile_fitting.step_profiles import SOURCE as STEPS_SOURCE
@@ -24,6 +25,7 @@ from serving_gym.runners.validation.tails import tails
 
 FOLDER = "calibration/fidelity"
 FILES = tuple(source["file"] for source in (*SOURCES.values(), STEPS_SOURCE))
+STEPS_ENGINE = BENCHMARKED_ENGINES["steps"]
 ITERATION, ALL = "iteration", "all"  # loads beside `BANDS`: of a single iteration there is none
 SPLITS = {
     "seen": "configurations",
@@ -188,9 +190,6 @@ def pool_of(deployment: Deployment) -> str:
         "replicas": "Poisson, vLLM 0.6",
     }
     return f"{words[form]}, {'mixtures of experts' if experts else 'dense'}"
-
-
-STEPS_ENGINE = "splitwise"
 
 
 def read_versions(folder: Path) -> list[dict[str, Any]]:

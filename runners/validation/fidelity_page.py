@@ -36,13 +36,19 @@ TAIL_RATIO, TAIL_SHARE = (
 )  # a factor is shown that is so much commoner among the worst, and not rare there
 
 
-def page(versions: Sequence[Mapping[str, Any]], live: Mapping[str, Any], ranking: Mapping[str, Any]) -> str:
+def page(
+    versions: Sequence[Mapping[str, Any]],
+    live: Mapping[str, Any],
+    ranking: Mapping[str, Any],
+    changes: Mapping[str, Any],
+) -> str:
     """The whole page.
 
     Args:
         versions: Content of every VERSION.json, the oldest first.
         live: Table of live comparisons; empty for none.
         ranking: Table of the ranks of policies, live and simulated; empty for none.
+        changes: Table of what changes of calibration did to the errors; empty for none.
     """
     latest = versions[-1]
     sections = [
@@ -52,6 +58,7 @@ def page(versions: Sequence[Mapping[str, Any]], live: Mapping[str, Any], ranking
         f"## Live servers\n\n{given(live)}",
         f"## Ranks of policies, live and simulated\n\n{given(ranking)}",
         f"## The worst tenth\n\n{tails_table(latest)}",
+        f"## Changes\n\n{given(changes)}",
         f"## Profiles\n\n{profiles_table(latest)}",
         f"## History\n\n{history_table(versions)}",
     ]

@@ -70,7 +70,7 @@ def test_scores_are_written_and_versions_are_kept(tmp_path: Path, capsys: pytest
         "| 0.1.9",
         f"| {project_version()}",
     ]
-    assert text.count("Not recorded yet.") == 2
+    assert text.count("Not recorded yet.") == 3
 
 
 def test_mistakes_get_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
