@@ -98,7 +98,7 @@ class Standing:
             if key not in self.fitted:
                 members = [run for run in self.runs if keys_of(run.deployment)[level] == key]
                 known = members and (level == 0 or overheads is not None)
-                self.fitted[key] = fit_level(members, deployment.engine, overheads, level) if known else None
+                self.fitted[key] = fit_level(members, overheads, level) if known else None
             overheads = self.fitted[key]
         return overheads
 
@@ -146,7 +146,7 @@ def carried_from(anchor: str, runs: Sequence[ServingRun]) -> list[Score]:
     version = VERSIONS[engine]
     before = get_engine(version, anchor)
     members = [run for run in runs if run.deployment.model == anchor]
-    after = fit_level(thinned(members), engine, before, 0)
+    after = fit_level(thinned(members), before, 0)
 
     def overheads(deployment: Deployment) -> Engine:
         return carried(load_engines()[family_of(version, deployment.model)], before, after)
