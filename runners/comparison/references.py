@@ -94,9 +94,11 @@ def _speeds(tables: Any, kinds: NDArray[np.int64]) -> tuple[FloatArray, FloatArr
 
 def _front_s(simulator: Any) -> tuple[float, float]:
     """Least delay to clients of any engine in this episode, as `Engines.front_s`."""
-    fronts, factor = simulator.tables.fronts, float(simulator.world.cluster["front_factor"][0])
+    fronts = simulator.tables.fronts
     if not len(fronts):
         return 0.0, 0.0
+    running = hasattr(simulator, "world")  # behind live servers it stands for their engines and never runs
+    factor = float(simulator.world.cluster["front_factor"][0]) if running else 1.0
     fixed_s, token_s = (float(fronts[name].min()) * factor / PS_PER_S for name in ("fixed_ps", "token_ps"))
     return fixed_s, token_s
 
