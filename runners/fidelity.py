@@ -37,7 +37,8 @@ from serving_gym.runners.validation.ranks import ranking_of
 from serving_gym.runners.validation.score import listed
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-RECORDED = ("live.yaml", "ranking.yaml", "changes.yaml")  # tables that `page` takes, in this order
+RANKING = "ranking.yaml"
+RECORDED = ("live.yaml", RANKING, "changes.yaml")  # tables that `page` takes, in this order
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class FidelityConfig:
         into: folder to write in place of the repository; None: the repository.
         ranking: folders of `runners.evaluate backend=both`, whose policies are ranked in simulation and live.
         against: policy that gains are told against.
+        where: what the page says of the servers of these runs.
     """
 
     out: str
@@ -57,6 +59,7 @@ class FidelityConfig:
     into: str | None = None
     ranking: tuple[str, ...] = ()
     against: str = "jsq"
+    where: str = ""
 
 
 @command("fidelity", FidelityConfig)
@@ -70,7 +73,7 @@ def main(config: FidelityConfig, out: Path) -> None:
         write_json(out / "rows.json", {name: listed(scores) for name, (scores, _) in scored.items()}, None)
         print(f"errors of {version} written to {root / FOLDER / f'{version}.json'}")
     if config.ranking:
-        told = ranking_of([Path(name) for name in config.ranking], config.against)
+        told = ranking_of([Path(name) for name in config.ranking], config.against, config.where)
         write_text(
             root / FOLDER / RANKING, yaml.safe_dump(told, sort_keys=False, width=110, allow_unicode=True)
         )

@@ -20,12 +20,13 @@ WHAT = (
 )
 
 
-def ranking_of(folders: Sequence[Path], against: str) -> dict[str, Any]:
+def ranking_of(folders: Sequence[Path], against: str, where: str = "") -> dict[str, Any]:
     """A table of gains, a row a policy and run, as `fidelity_page.given` prints it.
 
     Args:
         folders: Of the runs.
         against: Policy that gains are told against; it must be in every run.
+        where: What is said of the servers.
 
     Raises:
         ValueError: A folder has no `gap.json` with returns, or the policy is not in it.
@@ -50,7 +51,7 @@ def ranking_of(folders: Sequence[Path], against: str) -> dict[str, Any]:
         notes.append(_note(folder.name, found, means))
     what = WHAT.format(against=f"`{against}`", level=100 * CONFIDENCE)
     return {
-        "what": what,
+        "what": f"{what} {where}".rstrip(),
         "columns": ["run", "policy", "simulated", "live"],
         "rows": rows,
         "notes": notes,
