@@ -17,7 +17,7 @@ from serving_gym.calibration.hardware import get_gpu
 from serving_gym.calibration.kernels import find_kernels
 from serving_gym.calibration.memory import check_fits
 from serving_gym.calibration.models import get_model
-from serving_gym.calibration.profile import Profile, parse_profile, profile_file_name
+from serving_gym.calibration.profile import Profile, load_profile, parse_profile, profile_file_name
 from serving_gym.calibration.widths import kernels_near, kernels_of_ranks
 
 FITTED, OTHER_WIDTHS, ENGINE, ROOFLINE = "fitted", "fitted at other widths", "kernels and engine", "roofline"
@@ -141,7 +141,7 @@ def profile_at(model: str, gpu: str, engine: str, widths: tuple[int, ...]) -> Pr
 def find_profile(deployment: Deployment) -> tuple[Profile, Frontend]:
     """Profile and front end of a deployment, from the most specific thing known of it; `Profile.source` says which.
 
-    On a CPU the profile of the model that was measured there is used whatever engine is named: no kernel table covers
+    Without an engine it is the profile from kernel tables alone. On a CPU the profile of the model that was measured there is used whatever engine is named: no kernel table covers
     CPUs, so that no version could be told from another.
 
     Raises:
@@ -150,6 +150,10 @@ def find_profile(deployment: Deployment) -> tuple[Profile, Frontend]:
     """
     d = deployment
     check_fits(get_model(d.model), get_gpu(d.gpu), d.tp * d.pp)
+    if not d.engine:
+        profile = load_profile(d.model, d.gpu)
+        profile.coefficients_at(d.tp)
+        return profile, profile.frontends.get(d.tp, Frontend())
     overheads = get_engine(d.engine, d.model)
     profile = load_engine_profile(d.model, d.gpu, "" if d.gpu == CPU else d.engine)
     if profile is not None and d.gpu == CPU:

@@ -49,9 +49,9 @@ def test_a_width_is_predicted_by_the_others_and_what_has_no_others_is_not(runs):
 def test_nothing_left_out_is_seen_by_the_fit(runs, monkeypatch):
     fitted = []
 
-    def watched(members, engine, parent, level):
+    def watched(members, parent, level):
         fitted.append({run.deployment.tp for run in members})
-        return real(members, engine, parent, level)
+        return real(members, parent, level)
 
     real = transfers.fit_level
     monkeypatch.setattr(transfers, "fit_level", watched)

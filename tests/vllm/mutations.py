@@ -114,7 +114,7 @@ def _partly_computed_blocks_wait(right: Method) -> Method:
 
     def wrong(self: Engine, request: Request, tokens: int) -> None:
         right(self, request, tokens - 1)
-        request.blocks += self.pool.take(self._blocks(tokens) - len(request.blocks))
+        request.blocks += self.pool.take(self.blocks_for(tokens) - len(request.blocks))
 
     return wrong
 
@@ -195,10 +195,10 @@ MUTATIONS = {
     "admits after preempting": Mutation(Engine, "_schedule_running", _admits_after_preempting),
     "lone requests are cut": Mutation(Engine, "_threshold", _lone_requests_are_cut),
     "threshold is unknown": Mutation(Engine, "_threshold", _threshold_is_unknown),
-    "refund is forgotten": Mutation(Engine, "_budget", _refund_is_forgotten),
+    "refund is forgotten": Mutation(Engine, "budget", _refund_is_forgotten),
     "one block less is hit": Mutation(Engine, "_hits", _one_block_less_is_hit),
     "whole prompt is hit": Mutation(Engine, "_hits", _whole_prompt_is_hit),
-    "blocks are cached late": Mutation(Engine, "_allocate", _partly_computed_blocks_wait),
+    "blocks are cached late": Mutation(Engine, "allocate", _partly_computed_blocks_wait),
     "free blocks are not hit": Mutation(BlockPool, "longest_hit", _free_blocks_are_not_hit),
     "head first": Mutation(BlockPool, "give_back", _head_first),
     "worthless blocks queue up": Mutation(BlockPool, "give_back", _worthless_blocks_queue_up),
@@ -206,5 +206,5 @@ MUTATIONS = {
     "use is forgotten": Mutation(BlockPool, "give_back", _use_is_forgotten),
     "whoever comes is known": Mutation(Engine, "_known", _whoever_comes_is_known),
     "whoever is over is gone": Mutation(Engine, "end", _whoever_is_over_is_gone),
-    "decoded blocks are cached at once": Mutation(Engine, "_allocate", _decoded_blocks_are_cached_at_once),
+    "decoded blocks are cached at once": Mutation(Engine, "allocate", _decoded_blocks_are_cached_at_once),
 }
