@@ -141,8 +141,8 @@ def profile_at(model: str, gpu: str, engine: str, widths: tuple[int, ...]) -> Pr
 def find_profile(deployment: Deployment) -> tuple[Profile, Frontend]:
     """Profile and front end of a deployment, from the most specific thing known of it; `Profile.source` says which.
 
-    Without an engine it is the profile from kernel tables alone. On a CPU the profile of the model that was measured there is used whatever engine is named: no kernel table covers
-    CPUs, so that no version could be told from another.
+    Without an engine it is the profile from kernel tables alone. On a CPU the profile of the model that was measured
+    there is used whatever engine is named: no kernel table covers CPUs, so that no version could be told from another.
 
     Raises:
         ValueError: Model, GPU or engine is unknown, the model does not fit its GPUs, or the profile of a CPU has other
