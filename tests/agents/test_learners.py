@@ -85,7 +85,7 @@ LEARNERS = {
 LOOKS = 8  # at the policy while it learns
 
 # What an untrained network does is chance; with these seeds it is not yet what is to be learned.
-SEEDS = {"ars": 1, "bc": 1, "cma_es": 2}
+SEEDS = {"ars": 1, "bc": 1, "cma_es": 2, "dagger": 1}
 
 
 def trained(learner, steps, enough=None):

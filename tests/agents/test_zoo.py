@@ -19,6 +19,7 @@ from serving_gym.runners.configuration.schema import CompareConfig
 from serving_gym.runners.rollouts.rollout import run_episode
 from tests.defaults import make_env
 
+TRAINED_ON = 'cluster.engine=""'  # the engines of version 0
 SEEDS = range(6)
 MIXED = FleetConfig(  # as cluster=fleet_mixed_x4
     groups=(
@@ -61,7 +62,7 @@ def test_the_shipped_agent_beats_both_static_layouts(workload: WorkloadSpec) -> 
 @pytest.mark.full
 def test_the_shipped_agent_of_sequences_beats_the_best_heuristics() -> None:
     """Kinds of traffic follow one another, for which a layout that stays and a threshold on prompts are best."""
-    words = ["env=dp_tp", "experiment=nemotron_8b", "workload=sequence", "split=validation"]
+    words = ["env=dp_tp", "experiment=nemotron_8b", "workload=sequence", "split=validation", TRAINED_ON]
     env = composed("compare", CompareConfig, words).environment.make()
     names = ("zoo/dp_tp_sequence", "static_4x2", "prompt_threshold_tuned")
     metrics = {
@@ -114,7 +115,7 @@ def test_the_shipped_router_beats_the_heuristics() -> None:
 )
 def test_the_shipped_admitter_beats_the_heuristics(seeds: range, rival: str) -> None:
     """Under overload, by the return and by promises kept, of the critical tier too."""
-    words = ["experiment=routing_overload", "split=validation"]
+    words = ["experiment=routing_overload", "split=validation", TRAINED_ON]
     env = composed("compare", CompareConfig, words).environment.make()
     ours, theirs = (
         [run_episode(env, load_policy(name), seed).metrics for seed in seeds]
@@ -249,7 +250,9 @@ def test_the_shipped_planner_serves_a_cluster_of_another_size() -> None:
 
 @pytest.mark.full
 def test_the_shipped_autoscaler_beats_the_one_that_practitioners_would_pick() -> None:
-    config = composed("compare", CompareConfig, ("experiment=autoscaling_day", "split=validation"))
+    config = composed(
+        "compare", CompareConfig, ("experiment=autoscaling_day", "split=validation", TRAINED_ON)
+    )
     env = replace(config, cluster=cluster_of(config.cluster)).environment.make()
     episodes = {
         name: [run_episode(env, load_policy(name), seed).metrics for seed in range(300, 303)]

@@ -245,7 +245,7 @@ def _pick(world: World, tables: Tables, e: int, now: int) -> int:
             # Blocks get fewer while requests decode, so that whoever has no room now has none until something changes.
             engine.steady = int(not preempted and engine.num_waiting == waiting)
             return _decode_ps(world, tables, e, swapped)
-        if not preempted:
+        if not preempted and engine.num_waiting == waiting:
             return int64(-1)
 
 
