@@ -151,9 +151,9 @@ def find_profile(deployment: Deployment) -> tuple[Profile, Frontend]:
     d = deployment
     check_fits(get_model(d.model), get_gpu(d.gpu), d.tp * d.pp)
     if not d.engine:
-        profile = load_profile(d.model, d.gpu)
-        profile.coefficients_at(d.tp)
-        return profile, profile.frontends.get(d.tp, Frontend())
+        from_tables = load_profile(d.model, d.gpu)
+        from_tables.coefficients_at(d.tp)
+        return from_tables, from_tables.frontends.get(d.tp, Frontend())
     overheads = get_engine(d.engine, d.model)
     profile = load_engine_profile(d.model, d.gpu, "" if d.gpu == CPU else d.engine)
     if profile is not None and d.gpu == CPU:
