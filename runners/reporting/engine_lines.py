@@ -10,9 +10,9 @@ from serving_gym.calibration.describe import describe
 from serving_gym.calibration.engines import Frontend
 from serving_gym.envs.interface.cluster import ClusterSpec
 from serving_gym.envs.interface.fleet import FleetSpec, ReplicaSpec
+from serving_gym.envs.machines.cluster import replica_spec
 from serving_gym.envs.machines.spec import DeploymentSpec
 from serving_gym.envs.simulator import cluster as nodes
-from serving_gym.envs.simulator.deployment.build import replica_spec
 from serving_gym.envs.simulator.fleet.build import front_end_of, kv_tokens, profile_of
 from serving_gym.runners.configuration.clusters import Cluster, cluster_of
 
