@@ -71,6 +71,7 @@ class RoutingEnv(PlacementEnv[RoutingConfig, RoutingState]):
 
     ## What there is to gain
 
+    In version 0:
     Interquartile mean of the return on the default workload, 1000 requests, test seeds 0 to 7: random -254,
     `least_request` -54, `jsq` -46, best tuned score (`linear_score_tuned`) -32.6, `zoo/routing` -33.1. A clairvoyant
     search gains 1 % over the best tuned score (one episode); a relaxation bounds any policy at a third of its cost.

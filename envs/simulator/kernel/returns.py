@@ -22,7 +22,7 @@ from serving_gym.envs.simulator.kernel.state import (
 )
 
 
-@compiled
+@inlined
 def _lag_ps(world: World, tables: Tables, e: int, slot: int, decoding: int) -> int:
     """From a token's end in an engine to its client, while `decoding` requests decode beside its first token."""
     engine, request = world.engines[e], world.requests[slot]
@@ -35,14 +35,14 @@ def _lag_ps(world: World, tables: Tables, e: int, slot: int, decoding: int) -> i
     return int64(lag_ps * world.cluster[0].front_factor)
 
 
-@compiled
+@inlined
 def _send_back(world: World, slot: int, due_ps: int, which: int) -> None:
     cluster = world.cluster[0]
     push(world.returns, int64(cluster.num_returns), due_ps, int64(world.requests[slot].index), slot, which)
     cluster.num_returns += 1
 
 
-@compiled
+@inlined
 def end_first_token(world: World, tables: Tables, e: int, slot: int, now: int, decoding: int) -> None:
     """An engine has computed a request's first token, while `decoding` others decoded."""
     if len(world.returns) == 0:
@@ -54,7 +54,7 @@ def end_first_token(world: World, tables: Tables, e: int, slot: int, now: int, d
     _send_back(world, slot, int64(request.first_token_ps), int64(FIRST_TOKEN))
 
 
-@compiled
+@inlined
 def end_answer(world: World, tables: Tables, e: int, slot: int, now: int) -> None:
     """An engine has computed a request's last token, and the request has left it."""
     if len(world.returns) == 0:
@@ -72,7 +72,7 @@ def end_answer(world: World, tables: Tables, e: int, slot: int, now: int) -> Non
     _send_back(world, slot, now + int64(request.lag_ps), int64(LAST_TOKEN))
 
 
-@compiled
+@inlined
 def stop_returning(world: World, slot: int) -> None:
     """Takes a request off the list of those whose answers are on the way."""
     request = world.requests[slot]
