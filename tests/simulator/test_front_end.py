@@ -131,6 +131,8 @@ def test_a_router_counts_requests_until_their_clients_have_the_answers(
 def test_without_a_front_end_engines_are_seen_at_once() -> None:
     workload = stream(50)
     published = replace(SPEC, engine="", async_scheduling=False)
+    simulator = started(workload, published)
+    assert len(simulator.tables.fronts) == len(simulator.world.returns) == 0
     equal(served(workload, published), served(workload, replace(published, front_end="none")))
 
 
