@@ -228,7 +228,9 @@ def test_one_overloaded_one_added_for_as_long_as_it_is():
     with_new = [{}, {}, {"status": InstanceStatus.STARTING}]
     assert net(policy.act(None, anticipating(with_new, [heavy, light], now_s=70.0)[0])) == 0
     assert net(policy.act(None, anticipating(with_new, [heavy, row(1, 960, 200, 10)], now_s=80.0)[0])) == 1
-    assert net(policy.act(None, anticipating(3 * [{}], [heavy, light], now_s=90.0)[0])) == 1  # it is up, and no help
+    assert (
+        net(policy.act(None, anticipating(3 * [{}], [heavy, light], now_s=90.0)[0])) == 1
+    )  # it is up, and no help
 
 
 def test_answered_once():

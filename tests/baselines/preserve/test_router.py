@@ -74,7 +74,7 @@ def test_an_overloaded_instance_takes_nothing():
 
 @pytest.mark.parametrize(("predicted", "held"), [(13, False), (14, True)])
 def test_overload_counts_the_request_itself(predicted, held):
-    """With 848 + i held and 100 + i of the request 950 is exceeded from i = 2 on: in 11 or 12 of a hundred iterations."""
+    """848 + i and the request's 100 + i exceed 950 from i = 2 on: in 11 or 12 of a hundred iterations."""
     busy = state(1, [row(0, 828, 400, 20)], asked=request(1, 100, predicted))
     assert decide(busy, overload_share=0.11) == (None if held else 0)
     assert decide(busy, **LITERAL) == 0
