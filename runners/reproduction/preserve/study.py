@@ -20,7 +20,7 @@ from serving_gym.runners.reproduction.preserve.choices import (
     LITERAL,
     PreServeChoices,
 )
-from serving_gym.runners.reproduction.trials import run_trials
+from serving_gym.runners.reproduction.trials import Trials, run_trials
 
 PAPER = "preserve"
 make_claim = partial(claim_of, PAPER)
@@ -178,11 +178,7 @@ class Study(PreServeStudy):
         chosen = split or self.config.split
         key = (policy, rate_rps, chosen, tuple(words))
         if key not in self._known:
-            self.bar.set_postfix_str(f"{rate_rps:.1f}/s, {policy}", refresh=False)
-            load = (f"workload.num_requests={self.requests_at(rate_rps)}", f"workload.rate_rps={rate_rps!r}")
-            gauges = (f"env.gauge_interval_s={self.choices.gauges_s!r}",) if policy == MINIMUM_USE else ()
-            setting = [*self.setting, *gauges, *load, f"split={chosen}", *words]
-            trials = run_trials(setting, self.file_of(policy), self.seeds, partial(self.bar.update, 1))
+            trials = self._trials(policy, rate_rps, chosen, words, self.seeds)
             delay_s = DELAY_S.get(policy, 0.0) if self.choices.decision_time else 0.0
             records = [episode.records for episode in trials.episodes]
             self._known[key] = Figures(
@@ -192,6 +188,20 @@ class Study(PreServeStudy):
                 self.slo_s,
             )
         return self._known[key]
+
+    def records(self, policy: str, rate_rps: float) -> list[RequestRecords]:
+        """Requests of a policy's episode of the first seed at a rate."""
+        trials = self._trials(policy, rate_rps, self.config.split, (), [self.config.first_seed])
+        return [episode.records for episode in trials.episodes]
+
+    def _trials(
+        self, policy: str, rate_rps: float, split: str, words: Sequence[str], seeds: Sequence[int]
+    ) -> Trials:
+        self.bar.set_postfix_str(f"{rate_rps:.1f}/s, {policy}", refresh=False)
+        load = (f"workload.num_requests={self.requests_at(rate_rps)}", f"workload.rate_rps={rate_rps!r}")
+        gauges = (f"env.gauge_interval_s={self.choices.gauges_s!r}",) if policy == MINIMUM_USE else ()
+        setting = [*self.setting, *gauges, *load, f"split={split}", *words]
+        return run_trials(setting, self.file_of(policy), seeds, partial(self.bar.update, 1))
 
     @cached_property
     def capacity_rps(self) -> float:
