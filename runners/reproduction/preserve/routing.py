@@ -173,8 +173,7 @@ def _matched(study: Study) -> Loaded:
     rate_rps = study.matched_rps
     how = (
         f"Load: {rate_rps:.1f} requests/s, the least at which Llumnix violates the SLO for the published "
-        f"{LLUMNIX_VIOLATIONS:.1%} on validation workloads (capacity {study.capacity_rps:.1f}); a reading of ours, "
-        "since engines differ in how fast latency rises behind the end of light load."
+        f"{LLUMNIX_VIOLATIONS:.1%} on validation workloads (capacity {study.capacity_rps:.1f}); a reading of ours."
     )
     names = (*COMPARED, *PRACTICE, *TUNED.values())
     systems = {name: study.figures(name, rate_rps) for name in names}

@@ -14,6 +14,7 @@ from serving_gym.runners.reproduction.claims import claim_of
 from serving_gym.runners.reproduction.measures import over, request_capacity_rps
 from serving_gym.runners.reproduction.parts import PaperStudy
 from serving_gym.runners.reproduction.preserve.choices import (
+    AS_PUBLISHED,
     END_TO_END,
     FINAL,
     ISOLATED,
@@ -226,9 +227,8 @@ class Study(PreServeStudy):
         """Where the paper's best baseline does as badly here as there.
 
         The lowest rate, to a hundredth of the capacity, at which Llumnix violates the SLO as often as the paper says of
-        it, on validation workloads. How sharply latency rises behind the end of light load depends on the engines:
-        ours overload at `loaded_rps` far beyond the published figures. This reading was added when that was seen, and
-        stands on a figure of a baseline.
+        it, on validation workloads. At `loaded_rps` our engines are overloaded far beyond the published figures; this
+        reading was added when that was seen, and stands on a figure of a baseline.
         """
         return (self._last_within(LLUMNIX, LLUMNIX_VIOLATIONS) + 1) * _STEP * self.capacity_rps
 
@@ -244,6 +244,8 @@ class Study(PreServeStudy):
 
     def rate_of(self, published_rps: float) -> float:
         """Our rate that corresponds to one of the paper's."""
+        if self.choices.rates == AS_PUBLISHED:
+            return published_rps
         return self.light_rps * published_rps / LIGHT_RPS
 
     @property
