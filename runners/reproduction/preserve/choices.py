@@ -35,8 +35,8 @@ class PreServeChoices:
     )  # fmt: skip
     rates: str = choice(
         RULE, AS_PUBLISHED, parts=("routing",),
-        why="Section 5.4's rates are its engines'; ours end light load at another one, which stands for the published 9.3 "
-        "by rule.",
+        why="Section 5.4's rates are its engines'; ours end light load at another one, which stands for its 9.3 by "
+        "rule.",
     )  # fmt: skip
     slo: str = choice(
         PUBLISHED, ISOLATED, parts=("routing",),

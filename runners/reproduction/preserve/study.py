@@ -85,7 +85,8 @@ class Figures:
     @property
     def mean_ttft_s(self) -> float:
         """Mean time to first token of all seeds' requests that were served."""
-        return float(np.nanmean(np.concatenate(self.ttft_s)))
+        ttft_s = np.concatenate(self.ttft_s)
+        return float(ttft_s[np.isfinite(ttft_s)].mean())
 
     @property
     def p99_s(self) -> float:
