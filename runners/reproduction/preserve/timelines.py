@@ -10,6 +10,7 @@ import csv
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -98,7 +99,7 @@ def num_episodes() -> int:
 def claims(study: Study) -> list[Claim]:
     """One instance overloaded beside one with room; writes the timelines."""
     rate_rps = study.rate_of(RATE_RPS)
-    env = compose_setting(study.setting).environment.make().unwrapped
+    env: Any = compose_setting(study.setting).environment.make().unwrapped
     env.reset(seed=study.config.first_seed)
     capacity = env.policy_spec.fleet.kv_capacity_tokens.astype(np.float64)
     lines = {
