@@ -44,10 +44,12 @@ class FlyingServingConfig(Constants):
         hysteresis_ratio: Groups are formed again below this share of the load they are dissolved at, 0 to 1. Source:
             ours.
         width_growth_ratio: Thresholds of each narrower width over those of the one before. Source: ours.
-        weigh_switch: Whether groups are formed only when the load has been low for as long as the switch would take now
-            (requests in progress that drain, and 15 ms), and while prompts arrive more slowly than they did when the
-            wider groups last built up a queue. Source: ours, for "without stalling the serving loop" (section 5).
-        rate_smoothing_s: Time constant of that rate of arrival, seconds. Source: ours.
+        weigh_switch: Whether groups are formed only when few requests are in the system (`split_requests_per_gpu`), or
+            when the load has been low for as long as the switch would take now (a drain, and 15 ms) and prompts arrive
+            more slowly than when the wider groups last built up a queue; at that rate groups are dissolved ahead of
+            the queue. Source: ours, for "without stalling the serving loop" (section 5).
+        rate_smoothing_s: Time constant of that rate of arrival, seconds. Source: ours, chosen by light-load TTFT on
+            section 6.2's workload, as is that few requests merge at once.
         smoothing_s: Time constant of the mean that a merge waits for, seconds; 0 for none. Source: ours.
         dwell_s: Least time between two switches on account of load, seconds. Source: ours.
         load_merge_mode: Soft preempt (section 5.2.2, "rebalancing as load fluctuates").

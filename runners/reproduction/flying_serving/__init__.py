@@ -5,7 +5,7 @@
     switching.py       section 6.4, Table 2
     long_context.py    section 6.5
 
-What the paper does not state, or its text has lost, is in `choices.py`. Rates under load follow one rule (`burst_load`).
+What the paper does not state, or its text has lost, is in `choices.py`. Rates under load follow its `burst_load`.
 """
 
 from __future__ import annotations
