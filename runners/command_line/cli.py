@@ -86,7 +86,7 @@ def _run(name: str, task: Callable[[DictConfig], None], words: list[str]) -> int
 
     try:
         with folders_of(words):
-            sys.argv += register_choices(with_search_path(map(_open, words)))
+            sys.argv += register_choices(with_search_path([_open(word) for word in words]))
             hydra.main(version_base="1.3", config_path=str(CONFIG_DIR), config_name=name)(guarded)()
     except _USER_ERRORS as error:
         failures.append(error)
