@@ -23,6 +23,7 @@ from serving_gym.runners.reporting.tables import print_results_in
 from serving_gym.runners.reproduction.choices import NoChoices
 from serving_gym.runners.reproduction.claims import Claim, print_claims, write_claims
 from serving_gym.runners.reproduction.flying_serving import evaluation as flying_serving
+from serving_gym.runners.reproduction.flying_serving.choices import FlyingChoices
 from serving_gym.runners.reproduction.llm_mesh import evaluation as llm_mesh
 from serving_gym.runners.reproduction.oserve import evaluation as oserve
 from serving_gym.runners.reproduction.page import keep, write_page
@@ -32,7 +33,7 @@ from serving_gym.runners.reproduction.preserve.choices import PreServeChoices
 from serving_gym.runners.reproduction.sageserve import evaluation as sageserve
 
 _PAPERS = {
-    "flying_serving": Paper(flying_serving, "episode", NoChoices),
+    "flying_serving": Paper(flying_serving, "episode", FlyingChoices),
     "llm_mesh": Paper(llm_mesh, "episode", NoChoices),
     "oserve": Paper(oserve, "step", NoChoices),
     "preserve": Paper(preserve, "episode", PreServeChoices),
