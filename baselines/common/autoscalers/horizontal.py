@@ -200,6 +200,7 @@ class HorizontalPolicy(EndpointAutoscaler):
     def __init__(self, config: HorizontalConfig | None = None) -> None:
         self.config = config or HorizontalConfig()
         self.name = f"hpa_{self.config.metric}"
+        self.period_s = self.config.sync_s
 
     def begin(self) -> None:
         """Forgets recommendations and changes."""
