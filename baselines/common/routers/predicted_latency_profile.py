@@ -1,4 +1,4 @@
-"""llm-d's routing by predicted latency and its distance from the SLO."""
+"""llm-d's routing by predicted latency and its distance from the SLO, with latencies of the engines' profiles."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from serving_gym.baselines.common.router import Router, in_flight_counts
 from serving_gym.baselines.common.routers.latency_model import LatencyModel
-from serving_gym.baselines.common.routers.llm_d import block_index, prefix_blocks
+from serving_gym.baselines.common.routers.llm_d_legacy import block_index, prefix_blocks
 from serving_gym.baselines.policy import Action, Configured, Constants, tunable
 from serving_gym.calibration.fields import check_not_negative, check_within
 from serving_gym.calibration.lookup import check_choice
@@ -22,8 +22,8 @@ _EPSILON = 1e-9  # range below which values are equal
 
 
 @dataclass(frozen=True)
-class PredictedLatencyConfig(Constants):
-    """Constants of `PredictedLatencyPolicy`, llm-d's defaults.
+class PredictedLatencyProfileConfig(Constants):
+    """Constants of `PredictedLatencyProfilePolicy`, llm-d's defaults.
 
     Attributes:
         strict_affinity: Share of the prompt that an engine must hold to be preferred to all others, 0 to 1.
@@ -49,7 +49,7 @@ class PredictedLatencyConfig(Constants):
         check_choice("strategy", self.strategy, STRATEGIES)
 
 
-class PredictedLatencyPolicy(Router, Configured[PredictedLatencyConfig]):
+class PredictedLatencyProfilePolicy(Router, Configured[PredictedLatencyProfileConfig]):
     """Engines that would keep the SLO, by how little or how much they would have to spare.
 
     llm-d-router of 2026, its profile "predicted-latency-slo", in this order:
@@ -68,10 +68,10 @@ class PredictedLatencyPolicy(Router, Configured[PredictedLatencyConfig]):
     Departures: latencies come from `LatencyModel` instead of a model trained on past requests, and the filters read
     them (`ttftSource: latencyPredictor`) instead of in-flight tokens over one throughput; the promise of the first
     token is the request's own deadline, so that the time it was held counts; nothing is refused
-    (`latency-slo-admitter`). Prompts are remembered as in `LLMDPolicy`.
+    (`latency-slo-admitter`). Prompts are remembered as in `LLMDLegacyPolicy`.
     """
 
-    name = "predicted_latency"
+    name = "predicted_latency_profile"
 
     def begin(self) -> None:
         """Nothing has been sent anywhere."""

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from serving_gym.baselines.common.routers.latency_model import LatencyModel
-from serving_gym.baselines.common.routers.predicted_latency import (
-    PredictedLatencyConfig,
-    PredictedLatencyPolicy,
+from serving_gym.baselines.common.routers.predicted_latency_profile import (
+    PredictedLatencyProfileConfig,
+    PredictedLatencyProfilePolicy,
     _scores,
 )
 from serving_gym.envs.interface.slo import SLO
@@ -78,7 +78,7 @@ def test_latency_grows_with_the_batch():
 
 
 def _begun(config=None, slo=None, seed=0, **columns):
-    policy = PredictedLatencyPolicy(config)
+    policy = PredictedLatencyProfilePolicy(config)
     policy.reset(routing_spec(2, slo, **columns), seed)
     return policy
 
@@ -104,7 +104,7 @@ def test_of_engines_that_keep_the_slo_the_one_with_the_least_to_spare():
 
 
 def test_or_the_one_with_the_most():
-    assert _shares(_begun(PredictedLatencyConfig(strategy="most")), _state(0, 500))[0] > 0.97
+    assert _shares(_begun(PredictedLatencyProfileConfig(strategy="most")), _state(0, 500))[0] > 0.97
 
 
 def test_of_equal_engines_either():
@@ -113,15 +113,15 @@ def test_of_equal_engines_either():
 
 def test_an_engine_that_misses_the_slo_is_explored_now_and_then():
     state = _state(0, 1000)
-    assert _shares(_begun(PredictedLatencyConfig(explore_probability=0.0)), state)[1] == 0
+    assert _shares(_begun(PredictedLatencyProfileConfig(explore_probability=0.0)), state)[1] == 0
     np.testing.assert_allclose(
-        _shares(_begun(PredictedLatencyConfig(explore_probability=0.2)), state)[1], 0.2, atol=0.04
+        _shares(_begun(PredictedLatencyProfileConfig(explore_probability=0.2)), state)[1], 0.2, atol=0.04
     )
-    assert _shares(_begun(PredictedLatencyConfig(explore_probability=1.0)), state)[1] == 1
+    assert _shares(_begun(PredictedLatencyProfileConfig(explore_probability=1.0)), state)[1] == 1
 
 
 def test_time_in_the_queue_counts_against_the_slo():
-    config = PredictedLatencyConfig(explore_probability=0.0)
+    config = PredictedLatencyProfileConfig(explore_probability=0.0)
     assert _shares(_begun(config), _state(0, 500))[1] > 0.9
     late = routing_state(2, in_flight=_waiting(0, 500), request=arriving(deadline_s=10.5))  # 0.5 s are left
     assert _shares(_begun(config), late)[1] == 0
@@ -134,7 +134,7 @@ def test_where_all_miss_an_idle_engine_is_taken():
 
 
 def test_where_all_miss_the_least_deficit_is_taken():
-    config = PredictedLatencyConfig(strategy="most")  # which is not heeded there
+    config = PredictedLatencyProfileConfig(strategy="most")  # which is not heeded there
     # 0 has the smaller deficit of TTFT, 1 the smaller headroom of TPOT: 1 - 0.2 and 1 - 0.8, so 0.81 and 0.21
     np.testing.assert_allclose(
         _shares(_begun(config), _state(2000, 5000)), [0.81 / 1.02, 0.21 / 1.02], atol=0.04
@@ -197,10 +197,10 @@ def test_part_of_a_prompt_does_not_hold_it():
 def test_the_loose_filter_holds_it_among_engines_that_keep_the_slo():
     part = (*PROMPT[:9], 50)  # nine of ten
     assert _after_the_prompt(_begun()).act(None, _asked(part)) == 1
-    strict_only = PredictedLatencyConfig(loose_affinity=0.0, explore_probability=0.0)
+    strict_only = PredictedLatencyProfileConfig(loose_affinity=0.0, explore_probability=0.0)
     assert _after_the_prompt(_begun(strict_only)).act(None, _asked(part)) == 0
     # engine 1 would be late: it leaves before the loose filter
-    loose = PredictedLatencyConfig(explore_probability=0.0)
+    loose = PredictedLatencyProfileConfig(explore_probability=0.0)
     assert _after_the_prompt(_begun(loose)).act(None, _asked(part, (0, 2000), deadline_s=11.0)) == 0
     # but not before the strict one
     assert _after_the_prompt(_begun(loose)).act(None, _asked(PROMPT, (0, 2000), deadline_s=11.0)) == 1
@@ -209,7 +209,9 @@ def test_the_loose_filter_holds_it_among_engines_that_keep_the_slo():
 @pytest.mark.parametrize(("penalty_s", "place"), [(1.8, 0), (1.9, 1), (0.0, 1)])
 def test_too_slow_an_engine_does_not_hold_a_prompt(penalty_s, place):
     # with 2 s of prompts before it at 1, TTFT is 2.011 s there and 0.17 s at 0: 1.841 s of penalty
-    config = PredictedLatencyConfig(max_ttft_penalty_s=penalty_s, strategy="most", explore_probability=0.0)
+    config = PredictedLatencyProfileConfig(
+        max_ttft_penalty_s=penalty_s, strategy="most", explore_probability=0.0
+    )
     policy = _after_the_prompt(_begun(config))
     assert policy.act(None, _asked(PROMPT, (0, 2000))) == place
 
@@ -226,4 +228,4 @@ def test_too_slow_an_engine_does_not_hold_a_prompt(penalty_s, place):
 )
 def test_mistakes_are_named(params, message):
     with pytest.raises(ValueError, match=message):
-        PredictedLatencyConfig(**params)
+        PredictedLatencyProfileConfig(**params)
