@@ -86,6 +86,10 @@ POLICIES = {
         "baselines.common.routers.llm_d_legacy:LLMDLegacyPolicy",
         "baselines.common.routers.llm_d_legacy:LLMDLegacyConfig",
     ),
+    "predicted_latency": PolicyEntry(
+        "baselines.common.routers.predicted_latency:PredictedLatencyPolicy",
+        "baselines.common.routers.predicted_latency:PredictedLatencyConfig",
+    ),
     "predicted_latency_profile": PolicyEntry(
         "baselines.common.routers.predicted_latency_profile:PredictedLatencyProfilePolicy",
         "baselines.common.routers.predicted_latency_profile:PredictedLatencyProfileConfig",

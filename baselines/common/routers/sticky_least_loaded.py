@@ -34,10 +34,10 @@ class StickyLeastLoadedConfig(Constants):
 class StickyLeastLoadedPolicy(Router, Configured[StickyLeastLoadedConfig]):
     """A session's engine; for a new one that with the fewest active sessions.
 
-    vllm-router, `src/policies/sticky_least_loaded.rs` (vllm-project/router#235, September 2026; prime-rl's default since
-    prime-rl#3563): an existing session goes to its engine while that can take it, else it is assigned anew. Ties go to
-    the highest rendezvous hash of session and engine. A request without a session goes where the fewest sessions are
-    and is not counted.
+    vllm-router, `src/policies/sticky_least_loaded.rs` (vllm-project/router#235, September 2026; prime-rl's default
+    since prime-rl#3563): an existing session goes to its engine while that can take it, else it is assigned anew. Ties
+    go to the highest rendezvous hash of session and engine. A request without a session goes where the fewest sessions
+    are and is not counted.
 
     Departures: the session is the first block of the prompt (`session_of`); nobody says that one has ended
     (`/finish_session`), so that it counts until it expires.

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from serving_gym.baselines.common.routers.headroom import headroom_scores
 from serving_gym.baselines.common.routers.latency_model import LatencyModel
 from serving_gym.baselines.common.routers.predicted_latency_profile import (
     PredictedLatencyProfileConfig,
     PredictedLatencyProfilePolicy,
-    _scores,
 )
 from serving_gym.envs.interface.slo import SLO
 from tests.baselines.routers.states import arriving, routing_spec, routing_state, sent
@@ -165,7 +165,7 @@ def test_where_all_miss_tpot_alone_is_the_lightest():
     ],
 )
 def test_scores(ttft, tpot, weights, least_first, scores):
-    np.testing.assert_allclose(_scores(np.array(ttft), np.array(tpot), *weights, least_first), scores)
+    np.testing.assert_allclose(headroom_scores(np.array(ttft), np.array(tpot), *weights, least_first), scores)
 
 
 PROMPT = tuple(range(1, 11))
