@@ -186,6 +186,10 @@ POLICIES = {
         "baselines.common.autoscalers.saturation:SaturationPolicy",
         "baselines.common.autoscalers.saturation:SaturationConfig",
     ),
+    "keda_epp": PolicyEntry(
+        "baselines.common.autoscalers.keda_epp:KEDAEPPPolicy",
+        "baselines.common.autoscalers.keda_epp:KEDAEPPConfig",
+    ),
     "dynamo_throughput": PolicyEntry(
         "baselines.common.autoscalers.throughput_planner:ThroughputPlannerPolicy",
         "baselines.common.autoscalers.throughput_planner:ThroughputPlannerConfig",

@@ -11,7 +11,10 @@ from numpy.typing import NDArray
 from serving_gym.baselines.common.router import Router, in_flight_counts, lowest
 from serving_gym.baselines.policy import Action, Configured, Constants, tunable
 from serving_gym.calibration.fields import check_not_negative, check_positive
+from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.routing.state import RoutedRequest, RoutingState
+
+COLD = ("load", "rate")
 
 
 @dataclass(frozen=True)
@@ -20,15 +23,19 @@ class LoadAwareConfig(Constants):
 
     Attributes:
         beta: Cached share of the prompt that a load of twice the mean costs. Source: production-stack (1.0).
+        cold: What decides of a prompt of which no engine holds anything. "load": the same score, which is the lowest load
+            then; "rate": the fewest requests a second lately, as production-stack has it.
         qps_window_s: Over which requests are counted for the rate. Source: production-stack, `--request-stats-window`
             (60 s).
     """
 
     beta: float = tunable(1.0, 0.01, 100.0, log=True)
+    cold: str = "load"
     qps_window_s: float = 60.0
 
     def __post_init__(self) -> None:
         check_not_negative(self, "beta")
+        check_choice("cold", self.cold, COLD)
         check_positive(self, "qps_window_s")
 
 
@@ -36,10 +43,10 @@ class LoadAwarePolicy(Router, Configured[LoadAwareConfig]):
     """The highest cached share of the prompt less `beta` times the relative load.
 
     vLLM production-stack's `LoadAwareRouter` (production-stack#1035, August 2026): relative load is (requests in flight
-    - their mean) / max(1, mean) over the engines that can take the request. Where no engine holds anything of the
-    prompt, the engine that was sent the fewest requests a second lately. Ties go to the first engine.
+    - their mean) / max(1, mean) over the engines that can take the request. Ties go to the first engine.
 
-    Departures: what is cached is asked of LMCache's controller there, here of the engines' KV events; requests carry no
+    Departures: production-stack does not score a prompt of which nothing is cached anywhere, but sends it where the
+    fewest requests a second go, which overloads the slower engines of an uneven fleet (`cold`: "rate"); what is cached is asked of LMCache's controller there, here of the engines' KV events; requests carry no
     session key, which a cold prompt would be hashed by.
     """
 
@@ -53,8 +60,8 @@ class LoadAwarePolicy(Router, Configured[LoadAwareConfig]):
     def choose(self, state: RoutingState, request: RoutedRequest) -> Action:
         """The highest score, or the lowest rate."""
         self._forget(state.now_s - self.config.qps_window_s)
-        cold = not request.cached_tokens[state.can_take].any()
-        place = lowest(self._recent if cold else -self._score(state, request), state.can_take)
+        by_rate = self.config.cold == "rate" and not request.cached_tokens[state.can_take].any()
+        place = lowest(self._recent if by_rate else -self._score(state, request), state.can_take)
         self._sent.append((state.now_s, place))
         self._recent[place] += 1
         return place

@@ -115,10 +115,11 @@ def test_loadaware_trades_a_hit_for_load():
 
 
 def test_loadaware_sends_cold_prompts_by_rate():
-    policy = _begun(LoadAwarePolicy(), 2)
+    policy = _begun(LoadAwarePolicy(LoadAwareConfig(cold="rate")), 2)
     assert [policy.act(None, routing_state(2, in_flight=[0, 9])) for _ in range(3)] == [0, 1, 0]
     # those of a minute ago are forgotten
     assert policy.act(None, routing_state(2, now_s=71.0)) == 0
+    assert _begun(LoadAwarePolicy(), 2).act(None, routing_state(2, in_flight=[9, 0])) == 1
 
 
 def test_sessions_stay_and_new_ones_go_where_the_fewest_are():
