@@ -118,14 +118,10 @@ def _predict(
     roots: NDArray[np.int32],
     predicted: NDArray[np.float64],
 ) -> None:
-    for row in range(len(rows)):
-        total = 0.0
-        for root in roots:
+    predicted[:] = 0.0
+    for root in roots:  # a tree at a time stays in the processor's cache
+        for row in range(len(rows)):
             node = root
             while feature[node] >= 0:
-                if rows[row, feature[node]] <= threshold[node]:
-                    node = left[node]
-                else:
-                    node = right[node]
-            total += value[node]
-        predicted[row] = total
+                node = left[node] if rows[row, feature[node]] <= threshold[node] else right[node]
+            predicted[row] += value[node]

@@ -76,14 +76,23 @@ class LearnedLatency:
 
     Args:
         retrain_s: Between two trainings.
+        fresh_share: Of the observations that are kept: so much must be new.
         min_samples: Observations of each from which there is a model.
         each: Observations that a stratum holds at most.
         quantile: That is predicted; 0: the mean.
         seed: Of the training.
     """
 
-    def __init__(self, retrain_s: float, min_samples: int, each: int, quantile: float, seed: int) -> None:
-        self._retrain_s, self._min_samples = retrain_s, min_samples
+    def __init__(
+        self,
+        retrain_s: float,
+        fresh_share: float,
+        min_samples: int,
+        each: int,
+        quantile: float,
+        seed: int,
+    ) -> None:
+        self._retrain_s, self._fresh_share, self._min_samples = retrain_s, fresh_share, min_samples
         self._quantile, self._seed = quantile, seed
         self.ttft, self.tpot = Observations(each), Observations(each)
         self._models: tuple[BoostedTrees, BoostedTrees] | None = None
@@ -96,10 +105,11 @@ class LearnedLatency:
         return self._models is not None
 
     def train(self, now_s: float) -> None:
-        """Trains anew where it is time, there is enough, and there is something new."""
+        """Trains anew where it is time, there is enough, and enough of it is new."""
         added = self.ttft.added + self.tpot.added
+        fresh = added - self._trained_on >= self._fresh_share * (len(self.ttft) + len(self.tpot))
         enough = min(len(self.ttft), len(self.tpot)) >= self._min_samples
-        if now_s - self._trained_s < self._retrain_s or not enough or added == self._trained_on:
+        if now_s - self._trained_s < self._retrain_s or not (enough and fresh):
             return
         self._trained_s, self._trained_on = now_s, added
         ttft_rows, ttft_s = self.ttft.arrays()

@@ -23,8 +23,8 @@ class LoadAwareConfig(Constants):
 
     Attributes:
         beta: Cached share of the prompt that a load of twice the mean costs. Source: production-stack (1.0).
-        cold: What decides of a prompt of which no engine holds anything. "load": the same score, which is the lowest load
-            then; "rate": the fewest requests a second lately, as production-stack has it.
+        cold: What decides of a prompt of which no engine holds anything. "load": the same score, which then is the
+            lowest load; "rate": the fewest requests a second lately, as production-stack has it.
         qps_window_s: Over which requests are counted for the rate. Source: production-stack, `--request-stats-window`
             (60 s).
     """
@@ -46,8 +46,9 @@ class LoadAwarePolicy(Router, Configured[LoadAwareConfig]):
     - their mean) / max(1, mean) over the engines that can take the request. Ties go to the first engine.
 
     Departures: production-stack does not score a prompt of which nothing is cached anywhere, but sends it where the
-    fewest requests a second go, which overloads the slower engines of an uneven fleet (`cold`: "rate"); what is cached is asked of LMCache's controller there, here of the engines' KV events; requests carry no
-    session key, which a cold prompt would be hashed by.
+    fewest requests a second go, whatever an engine's speed (`cold`: "rate"); what is cached is asked of LMCache's
+    controller there, here of the engines' KV events; requests carry no session key, which a cold prompt would be hashed
+    by.
     """
 
     name = "loadaware"

@@ -14,7 +14,7 @@ from serving_gym.baselines.common.routers.learned_latency import FEATURES, Learn
 from serving_gym.baselines.common.routers.least_kv import kv_usage
 from serving_gym.baselines.common.routers.llm_d_legacy import block_index, prefix_blocks
 from serving_gym.baselines.policy import Action, tunable
-from serving_gym.calibration.fields import check_at_least, check_positive
+from serving_gym.calibration.fields import check_at_least, check_not_negative, check_positive
 from serving_gym.envs.interface.nominal import NominalEngines
 from serving_gym.envs.routing.state import RoutedRequest, RoutingState
 
@@ -26,6 +26,8 @@ class PredictedLatencyConfig(HeadroomConfig):
     Attributes:
         retrain_s: Between two models. Source: llm-d-latency-predictor's `deploy/dual-server-deployment.yaml`: trained
             every second, and fetched by the servers that predict every 10 s.
+        fresh_share: Of the observations that are kept: so much must be new for a new model, which saves computing.
+            Source: ours.
         min_samples: Observations from which there is a model. Source: ditto, `LATENCY_MIN_SAMPLES_FOR_RETRAIN` (100).
         samples_each: Observations that a stratum keeps. Source: its training server,
             `LATENCY_MAX_TRAINING_DATA_SIZE_PER_BUCKET` (500).
@@ -36,6 +38,7 @@ class PredictedLatencyConfig(HeadroomConfig):
     """
 
     retrain_s: float = 10.0
+    fresh_share: float = 0.2
     min_samples: int = 100
     samples_each: int = 500
     quantile: float = tunable(0.9, 0.3, 0.98)
@@ -45,6 +48,7 @@ class PredictedLatencyConfig(HeadroomConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_positive(self, "retrain_s")
+        check_not_negative(self, "fresh_share")
         check_at_least(self, 1, "min_samples", "samples_each")
         check_at_least(self, 2, "tpot_tokens")
         if not 0 <= self.quantile < 1:
@@ -75,7 +79,12 @@ class PredictedLatencyPolicy(HeadroomRouter[PredictedLatencyConfig]):
         config = self.config
         self._index = block_index(self.engines)
         self._model = LearnedLatency(
-            config.retrain_s, config.min_samples, config.samples_each, config.quantile, seed=0
+            config.retrain_s,
+            config.fresh_share,
+            config.min_samples,
+            config.samples_each,
+            config.quantile,
+            seed=0,
         )
         self._first_tokens: FirstTokens[Row] = FirstTokens()
         self._decoding: dict[int, Row] = {}  # requests whose TPOT is still to be measured
