@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,7 +114,7 @@ class PredictedLatencyPolicy(HeadroomRouter[PredictedLatencyConfig]):
         """(P, features)."""
         flights, engines = state.in_flight, state.engines
         rows = np.empty((len(engines), len(FEATURES)))
-        columns = {
+        columns: dict[str, Any] = {
             "kv_cache_percentage": kv_usage(state),
             "input_token_length": request.input_tokens,
             "num_request_waiting": engines["num_waiting"],
