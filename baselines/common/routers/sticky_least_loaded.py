@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.baselines.common.router import Router
-from serving_gym.baselines.common.routers.sessions import hash_pairs, session_of
+from serving_gym.baselines.common.routers.sessions import hash_pairs
 from serving_gym.baselines.policy import Action, Configured, Constants, tunable
 from serving_gym.calibration.fields import check_positive
 from serving_gym.envs.routing.state import RoutedRequest, RoutingState
@@ -31,6 +31,13 @@ class StickyLeastLoadedConfig(Constants):
         check_positive(self, "expiration_s", "sweep_s")
 
 
+@dataclass(frozen=True, slots=True)
+class _Session:
+    place: int
+    heard_s: float  # when its last request came
+    end: int  # last block of that request's prompt
+
+
 class StickyLeastLoadedPolicy(Router, Configured[StickyLeastLoadedConfig]):
     """A session's engine; for a new one that with the fewest active sessions.
 
@@ -39,7 +46,8 @@ class StickyLeastLoadedPolicy(Router, Configured[StickyLeastLoadedConfig]):
     go to the highest rendezvous hash of session and engine. A request without a session goes where the fewest sessions
     are and is not counted.
 
-    Departures: the session is the first block of the prompt (`session_of`); nobody says that one has ended
+    Departures: requests carry no session id, so that a prompt belongs to the session whose last prompt it goes on from
+    (whose last block it has), and begins one where there is none; nobody says that a session has ended
     (`/finish_session`), so that it counts until it expires.
     """
 
@@ -47,9 +55,9 @@ class StickyLeastLoadedPolicy(Router, Configured[StickyLeastLoadedConfig]):
 
     def begin(self) -> None:
         """No sessions."""
-        self._sessions: dict[
-            int, tuple[int, float]
-        ] = {}  # session -> its engine and when it was heard of last
+        self._sessions: dict[int, _Session] = {}  # those that were heard of last are last
+        self._ends: dict[int, int] = {}  # last block of a session's last prompt -> session
+        self._begun = 0
         self._active = np.zeros(len(self.engines), np.int64)
         self._swept_s = 0.0
         self._places = np.arange(len(self.engines), dtype=np.uint64)
@@ -57,22 +65,28 @@ class StickyLeastLoadedPolicy(Router, Configured[StickyLeastLoadedConfig]):
     def choose(self, state: RoutingState, request: RoutedRequest) -> Action:
         """The session's engine, or the one with the fewest."""
         self._sweep(state.now_s)
-        session = session_of(request)
-        if not len(request.hash_ids):
-            return self._fewest(session, state.can_take)
-        known = self._sessions.pop(session, None)
-        if known is not None and state.can_take[known[0]]:
-            place = known[0]
-        else:
-            if known is not None:
-                self._active[known[0]] -= 1
-            place = self._fewest(session, state.can_take)
-            self._active[place] += 1
-        self._sessions[session] = (
-            place,
-            state.now_s,
-        )  # last in the order of the dictionary, and so the youngest
+        blocks: list[int] = request.hash_ids.tolist()
+        if not blocks:
+            return self._fewest(request.index, state.can_take)
+        number = next((self._ends[block] for block in reversed(blocks) if block in self._ends), None)
+        if number is None:
+            number = self._begun
+            self._begun += 1
+        known = self._forget(number)
+        stays = known is not None and bool(state.can_take[known.place])
+        place = known.place if known is not None and stays else self._fewest(number, state.can_take)
+        self._active[place] += 1
+        self._sessions[number] = _Session(place, state.now_s, blocks[-1])
+        self._ends[blocks[-1]] = number
         return place
+
+    def _forget(self, number: int) -> _Session | None:
+        """Takes a session out, if there is one."""
+        session = self._sessions.pop(number, None)
+        if session is not None:
+            self._active[session.place] -= 1
+            del self._ends[session.end]
+        return session
 
     def _fewest(self, session: int, can_take: NDArray[np.bool_]) -> int:
         active = np.where(can_take, self._active, np.iinfo(np.int64).max)
@@ -85,8 +99,7 @@ class StickyLeastLoadedPolicy(Router, Configured[StickyLeastLoadedConfig]):
             return
         self._swept_s = now_s
         while self._sessions:
-            session, (place, heard_s) = next(iter(self._sessions.items()))
-            if now_s - heard_s < self.config.expiration_s:
+            number, session = next(iter(self._sessions.items()))
+            if now_s - session.heard_s < self.config.expiration_s:
                 break
-            del self._sessions[session]
-            self._active[place] -= 1
+            self._forget(number)

@@ -124,16 +124,18 @@ def test_loadaware_sends_cold_prompts_by_rate():
 
 def test_sessions_stay_and_new_ones_go_where_the_fewest_are():
     policy = _begun(StickyLeastLoadedPolicy(), 3)
-    places = [policy.act(None, routing_state(3, request=arriving([i, 50]))) for i in range(1, 4)]
+    places = [policy.act(None, routing_state(3, request=arriving([70, i]))) for i in range(1, 4)]
     assert sorted(places) == [0, 1, 2]
-    again = [policy.act(None, routing_state(3, request=arriving([i, 60 + i]))) for i in range(1, 4)]
+    again = [policy.act(None, routing_state(3, request=arriving([70, i, 60 + i]))) for i in range(1, 4)]
     assert again == places
     # its engine is away: it moves for good
     can_take = np.arange(3) != places[0]
-    moved = policy.act(None, routing_state(3, request=arriving([1]), can_take=can_take))
+    moved = policy.act(None, routing_state(3, request=arriving([70, 1, 61, 80]), can_take=can_take))
     assert moved != places[0]
-    assert policy.act(None, routing_state(3, request=arriving([1]))) == moved
-    assert policy.act(None, routing_state(3, request=arriving([9]))) == places[0]
+    assert policy.act(None, routing_state(3, request=arriving([70, 1, 61, 80, 81]))) == moved
+    assert (
+        policy.act(None, routing_state(3, request=arriving([70, 9]))) == places[0]
+    )  # the same system prompt
 
 
 def test_sessions_expire_and_single_requests_do_not_count():
