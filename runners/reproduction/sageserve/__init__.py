@@ -25,7 +25,7 @@ def evaluation(config: ReproduceConfig, bar: Any) -> Evaluation:
     study = ScalingStudy(config, bar)
     steps = {
         "planning": planning.num_steps(config),
-        **scaling.EPISODES,
+        **scaling.num_episodes(config),
         "tiers": tiers.num_episodes(config),
     }
     return Evaluation(
