@@ -29,13 +29,14 @@ from serving_gym.runners.reproduction.page import keep, write_page
 from serving_gym.runners.reproduction.parts import Claims, Paper, run_parts, spread_over_seeds, varied
 from serving_gym.runners.reproduction.preserve import evaluation as preserve
 from serving_gym.runners.reproduction.sageserve import evaluation as sageserve
+from serving_gym.runners.reproduction.sageserve.choices import SageServeChoices
 
 _PAPERS = {
     "flying_serving": Paper(flying_serving, "episode", NoChoices),
     "llm_mesh": Paper(llm_mesh, "episode", NoChoices),
     "oserve": Paper(oserve, "step", NoChoices),
     "preserve": Paper(preserve, "episode", NoChoices),
-    "sageserve": Paper(sageserve, "episode", NoChoices),
+    "sageserve": Paper(sageserve, "episode", SageServeChoices),
 }
 
 

@@ -94,6 +94,33 @@ class SageServeChoices:
         why="Section 4 says that the small models stay at their fewest instances, not at which load.",
     )
 
+    epsilon: float = choice(
+        0.8,
+        1.0,
+        parts=("planning", "regions"),
+        why="Section 5 allows any share in (0, 1] of its own peak that a region serves itself, and names none.",
+    )
+    machines: int = choice(
+        16,
+        40,
+        parts=("regions",),
+        why="Section 7.1 gives 20 instances of a model in a region, not a region's machines; 16 for two models are "
+        "scarce, 40 as many as both may want.",
+    )
+    iw_n_sla_s: float = choice(
+        5.6,
+        60.0,
+        parts=("tiers",),
+        why="Section 2.2 says less than a minute; but a quarter of IW-N violates its SLA under FCFS, and Q3 of its "
+        "TTFT is 5.6 s.",
+    )
+    tau_n_s: float = choice(
+        5.0, 1.0, 20.0, parts=("tiers",), why="Section 6.5 gives no threshold of severe expiry."
+    )
+    tau_p_s: float = choice(
+        1.0, 0.25, 4.0, parts=("tiers",), why="Section 6.5 gives no threshold of urgency."
+    )
+
     @property
     def ratios(self) -> dict[str, float]:
         """Thresholds of the scalers."""

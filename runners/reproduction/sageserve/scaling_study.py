@@ -9,10 +9,10 @@ siloed starts were settled after first runs, which were too long or began withou
 
 * Requests: the workload `week` with the shape of the tiers' week of November 2024. In July 2025 72 % of the requests
   are interactive (section 3), in November 2024 three of four.
-* One region, with a third of the paper's instance-hours. As an endpoint's own spot instances never run out, neither
-  other models nor other regions change what happens to it.
+* One region, with a third of the paper's instance-hours; three in `regions.py`.
 * Load: the largest noiseless week of which the optimiser, were its forecast right, covers the Tuesday with LT-I's
-  instance-hours of the paper. So LT-I's hours are no result, and all others are.
+  instance-hours of the paper; a seed's noise is then divided out, so that each day has as many interactive prompt
+  tokens. So LT-I's hours are no result, and all others are.
 * Memory: the simulator that the paper extends (Mutinifni/splitwise-sim) knows a model's hidden size alone and so keeps
   keys and values of all heads; with those of grouped queries, Llama-2's memory never fills to the thresholds before its
   compute is exhausted. Here a pool is as small as theirs.
@@ -165,7 +165,6 @@ class ScalingStudy(PaperStudy):
 
     choices: SageServeChoices = field(default_factory=SageServeChoices)
     _known: dict[tuple[str, Setting], Outcome] = field(default_factory=dict)
-    _by_seed: dict[tuple[str, Setting], list[Outcome]] = field(default_factory=dict)
     _capacity_tps: dict[tuple[str, str, str, float], float] = field(default_factory=dict)
 
     @property
@@ -182,14 +181,8 @@ class ScalingStudy(PaperStudy):
                 runs.append(self._run(policy, setting, seed))
                 self.bar.update(1)
                 say(self.bar, f"{setting.model}, {setting.gpu}, {policy}, seed {seed}: {runs[-1]}")
-            self._by_seed[policy, setting] = runs
             self._known[policy, setting] = pooled(runs)
         return self._known[policy, setting]
-
-    def by_seed(self, policy: str, setting: Setting) -> list[Outcome]:
-        """A policy in a setting, each seed apart."""
-        whole = self.outcome(policy, setting)
-        return self._by_seed.get((policy, setting), [whole])
 
     def policy(self, name: str) -> tuple[str, dict[str, Any]]:
         """Registered name and parameters of a policy of the paper."""
@@ -309,11 +302,7 @@ class ScalingStudy(PaperStudy):
             ),
             workload=self._workload(setting, requests_per_week),
             queue=QueueSpec(hold=setting.hold, release=self.choices.release),
-            slos={
-                IW_F: SLO(setting.ttft_s, _NO_PROMISE_S),
-                IW_N: SLO(60.0, _NO_PROMISE_S),
-                NIW: SLO(86_400.0, _NO_PROMISE_S),
-            },
+            slos=slos_of(setting),
             split=self.config.split,
             decision_interval_s=self.choices.decision_s,
             episode_s=3600 * length_h,
@@ -344,6 +333,15 @@ class ScalingStudy(PaperStudy):
             float(closing.niw_queued.sum()),
             float(closing.niw_queued_tokens.sum()) / theta_tps / 3600,
         )
+
+
+def slos_of(setting: Setting) -> dict[str, SLO]:
+    """SLO of each tier."""
+    return {
+        IW_F: SLO(setting.ttft_s, _NO_PROMISE_S),
+        IW_N: SLO(60.0, _NO_PROMISE_S),
+        NIW: SLO(86_400.0, _NO_PROMISE_S),
+    }
 
 
 def kept_h(hours: Mapping[str, FloatArray]) -> float:
