@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from serving_gym.envs.interface.state import TOTALS, ClusterState
 
 _ARRIVED, _ARRIVED_TOKENS = TOTALS.index("arrived"), TOTALS.index("arrived_tokens")
+_ANSWERED = [TOTALS.index(name) for name in ("finished", "generated_tokens", "tpot_sum_s")]
 _GONE = [TOTALS.index(name) for name in ("refused", "failed", "finished")]
 _NEVER_SERVED = [TOTALS.index(name) for name in ("refused", "first_tokens")]
 
@@ -18,6 +19,17 @@ def requests_in_system(state: ClusterState) -> int:
     """Requests that run, stand paused, wait at an engine or wait in the pool."""
     engines = state.engines
     return int(engines["num_running"].sum() + engines["num_waiting"].sum()) + state.num_pooled
+
+
+def requests_waiting(state: ClusterState) -> int:
+    """Requests that wait at an engine or in the pool."""
+    return int(state.engines["num_waiting"].sum()) + state.num_pooled
+
+
+def answer_s(state: ClusterState) -> float:
+    """Mean time from first to last token of the requests that have finished, seconds; 0 where none has."""
+    finished, tokens, tpot_s = state.totals[:, _ANSWERED].T
+    return float((tokens * tpot_s / np.maximum(finished, 1.0)).sum() / max(1.0, finished.sum()))
 
 
 def tokens_to_prefill(state: ClusterState) -> int:

@@ -3,14 +3,20 @@
 The text binds engines until the request is "past the memory-critical phase". Source: ours: how that is seen. A request
 is known to be long from its own size, if its arrival asked for the decision; else from the mean prompt of its class;
 else from the pool, where it waits although engines take requests. A group is kept while requests of a long class are in
-flight, or, without such a class, while it holds more than a base engine could.
+flight, or, without such a class, while it holds more than a base engine could. Where several long requests are queued,
+their share of the prompt tokens to compute is the share of the node that is bound for them, in the narrowest groups.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from serving_gym.baselines.common.signals import in_flight_by_class, mean_prompt_tokens, without_first_token
+from serving_gym.baselines.common.signals import (
+    in_flight_by_class,
+    mean_prompt_tokens,
+    tokens_to_prefill,
+    without_first_token,
+)
 from serving_gym.baselines.flying_serving.binding import choose_group, target_groups
 from serving_gym.baselines.flying_serving.config import FlyingServingConfig
 from serving_gym.calibration.memory import block_capacity_tokens
@@ -20,7 +26,7 @@ from serving_gym.envs.interface.state import ClusterState, EngineStatus
 
 
 class LongContextBinding:
-    """Keeps the smallest group that holds the longest request known to be in the system.
+    """Keeps the smallest groups that hold the longest request known to be in the system.
 
     Args:
         config: Constants.
@@ -31,7 +37,7 @@ class LongContextBinding:
     def __init__(self, config: FlyingServingConfig, cluster: ClusterSpec, classes: Sequence[str]) -> None:
         self._config, self._cluster, self._num_base = config, cluster, cluster.num_base
         self._rows = [i for i, name in enumerate(classes) if name in config.long_classes]
-        self.group: Group | None = None
+        self.groups: tuple[Group, ...] = ()
         self.base_capacity_tokens = 0  # KV of a base engine
         self._longest_tokens = 0.0
 
@@ -43,15 +49,18 @@ class LongContextBinding:
         return float((waiting * mean_prompt_tokens(state)[self._rows]).sum())
 
     def requests(self, state: ClusterState) -> float:
-        """Requests in flight of the long classes that a base engine does not hold, by the class's mean prompt."""
-        if not self._rows:
+        """Requests in flight of long classes that more engines would not serve sooner.
+
+        Those that a base engine does not hold, by the class's mean prompt; none where several groups may be bound.
+        """
+        if not self._rows or self._config.long_groups == "many":
             return 0.0
         self._learn_capacity(state)
         too_long = mean_prompt_tokens(state)[self._rows] > self.base_capacity_tokens
         return float(in_flight_by_class(state)[self._rows][too_long].sum())
 
-    def update(self, state: ClusterState, load_length: int, avoid: Sequence[Group] = ()) -> Group | None:
-        """The group to keep bound now, if any.
+    def update(self, state: ClusterState, load_length: int, avoid: Sequence[Group] = ()) -> tuple[Group, ...]:
+        """The groups to keep bound now.
 
         Args:
             state: The cluster.
@@ -59,14 +68,32 @@ class LongContextBinding:
             avoid: Groups that are bound for something else.
         """
         if not self._config.bind_for_long_context:
-            return None
+            return ()
         self._learn_capacity(state)
         length = self._length(self._needed_tokens(state))
         if length <= load_length:
-            self.group = None
-        elif self.group is None or self.group.length < length:
-            self.group = choose_group(state, length, self._num_base, avoid)
-        return self.group
+            self.groups = ()
+            return ()
+        most = self._in_flight_count(state)
+        groups = [group for group in self.groups if group.length >= length][:most]
+        while len(groups) < self._wanted(state, length, most):
+            group = choose_group(state, length, self._num_base, [*avoid, *groups], allow_avoided=not groups)
+            if group is None:
+                break
+            groups.append(group)
+        self.groups = tuple(groups)
+        return self.groups
+
+    def _in_flight_count(self, state: ClusterState) -> int:
+        """Requests of long classes in flight, at least 1; 1 where one group is asked for or there is no such class."""
+        if self._config.long_groups == "one" or not self._rows:
+            return 1
+        return max(1, int(in_flight_by_class(state)[self._rows].sum()))
+
+    def _wanted(self, state: ClusterState, length: int, most: int) -> int:
+        """Groups of a length for the share of long prompts in the tokens to compute."""
+        share = self.tokens_to_prefill(state) / max(1.0, tokens_to_prefill(state))
+        return max(1, min(most, round(min(1.0, share) * (self._num_base // length))))
 
     def _learn_capacity(self, state: ClusterState) -> None:
         active = state.active
@@ -106,14 +133,13 @@ class LongContextBinding:
         """Whether a long request may still be in the system."""
         if self._rows:
             return bool(in_flight_by_class(state)[self._rows].sum() > 0)
-        if self.group is None:
-            return False
-        if self.group not in target_groups(state) or any(
-            t.region.overlaps(self.group) for t in state.transitions
-        ):
+        return any(self._holds_long(state, group) for group in self.groups)
+
+    def _holds_long(self, state: ClusterState, group: Group) -> bool:
+        if group not in target_groups(state) or any(t.region.overlaps(group) for t in state.transitions):
             return state.num_pooled > 0  # not bound yet: the request waits in the pool
-        row = state.engines[all_groups(self._num_base).index(self.group)]
-        block_tokens = block_capacity_tokens(self._cluster.block_size, self.group.length)
+        row = state.engines[all_groups(self._num_base).index(group)]
+        block_tokens = block_capacity_tokens(self._cluster.block_size, group.length)
         held = int(row["kv_used_blocks"]) * block_tokens + int(row["pending_prefill_tokens"])
         return held > self.base_capacity_tokens * self._config.long_capacity_ratio
 

@@ -64,14 +64,17 @@ class FlyingServingPolicy(Configured[FlyingServingConfig]):
         self._pauses.update(state)
         self._bound &= set(present)
         long = self._long.update(state, length, avoid=_given(self._priority.group))
-        priority = self._priority.update(state, self._load.load, length, avoid=_given(long))
+        priority = self._priority.update(state, self._load.load, length, avoid=long)
         return (
             self._bind(state, priority, self.config.priority_mode, self.config.escalate)
-            or self._bind(state, long, self.config.long_mode, False)
-            or self._return_to(
-                state, [*self._pauses.spare(called_for, present), *_given(priority), *_given(long)]
-            )
+            or self._bind_each(state, long)
+            or self._return_to(state, [*self._pauses.spare(called_for, present), *_given(priority), *long])
         )
+
+    def _bind_each(self, state: ClusterState, groups: tuple[Group, ...]) -> SetLayout | None:
+        """Binds the first group for long contexts that is not bound yet."""
+        commands = (self._bind(state, group, self.config.long_mode, False) for group in groups)
+        return next((command for command in commands if command is not None), None)
 
     def _bind(self, state: ClusterState, group: Group | None, mode: str, escalate: bool) -> SetLayout | None:
         """Binds a group, unless it is bound already or part of a wider one."""

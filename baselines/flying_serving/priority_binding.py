@@ -2,9 +2,8 @@
 
 A high-priority request binds a subset of the engines at once, the rest stay in DP; with no such request left the
 engines are released. Source: ours: the subset's size and choice; that subsets take turns when DP requests have been
-paused for long; that no subset is bound while priority requests are being served in DP, as they may be after a time of
-heavy load, because hard preempt would pause these too, and their being in the system would keep the group that pauses
-them.
+paused for long; and, switched off unless asked for, that no subset is bound under heavy load, or while priority
+requests are being served in DP, which hard preempt would pause too.
 """
 
 from __future__ import annotations
@@ -65,10 +64,11 @@ class PriorityBinding:
         if self.pending(state):
             self._needed_s = state.now_s
         needed = state.now_s - self._needed_s <= self._config.priority_linger_s
-        if not needed or load_length >= self.length or load > self._config.priority_load_limit:
+        limited = self._config.limit_priority_by_load and load > self._config.priority_load_limit
+        if not needed or load_length >= self.length or limited:
             self.group = None
         elif self.group is None:
-            if self.only_waiting(state):
+            if self.pending(state) and (not self._config.priority_only_waiting or self.only_waiting(state)):
                 self.group = choose_group(state, self.length, self._num_base, avoid)
         elif self._pauses.overdue(self.group):
             others = [*avoid, self.group]

@@ -42,7 +42,9 @@ def wasted_memory_access(prompt: int, response: int, longest_prompt: int, longes
 
 
 @njit(cache=True)
-def batches_with(in_flight: NDArray[np.void], num_places: int, prompt: int, response: int) -> Batches:
+def batches_with(
+    in_flight: NDArray[np.void], num_places: int, prompt: int, response: int, final: bool
+) -> Batches:
     """Each instance's batch, and what is wasted in it if a request joins: the most of any of its requests.
 
     A response longer than predicted is as long as it is so far.
@@ -52,6 +54,7 @@ def batches_with(in_flight: NDArray[np.void], num_places: int, prompt: int, resp
         num_places: P.
         prompt: Prompt of the request.
         response: Its predicted response.
+        final: Whether a batch comes to its requests' whole predicted responses, in place of what they have so far.
     """
     size = np.zeros(num_places, np.int64)
     tokens = np.zeros(num_places, np.int64)
@@ -62,7 +65,7 @@ def batches_with(in_flight: NDArray[np.void], num_places: int, prompt: int, resp
         row = in_flight[r]
         length = max(row.predicted_tokens, row.generated_tokens, 1)
         size[row.place] += 1
-        tokens[row.place] += row.input_tokens + length
+        tokens[row.place] += row.input_tokens + (length if final else row.generated_tokens)
         longest_prompt[row.place] = max(longest_prompt[row.place], row.input_tokens)
         longest_response[row.place] = max(longest_response[row.place], length)
     for place in range(num_places):

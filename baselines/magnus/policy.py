@@ -12,6 +12,7 @@ from serving_gym.baselines.magnus.batcher import batches_with
 from serving_gym.baselines.magnus.serving_time import ServingTimeEstimator
 from serving_gym.baselines.policy import Action, Configured, Constants, tunable
 from serving_gym.calibration.fields import check_positive
+from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.routing.state import RoutedRequest, RoutingState
 
 
@@ -24,13 +25,18 @@ class MagnusConfig(Constants):
             Source: ours.
         memory_share: Theta, share of an instance's KV capacity that its batch may come to. Source: ours; the text
             has the memory that the engine leaves for KV.
+        memory: What a batch comes to: "present", its requests' tokens so far, or "final", their whole predicted
+            responses. Source: ours; the text reserves what a static batch has at its end, an engine that batches
+            continuously pages memory and lets requests leave one by one.
     """
 
     waste_limit_tokens: float = tunable(50_000.0, 1e3, 1e7, log=True)
     memory_share: float = tunable(1.0, 0.3, 2.0, log=True)
+    memory: str = "present"
 
     def __post_init__(self) -> None:
         check_positive(self, "waste_limit_tokens", "memory_share")
+        check_choice("memory", self.memory, ("present", "final"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +58,8 @@ class MagnusPolicy(Router, Configured[MagnusConfig]):
 
     * Where no instance is idle, the request joins the batch of least waste all the same: it need not wait for a
       batch to end.
-    * Padding costs no memory there: a batch comes to the sum of its requests' prompts and predicted responses, in
-      place of size x (L(B) + G(B)). On an idle instance any request fits.
+    * Padding costs no memory there: a batch comes to the sum of its requests' prompts and responses so far (`memory`:
+      or as predicted), in place of size x (L(B) + G(B)). On an idle instance any request fits.
     * A request that has no room anywhere is held. Of all that wait the one of the highest response ratio is next:
       another is placed only where those before it leave room, and nowhere while one of them waits for that instance.
     * The serving time is counted until the first decision at which a request is known to have ended. Until enough
@@ -90,9 +96,11 @@ class MagnusPolicy(Router, Configured[MagnusConfig]):
     ) -> int | None:
         """Where a request goes by itself; None: nowhere is room."""
         prompt, response = request.input_tokens, max(request.predicted_tokens, 1)
-        batches = batches_with(in_flight, len(can_take), prompt, response)
+        final = self.config.memory == "final"
+        batches = batches_with(in_flight, len(can_take), prompt, response, final)
+        own = prompt + response if final else prompt
         idle = can_take & (batches.size == 0)
-        joins = can_take & (batches.size > 0) & (batches.tokens + prompt + response <= self._limit_tokens)
+        joins = can_take & (batches.size > 0) & (batches.tokens + own <= self._limit_tokens)
         if joins.any():
             best = lowest(batches.waste, joins)
             if batches.waste[best] < self.config.waste_limit_tokens or not idle.any():

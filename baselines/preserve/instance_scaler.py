@@ -34,6 +34,16 @@ class PreServeScalingConfig(Constants):
         overload_share: An instance is potentially overloaded if more than this share of the next l iterations is.
             Source: section 4.3.2 (10 %).
         scale_in_usage: T_f, KV usage below which all instances must stay for a scale-in. Source: section 4.3.2 (30 %).
+        scale_in_floor: Whether a scale-in within a window leaves what the forecasts asked for, of this window and of
+            the next. Source: ours; the text corrects the forecast in both directions and calls the scale-in a means
+            "to prevent excessive resource provisioning".
+        scale_in_hold_s: How long all instances must have stayed below T_f before it. Source: ours; the text has
+            "consistently below ... throughout the next l iterations".
+        unprefilled_in_map: Whether requests that were sent and are not prefilled are in the map. Source: ours; the
+            events of section 4.3.1 add them when their prefill is complete.
+        answer_once: Whether an instance that stays overloaded is answered only once; else as many instances start as
+            are overloaded, for as long as they are. Source: ours; the text has "one potentially overloaded instance,
+            one additional instance".
     """
 
     predictor: WorkloadPredictorConfig = field(default_factory=WorkloadPredictorConfig)
@@ -42,10 +52,14 @@ class PreServeScalingConfig(Constants):
     overload_usage: float = tunable(0.95, 0.7, 1.5)
     overload_share: float = tunable(0.1, 0.0, 1.0)
     scale_in_usage: float = tunable(0.3, 0.05, 0.7)
+    scale_in_floor: bool = True
+    scale_in_hold_s: float = 0.0
+    unprefilled_in_map: bool = True
+    answer_once: bool = False
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "lookahead_iterations")
-        check_not_negative(self, "extension_ratio")
+        check_not_negative(self, "extension_ratio", "scale_in_hold_s")
         check_positive(self, "overload_usage", "scale_in_usage")
         check_within(self, "[0, 1]", "overload_share")
 
@@ -89,6 +103,8 @@ def anticipate(
         0,
         np.zeros(len(places)),  # all that an instance holds is above an ideal of nothing
         config.overload_usage * capacity,
+        config.unprefilled_in_map,
+        False,
     )
     return Anticipated(places, load.overflow_tokens / capacity, load.overloaded > config.overload_share)
 
@@ -111,10 +127,15 @@ class PreServeScalingPolicy(EndpointAutoscaler, Configured[PreServeScalingConfig
 
     Instances that go are isolated from routing and finish what they have. Where the text leaves a choice:
 
-    * "One potentially overloaded instance, one additional instance": an instance that stays overloaded is answered
-      once; when it has recovered it can be answered again.
-    * The scale-in within a window waits while an instance starts: its load is still to come.
+    * "One potentially overloaded instance, one additional instance": there are as many starting instances as overloaded
+      ones, until none is overloaded. With `answer_once` an instance that stays overloaded is answered once; when it
+      has recovered it can be answered again.
+    * The scale-in within a window takes back what was added within windows, not what the forecast asked for. It waits
+      while an instance starts: its load is still to come.
+    * Requests that wait for their prefill are in the map: else an instance whose queue grows looks idle.
     * What the predictor has not learned yet (no capability seen) changes nothing.
+
+    `preserve_scaling_literal` has the other value of each.
     """
 
     name = "preserve_scaling"
@@ -123,7 +144,9 @@ class PreServeScalingPolicy(EndpointAutoscaler, Configured[PreServeScalingConfig
         """Forgets what was learned and what was answered."""
         self._predictors = predictors(self.spec, self.config.predictor)
         self._window: dict[Endpoint, int] = {}
+        self._asked: dict[Endpoint, tuple[int, int]] = {}  # forecasts of the present window and of the next
         self._scaled_in: dict[Endpoint, int] = {}
+        self._low_since_s: dict[Endpoint, float] = {}
         self._answered: dict[Endpoint, set[int]] = {}
 
     def desired(self, state: AutoscalingState, endpoint: EndpointState) -> int:
@@ -136,21 +159,35 @@ class PreServeScalingPolicy(EndpointAutoscaler, Configured[PreServeScalingConfig
 
     def _forecast(self, endpoint: EndpointState, present: int) -> int:
         predicted = self._predictors[endpoint.endpoint].predict(endpoint).instances
-        return present if predicted is None else predicted
+        if predicted is None:
+            return present
+        self._asked[endpoint.endpoint] = (self._asked.get(endpoint.endpoint, (0, 0))[1], predicted)
+        return predicted
 
     def _correct(self, state: AutoscalingState, endpoint: EndpointState, window: int) -> int:
         anticipated = anticipate(state, endpoint, self.config)
         overloaded = {int(place) for place in anticipated.places[anticipated.overloaded]}
         answered = self._answered.get(endpoint.endpoint, set())
         self._answered[endpoint.endpoint] = overloaded
-        more = len(overloaded - answered)
-        if more or overloaded:
-            return more
+        if overloaded:
+            once = len(overloaded - answered)
+            return once if self.config.answer_once else max(0, len(overloaded) - len(endpoint.starting))
         if self._scaled_in.get(endpoint.endpoint, -1) == window or len(endpoint.starting):
             return 0
-        present = len(endpoint.present)
-        fewer = instances_to_isolate(present, anticipated.peak_usage, self.config.scale_in_usage)
-        fewer = present - bounded(self.spec, present - fewer)
+        fewer = self._surplus(state.now_s, endpoint, anticipated.peak_usage)
         if fewer > 0:
             self._scaled_in[endpoint.endpoint] = window
-        return -max(fewer, 0)
+        return -fewer
+
+    def _surplus(self, now_s: float, endpoint: EndpointState, peak_usage: NDArray[np.float64]) -> int:
+        """Instances to isolate: none before usage has been low for long enough, none below the floor."""
+        present = len(endpoint.present)
+        fewer = instances_to_isolate(present, peak_usage, self.config.scale_in_usage)
+        if fewer <= 0:
+            self._low_since_s.pop(endpoint.endpoint, None)
+            return 0
+        since_s = self._low_since_s.setdefault(endpoint.endpoint, now_s)
+        if now_s - since_s < self.config.scale_in_hold_s:
+            return 0
+        floor = max(self._asked.get(endpoint.endpoint, (0, 0))) if self.config.scale_in_floor else 0
+        return max(0, present - max(bounded(self.spec, present - fewer), floor))

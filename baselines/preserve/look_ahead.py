@@ -5,6 +5,9 @@ of P prompt tokens and D predicted ones adds P + i to entry i for i in [0, D), t
 left of it, and each iteration drops the first entry. A request that outlives its prediction is extended. What the
 events leave in a map is a function of each request's prompt, predicted length and tokens generated so far, so the maps
 are computed from these. Iteration 0 of a request is the one that completes its prefill and yields its first token.
+
+Between being sent and its first token a request is in no map by these events, so that many can be sent to an instance
+whose map shows none of them. With `unprefilled` they enter it when they are sent, as if their prefill were next.
 """
 
 from __future__ import annotations
@@ -38,7 +41,8 @@ class Load(NamedTuple):
         remaining_tokens: (P,) tokens yet to be generated, as predicted, of all.
         overflow_tokens: (P,) by how much the most KV tokens over the next iterations, with a request virtually added,
             exceed the ideal; 0 where they do not.
-        overloaded: (P,) share of the next iterations in which KV tokens, without that request, exceed the limit.
+        overloaded: (P,) share of the next iterations in which KV tokens exceed the limit, with that request virtually
+            added or without it, as asked.
     """
 
     queued_tokens: NDArray[np.int64]
@@ -56,6 +60,8 @@ def anticipated_load(
     predicted_tokens: int,
     ideal_tokens: NDArray[np.float64],
     limit_tokens: NDArray[np.float64],
+    unprefilled: bool,
+    overload_with_request: bool,
 ) -> Load:
     """What the maps say, made only of instances that could exceed the ideal or the limit.
 
@@ -69,6 +75,8 @@ def anticipated_load(
         predicted_tokens: Its predicted response.
         ideal_tokens: (P,) KV tokens that each instance should not exceed.
         limit_tokens: (P,) KV tokens above which an iteration is overloaded.
+        unprefilled: Whether requests without their first token are in the maps.
+        overload_with_request: Whether `overloaded` counts the request that is virtually added.
     """
     num_places = len(ideal_tokens)
     queued = np.zeros(num_places, np.int64)
@@ -84,6 +92,10 @@ def anticipated_load(
         if row.first_token_s < 0.0:
             queued[place] += row.input_tokens
             remaining[place] += length
+            if unprefilled:
+                rests[r] = length
+                present[place] += row.input_tokens
+                decoding[place] += 1
             continue
         while length <= generated:
             length = extended(length, extension_ratio)
@@ -97,7 +109,7 @@ def anticipated_load(
     busy = 0
     for place in range(num_places):
         most = present[place] + decoding[place] * (lookahead - 1)
-        if most > limit_tokens[place] or most + prompt_tokens + lookahead > ideal_tokens[place]:
+        if most + prompt_tokens + lookahead > min(limit_tokens[place], ideal_tokens[place]):
             maps[place] = busy
             busy += 1
     if busy == 0:
@@ -121,8 +133,9 @@ def anticipated_load(
         for i in range(lookahead):
             tokens -= ends[m, i, 0]
             slope -= ends[m, i, 1]
-            above += tokens > limit
-            peak = max(peak, tokens + (prompt_tokens + i) * (i < predicted_tokens))
+            with_request = tokens + (prompt_tokens + i) * (i < predicted_tokens)
+            above += (with_request if overload_with_request else tokens) > limit
+            peak = max(peak, with_request)
             tokens += slope
         overflow[place] = max(0.0, peak - ideal_tokens[place])
         overloaded[place] = above / lookahead

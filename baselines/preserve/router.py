@@ -30,6 +30,12 @@ class PreServeConfig(Constants):
         overload_usage: KV usage above which an iteration is overloaded, share of the capacity. Source: section 4.3.2.
         overload_share: An instance counts as overloaded if more than this share of the next l iterations is. Source:
             section 4.3.2.
+        overload_with_request: Whether overload is judged with the request virtually added. Source: section 4.3.3 adds
+            it before it asks the map; section 4.3.2 speaks of the instance alone.
+        unprefilled_in_map: Whether requests that were sent and are not prefilled are in the map. Source: ours; the
+            events of section 4.3.1 add them when their prefill is complete.
+        leave_out_overloaded: Whether the arg min leaves overloaded instances out. Source: ours; the text holds a
+            request "if all instances are overloaded" and writes the arg min over all.
     """
 
     lookahead_iterations: int = 100
@@ -40,6 +46,9 @@ class PreServeConfig(Constants):
     decode_weight: float = tunable(1.0, 0.05, 20.0, log=True)
     overload_usage: float = tunable(0.95, 0.7, 1.5)
     overload_share: float = tunable(0.1, 0.0, 1.0)
+    overload_with_request: bool = True
+    unprefilled_in_map: bool = True
+    leave_out_overloaded: bool = True
 
     def __post_init__(self) -> None:
         if self.lookahead_iterations < 1 or self.lookahead_iterations != int(self.lookahead_iterations):
@@ -62,8 +71,11 @@ class PreServePolicy(Router, Configured[PreServeConfig]):
     * `current_d` are the tokens that its requests in flight are predicted to generate yet, extensions of late ones
       included. Those whose prefill is not complete count too, as the request itself does.
     * "If all instances are overloaded, the request is queued" names no rule for overloaded: that of section 4.3.2 is
-      taken (KV usage above 95 % in more than 10 % of the next l iterations, without the request). An overloaded
-      instance stays in the choice while another one is not: arg min goes over all.
+      taken (KV usage above 95 % in more than 10 % of the next l iterations). It counts the request itself and those
+      that were sent and are not prefilled, and an instance that is overloaded by it takes no request: so none is sent
+      where it would have to wait for memory. The literal reading is `preserve_literal`: neither counts, and the arg
+      min goes over all instances as long as one is not overloaded.
+    * An instance without a request in flight is never overloaded: no request is held for ever.
     * "If the queue capacity is surpassed, the request is aborted": the environment refuses one more than it holds.
     * Preemptions in the engine cannot be seen: a preempted request stays in the map.
     """
@@ -88,12 +100,16 @@ class PreServePolicy(Router, Configured[PreServeConfig]):
             max(request.predicted_tokens, 1),
             self._ideal_tokens,
             self._limit_tokens,
+            config.unprefilled_in_map,
+            config.overload_with_request,
         )
 
     def choose(self, state: RoutingState, request: RoutedRequest) -> Action:
         """The least loaded instance, or None while all that can take the request are overloaded."""
         config, ahead = self.config, self.anticipated(state, request)
-        if (ahead.overloaded > config.overload_share)[state.can_take].all():
+        busy = ahead.remaining_tokens > 0
+        free = state.can_take & ~(busy & (ahead.overloaded > config.overload_share))
+        if not free.any():
             return None
         prefill = ahead.queued_tokens + request.input_tokens
         decode = ahead.remaining_tokens + max(request.predicted_tokens, 1)
@@ -102,4 +118,4 @@ class PreServePolicy(Router, Configured[PreServeConfig]):
             + config.decode_weight * decode
             + config.memory_weight * ahead.overflow_tokens
         )
-        return lowest(load, state.can_take)
+        return lowest(load, free if config.leave_out_overloaded else state.can_take)

@@ -5,9 +5,7 @@
     switching.py       section 6.4, Table 2
     long_context.py    section 6.5
 
-What the paper does not state, or its text has lost, is ours: the length ranges, the phases' durations, and the rates
-that put three simulated models under the load the paper describes. Those follow one rule, fixed before any outcome was
-looked at (`study.Study.busy_rate_rps`).
+What the paper does not state, or its text has lost, is in `choices.py`. Rates under load follow its `burst_load`.
 """
 
 from __future__ import annotations

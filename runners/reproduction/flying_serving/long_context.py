@@ -8,8 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from serving_gym.calibration.specs import get_model
 from serving_gym.runners.configuration.schema import ReproduceConfig
-from serving_gym.runners.reproduction.claims import Claim, Rule, above, at_least, at_most, near, shown
+from serving_gym.runners.reproduction.claims import (
+    WORKED_EXAMPLE,
+    Claim,
+    Rule,
+    above,
+    at_least,
+    at_most,
+    near,
+    shown,
+)
 from serving_gym.runners.reproduction.flying_serving.study import (
     DP,
     FLYING,
@@ -22,16 +32,16 @@ from serving_gym.runners.reproduction.flying_serving.study import (
     make_claim,
 )
 from serving_gym.runners.reproduction.measures import mean, over, prompt_tokens_per_s
-from serving_gym.runners.reproduction.trials import Trials, layout_shares
+from serving_gym.runners.reproduction.trials import Trials, compose_setting, layout_shares
 
 SECTION = "6.5"
 NEMOTRON_TOKENS_PER_S = 74e3
+FP8_FLOPS = 1979e12  # dense peak of a GPU; paper, section 6.1.1
 LOST = "The text has lost the number."
 
 _ANSWER_TOKENS = 512  # room for the longest answer of the workload
 _NARROWEST = {NEMOTRON.name: "static_4x2"}  # one H200 does not hold a million tokens
-_ALONE_SHARE = 0.02  # of what the narrowest layout serves: hardly two prompts meet
-_AT_ONCE, _ALONE = 64, 10  # prompts
+_ALONE = 10  # prompts
 _INTERVAL_S = 5.0  # between decisions; arrivals ask for one at once, and a prompt takes up to minutes
 
 
@@ -75,12 +85,12 @@ def _words(model: Model, requests: int, rate: str) -> list[str]:
 def measure(study: Study, model: Model) -> tuple[dict[str, Figures], str]:
     """Every system under both loads; and what Flying Serving did."""
     systems, seeds = _systems(model), [study.config.first_seed]
-    at_once = _words(model, _AT_ONCE, "workload.rate_scale=1e6")
+    at_once = _words(model, study.choices.at_once, "workload.rate_scale=1e6")
     burst = {
         p: study.run(f"{model.context} tokens at once, {model.name}", at_once, p, seeds) for p in systems
     }
     tokens_per_s = {p: prompt_tokens_per_s(trials.episodes[0].records) for p, trials in burst.items()}
-    rate_rps = _ALONE_SHARE * tokens_per_s[systems[1]] / (model.context - _ANSWER_TOKENS)
+    rate_rps = study.choices.alone_share * tokens_per_s[systems[1]] / (model.context - _ANSWER_TOKENS)
     alone = _words(model, _ALONE, f"workload.rate_rps={rate_rps!r}")
     slow = {p: study.run(f"{model.context} tokens alone, {model.name}", alone, p, seeds) for p in systems}
     figures = {p: Figures(tokens_per_s[p], mean(slow[p].ttft_s), mean(slow[p].tpot_s)) for p in systems}
@@ -139,4 +149,22 @@ def _claims(study: Study, model: Model) -> list[Claim]:
             )
             for policy in figures
         ),
+        _peak_share(study, model),
     ]  # fmt: skip
+
+
+def _peak_share(study: Study, model: Model) -> Claim:
+    """What the published throughput asks of the GPUs: an operation count against section 6.1.1's peak."""
+    cluster = compose_setting(model.words).cluster
+    spec = get_model(cluster.model)
+    attention = (
+        spec.attention_flops_per_pair * model.context / 2
+    )  # a token looks at half the prompt on average
+    token_flop = spec.dense_flops_per_token + attention
+    need, peak = NEMOTRON_TOKENS_PER_S * token_flop, cluster.num_gpus * FP8_FLOPS
+    return make_claim(
+        SECTION, f"{model.name}: operations of 74K tokens/s over the FP8 peak of eight H200", 1.0, need / peak, "x",
+        at_most(1.0, 0.0, least=0.0), kind=WORKED_EXAMPLE,
+        note=f"A token of a prompt of {model.context} tokens takes {token_flop:.3g} operations on average, of which "
+        f"attention {attention:.3g}; 74,000 a second take {need:.3g}, and eight GPUs have {peak:.3g} (section 6.1.1).",
+    )  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from serving_gym.runners.configuration.policies import load_policy
 from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reproduction.claims import Claim, at_least, at_most, shown
 from serving_gym.runners.reproduction.flying_serving.study import (
@@ -68,7 +67,9 @@ def claims(study: Study) -> list[Claim]:
 def _claims(study: Study, rates: tuple[float, float], what: str, absolute: bool) -> list[Claim]:
     words = [
         "experiment=priority",
+        'cluster.engine=""',
         f"workload.num_requests={study.requests}",
+        f"workload.priority_share={study.choices.priority_share!r}",
         range_word("low_rate_rps", rates),
     ]
     systems = {policy: study.run(f"priority, {what}", words, policy) for policy in COMPARED}
@@ -127,12 +128,9 @@ def _explain(study: Study, trials: Trials, rates: tuple[float, float]) -> str:
     urgent = trials.pooled("class_id") == trials.classes.index("priority")
     e2e_s, time_s = trials.pooled("e2e_s"), sum(episode.duration_s for episode in trials.episodes)
     load = float(e2e_s.sum()) / time_s / trials.setting.cluster.num_gpus
-    constants = load_policy(FLYING).config  # type: ignore[attr-defined]
-    split, limit = constants.split_requests_per_gpu, constants.priority_load_limit
     return (
         f"Measured: {sum(rates) / 2:.1f} requests/s are {sum(rates) / 2 / tp:.0%} of what static TP and "
         f"{sum(rates) / 2 / dp:.0%} of what static DP serve; layouts ordered, by time: {shares}; "
-        f"{switches(trials):.0f} switches an episode; {load:.1f} requests a GPU were in the system on average "
-        f"(above {split:g} groups are dissolved, above {split * limit:g} none is bound for priority) and "
-        f"{e2e_s[urgent].sum() / time_s:.1f} of priority (a group is bound only when none of these is served in DP)."
+        f"{switches(trials):.0f} switches an episode; {load:.1f} requests a GPU were in the system on average, "
+        f"{e2e_s[urgent].sum() / time_s:.1f} of priority on the node."
     )

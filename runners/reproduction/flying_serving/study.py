@@ -8,7 +8,14 @@ from functools import partial
 
 import numpy as np
 
+from serving_gym.runners.reproduction.choices import make_choices
 from serving_gym.runners.reproduction.claims import claim_of
+from serving_gym.runners.reproduction.flying_serving.choices import (
+    BETWEEN,
+    PUBLISHED,
+    FlyingChoices,
+)
+from serving_gym.runners.reproduction.flying_serving.choices import LENGTHS as LENGTH_RANGES
 from serving_gym.runners.reproduction.measures import geometric_mean, request_capacity_rps
 from serving_gym.runners.reproduction.parts import PaperStudy
 from serving_gym.runners.reproduction.trials import Trials, run_trials
@@ -45,7 +52,7 @@ class Model:
 
 _ENGINE = 'cluster.engine=""'  # profiles from kernel tables
 LLAMA = Model("Llama-70B", ("experiment=llama3_70b", _ENGINE), True, 8 * 1024)
-GPT_OSS = Model("GPT-OSS-120B", (_ENGINE,), False, 128 * 1024)
+GPT_OSS = Model("GPT-OSS-120B", ("cluster=gpt_oss_120b_h200", _ENGINE), False, 128 * 1024)
 NEMOTRON = Model("Nemotron-8B", ("experiment=nemotron_8b", _ENGINE), True, 1024 * 1024)
 MODELS = (LLAMA, GPT_OSS, NEMOTRON)
 
@@ -54,7 +61,20 @@ MODELS = (LLAMA, GPT_OSS, NEMOTRON)
 class Study(PaperStudy):
     """Runs policies and remembers capacities."""
 
+    choices: FlyingChoices = field(init=False)
     _capacities: dict[tuple[str, str], float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.choices = make_choices(FlyingChoices, self.config.choices)
+
+    @property
+    def length_words(self) -> list[str]:
+        """Words that set the lengths of `flying_bursty`."""
+        prompts, answers = LENGTH_RANGES[self.choices.lengths]
+        return [
+            f"workload.params.input_tokens=[{prompts[0]},{prompts[1]}]",
+            f"workload.params.output_tokens=[{answers[0]},{answers[1]}]",
+        ]
 
     @property
     def requests(self) -> int:
@@ -67,7 +87,8 @@ class Study(PaperStudy):
         self.bar.set_postfix_str(f"{what}, {policy}", refresh=False)
         split = f"split={self.config.split}"
         chosen = self.seeds if seeds is None else seeds
-        return run_trials([*words, split, _PATIENT], policy, chosen, partial(self.bar.update, 1))
+        name = self.choices.policy if policy == FLYING else policy
+        return run_trials([*words, split, _PATIENT], name, chosen, partial(self.bar.update, 1))
 
     def capacity_rps(self, model: Model, policy: str) -> float:
         """Requests of `flying_bursty` that a static system finishes a second when all arrive at once."""
@@ -76,6 +97,7 @@ class Study(PaperStudy):
             words = [
                 *model.words,
                 "workload=flying_bursty",
+                *self.length_words,
                 f"workload.num_requests={_CAPACITY_REQUESTS}",
                 f"workload.rate_scale={_AT_ONCE}",
             ]
@@ -83,18 +105,19 @@ class Study(PaperStudy):
             self._capacities[key] = request_capacity_rps(trials.episodes[0].records)
         return self._capacities[key]
 
-    def busy_rate_rps(self, model: Model) -> float:
-        """The one rule: where a busy range of rates has its midpoint.
-
-        The paper's bursts, and its "sustained queueing pressure", are more than static TP can serve and no more than
-        static DP can. Source of the number: ours: the geometric mean of the two measured capacities, halfway in ratio.
-        """
-        return geometric_mean([self.capacity_rps(model, policy) for policy in (TP, DP)])
-
     def busy_range(self, model: Model, published: tuple[float, float]) -> tuple[float, float]:
-        """A published range of rates moved, by a factor, so that its midpoint follows the rule."""
-        factor = self.busy_rate_rps(model) / float(np.mean(published))
-        return (published[0] * factor, published[1] * factor)
+        """Rates of the paper's bursts, and of its "sustained queueing pressure", by `choices.burst_load`.
+
+        They are more than static TP can serve and no more than static DP can: between the two measured capacities; or
+        the published range moved, by a factor, so that its midpoint is their geometric mean; or as published.
+        """
+        if self.choices.burst_load == PUBLISHED:
+            return published
+        capacities = sorted(self.capacity_rps(model, policy) for policy in (TP, DP))
+        if self.choices.burst_load == BETWEEN:
+            return capacities[0], capacities[1]
+        factor = geometric_mean(capacities) / float(np.mean(published))
+        return published[0] * factor, published[1] * factor
 
 
 def range_word(key: str, bounds: tuple[float, float]) -> str:

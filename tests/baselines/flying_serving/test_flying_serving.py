@@ -24,7 +24,13 @@ def make(spec, make_state):
     """A policy in DP, past its first decision, whose load thresholds are 2 and 1 requests per GPU."""
 
     def build(started_s=0.0, **params):
-        defaults = {"smoothing_s": 0.0, "dwell_s": 5.0}
+        defaults = {
+            "load_signal": "requests",
+            "weigh_switch": False,
+            "hysteresis_ratio": 0.5,
+            "smoothing_s": 0.0,
+            "dwell_s": 5.0,
+        }
         policy = FlyingServingPolicy(FlyingServingConfig(**{**defaults, **params}))
         policy.reset(spec, 0)
         policy.act(None, make_state(TP, now_s=started_s))
@@ -124,7 +130,73 @@ def test_sequential_splits_are_available(make, make_state):
     assert policy.act(None, make_state(TP, rows=running(80, TP), now_s=10.0)) == SetLayout(DP, SEQUENTIAL)
 
 
+@pytest.fixture
+def queued(make):
+    """As `make`, with the trigger by queues: 2 waiting requests on the node, 0.25 per GPU."""
+    return lambda **params: make(**{"load_signal": "queue", "dwell_s": 1.0, **params})
+
+
+def test_queues_dissolve_the_groups_and_running_requests_do_not(queued, make_state):
+    policy = queued()
+    assert policy.act(None, make_state(TP, rows=running(80, TP), now_s=10.0)) is None
+    waiting = {Group(0, 8): {"num_running": 80, "num_waiting": 2}}
+    assert policy.act(None, make_state(TP, rows=waiting, now_s=11.0)) is None  # 0.25 per GPU: not above
+    waiting[Group(0, 8)]["num_waiting"] = 3
+    assert policy.act(None, make_state(TP, rows=waiting, now_s=12.0)) == SetLayout(DP, HARD)
+
+
+def arrived(tokens):
+    """Ten answers of 5 s each have been given."""
+    answers = {"finished": 10, "generated_tokens": 1000, "tpot_sum_s": 0.5}
+    return {NORMAL: {"arrived": 10 + tokens / 1000, "arrived_tokens": tokens, **answers}}
+
+
+@pytest.fixture
+def split_at(queued, make_state):
+    """A policy that split when prompts arrived at 1000 tokens/s or somewhat less: the mean of some seconds."""
+    policy = queued(weigh_switch=True, hysteresis_ratio=0.9)
+    for second in range(1, 31):
+        policy.act(None, make_state(TP, rows=running(8, TP), totals=arrived(1000.0 * second), now_s=second))
+    rows = {Group(0, 8): {"num_running": 80, "num_waiting": 30}}
+    assert policy.act(None, make_state(TP, rows=rows, totals=arrived(31e3), now_s=31.0)) == SetLayout(
+        DP, HARD
+    )
+    return policy
+
+
+def test_a_merge_waits_for_as_long_as_its_drain_takes(split_at, make_state):
+    def act(now_s):
+        return split_at.act(None, make_state(DP, rows=running(40), totals=arrived(31e3), now_s=now_s))
+
+    assert act(36.0) is None
+    assert act(36.1) == SetLayout(TP, SOFT)
+
+
+def test_few_requests_merge_at_once(split_at, make_state):
+    state = make_state(DP, rows=running(8), totals=arrived(32e3), now_s=32.5)
+    assert split_at.act(None, state) == SetLayout(TP, SOFT)
+
+
+def test_no_merge_at_the_rate_that_had_built_up_a_queue(split_at, make_state):
+    for second in range(32, 60):
+        state = make_state(DP, rows=running(40), totals=arrived(1000.0 * second), now_s=second)
+        assert split_at.act(None, state) is None
+
+
+def test_groups_are_dissolved_at_the_rate_that_had_built_up_a_queue(split_at, make_state):
+    merge = make_state(DP, rows=running(8), totals=arrived(31e3), now_s=33.0)
+    assert split_at.act(None, merge) == SetLayout(TP, SOFT)
+    fast = make_state(TP, rows=running(8, TP), totals=arrived(41e3), now_s=35.0)
+    assert split_at.act(None, fast) == SetLayout(DP, HARD)
+
+
 # -- use case 2: priority ----------
+
+
+def test_a_priority_request_is_served_at_once_whatever_the_load(busy_dp, make_state):
+    served = {PRIORITY: {"arrived": 5, "first_tokens": 4, "finished": 3}}
+    state = make_state(DP, rows=running(400), totals=served, now_s=11.0)
+    assert busy_dp().act(None, state) == SetLayout((4, 1, 1, 1, 1), HARD)
 
 
 @pytest.fixture
@@ -148,7 +220,7 @@ def test_priority_binds_half_the_node_at_once_where_it_disturbs_least(busy_dp, m
 
 
 def test_priority_requests_that_are_served_in_dp_are_not_interrupted(busy_dp, make_state):
-    policy = busy_dp()
+    policy = busy_dp(priority_only_waiting=True)
     served = {
         PRIORITY: {"arrived": 5, "first_tokens": 4, "finished": 3}
     }  # one waits, one has its first token
@@ -159,7 +231,7 @@ def test_priority_requests_that_are_served_in_dp_are_not_interrupted(busy_dp, ma
 
 
 def test_a_group_that_lingers_is_not_bound_anew_for_nobody(busy_dp, make_state):
-    policy = busy_dp(priority_linger_s=5.0, priority_load_limit=3.0)
+    policy = busy_dp(priority_linger_s=5.0, limit_priority_by_load=True, priority_load_limit=3.0)
     assert policy.act(None, make_state(DP, rows=running(56), totals=ONE_PRIORITY, now_s=11.0)) is None
     assert policy.act(None, make_state(DP, rows=running(40), totals=NO_PRIORITY, now_s=12.0)) is None
 
@@ -202,7 +274,7 @@ def test_the_share_of_the_node(share, layout, busy_dp, make_state):
 
 
 def test_no_group_is_kept_while_the_rest_cannot_drain_its_queue(busy_dp, make_state):
-    policy = busy_dp(priority_load_limit=3.0)
+    policy = busy_dp(limit_priority_by_load=True, priority_load_limit=3.0)
     assert policy.act(None, make_state(DP, rows=running(56), totals=ONE_PRIORITY, now_s=11.0)) is None
 
 
@@ -287,6 +359,17 @@ def test_a_long_class_gives_the_size_away_without_its_arrival(busy_dp, make_stat
     assert busy_dp().act(None, state) == SetLayout((2, 1, 1, 1, 1, 1, 1), SOFT)
 
 
+@pytest.mark.parametrize(("queued", "layout"), [(600_000, (2, 2, 2, 2)), (1_200_000, (2, 2, 1, 1, 1, 1))])
+def test_long_requests_bind_the_share_of_the_node_that_they_are_of_the_queue(
+    queued, layout, make, make_state
+):
+    policy = make(load_signal="queue")
+    totals = {LONG: {"arrived": 4, "arrived_tokens": 4 * 150_000}}
+    rows = {Group(0, 8): {"num_running": 1, "num_waiting": 3, "pending_prefill_tokens": queued}}
+    state = make_state(TP, rows=rows, totals=totals, now_s=10.0)
+    assert policy.act(None, state) == SetLayout(layout, HARD)
+
+
 def test_a_long_group_is_kept_while_its_request_is_in_flight(busy_dp, make_state):
     policy = busy_dp()
     policy.act(None, make_state(DP, rows=running(40), totals=long_arrived(150_000), now_s=11.0))
@@ -308,7 +391,8 @@ def test_long_prompts_are_no_burst(make, make_state):
 def test_requests_that_no_base_engine_holds_are_no_reason_to_split(tokens, action, make, make_state):
     totals = {LONG: {"arrived": 24, "arrived_tokens": 24 * tokens}}
     rows = {Group(0, 8): {"num_running": 2, "num_waiting": 22}}  # 3 per GPU
-    assert make().act(None, make_state(TP, rows=rows, totals=totals, now_s=10.0)) == action
+    policy = make(long_groups="one")
+    assert policy.act(None, make_state(TP, rows=rows, totals=totals, now_s=10.0)) == action
 
 
 def test_the_pool_tells_of_requests_that_fit_no_engine(spec, make_state):

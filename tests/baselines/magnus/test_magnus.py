@@ -15,7 +15,7 @@ CONFIG = ROOT / "configs" / "policy" / "magnus.yaml"
 
 
 def policy(num_places, **constants):
-    made = MagnusPolicy(MagnusConfig(**constants))
+    made = MagnusPolicy(MagnusConfig(**{"memory": "final", **constants}))
     made.reset(spec(num_places), 0)
     return made
 
@@ -33,7 +33,7 @@ def test_a_worked_example_of_waste():
     assert wasted_memory_access(10, 3, 10, 5) == 29
     assert wasted_memory_access(4, 5, 10, 5) == 30
     assert wasted_memory_access(10, 5, 10, 5) == 0
-    batches = batches_with(in_flight([row(0, 10, 3)]), 2, 4, 5)
+    batches = batches_with(in_flight([row(0, 10, 3)]), 2, 4, 5, True)
     assert batches.size.tolist() == [1, 0]
     assert batches.tokens.tolist() == [13, 0]
     assert batches.waste.tolist() == [30, 0]  # the most of the two; nothing in a batch of its own
@@ -45,7 +45,7 @@ def test_a_worked_example_of_waste():
     st.integers(1, 40),
 )
 def test_waste_is_the_sum_over_iterations(rows, prompt, response):
-    batches = batches_with(in_flight([row(*values) for values in rows]), 3, prompt, response)
+    batches = batches_with(in_flight([row(*values) for values in rows]), 3, prompt, response, True)
     for place in range(3):
         members = [(n, max(d, g, 1)) for p, n, d, g in rows if p == place]
         assert batches.size[place] == len(members)
@@ -202,3 +202,15 @@ def test_mistakes_are_named():
         MagnusConfig(waste_limit_tokens=0.0)
     with pytest.raises(ValueError, match="memory_share must be positive"):
         MagnusConfig(memory_share=-1.0)
+    with pytest.raises(ValueError, match="memory 'finale'"):
+        MagnusConfig(memory="finale")
+
+
+def test_a_batch_comes_to_what_its_requests_have_so_far():
+    """500 tokens of 1000 are there, 950 are predicted: a prompt of 40 has room beside the former alone."""
+    busy = state(1, [row(0, 490, 460, 10)], asked=request(1, 40, 100))
+    assert policy(1, memory="present").act(None, busy) == 0
+    assert policy(1).act(None, busy) is None
+    assert (
+        policy(1, memory="present").act(None, state(1, [row(0, 970, 9, 1)], asked=request(1, 40, 1))) is None
+    )

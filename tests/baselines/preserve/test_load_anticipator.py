@@ -8,10 +8,11 @@ from tests.baselines.preserve.states import in_flight, row
 RATIO = 0.2
 
 
-def load_of(*requests, limit=0.0, prompt=0, predicted=0):
+def load_of(*requests, limit=0.0, prompt=0, predicted=0, unprefilled=False, with_request=False):
     """Load of one instance over 8 iterations; (prompt, predicted, generated) of each request in flight."""
     rows = in_flight([row(0, *values) for values in requests])
-    load = anticipated_load(rows, 8, RATIO, prompt, predicted, np.zeros(1), np.array([limit]))
+    bounds = np.zeros(1), np.array([limit])
+    load = anticipated_load(rows, 8, RATIO, prompt, predicted, *bounds, unprefilled, with_request)
     return tuple(float(values[0]) for values in load)
 
 
@@ -25,6 +26,10 @@ def test_a_worked_example_as_in_figure_7():
     assert load_of((10, 4, 2), (20, 2, 1)) == (0, 3, 33, 2 / 8)
     # a request with a prompt of 5 and 3 predicted tokens, virtually added, raises the peak alone: 33 + 5, 13 + 6, 7
     assert load_of((10, 4, 2), (20, 2, 1), prompt=5, predicted=3) == (0, 3, 38, 2 / 8)
+    # which counts for the share as well where it is asked for; B alone, not prefilled, holds 20 and 21
+    assert load_of((10, 4, 2), (20, 2, 1), limit=18.0, prompt=5, predicted=3) == (0, 3, 38, 1 / 8)
+    assert load_of((10, 4, 2), (20, 2, 1), limit=18.0, prompt=5, predicted=3, with_request=True)[3] == 2 / 8
+    assert load_of((20, 2, 0), limit=20.0, unprefilled=True) == (20, 2, 21, 1 / 8)
     # B was to end: it is extended by ceil(0.2 * 2) = 1 token, then by ceil(0.2 * 3) = 1 again
     assert load_of((20, 2, 2)) == (0, 1, 22, 1 / 8)
     assert load_of((20, 2, 3)) == (0, 1, 23, 1 / 8)
@@ -39,11 +44,11 @@ def test_a_response_is_extended_by_a_fifth_of_what_it_is_and_by_one_at_least():
     assert extended(7, 0.0) == 8
 
 
-def lines(requests, lookahead):
-    """(3, lookahead) KV tokens over the next iterations: a line for every request that has a token."""
+def lines(requests, lookahead, unprefilled):
+    """(3, lookahead) KV tokens over the next iterations: a line for every request that has a token, or for all."""
     tokens = np.zeros((3, lookahead), np.int64)
     for place, input_tokens, length, generated in requests:
-        if generated == 0:
+        if generated == 0 and not unprefilled:
             continue
         length = max(length, 1)
         while length <= generated:
@@ -59,15 +64,22 @@ def lines(requests, lookahead):
     st.integers(1, 300),
     st.integers(0, 60),
     st.lists(st.floats(0.0, 4000.0), min_size=6, max_size=6),
+    st.booleans(),
+    st.booleans(),
 )
-def test_the_load_of_an_instance_is_the_sum_of_lines(requests, lookahead, prompt, predicted, bounds):
+def test_the_load_of_an_instance_is_the_sum_of_lines(
+    requests, lookahead, prompt, predicted, bounds, unprefilled, with_request
+):
     ideal, limit = np.array(bounds[:3]), np.array(bounds[3:])
     rows = in_flight([row(*values) for values in requests])
-    load = anticipated_load(rows, lookahead, RATIO, prompt, predicted, ideal, limit)
-    tokens = lines(requests, lookahead)
-    np.testing.assert_allclose(load.overloaded, (tokens > limit[:, None]).mean(axis=1), atol=1e-12)
-    reach = min(lookahead, predicted)
+    load = anticipated_load(
+        rows, lookahead, RATIO, prompt, predicted, ideal, limit, unprefilled, with_request
+    )
+    alone = lines(requests, lookahead, unprefilled)
+    tokens, reach = alone.copy(), min(lookahead, predicted)
     tokens[:, :reach] += prompt + np.arange(reach)
+    judged = tokens if with_request else alone
+    np.testing.assert_allclose(load.overloaded, (judged > limit[:, None]).mean(axis=1), atol=1e-12)
     np.testing.assert_array_equal(load.overflow_tokens, np.maximum(tokens.max(axis=1) - ideal, 0.0))
     queued = [sum(r[1] for r in requests if r[0] == place and r[3] == 0) for place in range(3)]
     assert load.queued_tokens.tolist() == queued

@@ -220,8 +220,21 @@ def test_a_window_begins_with_its_forecast():
     assert net(unknown.act(None, state(endpoint(3)))) == 0
 
 
-def test_one_overloaded_one_added_and_answered_once():
+def test_one_overloaded_one_added_for_as_long_as_it_is():
     policy = scaler()
+    heavy, light = row(0, 960, 200, 10), row(1, 500, 200, 10)
+    policy.act(None, anticipating(2 * [{}], [heavy, light], now_s=0.0)[0])
+    assert net(policy.act(None, anticipating(2 * [{}], [heavy, light])[0])) == 1
+    with_new = [{}, {}, {"status": InstanceStatus.STARTING}]
+    assert net(policy.act(None, anticipating(with_new, [heavy, light], now_s=70.0)[0])) == 0
+    assert net(policy.act(None, anticipating(with_new, [heavy, row(1, 960, 200, 10)], now_s=80.0)[0])) == 1
+    assert (
+        net(policy.act(None, anticipating(3 * [{}], [heavy, light], now_s=90.0)[0])) == 1
+    )  # it is up, and no help
+
+
+def test_answered_once():
+    policy = scaler(answer_once=True)
     heavy, light = row(0, 960, 200, 10), row(1, 500, 200, 10)
     begin, _ = anticipating(2 * [{}], [heavy, light], now_s=0.0)
     assert net(policy.act(None, begin)) == 0  # the window begins: tier 1 alone
@@ -251,6 +264,35 @@ def test_idle_instances_are_isolated_once_a_window():
     fresh = scaler()
     fresh.act(None, anticipating(2 * [{}], [], now_s=0.0)[0])
     assert net(fresh.act(None, anticipating(2 * [{}], [])[0])) == -1  # the fewest stay
+
+
+def test_a_scale_in_leaves_what_the_forecasts_asked_for():
+    """Four instances are asked for, of which a peak of 0.299 needs one."""
+    past = served(350.0, 20.0, count=4)
+    for floor, change in ((True, -1), (False, -4)):
+        policy = scaler(scale_in_floor=floor)
+        policy.act(None, state(endpoint(1, history=served(100.0, 20.0))))
+        policy.act(None, state(endpoint(5, history=past), now_s=600.0))
+        own = endpoint(instances(5 * [{}]), history=past)
+        here = state(own, now_s=660.0, in_flight=in_flight([row(0, 190, 300, 10)]))
+        assert net(policy.act(None, here)) == change
+
+
+def test_a_scale_in_waits_until_usage_has_been_low_for_long_enough():
+    policy = scaler(scale_in_hold_s=30.0)
+    low, high = [row(0, 190, 300, 10)], [row(0, 500, 300, 10)]
+    policy.act(None, anticipating(3 * [{}], low, now_s=0.0)[0])
+    steps = [(60.0, low, 0), (80.0, high, 0), (90.0, low, 0), (110.0, low, 0), (120.0, low, -2)]
+    for now_s, requests, change in steps:
+        assert net(policy.act(None, anticipating(3 * [{}], requests, now_s=now_s)[0])) == change
+
+
+def test_prompts_that_wait_keep_an_instance():
+    waiting = [row(0, 190, 300, 10), row(1, 400, 50)]
+    for counted, change in ((True, 0), (False, -2)):
+        policy = scaler(unprefilled_in_map=counted)
+        policy.act(None, anticipating(3 * [{}], waiting, now_s=0.0)[0])
+        assert net(policy.act(None, anticipating(3 * [{}], waiting)[0])) == change
 
 
 @pytest.mark.parametrize(

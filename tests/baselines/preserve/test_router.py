@@ -20,6 +20,11 @@ def test_the_defaults_are_the_papers():
     assert yaml.safe_load(CONFIG.read_text())["params"] == vars(make_policy("preserve").config)
 
 
+def test_the_literal_reading_differs_in_its_switches_alone():
+    literal = yaml.safe_load((CONFIG.parent / "preserve_literal.yaml").read_text())["params"]
+    assert literal == {**vars(make_policy("preserve").config), **LITERAL}
+
+
 def test_a_worked_example():
     """Two instances of 1000 tokens; the request has a prompt of 100 and 50 tokens predicted.
 
@@ -54,33 +59,63 @@ def test_decode_work_of_late_requests_is_their_extension():
     assert decide(state(2, [row(0, 50, 100, 108), row(1, 50, 100, 89)])) == 1
 
 
-def test_a_request_is_held_only_while_all_that_can_take_it_are_overloaded():
-    """An instance of 1000 tokens that holds 945 + i over the next 100 iterations: above 950 from i = 6 on."""
-    full = [row(place, 925, 400, 20) for place in range(3)]
+LITERAL = {"overload_with_request": False, "unprefilled_in_map": False, "leave_out_overloaded": False}
+
+
+def test_an_overloaded_instance_takes_nothing():
+    """An instance of 1000 tokens that holds 845 + i over the next 100 iterations, with the request 945 + 2 i."""
+    full = [row(place, 825, 400, 20) for place in range(3)]
     assert decide(state(3, full)) is None
     assert decide(state(3, full[:2])) == 2
     assert decide(state(3, full[:2], can_take=[True, True, False])) is None
+    # The other one has the same decode work and more prompt tokens, and room for the request.
+    assert decide(state(2, [full[0], row(1, 100, 380), row(1, 600, 1)])) == 1
+
+
+@pytest.mark.parametrize(("predicted", "held"), [(13, False), (14, True)])
+def test_overload_counts_the_request_itself(predicted, held):
+    """848 + i and the request's 100 + i exceed 950 from i = 2 on: in 11 or 12 of a hundred iterations."""
+    busy = state(1, [row(0, 828, 400, 20)], asked=request(1, 100, predicted))
+    assert decide(busy, overload_share=0.11) == (None if held else 0)
+    assert decide(busy, **LITERAL) == 0
+
+
+def test_overload_counts_requests_that_are_not_prefilled():
+    busy = state(1, [row(0, 860, 400)])
+    assert decide(busy) is None
+    assert decide(busy, unprefilled_in_map=False) == 0
+    assert decide(state(1, [row(0, 5000, 400)]), **LITERAL) == 0
+
+
+def test_an_idle_instance_takes_any_request():
+    assert decide(state(1, asked=request(1, 990, 300))) == 0
+
+
+def test_literal_holds_only_while_all_that_can_take_it_are_overloaded():
+    """An instance that holds 945 + i over the next 100 iterations: above 950 from i = 6 on."""
+    full = [row(place, 925, 400, 20) for place in range(3)]
+    assert decide(state(3, full), **LITERAL) is None
+    assert decide(state(3, full[:2]), **LITERAL) == 2
+    assert decide(state(3, full[:2], can_take=[True, True, False]), **LITERAL) is None
     # An overloaded instance may be the least loaded one: both have the same decode work, the idle one a long queue.
-    assert decide(state(2, [full[0], row(1, 5000, 380)])) == 0
+    queue = state(2, [full[0], row(1, 5000, 380)])
+    assert decide(queue, **LITERAL) == 0
+    assert decide(queue, **{**LITERAL, "leave_out_overloaded": True}) == 1
 
 
 @pytest.mark.parametrize(("ends_after", "held"), [(16, False), (17, True)])
 def test_overloaded_means_more_than_a_tenth_of_the_iterations_ahead(ends_after, held):
     # 945 + i exceeds 950 for i in [6, ends_after): ten of a hundred are not more than a tenth
-    decision = decide(state(1, [row(0, 925, 20 + ends_after, 20)]))
+    decision = decide(state(1, [row(0, 925, 20 + ends_after, 20)]), **LITERAL)
     assert (decision is None) == held
 
 
 def test_the_rule_of_overload_has_its_constants():
     busy = state(1, [row(0, 925, 37, 20)])
-    assert decide(busy) is None
-    assert decide(busy, overload_share=0.11) == 0
-    assert decide(busy, overload_usage=0.951) == 0
-    assert decide(busy, lookahead_iterations=6) == 0  # not that far
-
-
-def test_queued_requests_are_not_in_the_map():
-    assert decide(state(1, [row(0, 5000, 400)])) == 0
+    assert decide(busy, **LITERAL) is None
+    assert decide(busy, overload_share=0.11, **LITERAL) == 0
+    assert decide(busy, overload_usage=0.951, **LITERAL) == 0
+    assert decide(busy, lookahead_iterations=6, **LITERAL) == 0  # not that far
 
 
 def test_each_instance_has_its_own_capacity():
