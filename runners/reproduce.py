@@ -31,13 +31,14 @@ from serving_gym.runners.reproduction.parts import Claims, Paper, run_parts, spr
 from serving_gym.runners.reproduction.preserve import evaluation as preserve
 from serving_gym.runners.reproduction.preserve.choices import PreServeChoices
 from serving_gym.runners.reproduction.sageserve import evaluation as sageserve
+from serving_gym.runners.reproduction.sageserve.choices import SageServeChoices
 
 _PAPERS = {
     "flying_serving": Paper(flying_serving, "episode", FlyingChoices),
     "llm_mesh": Paper(llm_mesh, "episode", NoChoices),
     "oserve": Paper(oserve, "step", NoChoices),
     "preserve": Paper(preserve, "episode", PreServeChoices),
-    "sageserve": Paper(sageserve, "episode", NoChoices),
+    "sageserve": Paper(sageserve, "episode", SageServeChoices),
 }
 
 
