@@ -3,10 +3,13 @@
     python -m runners.reproduce paper=flying_serving
     python -m runners.reproduce paper=sageserve quick=true
     python -m runners.reproduce paper=preserve only=[forecasting,scaling]
+    python -m runners.reproduce paper=oserve only=[serving] sensitivity=[all] spread=true
 
-Writes `claims.json`: the claim, the paper's number (null if its text has none), our number, their ratio, whether the
-claim holds by the rule in its note (null if the two cannot be compared), and otherwise the reason. The claims of each
-part are written when the part has finished. runners/reproduction/README.md describes the parts of each paper.
+Writes `claims.json`: the claim, the paper's number (null if its text has none), our number and its range over the
+seeds (`spread=true`), their ratio, whether the claim holds by the rule in its note (null if the two cannot be
+compared), the verdict, and our number under other choices (`sensitivity`). The claims of each part are written when
+the part has finished. `save=true` keeps them in the repository and writes REPRODUCTION.md, which lists the parts and
+choices of each paper.
 """
 
 from __future__ import annotations
@@ -17,32 +20,46 @@ from pathlib import Path
 from serving_gym.runners.command_line.cli import command
 from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reporting.tables import print_results_in
+from serving_gym.runners.reproduction.choices import NoChoices
 from serving_gym.runners.reproduction.claims import Claim, print_claims, write_claims
 from serving_gym.runners.reproduction.flying_serving import evaluation as flying_serving
 from serving_gym.runners.reproduction.llm_mesh import evaluation as llm_mesh
 from serving_gym.runners.reproduction.oserve import evaluation as oserve
-from serving_gym.runners.reproduction.parts import run_parts
+from serving_gym.runners.reproduction.page import keep, write_page
+from serving_gym.runners.reproduction.parts import Claims, Paper, run_parts, spread_over_seeds, varied
 from serving_gym.runners.reproduction.preserve import evaluation as preserve
 from serving_gym.runners.reproduction.sageserve import evaluation as sageserve
 
-_PAPERS = {  # and the unit of the progress bar
-    "flying_serving": (flying_serving, "episode"),
-    "llm_mesh": (llm_mesh, "episode"),
-    "oserve": (oserve, "step"),
-    "preserve": (preserve, "episode"),
-    "sageserve": (sageserve, "episode"),
+_PAPERS = {
+    "flying_serving": Paper(flying_serving, "episode", NoChoices),
+    "llm_mesh": Paper(llm_mesh, "episode", NoChoices),
+    "oserve": Paper(oserve, "step", NoChoices),
+    "preserve": Paper(preserve, "episode", NoChoices),
+    "sageserve": Paper(sageserve, "episode", NoChoices),
 }
 
 
 @command("reproduce", ReproduceConfig)
 def main(config: ReproduceConfig, out: Path) -> None:
     """Runs the command."""
-    claims: list[Claim] = []
-    for part in run_parts(config, *_PAPERS[config.paper]):
-        claims += part
-        write_claims(out, claims)
-    print_claims(f"{config.paper}: the paper's numbers and ours", claims)
+    paper, made = _PAPERS[config.paper], Claims()
+    for name, claims in run_parts(config, paper):
+        made[name] = claims
+        write_claims(out, _listed(made))
+    if config.spread:
+        made = spread_over_seeds(config, paper, made)
+        write_claims(out, _listed(made))
+    for made in varied(config, paper, made):  # noqa: B020  # each has what the ones before it found
+        write_claims(out, _listed(made))
+    print_claims(f"{config.paper}: the paper's numbers and ours", _listed(made))
+    if config.save:
+        keep(config.paper, made)
+        print(f"kept in {write_page({name: one.choices for name, one in _PAPERS.items()})}")
     print_results_in(out)
+
+
+def _listed(made: Claims) -> list[Claim]:
+    return [claim for claims in made.values() for claim in claims]
 
 
 if __name__ == "__main__":

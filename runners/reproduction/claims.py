@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from serving_gym.calibration.lookup import check_choice
 from serving_gym.runners.reporting.output import write_json
 from serving_gym.runners.reporting.tables import print_table
 
 FILE_NAME = "claims.json"
 TOLERANCE = 0.10  # of a published number, where a rule does not say otherwise
 MARKS = {True: "yes", False: "NO", None: "-"}
+KINDS = ("result", "input", "worked example")
+RESULT, INPUT, WORKED_EXAMPLE = KINDS
+
+HOLDS, UNDER, CONTRADICTED, UNTESTED = VERDICTS = (
+    "holds",
+    "holds under stated conditions",
+    "contradicted",
+    "cannot be tested",
+)
 
 
 @dataclass(frozen=True)
@@ -36,26 +46,72 @@ def near(value: float, tolerance: float = TOLERANCE) -> Rule:
     )
 
 
-def at_least(value: float, tolerance: float = TOLERANCE) -> Rule:
-    """More is better: our figure reaches the published one, less a share of it."""
-    bound = value * (1.0 - tolerance)
-    return Rule(f"at least {bound:.4g}", lambda ours: ours >= bound)
+def at_least(value: float, tolerance: float = TOLERANCE, most: float | None = None) -> Rule:
+    """More is better: our figure reaches the published one, less a share of it, and is of its size.
+
+    Args:
+        value: The published figure.
+        tolerance: Share of it that may be missing.
+        most: Beyond this it is another result than the published one; None: twice the published figure.
+    """
+    bound, top = value * (1.0 - tolerance), 2.0 * value if most is None else most
+    return Rule(_between(bound, top), lambda ours: bound <= ours <= top)
 
 
-def at_most(value: float, tolerance: float = TOLERANCE) -> Rule:
-    """Less is better: our figure stays at the published one, plus a share of it."""
-    bound = value * (1.0 + tolerance)
-    return Rule(f"at most {bound:.4g}", lambda ours: ours <= bound)
+def at_most(value: float, tolerance: float = TOLERANCE, least: float | None = None) -> Rule:
+    """Less is better: our figure stays at the published one, plus a share of it, and is of its size.
+
+    Args:
+        value: The published figure.
+        tolerance: Share of it that may be added.
+        least: Below this it is another result than the published one; None: half the published figure.
+    """
+    bound, floor = value * (1.0 + tolerance), 0.5 * value if least is None else least
+    return Rule(_between(floor, bound), lambda ours: floor <= ours <= bound)
 
 
-def above(value: float = 1.05) -> Rule:
-    """Only the direction is known, or comparable: a gain, by more than a margin of ours."""
-    return Rule(f"above {value:.4g}", lambda ours: ours > value)
+def above(value: float = 1.05, most: float = math.inf) -> Rule:
+    """Only the direction is known, or comparable: a gain, by more than a margin of ours.
+
+    Args:
+        value: The margin.
+        most: Beyond this it is another result than the published one.
+    """
+    text = f"above {value:.4g}" + ("" if math.isinf(most) else f", at most {most:.4g}")
+    return Rule(text, lambda ours: value < ours <= most)
+
+
+def _between(low: float, high: float) -> str:
+    if math.isinf(high):
+        return f"at least {low:.4g}"
+    return f"at most {high:.4g}" if low <= 0.0 <= high else f"from {low:.4g} to {high:.4g}"
 
 
 def shown(why: str) -> Rule:
     """Both figures are shown and not compared."""
     return Rule(f"not compared: {why}", None)
+
+
+@dataclass(frozen=True)
+class Varied:
+    """A claim measured again with another choice.
+
+    Attributes:
+        choice: name of the choice, as in `choices.NAME=VALUE`.
+        value: what it was instead.
+        ours: our figure then.
+        holds: what the rule says of it.
+    """
+
+    choice: str
+    value: Any
+    ours: float
+    holds: bool | None
+
+    def to_row(self) -> dict[str, Any]:
+        """As `claims.json` has it."""
+        ours = None if math.isnan(self.ours) else self.ours
+        return {"choice": self.choice, "value": self.value, "ours": ours, "holds": self.holds}
 
 
 @dataclass(frozen=True)
@@ -72,6 +128,10 @@ class Claim:
         rule: when the claim holds.
         note: how we measured, and what differs.
         beyond: what our measurements show of the reason, for a claim that does not hold.
+        kind: "result", "input" (a figure that the simulator is given) or "worked example"; results alone are counted.
+        ours_low: our lowest figure over seeds; None where there is one run.
+        ours_high: our highest.
+        sensitivity: our figures with other choices.
     """
 
     paper: str
@@ -83,6 +143,27 @@ class Claim:
     rule: Rule
     note: str = ""
     beyond: str = ""
+    kind: str = RESULT
+    ours_low: float | None = None
+    ours_high: float | None = None
+    sensitivity: tuple[Varied, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_choice("kind of claim", self.kind, KINDS)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What tells it from the paper's other claims."""
+        return self.section, self.claim
+
+    @property
+    def verdict(self) -> str:
+        """One of `VERDICTS`; of several choices it holds under, the reader finds them in `sensitivity`."""
+        if self.holds is None:
+            return UNTESTED
+        if self.holds:
+            return HOLDS
+        return UNDER if any(varied.holds for varied in self.sensitivity) else CONTRADICTED
 
     @property
     def ratio(self) -> float | None:
@@ -117,10 +198,15 @@ class Claim:
             "section": self.section,
             "paper_value": self.paper_value,
             "ours": None if math.isnan(self.ours) else self.ours,
+            "ours_low": self.ours_low,
+            "ours_high": self.ours_high,
             "unit": self.unit,
+            "kind": self.kind,
             "ratio": None if self.ratio is None or math.isnan(self.ratio) else self.ratio,
             "holds": self.holds,
+            "verdict": self.verdict,
             "note": self.full_note,
+            "sensitivity": [varied.to_row() for varied in self.sensitivity],
         }
 
 
@@ -132,10 +218,55 @@ def claim_of(
     ours: float,
     unit: str,
     rule: Rule,
-    **notes: str,
+    **more: Any,
 ) -> Claim:
     """A claim, in the order of arguments in which papers state them; each paper's package binds `paper`."""
-    return Claim(paper, claim, section, paper_value, ours, unit, rule, **notes)
+    return Claim(paper, claim, section, paper_value, ours, unit, rule, **more)
+
+
+def with_spread(claims: Sequence[Claim], runs: Sequence[Sequence[Claim]]) -> list[Claim]:
+    """Claims with the lowest and highest figure of runs with one seed each, where they have none of their own."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for run in runs:
+        for claim in run:
+            if not math.isnan(claim.ours):
+                found.setdefault(claim.key, []).append(claim.ours)
+    return [
+        replace(claim, ours_low=min(found[claim.key]), ours_high=max(found[claim.key]))
+        if claim.ours_low is None and claim.key in found
+        else claim
+        for claim in claims
+    ]
+
+
+def with_variation(claims: Sequence[Claim], choice: str, value: Any, run: Sequence[Claim]) -> list[Claim]:
+    """Claims with what another choice made of them.
+
+    Args:
+        claims: As measured with the choices of the evaluation.
+        choice: The choice that differed.
+        value: What it was.
+        run: Claims measured so; those that `claims` has not are left out.
+    """
+    found = {claim.key: claim for claim in run}
+    return [
+        replace(
+            claim,
+            sensitivity=(
+                *claim.sensitivity,
+                Varied(choice, value, found[claim.key].ours, found[claim.key].holds),
+            ),
+        )
+        if claim.key in found
+        else claim
+        for claim in claims
+    ]
+
+
+def counts(claims: Sequence[Claim]) -> dict[str, int]:
+    """Number of results by verdict, in the order of `VERDICTS`."""
+    verdicts = [claim.verdict for claim in claims if claim.kind == RESULT]
+    return {verdict: verdicts.count(verdict) for verdict in VERDICTS}
 
 
 def write_claims(out: Path, claims: Sequence[Claim]) -> None:
@@ -159,8 +290,11 @@ def print_claims(title: str, claims: Sequence[Claim]) -> None:
     ]
     print_table(title, ("claim", "section", "paper", "ours", "unit", "ratio", "holds"), rows)
     failed = [claim for claim in claims if claim.holds is False]
-    compared = [claim for claim in claims if claim.holds is not None]
-    print(f"{len(compared) - len(failed)} of {len(compared)} compared claims hold.")
-    for reason in dict.fromkeys(claim.beyond for claim in failed):
+    print("Results: " + ", ".join(f"{count} {verdict}" for verdict, count in counts(claims).items()) + ".")
+    for claim in failed:
+        for varied in claim.sensitivity:
+            if varied.holds:
+                print(f"{claim.claim}: holds with choices.{varied.choice}={varied.value} ({varied.ours:.4g})")
+    for reason in dict.fromkeys(claim.beyond for claim in failed if claim.beyond):
         names = "; ".join(claim.claim for claim in failed if claim.beyond == reason)
         print(f"NO: {names}\n    {reason}")

@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from serving_gym.calibration.lookup import check_choice
 from serving_gym.runners.configuration.schema import ReproduceConfig
 from serving_gym.runners.reporting.progress import progress_bar, say
-from serving_gym.runners.reproduction.claims import Claim
+from serving_gym.runners.reproduction.choices import check_sensitivity, make_choices, variations
+from serving_gym.runners.reproduction.claims import Claim, with_spread, with_variation
 
 # Longest request that the papers' simulated engines take, tokens: replayed traces outgrow the contexts of their models.
 TRACE_MODEL_LEN = 32_768
 
+Claims = dict[str, list[Claim]]  # by part
 Part = Callable[[], list[Claim]]
+
+
+@dataclass(frozen=True)
+class Paper:
+    """How a paper is evaluated.
+
+    Attributes:
+        evaluation: Makes its parts from the words of the command and a progress bar, which only parts look at.
+        unit: Of the progress bar's steps.
+        choices: Dataclass of its choices (see `choices.py`).
+    """
+
+    evaluation: Callable[[ReproduceConfig, Any], Evaluation]
+    unit: str
+    choices: type[Any]
 
 
 @dataclass(frozen=True)
@@ -45,27 +62,50 @@ class Evaluation:
 
 
 def run_parts(
-    config: ReproduceConfig, evaluation: Callable[[ReproduceConfig, Any], Evaluation], unit: str
-) -> Iterator[list[Claim]]:
-    """Claims of each part as soon as it has been made, which are also written beside the progress bar.
+    config: ReproduceConfig, paper: Paper, quiet: bool = False
+) -> Iterator[tuple[str, list[Claim]]]:
+    """Name and claims of each part as soon as it has been made; they are also written beside the progress bar.
 
     Args:
         config: Words of the command.
-        evaluation: Makes a paper's evaluation from the words and a progress bar, which only parts look at.
-        unit: Of the progress bar's steps.
+        paper: The paper.
+        quiet: Whether claims are not written beside the bar.
 
     Raises:
-        ValueError: the words ask for a part that this paper does not have.
+        ValueError: the words ask for a part or a choice that this paper does not have.
     """
-    plan = evaluation(config, None)
+    make_choices(paper.choices, config.choices)
+    check_sensitivity(paper.choices, config.sensitivity)
+    plan = paper.evaluation(config, None)
     names = plan.chosen(config)
-    with progress_bar(plan.num_steps(names), f"reproduce {config.paper}", unit) as bar:
-        parts = evaluation(config, bar).parts
+    with progress_bar(plan.num_steps(names), f"reproduce {config.paper}", paper.unit) as bar:
+        parts = paper.evaluation(config, bar).parts
         for name in names:
             claims = parts[name]()
-            for claim in claims:
+            for claim in claims if not quiet else ():
                 say(bar, f"{name}: {claim.line}")
-            yield claims
+            yield name, claims
+
+
+def spread_over_seeds(config: ReproduceConfig, paper: Paper, made: Mapping[str, Sequence[Claim]]) -> Claims:
+    """Claims of parts, with the range of their figures over the seeds, each of which is run alone."""
+    alone = [dict(run_parts(_of_seed(config, seed), paper, quiet=True)) for seed in seeds_of(config)]
+    return {name: with_spread(claims, [run[name] for run in alone]) for name, claims in made.items()}
+
+
+def _of_seed(config: ReproduceConfig, seed: int) -> ReproduceConfig:
+    return replace(config, seeds=1, first_seed=seed)
+
+
+def varied(config: ReproduceConfig, paper: Paper, made: Mapping[str, Sequence[Claim]]) -> Iterator[Claims]:
+    """Claims of parts with our figures under other choices, after each run of another choice."""
+    found = {name: list(claims) for name, claims in made.items()}
+    for variation in variations(make_choices(paper.choices, config.choices), config.sensitivity, made):
+        words = {**config.choices, variation.choice: variation.value}
+        other = replace(config, choices=words, only=variation.parts)
+        for name, claims in run_parts(other, paper, quiet=True):
+            found[name] = with_variation(found[name], variation.choice, variation.value, claims)
+        yield found
 
 
 def num_seeds(config: ReproduceConfig) -> int:

@@ -14,15 +14,19 @@ from serving_gym.envs.workload.seeding import stream
 from serving_gym.runners import reproduce
 from serving_gym.runners.command_line.cli import USER_ERROR
 from serving_gym.runners.configuration.schema import PAPERS, ReproduceConfig, register_schemas
+from serving_gym.runners.reproduction.choices import NoChoices
 from serving_gym.runners.reproduction.claims import Claim, above, at_least, at_most, near, shown, write_claims
 from serving_gym.runners.reproduction.flying_serving import switching
 from serving_gym.runners.reproduction.flying_serving.study import LLAMA, MODELS
 from serving_gym.runners.reproduction.measures import transition_s
-from serving_gym.runners.reproduction.parts import Evaluation, run_parts, total
+from serving_gym.runners.reproduction.parts import Evaluation, Paper, run_parts, total
 from serving_gym.runners.reproduction.preserve.study import NUM_SEARCHES, Figures, Study, gain
 from serving_gym.runners.reproduction.trials import compose_setting, in_burst, in_quiet, phase_of, run_trials
 
-KEYS = ["paper", "claim", "section", "paper_value", "ours", "unit", "ratio", "holds", "note"]
+KEYS = [
+    "paper", "claim", "section", "paper_value", "ours", "ours_low", "ours_high", "unit", "kind", "ratio", "holds",
+    "verdict", "note", "sensitivity",
+]  # fmt: skip
 
 
 def claim(ours, rule, paper_value=2.0, **more):
@@ -36,6 +40,10 @@ def claim(ours, rule, paper_value=2.0, **more):
         (near(2.0), 1.79, False),
         (at_least(2.0), 1.81, True),
         (at_least(2.0), 1.79, False),
+        (at_least(2.0), 4.1, False),
+        (at_least(2.0, most=math.inf), 164.0, True),
+        (at_most(2.0), 0.9, False),
+        (at_most(2.0, least=0.0), 0.1, True),
         (at_most(2.0), 2.19, True),
         (at_most(2.0), math.inf, False),
         (above(), 1.05, False),
@@ -114,7 +122,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert {row["section"] for row in rows} == {"1", "6.2", "6.3", "6.4", "6.5"}
     assert len({row["claim"] for row in rows}) == len(rows)
     assert all(any(row["claim"].startswith(model.name) for row in rows) for model in MODELS)
-    assert "compared claims hold" in capsys.readouterr().out
+    assert "Results: " in capsys.readouterr().out
 
 
 def test_an_unknown_paper(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -139,7 +147,7 @@ def test_the_command_for_preserve(tmp_path: Path, capsys: pytest.CaptureFixture[
     by_claim = {row["claim"]: row for row in rows}
     assert 0 < by_claim["4 engines: a decision of PreServe"]["ours"] < 9700
     assert by_claim["prediction of a response's length"]["ours"] is None
-    assert "compared claims hold" in capsys.readouterr().out
+    assert "Results: " in capsys.readouterr().out
 
 
 def test_a_gain_is_the_share_that_is_saved():
@@ -238,9 +246,10 @@ def evaluation(made: list[str], quick: tuple[str, ...] | None = None) -> Callabl
 
 def test_parts_run_in_their_own_order_and_each_as_it_is_asked_for():
     made: list[str] = []
-    runs = run_parts(ReproduceConfig(out="unused", only=("third", "first")), evaluation(made), "step")
-    assert (len(next(runs)), made) == (1, ["first"])  # the second has not begun
-    assert (len(next(runs)), made) == (1, ["first", "third"])
+    config = ReproduceConfig(out="unused", only=("third", "first"))
+    runs = run_parts(config, Paper(evaluation(made), "step", NoChoices))
+    assert (next(runs)[0], made) == ("first", ["first"])  # the second has not begun
+    assert (next(runs)[0], made) == ("third", ["first", "third"])
     assert list(runs) == []
 
 
@@ -261,6 +270,6 @@ def test_which_parts_are_made(words, chosen, steps):
 @pytest.mark.parametrize("paper", PAPERS)
 def test_the_documentation_lists_a_paper_s_parts(paper: str):
     text = (Path(reproduce.__file__).parent / "reproduction" / "README.md").read_text()
-    evaluate, _ = reproduce._PAPERS[paper]
+    evaluate = reproduce._PAPERS[paper].evaluation
     parts = evaluate(ReproduceConfig(out="unused", paper=paper), None).parts
     assert f"| `{paper}` | {', '.join(f'`{name}`' for name in parts)} |" in text
