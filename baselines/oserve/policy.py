@@ -2,9 +2,10 @@
 
 Readings. The text switches whenever the scheduler gives another strategy; as Algorithm 1 draws at random, equally good
 deployments would then follow each other for nothing. Here a deployment is replaced where the new one reaches more by
-`min_gain` (source: ours), at the first decision, which is free, where it reaches more by what the profile can tell from
-no gain; the assignment always follows the forecast. Before the first span of an episode there is nothing to forecast from: the environment's own
-forecast, the mean of the training episode, stands in. A forecaster is fitted once, to the training episode.
+`min_gain` (source: ours), at the first decision, which is free, where it reaches more by what the profile can tell
+from no gain; the assignment always follows the forecast. Replicas whose KV memory does not hold the longest request are
+not deployed, as vLLM does not start them. Before the first span there is nothing to forecast from: the environment's
+own forecast, the mean of the training episode, stands in. A forecaster is fitted once, to the training episode.
 
 Section 4.2 states constraints C1 to C3 and a flow network that cannot hold them (`flow_network`). The default solves
 the constraints exactly; `solver` takes the maximum flow instead. It decides who serves what; the search compares
@@ -30,7 +31,7 @@ from serving_gym.baselines.oserve.exhaustive import optimal_plan
 from serving_gym.baselines.oserve.forecast import HISTORY, Forecaster, MovingAverage
 from serving_gym.baselines.oserve.generation import GenerationConfig, generate
 from serving_gym.baselines.oserve.scheduler import SOLVERS, strategy_of
-from serving_gym.baselines.oserve.uniform import uniform_layouts
+from serving_gym.baselines.oserve.uniform import of_holding, uniform_layouts
 from serving_gym.baselines.policy import Action, Constants, PolicySpec, tunable
 from serving_gym.calibration.fields import check_at_least, check_not_negative, check_positive
 from serving_gym.calibration.lookup import check_choice
@@ -134,7 +135,7 @@ class OServePolicy(DeployingPolicy):
         method = self.config.profiling
         own = method != "environment"
         table = self.setting.profiled(method, self.config.precision) if own else self.setting.table
-        self.table = table.of_role("mixed")
+        self.table = of_holding(table.of_role("mixed"), self.setting)
         past = self.setting.past
         if self._fitted is None or self._fitted[0] != past.tobytes():
             self._fitted = (past.tobytes(), make_forecaster(self.config, self.setting))
