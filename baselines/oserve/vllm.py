@@ -57,7 +57,9 @@ class VLLMStaticPolicy(DeployingPolicy, Configured[VLLMStaticConfig]):
         known = [one for one in setting.table.kinds if one == kind]
         layouts = uniform_layouts(setting.cluster, known)
         if not layouts:
-            raise ValueError(f"layout={list(self.config.layout)} does not fit; choose one of {_named(setting)}")
+            raise ValueError(
+                f"layout={list(self.config.layout)} does not fit; choose one of {_named(setting)}"
+            )
         self.kinds = layouts[0]
 
     def act(self, observation: Any, state: DeploymentState) -> Action:

@@ -1,11 +1,11 @@
 """One-time profiling (Appendix D): how many requests of each type a replica of each kind sustains in a span.
 
 Three ways to the same number. `measured_rps` saturates one replica of the simulator with requests of the type and
-counts what it finishes, which is what profiling an engine means. One run of a few hundred requests is off by 1 to
-14 %, more than deployments differ by, so runs are repeated until the 95 % interval of the rate is within `PRECISION`.
-`closed_form_rps` works it out from the iteration times alone, as Appendix D composes it: prefill by arithmetic (tokens), decoding by one latency a
-batch, pipeline stages by what is sent between them. It knows no preemption, so that it says too much where the KV pool
-is what limits the batch, and the more so the longer the answers are.
+counts what it finishes, which is what profiling an engine means. One run of a few hundred requests is off by 1 to 14 %,
+more than deployments differ by, so runs are repeated until the 95 % interval of the rate is within `PRECISION`.
+`closed_form_rps` works it out from the iteration times alone, as Appendix D composes it: prefill by arithmetic,
+decoding by one latency a batch, pipeline stages by what is sent between them. It knows no preemption, so that it says
+too much where the KV pool is what limits the batch, and the more so the longer the answers are.
 
 `mixed_rps` corrects what is measured of each type alone for the company that types keep on a replica. C3 adds up shares
 of a span, as if a request cost the same whatever runs beside it. On pipelines it costs 10 to 20 % more, as stages that

@@ -57,8 +57,8 @@ class TypeMix(AzureLengths):
         code_share: share of requests from which types are cut with the lengths of Azure's coding service.
         long_answer_factor: factor on the answers of the types with long ones. Those of Azure's services of 2023 end at
             1000 to 2000 tokens, those of the paper's traces (section 5.1) at 5000. Source: ours.
-        longest_tokens: longest request, prompt and answer, tokens: longer ones are left out before types are cut, and no
-            answer is declared longer; none: all are kept. For a model whose context is shorter than the traces' requests.
+        longest_tokens: longest request, prompt and answer, tokens: longer ones are left out before types are cut, and
+            no answer is declared longer; none: all are kept. For a model whose context is shorter than the requests.
         random_start: whether an episode begins anywhere in the sequence of mixes, else with the first.
         num_requests: default length of an episode, requests.
     """

@@ -20,10 +20,10 @@ class OServeChoices:
     Attributes:
         load: Rate of latency experiments, share of what the best uniform deployment serves of the dearest mix.
         throughput_load: The same of throughput experiments.
-        reading: "corrected": capacities are profiled in company and the assignment keeps the mix (Appendix C's completion
-            time); "literal": each type alone, and section 4.2's most requests.
+        reading: "corrected": capacities are profiled in company and the assignment keeps the mix (Appendix C's
+            completion time); "literal": each type alone, and section 4.2's most requests.
         token_budget: Of an iteration, tokens.
-        long_answers: Factor on the answers of the types with long ones; 4 has them end at 5000 and more, as section 5.1.
+        long_answers: Factor on the answers of the types with long ones; 4: to 5000 and more, as section 5.1.
         context: "model": requests that exceed the model's context are left out; "extended": all are served.
         static_layout: How vLLM (static) gets its layout: by "measured" P99 of candidates, or predicted "capacity".
         static_candidates: Layouts of most capacity whose P99 is measured.
@@ -40,31 +40,39 @@ class OServeChoices:
         why='Section 6.1 keeps the cluster "neither over- nor under-utilized" and names no rates.',
     )
     throughput_load: float = choice(
-        1.3, 0.9, 1.0, 1.6, parts=("systems", "appendices"), why="Figure 12 names no rates; below 1 all systems serve all."
+        1.3,
+        0.9,
+        1.0,
+        1.6,
+        parts=("systems", "appendices"),
+        why="Figure 12 names no rates; below 1 all systems serve all.",
     )
     reading: str = choice(
         CORRECTED,
         LITERAL,
         parts=SERVED,
-        why="Appendix D profiles a throughput for each type and does not say in which company; Appendix C minimises the "
-        "completion time, section 4.2 maximises requests.",
+        why="Appendix D profiles a throughput for each type and does not say in which company; Appendix C minimises "
+        "the completion time, section 4.2 maximises requests.",
     )
     token_budget: int = choice(
-        8192, 2048, parts=ENGINES, why="The budget of vLLM's iterations is not given; 2048 was the default of vLLM V0."
+        8192,
+        2048,
+        parts=ENGINES,
+        why="The budget of vLLM's iterations is not given; 2048 was the default of vLLM V0.",
     )
     long_answers: float = choice(
         4.0,
         1.0,
         parts=ENGINES,
-        why="Section 5.1 has answers to 5000 tokens and section 6.1 adds WildChat; Azure's public services of 2023 end at "
-        "1000 to 2000 (factor 1).",
+        why="Section 5.1 has answers to 5000 tokens and section 6.1 adds WildChat; Azure's public services of 2023 end "
+        "at 1000 to 2000 (factor 1).",
     )
     context: str = choice(
         MODEL,
         EXTENDED,
         parts=ENGINES,
-        why="Prompts range to 7999 tokens (section 5.1) and the models' contexts to 2048 or 4096; what became of longer "
-        "requests is not said.",
+        why="Prompts range to 7999 tokens (section 5.1) and the models' contexts to 2048 or 4096; what became of "
+        "longer requests is not said.",
     )
     static_layout: str = choice(
         MEASURED,

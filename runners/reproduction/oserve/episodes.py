@@ -46,7 +46,9 @@ READINGS: dict[str, dict[str, Any]] = {
     CORRECTED: {"profiling": "mixed", "objective": "completion_time"},
     LITERAL: {"profiling": "measured", "objective": "throughput"},
 }
-CONTENDERS: dict[str, tuple[str, dict[str, Any]]] = {  # those of OServe have the reading of the study beside these
+CONTENDERS: dict[
+    str, tuple[str, dict[str, Any]]
+] = {  # those of OServe have the reading of the study beside these
     "reload": ("vllm_reload", {"switch": "ad_hoc"}),
     "oserve": ("oserve", {}),
     "naive switch": ("oserve", {"switch": "reload"}),
@@ -242,9 +244,7 @@ def _llumnix(study: Study, system: System, trace: Trace, layout: tuple[int, int]
     env = make_env(
         "routing",
         workload=workload_of(study, system, trace),
-        cluster=FleetConfig(
-            groups=(GroupSpec(replica_spec(kind, spec.replica), count),), front_end="none"
-        ),
+        cluster=FleetConfig(groups=(GroupSpec(replica_spec(kind, spec.replica), count),), front_end="none"),
         split=study.split,
     )
     return _measured(env, make_policy("llumnix"), study.seeds)
