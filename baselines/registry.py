@@ -134,7 +134,9 @@ POLICIES = {
     ),
     "stay": PolicyEntry("baselines.common.deploying:StayPolicy"),
     "oserve": PolicyEntry("baselines.oserve.policy:OServePolicy", "baselines.oserve.policy:OServeConfig"),
-    "vllm_static": PolicyEntry("baselines.oserve.vllm:VLLMStaticPolicy"),
+    "vllm_static": PolicyEntry(
+        "baselines.oserve.vllm:VLLMStaticPolicy", "baselines.oserve.vllm:VLLMStaticConfig"
+    ),
     "vllm_reload": PolicyEntry(
         "baselines.oserve.vllm:VLLMReloadPolicy", "baselines.oserve.vllm:VLLMReloadConfig"
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from serving_gym.baselines.common.forecasting.registry import FORECASTERS
-from serving_gym.baselines.policy import Constants, tunable
+from serving_gym.baselines.policy import Constants, tunable, tunable_choice
 from serving_gym.calibration.fields import check_not_negative, check_positive, check_within
 from serving_gym.calibration.lookup import check_choice
 
@@ -67,8 +67,8 @@ class SageServeScalingConfig(Constants):
         observe_s: Over which the observed rate is taken. Source: the public code, a minute.
     """
 
-    strategy: str = "LT-UA"
-    forecaster: str = "arima"
+    strategy: str = tunable_choice("LT-UA", "LT-U", "LT-I")
+    forecaster: str = tunable_choice("arima", "last_value", "moving_mean")
     plan_period_s: float = 3600.0
     window_s: float = 900.0
     refit_s: float = 86_400.0
@@ -76,7 +76,7 @@ class SageServeScalingConfig(Constants):
     epsilon: float = tunable(0.8, 0.3, 1.0)
     out_above_ratio: float = tunable(0.7, 0.5, 0.95)
     in_below_ratio: float = tunable(0.3, 0.05, 0.5)
-    scale_in: str = "below_ratio"
+    scale_in: str = tunable_choice("below_ratio", "immediate")
     cooldown_s: float = tunable(15.0, 1.0, 900.0, log=True)
     last_s: float = 1200.0
     over_factor: float = tunable(5.0, 1.1, 10.0, log=True)

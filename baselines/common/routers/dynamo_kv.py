@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from serving_gym.baselines.common.router import Router
 from serving_gym.baselines.common.routers.uncached_load import UncachedLoad
-from serving_gym.baselines.policy import Action, Configured, Constants, tunable
+from serving_gym.baselines.policy import Action, Configured, Constants, tunable, tunable_choice
 from serving_gym.calibration.fields import check_not_negative
 from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.routing.state import RoutedRequest, RoutingState
@@ -32,7 +32,7 @@ class DynamoKVConfig(Constants):
     overlap_credit: float = tunable(1.0, 0.0, 4.0)
     prefill_scale: float = tunable(1.0, 0.05, 20.0, log=True)
     temperature: float = tunable(0.0, 0.0, 1.0)
-    selection: str = "linear"
+    selection: str = tunable_choice("linear", "lmetric")
 
     def __post_init__(self) -> None:
         check_not_negative(self, "overlap_credit", "prefill_scale", "temperature")

@@ -10,7 +10,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from serving_gym.baselines.common.router import Router, in_flight_counts
-from serving_gym.baselines.policy import Configured, Constants, tunable
+from serving_gym.baselines.policy import Configured, Constants, tunable, tunable_choice
 from serving_gym.calibration.fields import check_not_negative, check_within
 from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.routing.state import RoutedRequest, RoutingState
@@ -40,7 +40,7 @@ class HeadroomConfig(Constants):
     explore_probability: float = tunable(0.01, 0.0, 0.2)
     ttft_weight: float = tunable(0.8, 0.0, 1.0)
     tpot_weight: float = tunable(0.2, 0.0, 1.0)
-    strategy: str = "least"
+    strategy: str = tunable_choice("least", "most")
 
     def __post_init__(self) -> None:
         check_within(self, "[0, 1]", "strict_affinity", "loose_affinity", "explore_probability")

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from serving_gym.baselines.common.router import Router, in_flight_counts, lowest
-from serving_gym.baselines.policy import Action, Configured, Constants, tunable
+from serving_gym.baselines.policy import Action, Configured, Constants, tunable, tunable_choice
 from serving_gym.calibration.fields import check_not_negative, check_positive
 from serving_gym.calibration.lookup import check_choice
 from serving_gym.envs.routing.state import RoutedRequest, RoutingState
@@ -30,7 +30,7 @@ class LoadAwareConfig(Constants):
     """
 
     beta: float = tunable(1.0, 0.01, 100.0, log=True)
-    cold: str = "load"
+    cold: str = tunable_choice("load", "rate")
     qps_window_s: float = 60.0
 
     def __post_init__(self) -> None:
