@@ -8,6 +8,7 @@ import numpy as np
 
 from serving_gym.baselines.llm_mesh.bin_packing import Packing
 from serving_gym.baselines.llm_mesh.config import LLMMeshConfig
+from serving_gym.baselines.llm_mesh.keep_alive import AskedFor
 from serving_gym.baselines.llm_mesh.memory_demand import OutputLengths
 from serving_gym.baselines.llm_mesh.node_view import profiles_of, quantify_setting
 from serving_gym.envs.interface.sharing import NewInstance, Place, SharingSetting
@@ -23,6 +24,7 @@ class Job(NamedTuple):
         generated_tokens: O; more than 0 if it has lost its place.
         deadline_s: When its next token is due.
         tpot_slo_s: TPOT_SLO.
+        ttft_slo_s: TTFT_SLO.
     """
 
     row: int
@@ -31,6 +33,7 @@ class Job(NamedTuple):
     generated_tokens: int
     deadline_s: float
     tpot_slo_s: float
+    ttft_slo_s: float = 0.0
 
     @classmethod
     def of(cls, row: np.void) -> Job:
@@ -43,7 +46,12 @@ class Job(NamedTuple):
             generated,
             float(row["arrival_s"]) + float(row["ttft_slo_s"]) + tpot_slo_s * generated,
             tpot_slo_s,
+            float(row["ttft_slo_s"]),
         )
+
+    def late(self, now_s: float) -> Job:
+        """The request as one that is late already: it cannot become so, but others can."""
+        return self._replace(deadline_s=min(self.deadline_s, float(np.nextafter(now_s, -np.inf))))
 
     @property
     def length(self) -> int:
@@ -87,6 +95,7 @@ class Mesh:
         node_rank: (N,), the lower comes first.
         node_usable: (N,).
         lengths: Output lengths so far.
+        asked: How often models have been asked for so far.
     """
 
     def __init__(self, config: LLMMeshConfig, setting: SharingSetting) -> None:
@@ -98,6 +107,10 @@ class Mesh:
         self.node_rank = [int(kind != "cpu" and config.cpu_first) for kind in kinds]
         self.node_usable = [config.use_cpu or kind != "cpu" for kind in kinds]
         self.lengths = OutputLengths(setting.mean_output_tokens)
+        self.asked = AskedFor(len(setting.models), config.half_life_s)
+        self._kinds = sorted(
+            {int(kind) for kind, use in zip(setting.node_kinds, self.node_usable, strict=True) if use}
+        )
 
     def kv_bytes(self, model: int, tokens: float) -> int:
         """Whole blocks that hold some tokens, bytes."""
@@ -115,3 +128,14 @@ class Mesh:
     def expected_tokens(self, job: Job) -> float:
         """Final length of a request by the optimistic estimate of section 6.1."""
         return job.input_tokens + max(job.generated_tokens, self.lengths.mean(job.model))
+
+    def starts_too_late(self, job: Job) -> bool:
+        """Whether a new instance could never have the first token of a request in time, whatever the load."""
+        size = self.setting.models[job.model].size
+        longer = 1.0 + self.config.overestimate
+        needed = (
+            float(self.setting.load_s[kind, size])
+            + longer * self.quantification.prefill(kind * len(self.setting.sizes) + size, job.length)
+            for kind in self._kinds
+        )
+        return job.generated_tokens == 0 and min(needed, default=0.0) > job.ttft_slo_s

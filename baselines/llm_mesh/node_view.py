@@ -91,7 +91,7 @@ def _gather(
     phase = np.empty(count, np.int64)
     deadline_s = np.empty(count, np.float64)
     length = np.empty(count, np.float64)
-    at = 0
+    at, before_s = 0, np.nextafter(now_s, -np.inf)
     for r in range(len(requests)):
         row = requests[r]
         if not first <= row.instance < first + width:
@@ -105,6 +105,8 @@ def _gather(
             phase[at] = np.int64(Phase.WAITING)
         deadline_s[at] = row.arrival_s + row.ttft_slo_s + row.tpot_slo_s * row.generated_tokens
         length[at] = row.input_tokens + row.generated_tokens
+        if row.phase != RequestPhase.RUNNING and deadline_s[at] < ready_s[where[at]]:
+            deadline_s[at] = min(deadline_s[at], before_s)  # nothing keeps it from being late
         at += 1
     return profile, ready_s, where, phase, deadline_s, length
 

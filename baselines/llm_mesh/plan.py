@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from serving_gym.baselines.llm_mesh.bin_packing import instance_order, node_order
+from serving_gym.baselines.llm_mesh.keep_alive import Reclaim
 from serving_gym.baselines.llm_mesh.kv_scaling import compromise
 from serving_gym.baselines.llm_mesh.memory_orchestration import MemoryOrchestrator, Verdict
 from serving_gym.baselines.llm_mesh.mesh import Fit, Job, Mesh
@@ -274,7 +275,7 @@ class Plan:
             node = slot // self.mesh.setting.slots_per_node
             neighbours = [
                 (other, self.batch[other])
-                for other in self.slots(node)
+                for other in sorted(self.slots(node), key=self.worth)
                 if other != slot and self.status[other] == InstanceStatus.SERVING
             ]
             alone = self.fork()
@@ -317,6 +318,53 @@ class Plan:
         self._demand(node, slot, 0.0)
         self.views[node] = self.view(node).without_instance(slot - self.slots(node)[0])
         self.status[slot] = InstanceStatus.UNLOADING
+
+    # -- idle instances ------------------------------------------------------------------------------------------------
+
+    def worth(self, slot: int) -> float:
+        """What it is worth to keep an instance; of idle ones the least goes first."""
+        model = self.model[slot]
+        if model < 0 or self.mesh.config.reclaim == Reclaim.NONE:
+            return 0.0
+        if self.mesh.config.reclaim == Reclaim.LONGEST_IDLE:
+            return -float(self.state.instances[slot]["idle_s"])
+        return self.mesh.asked.count(model, self.state.now_s)
+
+    def reclaim(self, job: Job) -> Fit | None:
+        """A new instance for a request, for whose memory idle ones are unloaded: where the least is lost."""
+        if self.mesh.config.reclaim == Reclaim.NONE:
+            return None
+        best: tuple[int, float, int] | None = None
+        chosen: tuple[Plan, Fit] | None = None
+        for node, usable in enumerate(self.mesh.node_usable):
+            found = self._reclaimed(job, node) if usable and self.empty_slot(node) is not None else None
+            if found is not None:
+                key = (self.mesh.node_rank[node], found[2], node)
+                if best is None or key < best:
+                    best, chosen = key, found[:2]
+        if chosen is None:
+            return None
+        self.adopt(chosen[0])
+        return chosen[1]
+
+    def _reclaimed(self, job: Job, node: int) -> tuple[Plan, Fit, float] | None:
+        """The trial in which idle instances of a node make room, where the request goes then, and the most worth."""
+        idle = [
+            slot
+            for slot in self.slots(node)
+            if self.status[slot] == InstanceStatus.SERVING
+            and self.batch[slot] == 0
+            and self.model[slot] != job.model
+        ]
+        trial = self.fork()
+        for slot in sorted(idle, key=self.worth):
+            trial.commands.append(Unload(slot))
+            trial._vacate(slot)
+            if self.mesh.config.sharing or trial.memory[node].budget_used == 0:
+                fit = trial.fit_new(job, node)
+                if fit is not None:
+                    return trial, fit, self.worth(slot)
+        return None
 
 
 def _found(fits: Iterable[Fit | None]) -> Iterator[Fit]:

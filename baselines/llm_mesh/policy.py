@@ -10,9 +10,10 @@ import numpy as np
 from serving_gym.baselines.common.sharing import SharingPolicy
 from serving_gym.baselines.llm_mesh.config import LLMMeshConfig
 from serving_gym.baselines.llm_mesh.headroom import headroom_s, longest_headroom, shortest_headroom
+from serving_gym.baselines.llm_mesh.keep_alive import KeepAlive, Late
 from serving_gym.baselines.llm_mesh.kv_scaling import scale_down_to
 from serving_gym.baselines.llm_mesh.memory_orchestration import MemoryOrchestrator
-from serving_gym.baselines.llm_mesh.mesh import Job, Mesh
+from serving_gym.baselines.llm_mesh.mesh import Fit, Job, Mesh
 from serving_gym.baselines.llm_mesh.node_view import needed_tokens
 from serving_gym.baselines.llm_mesh.plan import Plan
 from serving_gym.baselines.policy import Action, Configured
@@ -46,8 +47,8 @@ class LLMMeshPolicy(SharingPolicy, Configured[LLMMeshConfig]):
     * An arriving request is tried on the instances of its model, CPU nodes first, then the highest batch size
       (`bin_packing`): an instance takes it if the node's budget has room for the KV cache (`memory_demand`,
       `kv_scaling`, `memory_orchestration`) and shadow validation passes. Next, an instance may preempt neighbours
-      (`preemption`). Last, a new instance is tried on each node. Else the request waits at the gateway and is tried
-      again when it is offered again.
+      (`preemption`). Last, a new instance is tried on each node, and where none has the memory, in the place of idle
+      instances (`keep_alive`). Else the request waits at the gateway and is tried again when it is offered again.
     * When requests finish, KV caches shrink lazily.
     * When a KV cache has been underestimated it is scaled up again; if the budget has no room, requests with the
       longest headroom are evicted and placed anew, as many as it takes.
@@ -61,8 +62,10 @@ class LLMMeshPolicy(SharingPolicy, Configured[LLMMeshConfig]):
     * While its KV cache is resized an instance computes nothing, and shadow validation knows that.
     * A new instance whose memory is still being freed is promised and waits in the reservation station; the request
       stays at the gateway until it loads.
-    * A request whose first token is late already is not placed (it "is dropped", section 8.2) unless `serve_late`: it
-      stays at the gateway until its client gives up. One that has lost its place after its first token is placed.
+    * A request whose first token is late already is not placed (it "is dropped", section 8.2): it stays at the gateway
+      until its client gives up. `late` says which are placed all the same, where they make no other late: by default
+      those of models that no node loads within the TTFT promise. One that has lost its place after its first token is
+      placed.
     """
 
     name = "llm_mesh"
@@ -88,7 +91,8 @@ class LLMMeshPolicy(SharingPolicy, Configured[LLMMeshConfig]):
         if not self._configured:
             self._configured = True
             scheduler = TokenScheduler(self.config.token_scheduler)
-            plan.commands.append(Configure(scheduler, True, self.config.keep_alive_s))
+            fixed = self.config.keep_alive == KeepAlive.FIXED
+            plan.commands.append(Configure(scheduler, True, self.config.keep_alive_s if fixed else None))
         self._keep_up(plan)
         for slot in sorted(set(state.finished["instance"].tolist())):
             self._shrink(plan, slot)
@@ -104,15 +108,24 @@ class LLMMeshPolicy(SharingPolicy, Configured[LLMMeshConfig]):
     def _dropped(self, row: np.void, now_s: float) -> bool:
         """Whether a request can have no first token in time, and so no place."""
         late = row["arrival_s"] + row["ttft_slo_s"] < now_s and row["first_token_s"] < 0
-        return bool(late) and not self.config.serve_late
+        return bool(late) and self.config.late != Late.SERVE and not self._excused(Job.of(row))
+
+    def _excused(self, job: Job) -> bool:
+        """Whether a request is served although its first token would be late after a cold start, however soon."""
+        return self.config.late != Late.DROP and self.mesh.starts_too_late(job)
 
     def _place(self, plan: Plan) -> Place | None:
-        job = Job.of(plan.state.requests[plan.state.offered])
+        row = plan.state.requests[plan.state.offered]
+        job, now_s = Job.of(row), plan.state.now_s
+        self.mesh.asked.note(job.row, job.model, now_s)
         fit = plan.find(job)
         if fit is None and self.config.preemption:
             fit = plan.preempt(job)
-        if fit is None and not any(load.model == job.model for load in self._pending.values()):
-            fit = plan.find_new(job)
+        if fit is None:
+            fit = self._start(plan, job)
+        if fit is None and self._excused(job):
+            job = job.late(now_s)
+            fit = plan.find(job) or self._start(plan, job)
         if fit is None:
             return None
         if fit.place is None:
@@ -120,6 +133,12 @@ class LLMMeshPolicy(SharingPolicy, Configured[LLMMeshConfig]):
             return None
         plan.commit(job, fit)
         return fit.place
+
+    def _start(self, plan: Plan, job: Job) -> Fit | None:
+        """A new instance for a request; none where one of its model waits for its memory already."""
+        if any(load.model == job.model for load in self._pending.values()):
+            return None
+        return plan.find_new(job) or plan.reclaim(job)
 
     def _promise(self, load: _PendingLoad) -> None:
         weights = self.setting.models[load.model].weights_bytes

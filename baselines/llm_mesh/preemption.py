@@ -8,16 +8,17 @@ neighbours and gives no number).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from operator import itemgetter
 
 
 def preemptible(neighbours: Iterable[tuple[int, int]], batch: int) -> list[int]:
     """Neighbours that an instance may preempt, in that order.
 
     Args:
-        neighbours: (instance, batch size) of the others on its node.
+        neighbours: (instance, batch size) of the others on its node; of equals the first goes first.
         batch: Its own batch size.
     """
-    return [other for size, other in sorted((size, other) for other, size in neighbours) if size < batch]
+    return [other for other, size in sorted(neighbours, key=itemgetter(1)) if size < batch]
 
 
 def preempt(

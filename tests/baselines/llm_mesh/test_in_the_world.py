@@ -89,3 +89,18 @@ def test_equation_1_asked_at_every_iteration_is_the_built_in_scheduler():
         records.append((len(episode.decisions), episode.records.finish_s))
     assert records[1][0] > records[0][0]  # it was asked
     np.testing.assert_array_equal(records[0][1], records[1][1])
+
+
+def test_a_shared_cluster_that_keeps_instances_warm_is_served():
+    """Where weights take seconds to load, the literal reading serves hardly anybody."""
+    node = NodeSpec("gpu", "A100-80GB", 1)
+    cluster = SharingSpec(nodes=(node,), load_bytes_per_s=3.31e9, keep_alive_s=7200.0)
+    params = {"num_models": 8, "sizes": ("llama-2-7b",), "minutes": 2}
+    workload = WorkloadSpec(name="functions_fitted", params=params)
+    env = make_env("sharing", workload=workload, cluster=cluster, split="train")
+    done = {
+        name: np.isfinite(run_episode(env, load_policy(name), 1).records.finish_s).mean()
+        for name in ("llm_mesh", "llm_mesh_literal")
+    }
+    assert done["llm_mesh"] > 0.95
+    assert done["llm_mesh_literal"] < 0.6

@@ -11,6 +11,7 @@ from serving_gym.envs.interface.sharing import (
     InstanceStatus,
     Load,
     NewInstance,
+    RequestPhase,
     Reschedule,
     ResizeKV,
     TokenScheduler,
@@ -63,8 +64,10 @@ def test_only_lower_batches_are_preempted_the_lowest_first():
 
 def test_the_first_decision_says_how_things_are_run():
     shared = setting()
-    share = policy(shared, keep_alive_s=2.0).act(None, state(shared, offered=(0, 100)))
+    share = policy(shared, keep_alive="fixed", keep_alive_s=2.0).act(None, state(shared, offered=(0, 100)))
     assert share.commands == (Configure(TokenScheduler.SHORTEST_HEADROOM, True, 2.0),)
+    share = policy(shared, keep_alive_s=2.0).act(None, state(shared, offered=(0, 100)))
+    assert share.commands == (Configure(TokenScheduler.SHORTEST_HEADROOM, True, None),)  # the setting's own
 
 
 def test_a_first_request_gets_a_new_instance_with_the_recommended_memory_on_a_cpu():
@@ -135,7 +138,7 @@ def test_a_late_request_is_dropped_unless_late_ones_are_served():
     told = state(shared, [instance(0, 1, requests=2)], offered=(1, 100))
     told.requests["arrival_s"][told.offered] -= 5.0
     assert decide(policy(shared), told) == (None, [])
-    assert decide(policy(shared, serve_late=True), told) == (0, [])
+    assert decide(policy(shared, late="serve"), told) == (0, [])
 
 
 def test_without_sharing_an_instance_has_its_node_alone():
@@ -289,3 +292,63 @@ def test_bad_constants(field, value):
     with pytest.raises(ValueError, match=field):
         LLMMeshConfig(**{field: value})
     assert np.isfinite(LLMMeshConfig().watermark)
+
+
+# -- idle instances and cold starts ------------------------------------------------------------------------------------
+
+
+def full_node(shared, idle_s=(5.0, 90.0)):
+    """One node, whose two idle instances leave no room for a third."""
+    rows = [instance(slot, slot, kv_tokens=3500) for slot in range(2)]
+    told = state(shared, rows, offered=(2, 100))
+    told.instances["idle_s"][:2] = idle_s
+    return told
+
+
+def started(made, told):
+    """What is said; the new instance waits for the memory of what is unloaded."""
+    place, said = decide(made, told)
+    assert place is None
+    return said
+
+
+def test_an_idle_instance_gives_way_to_a_new_one():
+    shared = setting(kinds=("gpu",))
+    assert started(policy(shared, reclaim="longest_idle"), full_node(shared)) == [Unload(1)]
+    assert started(policy(shared, reclaim="longest_idle"), full_node(shared, (90.0, 5.0))) == [Unload(0)]
+    assert started(policy(shared, reclaim="none"), full_node(shared)) == []
+
+
+def test_the_least_asked_for_goes_first():
+    shared, told = setting(kinds=("gpu",)), full_node(setting(kinds=("gpu",)))
+    made = policy(shared, reclaim="least_asked", half_life_s=5.0)
+    for request, (model, asked_s) in enumerate([(1, 8.0), (0, 9.0), (1, 10.0)]):
+        made.mesh.asked.note(request, model, asked_s)
+    told.requests["index"][told.offered] = 5
+    assert started(made, told) == [Unload(0)]
+    assert made.mesh.asked.count(1, 15.0) == pytest.approx((1 + 0.5 ** (2 / 5)) / 2)
+    made.mesh.asked.note(5, 2, 20.0)  # offered again: it has been counted
+    assert made.mesh.asked.count(2, 10.0) == 1.0
+
+
+def test_a_cold_start_longer_than_the_promise_is_served_all_the_same():
+    shared = setting(kinds=("gpu",), load_s=np.full((1, 1), 3.0))
+    told = state(shared, offered=(0, 100))
+    assert decide(policy(shared, late="drop"), told) == (None, [])
+    place, _ = decide(policy(shared), told)
+    assert place.node == 0
+    told.requests["arrival_s"][told.offered] -= 5.0  # late by now, as it would have been anyhow
+    assert decide(policy(shared), told)[0] == place
+    shared = setting(kinds=("gpu",), load_s=np.full((1, 1), 1.0))  # this one could have been in time
+    assert decide(policy(shared), told)[0] is None
+
+
+def test_a_request_whose_instance_still_loads_keeps_no_other_out():
+    shared = setting(kinds=("gpu",), load_s=np.full((1, 1), 3.0))
+    rows = [
+        instance(0, 0, requests=1, status=InstanceStatus.LOADING, due_s=13.0),
+        instance(1, 1, requests=1),
+    ]
+    told = state(shared, rows, offered=(1, 100))
+    told.requests["phase"][told.requests["instance"] == 0] = RequestPhase.WAITING
+    assert decide(policy(shared), told)[0] == 1
