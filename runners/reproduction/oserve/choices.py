@@ -22,6 +22,7 @@ class OServeChoices:
         throughput_load: The same of throughput experiments.
         reading: "corrected": capacities are profiled in company and the assignment keeps the mix (Appendix C's
             completion time); "literal": each type alone, and section 4.2's most requests.
+        assignment: Among replicas that are alike, types are kept "apart" or shared "even" (`baselines.oserve.policy`).
         token_budget: Of an iteration, tokens.
         long_answers: Factor on the answers of the types with long ones; 4: to 5000 and more, as section 5.1.
         context: "model": requests that exceed the model's context are left out; "extended": all are served.
@@ -53,6 +54,13 @@ class OServeChoices:
         parts=SERVED,
         why="Appendix D profiles a throughput for each type and does not say in which company; Appendix C minimises "
         "the completion time, section 4.2 maximises requests.",
+    )
+    assignment: str = choice(
+        "apart",
+        "even",
+        parts=SERVED,
+        why="Whether replicas that are alike share all types or keep them apart is not said; section 1 has "
+        "types served apart.",
     )
     token_budget: int = choice(
         8192,

@@ -223,7 +223,8 @@ def figures(config: ReproduceConfig, system: System, trace: Trace, contender: st
         return _llumnix(study, system, trace, best_layout(study, system, [trace]))
     name, params = CONTENDERS[contender]
     if name == "oserve":
-        params = {**READINGS[study.choices.reading], **params}
+        reading = READINGS[study.choices.reading]
+        params = {**reading, "assignment": study.choices.assignment, **params}
     return _figures(study, system, trace, name, tuple(sorted(params.items())))
 
 

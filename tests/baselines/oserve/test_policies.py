@@ -68,7 +68,8 @@ def ready(name: str, setting: PolicySpec | None = None, **params):
 
 
 def oserve(**params):
-    return ready("oserve", forecaster="environment", profiling="environment", **params)
+    words = {"forecaster": "environment", "profiling": "environment", "objective": "throughput"}
+    return ready("oserve", **(words | params))
 
 
 def test_static_deploys_what_serves_most_of_the_past_and_then_keeps_it():
