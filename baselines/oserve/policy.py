@@ -17,8 +17,8 @@ Readings with a switch. The text profiles a throughput of each type and does not
 "measured" has each type alone. Appendix C minimises the completion time, the default, and section 4.2 maximises
 requests, which gives up the types that are dear when not all can be served: `objective="throughput"`.
 `configs/policy/oserve_literal.yaml` has the latter of both. `most_room` is not in the text (source: ours), and off
-unless asked for: it is for hours in which every deployment has room, when throughput says nothing and few wide replicas answer
-faster than many narrow ones.
+unless asked for: it is for hours in which every deployment has room, when throughput says nothing and few wide replicas
+answer faster than many narrow ones.
 """
 
 from __future__ import annotations

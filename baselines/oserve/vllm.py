@@ -53,7 +53,8 @@ class VLLMStaticPolicy(DeployingPolicy, Configured[VLLMStaticConfig]):
         if self.config.layout is None:
             self.kinds = vllm_static(setting.cluster, table, setting.past)
             return
-        kind = ReplicaKind(*self.config.layout)
+        tp, pp = self.config.layout
+        kind = ReplicaKind(tp, pp)
         known = [one for one in setting.table.kinds if one == kind]
         layouts = uniform_layouts(setting.cluster, known)
         if not layouts:

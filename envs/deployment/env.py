@@ -63,9 +63,8 @@ class DeploymentEnv(SteppedEnv[DeploymentConfig, DeploymentState]):
     their numbers fit the mix, and so does separating types while the mix is as forecast. Wide replicas answer faster
     under low load, narrow ones have more throughput under high load. A switch that comes too late leaves a backlog. On
     six episodes of the test split the means are (return, share of requests that attain all SLOs): vLLM static -619,
-    0.89; Llumnix's dispatch -646, 0.88; OServe -1813, 0.56; a planner like Dynamo's -1473, 0.56, tuned -247, 0.98.
-    OServe as published is behind static, as its capacities do not add up where types are mixed
-    (`envs.deployment.profiling`).
+    0.89; Llumnix's dispatch -646, 0.88; a planner like Dynamo's -1473, 0.56, tuned -247, 0.98. On two of them vLLM
+    static has -389, OServe -926 (0.77), and -1862 (0.57) by its literal reading (`policy=oserve_literal`).
 
     ## Start and end
 

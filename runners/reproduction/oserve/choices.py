@@ -23,6 +23,8 @@ class OServeChoices:
         reading: "corrected": capacities are profiled in company and the assignment keeps the mix (Appendix C's
             completion time); "literal": each type alone, and section 4.2's most requests.
         assignment: Among replicas that are alike, types are kept "apart" or shared "even" (`baselines.oserve.policy`).
+        min_gain: Share by which a deployment must reach more than the present one to replace it; OServe's and vLLM
+            (reload)'s.
         token_budget: Of an iteration, tokens.
         long_answers: Factor on the answers of the types with long ones; 4: to 5000 and more, as section 5.1.
         context: "model": requests that exceed the model's context are left out; "extended": all are served.
@@ -61,6 +63,14 @@ class OServeChoices:
         parts=SERVED,
         why="Whether replicas that are alike share all types or keep them apart is not said; section 1 has "
         "types served apart.",
+    )
+    min_gain: float = choice(
+        0.05,
+        0.02,
+        0.0,
+        parts=SERVED,
+        why="The text switches to whatever the scheduler gives, however little it gains; 0.02 is what two profiled "
+        "capacities differ by at least (`envs.deployment.profiling.PRECISION`).",
     )
     token_budget: int = choice(
         8192,

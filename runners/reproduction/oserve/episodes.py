@@ -225,6 +225,8 @@ def figures(config: ReproduceConfig, system: System, trace: Trace, contender: st
     if name == "oserve":
         reading = READINGS[study.choices.reading]
         params = {**reading, "assignment": study.choices.assignment, **params}
+    if name in ("oserve", "vllm_reload"):
+        params = {**params, "min_gain": study.choices.min_gain}
     return _figures(study, system, trace, name, tuple(sorted(params.items())))
 
 
@@ -272,8 +274,8 @@ def _measured(env: Any, policy: Policy, seeds: range) -> Figures:
         )
         if not deployments:
             deployments = _deployed(episode)
-    means = np.mean(rows, axis=0).tolist()
-    return Figures(*means[:7], tuple(means[7:]), deployments)
+    p90_s, p95_s, p99_s, rps, ttft_p99_s, tpot_p99_s, mean_switches, *spans = np.mean(rows, axis=0).tolist()
+    return Figures(p90_s, p95_s, p99_s, rps, ttft_p99_s, tpot_p99_s, mean_switches, tuple(spans), deployments)
 
 
 def _rps(episode: Episode) -> float:
