@@ -6,7 +6,7 @@ import numpy as np
 
 from serving_gym.baselines.oserve.flow_network import normalised_capacity
 from serving_gym.envs.deployment.assignment import Assignment, soonest
-from serving_gym.runners.reproduction.claims import Claim, near
+from serving_gym.runners.reproduction.claims import WORKED_EXAMPLE, Claim, near
 from serving_gym.runners.reproduction.oserve.study import make_claim
 
 LARGE, SMALL = (10.0, 5.0), (5.0, 3.0)  # requests/s of types 1 and 2
@@ -17,7 +17,7 @@ def claims() -> list[Claim]:
     """Both examples."""
     M, (first, second) = normalised_capacity([80, 50])
     rows = [
-        make_claim("4.2", name, value, ours, unit, near(value, 0.0))
+        make_claim("4.2", name, value, ours, unit, near(value, 0.0), kind=WORKED_EXAMPLE)
         for name, value, ours, unit in (
             ("least common multiple of 80 and 50 requests", 400, M, "units"),
             ("units of a type-1 request", 5, first, "units"),
@@ -42,6 +42,7 @@ def claims() -> list[Claim]:
                 "s",
                 near(value, _EXACT),
                 note=note,
+                kind=WORKED_EXAMPLE,
             )
         )
     best = soonest(np.array([LARGE, SMALL, SMALL]), demand)
@@ -53,6 +54,7 @@ def claims() -> list[Claim]:
             best.completion_time,
             "s",
             near(13.67, 0.01),
+            kind=WORKED_EXAMPLE,
             note=f"{note} The optimum is 150/11 s: the text rounds its shares.",
         )
     )

@@ -13,7 +13,7 @@ from serving_gym.envs.machines.spec import DeploymentSpec
 from serving_gym.envs.machines.switch_plan import greedy_switch_plan
 from serving_gym.envs.machines.transfer import naive_reload_s, transfer_s
 from serving_gym.runners.configuration.schema import ReproduceConfig
-from serving_gym.runners.reproduction.claims import Claim, Rule, at_least, shown
+from serving_gym.runners.reproduction.claims import INPUT, Claim, Rule, at_least, shown
 from serving_gym.runners.reproduction.oserve.study import make_claim
 
 MODEL = "llama-2-70b"
@@ -67,6 +67,7 @@ def claims(config: ReproduceConfig, bar: Any) -> list[Claim]:
             bytes_s + spec.reinit_s,
             "s",
             shown("its fixed part is the paper's own figure"),
+            kind=INPUT,
             note=f"{note} {fixed}",
         ),
         make_claim(
